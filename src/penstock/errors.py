@@ -1,0 +1,67 @@
+"""Every error Penstock raises, grouped by what the reader must do.
+
+    PenstockError
+    ├── ConfigError             fix the job; raised before Spark starts wherever that is possible
+    ├── UnavailableError        an external system did not answer; Penstock retries by itself
+    ├── CheckpointFailedError   nothing to do: the job goes on from the checkpoint before
+    ├── FencedError             stop: another run owns the job now
+    ├── CorruptStateError       restore an older checkpoint
+    ├── IncompatibleStateError  change the job back, or start from another checkpoint
+    ├── BadRecordError          fix the data or the user code; a restart would meet it again
+    ├── CommitLostError         a person must look: a promised commit cannot be made
+    ├── JobFailedError          the restart strategy gave up; its cause says why
+    └── InternalError           a bug in Penstock: report it with the text
+
+Runs on the driver and on executors. Exceptions do not cross from an executor to the driver as objects,
+so whatever the coordinator must decide on travels as data, never as one of these.
+"""
+
+from __future__ import annotations
+
+
+class PenstockError(Exception):
+    """The root of all errors raised by Penstock; `facts` holds the values that the text mentions."""
+
+    def __init__(self, message: str, **facts: object) -> None:
+        super().__init__(message)
+        self.facts = facts
+
+
+class ConfigError(PenstockError):
+    """A setting or a part of the job cannot work; nothing has been started and nothing is lost."""
+
+
+class UnavailableError(PenstockError):
+    """Storage or an external system did not answer; the call is retried."""
+
+
+class CheckpointFailedError(PenstockError):
+    """One checkpoint was given up; its files are deleted and the job goes on."""
+
+
+class FencedError(PenstockError):
+    """A newer run owns the job; this one may neither complete a checkpoint nor commit."""
+
+
+class CorruptStateError(PenstockError):
+    """What was read from storage is not what was written there."""
+
+
+class IncompatibleStateError(PenstockError):
+    """The stored state does not belong to the job as it is now."""
+
+
+class BadRecordError(PenstockError):
+    """A record (or the user code that handles it) cannot be processed; a restart would fail again."""
+
+
+class CommitLostError(PenstockError):
+    """A transaction that a completed checkpoint names can no longer be committed."""
+
+
+class JobFailedError(PenstockError):
+    """The job failed for good; the restart strategy allows no further attempt."""
+
+
+class InternalError(PenstockError):
+    """Penstock broke one of its own rules."""

@@ -1,0 +1,46 @@
+"""The names and numbers that everything else is keyed by. Runs on driver and executors."""
+
+from __future__ import annotations
+
+import re
+from typing import NewType
+
+import msgspec
+
+from penstock.errors import ConfigError
+
+JobName = NewType("JobName", str)
+Uid = NewType("Uid", str)
+"""The stable id of a source, operator or sink: state and transactions are matched by it."""
+
+CheckpointId = NewType("CheckpointId", int)
+"""A checkpoint is the end of a batch, so it carries that batch's number."""
+
+RunId = NewType("RunId", int)
+"""The fencing token: the highest run that was ever started owns the job."""
+
+NO_CHECKPOINT = CheckpointId(-1)
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}")
+
+
+class SubtaskId(msgspec.Struct, frozen=True, order=True):
+    """One parallel part of an operator or sink."""
+
+    uid: str
+    index: int
+
+    def __str__(self) -> str:
+        return f"{self.uid}-{self.index}"
+
+
+def checked_name(kind: str, value: object) -> str:
+    """Return `value` if it can stand in a file name, a table name and a log line alike."""
+    if not isinstance(value, str) or not _NAME.fullmatch(value):
+        raise ConfigError(
+            f"{kind} {value!r} is not allowed: use 1 to 100 letters, digits, '_' and '-', "
+            "starting with a letter or digit",
+            kind=kind,
+            value=value,
+        )
+    return value

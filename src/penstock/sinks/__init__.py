@@ -1,0 +1,8 @@
+"""Where results leave the job. In: Arrow batches of one batch. Out: rows that others see, once.
+
+Called by the spark package: in tasks (write, pre-commit) and, through the checkpoint package, on the driver (commit, abort).
+"""
+
+from penstock.sinks.two_phase_commit import Delivery, Transaction, TransactionContext, TwoPhaseCommitSink
+
+__all__ = ["Delivery", "Transaction", "TransactionContext", "TwoPhaseCommitSink"]

@@ -1,0 +1,105 @@
+"""The interface of a state backend. Runs in tasks on executors.
+
+Two tasks of the same subtask in consecutive batches run in different worker processes, on any machine. So nothing
+may live only in a worker's memory: a version is found again from its handle alone.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from penstock.ids import SubtaskId
+from penstock.state.handle import RunRef, StateHandle
+from penstock.state.keys import KeyBatch
+from penstock.storage import Storage
+
+
+@dataclass(frozen=True)
+class StateLayout:
+    """The typed columns of an operator's state: which key, which values."""
+
+    key: pa.Schema
+    value: pa.Schema
+
+
+@dataclass(frozen=True)
+class Workplace:
+    """What one attempt of one subtask in one batch may touch.
+
+    `local_dir` holds working files of this machine; any of them may be missing at any time and is then fetched from storage.
+    A run named 'state/views/3-17-0-42.arrow' lies locally at local_dir/'state/views/3-17-0-42.arrow'.
+    `stem` is unique among all attempts of all runs, so a file is never written twice.
+    """
+
+    storage: Storage
+    local_dir: Path
+    subtask: SubtaskId
+    parallelism: int
+    max_parallelism: int
+    version: int
+    stem: str
+
+    def new_name(self, suffix: str) -> str:
+        """A storage name for a file this attempt writes; `suffix` tells its files apart."""
+        return f"state/{self.subtask.uid}/{self.stem}{suffix}"
+
+    def local_path(self, name: str) -> Path:
+        """Where a storage name lies on this machine."""
+        return self.local_dir / name
+
+
+class OpenState(ABC):
+    """The state of one subtask, open at one version, for the length of one batch.
+
+    Within one batch every key is read at most once and written at most once, and both come in ascending order of sort key:
+    `read(a); write(a'); read(b); write(b')` with all of a before all of b.
+    """
+
+    @abstractmethod
+    def read(self, keys: KeyBatch) -> tuple[pa.RecordBatch, npt.NDArray[np.bool_]]:
+        """The values of these keys, row by row (nulls where there is none), and which of them were found."""
+
+    @abstractmethod
+    def write(
+        self, keys: KeyBatch, values: pa.RecordBatch, deleted: npt.NDArray[np.bool_] | None = None
+    ) -> None:
+        """Replace the values of these keys; where `deleted` is true the key is forgotten instead."""
+
+    @abstractmethod
+    def freeze(self) -> StateHandle:
+        """End the batch: the synchronous part of the snapshot. Local files are complete when it returns.
+
+        Called once, after the last write. When nothing was written the handle names the same runs as before. No upload here.
+        """
+
+    @abstractmethod
+    def scan(self) -> Iterator[pa.RecordBatch]:
+        """All live rows of the subtask's own key groups: `__sort_key`, key columns, value columns. For inspection, not for batches."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Let go of maps and files; also after a failure."""
+
+
+class StateBackend(ABC):
+    """A kind of backend, with its settings. Pickled into tasks."""
+
+    name: str
+
+    @abstractmethod
+    def open(self, workplace: Workplace, layout: StateLayout, handle: StateHandle | None) -> OpenState:
+        """Open the version that `handle` names (`None`: empty state). Raises `CorruptStateError` when a run is not what it should be.
+
+        After a change of parallelism the handle holds runs of several former subtasks, with keys that this one does not own:
+        they are never asked for, are dropped when runs are merged, and are left out by `scan`.
+        """
+
+
+__all__ = ["KeyBatch", "OpenState", "RunRef", "StateBackend", "StateHandle", "StateLayout", "Workplace"]

@@ -1,0 +1,40 @@
+"""How a checkpoint names state: immutable runs, each a file with size and checksum, or bytes kept inline.
+
+Runs on driver and executors; the driver never looks inside a run.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from penstock.ids import SubtaskId
+
+
+class RunRef(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One immutable sorted run of state: a file in storage (`name`), or the bytes themselves (`inline`)."""
+
+    rows: int
+    size: int
+    checksum: str
+    name: str = ""
+    inline: bytes = b""
+    tombstones: int = 0
+
+
+class StateHandle(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The state of one subtask at one version: its runs, the newest first (a newer run hides the same key in an older one)."""
+
+    subtask: SubtaskId
+    backend: str
+    version: int
+    runs: tuple[RunRef, ...] = ()
+
+    @property
+    def files(self) -> frozenset[str]:
+        """The names in storage that must exist for this handle to be readable."""
+        return frozenset(run.name for run in self.runs if run.name)
+
+    @property
+    def size(self) -> int:
+        """Bytes of all runs."""
+        return sum(run.size for run in self.runs)

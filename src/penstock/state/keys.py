@@ -1,0 +1,47 @@
+"""Keys, key groups and the one number that state is sorted by. Driver and executors.
+
+    sort key (63 bits) = key group (15 bits) · low 48 bits of the key's xxhash64
+
+Spark computes both, so Python's `hash` is never involved. The key group is `hash(key) mod max_parallelism` with Spark's own
+partitioning hash; subtask i of P owns the groups g with g mod P = i. Two keys may share a sort key: whoever looks one up
+compares the key itself.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+GROUP_SHIFT = 48
+MAX_KEY_GROUPS = 1 << 15
+
+SortKeys = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class KeyBatch:
+    """Distinct keys in ascending order of their sort key; row i of `columns` is the key of `sort_keys[i]`."""
+
+    sort_keys: SortKeys
+    columns: pa.RecordBatch
+
+    def __len__(self) -> int:
+        return len(self.sort_keys)
+
+
+def key_groups(sort_keys: SortKeys) -> npt.NDArray[np.int64]:
+    """The key group of each sort key."""
+    return sort_keys >> GROUP_SHIFT
+
+
+def owner(group: int, parallelism: int) -> int:
+    """The subtask that owns a key group."""
+    return group % parallelism
+
+
+def groups_owned(subtask: int, parallelism: int, max_parallelism: int) -> range:
+    """The key groups of a subtask."""
+    return range(subtask, max_parallelism, parallelism)

@@ -1,0 +1,8 @@
+"""Durable files. In: names relative to the job's root and bytes. Out: the same bytes after any crash.
+
+Called by snapshot (state files), checkpoint (metadata) and recovery (fencing), on driver and executors.
+"""
+
+from penstock.storage.base import Storage
+
+__all__ = ["Storage"]

@@ -1,0 +1,62 @@
+"""The interface of durable storage. Driver and executors.
+
+What a caller may rely on:
+1. When `put`, `create` or `upload` has returned, the file survives the death of every process and of the machine.
+2. A reader sees the whole file or none: never a part, never a mixture of two writes.
+3. `create` has exactly one winner, whoever calls it from wherever.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from pathlib import Path
+
+
+class Storage(ABC):
+    """Files under one root, by relative name with '/' (never a leading '/', never '..').
+
+    An instance is pickled into Spark tasks: it may hold settings, never an open connection.
+    Whatever goes wrong outside (network, permissions, a full disk) is raised as `UnavailableError` with the
+    name and the cause; a missing file is `FileNotFoundError`. Callers retry `UnavailableError` only.
+    """
+
+    @property
+    @abstractmethod
+    def uri(self) -> str:
+        """Where this is, for people."""
+
+    @abstractmethod
+    def put(self, name: str, data: bytes) -> None:
+        """Write `data`, replacing what is there."""
+
+    @abstractmethod
+    def create(self, name: str, data: bytes) -> bool:
+        """Write `data` if nothing is there; False, and no change, if something is."""
+
+    @abstractmethod
+    def get(self, name: str) -> bytes:
+        """Read a small file whole."""
+
+    @abstractmethod
+    def upload(self, local: Path, name: str) -> None:
+        """Copy an immutable local file here; may be called again for the same file by several processes."""
+
+    @abstractmethod
+    def download(self, name: str, local: Path) -> None:
+        """Copy a file to `local`, whose folder exists; `local` appears whole or not at all."""
+
+    @abstractmethod
+    def names(self, prefix: str = "") -> list[str]:
+        """List the names of all files below the folder `prefix`, sorted; empty when there is no such folder."""
+
+    @abstractmethod
+    def delete(self, names: Iterable[str]) -> None:
+        """Delete files, and folders that become empty; a name that is gone already is no error."""
+
+    def check_writable(self) -> None:
+        """Write, read back and delete a probe; raises `UnavailableError` with what to do."""
+        probe = "_probe"
+        self.put(probe, b"penstock")
+        self.get(probe)
+        self.delete([probe])
