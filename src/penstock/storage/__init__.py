@@ -4,5 +4,7 @@ Called by snapshot (state files), checkpoint (metadata) and recovery (fencing), 
 """
 
 from penstock.storage.base import Storage
+from penstock.storage.local import LocalStorage
+from penstock.storage.open import open_storage
 
-__all__ = ["Storage"]
+__all__ = ["LocalStorage", "Storage", "open_storage"]

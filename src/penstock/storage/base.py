@@ -12,6 +12,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from pathlib import Path
 
+from penstock.ids import SubtaskId
+
 
 class Storage(ABC):
     """Files under one root, by relative name with '/' (never a leading '/', never '..').
@@ -53,6 +55,9 @@ class Storage(ABC):
     @abstractmethod
     def delete(self, names: Iterable[str]) -> None:
         """Delete files, and folders that become empty; a name that is gone already is no error."""
+
+    def wait_for_turn(self, subtask: SubtaskId) -> None:  # noqa: B027 - most storages need no queue
+        """Return when this subtask may begin to upload. Called in the background; a storage that limits uploads blocks here."""
 
     def check_writable(self) -> None:
         """Write, read back and delete a probe; raises `UnavailableError` with what to do."""

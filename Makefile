@@ -1,0 +1,65 @@
+# Everything runs in .venv, which is made on first use: Python 3.11 or newer is all that a machine must have.
+# Other targets than these are not needed; `make` alone explains them.
+
+PYTHON ?= python3
+PIP_VERSION := 26.3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
+CHAOS_KILLS ?= 50
+ARGS ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test lint types bench chaos docs clean
+
+help:  ## show this list
+	@echo "penstock: make <target> [ARGS='...']"
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 10
+
+setup: $(READY)  ## make .venv with everything in it (the others do it by themselves)
+
+demo: $(READY)  ## run the demonstration: a job that is killed and comes back exact
+	@$(BIN)/penstock demo $(ARGS)
+
+test: lint types  ## lint, types and all tests but the long chaos runs
+	@echo "test: pytest"
+	@$(BIN)/python -m pytest -q --durations=15 -m "not chaos_long" $(ARGS)
+
+lint: $(READY)  ## check rules and formatting with ruff
+	@echo "lint: ruff check, ruff format --check"
+	@$(BIN)/ruff check --quiet .
+	@$(BIN)/ruff format --quiet --check .
+
+types: $(READY)  ## check types with mypy --strict
+	@echo "types: mypy"
+	@$(BIN)/mypy --no-error-summary
+
+bench: $(READY)  ## measure beside a peer, in one run
+	@$(BIN)/python benchmarks/run.py $(ARGS)
+
+chaos: $(READY)  ## kill processes at random, CHAOS_KILLS times (50), while a ledger is kept
+	@echo "chaos: $(CHAOS_KILLS) kills"
+	@PENSTOCK_CHAOS_KILLS=$(CHAOS_KILLS) $(BIN)/python -m pytest -q tests/chaos $(ARGS)
+
+docs: $(READY)  ## check that the documentation agrees with the code and that its examples run
+	@$(BIN)/python -m pytest -q tests/docs $(ARGS)
+
+clean:  ## remove .venv and what tools leave behind
+	@rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .demo spark-warehouse
+
+# The stamp is written last, so an interrupted set-up is done again; it is also done again when versions change.
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+	  echo "setup: '$(PYTHON)' is not Python 3.11 or newer; install one, or name it: make PYTHON=/path/to/python" >&2; exit 1; }
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || { \
+	  echo "setup: new environment in $(VENV)"; \
+	  $(PYTHON) -m venv --clear $(VENV) || { \
+	    echo "setup: the venv module does not work; on Debian and Ubuntu install python3-venv" >&2; exit 1; }; }
+	@echo "setup: installing penstock and its tools (about 500 MB, once)"
+	@$(PIP) install pip==$(PIP_VERSION)
+	@$(PIP) install -c constraints.txt -e . --group dev
+	@$(BIN)/python -c 'from penstock.spark.java import find_java; find_java()' >/dev/null 2>&1 || { \
+	  echo "setup: no Java 17 or newer here; installing one into $(VENV)"; \
+	  $(PIP) install -c constraints.txt -e '.[java]'; }
+	@touch $@

@@ -1,0 +1,100 @@
+"""A completed checkpoint: the content of `_metadata`. Driver; read by recovery, the command line and people."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from penstock.ids import CheckpointId, SubtaskId
+from penstock.state.handle import StateHandle
+
+FORMAT = 1
+
+
+class Barrier(msgspec.Struct, frozen=True):
+    """Where a batch ended in every source: all before it is in, all after it is not.
+
+    `progress_log` is Spark's own record of the positions, verbatim, so that a query can be set back to exactly here.
+    """
+
+    positions: dict[str, Any] = {}
+    progress_log: str = ""
+
+
+class SubtaskReport(msgspec.Struct, frozen=True):
+    """What one subtask measured in the batch that ended in the barrier."""
+
+    subtask: SubtaskId
+    rows: int = 0
+    alignment_ms: float = 0.0
+    """How long it waited for its inputs until the barrier had come in on all of them."""
+    sync_ms: float = 0.0
+    """How long freezing the state held it up."""
+    async_ms: float = 0.0
+    """How long the upload took, while later records were already being processed."""
+    state_bytes: int = 0
+    new_bytes: int = 0
+    host: str = ""
+
+
+class PreCommitted(msgspec.Struct, frozen=True):
+    """A transaction that is durable and invisible, and that the checkpoint promises to commit."""
+
+    sink: str
+    checkpoint: int
+    subtask: int
+    transaction: dict[str, Any]
+    rows: int = 0
+
+
+class OperatorState(msgspec.Struct, frozen=True):
+    """The state of one operator: its typed columns and one handle per subtask."""
+
+    key: dict[str, str]
+    value: dict[str, str]
+    handles: tuple[StateHandle, ...]
+
+
+class Completed(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything needed to come back to this moment."""
+
+    job: str
+    checkpoint: int
+    run: int
+    mode: str
+    max_parallelism: int
+    parallelism: int
+    barrier: Barrier
+    operators: dict[str, OperatorState]
+    transactions: tuple[PreCommitted, ...] = ()
+    subtasks: tuple[SubtaskReport, ...] = ()
+    triggered_at: float = 0.0
+    completed_at: float = 0.0
+    duration_ms: float = 0.0
+    restored_from: int = -1
+
+    @property
+    def id(self) -> CheckpointId:
+        """The checkpoint's number."""
+        return CheckpointId(self.checkpoint)
+
+    @property
+    def files(self) -> frozenset[str]:
+        """Every state file that this checkpoint needs."""
+        return frozenset(
+            name
+            for operator in self.operators.values()
+            for handle in operator.handles
+            for name in handle.files
+        )
+
+    @property
+    def state_bytes(self) -> int:
+        """The size of all state it names."""
+        return sum(handle.size for operator in self.operators.values() for handle in operator.handles)
+
+    @property
+    def new_bytes(self) -> int:
+        """What its last batch added; the rest was already in storage."""
+        return sum(report.new_bytes for report in self.subtasks)

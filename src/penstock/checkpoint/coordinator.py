@@ -1,0 +1,198 @@
+"""Performs what the protocol decides: metadata, commits, sweeps and deletions. Driver, one per run.
+
+Not a thread itself: `handle` may be called from one thread at a time (see `loop`), or directly in a simulation.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from itertools import groupby
+
+from penstock.checkpoint.completed import Completed, PreCommitted
+from penstock.checkpoint.events import (
+    Action,
+    Announce,
+    Commit,
+    Committed,
+    Discard,
+    Event,
+    FailJob,
+    MetadataFailed,
+    MetadataWritten,
+    SweepTransactions,
+    WriteMetadata,
+)
+from penstock.checkpoint.metadata import metadata_name, write_metadata
+from penstock.checkpoint.protocol import Now, Protocol
+from penstock.clock import Clock
+from penstock.errors import CheckpointFailedError, CommitLostError, FencedError, UnavailableError
+from penstock.ids import CheckpointId, RunId
+from penstock.recovery.fencing import check_owner
+from penstock.sinks.two_phase_commit import Transaction, TwoPhaseCommitSink
+from penstock.storage import Storage
+
+_log = logging.getLogger(__name__)
+
+METADATA_TRIES = 3
+FIRST_PAUSE_S = 0.1
+LONGEST_PAUSE_S = 30.0
+
+Run = Callable[[Callable[[], None]], None]
+
+
+def run_now(task: Callable[[], None]) -> None:
+    """Perform commits in the calling thread."""
+    task()
+
+
+class Coordinator:
+    """Turns events into effects, and effects into further events."""
+
+    def __init__(
+        self,
+        protocol: Protocol,
+        *,
+        storage: Storage,
+        sinks: Mapping[str, TwoPhaseCommitSink],
+        run: RunId,
+        clock: Clock,
+        run_commit: Run = run_now,
+        on_completed: Callable[[Completed], None] = lambda _: None,
+    ) -> None:
+        self.protocol = protocol
+        self.lock = threading.Lock()
+        self.stopping = threading.Event()
+        self._storage = storage
+        self._sinks = sinks
+        self._run = run
+        self._clock = clock
+        self._run_commit = run_commit
+        self._on_completed = on_completed
+        self.post: Callable[[Event], None] = self.handle
+        """How answers come back; a loop replaces it by its queue."""
+
+    def begin_batch(self, batch: CheckpointId) -> bool:
+        """Whether this batch's barrier carries a checkpoint. Called by the thread that runs the batch."""
+        with self.lock:
+            return self.protocol.begin_batch(batch, self._now())
+
+    def handle(self, event: Event) -> None:
+        """Take an event and do what follows from it."""
+        with self.lock:
+            actions = self.protocol.handle(event, self._now())
+        for action in actions:
+            self._perform(action)
+
+    def _now(self) -> Now:
+        return Now(self._clock.monotonic(), self._clock.wall())
+
+    def _perform(self, action: Action) -> None:
+        match action:
+            case WriteMetadata():
+                self._complete(action.completed)
+            case Commit():
+                self._run_commit(lambda: self._commit(action.transactions))
+            case SweepTransactions():
+                self._sweep(action)
+            case Discard():
+                self._discard(action)
+            case Announce():
+                level = logging.WARNING if action.reason.counts else logging.INFO
+                _log.log(level, "checkpoint %d %s: %s", action.checkpoint, action.reason.text, action.detail)
+            case FailJob():
+                raise CheckpointFailedError(action.detail)
+
+    # ── completing ─────────────────────────────────────────────────────────────────────────────
+
+    def _complete(self, completed: Completed) -> None:
+        check_owner(self._storage, self._run)
+        try:
+            self._write(completed)
+        except UnavailableError as error:
+            # The write may have gone through unseen. Only when the file is surely gone is the checkpoint given up;
+            # if that cannot be made sure, the run ends here and recovery reads what is true.
+            self._storage.delete([metadata_name(completed.checkpoint)])
+            self.post(MetadataFailed(completed.id, str(error)))
+            return
+        _log.info(
+            "checkpoint %d completed: %.0f ms, %d bytes of state (%d new), %d transactions",
+            *(completed.checkpoint, completed.duration_ms, completed.state_bytes, completed.new_bytes),
+            len(completed.transactions),
+        )
+        self.post(MetadataWritten(completed.id))
+        self._on_completed(completed)
+
+    def _write(self, completed: Completed) -> None:
+        for left in reversed(range(METADATA_TRIES)):
+            try:
+                write_metadata(self._storage, completed)
+            except UnavailableError:
+                if not left:
+                    raise
+                self._clock.sleep(FIRST_PAUSE_S)
+            else:
+                return
+
+    # ── committing ─────────────────────────────────────────────────────────────────────────────
+
+    def _commit(self, transactions: tuple[PreCommitted, ...]) -> None:
+        pause_s = FIRST_PAUSE_S
+        while True:
+            try:
+                check_owner(self._storage, self._run)
+                commit_in_order(self._sinks, transactions)
+            except (FencedError, CommitLostError):
+                raise
+            except Exception as error:  # noqa: BLE001 - a promised commit is retried, whatever the reason
+                if self.stopping.wait(0):
+                    _log.warning(
+                        "%d transactions stay to be committed by the next run: %s", len(transactions), error
+                    )
+                    return
+                _log.warning(
+                    "commit failed, next try in %.1f s: %s: %s", pause_s, type(error).__name__, error
+                )
+                self._clock.sleep(pause_s)
+                pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
+            else:
+                self.post(Committed(transactions))
+                return
+
+    # ── forgetting ─────────────────────────────────────────────────────────────────────────────
+
+    def _sweep(self, action: SweepTransactions) -> None:
+        keep = {(one.sink, identity(one.transaction)) for one in action.keep}
+        for uid, sink in self._sinks.items():
+            try:
+                for transaction in list(sink.find_transactions(self.protocol.job, uid)):
+                    if self._is_stray(transaction, action.up_to) and (uid, identity(transaction)) not in keep:
+                        sink.abort(transaction)
+            except UnavailableError as error:
+                _log.warning("sink %s: strays are left for the next checkpoint: %s", uid, error)
+
+    def _is_stray(self, transaction: Transaction, up_to: CheckpointId) -> bool:
+        if transaction["run"] == self._run:
+            return bool(transaction["checkpoint"] <= up_to)
+        return bool(transaction["run"] < self._run)
+
+    def _discard(self, action: Discard) -> None:
+        try:
+            # Metadata first: a checkpoint must never outlive a file that it names.
+            self._storage.delete([metadata_name(checkpoint) for checkpoint in action.checkpoints])
+            self._storage.delete(action.files)
+        except UnavailableError as error:
+            _log.warning("%d files are left for the next recovery to delete: %s", len(action.files), error)
+
+
+def identity(transaction: Transaction) -> tuple[int, int, int, int]:
+    """What tells one transaction of a sink from every other."""
+    return (transaction["run"], transaction["checkpoint"], transaction["subtask"], transaction["attempt"])
+
+
+def commit_in_order(sinks: Mapping[str, TwoPhaseCommitSink], transactions: Iterable[PreCommitted]) -> None:
+    """Commit per sink, oldest batch first. A sink that the job no longer has cannot commit: the caller has refused that before."""
+    ordered = sorted(transactions, key=lambda one: (one.sink, one.checkpoint, one.subtask))
+    for uid, group in groupby(ordered, key=lambda one: one.sink):
+        sinks[uid].commit_all([one.transaction for one in group])

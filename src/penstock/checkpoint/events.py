@@ -1,0 +1,141 @@
+"""What happens to the coordinator (events) and what it wants done (actions). Data only; driver."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from penstock.checkpoint.completed import Barrier, Completed, PreCommitted, SubtaskReport
+from penstock.checkpoint.failures import FailureReason
+from penstock.ids import CheckpointId, SubtaskId
+from penstock.state.handle import StateHandle
+
+# ── events ─────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True)
+class BatchFinished:
+    """Every subtask acknowledged the batch and every sink task pre-committed: the barrier has passed the whole job."""
+
+    batch: CheckpointId
+    barrier: Barrier
+    handles: dict[SubtaskId, StateHandle]
+    transactions: tuple[PreCommitted, ...] = ()
+    reports: dict[SubtaskId, SubtaskReport] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class SnapshotDurable:
+    """The asynchronous part of one subtask is done: every file of the handle is in storage."""
+
+    handle: StateHandle
+    async_ms: float = 0.0
+
+
+@dataclass(frozen=True)
+class SnapshotDeclined:
+    """The asynchronous part of one subtask failed."""
+
+    subtask: SubtaskId
+    version: int
+    cause: str
+
+
+@dataclass(frozen=True)
+class MetadataWritten:
+    """The checkpoint exists."""
+
+    checkpoint: CheckpointId
+
+
+@dataclass(frozen=True)
+class MetadataFailed:
+    """The checkpoint does not exist, and nobody will try again."""
+
+    checkpoint: CheckpointId
+    cause: str
+
+
+@dataclass(frozen=True)
+class Committed:
+    """These transactions are visible."""
+
+    transactions: tuple[PreCommitted, ...]
+
+
+@dataclass(frozen=True)
+class Tick:
+    """Time has passed."""
+
+
+@dataclass(frozen=True)
+class Drain:
+    """No more batches will come: complete what there is, whatever the interval says."""
+
+
+@dataclass(frozen=True)
+class JobEnded:
+    """The run is over; whatever is pending is given up."""
+
+
+Event = (
+    BatchFinished
+    | SnapshotDurable
+    | SnapshotDeclined
+    | MetadataWritten
+    | MetadataFailed
+    | Committed
+    | Tick
+    | Drain
+    | JobEnded
+)
+
+# ── actions ────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True)
+class WriteMetadata:
+    """Check the fence, then write `_metadata`; answer with `MetadataWritten` or `MetadataFailed`."""
+
+    completed: Completed
+
+
+@dataclass(frozen=True)
+class Commit:
+    """Check the fence, then commit these in order, until it succeeds; answer with `Committed`."""
+
+    transactions: tuple[PreCommitted, ...]
+
+
+@dataclass(frozen=True)
+class SweepTransactions:
+    """Abort what attempts that Spark did not keep have left in the sinks, up to this batch."""
+
+    up_to: CheckpointId
+    keep: tuple[PreCommitted, ...]
+
+
+@dataclass(frozen=True)
+class Discard:
+    """Delete the metadata of these checkpoints, then these files."""
+
+    checkpoints: tuple[CheckpointId, ...]
+    files: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Announce:
+    """A checkpoint was given up: tell people, and count it in the history."""
+
+    checkpoint: CheckpointId
+    reason: FailureReason
+    detail: str
+
+
+@dataclass(frozen=True)
+class FailJob:
+    """More checkpoints in a row failed than is tolerated: go back to the last completed one."""
+
+    detail: str
+
+
+Action = WriteMetadata | Commit | SweepTransactions | Discard | Announce | FailJob

@@ -1,0 +1,130 @@
+"""The coordinator's thread: takes events one by one, lets time pass, and remembers why it failed. Driver.
+
+Commits have a thread of their own, so that a sink that is down holds up neither checkpoints nor batches.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable
+
+from penstock.checkpoint.coordinator import Coordinator
+from penstock.checkpoint.events import Drain, Event, JobEnded, Tick
+from penstock.clock import SYSTEM_CLOCK
+from penstock.errors import PenstockError
+from penstock.ids import RunId
+from penstock.recovery.fencing import HEARTBEAT_S, beat
+from penstock.storage import Storage
+
+_log = logging.getLogger(__name__)
+
+TICK_S = 0.1
+
+
+class CoordinatorLoop:
+    """Runs a coordinator until it is stopped or fails. `on_failure` is called once, from one of its threads."""
+
+    def __init__(
+        self,
+        make: Callable[[Callable[[Callable[[], None]], None]], Coordinator],
+        *,
+        storage: Storage,
+        run: RunId,
+        on_failure: Callable[[BaseException], None],
+    ) -> None:
+        self._events: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
+        self._commits: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self.coordinator = make(self._commits.put)
+        self.coordinator.post = self._events.put
+        self.failure: BaseException | None = None
+        self._on_failure = on_failure
+        self._storage = storage
+        self._run = run
+        self._changed = threading.Condition()
+        self._threads = [
+            threading.Thread(target=target, name=f"penstock-{name}", daemon=True)
+            for name, target in (
+                ("coordinator", self._work),
+                ("commits", self._commit),
+                ("heart", self._beat),
+            )
+        ]
+        self._stopped = threading.Event()
+
+    def start(self) -> None:
+        """Begin to take events."""
+        for thread in self._threads:
+            thread.start()
+
+    def post(self, event: Event) -> None:
+        """Hand in an event; returns at once."""
+        self._events.put(event)
+
+    def drain(self) -> None:
+        """Wait until the newest batch is completed and committed, however long that takes; raises what made it impossible."""
+        self.post(Drain())
+        with self._changed:
+            while not self._settled() and self.failure is None:
+                self._changed.wait(TICK_S)
+        if self.failure is not None:
+            raise self.failure
+
+    def stop(self) -> None:
+        """End the threads. What is pending is given up; commits that are not done are left for the next run."""
+        if self._stopped.is_set():
+            return
+        self._stopped.set()
+        self.coordinator.stopping.set()
+        if self.failure is None:
+            self.post(JobEnded())
+        self._events.put(None)
+        self._commits.put(None)
+        for thread in self._threads:
+            thread.join()
+
+    def _settled(self) -> bool:
+        with self.coordinator.lock:
+            return self.coordinator.protocol.settled
+
+    def _work(self) -> None:
+        next_tick = time.monotonic() + TICK_S
+        while True:
+            try:
+                event = self._events.get(timeout=max(0.0, next_tick - time.monotonic()))
+            except queue.Empty:
+                event, next_tick = Tick(), time.monotonic() + TICK_S
+            if event is None or not self._guard(lambda event=event: self.coordinator.handle(event)):  # type: ignore[misc]
+                return
+
+    def _commit(self) -> None:
+        while (commit := self._commits.get()) is not None:
+            if not self._guard(commit):
+                return
+
+    def _beat(self) -> None:
+        while not self._stopped.wait(HEARTBEAT_S):
+            try:
+                beat(self._storage, self._run, SYSTEM_CLOCK.wall())
+            except PenstockError as error:
+                _log.warning("the heartbeat of run %d could not be written: %s", self._run, error)
+
+    def _guard(self, work: Callable[[], None]) -> bool:
+        try:
+            work()
+        except BaseException as error:  # noqa: BLE001 - handed to the run, which decides
+            self._fail(error)
+            return False
+        with self._changed:
+            self._changed.notify_all()
+        return True
+
+    def _fail(self, error: BaseException) -> None:
+        with self._changed:
+            if self.failure is not None:
+                return
+            self.failure = error
+            self._changed.notify_all()
+        self._on_failure(error)

@@ -1,0 +1,352 @@
+"""The checkpoint protocol: events in, actions out. Pure: no I/O, no clock, no threads. Driver.
+
+What always holds:
+1. `WriteMetadata(n)` is emitted only when every subtask of every operator has acknowledged barrier n with a durable handle and every
+   sink has pre-committed. Exactly once: the handle is the state at n, no later.
+2. A transaction is committed only after the metadata that names it is written (exactly once), and every metadata names all
+   transactions up to its barrier that are not known to be committed.
+3. A file is discarded only when no retained checkpoint, no pending one and no working version names it.
+4. A checkpoint is given up once, is never completed afterwards, and what only it named is discarded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import msgspec
+
+from penstock.checkpoint.completed import Completed, OperatorState, PreCommitted, SubtaskReport
+from penstock.checkpoint.events import (
+    Action,
+    Announce,
+    BatchFinished,
+    Commit,
+    Committed,
+    Discard,
+    Drain,
+    Event,
+    FailJob,
+    JobEnded,
+    MetadataFailed,
+    MetadataWritten,
+    SnapshotDeclined,
+    SnapshotDurable,
+    SweepTransactions,
+    Tick,
+    WriteMetadata,
+)
+from penstock.checkpoint.failures import FailureReason
+from penstock.checkpoint.pending import Pending
+from penstock.checkpoint.retention import subsumed, unnamed_files
+from penstock.config import Checkpointing, Mode
+from penstock.errors import InternalError
+from penstock.ids import NO_CHECKPOINT, CheckpointId, RunId, SubtaskId
+from penstock.state.handle import StateHandle
+
+
+@dataclass(frozen=True)
+class Now:
+    """The time of an event: for intervals, and for people."""
+
+    monotonic: float
+    wall: float
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What the metadata says about the job besides the checkpoint itself."""
+
+    job: str
+    run: RunId
+    parallelism: int
+    max_parallelism: int
+    layouts: dict[str, tuple[dict[str, str], dict[str, str]]]
+    restored_from: CheckpointId = NO_CHECKPOINT
+
+
+class Protocol:
+    """One per run. `begin_batch` asks whether a batch ends in a checkpoint, `handle` takes everything that happens."""
+
+    def __init__(
+        self, settings: Checkpointing, identity: Identity, completed: Iterable[Completed], started: Now
+    ) -> None:
+        self.job = identity.job
+        self._settings = settings
+        self._mode = settings.delivery_mode
+        self._identity = identity
+        self.completed: list[Completed] = list(completed)
+        self.pending: dict[CheckpointId, Pending] = {}
+        self.uncommitted: list[PreCommitted] = []
+        self._committing: set[int] = set()
+        self._newest: BatchFinished | None = None
+        self._known: set[str] = {name for checkpoint in self.completed for name in checkpoint.files}
+        self._durable: set[str] = set(self._known)
+        self._early: dict[str, int] = {}
+        self._async_ms: dict[tuple[SubtaskId, int], float] = {}
+        self._failures_in_a_row = 0
+        self._last_trigger = started.monotonic
+        self._last_end = float("-inf")
+        self._draining = False
+
+    # ── asking ─────────────────────────────────────────────────────────────────────────────────
+
+    def begin_batch(self, batch: CheckpointId, now: Now) -> bool:
+        """Trigger a checkpoint with this batch's barrier, if one is due; true if so."""
+        if not self._due(now):
+            return False
+        self._trigger(batch, now)
+        return True
+
+    @property
+    def needed_files(self) -> set[str]:
+        """Every file that something may still ask for."""
+        sets: list[Iterable[str]] = [checkpoint.files for checkpoint in self.completed]
+        sets += [pending.files for pending in self.pending.values()]
+        return set().union(*sets, self._working_files())
+
+    @property
+    def undurable_files(self) -> set[str]:
+        """Files of the working version that are not known to be in storage."""
+        return self._working_files() - self._durable
+
+    @property
+    def last_completed(self) -> CheckpointId:
+        """The newest checkpoint that exists."""
+        return self.completed[-1].id if self.completed else NO_CHECKPOINT
+
+    @property
+    def settled(self) -> bool:
+        """Whether the newest batch is in a completed checkpoint and every transaction is committed."""
+        newest = self._newest.batch if self._newest else NO_CHECKPOINT
+        return not self.pending and not self.uncommitted and self.last_completed >= newest
+
+    # ── being told ─────────────────────────────────────────────────────────────────────────────
+
+    def handle(self, event: Event, now: Now) -> list[Action]:  # noqa: PLR0911 - one line an event
+        """Take one event; return what must be done, in this order."""
+        match event:
+            case BatchFinished():
+                return self._batch_finished(event, now)
+            case SnapshotDurable():
+                return self._snapshot_durable(event, now)
+            case SnapshotDeclined():
+                return self._snapshot_declined(event, now)
+            case MetadataWritten():
+                return self._metadata_written(event.checkpoint, now)
+            case MetadataFailed():
+                pending = self.pending[event.checkpoint]
+                return self._give_up(pending, FailureReason.METADATA_FAILED, event.cause, now)
+            case Committed():
+                return self._committed(event.transactions)
+            case Tick():
+                return self._expire(now) + self._trigger_idle(now)
+            case Drain():
+                self._draining = True
+                return self._trigger_idle(now)
+            case JobEnded():
+                return self._job_ended(now)
+
+    def _batch_finished(self, event: BatchFinished, now: Now) -> list[Action]:
+        self._newest = event
+        self._known |= {name for handle in event.handles.values() for name in handle.files}
+        self.uncommitted += event.transactions
+        pending = self.pending.get(event.batch)
+        if pending:
+            pending.attach(event, self._durable)
+        self._known |= {name for name, version in self._early.items() if version <= event.batch}
+        self._early = {name: version for name, version in self._early.items() if version > event.batch}
+        actions = self._completions(now) + self._discard_unnamed()
+        if self._mode is not Mode.EXACTLY_ONCE:
+            actions = self._commit_up_to(event.batch) + actions
+        return actions
+
+    def _snapshot_durable(self, event: SnapshotDurable, now: Now) -> list[Action]:
+        handle = event.handle
+        self._durable |= handle.files
+        self._async_ms[handle.subtask, handle.version] = event.async_ms
+        for pending in self.pending.values():
+            if self._mode is Mode.AT_LEAST_ONCE:
+                pending.acknowledge_later(handle)
+            pending.acknowledge_durable(self._durable)
+        if self._newest is not None and handle.version <= self._newest.batch:
+            self._known |= handle.files
+        else:  # whether Spark keeps this attempt is known only when the batch is finished
+            self._early.update(dict.fromkeys(handle.files - self._known, handle.version))
+        return self._completions(now) + self._discard_unnamed()
+
+    def _snapshot_declined(self, event: SnapshotDeclined, now: Now) -> list[Action]:
+        pending = self.pending.get(CheckpointId(event.version))
+        if pending is None or pending.writing or event.subtask in pending.acknowledged:
+            return []
+        return self._give_up(pending, FailureReason.DECLINED, f"{event.subtask}: {event.cause}", now)
+
+    def _metadata_written(self, checkpoint: CheckpointId, now: Now) -> list[Action]:
+        pending = self.pending.pop(checkpoint)
+        if pending.writing is None:
+            raise InternalError(f"checkpoint {checkpoint} was written before it was ready")
+        self.completed.append(pending.writing)
+        self._async_ms = {key: ms for key, ms in self._async_ms.items() if key[1] > checkpoint}
+        self._failures_in_a_row = 0
+        self._last_end = now.monotonic
+        actions = self._commit_up_to(checkpoint)
+        actions.append(SweepTransactions(checkpoint, tuple(self.uncommitted)))
+        for older in [one for one in self.pending.values() if one.checkpoint < checkpoint]:
+            detail = f"checkpoint {checkpoint} is complete"
+            actions += self._give_up(older, FailureReason.SUBSUMED, detail, now)
+        return actions + self._discard_subsumed() + self._trigger_idle(now)
+
+    def _committed(self, transactions: tuple[PreCommitted, ...]) -> list[Action]:
+        done = {id(one) for one in transactions}
+        self._committing -= done
+        self.uncommitted = [one for one in self.uncommitted if id(one) not in done]
+        return []
+
+    def _job_ended(self, now: Now) -> list[Action]:
+        actions: list[Action] = []
+        for pending in list(self.pending.values()):
+            actions += self._give_up(pending, FailureReason.JOB_ENDED, "the run is over", now)
+        self._newest = None
+        return actions + self._discard_unnamed()
+
+    # ── triggering ─────────────────────────────────────────────────────────────────────────────
+
+    def _due(self, now: Now) -> bool:
+        return (
+            now.monotonic - self._last_trigger >= self._settings.interval_s
+            and now.monotonic - self._last_end >= self._settings.min_pause_s
+            and len(self.pending) < self._settings.max_concurrent
+        )
+
+    def _trigger(self, checkpoint: CheckpointId, now: Now) -> Pending:
+        self._last_trigger = now.monotonic
+        self.pending[checkpoint] = Pending(checkpoint, now.monotonic, now.wall)
+        return self.pending[checkpoint]
+
+    def _trigger_idle(self, now: Now) -> list[Action]:
+        """Complete the newest finished batch when the interval is over and no new batch takes the barrier along."""
+        newest = self._newest
+        if newest is None or newest.batch <= self.last_completed or newest.batch in self.pending:
+            return []
+        if not self._draining and not (self._due(now) and not self.undurable_files):
+            return []
+        self._trigger(newest.batch, now).attach(newest, self._durable)
+        return self._completions(now)
+
+    # ── completing ─────────────────────────────────────────────────────────────────────────────
+
+    def _completions(self, now: Now) -> list[Action]:
+        actions: list[Action] = []
+        for pending in sorted(self.pending.values(), key=lambda one: one.checkpoint):
+            if pending.ready:
+                pending.writing = self._content(pending, now)
+                actions.append(WriteMetadata(pending.writing))
+        return actions
+
+    def _content(self, pending: Pending, now: Now) -> Completed:
+        batch = pending.batch
+        if batch is None:
+            raise InternalError(
+                f"checkpoint {pending.checkpoint} cannot complete before its batch is finished"
+            )
+        return Completed(
+            job=self._identity.job,
+            checkpoint=pending.checkpoint,
+            run=self._identity.run,
+            mode=self._mode.value,
+            parallelism=self._identity.parallelism,
+            max_parallelism=self._identity.max_parallelism,
+            barrier=batch.barrier,
+            operators=self._operators(pending.acknowledged),
+            transactions=self._promised(pending.checkpoint),
+            subtasks=tuple(self._reports(batch)),
+            triggered_at=pending.triggered_wall,
+            completed_at=now.wall,
+            duration_ms=round((now.monotonic - pending.triggered_at) * 1000, 3),
+            restored_from=self._identity.restored_from,
+        )
+
+    def _operators(self, handles: dict[SubtaskId, StateHandle]) -> dict[str, OperatorState]:
+        return {
+            uid: OperatorState(
+                key, value, tuple(handles[subtask] for subtask in sorted(handles) if subtask.uid == uid)
+            )
+            for uid, (key, value) in self._identity.layouts.items()
+        }
+
+    def _promised(self, checkpoint: CheckpointId) -> tuple[PreCommitted, ...]:
+        if self._mode is Mode.AT_MOST_ONCE:
+            return ()  # a commit in doubt is not made again
+        return tuple(one for one in self.uncommitted if one.checkpoint <= checkpoint)
+
+    def _reports(self, batch: BatchFinished) -> Iterable[SubtaskReport]:
+        for subtask in sorted(batch.reports):
+            async_ms = self._async_ms.get((subtask, batch.batch), 0.0)
+            yield msgspec.structs.replace(batch.reports[subtask], async_ms=async_ms)
+
+    def _commit_up_to(self, checkpoint: CheckpointId) -> list[Action]:
+        wanted = tuple(
+            one
+            for one in self.uncommitted
+            if one.checkpoint <= checkpoint and id(one) not in self._committing
+        )
+        self._committing |= {id(one) for one in wanted}
+        return [Commit(wanted)] if wanted else []
+
+    # ── giving up ──────────────────────────────────────────────────────────────────────────────
+
+    def _expire(self, now: Now) -> list[Action]:
+        actions: list[Action] = []
+        for pending in list(self.pending.values()):
+            late = now.monotonic - pending.triggered_at >= self._settings.timeout_s
+            if late and not pending.writing:
+                actions += self._give_up(pending, FailureReason.EXPIRED, self._who_is_late(pending), now)
+        return actions
+
+    def _who_is_late(self, pending: Pending) -> str:
+        after = f"after {self._settings.timeout_s:g} s"
+        if pending.batch is None:
+            return f"{after}: its batch is still being processed; if that is normal, raise checkpoint.timeout"
+        missing = pending.missing()
+        names = ", ".join(str(subtask) for subtask in missing[:8])
+        return (
+            f"{after}: {len(missing)} of {len(pending.batch.handles)} subtasks did not acknowledge ({names}); "
+            "if those executors are alive, raise checkpoint.timeout"
+        )
+
+    def _give_up(self, pending: Pending, reason: FailureReason, detail: str, now: Now) -> list[Action]:
+        del self.pending[pending.checkpoint]
+        self._last_end = now.monotonic
+        actions: list[Action] = [Announce(pending.checkpoint, reason, detail), *self._discard_unnamed()]
+        if reason.counts:
+            self._failures_in_a_row += 1
+            if self._failures_in_a_row > self._settings.tolerable_failures:
+                actions.append(FailJob(self._too_many(pending.checkpoint, reason, detail)))
+        return actions
+
+    def _too_many(self, checkpoint: CheckpointId, reason: FailureReason, detail: str) -> str:
+        return (
+            f"checkpoint {checkpoint} {reason.text} ({detail}); it is failure {self._failures_in_a_row} in a row and "
+            f"checkpoint.tolerable_failures is {self._settings.tolerable_failures}, so the job goes back to "
+            f"checkpoint {self.last_completed}"
+        )
+
+    # ── forgetting ─────────────────────────────────────────────────────────────────────────────
+
+    def _discard_subsumed(self) -> list[Action]:
+        old = subsumed(self.completed, self._settings.retained)
+        self.completed = self.completed[len(old) :]
+        return self._discard_unnamed(tuple(one.id for one in old))
+
+    def _discard_unnamed(self, checkpoints: tuple[CheckpointId, ...] = ()) -> list[Action]:
+        garbage = unnamed_files(self._known, [self.needed_files])
+        self._known.difference_update(garbage)
+        self._durable.difference_update(garbage)
+        if not garbage and not checkpoints:
+            return []
+        return [Discard(checkpoints, tuple(garbage))]
+
+    def _working_files(self) -> set[str]:
+        if self._newest is None:
+            return set()
+        return {name for handle in self._newest.handles.values() for name in handle.files}

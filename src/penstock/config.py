@@ -1,0 +1,122 @@
+"""Settings: what they mean, what is allowed, and a refusal that names both. Driver, before Spark starts."""
+
+from __future__ import annotations
+
+import enum
+import re
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import TypeVar
+
+from penstock.errors import ConfigError
+
+_E = TypeVar("_E", bound=enum.Enum)
+
+Duration = str | timedelta
+
+_UNITS_S = {"ms": 0.001, "s": 1.0, "sec": 1.0, "min": 60.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_DURATION = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z]+)\s*")
+
+MINIMUM_TIMEOUT_S = 0.1
+"""A checkpoint takes at least one write to storage; a shorter time-out could only ever expire."""
+
+
+class Mode(enum.Enum):
+    """What a failure may do to the result."""
+
+    EXACTLY_ONCE = "exactly-once"
+    AT_LEAST_ONCE = "at-least-once"
+    AT_MOST_ONCE = "at-most-once"
+
+
+class OnCancel(enum.Enum):
+    """What happens to the checkpoints of a job that a person cancels."""
+
+    RETAIN_ON_CANCELLATION = "retain-on-cancellation"
+    DELETE_ON_CANCELLATION = "delete-on-cancellation"
+
+
+def seconds(setting: str, value: object, *, minimum_s: float = 0.0, exclusive: bool = False) -> float:
+    """Turn '10s', '500ms', '1.5 min' or a `timedelta` into seconds, or refuse it by name."""
+    result = _parse(setting, value)
+    if result < minimum_s or (exclusive and result == minimum_s):
+        bound = f"more than {minimum_s:g} s" if exclusive else f"at least {minimum_s:g} s"
+        raise ConfigError(
+            f"{setting}={value!r} is too short: it must be {bound}", setting=setting, value=value
+        )
+    return result
+
+
+def _parse(setting: str, value: object) -> float:
+    if isinstance(value, timedelta):
+        return value.total_seconds()
+    match = _DURATION.fullmatch(value) if isinstance(value, str) else None
+    if match is None or match[2] not in _UNITS_S:
+        raise ConfigError(
+            f"{setting}={value!r} is not a duration: use a timedelta or a number with "
+            f"{', '.join(_UNITS_S)}, such as '500ms', '10s' or '5min'",
+            setting=setting,
+            value=value,
+        )
+    return float(match[1]) * _UNITS_S[match[2]]
+
+
+def whole_number(setting: str, value: object, *, minimum: int, maximum: int | None = None) -> int:
+    """Return `value` if it is an int within the bounds, or refuse it by name."""
+    too_large = isinstance(value, int) and maximum is not None and value > maximum
+    if not isinstance(value, int) or isinstance(value, bool) or value < minimum or too_large:
+        upper = "" if maximum is None else f" to {maximum}"
+        raise ConfigError(
+            f"{setting}={value!r} is not allowed: it must be a whole number from {minimum}{upper or ' up'}",
+            setting=setting,
+            value=value,
+        )
+    return value
+
+
+def choice(setting: str, value: object, kind: type[_E]) -> _E:
+    """Return the member of `kind` that `value` is or names, or refuse it with the list of names."""
+    if isinstance(value, kind):
+        return value
+    for member in kind:
+        if value in (member.value, member.name):
+            return member
+    names = ", ".join(member.name for member in kind)
+    raise ConfigError(f"{setting}={value!r} is unknown: choose one of {names}", setting=setting, value=value)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checkpointing:
+    """When checkpoints are made, how long they may take and how many are kept. The defaults are Flink's where it has any."""
+
+    interval: Duration = "10s"
+    mode: Mode | str = Mode.EXACTLY_ONCE
+    timeout: Duration = "10min"
+    min_pause: Duration = "0s"
+    max_concurrent: int = 1
+    tolerable_failures: int = 0
+    retained: int = 1
+    on_cancel: OnCancel | str = OnCancel.RETAIN_ON_CANCELLATION
+
+    interval_s: float = field(init=False, repr=False)
+    timeout_s: float = field(init=False, repr=False)
+    min_pause_s: float = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        checked = {
+            "mode": choice("checkpoint.mode", self.mode, Mode),
+            "on_cancel": choice("checkpoint.on_cancel", self.on_cancel, OnCancel),
+            "interval_s": seconds("checkpoint.interval", self.interval, exclusive=True),
+            "timeout_s": seconds("checkpoint.timeout", self.timeout, minimum_s=MINIMUM_TIMEOUT_S),
+            "min_pause_s": seconds("checkpoint.min_pause", self.min_pause),
+        }
+        whole_number("checkpoint.max_concurrent", self.max_concurrent, minimum=1)
+        whole_number("checkpoint.tolerable_failures", self.tolerable_failures, minimum=0)
+        whole_number("checkpoint.retained", self.retained, minimum=1)
+        for name, value in checked.items():
+            object.__setattr__(self, name, value)
+
+    @property
+    def delivery_mode(self) -> Mode:
+        """The mode as the enum, whatever was written."""
+        return choice("checkpoint.mode", self.mode, Mode)

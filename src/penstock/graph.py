@@ -1,0 +1,108 @@
+"""The job as the user drew it: sources, operators, transforms, sinks. Pure; driver.
+
+DataFrames and Columns are only passed through here: the spark package looks into them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from penstock.errors import ConfigError
+from penstock.ids import checked_name
+from penstock.operators.keyed_process import KeyedProcess
+from penstock.sinks.two_phase_commit import TwoPhaseCommitSink
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+
+@dataclass(frozen=True, eq=False)
+class Source:
+    """A streaming DataFrame. `replayable` overrides what Penstock finds out by itself."""
+
+    uid: str
+    frame: DataFrame
+    replayable: bool | None
+
+
+@dataclass(frozen=True, eq=False)
+class Transform:
+    """Any function from DataFrame to DataFrame; it must not keep state of its own."""
+
+    upstream: Node
+    function: Callable[[DataFrame], DataFrame]
+
+
+@dataclass(frozen=True, eq=False)
+class Union:
+    """Two streams with the same columns, read as one."""
+
+    left: Node
+    right: Node
+
+
+@dataclass(frozen=True, eq=False)
+class Aggregate:
+    """SQL aggregates per key over everything so far."""
+
+    uid: str
+    upstream: Node
+    keys: tuple[str, ...]
+    columns: dict[str, Column]
+
+
+@dataclass(frozen=True, eq=False)
+class Process:
+    """The user's own Python code per key."""
+
+    uid: str
+    upstream: Node
+    keys: tuple[str, ...]
+    operator: KeyedProcess
+    schema: str
+    output: pa.Schema
+    order_by: tuple[str, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Output:
+    """A sink at the end of a stream."""
+
+    uid: str
+    upstream: Node
+    sink: TwoPhaseCommitSink
+
+
+Node = Source | Transform | Union | Aggregate | Process
+Keyed = Aggregate | Process
+
+
+@dataclass
+class Graph:
+    """All parts of a job, in the order they were added, so upstream comes first."""
+
+    sources: list[Source] = field(default_factory=list)
+    operators: list[Keyed] = field(default_factory=list)
+    outputs: list[Output] = field(default_factory=list)
+
+    def new_uid(self, kind: str, uid: str) -> str:
+        """Check a uid, and that nothing else in the job has it."""
+        checked_name(f"uid of a {kind}", uid)
+        for part in self.parts():
+            if part.uid == uid:
+                raise ConfigError(
+                    f"uid {uid!r} is used twice, by a {type(part).__name__.lower()} and a {kind}; state and transactions are "
+                    "found by it, so every source, operator and sink needs its own",
+                    uid=uid,
+                )
+        return uid
+
+    def parts(self) -> Iterator[Source | Keyed | Output]:
+        """Everything that has a uid."""
+        yield from self.sources
+        yield from self.operators
+        yield from self.outputs

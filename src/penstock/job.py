@@ -1,0 +1,220 @@
+"""What the user builds: read -> key_by -> process | aggregate -> transform -> write_to. Driver.
+
+Everything that can be checked without data is checked here or in `start`, before Spark runs anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from penstock.config import Checkpointing, Duration, seconds, whole_number
+from penstock.errors import ConfigError
+from penstock.graph import Aggregate, Graph, Node, Output, Process, Source, Transform, Union
+from penstock.guarantee import Guarantee
+from penstock.ids import checked_name
+from penstock.operators.keyed_process import KeyedProcess
+from penstock.recovery.restart import RestartStrategy, exponential_delay
+from penstock.sinks.two_phase_commit import TwoPhaseCommitSink
+from penstock.state.backends import backend_named
+from penstock.state.backends.base import StateBackend
+from penstock.state.keys import MAX_KEY_GROUPS
+from penstock.state.types import arrow_schema
+from penstock.storage import open_storage
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+    from penstock.spark.handle import JobHandle
+
+DEFAULT_MAX_PARALLELISM = 128
+
+
+class Job:
+    """A streaming job with checkpoints. The name and the storage are its identity: the same two go on where it stopped."""
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        storage: str | Path,
+        backend: str | StateBackend = "filesystem",
+        parallelism: int = 2,
+        max_parallelism: int = DEFAULT_MAX_PARALLELISM,
+        checkpoint: Checkpointing | None = None,
+        restart: RestartStrategy | None = None,
+        trigger: Duration | None = None,
+        local_dir: str | Path | None = None,
+    ) -> None:
+        self.name = checked_name("job name", name)
+        self.storage = open_storage(_job_root(storage, name))
+        self.backend = backend if isinstance(backend, StateBackend) else backend_named(backend)
+        self.max_parallelism = whole_number(
+            "max_parallelism", max_parallelism, minimum=1, maximum=MAX_KEY_GROUPS
+        )
+        self.parallelism = whole_number("parallelism", parallelism, minimum=1)
+        if parallelism > max_parallelism:
+            raise ConfigError(
+                f"parallelism={parallelism} is more than max_parallelism={max_parallelism}: there are only that many key groups to "
+                "share out; lower parallelism (max_parallelism can be chosen only before the first run)",
+                parallelism=parallelism,
+                max_parallelism=max_parallelism,
+            )
+        self.checkpoint = checkpoint or Checkpointing()
+        self.restart = restart or exponential_delay()
+        self.trigger_s = None if trigger is None else seconds("trigger", trigger)
+        self.local_dir = None if local_dir is None else Path(local_dir)
+        self.graph = Graph()
+
+    def read(self, frame: DataFrame, *, uid: str, replayable: bool | None = None) -> Stream:
+        """Add a source: any streaming DataFrame, with whatever stateless SQL is already in it.
+
+        `replayable` states whether the source can deliver the same records again; Penstock knows it of Spark's own sources.
+        """
+        if not getattr(frame, "isStreaming", False):
+            raise ConfigError(f"source {uid!r} is not a streaming DataFrame: use spark.readStream", uid=uid)
+        source = Source(self.graph.new_uid("source", uid), frame, replayable)
+        self.graph.sources.append(source)
+        return Stream(self, source)
+
+    def guarantee(self) -> Guarantee:
+        """The end-to-end guarantee of the job as it is now, and what limits it. Raises `ConfigError` for a mode that cannot be kept."""
+        from penstock.spark.inspection import guarantee_of
+
+        return guarantee_of(self)
+
+    def start(
+        self,
+        *,
+        available_now: bool = False,
+        restore: int | None = None,
+        takeover: bool = False,
+        drop_state: tuple[str, ...] = (),
+    ) -> JobHandle:
+        """Start the job in the background, from its newest checkpoint if it has one.
+
+        `available_now`: end when the input known now is done. `restore`: go on from this retained checkpoint instead of the newest.
+        `takeover`: fence off a run that seems to be alive. `drop_state`: uids of operators whose stored state may be lost.
+        """
+        from penstock.spark.handle import JobHandle
+
+        return JobHandle.start(
+            self, available_now=available_now, restore=restore, takeover=takeover, drop_state=drop_state
+        )
+
+    def run(
+        self,
+        *,
+        available_now: bool = False,
+        restore: int | None = None,
+        takeover: bool = False,
+        drop_state: tuple[str, ...] = (),
+    ) -> None:
+        """`start`, and wait for the end. Ctrl-C stops the job with a last checkpoint."""
+        handle = self.start(
+            available_now=available_now, restore=restore, takeover=takeover, drop_state=drop_state
+        )
+        try:
+            handle.wait()
+        except KeyboardInterrupt:
+            handle.stop()
+            raise
+
+
+class Stream:
+    """Rows on their way: what `read`, `transform`, `aggregate` and `process` return."""
+
+    def __init__(self, job: Job, node: Node) -> None:
+        self._job = job
+        self._node = node
+
+    def transform(self, function: Callable[[DataFrame], DataFrame]) -> Stream:
+        """Apply any DataFrame function to each batch: SQL, joins with static tables, repartitioning.
+
+        It sees one batch at a time, so an aggregate in it is an aggregate of that batch. It is called once on an empty DataFrame at
+        the start, to learn the columns, and then for every batch.
+        """
+        if not callable(function):
+            raise ConfigError(f"transform({function!r}): it takes a function from DataFrame to DataFrame")
+        return Stream(self._job, Transform(self._node, function))
+
+    def union(self, other: Stream) -> Stream:
+        """This stream and another with the same columns, as one."""
+        if other._job is not self._job:
+            raise ConfigError("union: both streams must belong to the same job")
+        return Stream(self._job, Union(self._node, other._node))
+
+    def key_by(self, *columns: str) -> KeyedStream:
+        """Say what belongs together: rows with equal values in these columns share state."""
+        if not columns or not all(isinstance(column, str) and column for column in columns):
+            raise ConfigError(f"key_by{columns!r}: it takes the names of one or more columns")
+        if len(set(columns)) != len(columns):
+            raise ConfigError(f"key_by{columns!r}: a column is named twice")
+        return KeyedStream(self._job, self._node, columns)
+
+    def write_to(self, sink: TwoPhaseCommitSink, *, uid: str) -> None:
+        """End the stream in a sink. A stream may have several."""
+        if not isinstance(sink, TwoPhaseCommitSink):
+            raise ConfigError(
+                f"write_to({sink!r}): it takes a sink, such as penstock.sinks.Files(...)", uid=uid
+            )
+        graph = self._job.graph
+        graph.outputs.append(Output(graph.new_uid("sink", uid), self._node, sink))
+
+
+class KeyedStream:
+    """A stream whose rows are grouped by key."""
+
+    def __init__(self, job: Job, node: Node, keys: tuple[str, ...]) -> None:
+        self._job = job
+        self._node = node
+        self._keys = keys
+
+    def aggregate(self, *, uid: str, **columns: Column) -> Stream:
+        """Keep SQL aggregates per key over everything so far; emits the new values of every key that changed in a batch.
+
+        Spark computes the aggregate of the batch, Penstock merges it into the state: count, count_if, sum, min, max, avg, bool_and,
+        bool_or, bit_and, bit_or, bit_xor. Anything that cannot be merged exactly is refused by name.
+        """
+        if not columns:
+            raise ConfigError("aggregate: name at least one column, such as pv=F.count('*')", uid=uid)
+        clash = sorted(set(columns) & set(self._keys))
+        if clash:
+            raise ConfigError(f"aggregate: {', '.join(clash)} is the name of a key column too", uid=uid)
+        node = Aggregate(self._job.graph.new_uid("operator", uid), self._node, self._keys, dict(columns))
+        self._job.graph.operators.append(node)
+        return Stream(self._job, node)
+
+    def process(
+        self,
+        operator: KeyedProcess,
+        *,
+        schema: str,
+        uid: str,
+        order_by: str | tuple[str, ...] | list[str] = (),
+    ) -> Stream:
+        """Run own Python code per key with state. `schema` is the DDL of what it yields.
+
+        `order_by`: columns (or 'column desc') that put the rows of a key in order within a batch.
+        """
+        if not isinstance(operator, KeyedProcess):
+            raise ConfigError(
+                f"process({operator!r}): it takes an instance of a KeyedProcess subclass", uid=uid
+            )
+        order = (order_by,) if isinstance(order_by, str) else tuple(order_by)
+        node = Process(
+            self._job.graph.new_uid("operator", uid),
+            self._node,
+            self._keys,
+            operator,
+            schema,
+            arrow_schema(schema),
+            order,
+        )
+        self._job.graph.operators.append(node)
+        return Stream(self._job, node)
+
+
+def _job_root(storage: str | Path, name: str) -> str | Path:
+    return storage / name if isinstance(storage, Path) else f"{storage.rstrip('/')}/{name}"

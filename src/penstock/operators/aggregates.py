@@ -1,0 +1,220 @@
+"""Merge what Spark aggregated inside one batch into the state, column by column. Runs in tasks on executors.
+
+    rows of a batch --(Spark, JVM)--> partials, one row a key --merge--> state --finish--> output columns
+
+A partial is a value that can be merged with another of its kind without the rows behind it. Every aggregate
+is its own partial, but the average, which is a sum and a count. Null and NaN follow Spark, so that the result
+is what Spark's `groupBy` says about the whole input: null is skipped, a sum of nothing is null, a count is
+never null, NaN is larger than any number. Where Spark raises on overflow (its ANSI mode), so does this.
+
+An average of integers is a sum of doubles in Spark, and here; so beyond 2**53, and for floating sums, the
+last digits depend on the order of additions, in Spark as well.
+"""
+
+from __future__ import annotations
+
+import decimal
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from penstock.errors import BadRecordError, CorruptStateError, IncompatibleStateError
+
+_COUNT_AS_DECIMAL = pa.decimal256(19, 0)
+
+
+class Kind(StrEnum):
+    """An aggregate that can be merged; all but AVG are also the rule by which a partial column is merged."""
+
+    COUNT = "count"
+    SUM = "sum"
+    MIN = "min"
+    MAX = "max"
+    AVG = "avg"
+    BOOL_AND = "bool_and"
+    BOOL_OR = "bool_or"
+    BIT_AND = "bit_and"
+    BIT_OR = "bit_or"
+    BIT_XOR = "bit_xor"
+
+
+@dataclass(frozen=True)
+class Partial:
+    """A column of the state, which Spark computes anew for every batch, and the rule that merges the two."""
+
+    name: str
+    rule: Kind
+    type: pa.DataType
+
+
+@dataclass(frozen=True)
+class AggregateSpec:
+    """One aggregate: the user's name, what is kept, and the type that Spark gives its result."""
+
+    name: str
+    kind: Kind
+    partials: tuple[Partial, ...]
+    output: pa.DataType
+
+
+def partial_name(aggregate: str, rule: Kind) -> str:
+    """The name of a state column; it depends on nothing but its own aggregate, so others may come and go."""
+    return f"__{aggregate}_{rule.value}"
+
+
+def state_schema(specs: Sequence[AggregateSpec]) -> pa.Schema:
+    """The value columns of the operator's state."""
+    return pa.schema([(partial.name, partial.type) for spec in specs for partial in spec.partials])
+
+
+def output_schema(specs: Sequence[AggregateSpec]) -> pa.Schema:
+    """The columns that `finish` gives, with the types of Spark's own result; timestamps are in UTC."""
+    return pa.schema([(spec.name, spec.output) for spec in specs])
+
+
+def merge(
+    specs: Sequence[AggregateSpec], old: pa.RecordBatch, found: npt.NDArray[np.bool_], new: pa.RecordBatch
+) -> pa.RecordBatch:
+    """The new state of some keys: row i of `old` (where `found`) and row i of `new` belong to the same key.
+
+    Both are read by column name and may have more columns. Raises `BadRecordError` when a sum does not fit.
+    """
+    known = None if found.all() else pa.array(found)
+    merged = []
+    for spec in specs:
+        for partial in spec.partials:
+            before = _stored(old, partial)
+            if known is not None:
+                before = pc.if_else(known, before, pa.scalar(None, partial.type))
+            if partial.rule is Kind.COUNT and before.null_count != len(found) - np.count_nonzero(found):
+                raise CorruptStateError(
+                    f"aggregate {spec.name!r}: a known key has no count in state column {partial.name!r}; "
+                    "restore an older checkpoint",
+                    column=spec.name,
+                )
+            merged.append(
+                _RULES[partial.rule](before, new.column(partial.name).cast(partial.type), spec.name)
+            )
+    return pa.RecordBatch.from_arrays(merged, schema=state_schema(specs))
+
+
+def finish(specs: Sequence[AggregateSpec], state: pa.RecordBatch) -> pa.RecordBatch:
+    """The results that a state stands for, one column an aggregate."""
+    columns = [_result(spec, [state.column(partial.name) for partial in spec.partials]) for spec in specs]
+    return pa.RecordBatch.from_arrays(columns, schema=output_schema(specs))
+
+
+def _stored(old: pa.RecordBatch, partial: Partial) -> pa.Array:
+    index = old.schema.get_field_index(partial.name)
+    stored = old.schema.field(index).type if index >= 0 else None
+    if stored != partial.type:
+        raise IncompatibleStateError(
+            f"the state has {partial.name!r} as {stored or 'no column'}, the job needs {partial.type}; "
+            "the type of the aggregate's input changed: change it back, or give the aggregate another name",
+            column=partial.name,
+            stored=str(stored),
+            needed=str(partial.type),
+        )
+    return old.column(index)
+
+
+# --- how two values of a partial become one; null stands for "no value yet" ---
+
+
+def _either(both: pa.Array, before: pa.Array, added: pa.Array) -> pa.Array:
+    """`both` where there are two values, else the one there is."""
+    return pc.coalesce(both, before, added)
+
+
+def _sum(before: pa.Array, added: pa.Array, name: str) -> pa.Array:
+    try:
+        if pa.types.is_decimal(before.type):
+            wide = pa.decimal256(before.type.precision, before.type.scale)
+            both = pc.add(before.cast(wide), added.cast(wide)).cast(before.type)
+        else:
+            both = pc.add_checked(before, added)
+    except pa.ArrowInvalid as error:
+        raise _overflow(before, added, name) from error
+    return _either(both, before, added)
+
+
+def _overflow(before: pa.Array, added: pa.Array, name: str) -> BadRecordError:
+    """Name the first pair whose sum does not fit; only on the way to a failure, so a loop will do."""
+    if pa.types.is_decimal(before.type):
+        limit: decimal.Decimal | int = decimal.Decimal(10) ** (before.type.precision - before.type.scale)
+    else:
+        limit = 1 << (before.type.bit_width - 1)
+    pairs = zip(before.to_pylist(), added.to_pylist(), strict=True)
+    with decimal.localcontext(prec=100):
+        kept, batch = next((a, b) for a, b in pairs if None not in (a, b) and not -limit <= a + b < limit)
+    return BadRecordError(
+        f"aggregate {name!r} overflows {before.type}: the state holds {kept} and the batch adds {batch}; "
+        "a restart would meet it again: aggregate a wider type, for example a decimal or a double",
+        column=name,
+        state=kept,
+        batch=batch,
+    )
+
+
+def _count(before: pa.Array, added: pa.Array, name: str) -> pa.Array:
+    return _sum(before.fill_null(0), added, name)
+
+
+def _extreme(before: pa.Array, added: pa.Array, *, smallest: bool) -> pa.Array:
+    """Arrow's own element-wise functions lack booleans and zoned timestamps, and take NaN for no value."""
+    keep = pc.less_equal(before, added) if smallest else pc.greater_equal(before, added)
+    if pa.types.is_floating(before.type):
+        keep = pc.or_(keep, pc.is_nan(added if smallest else before))
+    return _either(pc.if_else(keep, before, added), before, added)
+
+
+def _by(function: Callable[[pa.Array, pa.Array], pa.Array]) -> Callable[[pa.Array, pa.Array, str], pa.Array]:
+    """A rule from a function that gives null where either value is null."""
+    return lambda before, added, _name: _either(function(before, added), before, added)
+
+
+_RULES: dict[Kind, Callable[[pa.Array, pa.Array, str], pa.Array]] = {
+    Kind.COUNT: _count,
+    Kind.SUM: _sum,
+    Kind.MIN: lambda before, added, _name: _extreme(before, added, smallest=True),
+    Kind.MAX: lambda before, added, _name: _extreme(before, added, smallest=False),
+    Kind.BOOL_AND: _by(pc.and_),
+    Kind.BOOL_OR: _by(pc.or_),
+    Kind.BIT_AND: _by(pc.bit_wise_and),
+    Kind.BIT_OR: _by(pc.bit_wise_or),
+    Kind.BIT_XOR: _by(pc.bit_wise_xor),
+}
+
+
+# --- results ---
+
+
+def _result(spec: AggregateSpec, columns: list[pa.Array]) -> pa.Array:
+    if spec.kind is not Kind.AVG:
+        return columns[0].cast(spec.output)
+    total, count = columns
+    if pa.types.is_decimal(spec.output):
+        return _decimal_average(spec, total, count)
+    return pc.divide(total, count.cast(pa.float64()))
+
+
+def _decimal_average(spec: AggregateSpec, total: pa.Array, count: pa.Array) -> pa.Array:
+    """Round as Spark does: once, half away from zero, at the scale of the result."""
+    at_least_one = pc.if_else(pc.equal(count, 0), pa.scalar(None, count.type), count)
+    wide = pa.decimal256(total.type.precision, total.type.scale)
+    # Arrow truncates 20 digits after the last of `total`, so the next digit alone decides
+    truncated = pc.divide(total.cast(wide), at_least_one.cast(_COUNT_AS_DECIMAL))
+    quotient = pc.round(truncated, ndigits=spec.output.scale, round_mode="half_towards_infinity")
+    try:
+        return quotient.cast(spec.output)
+    except pa.ArrowInvalid as error:
+        raise BadRecordError(
+            f"aggregate {spec.name!r}: an average does not fit {spec.output}; "
+            "a restart would meet it again: average a decimal with fewer whole digits, or a double",
+            column=spec.name,
+        ) from error

@@ -1,0 +1,149 @@
+"""Run a `KeyedProcess` over the rows of a task: state of all keys is read and written in one go. Executors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from penstock.errors import BadRecordError
+from penstock.operators.grouping import Grouped, group_rows
+from penstock.operators.keyed_process import Context, KeyedProcess, ValueCell, bind, declared_state
+from penstock.operators.rows import Rows, RowTable
+from penstock.state.backends.base import OpenState
+from penstock.state.keys import KeyBatch
+
+OUTPUT_ROWS = 50_000
+
+
+def value_schema(operator: KeyedProcess) -> pa.Schema:
+    """The columns of an operator's state."""
+    return pa.schema([pa.field(name, state.arrow_type) for name, state in declared_state(operator).items()])
+
+
+def run_process(
+    operator: KeyedProcess,
+    table: pa.Table,
+    state: OpenState,
+    *,
+    key_names: list[str],
+    output: pa.Schema,
+    context: Context,
+) -> list[pa.RecordBatch]:
+    """Process every key of the table once; returns the results in batches."""
+    grouped = group_rows(table, key_names)
+    cells = bind(operator)
+    if cells:
+        stored, _ = state.read(grouped.keys)
+        for name, cell in cells.items():
+            cell.load(stored.column(name).to_pylist())
+    results = list(_encode(_call(operator, grouped, cells, context), output, context.operator))
+    if cells:
+        _write_back(operator, grouped.keys, cells, state, context.operator)
+    return results
+
+
+def _call(
+    operator: KeyedProcess, grouped: Grouped, cells: Mapping[str, ValueCell], context: Context
+) -> Iterator[Any]:
+    rows = RowTable(grouped.table)
+    starts = grouped.starts.tolist()
+    process = operator.process
+    all_cells = list(cells.values())
+    for index, key in enumerate(_python_keys(grouped.keys.columns)):
+        for cell in all_cells:
+            cell.index = index
+        results = process(key, Rows(rows, starts[index], starts[index + 1]), context)
+        if results is not None:
+            yield from results
+
+
+def _python_keys(columns: pa.RecordBatch) -> list[Any]:
+    values = [column.to_pylist() for column in columns.columns]
+    return values[0] if len(values) == 1 else list(zip(*values, strict=True))
+
+
+def _encode(results: Iterable[Any], output: pa.Schema, operator: str) -> Iterator[pa.RecordBatch]:
+    results = iter(results)
+    while chunk := list(islice(results, OUTPUT_ROWS)):
+        yield _to_batch(chunk, output, operator)
+
+
+def _to_batch(chunk: list[Any], output: pa.Schema, operator: str) -> pa.RecordBatch:
+    width = len(output.names)
+    plain = [_as_tuple(result, output, operator) for result in chunk]
+    if any(len(result) != width for result in plain):
+        wrong = next(result for result in plain if len(result) != width)
+        raise BadRecordError(
+            f"operator {operator}: process() yielded {wrong!r} with {len(wrong)} values, its schema has {width} "
+            f"columns ({', '.join(output.names)})"
+        )
+    columns = [
+        to_array(values, field, f"operator {operator}: process() yielded")
+        for values, field in zip(zip(*plain, strict=True), output, strict=True)
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=output)
+
+
+def _as_tuple(result: Any, output: pa.Schema, operator: str) -> Any:
+    if isinstance(result, Mapping):
+        unknown = sorted(set(result) - set(output.names))
+        if unknown:
+            raise BadRecordError(
+                f"operator {operator}: process() yielded unknown columns {unknown}: {result!r}"
+            )
+        return tuple(result.get(name) for name in output.names)
+    if isinstance(result, tuple | list):
+        return result
+    raise BadRecordError(
+        f"operator {operator}: process() yielded {result!r}; yield a tuple with one value per column "
+        f"({', '.join(output.names)}) or a dictionary"
+    )
+
+
+def to_array(values: Any, field: pa.Field, what: str) -> pa.Array:
+    """Encode a column, or name the first value that does not fit."""
+    try:
+        return pa.array(values, type=field.type)
+    except (pa.ArrowInvalid, pa.ArrowTypeError, TypeError, OverflowError, ValueError) as error:
+        for value in values:
+            _encode_one(value, field, what, error)
+        raise
+
+
+def _encode_one(value: Any, field: pa.Field, what: str, cause: Exception) -> None:
+    try:
+        pa.array([value], type=field.type)
+    except (pa.ArrowInvalid, pa.ArrowTypeError, TypeError, OverflowError, ValueError):
+        raise BadRecordError(
+            f"{what} {value!r} for {field.name!r}, which is not a {field.type}: {cause}"
+        ) from cause
+
+
+def _write_back(
+    operator: KeyedProcess, keys: KeyBatch, cells: Mapping[str, ValueCell], state: OpenState, uid: str
+) -> None:
+    touched = np.zeros(len(keys), dtype=np.bool_)
+    for cell in cells.values():
+        touched |= np.frombuffer(cell.dirty, dtype=np.bool_)
+    if not touched.any():
+        return
+    schema = value_schema(operator)
+    columns = [
+        to_array(cells[field.name].values, field, f"operator {uid}: state was set to") for field in schema
+    ]
+    values = pa.RecordBatch.from_arrays(columns, schema=schema)
+    if not touched.all():
+        at = pa.array(np.flatnonzero(touched))
+        keys, values = KeyBatch(keys.sort_keys[touched], keys.columns.take(at)), values.take(at)
+    state.write(keys, values, _all_null(values))
+
+
+def _all_null(values: pa.RecordBatch) -> Any:
+    empty = np.ones(values.num_rows, dtype=np.bool_)
+    for column in values.columns:
+        empty &= column.is_null().to_numpy(zero_copy_only=False)
+    return empty if empty.any() else None

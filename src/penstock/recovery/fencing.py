@@ -1,0 +1,160 @@
+"""Fencing: every attempt to run a job takes the next run number; the highest owns the job. Driver.
+
+Two facts make a zombie (a run thought dead that wakes up) harmless:
+1. It looks at `runs/` again after its sinks pre-committed and before anything is completed or committed. A newer number is there: it stops.
+2. A newer run records which checkpoint it started from. A checkpoint of an older run beyond that point is outside the job's
+   line of descent and counts for nothing, whenever it was written.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from penstock.errors import ConfigError, CorruptStateError, FencedError
+from penstock.ids import CheckpointId, RunId
+from penstock.storage import Storage
+
+_RECORD = re.compile(r"runs/\d+\.json")
+
+HEARTBEAT_S = 2.0
+STALE_AFTER_S = 10.0
+
+
+class RunRecord(msgspec.Struct, frozen=True):
+    """What a run says about itself in `runs/<k>.json`, when it claims the job."""
+
+    run: int
+    host: str
+    pid: int
+    process_started: str
+    started_at: float
+
+
+class Descent(msgspec.Struct, frozen=True):
+    """From which checkpoint a run went on: `runs/<k>.restored`, written once, before the run does anything else."""
+
+    run: int
+    restored_from: int
+
+
+class Heartbeat(msgspec.Struct, frozen=True):
+    """Says until when a run was surely alive, and whether it ended by itself."""
+
+    run: int
+    at: float
+    ended: bool = False
+
+
+_T = TypeVar("_T")
+
+
+def newest_run(storage: Storage) -> RunId:
+    """The owner of the job; 0 when it never ran."""
+    return RunId(
+        max((int(name[5:-5]) for name in storage.names("runs") if _RECORD.fullmatch(name)), default=0)
+    )
+
+
+def claim(storage: Storage, now: float) -> RunId:
+    """Become the owner of the job: from here on every earlier run is fenced.
+
+    Only after this may the checkpoints be listed: an earlier run that completes one later can no longer commit it.
+    """
+    while True:
+        run = RunId(newest_run(storage) + 1)
+        record = RunRecord(run, platform.node(), os.getpid(), process_start(os.getpid()), now)
+        if storage.create(f"runs/{run}.json", msgspec.json.encode(record)):
+            return run
+
+
+def record_descent(storage: Storage, run: RunId, restored_from: CheckpointId) -> None:
+    """Say which checkpoint this run goes on from. Whatever earlier runs have beyond it counts for nothing from now on."""
+    storage.create(f"runs/{run}.restored", msgspec.json.encode(Descent(run, restored_from)))
+
+
+def read_descents(storage: Storage) -> list[Descent]:
+    """Where the runs went on from; a run that died before it decided is not in the list, and did nothing."""
+    names = [name for name in storage.names("runs") if name.endswith(".restored")]
+    return [_read(storage, name, Descent) for name in names]
+
+
+def in_line_of_descent(checkpoint: CheckpointId, run: RunId, descents: Sequence[Descent]) -> bool:
+    """Whether a checkpoint of `run` belongs to the history that the newest run continues."""
+    return all(later.restored_from >= checkpoint for later in descents if later.run > run)
+
+
+def check_owner(storage: Storage, run: RunId) -> None:
+    """Raise `FencedError` unless `run` is the newest."""
+    newest = newest_run(storage)
+    if newest > run:
+        raise FencedError(
+            f"run {run} is fenced: run {newest} owns the job in {storage.uri}; this run stops and commits nothing any "
+            "more; nothing is lost",
+            run=run,
+            owner=newest,
+        )
+
+
+def beat(storage: Storage, run: RunId, now: float, *, ended: bool = False) -> None:
+    """Record that the run is alive, or that it ended."""
+    storage.put(f"runs/{run}.alive", msgspec.json.encode(Heartbeat(run, now, ended)))
+
+
+def refuse_if_running(storage: Storage, now: float) -> None:
+    """Raise `ConfigError` when the newest run is alive. A courtesy against starting a job twice; safety does not rest on it."""
+    newest = newest_run(storage)
+    if newest == 0:
+        return
+    record = _read(storage, f"runs/{newest}.json", RunRecord)
+    if not _seems_alive(storage, record, now):
+        return
+    raise ConfigError(
+        f"the job in {storage.uri} is running already: run {record.run}, pid {record.pid} on {record.host}; "
+        "stop it first, or start with takeover=True to fence it off",
+        run=record.run,
+        pid=record.pid,
+        host=record.host,
+    )
+
+
+def forget_old_runs(storage: Storage, run: RunId, keep: int = 20) -> None:
+    """Delete what is left of runs long gone; the newest ones stay, they decide what the line of descent is."""
+    old = [name for name in storage.names("runs") if int(name[5:].partition(".")[0]) <= run - keep]
+    storage.delete(old)
+
+
+def _seems_alive(storage: Storage, record: RunRecord, now: float) -> bool:
+    try:
+        heartbeat = _read(storage, f"runs/{record.run}.alive", Heartbeat)
+    except FileNotFoundError:
+        heartbeat = Heartbeat(record.run, record.started_at)
+    if heartbeat.ended:
+        return False
+    if record.host == platform.node() and process_start(record.pid) != record.process_started:
+        return False  # the process is gone: no need to wait for its heartbeat to grow old
+    return now - heartbeat.at < STALE_AFTER_S
+
+
+def process_start(pid: int) -> str:
+    """Tell one process from a later one with the same pid; '' when there is none (or the system does not say)."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return ""
+    fields = stat[stat.rindex(")") + 2 :].split()
+    state, start_ticks = fields[0], fields[19]
+    return "" if state in "ZX" else start_ticks
+
+
+def _read(storage: Storage, name: str, kind: type[_T]) -> _T:
+    try:
+        return msgspec.json.decode(storage.get(name), type=kind)
+    except msgspec.DecodeError as error:
+        raise CorruptStateError(f"{name} in {storage.uri} is not readable: {error}", name=name) from error

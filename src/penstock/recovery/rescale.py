@@ -1,0 +1,46 @@
+"""Hand the state of P subtasks to Q subtasks. Pure; driver.
+
+A run is ordered by key group and a subtask looks up only keys it owns, so a new subtask simply names every run that may hold one of
+its groups. No row moves; the backend drops what is not its own when it next merges runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import gcd
+
+from penstock.errors import IncompatibleStateError
+from penstock.ids import CheckpointId, SubtaskId
+from penstock.state.handle import StateHandle
+
+
+def redistribute(
+    handles: Sequence[StateHandle], *, uid: str, parallelism: int, version: CheckpointId, backend: str
+) -> dict[SubtaskId, StateHandle]:
+    """One handle for each new subtask, all at the restored version."""
+    by_index = {handle.subtask.index: handle for handle in handles}
+    if sorted(by_index) != list(range(len(by_index))):
+        raise IncompatibleStateError(
+            f"operator {uid}: the checkpoint holds subtasks {sorted(by_index)}, some are missing"
+        )
+    for handle in handles:
+        if handle.runs and handle.backend != backend:
+            raise IncompatibleStateError(
+                f"operator {uid}: its state was written by the backend {handle.backend!r}, the job has {backend!r}; "
+                f"set backend={handle.backend!r}",
+            )
+    return {
+        SubtaskId(uid, index): StateHandle(
+            SubtaskId(uid, index),
+            backend,
+            version,
+            tuple(run for old in _sources(index, parallelism, len(by_index)) for run in by_index[old].runs),
+        )
+        for index in range(parallelism)
+    }
+
+
+def _sources(index: int, parallelism: int, former: int) -> list[int]:
+    """The former subtasks that own a key group which `index` owns now: group = index mod P and = old mod Q has a solution."""
+    step = gcd(parallelism, former)
+    return [old for old in range(former) if (old - index) % step == 0] if former else []

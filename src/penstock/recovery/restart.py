@@ -1,0 +1,142 @@
+"""Restart strategies: after how long, if at all, a failed job is tried again. Pure; driver.
+
+Every strategy decides from the times of the failures so far, so a decision can be replayed. The defaults are Flink's.
+"""
+
+from __future__ import annotations
+
+import random
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from penstock.config import Duration, seconds, whole_number
+from penstock.errors import ConfigError
+
+
+class RestartStrategy(ABC):
+    """Decides after each failure."""
+
+    @abstractmethod
+    def delay_s(self, failures: Sequence[float], rng: random.Random) -> float | None:
+        """Seconds to wait before the next attempt, or None to give up.
+
+        `failures` are the times (s) of all failures of this run of the job, the newest last; never empty.
+        """
+
+
+@dataclass(frozen=True)
+class NoRestart(RestartStrategy):
+    """The first failure is final."""
+
+    def delay_s(self, failures: Sequence[float], rng: random.Random) -> float | None:  # noqa: ARG002
+        """See `RestartStrategy.delay_s`."""
+        return None
+
+
+@dataclass(frozen=True)
+class FixedDelay(RestartStrategy):
+    """A number of attempts in all, with the same pause before each."""
+
+    attempts: int
+    pause_s: float
+
+    def delay_s(self, failures: Sequence[float], rng: random.Random) -> float | None:  # noqa: ARG002
+        """See `RestartStrategy.delay_s`."""
+        return self.pause_s if len(failures) <= self.attempts else None
+
+
+@dataclass(frozen=True)
+class FailureRate(RestartStrategy):
+    """Give up when more than `max_failures` fall into one interval."""
+
+    max_failures: int
+    interval_s: float
+    pause_s: float
+
+    def delay_s(self, failures: Sequence[float], rng: random.Random) -> float | None:  # noqa: ARG002
+        """See `RestartStrategy.delay_s`."""
+        recent = [at for at in failures if at > failures[-1] - self.interval_s]
+        return self.pause_s if len(recent) <= self.max_failures else None
+
+
+@dataclass(frozen=True)
+class ExponentialDelay(RestartStrategy):
+    """A pause that grows with every failure and starts over after a quiet time; by default without a limit on attempts."""
+
+    initial_s: float
+    maximum_s: float
+    multiplier: float
+    jitter: float
+    reset_after_s: float
+    attempts: int | None = None
+
+    def delay_s(self, failures: Sequence[float], rng: random.Random) -> float | None:
+        """See `RestartStrategy.delay_s`."""
+        streak = self._streak(failures)
+        if self.attempts is not None and streak > self.attempts:
+            return None
+        pause = self._pause(streak)
+        return pause * (1 + rng.uniform(-self.jitter, self.jitter))
+
+    def _pause(self, streak: int) -> float:
+        pause = self.initial_s
+        for _ in range(streak - 1):
+            pause = min(pause * self.multiplier, self.maximum_s)
+        return pause
+
+    def _streak(self, failures: Sequence[float]) -> int:
+        streak = 1
+        for earlier, later in pairwise(failures):
+            quiet_s = later - earlier - self._pause(streak)
+            streak = 1 if quiet_s >= self.reset_after_s else streak + 1
+        return streak
+
+
+def no_restart() -> RestartStrategy:
+    """Fail for good at the first failure."""
+    return NoRestart()
+
+
+def fixed_delay(*, attempts: int = 1, delay: Duration = "1s") -> RestartStrategy:
+    """Try again up to `attempts` times, each after `delay`."""
+    return FixedDelay(whole_number("restart.attempts", attempts, minimum=1), seconds("restart.delay", delay))
+
+
+def failure_rate(
+    *, max_failures: int = 1, interval: Duration = "1min", delay: Duration = "1s"
+) -> RestartStrategy:
+    """Try again after `delay` unless there were more than `max_failures` within `interval`."""
+    return FailureRate(
+        whole_number("restart.max_failures", max_failures, minimum=1),
+        seconds("restart.interval", interval, exclusive=True),
+        seconds("restart.delay", delay),
+    )
+
+
+def exponential_delay(
+    *,
+    initial: Duration = "1s",
+    maximum: Duration = "1min",
+    multiplier: float = 1.5,
+    jitter: float = 0.1,
+    reset_after: Duration = "1h",
+    attempts: int | None = None,
+) -> RestartStrategy:
+    """Try again after `initial`, then `multiplier` times as long, up to `maximum`; start over after `reset_after` without a failure."""
+    if multiplier < 1:
+        raise ConfigError(f"restart.multiplier={multiplier!r} is not allowed: it must be at least 1")
+    if not 0 <= jitter < 1:
+        raise ConfigError(f"restart.jitter={jitter!r} is not allowed: it must be from 0 to less than 1")
+    initial_s = seconds("restart.initial", initial)
+    if attempts is not None:
+        whole_number("restart.attempts", attempts, minimum=1)
+    return ExponentialDelay(
+        initial_s=initial_s,
+        maximum_s=seconds("restart.maximum", maximum, minimum_s=initial_s),
+        multiplier=multiplier,
+        jitter=jitter,
+        reset_after_s=seconds("restart.reset_after", reset_after),
+        attempts=attempts,
+    )

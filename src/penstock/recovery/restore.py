@@ -1,0 +1,187 @@
+"""From whatever a failure left to a clean starting point. Driver, at the start of every run, before Spark's query.
+
+The order is what makes it safe:
+1. claim the job, so that no earlier run can commit any more;
+2. list the checkpoints, choose the newest one that is whole, and record the choice;
+3. commit what it promised, abort every other transaction of the job;
+4. delete the checkpoints and files that no longer belong to anything.
+A crash in between leaves the same choice to the next run.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from penstock.checkpoint.completed import Completed
+from penstock.checkpoint.coordinator import commit_in_order, identity
+from penstock.checkpoint.metadata import checkpoint_ids, metadata_name, read_metadata
+from penstock.config import Mode
+from penstock.errors import ConfigError, CorruptStateError, IncompatibleStateError
+from penstock.ids import NO_CHECKPOINT, CheckpointId, RunId
+from penstock.recovery.fencing import (
+    Descent,
+    claim,
+    forget_old_runs,
+    in_line_of_descent,
+    read_descents,
+    record_descent,
+)
+from penstock.sinks.two_phase_commit import TwoPhaseCommitSink
+from penstock.storage import Storage
+
+_log = logging.getLogger(__name__)
+
+JOB_FILE = "job.json"
+
+
+class JobRecord(msgspec.Struct, frozen=True):
+    """What may never change in the life of a job."""
+
+    job: str
+    max_parallelism: int
+    format: int = 1
+
+
+@dataclass(frozen=True)
+class RestorePoint:
+    """Where a run goes on: its number, and the retained checkpoints up to the restored one (oldest first, may be empty)."""
+
+    run: RunId
+    retained: tuple[Completed, ...]
+
+    @property
+    def checkpoint(self) -> Completed | None:
+        """The checkpoint to go on from; None for a job that never completed one."""
+        return self.retained[-1] if self.retained else None
+
+    @property
+    def id(self) -> CheckpointId:
+        """Its number, or `NO_CHECKPOINT`."""
+        return self.retained[-1].id if self.retained else NO_CHECKPOINT
+
+
+def check_job_record(storage: Storage, record: JobRecord) -> None:
+    """Write `job.json` on the first run; refuse a job whose identity has changed since."""
+    if storage.create(JOB_FILE, msgspec.json.encode(record)):
+        return
+    try:
+        known = msgspec.json.decode(storage.get(JOB_FILE), type=JobRecord)
+    except msgspec.DecodeError as error:
+        raise CorruptStateError(f"{JOB_FILE} in {storage.uri} is not readable: {error}") from error
+    if known.max_parallelism != record.max_parallelism:
+        raise ConfigError(
+            f"max_parallelism={record.max_parallelism} but the job in {storage.uri} was started with "
+            f"{known.max_parallelism}; key groups would no longer match, so it can never change: set it back",
+            setting="max_parallelism",
+            value=record.max_parallelism,
+            expected=known.max_parallelism,
+        )
+
+
+def restore(
+    storage: Storage,
+    sinks: Mapping[str, TwoPhaseCommitSink],
+    *,
+    job: str,
+    mode: Mode,
+    now: float,
+    wanted: CheckpointId | None = None,
+) -> RestorePoint:
+    """Take the job over and clean up. `wanted` names an older retained checkpoint instead of the newest."""
+    run = claim(storage, now)
+    retained = choose(storage, read_descents(storage), wanted)
+    point = RestorePoint(run, tuple(retained))
+    record_descent(storage, run, point.id)
+    _settle_transactions(point, sinks, job=job, mode=mode)
+    _delete_leftovers(storage, point)
+    forget_old_runs(storage, run)
+    return point
+
+
+def choose(
+    storage: Storage, descents: Sequence[Descent], wanted: CheckpointId | None = None
+) -> list[Completed]:
+    """The whole checkpoints of the job's history, oldest first, up to the one to go on from."""
+    files = set(storage.names("state"))
+    whole: list[Completed] = []
+    broken: list[str] = []
+    for number in checkpoint_ids(storage):
+        try:
+            completed = read_metadata(storage, number)
+            if not in_line_of_descent(completed.id, RunId(completed.run), descents):
+                continue
+            _check_files(completed, files)
+        except CorruptStateError as error:
+            broken.append(str(error))
+        else:
+            whole.append(completed)
+    if wanted is not None:
+        return _up_to(whole, wanted)
+    _say_what_is_broken(whole, broken)
+    return whole
+
+
+def _check_files(completed: Completed, files: set[str]) -> None:
+    missing = sorted(completed.files - files)
+    if missing:
+        raise CorruptStateError(
+            f"checkpoint {completed.checkpoint} needs {len(missing)} state files that are gone, such as {missing[0]}"
+        )
+
+
+def _up_to(whole: list[Completed], wanted: CheckpointId) -> list[Completed]:
+    numbers = [completed.checkpoint for completed in whole]
+    if wanted not in numbers:
+        raise ConfigError(
+            f"checkpoint {wanted} cannot be restored: there are {numbers or 'none'}", wanted=wanted
+        )
+    return [completed for completed in whole if completed.id <= wanted]
+
+
+def _say_what_is_broken(whole: list[Completed], broken: list[str]) -> None:
+    if not broken:
+        return
+    if not whole:
+        raise CorruptStateError(
+            f"no checkpoint can be restored: {'; '.join(broken)}. Bring the files back from a copy, or delete the "
+            "job's folder to start from nothing",
+        )
+    _log.warning(
+        "a checkpoint cannot be used: %s. The job goes on from checkpoint %d; if a later one had been committed, its "
+        "results are written again",
+        "; ".join(broken),
+        whole[-1].checkpoint,
+    )
+
+
+def _settle_transactions(
+    point: RestorePoint, sinks: Mapping[str, TwoPhaseCommitSink], *, job: str, mode: Mode
+) -> None:
+    promised = point.checkpoint.transactions if point.checkpoint and mode is not Mode.AT_MOST_ONCE else ()
+    lost = sorted({one.sink for one in promised} - set(sinks))
+    if lost:
+        raise IncompatibleStateError(
+            f"checkpoint {point.id} promises to commit transactions of the sinks {', '.join(lost)}, which the job no longer "
+            "has; run the job once more with them, then remove them"
+        )
+    commit_in_order(sinks, promised)
+    keep = {(one.sink, identity(one.transaction)) for one in promised}
+    for uid, sink in sinks.items():
+        for transaction in list(sink.find_transactions(job, uid)):
+            if transaction["run"] <= point.run and (uid, identity(transaction)) not in keep:
+                _log.info(
+                    "sink %s: transaction %s is aborted, no checkpoint names it", uid, identity(transaction)
+                )
+                sink.abort(transaction)
+
+
+def _delete_leftovers(storage: Storage, point: RestorePoint) -> None:
+    retained = {completed.id for completed in point.retained}
+    stale = [number for number in checkpoint_ids(storage) if number not in retained]
+    storage.delete([metadata_name(number) for number in stale])
+    needed = {name for completed in point.retained for name in completed.files}
+    storage.delete([name for name in storage.names("state") if name not in needed])

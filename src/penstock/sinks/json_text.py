@@ -1,0 +1,80 @@
+"""Arrow values as JSON text. Executors.
+
+Dates and timestamps are ISO 8601 (with a time zone: in UTC, ending in 'Z'), decimals are strings, bytes are
+base64, maps are objects. JSON knows no NaN and no infinity: they become null.
+"""
+
+from __future__ import annotations
+
+import msgspec
+import pyarrow as pa
+
+from penstock.errors import BadRecordError
+
+_ENCODER = msgspec.json.Encoder()
+
+
+def json_lines(batch: pa.RecordBatch) -> bytes:
+    """Encode each row as one line."""
+    target = pa.schema([field.with_type(_encodable(field.type)) for field in batch.schema])
+    try:
+        if target != batch.schema:
+            batch = batch.cast(target, safe=False)
+        return _ENCODER.encode_lines(batch.to_pylist(maps_as_pydicts="strict"))
+    except (ValueError, OverflowError, KeyError, TypeError) as error:
+        raise BadRecordError(
+            f"a row cannot be written as JSON: {error}; columns: {batch.schema.names}", cause=str(error)
+        ) from error
+
+
+def json_texts(column: pa.Array) -> pa.Array:
+    """Encode each value that is not null as one text; a null stays null."""
+    try:
+        values = column.cast(_encodable(column.type), safe=False).to_pylist(maps_as_pydicts="strict")
+        texts = [None if value is None else _ENCODER.encode(value).decode() for value in values]
+    except (ValueError, OverflowError, KeyError, TypeError) as error:
+        raise BadRecordError(
+            f"a value of type {column.type} cannot be written as JSON: {error}", cause=str(error)
+        ) from error
+    return pa.array(texts, pa.string())
+
+
+def unsupported_in_json(data_type: pa.DataType) -> pa.DataType | None:
+    """Find the part of a type that has no JSON form, if there is one."""
+    if pa.types.is_interval(data_type) or pa.types.is_union(data_type):
+        return data_type
+    if pa.types.is_map(data_type) and pa.types.is_nested(data_type.key_type):
+        return data_type
+    for index in range(data_type.num_fields):
+        found = unsupported_in_json(data_type.field(index).type)
+        if found is not None:
+            return found
+    return None
+
+
+def _encodable(data_type: pa.DataType) -> pa.DataType:
+    """Python's datetime holds microseconds, and one zone for all makes texts comparable."""
+    if pa.types.is_nested(data_type):
+        return _encodable_nested(data_type)
+    if pa.types.is_timestamp(data_type):
+        unit = "us" if data_type.unit == "ns" else data_type.unit
+        return pa.timestamp(unit, None if data_type.tz is None else "UTC")
+    if pa.types.is_time64(data_type):
+        return pa.time64("us")
+    if pa.types.is_duration(data_type) and data_type.unit == "ns":
+        return pa.duration("us")
+    if pa.types.is_dictionary(data_type):
+        return _encodable(data_type.value_type)
+    return data_type
+
+
+def _encodable_nested(data_type: pa.DataType) -> pa.DataType:
+    if pa.types.is_struct(data_type):
+        return pa.struct([field.with_type(_encodable(field.type)) for field in data_type])
+    if pa.types.is_map(data_type):
+        key, item = data_type.key_field, data_type.item_field
+        return pa.map_(key.with_type(_encodable(key.type)), item.with_type(_encodable(item.type)))
+    if pa.types.is_list(data_type) or pa.types.is_large_list(data_type):
+        value = data_type.value_field.with_type(_encodable(data_type.value_type))
+        return pa.list_(value) if pa.types.is_list(data_type) else pa.large_list(value)
+    return data_type

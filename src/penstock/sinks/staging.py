@@ -1,0 +1,147 @@
+"""How a staged transaction is named, found again and made durable on a file system. Driver and executors.
+
+    <transaction_id>.<token>        page-views.views-out.3.41.0.7.9f86d081
+
+The token is drawn when the transaction begins. Run numbers start again when somebody deletes a job's
+storage and keeps its output; without the token the new life would meet the old life's proofs of commit and
+drop its rows as 'already there'.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+
+from penstock.errors import ConfigError, CorruptStateError, UnavailableError
+from penstock.ids import checked_name
+from penstock.sinks.two_phase_commit import Transaction, TransactionContext
+
+_NUMBERS_AND_TOKEN = re.compile(r"(\d+)\.(\d+)\.(\d+)\.(\d+)\.([0-9a-f]{8})")
+
+
+class StagedTransaction(msgspec.Struct, frozen=True):
+    """One transaction as the checkpoint stores it; `rows` is known after `pre_commit`."""
+
+    job: str
+    sink: str
+    run: int
+    checkpoint: int
+    subtask: int
+    attempt: int
+    token: str
+    rows: int | None = None
+
+    @classmethod
+    def begin(cls, context: TransactionContext) -> StagedTransaction:
+        """Name a new transaction."""
+        return cls(
+            job=checked_name("job", context.job),
+            sink=checked_name("uid", context.sink),
+            run=context.run,
+            checkpoint=context.checkpoint,
+            subtask=context.subtask,
+            attempt=context.attempt,
+            token=secrets.token_hex(4),
+        )
+
+    @classmethod
+    def read(cls, transaction: Transaction) -> StagedTransaction:
+        """Check what came back from a checkpoint: it becomes a path, so nothing odd may be in it."""
+        try:
+            staged = msgspec.convert(dict(transaction), cls)
+            checked_name("job", staged.job)
+            checked_name("uid", staged.sink)
+        except (msgspec.ValidationError, ConfigError) as error:
+            raise CorruptStateError(
+                f"a sink's transaction in the checkpoint cannot be understood: {error}; restore an older "
+                "checkpoint",
+                transaction=dict(transaction),
+            ) from error
+        if cls.parse(staged.job, staged.sink, staged.name) is None:
+            raise CorruptStateError(
+                f"a sink's transaction in the checkpoint has the impossible name {staged.name!r}; "
+                "restore an older checkpoint",
+                transaction=dict(transaction),
+            )
+        return staged
+
+    @classmethod
+    def parse(cls, job: str, sink: str, name: str) -> StagedTransaction | None:
+        """Read `name` back; None when it is not one of this job and sink."""
+        prefix = f"{job}.{sink}."
+        found = _NUMBERS_AND_TOKEN.fullmatch(name.removeprefix(prefix)) if name.startswith(prefix) else None
+        if found is None:
+            return None
+        run, checkpoint, subtask, attempt = (int(number) for number in found.groups()[:4])
+        return cls(job, sink, run, checkpoint, subtask, attempt, found[5])
+
+    @property
+    def name(self) -> str:
+        """A file name that no other transaction has, in this life of the job or another."""
+        return (
+            f"{self.job}.{self.sink}.{self.run}.{self.checkpoint}.{self.subtask}.{self.attempt}.{self.token}"
+        )
+
+    def as_transaction(self) -> Transaction:
+        """Return the dictionary that goes into the checkpoint."""
+        return {field: value for field, value in msgspec.structs.asdict(self).items() if value is not None}
+
+
+def local_path(setting: str, value: str | os.PathLike[str]) -> Path:
+    """Turn what the user gave into an absolute path: a task may run in another working directory."""
+    text = os.fspath(value)
+    scheme = re.match(r"([A-Za-z][A-Za-z0-9+.-]+):(//)?", text)
+    if scheme is not None and scheme[1].lower() != "file":
+        raise ConfigError(
+            f"{setting} {text!r} has the scheme {scheme[1]!r}, but this sink writes to a local or mounted "
+            "file system "
+            "only; mount it, or give a plain path that the driver and all executors share",
+            setting=setting,
+            value=text,
+        )
+    plain = re.sub(r"(?i)^file:(//)?", "", text)
+    if not plain or "\0" in plain:
+        raise ConfigError(f"{setting} {text!r} is not a path", setting=setting, value=text)
+    return Path(os.path.abspath(plain))  # noqa: PTH100 - resolve() follows links, which may change later
+
+
+@contextmanager
+def storage_errors(doing: str, path: Path) -> Iterator[None]:
+    """Report whatever the file system says as something that may pass."""
+    try:
+        yield
+    except OSError as error:
+        raise UnavailableError(
+            f"cannot {doing} {path}: {error}; it is tried again; check space, permissions and the mount",
+            path=str(path),
+            cause=str(error),
+        ) from error
+
+
+def sync_file(path: Path) -> None:
+    """Return when the content of a closed file survives a power cut; fails if it was deleted meanwhile."""
+    descriptor = os.open(path, os.O_RDWR)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def sync_folder(folder: Path) -> None:
+    """Return when the names in a folder survive a power cut."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def folders_up_to(folder: Path, top: Path) -> list[Path]:
+    """List `folder` and the folders above it, `top` included."""
+    return [folder, *(above for above in folder.parents if above == top or top in above.parents)]

@@ -1,0 +1,42 @@
+"""What executors tell the driver besides Spark's own results. Driver and executors.
+
+Acknowledgements that decide about a batch travel with Spark's task results, so they count only for attempts that Spark
+kept. These messages travel beside it: an upload that ended long after its task, or why a task failed.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from penstock.ids import SubtaskId
+from penstock.state.handle import StateHandle
+
+
+class UploadDone(msgspec.Struct, frozen=True, tag="upload-done"):
+    """Every file of the handle is in storage."""
+
+    run: int
+    handle: StateHandle
+    async_ms: float
+
+
+class UploadFailed(msgspec.Struct, frozen=True, tag="upload-failed"):
+    """A file of the handle could not be stored."""
+
+    run: int
+    subtask: SubtaskId
+    version: int
+    cause: str
+
+
+class TaskFailed(msgspec.Struct, frozen=True, tag="task-failed"):
+    """A task is about to fail; `error` names the class in `penstock.errors`, or is '' for any other exception."""
+
+    run: int
+    subtask: SubtaskId
+    error: str
+    cause: str
+    file: str = ""
+
+
+Message = UploadDone | UploadFailed | TaskFailed

@@ -1,0 +1,211 @@
+"""Look into the aggregate columns that a user writes, and say what to compute in a batch. Runs on the driver.
+
+`stream.aggregate(pv=F.count("*"))` hands over opaque PySpark columns; the expression behind one is read
+through py4j, and its types are asked of Spark itself, so that a result has the type `groupBy` would give it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import pyarrow as pa
+from pyspark.errors import AnalysisException
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F  # noqa: N812  the name that every PySpark program uses
+from pyspark.sql import types as T  # noqa: N812  the same
+from pyspark.sql.classic.column import Column as ClassicColumn
+from pyspark.sql.pandas.types import to_arrow_type
+
+from penstock.errors import ConfigError
+from penstock.operators.aggregates import AggregateSpec, Kind, Partial, partial_name
+
+_KINDS = {
+    "count": Kind.COUNT,
+    "count_if": Kind.COUNT,
+    "sum": Kind.SUM,
+    "min": Kind.MIN,
+    "max": Kind.MAX,
+    "avg": Kind.AVG,
+    "mean": Kind.AVG,
+    "bool_and": Kind.BOOL_AND,
+    "every": Kind.BOOL_AND,
+    "bool_or": Kind.BOOL_OR,
+    "some": Kind.BOOL_OR,
+    "any": Kind.BOOL_OR,
+    "bit_and": Kind.BIT_AND,
+    "bit_or": Kind.BIT_OR,
+    "bit_xor": Kind.BIT_XOR,
+}
+SUPPORTED = tuple(_KINDS)
+
+_ORDERED = (
+    T.BooleanType,
+    T.IntegralType,
+    T.FractionalType,
+    T.StringType,
+    T.BinaryType,
+    T.DateType,
+    T.TimestampType,
+    T.TimestampNTZType,
+)
+_TOTALS = (T.LongType, T.DoubleType, T.DecimalType)
+
+
+def describe(name: str, column: Column, frame: DataFrame) -> AggregateSpec:
+    """What `column` aggregates over the rows of `frame`; `ConfigError` when it cannot be merged."""
+    call = _call(name, column, frame)
+    kind = _KINDS[call.function]
+    result = _result_type(name, column, frame)
+    _check_type(name, call.function, kind, result)
+    kept = _average_parts(call.argument, result) if kind is Kind.AVG else [(kind, column)]
+    return AggregateSpec(
+        name=name,
+        kind=kind,
+        partials=tuple(
+            Partial(partial_name(name, rule), rule, _arrow(_result_type(name, part, frame)))
+            for rule, part in kept
+        ),
+        output=_arrow(result),
+    )
+
+
+def partials(spec: AggregateSpec, column: Column, frame: DataFrame) -> list[Column]:
+    """The columns for `groupBy(keys).agg(...)` inside a batch, named as the state columns of `spec`."""
+    if spec.kind is not Kind.AVG:
+        return [column.alias(spec.partials[0].name)]
+    call = _call(spec.name, column, frame)
+    averaged = T.DecimalType() if pa.types.is_decimal(spec.output) else T.DoubleType()
+    parts = _average_parts(call.argument, averaged)
+    return [part.alias(partial.name) for partial, (_, part) in zip(spec.partials, parts, strict=True)]
+
+
+def _average_parts(argument: Column, result: T.DataType) -> list[tuple[Kind, Column]]:
+    """Spark averages decimals as decimals and everything else, integers too, as a sum of doubles."""
+    summed = argument if isinstance(result, T.DecimalType) else argument.cast("double")
+    return [(Kind.SUM, F.sum(summed)), (Kind.COUNT, F.count(argument))]
+
+
+# --- the expression behind a column ---
+
+
+@dataclass(frozen=True)
+class _Call:
+    """A call of one aggregate function."""
+
+    function: str
+    argument: Column
+
+
+def _call(name: str, column: Column, frame: DataFrame) -> _Call:
+    if not isinstance(column, Column):
+        _refuse(name, f"is {column!r}, not a column")
+    if not isinstance(column, ClassicColumn):
+        _refuse(name, "is a column of Spark Connect, which cannot be looked into (use a classic session)")
+    node = _strip_alias(column._jc.node())
+    if _class(node) == "SqlExpression":
+        return _parsed_call(name, node.expression(), frame)
+    if _class(node) != "UnresolvedFunction":
+        _refuse(name, f"is {_what(node)}")
+    function = str(node.functionName()).lower()
+    _check_function(name, function, distinct=bool(node.isDistinct()))
+    return _Call(function, _wrap(frame, next(_items(node.arguments()))))
+
+
+def _parsed_call(name: str, text: str, frame: DataFrame) -> _Call:
+    """`F.expr("sum(x)")` is text until Spark parses it."""
+    session: Any = frame.sparkSession
+    node = _strip_alias(session._jsparkSession.sessionState().sqlParser().parseExpression(text))
+    if _class(node) != "UnresolvedFunction":
+        _refuse(name, f"is the expression {text!r}")
+    function = ".".join(map(str, _items(node.nameParts()))).lower()
+    if node.filter().isDefined():
+        _refuse(name, f"has a FILTER clause ({text!r}); aggregate a F.when(...) without otherwise instead")
+    _check_function(name, function, distinct=bool(node.isDistinct()))
+    return _Call(function, _wrap(frame, next(_items(node.arguments())), parsed=True))
+
+
+def _check_function(name: str, function: str, *, distinct: bool) -> None:
+    if distinct:
+        _refuse(name, f"is {function}(DISTINCT ...), which would have to keep every value")
+    if function not in _KINDS:
+        _refuse(
+            name, f"is {function}(...)" if function.isidentifier() else f"is an expression with {function!r}"
+        )
+
+
+def _refuse(name: str, what: str) -> NoReturn:
+    raise ConfigError(
+        f"aggregate {name!r} {what}; it cannot be merged from batch to batch. "
+        f"Supported: {', '.join(SUPPORTED)}. "
+        "Compute on the results with transform() afterwards, or use process() with state of your own",
+        aggregate=name,
+        supported=SUPPORTED,
+    )
+
+
+def _what(node: Any) -> str:
+    known = {
+        "Cast": "a cast of a result",
+        "Window": "a window function",
+        "UnresolvedAttribute": f"the plain column {node.sql()}",
+        "Literal": f"the constant {node.sql()}",
+    }
+    return known.get(_class(node), f"the expression {node.sql()}")
+
+
+def _strip_alias(node: Any) -> Any:
+    while _class(node) == "Alias":
+        node = node.child()
+    return node
+
+
+def _class(node: Any) -> str:
+    return str(node.getClass().getSimpleName())
+
+
+def _items(seq: Any) -> Iterator[Any]:
+    return (seq.apply(index) for index in range(seq.size()))
+
+
+def _wrap(frame: DataFrame, node: Any, *, parsed: bool = False) -> Column:
+    """A PySpark column around what was found inside another one."""
+    session: Any = frame.sparkSession
+    sql = session._jvm.org.apache.spark.sql
+    return ClassicColumn(sql.classic.ExpressionUtils.column(node) if parsed else sql.Column(node))
+
+
+# --- types ---
+
+
+def _result_type(name: str, column: Column, frame: DataFrame) -> T.DataType:
+    try:
+        return frame.agg(column).schema[0].dataType
+    except AnalysisException as error:
+        raise ConfigError(
+            f"aggregate {name!r} is refused by Spark: {str(error).splitlines()[0]}; "
+            f"the input has the columns {', '.join(frame.columns)}",
+            aggregate=name,
+        ) from error
+
+
+def _check_type(name: str, function: str, kind: Kind, result: T.DataType) -> None:
+    collated = isinstance(result, T.StringType) and not result.isUTF8BinaryCollation()
+    allowed: tuple[type[T.DataType], ...] | None = {
+        Kind.MIN: _ORDERED,
+        Kind.MAX: _ORDERED,
+        Kind.SUM: _TOTALS,
+        Kind.AVG: _TOTALS,
+    }.get(kind)
+    if collated or (allowed is not None and not isinstance(result, allowed)):
+        raise ConfigError(
+            f"aggregate {name!r}: {function} of {result.simpleString()} is not supported; "
+            "cast the input to a number, a plain string, a date or a timestamp, or use process()",
+            aggregate=name,
+            type=result.simpleString(),
+        )
+
+
+def _arrow(spark_type: T.DataType) -> pa.DataType:
+    return to_arrow_type(spark_type, timezone="UTC")

@@ -1,0 +1,162 @@
+"""The job with every schema known: what `start` checks, and what each batch is built from. Driver.
+
+Schemas are learned by running the graph over empty DataFrames, so every mistake in it shows before the query starts.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+import pyarrow as pa
+from pyspark.errors import AnalysisException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - PySpark's own convention
+from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema, to_arrow_type
+from pyspark.sql.types import StructType
+
+from penstock.errors import ConfigError
+from penstock.graph import Aggregate, Graph, Keyed, Node, Process, Source, Transform, Union
+from penstock.operators.aggregates import AggregateSpec, state_schema
+from penstock.operators.run_process import value_schema
+from penstock.spark.aggregate_columns import describe
+from penstock.spark.inspection import refuse_stateful
+from penstock.spark.key_columns import check_keys
+from penstock.state.backends.base import StateLayout
+
+
+@dataclass(frozen=True)
+class CompiledOperator:
+    """A keyed operator with its types."""
+
+    node: Keyed
+    layout: StateLayout
+    result: StructType
+    specs: tuple[AggregateSpec, ...] = ()
+
+    @property
+    def described_layout(self) -> tuple[dict[str, str], dict[str, str]]:
+        """The state's columns as the metadata records them."""
+        return _described(self.layout.key), _described(self.layout.value)
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """Everything about a job that does not change from batch to batch."""
+
+    session: SparkSession
+    graph: Graph
+    operators: dict[str, CompiledOperator]
+    shared: frozenset[str]
+    """Sources and operators whose rows are used more than once: they are materialised, never computed again."""
+
+
+def compile_job(graph: Graph) -> Compiled:
+    """Check the whole graph and learn its types; raises `ConfigError`."""
+    if not graph.sources:
+        raise ConfigError("the job has no source: call job.read(...)")
+    if not graph.outputs:
+        raise ConfigError("the job has no sink: end a stream with write_to(...)")
+    session = graph.sources[0].frame.sparkSession
+    for source in graph.sources:
+        refuse_stateful(source)
+    compiler = _Compiler(session)
+    uses: Counter[str] = Counter()
+    for part in (*graph.operators, *graph.outputs):
+        plan = compiler.frame(part.upstream)._jdf.queryExecution().analyzed().toString()
+        uses.update({uid: plan.count(_mark(uid)) // 2 for uid in compiler.marked})
+    for operator in graph.operators:
+        compiler.frame(operator)
+    for output in graph.outputs:
+        frame = compiler.frame(output.upstream)
+        output.sink.validate(to_arrow_schema(frame.schema, timezone="UTC"))
+    return Compiled(session, graph, compiler.operators, frozenset(uid for uid, n in uses.items() if n > 1))
+
+
+def _mark(uid: str) -> str:
+    return f"<penstock:{uid}>"
+
+
+class _Compiler:
+    def __init__(self, session: SparkSession) -> None:
+        self._session = session
+        self._frames: dict[int, DataFrame] = {}
+        self.operators: dict[str, CompiledOperator] = {}
+        self.marked: list[str] = []
+
+    def frame(self, node: Node) -> DataFrame:
+        """An empty DataFrame with the columns of the node."""
+        if id(node) not in self._frames:
+            self._frames[id(node)] = self._make(node)
+        return self._frames[id(node)]
+
+    def _make(self, node: Node) -> DataFrame:
+        match node:
+            case Source():
+                return self._empty(node.frame.schema, node.uid)
+            case Transform():
+                return self._transformed(node)
+            case Union():
+                return self._union(node)
+            case Aggregate() | Process():
+                compiled = self._operator(node)
+                self.operators[node.uid] = compiled
+                return self._empty(compiled.result, node.uid)
+
+    def _empty(self, schema: StructType, uid: str) -> DataFrame:
+        """No rows; a filter that is always true leaves a mark in the plan, to count how often the rows are used."""
+        self.marked.append(uid)
+        always = F.lit(_mark(uid)) == F.lit(_mark(uid))
+        return self._session.createDataFrame([], schema).where(always)
+
+    def _transformed(self, node: Transform) -> DataFrame:
+        name = getattr(node.function, "__name__", repr(node.function))
+        try:
+            result = node.function(self.frame(node.upstream))
+        except AnalysisException as error:
+            raise ConfigError(f"transform {name}: {error}") from error
+        if not isinstance(result, DataFrame):
+            raise ConfigError(f"transform {name} returned {result!r}; it must return a DataFrame")
+        return result
+
+    def _union(self, node: Union) -> DataFrame:
+        left, right = self.frame(node.left), self.frame(node.right)
+        try:
+            return left.unionByName(right)
+        except AnalysisException as error:
+            raise ConfigError(
+                f"union: the streams have different columns ({left.columns} and {right.columns}): {error}"
+            ) from error
+
+    def _operator(self, node: Keyed) -> CompiledOperator:
+        frame = self.frame(node.upstream)
+        check_keys(frame, node.keys, node.uid)
+        key = pa.schema(
+            [pa.field(name, to_arrow_type(frame.schema[name].dataType, timezone="UTC")) for name in node.keys]
+        )
+        if isinstance(node, Process):
+            return self._process(node, frame, key)
+        specs = tuple(describe(name, column, frame) for name, column in node.columns.items())
+        result = (
+            frame.groupBy(*node.keys)
+            .agg(*(column.alias(name) for name, column in node.columns.items()))
+            .schema
+        )
+        return CompiledOperator(node, StateLayout(key, state_schema(specs)), result, specs)
+
+    def _process(self, node: Process, frame: DataFrame, key: pa.Schema) -> CompiledOperator:
+        missing = [column for column in map(_column_of, node.order_by) if column not in frame.columns]
+        if missing:
+            raise ConfigError(
+                f"operator {node.uid!r}: order_by names {', '.join(missing)}; there are {', '.join(frame.columns)}"
+            )
+        result = from_arrow_schema(node.output)
+        return CompiledOperator(node, StateLayout(key, value_schema(node.operator)), result)
+
+
+def _column_of(order: str) -> str:
+    return order.split(maxsplit=1)[0]
+
+
+def _described(schema: pa.Schema) -> dict[str, str]:
+    return {field.name: str(field.type) for field in schema}

@@ -1,0 +1,141 @@
+"""One batch as a single Spark action: sources -> Spark SQL -> operators -> Spark SQL -> sinks. Driver."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import reduce
+
+from pyspark.accumulators import Accumulator
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F  # noqa: N812 - PySpark's own convention
+
+from penstock.graph import Aggregate, Keyed, Node, Output, Process, Source, Transform, Union
+from penstock.spark.aggregate_columns import partials
+from penstock.spark.assignment import Assignment
+from penstock.spark.compiled import Compiled, CompiledOperator
+from penstock.spark.key_columns import normalised, quoted, sort_key, subtask_of
+from penstock.spark.tasks import AggregateTask, Fused, OperatorTask, ProcessTask, SinkTask
+
+SOURCE = "__source"
+NOTHING = "nothing int"
+
+
+def merged_sources(sources: list[Source]) -> DataFrame:
+    """All sources as one streaming DataFrame, so that one query, and one barrier, spans them."""
+    if len(sources) == 1:
+        return sources[0].frame
+    return reduce(DataFrame.unionByName, (_tagged(sources, index) for index in range(len(sources))))
+
+
+def _tagged(sources: list[Source], index: int) -> DataFrame:
+    columns: list[Column] = [F.lit(index).alias(SOURCE)]
+    for number, source in enumerate(sources):
+        schema = source.frame.schema
+        own = F.struct(*(F.col(quoted(name)) for name in source.frame.columns))
+        columns.append((own if number == index else F.lit(None)).cast(schema).alias(f"__s{number}"))
+    return sources[index].frame.select(*columns)
+
+
+@dataclass
+class BatchFrames:
+    """Builds the DataFrames of one batch; each node once."""
+
+    compiled: Compiled
+    batch: DataFrame
+    assignment: Assignment
+    answers: Accumulator[list[bytes]]
+    _frames: dict[int, DataFrame] = field(default_factory=dict)
+    _persisted: list[DataFrame] = field(default_factory=list)
+
+    def run(self) -> None:
+        """Run the batch. When it returns, every kept attempt has answered."""
+        sources = self.compiled.graph.sources
+        if len(sources) > 1 or sources[0].uid in self.compiled.shared:
+            self.batch = self._persist(self.batch)
+        for operator in self.compiled.graph.operators:
+            if operator.uid in self.compiled.shared:
+                self._frames[id(operator)] = shared = self._persist(self._operator(operator))
+                shared.foreachPartition(_ignore)
+        outputs = [self._output(output) for output in self.compiled.graph.outputs]
+        reduce(DataFrame.union, outputs).collect()
+
+    def run_operator(self, operator: Keyed) -> None:
+        """Run an operator whose results nobody asked for: its state must see the rows all the same."""
+        self._frame(operator).foreachPartition(_ignore)
+
+    def release(self) -> None:
+        """Free what was materialised."""
+        for frame in self._persisted:
+            frame.unpersist()
+
+    def _persist(self, frame: DataFrame) -> DataFrame:
+        self._persisted.append(frame.persist())
+        return frame
+
+    def _frame(self, node: Node) -> DataFrame:
+        if id(node) not in self._frames:
+            self._frames[id(node)] = self._make(node)
+        return self._frames[id(node)]
+
+    def _make(self, node: Node) -> DataFrame:
+        match node:
+            case Source():
+                return self._source(node)
+            case Transform():
+                return node.function(self._frame(node.upstream))
+            case Union():
+                return self._frame(node.left).unionByName(self._frame(node.right))
+            case Aggregate() | Process():
+                return self._operator(node)
+
+    def _source(self, node: Source) -> DataFrame:
+        sources = self.compiled.graph.sources
+        if len(sources) == 1:
+            return self.batch
+        index = sources.index(node)
+        return self.batch.where(F.col(SOURCE) == index).select(f"__s{index}.*")
+
+    def _operator(self, node: Keyed) -> DataFrame:
+        rows, task, operator = self._keyed(node)
+        return rows.mapInArrow(task, operator.result)
+
+    def _output(self, output: Output) -> DataFrame:
+        sink = SinkTask(output.uid, output.sink, self.assignment, self.answers)
+        upstream = output.upstream
+        if isinstance(upstream, Aggregate | Process) and upstream.uid not in self.compiled.shared:
+            rows, task, _ = self._keyed(upstream)
+            return rows.mapInArrow(Fused(task, sink), NOTHING)
+        return self._frame(upstream).mapInArrow(sink, NOTHING)
+
+    def _keyed(self, node: Keyed) -> tuple[DataFrame, OperatorTask, CompiledOperator]:
+        operator = self.compiled.operators[node.uid]
+        frame = normalised(self._frame(node.upstream), node.keys)
+        common = (node.uid, node.keys, operator.layout, self.assignment, self.answers)
+        if isinstance(node, Process):
+            task: OperatorTask = ProcessTask(*common, node.operator, node.output)
+            return self._placed_rows(node, frame), task, operator
+        return self._placed_partials(node, operator, frame), AggregateTask(*common, operator.specs), operator
+
+    def _placed_rows(self, node: Process, frame: DataFrame) -> DataFrame:
+        plan = self.assignment
+        rows = frame.select("*", sort_key(node.keys, plan.max_parallelism))
+        placed = rows.repartitionById(plan.parallelism, subtask_of(plan.parallelism))
+        return placed.sortWithinPartitions(*map(_order, node.order_by)) if node.order_by else placed
+
+    def _placed_partials(self, node: Aggregate, operator: CompiledOperator, frame: DataFrame) -> DataFrame:
+        plan = self.assignment
+        columns = [part for spec in operator.specs for part in partials(spec, node.columns[spec.name], frame)]
+        rows = frame.groupBy(*map(quoted, node.keys)).agg(*columns)
+        rows = rows.select("*", sort_key(node.keys, plan.max_parallelism))
+        if plan.max_parallelism % plan.parallelism == 0:
+            return rows  # Spark's own shuffle has put every key where it belongs (see key_columns)
+        return rows.repartitionById(plan.parallelism, subtask_of(plan.parallelism))
+
+
+def _order(column: str) -> Column:
+    name, _, direction = column.partition(" ")
+    return F.col(quoted(name)).desc() if direction.strip().lower() == "desc" else F.col(quoted(name)).asc()
+
+
+def _ignore(_: object) -> None:
+    """Consume nothing: the work is done before the first row is handed on."""

@@ -1,0 +1,199 @@
+"""A running job in the user's hand, and the loop that brings it back after a failure. Driver."""
+
+from __future__ import annotations
+
+import enum
+import logging
+import random
+import threading
+from typing import TYPE_CHECKING
+
+from penstock.checkpoint.completed import Completed
+from penstock.checkpoint.metadata import checkpoint_ids, metadata_name
+from penstock.clock import SYSTEM_CLOCK
+from penstock.config import OnCancel, choice
+from penstock.errors import CommitLostError, CorruptStateError, FencedError, JobFailedError, PenstockError
+from penstock.recovery.fencing import beat, read_descents, refuse_if_running
+from penstock.recovery.restore import JobRecord, check_job_record, choose
+from penstock.spark.compiled import Compiled, compile_job
+from penstock.spark.inspection import guarantee_of, leaves
+from penstock.spark.observer import Observer, Progress
+from penstock.spark.query import FATAL, QueryRun
+
+if TYPE_CHECKING:
+    from penstock.job import Job
+
+_log = logging.getLogger(__name__)
+
+FINAL = (*FATAL, FencedError, CorruptStateError, CommitLostError)
+"""What another attempt would only meet again."""
+
+
+class Status(enum.Enum):
+    """Where a job is in its life."""
+
+    RUNNING = "running"
+    RESTARTING = "restarting"
+    FINISHED = "finished"
+    STOPPED = "stopped"
+    CANCELLED = "cancelled"
+    FAILED = "failed"
+
+
+class JobHandle:
+    """Returned by `Job.start`."""
+
+    def __init__(self, job: Job, compiled: Compiled, *, available_now: bool) -> None:
+        self._job = job
+        self._compiled = compiled
+        self._available_now = available_now
+        self._stopping = threading.Event()
+        self._cancelled = False
+        self._status = Status.RUNNING
+        self._failure: BaseException | None = None
+        self._observer = Observer({source.uid: len(leaves(source.frame)) for source in job.graph.sources})
+        self._run: QueryRun | None = None
+        self._thread = threading.Thread(target=self._work, name=f"penstock-{job.name}", daemon=True)
+
+    @classmethod
+    def start(
+        cls,
+        job: Job,
+        *,
+        available_now: bool,
+        restore: int | None,
+        takeover: bool,
+        drop_state: tuple[str, ...],
+    ) -> JobHandle:
+        """Check everything, take the job over, and run it in the background. See `Job.start`."""
+        guarantee = guarantee_of(job)
+        compiled = compile_job(job.graph)
+        job.storage.check_writable()
+        check_job_record(job.storage, JobRecord(job.name, job.max_parallelism))
+        if not takeover:
+            refuse_if_running(job.storage, SYSTEM_CLOCK.wall())
+        handle = cls(job, compiled, available_now=available_now)
+        _log.info("job %s starts, %s", job.name, guarantee)
+        handle._run = handle._new_run()
+        handle._run.prepare(restore, drop_state)
+        handle._thread.start()
+        return handle
+
+    # ── what the user can do ───────────────────────────────────────────────────────────────────
+
+    @property
+    def status(self) -> Status:
+        """Where the job is in its life."""
+        return self._status
+
+    @property
+    def progress(self) -> Progress:
+        """What it has done so far."""
+        return self._observer.progress
+
+    @property
+    def failure(self) -> BaseException | None:
+        """Why it failed, if it did."""
+        return self._failure
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait for the end; True when it has come. Raises what made the job fail."""
+        self._thread.join(timeout)
+        if self._thread.is_alive():
+            return False
+        if self._failure is not None:
+            raise self._failure
+        return True
+
+    def stop(self) -> None:
+        """End after the current batch, with a last checkpoint that is completed and committed. The next run goes on from there."""
+        self._stopping.set()
+        self.wait()
+
+    def cancel(self) -> None:
+        """End now, without a last checkpoint. What is kept is decided by `checkpoint.on_cancel`."""
+        self._cancelled = True
+        if self._run is not None:
+            self._run.cancel()
+        self._stopping.set()
+        self.wait()
+
+    def checkpoints(self) -> list[Completed]:
+        """The completed checkpoints in storage, oldest first, with what every subtask measured."""
+        return choose(self._job.storage, read_descents(self._job.storage))
+
+    # ── the loop around the runs ───────────────────────────────────────────────────────────────
+
+    def _new_run(self) -> QueryRun:
+        return QueryRun(self._job, self._compiled, self._observer, self._available_now, self._stopping)
+
+    def _work(self) -> None:
+        try:
+            self._run_until_done()
+        except BaseException as error:  # noqa: BLE001 - handed to whoever waits
+            self._status, self._failure = Status.FAILED, error
+        else:
+            self._status = self._ended_as()
+        finally:
+            self._say_goodbye()
+
+    def _ended_as(self) -> Status:
+        if self._cancelled:
+            return Status.CANCELLED
+        return Status.STOPPED if self._stopping.is_set() else Status.FINISHED
+
+    def _run_until_done(self) -> None:
+        failures: list[float] = []
+        rng = random.Random()  # noqa: S311 - jitter, not secrets
+        while True:
+            try:
+                self._attempt()
+            except FINAL:
+                raise
+            except Exception as error:  # noqa: BLE001 - the restart strategy decides about everything else
+                failures.append(SYSTEM_CLOCK.monotonic())
+                delay_s = None if self._cancelled else self._job.restart.delay_s(failures, rng)
+                self._go_back_or_give_up(error, delay_s, len(failures))
+            else:
+                break
+        if self._cancelled:
+            self._forget_if_asked()
+
+    def _attempt(self) -> None:
+        run = self._run
+        if run is None:
+            run = self._run = self._new_run()
+            run.prepare(None, ())
+            self._status = Status.RUNNING
+        try:
+            run.run()
+        finally:
+            self._run = None
+
+    def _go_back_or_give_up(self, error: Exception, delay_s: float | None, failures: int) -> None:
+        if delay_s is None:
+            raise JobFailedError(
+                f"job {self._job.name} failed for good after {failures} failures, the restart strategy "
+                f"{self._job.restart} allows no further attempt: {error}",
+                failures=failures,
+            ) from error
+        _log.warning(
+            "job %s failed (%s: %s); it goes back to its last checkpoint in %.1f s",
+            *(self._job.name, type(error).__name__, error, delay_s),
+        )
+        self._status = Status.RESTARTING
+        self._observer.restarting()
+        self._stopping.wait(delay_s)
+
+    def _forget_if_asked(self) -> None:
+        on_cancel = choice("checkpoint.on_cancel", self._job.checkpoint.on_cancel, OnCancel)
+        if on_cancel is OnCancel.DELETE_ON_CANCELLATION:
+            storage = self._job.storage
+            storage.delete([metadata_name(number) for number in checkpoint_ids(storage)])
+            storage.delete(storage.names("state") + storage.names("spark"))
+
+    def _say_goodbye(self) -> None:
+        try:
+            beat(self._job.storage, self._observer.progress.run, SYSTEM_CLOCK.wall(), ended=True)  # type: ignore[arg-type]
+        except PenstockError:
+            _log.exception("the end of run %d could not be recorded", self._observer.progress.run)

@@ -1,0 +1,118 @@
+"""Look into the DataFrames a user hands in: which sources, and whether Spark would keep state of its own in them. Driver."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql import DataFrame
+
+from penstock.errors import ConfigError
+from penstock.graph import Source
+from penstock.guarantee import Guarantee, SinkFacts, SourceFacts, derive
+
+if TYPE_CHECKING:
+    from penstock.job import Job
+
+STATEFUL = {
+    "Aggregate": "groupBy().agg()",
+    "Deduplicate": "dropDuplicates() or distinct()",
+    "DeduplicateWithinWatermark": "dropDuplicatesWithinWatermark()",
+    "Distinct": "distinct()",
+    "FlatMapGroupsWithState": "flatMapGroupsWithState()",
+    "FlatMapGroupsInPandasWithState": "applyInPandasWithState()",
+    "TransformWithState": "transformWithState()",
+    "TransformWithStateInPySpark": "transformWithState()",
+    "TransformWithStateInPandas": "transformWithStateInPandas()",
+    "GlobalLimit": "limit()",
+    "LocalLimit": "limit()",
+}
+
+UNREPLAYABLE = ("socket",)
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """One streaming source in a plan."""
+
+    kind: str
+
+    @property
+    def replayable(self) -> bool:
+        """Whether it can go back to a position."""
+        return not any(word in self.kind.lower() for word in UNREPLAYABLE)
+
+
+def leaves(frame: DataFrame) -> list[Leaf]:
+    """The streaming sources of a DataFrame, in the order in which Spark records their positions."""
+    return [Leaf(_source_kind(node)) for node in _walk(_analyzed(frame)) if _is_streaming_leaf(node)]
+
+
+def refuse_stateful(source: Source) -> None:
+    """Raise `ConfigError` if Spark would keep state upstream of `read`: it would not be part of the checkpoint."""
+    for node in _walk(_analyzed(source.frame)):
+        name = node.getClass().getSimpleName()
+        if not node.isStreaming():
+            continue
+        if name in STATEFUL or (name == "Join" and _streams_joined(node)):
+            what = STATEFUL.get(name, "a join of two streams")
+            raise ConfigError(
+                f"source {source.uid!r} contains {what}, for which Spark keeps state that is not part of Penstock's checkpoint: after "
+                "a recovery it would be wrong; read the plain stream and use key_by().aggregate() or "
+                "key_by().process() instead",
+                source=source.uid,
+                operation=what,
+            )
+
+
+def guarantee_of(job: Job) -> Guarantee:
+    """See `Job.guarantee`."""
+    sources = [_facts(source) for source in job.graph.sources]
+    sinks = [
+        SinkFacts(output.uid, type(output.sink).__name__, output.sink.delivery)
+        for output in job.graph.outputs
+    ]
+    return derive(job.checkpoint.delivery_mode, sources, sinks)
+
+
+def replayable_positions(sources: list[Source]) -> list[bool]:
+    """For each recorded position, in order, whether its source can replay."""
+    return [
+        leaf.replayable if source.replayable is None else source.replayable
+        for source in sources
+        for leaf in leaves(source.frame)
+    ]
+
+
+def _facts(source: Source) -> SourceFacts:
+    found = leaves(source.frame)
+    kinds = ", ".join(leaf.kind for leaf in found)
+    by_itself = all(leaf.replayable for leaf in found)
+    return SourceFacts(source.uid, kinds, by_itself if source.replayable is None else source.replayable)
+
+
+def _analyzed(frame: DataFrame) -> Any:
+    return frame._jdf.queryExecution().analyzed()
+
+
+def _walk(node: Any) -> Iterator[Any]:
+    yield node
+    children = node.children().iterator()
+    while children.hasNext():
+        yield from _walk(children.next())
+
+
+def _is_streaming_leaf(node: Any) -> bool:
+    return bool(node.isStreaming()) and bool(node.children().isEmpty())
+
+
+def _source_kind(node: Any) -> str:
+    try:
+        return str(node.sourceName())
+    except Exception:  # noqa: BLE001 - py4j raises its own kinds; a leaf without a name is named by its class
+        return str(node.getClass().getSimpleName())
+
+
+def _streams_joined(node: Any) -> bool:
+    return bool(node.left().isStreaming()) and bool(node.right().isStreaming())

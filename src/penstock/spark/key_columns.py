@@ -1,0 +1,74 @@
+"""Key columns as Spark expressions: normalised, hashed, placed. Driver.
+
+The key group is Spark's own partitioning hash modulo max_parallelism. Where parallelism divides max_parallelism, Spark's shuffle of
+`groupBy` therefore brings every key to the subtask that owns it, with map-side aggregation and without a second shuffle.
+"""
+
+from __future__ import annotations
+
+from pyspark.errors import AnalysisException
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F  # noqa: N812 - PySpark's own convention
+from pyspark.sql.types import DataType, DoubleType, FloatType, StringType
+
+from penstock.errors import ConfigError
+from penstock.operators.grouping import SORT_KEY
+from penstock.state.keys import GROUP_SHIFT
+
+_HASH_BITS = (1 << GROUP_SHIFT) - 1
+
+
+def check_keys(frame: DataFrame, keys: tuple[str, ...], uid: str) -> None:
+    """Refuse key columns that do not exist or cannot be hashed and compared exactly."""
+    for key in keys:
+        if key not in frame.columns:
+            raise ConfigError(
+                f"operator {uid!r}: key column {key!r} does not exist; there are {', '.join(frame.columns)}",
+                operator=uid,
+                column=key,
+            )
+        kind = frame.schema[key].dataType
+        if isinstance(kind, StringType) and kind.collation != "UTF8_BINARY":
+            raise ConfigError(
+                f"operator {uid!r}: key column {key!r} has the collation {kind.collation}; cast it to string"
+            )
+    try:
+        _ = frame.select(F.hash(*keys), F.xxhash64(*keys)).schema
+    except AnalysisException as error:
+        raise ConfigError(
+            f"operator {uid!r}: Spark cannot hash the key ({', '.join(keys)}): {error}"
+        ) from error
+
+
+def normalised(frame: DataFrame, keys: tuple[str, ...]) -> DataFrame:
+    """Make -0.0 to 0.0 and all NaNs one, as Spark's own groupBy does, so that equal keys have equal hashes."""
+    floats = [key for key in keys if _is_float(frame.schema[key].dataType)]
+    return (
+        frame.withColumns({key: _one_zero_one_nan(F.col(quoted(key))) for key in floats}) if floats else frame
+    )
+
+
+def sort_key(keys: tuple[str, ...], max_parallelism: int) -> Column:
+    """The number that state is sorted by; see `penstock.state.keys`."""
+    columns = [F.col(quoted(key)) for key in keys]
+    group = F.pmod(F.hash(*columns), F.lit(max_parallelism)).cast("long")
+    low_bits = F.xxhash64(*columns).bitwiseAND(F.lit(_HASH_BITS))
+    return F.shiftleft(group, GROUP_SHIFT).bitwiseOR(low_bits).alias(SORT_KEY)
+
+
+def subtask_of(parallelism: int) -> Column:
+    """The subtask that owns a row, from its sort key."""
+    return (F.shiftright(F.col(SORT_KEY), GROUP_SHIFT) % F.lit(parallelism)).cast("int")
+
+
+def quoted(name: str) -> str:
+    """A column name that may contain dots."""
+    return f"`{name.replace('`', '``')}`"
+
+
+def _is_float(kind: DataType) -> bool:
+    return isinstance(kind, DoubleType | FloatType)
+
+
+def _one_zero_one_nan(column: Column) -> Column:
+    return F.when(F.isnan(column), F.lit(float("nan"))).when(column == 0, F.lit(0.0)).otherwise(column)

@@ -1,0 +1,74 @@
+"""What a running job shows of itself: counts, the last checkpoint, where it came back to. Driver."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from penstock.checkpoint.completed import Completed, PreCommitted, SubtaskReport
+from penstock.ids import CheckpointId, SubtaskId
+from penstock.recovery.restore import RestorePoint
+
+
+@dataclass
+class Progress:
+    """A snapshot of a running job for people and tests."""
+
+    run: int = 0
+    restored_from: int = -1
+    restarts: int = 0
+    batch: int = -1
+    batches: int = 0
+    rows: int = 0
+    rows_out: int = 0
+    batch_seconds: float = 0.0
+    checkpoint: int = -1
+    checkpoints_completed: int = 0
+
+
+@dataclass
+class Observer:
+    """Collects progress from the threads of a run; survives restarts."""
+
+    leaf_counts: dict[str, int]
+    on_change: Callable[[Progress], None] = lambda _: None
+    progress: Progress = field(default_factory=Progress)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def restored(self, point: RestorePoint) -> None:
+        """A run begins."""
+        with self._lock:
+            self.progress.run = point.run
+            self.progress.restored_from = point.id
+            self.progress.checkpoint = point.id
+        self.on_change(self.progress)
+
+    def batch_done(
+        self,
+        batch: CheckpointId,
+        reports: Mapping[SubtaskId, SubtaskReport],
+        transactions: Sequence[PreCommitted],
+        seconds: float,
+    ) -> None:
+        """A batch passed every operator and sink."""
+        with self._lock:
+            self.progress.batch = batch
+            self.progress.batches += 1
+            self.progress.rows += sum(report.rows for report in reports.values())
+            self.progress.rows_out += sum(one.rows for one in transactions)
+            self.progress.batch_seconds = seconds
+        self.on_change(self.progress)
+
+    def completed(self, completed: Completed) -> None:
+        """A checkpoint exists."""
+        with self._lock:
+            self.progress.checkpoint = completed.checkpoint
+            self.progress.checkpoints_completed += 1
+        self.on_change(self.progress)
+
+    def restarting(self) -> None:
+        """A run failed and another is going to begin."""
+        with self._lock:
+            self.progress.restarts += 1
+        self.on_change(self.progress)

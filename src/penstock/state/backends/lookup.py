@@ -1,0 +1,131 @@
+"""Look keys up in runs, newest first. Runs in tasks on executors.
+
+Everything is vectorised: a binary search of all sort keys at once, then one comparison of all keys. Only keys
+that share their sort key with another one take a further round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from penstock.state.backends.equality import Flags, rows_equal
+from penstock.state.backends.run_file import Run, RunBatch
+from penstock.state.keys import KeyBatch
+
+Positions = npt.NDArray[np.int64]
+
+_NOWHERE = -1
+
+
+def lookup(runs: Sequence[Run], keys: KeyBatch, value_schema: pa.Schema) -> tuple[pa.RecordBatch, Flags]:
+    """The newest values of the keys (nulls where there is none), and which of them were found."""
+    search = _Search(keys)
+    for run in runs:
+        if not len(search.open):
+            break
+        search.look_into(run)
+    found = search.source != _NOWHERE
+    columns = [
+        _gather([batch.values[i] for batch in search.sources], search, found, field.type)
+        for i, field in enumerate(value_schema)
+    ]
+    if not columns:
+        return _no_columns(len(keys)), found
+    return pa.RecordBatch.from_arrays(columns, schema=value_schema), found
+
+
+class _Search:
+    """Where each key was found: `row` of `sources[source]`; `open` lists the unresolved, ascending."""
+
+    def __init__(self, keys: KeyBatch) -> None:
+        self._keys = keys
+        self.open: Positions = np.arange(len(keys), dtype=np.int64)
+        self.sources: list[RunBatch] = []
+        self.source = np.full(len(keys), _NOWHERE, dtype=np.int32)
+        self.row = np.zeros(len(keys), dtype=np.int64)
+
+    def look_into(self, run: Run) -> None:
+        """Resolve what this run knows: a value is found, a tombstone says that there is none."""
+        sort_keys = self._keys.sort_keys[self.open]
+        resolved = np.zeros(len(self.open), dtype=np.bool_)
+        for batch in run.batches:
+            first = int(np.searchsorted(sort_keys, batch.sort_keys[0], side="left"))
+            last = int(np.searchsorted(sort_keys, batch.sort_keys[-1], side="right"))
+            for hits, rows in _matches(batch, self._keys, self.open[first:last]):
+                resolved[first + hits] = True
+                self._keep_live(batch, self.open[first + hits], rows)
+        self.open = self.open[~resolved]
+
+    def _keep_live(self, batch: RunBatch, positions: Positions, rows: Positions) -> None:
+        if batch.deleted is not None:
+            live = ~batch.deleted.take(pa.array(rows)).to_numpy(zero_copy_only=False)
+            positions, rows = positions[live], rows[live]
+        if not len(positions):
+            return
+        if not self.sources or self.sources[-1] is not batch:
+            self.sources.append(batch)
+        self.source[positions] = len(self.sources) - 1
+        self.row[positions] = rows
+
+
+def _matches(batch: RunBatch, keys: KeyBatch, asked: Positions) -> Iterator[tuple[Positions, Positions]]:
+    """Positions in `asked` and the rows that hold those keys; a further pair for each round of collisions."""
+    if not len(asked):
+        return
+    wanted = keys.sort_keys[asked]
+    rows = np.searchsorted(batch.sort_keys, wanted).astype(np.int64, copy=False)
+    pending: Positions = np.arange(len(asked), dtype=np.int64)
+    while True:
+        hit = _same_sort_key(batch, rows, wanted[pending])
+        pending, rows = pending[hit], rows[hit]
+        if not len(pending):
+            return
+        same = rows_equal(_taken(batch.keys, rows), _asked(keys, asked[pending]))
+        if same.any():
+            yield pending[same], rows[same]
+        pending, rows = pending[~same], rows[~same] + 1
+
+
+def _same_sort_key(batch: RunBatch, rows: Positions, wanted: Positions) -> Flags:
+    last = len(batch) - 1
+    hit: Flags = batch.sort_keys[np.minimum(rows, last)] == wanted
+    return hit & (rows <= last)
+
+
+def _asked(keys: KeyBatch, positions: Positions) -> Sequence[pa.Array]:
+    if len(positions) == len(keys):
+        columns: Sequence[pa.Array] = keys.columns.columns
+        return columns
+    return _taken(keys.columns.columns, positions)
+
+
+def _taken(columns: Sequence[pa.Array], rows: Positions) -> list[pa.Array]:
+    indices = pa.array(rows)
+    return [column.take(indices) for column in columns]
+
+
+def _gather(sources: Sequence[pa.Array], search: _Search, found: Flags, kind: pa.DataType) -> pa.Array:
+    """One value column for all keys."""
+    if not sources:
+        return pa.nulls(len(found), kind)
+    rows = search.row
+    if len(sources) > 1:
+        # Take from each source what it has, then bring the parts into the order of the keys.
+        picks = [np.flatnonzero(search.source == i) for i in range(len(sources))]
+        parts = [source.take(pa.array(search.row[pick])) for source, pick in zip(sources, picks, strict=True)]
+        joined = pa.concat_arrays(parts)
+        rows = np.zeros(len(found), dtype=np.int64)
+        rows[np.concatenate(picks)] = np.arange(len(joined), dtype=np.int64)
+    else:
+        joined = sources[0]
+    indices = pa.array(rows) if found.all() else pa.array(rows, mask=~found)
+    return joined.take(indices)
+
+
+def _no_columns(rows: int) -> pa.RecordBatch:
+    """A batch without columns that still knows its length."""
+    return pa.RecordBatch.from_struct_array(pa.nulls(rows, pa.struct([])))

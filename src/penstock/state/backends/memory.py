@@ -1,0 +1,72 @@
+"""The backend `memory`: a few megabytes of state inside the checkpoint itself. Runs in tasks on executors.
+
+All of a subtask's state is one inline run, written anew in every batch that changes it. For tests and tiny
+jobs.
+"""
+
+from __future__ import annotations
+
+from penstock.errors import ConfigError
+from penstock.state.backends.base import StateBackend, StateHandle, StateLayout, Workplace
+from penstock.state.backends.fetch import open_runs
+from penstock.state.backends.run_file import Run, encode_run
+from penstock.state.backends.run_state import RunState
+
+DEFAULT_LIMIT_BYTES = 4 * 1024 * 1024
+
+
+class MemoryBackend(StateBackend):
+    """Keep state inline, up to `limit_bytes` for each subtask."""
+
+    name = "memory"
+
+    def __init__(self, limit_bytes: int = DEFAULT_LIMIT_BYTES) -> None:
+        if limit_bytes <= 0:
+            raise ConfigError(
+                f"the limit of backend 'memory' is {limit_bytes} bytes: it must be positive",
+                limit_bytes=limit_bytes,
+            )
+        self.limit_bytes = limit_bytes
+
+    def open(self, workplace: Workplace, layout: StateLayout, handle: StateHandle | None) -> MemoryState:
+        """See `StateBackend.open`."""
+        return MemoryState(workplace, layout, open_runs(workplace, layout, handle), self.limit_bytes)
+
+
+class MemoryState(RunState):
+    """At most one run, inline."""
+
+    backend = MemoryBackend.name
+
+    def __init__(
+        self, workplace: Workplace, layout: StateLayout, runs: tuple[Run, ...], limit_bytes: int
+    ) -> None:
+        super().__init__(workplace, layout, runs)
+        self._limit_bytes = limit_bytes
+
+    def freeze(self) -> StateHandle:
+        """See `OpenState.freeze`."""
+        if not self._written and self._settled():
+            return self._handle(tuple(run.ref for run in self._runs if run.ref is not None))
+        batches, header = self._merged([*self._fresh(), *self._runs], keep_tombstones=False)
+        ref = encode_run(batches, layout=self._layout, header=header)
+        if ref is None:
+            return self._handle(())
+        self._check_size(ref.size)
+        return self._handle((ref,))
+
+    def _settled(self) -> bool:
+        inline = all(self._wrote(run) and run.ref is not None and not run.ref.name for run in self._runs)
+        return len(self._runs) <= 1 and inline
+
+    def _check_size(self, size: int) -> None:
+        if size > self._limit_bytes:
+            raise ConfigError(
+                f"the state of {self._workplace.subtask} has {size} bytes, more than the {self._limit_bytes} "
+                'bytes that backend="memory" allows for each subtask; '
+                'choose backend="filesystem" or raise the limit',
+                operator=self._workplace.subtask.uid,
+                subtask=self._workplace.subtask.index,
+                size=size,
+                limit_bytes=self._limit_bytes,
+            )

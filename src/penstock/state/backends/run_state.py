@@ -1,0 +1,147 @@
+"""What the backends that keep runs have in common: read, collect writes, scan. In tasks on executors.
+
+The handle that `freeze` returns names only runs that this subtask wrote at its present parallelism, and so
+holds keys of its own key groups only. That is what makes the handles of all subtasks safe to concatenate in
+the next rescale.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from penstock.errors import InternalError
+from penstock.state.backends.base import KeyBatch, OpenState, RunRef, StateHandle, StateLayout, Workplace
+from penstock.state.backends.lookup import lookup
+from penstock.state.backends.merge import PIECE_BYTES, Ownership, merge_runs
+from penstock.state.backends.run_file import SORT_KEY, Run, RunBatch, RunHeader, concat_batches
+
+
+class RunState(OpenState):
+    """State as runs, newest first, and the writes of this batch in memory; a backend adds `freeze`."""
+
+    backend: str
+
+    def __init__(self, workplace: Workplace, layout: StateLayout, runs: tuple[Run, ...]) -> None:
+        self._workplace = workplace
+        self._layout = layout
+        self._runs = runs
+        self._written: list[RunBatch] = []
+        self._ownership = Ownership(workplace.subtask.index, workplace.parallelism)
+
+    def read(self, keys: KeyBatch) -> tuple[pa.RecordBatch, npt.NDArray[np.bool_]]:
+        """See `OpenState.read`."""
+        return lookup(self._runs, keys, self._layout.value)
+
+    def write(
+        self, keys: KeyBatch, values: pa.RecordBatch, deleted: npt.NDArray[np.bool_] | None = None
+    ) -> None:
+        """See `OpenState.write`."""
+        if not len(keys):
+            return
+        self._check_write(keys, values)
+        marks = pa.array(deleted) if deleted is not None and deleted.any() else None
+        columns = values.columns
+        if marks is not None:
+            kept = pa.array(np.arange(len(keys)), mask=deleted)
+            columns = [column.take(kept) for column in columns]
+        self._written.append(RunBatch(keys.sort_keys, marks, tuple(keys.columns.columns), tuple(columns)))
+
+    def scan(self) -> Iterator[pa.RecordBatch]:
+        """See `OpenState.scan`; writes of this batch are included."""
+        fields = [pa.field(SORT_KEY, pa.int64(), nullable=False), *self._layout.key, *self._layout.value]
+        schema = pa.schema(fields)
+        runs = [*self._fresh(), *self._runs]
+        for batch in merge_runs(runs, ownership=self._ownership, keep_tombstones=False):
+            columns = [pa.array(batch.sort_keys), *batch.keys, *batch.values]
+            yield pa.RecordBatch.from_arrays(columns, schema=schema)
+
+    def close(self) -> None:
+        """See `OpenState.close`; a map ends with the last array that uses it."""
+        self._runs = ()
+        self._written = []
+
+    def _fresh(self) -> tuple[Run, ...]:
+        """What this batch wrote, as a run in memory; empty when it wrote nothing."""
+        if not self._written:
+            return ()
+        self._check_order()
+        batches = tuple(concat_batches(group) for group in _grouped(self._written))
+        return (Run(self._header(tombstones=_any_deleted(batches)), batches),)
+
+    def _merged(self, runs: list[Run], *, keep_tombstones: bool) -> tuple[Iterator[RunBatch], RunHeader]:
+        """The rows of several runs as one, and the header of the run they become."""
+        keep = keep_tombstones and any(run.header.tombstones for run in runs)
+        return merge_runs(runs, ownership=self._ownership, keep_tombstones=keep), self._header(
+            tombstones=keep
+        )
+
+    def _header(self, *, tombstones: bool) -> RunHeader:
+        return RunHeader(
+            key_columns=len(self._layout.key),
+            subtask=self._workplace.subtask.index,
+            parallelism=self._workplace.parallelism,
+            max_parallelism=self._workplace.max_parallelism,
+            tombstones=tombstones,
+        )
+
+    def _handle(self, refs: tuple[RunRef, ...]) -> StateHandle:
+        return StateHandle(
+            subtask=self._workplace.subtask, backend=self.backend, version=self._workplace.version, runs=refs
+        )
+
+    def _wrote(self, run: Run) -> bool:
+        """Whether this subtask wrote the run at its present parallelism, so that it holds own keys only."""
+        mine = (self._ownership.index, self._ownership.parallelism)
+        return (run.header.subtask, run.header.parallelism) == mine
+
+    def _check_write(self, keys: KeyBatch, values: pa.RecordBatch) -> None:
+        for given, wanted in ((keys.columns.schema, self._layout.key), (values.schema, self._layout.value)):
+            if given.names != wanted.names or given.types != wanted.types:
+                raise InternalError(
+                    f"{self._workplace.subtask} writes columns ({_described(given)}), "
+                    f"its state has ({_described(wanted)})",
+                    subtask=str(self._workplace.subtask),
+                )
+        if not len(keys) == keys.columns.num_rows == values.num_rows:
+            raise InternalError(
+                f"{self._workplace.subtask} writes {values.num_rows} values for {len(keys)} keys",
+                subtask=str(self._workplace.subtask),
+            )
+        if not self._ownership.owned(keys.sort_keys).all():
+            raise InternalError(
+                f"{self._workplace.subtask} of {self._workplace.parallelism} writes keys of another subtask",
+                subtask=str(self._workplace.subtask),
+            )
+
+    def _check_order(self) -> None:
+        edges = np.concatenate([batch.sort_keys for batch in self._written])
+        if (edges[1:] < edges[:-1]).any():
+            raise InternalError(
+                f"{self._workplace.subtask} wrote keys out of the order of their sort keys",
+                subtask=str(self._workplace.subtask),
+            )
+
+
+def _grouped(batches: list[RunBatch]) -> Iterator[list[RunBatch]]:
+    """Neighbours that together make one record batch; mostly that is all of them."""
+    group: list[RunBatch] = []
+    size = 0
+    for batch in batches:
+        size += batch.nbytes
+        if group and size > PIECE_BYTES:
+            yield group
+            group, size = [], batch.nbytes
+        group.append(batch)
+    yield group
+
+
+def _any_deleted(batches: tuple[RunBatch, ...]) -> bool:
+    return any(batch.deleted is not None for batch in batches)
+
+
+def _described(schema: pa.Schema) -> str:
+    return ", ".join(f"{field.name} {field.type}" for field in schema)

@@ -1,0 +1,209 @@
+"""The type language of state and schemas: Spark's DDL, read without Spark. Driver and executors.
+
+    arrow_type("map<string,array<decimal(10,2)>>")
+    arrow_schema("user string, visits long, last: timestamp")
+
+Every type maps to the Arrow type that Spark itself uses for it, so that columns cross into Spark without a
+cast. `NOT NULL` is accepted and changes nothing: state that is absent reads as null.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NoReturn
+
+import pyarrow as pa
+
+from penstock.errors import ConfigError
+
+_FLAT_TYPES = {
+    "long": pa.int64(),
+    "bigint": pa.int64(),
+    "int": pa.int32(),
+    "integer": pa.int32(),
+    "short": pa.int16(),
+    "smallint": pa.int16(),
+    "byte": pa.int8(),
+    "tinyint": pa.int8(),
+    "string": pa.string(),
+    "double": pa.float64(),
+    "float": pa.float32(),
+    "real": pa.float32(),
+    "boolean": pa.bool_(),
+    "date": pa.date32(),
+    "timestamp": pa.timestamp("us", tz="UTC"),
+    "timestamp_ntz": pa.timestamp("us"),
+    "binary": pa.binary(),
+}
+ALLOWED_TYPES = (*_FLAT_TYPES, "decimal(p,s)", "array<type>", "map<type,type>", "struct<name:type,...>")
+
+_TOKEN = re.compile(r"\s*(?:`((?:[^`]|``)+)`|(\w+)|([<>(),:]))")
+_END = "end of text"
+_MAX_DEPTH = 64
+_MAX_PRECISION = 38
+
+
+def arrow_type(ddl: str) -> pa.DataType:
+    """The Arrow type that a Spark type such as 'array<string>' stands for."""
+    parser = _Parser(ddl)
+    found = parser.type()
+    parser.expect_end()
+    return found
+
+
+def arrow_schema(ddl: str) -> pa.Schema:
+    """The Arrow schema of columns such as 'user string, visits long'."""
+    parser = _Parser(ddl)
+    fields = parser.fields()
+    parser.expect_end()
+    return pa.schema(fields)
+
+
+class _Parser:
+    """Recursive descent over the text; `_token` is what comes next and `_start` where it stands."""
+
+    def __init__(self, text: str) -> None:
+        if not isinstance(text, str):
+            raise ConfigError(
+                f"{text!r} is not a type: give text such as 'long' or 'array<string>'", text=text, position=0
+            )
+        self._text = text
+        self._token = ""
+        self._quoted = False
+        self._start = 0
+        self._end = 0
+        self._depth = 0
+        self._advance()
+
+    def type(self) -> pa.DataType:
+        """Read one type."""
+        self._depth += 1
+        if self._depth > _MAX_DEPTH:
+            self._fail(f"types are nested more than {_MAX_DEPTH} deep")
+        found = self._type()
+        self._depth -= 1
+        return found
+
+    def fields(self) -> list[pa.Field]:
+        """Read 'name type, name type' with an optional colon and NOT NULL."""
+        fields: list[pa.Field] = []
+        seen: set[str] = set()
+        while True:
+            # Spark does not tell upper and lower case apart, so 'a' and 'A' would be one ambiguous column.
+            if self._token.lower() in seen:
+                self._fail(f"column {self._token!r} occurs twice (upper and lower case are not told apart)")
+            seen.add(self._token.lower())
+            name = self._name()
+            self._skip(":")
+            fields.append(pa.field(name, self.type()))
+            self._not_null()
+            if not self._skip(","):
+                return fields
+
+    def expect_end(self) -> None:
+        """Refuse whatever follows."""
+        if self._token != _END:
+            self._fail(f"expected the end, found {self._token!r}")
+
+    def _type(self) -> pa.DataType:
+        word = "" if self._quoted else self._token.lower()
+        flat = _FLAT_TYPES.get(word)
+        if flat is not None:
+            self._advance()
+            return flat
+        if word == "decimal":
+            return self._decimal()
+        if word == "array":
+            (item,) = self._arguments(1)
+            return pa.list_(item)
+        if word == "map":
+            key, value = self._arguments(2)
+            return pa.map_(key, value)
+        if word == "struct":
+            return self._struct()
+        return self._fail(f"expected a type, found {self._token!r}")
+
+    def _arguments(self, count: int) -> list[pa.DataType]:
+        self._advance()
+        self._expect("<")
+        types = [self.type()]
+        while len(types) < count:
+            self._expect(",")
+            types.append(self.type())
+        self._expect(">")
+        return types
+
+    def _struct(self) -> pa.DataType:
+        self._advance()
+        self._expect("<")
+        fields = self.fields()
+        self._expect(">")
+        return pa.struct(fields)
+
+    def _decimal(self) -> pa.DataType:
+        at = self._start
+        self._advance()
+        precision, scale = 10, 0
+        if self._skip("("):
+            precision = self._number()
+            scale = self._number() if self._skip(",") else 0
+            self._expect(")")
+        if not (1 <= precision <= _MAX_PRECISION and scale <= precision):
+            self._start = at
+            self._fail(
+                f"decimal({precision},{scale}) does not exist: precision is 1 to 38, scale 0 to precision"
+            )
+        return pa.decimal128(precision, scale)
+
+    def _not_null(self) -> None:
+        if not self._quoted and self._token.lower() == "not":
+            self._advance()
+            if self._quoted or self._token.lower() != "null":
+                self._fail(f"expected NULL after NOT, found {self._token!r}")
+            self._advance()
+
+    def _name(self) -> str:
+        if not self._quoted and not re.fullmatch(r"\w+", self._token):
+            self._fail(f"expected a column name, found {self._token!r}")
+        return self._advance()
+
+    def _number(self) -> int:
+        if self._quoted or not self._token.isdecimal():
+            self._fail(f"expected a number, found {self._token!r}")
+        return int(self._advance())
+
+    def _skip(self, sign: str) -> bool:
+        if self._quoted or self._token != sign:
+            return False
+        self._advance()
+        return True
+
+    def _expect(self, sign: str) -> None:
+        if not self._skip(sign):
+            self._fail(f"expected {sign!r}, found {self._token!r}")
+
+    def _advance(self) -> str:
+        """Move to the next token; returns the one before it."""
+        before = self._token
+        match = _TOKEN.match(self._text, self._end)
+        if match is None:
+            rest = self._text[self._end :]
+            self._start = len(self._text) - len(rest.lstrip())
+            self._quoted = False
+            self._token = rest.strip()[:1] or _END
+            if self._token != _END:
+                self._fail(f"unexpected character {self._token!r}")
+            return before
+        self._quoted = match.group(1) is not None
+        self._start = match.start(match.lastindex or 0) - self._quoted
+        self._token = match.group(1).replace("``", "`") if self._quoted else match.group(2) or match.group(3)
+        self._end = match.end()
+        return before
+
+    def _fail(self, problem: str) -> NoReturn:
+        raise ConfigError(
+            f"cannot read the type {self._text!r}: {problem} at position {self._start}; "
+            f"allowed types are {', '.join(ALLOWED_TYPES)}",
+            text=self._text,
+            position=self._start,
+        )

@@ -1,0 +1,246 @@
+"""Storage in a folder of a local or shared POSIX file system. Driver and executors.
+
+Invariants:
+1. A file appears under its name by rename or link of a temporary file in the same folder, synced before.
+   Nothing is ever written in place: uploaded and downloaded files may share their content by hard links.
+2. The folder chain up to the root is synced before a write returns.
+3. Empty folders are removed by whoever deletes the last file; a writer whose folder vanishes makes it again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import shutil
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+from penstock.clock import SYSTEM_CLOCK
+from penstock.errors import UnavailableError
+from penstock.storage.base import Storage
+from penstock.storage.names import checked_file_name, checked_prefix, is_temporary, temporary_name
+
+_NO_HARD_LINK = frozenset(
+    {errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EACCES}
+)
+_ADVICE = {
+    errno.ENOSPC: "disk full; free space there or move the storage",
+    errno.EDQUOT: "disk quota used up; raise it or free space",
+    errno.EROFS: "the file system is read-only; remount it or move the storage",
+    errno.EACCES: "permission denied; let this user write there",
+    errno.EPERM: "not permitted; let this user write there, on a file system that has hard links",
+    errno.ENOTDIR: "a part of the path is a file; remove it or move the storage",
+}
+_FOLDER_ATTEMPTS = 100
+
+
+class LocalStorage(Storage):
+    """Files below `root`, which is made on the first write."""
+
+    def __init__(self, root: str | Path) -> None:
+        self.root = Path(os.path.abspath(os.path.expanduser(root)))  # noqa: PTH100, PTH111 - resolve() would follow links
+
+    def __repr__(self) -> str:
+        return f"LocalStorage({str(self.root)!r})"
+
+    @property
+    def uri(self) -> str:
+        """See `Storage.uri`."""
+        return str(self.root)
+
+    def put(self, name: str, data: bytes) -> None:
+        """See `Storage.put`."""
+        target = self._path(name)
+        with self._failures("put", name):
+            self._appear(target, lambda temporary: _write_synced(temporary, data), os.replace)
+
+    def create(self, name: str, data: bytes) -> bool:
+        """See `Storage.create`; a hard link fails where something exists, so it has one winner."""
+        target = self._path(name)
+        with self._failures("create", name):
+            try:
+                self._appear(target, lambda temporary: _write_synced(temporary, data), os.link)
+            except FileExistsError:
+                return False
+        return True
+
+    def get(self, name: str) -> bytes:
+        """See `Storage.get`."""
+        with self._failures("get", name, missing_is_an_answer=True):
+            return self._path(name).read_bytes()
+
+    def upload(self, local: Path, name: str) -> None:
+        """See `Storage.upload`; a hard link where the file system allows it."""
+        target = self._path(name)
+        if not local.is_file():
+            raise FileNotFoundError(errno.ENOENT, f"cannot upload {name!r}: no such local file", str(local))
+        with self._failures("upload", name):
+            self._appear(target, lambda temporary: _link_or_copy(local, temporary, sync=True), os.replace)
+
+    def download(self, name: str, local: Path) -> None:
+        """See `Storage.download`; not synced, since local files are a cache."""
+        source = self._path(name)
+        temporary = local.with_name(temporary_name())
+        with self._failures("download", name, missing_is_an_answer=True):
+            try:
+                _link_or_copy(source, temporary, sync=False)
+                os.replace(temporary, local)  # noqa: PTH105 - one idiom for link, replace and unlink here
+            finally:
+                _unlink(temporary)
+
+    def names(self, prefix: str = "") -> list[str]:
+        """See `Storage.names`."""
+        with self._failures("list", prefix):
+            return sorted(name for name in self._walk(checked_prefix(prefix)) if not is_temporary(name))
+
+    def delete(self, names: Iterable[str]) -> None:
+        """See `Storage.delete`."""
+        for name in names:
+            path = self._path(name)
+            with self._failures("delete", name):
+                _unlink(path)
+                self._remove_empty(path.parent)
+
+    def clean_temporary(self, older_than_s: float) -> int:
+        """Delete what writers left that died `older_than_s` ago or earlier; returns how many files.
+
+        Choose a time longer than any single write can take: the temporary file of a live writer must not go.
+        """
+        oldest = SYSTEM_CLOCK.wall() - older_than_s
+        cleaned = 0
+        with self._failures("clean", ""):
+            for name in [name for name in self._walk("") if is_temporary(name)]:
+                with contextlib.suppress(FileNotFoundError):
+                    path = self.root / name
+                    # The change time: a hard link keeps the modification time of the file it was made from.
+                    if path.stat().st_ctime <= oldest:
+                        path.unlink()
+                        cleaned += 1
+                        self._remove_empty(path.parent)
+        return cleaned
+
+    def _path(self, name: str) -> Path:
+        return self.root / checked_file_name(name)
+
+    def _appear(
+        self, target: Path, fill: Callable[[Path], None], publish: Callable[[Path, Path], None]
+    ) -> None:
+        """Make `target` appear whole: `fill` a temporary file beside it, `publish` it, sync the folders."""
+        temporary = target.with_name(temporary_name())
+        try:
+            _in_folder(target.parent, lambda: fill(temporary))
+            publish(temporary, target)
+        finally:
+            _unlink(temporary)  # os.replace leaves it when both names are links to one file already
+        self._sync_folders(target.parent)
+
+    def _sync_folders(self, folder: Path) -> None:
+        """Make `folder`'s entries durable, and those above: another process may just have made it."""
+        while True:
+            _sync_folder(folder)
+            if folder in (self.root.parent, Path(folder.anchor)):
+                return
+            folder = folder.parent
+
+    def _remove_empty(self, folder: Path) -> None:
+        while folder != self.root:
+            try:
+                folder.rmdir()
+            except FileNotFoundError:
+                pass
+            except OSError as error:
+                if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
+                    return
+                raise
+            folder = folder.parent
+
+    def _walk(self, prefix: str) -> Iterator[str]:
+        def unless_gone(error: OSError) -> None:
+            named_a_file = isinstance(error, NotADirectoryError) and Path(error.filename).is_file()
+            if not isinstance(error, FileNotFoundError) and not named_a_file:
+                raise error
+
+        for folder, _, files in os.walk(self.root / prefix, onerror=unless_gone):
+            below = Path(folder).relative_to(self.root)
+            for file in files:
+                yield (below / file).as_posix()
+
+    @contextlib.contextmanager
+    def _failures(self, operation: str, name: str, *, missing_is_an_answer: bool = False) -> Iterator[None]:
+        """Turn what the operating system says into the errors that `Storage` promises."""
+        try:
+            yield
+        except OSError as error:
+            if missing_is_an_answer and isinstance(error, FileNotFoundError):
+                raise
+            cause = _ADVICE.get(error.errno or 0, error.strerror or str(error))
+            raise UnavailableError(
+                f"storage {self.uri} could not {operation} {name or '/'!r}: {cause} ({error}); "
+                "the call is retried",
+                operation=operation,
+                name=name,
+                uri=self.uri,
+                errno=error.errno,
+            ) from error
+
+
+def _in_folder(folder: Path, fill: Callable[[], None]) -> None:
+    """Make `folder` and `fill` a file into it; once more when others remove it, empty, in between."""
+    for attempt in range(_FOLDER_ATTEMPTS):
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except FileExistsError as error:  # a file is in the way, or a folder that was just removed
+            if folder.is_file():
+                raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(folder)) from error
+            continue
+        except FileNotFoundError:
+            continue
+        try:
+            return fill()
+        except FileNotFoundError:
+            if attempt == _FOLDER_ATTEMPTS - 1:
+                raise
+    raise OSError(errno.EBUSY, "others keep removing the folder", str(folder))
+
+
+def _write_synced(path: Path, data: bytes) -> None:
+    with path.open("xb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _link_or_copy(source: Path, target: Path, *, sync: bool) -> None:
+    if sync:
+        _sync_file(source)
+    try:
+        os.link(source, target)
+    except OSError as error:
+        if error.errno not in _NO_HARD_LINK:
+            raise
+        shutil.copyfile(source, target)
+        if sync:
+            _sync_file(target)
+
+
+def _sync_file(path: Path) -> None:
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+
+
+def _sync_folder(folder: Path) -> None:
+    try:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    except (FileNotFoundError, PermissionError):
+        # Emptied and removed meanwhile, or above the root and not ours to open: no file of ours is in it.
+        return
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _unlink(path: Path) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        path.unlink()

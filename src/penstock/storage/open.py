@@ -1,0 +1,36 @@
+"""From what a user writes as `storage=` to a `Storage`. Driver."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from penstock.errors import ConfigError
+from penstock.storage.base import Storage
+from penstock.storage.local import LocalStorage
+
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
+
+
+def open_storage(uri: str | Path) -> Storage:
+    """Return the storage at a path, a `file:` URI or a URI that `pyarrow.fs` opens; contacts nothing yet."""
+    if isinstance(uri, Path):
+        return LocalStorage(uri)
+    if not isinstance(uri, str) or not uri.strip():
+        raise ConfigError(
+            f"storage is {uri!r}: give a path such as '/var/lib/penstock' or a URI", storage=uri
+        )
+    if not _SCHEME.match(uri):
+        return LocalStorage(uri)
+    parts = urlsplit(uri)
+    if parts.scheme != "file":
+        from penstock.storage.object_store import ArrowStorage
+
+        return ArrowStorage(uri)
+    if parts.netloc not in ("", "localhost") or not parts.path.startswith("/"):
+        raise ConfigError(
+            f"storage {uri!r} names the host {parts.netloc!r}; write file:///path with three slashes",
+            storage=uri,
+        )
+    return LocalStorage(unquote(parts.path))

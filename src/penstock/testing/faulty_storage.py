@@ -1,0 +1,162 @@
+"""A storage that fails on plan: the same plan and the same calls give the same faults. Driver and executors.
+
+To try every crash point of a protocol: run it once over `FaultyStorage(inner)` and read `len(storage.calls)`;
+then, for each k up to that, run it with `FaultPlan(crash_before=k)` and with `FaultPlan(crash_after=k)`,
+catch `SimulatedCrash`, recover over the inner storage, and compare with the run that did not crash.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import msgspec
+
+from penstock.clock import SYSTEM_CLOCK, Clock
+from penstock.errors import UnavailableError
+from penstock.storage.base import Storage
+
+T = TypeVar("T")
+Operation = Literal["put", "create", "get", "upload", "download", "names", "delete"]
+
+
+class SimulatedCrash(BaseException):
+    """The process 'died' here. Not an `Exception`, so that no handler for errors goes on as if it lived."""
+
+
+class Failure(msgspec.Struct, frozen=True, kw_only=True):
+    """Refuse the first `times` calls whose name matches `pattern` (as in a shell: `chk-*/_metadata`)."""
+
+    pattern: str = "*"
+    times: int = 1
+    operation: Operation | None = None
+    """Only this operation; None means any."""
+    performed: bool = False
+    """Fail after the work is done: the answer was lost, not the write."""
+    error: Callable[[str], BaseException] = UnavailableError
+
+
+class FaultPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """What is to go wrong. Calls are numbered from 1; a `delete` counts once for each name."""
+
+    crash_before: int | None = None
+    crash_after: int | None = None
+    crash: Callable[[str], BaseException] = SimulatedCrash
+    failures: tuple[Failure, ...] = ()
+    latency_s: Mapping[Operation, float] = {}
+
+
+class Call(msgspec.Struct, frozen=True):
+    """One call that reached the storage."""
+
+    number: int
+    operation: Operation
+    name: str
+
+
+class FaultyStorage(Storage):
+    """A storage that does what `inner` does, except where `plan` says otherwise.
+
+    After a `SimulatedCrash` every further call raises it too: a dead process does no I/O, nor do its threads.
+    A pickled copy counts and remembers for itself.
+    """
+
+    def __init__(self, inner: Storage, plan: FaultPlan | None = None, *, clock: Clock = SYSTEM_CLOCK) -> None:
+        self.inner = inner
+        self.plan = plan or FaultPlan()
+        self.calls: list[Call] = []
+        self.crashed = False
+        self._clock = clock
+        self._refused = [0] * len(self.plan.failures)
+        self._lock = threading.Lock()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {key: value for key, value in self.__dict__.items() if key != "_lock"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._lock = threading.Lock()
+
+    @property
+    def uri(self) -> str:
+        """See `Storage.uri`."""
+        return self.inner.uri
+
+    def put(self, name: str, data: bytes) -> None:
+        """See `Storage.put`."""
+        self._perform("put", name, lambda: self.inner.put(name, data))
+
+    def create(self, name: str, data: bytes) -> bool:
+        """See `Storage.create`."""
+        return self._perform("create", name, lambda: self.inner.create(name, data))
+
+    def get(self, name: str) -> bytes:
+        """See `Storage.get`."""
+        return self._perform("get", name, lambda: self.inner.get(name))
+
+    def upload(self, local: Path, name: str) -> None:
+        """See `Storage.upload`."""
+        self._perform("upload", name, lambda: self.inner.upload(local, name))
+
+    def download(self, name: str, local: Path) -> None:
+        """See `Storage.download`."""
+        self._perform("download", name, lambda: self.inner.download(name, local))
+
+    def names(self, prefix: str = "") -> list[str]:
+        """See `Storage.names`."""
+        return self._perform("names", prefix, lambda: self.inner.names(prefix))
+
+    def delete(self, names: Iterable[str]) -> None:
+        """See `Storage.delete`; one name at a time, so that a crash may fall between two."""
+        for name in names:
+            self._delete_one(name)
+
+    def _delete_one(self, name: str) -> None:
+        self._perform("delete", name, lambda: self.inner.delete([name]))
+
+    def _perform(self, operation: Operation, name: str, work: Callable[[], T]) -> T:
+        call = self._count(operation, name)
+        if operation in self.plan.latency_s:
+            self._clock.sleep(self.plan.latency_s[operation])
+        failure = self._next_failure(call)
+        self._crash_at(self.plan.crash_before, call, "before")
+        if failure is not None and not failure.performed:
+            raise failure.error(
+                f"planned failure of {operation} {name!r} (call {call.number}); nothing was done"
+            )
+        result = work()
+        self._crash_at(self.plan.crash_after, call, "after")
+        if failure is not None:
+            raise failure.error(
+                f"planned failure of {operation} {name!r} (call {call.number}); it was performed"
+            )
+        return result
+
+    def _count(self, operation: Operation, name: str) -> Call:
+        with self._lock:
+            if self.crashed:
+                raise SimulatedCrash(f"{operation} {name!r} after the simulated crash")
+            call = Call(len(self.calls) + 1, operation, name)
+            self.calls.append(call)
+            return call
+
+    def _crash_at(self, number: int | None, call: Call, when: str) -> None:
+        if call.number != number:
+            return
+        crash = self.plan.crash(f"planned crash {when} call {call.number}: {call.operation} {call.name!r}")
+        self.crashed = isinstance(crash, SimulatedCrash)
+        raise crash
+
+    def _next_failure(self, call: Call) -> Failure | None:
+        with self._lock:
+            for index, failure in enumerate(self.plan.failures):
+                applies = failure.operation in (None, call.operation) and fnmatch.fnmatchcase(
+                    call.name, failure.pattern
+                )
+                if applies and self._refused[index] < failure.times:
+                    self._refused[index] += 1
+                    return failure
+        return None

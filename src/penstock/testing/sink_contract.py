@@ -1,0 +1,284 @@
+"""The contract of `TwoPhaseCommitSink` as a suite that runs against anybody's sink. Runs wherever tests run.
+
+Subclass it, say how to make the sink and how a reader sees the target; every test gets a target of its own::
+
+    class TestMySink(SinkContract):
+        @pytest.fixture(autouse=True)
+        def target(self, tmp_path):
+            self.path = tmp_path / "out"
+
+        def make_sink(self):
+            return MySink(self.path)
+
+        def visible_rows(self):
+            return read_everything(self.path)
+
+Every `self.sink()` stands for another process: a task and the driver never share an instance, and what passes
+between them goes through JSON, as it does through a checkpoint. The tests are plain methods with asserts:
+pytest runs them, any other runner can.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import pickle
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import pyarrow as pa
+
+from penstock.errors import CommitLostError
+from penstock.sinks.two_phase_commit import Transaction, TransactionContext, TwoPhaseCommitSink
+
+JOB = "contract"
+SINK = "out"
+
+
+class SinkContract(ABC):
+    """What every transactional sink must do; `schema` and `row` may be replaced."""
+
+    schema = pa.schema([("id", pa.int64()), ("name", pa.string())])
+
+    @abstractmethod
+    def make_sink(self) -> TwoPhaseCommitSink:
+        """Make a fresh instance on the target of the running test; called several times in a test."""
+
+    @abstractmethod
+    def visible_rows(self) -> Iterable[Mapping[str, Any]]:
+        """Return what an ordinary reader sees in the target now; nothing if there is no target yet."""
+
+    def row(self, number: int) -> dict[str, Any]:
+        """Return row `number`, as `visible_rows` gives it back."""
+        return {"id": number, "name": f"name {number}"}
+
+    # The parts that the processes of a job play.
+
+    def sink(self) -> TwoPhaseCommitSink:
+        """Return an instance as another process gets it: pickled and unpickled, after `validate`."""
+        sink = self.make_sink()
+        sink.validate(self.schema)
+        copy: TwoPhaseCommitSink = pickle.loads(pickle.dumps(sink))  # noqa: S301 - our own bytes, a line old
+        return copy
+
+    def batch(self, numbers: Iterable[int]) -> pa.RecordBatch:
+        """Return rows as a task hands them to the sink."""
+        return pa.RecordBatch.from_pylist([self.row(number) for number in numbers], schema=self.schema)
+
+    def context(self, **changes: Any) -> TransactionContext:
+        """Return who begins a transaction."""
+        usual = {"job": JOB, "sink": SINK, "run": 1, "checkpoint": 1, "subtask": 0, "attempt": 0}
+        return TransactionContext(**{**usual, **changes})
+
+    def begun(self, numbers: Iterable[int], **context: Any) -> Transaction:
+        """Begin and write in a task that dies before `pre_commit`."""
+        sink = self.sink()
+        transaction = sink.begin_transaction(self.context(**context))
+        sink.write(transaction, self.batch(numbers))
+        return through_json(transaction)
+
+    def staged(self, numbers: Iterable[int], **context: Any) -> Transaction:
+        """Begin, write and pre-commit in a task; returns what the checkpoint gets."""
+        sink = self.sink()
+        transaction = sink.begin_transaction(self.context(**context))
+        sink.write(transaction, self.batch(numbers))
+        return through_json(sink.pre_commit(transaction))
+
+    def unfinished(self, job: str = JOB, sink: str = SINK) -> list[tuple[int, int, int, int]]:
+        """Return what a driver that has just started finds, as (run, checkpoint, subtask, attempt)."""
+        return sorted(_place(found) for found in self.sink().find_transactions(job, sink))
+
+    def assert_visible(self, *numbers: int) -> None:
+        """Compare what a reader sees with these rows, each once, in any order."""
+        seen = sorted(repr(sorted(dict(row).items())) for row in self.visible_rows())
+        expected = sorted(repr(sorted(self.row(number).items())) for number in numbers)
+        assert seen == expected, f"a reader should see {expected} but sees {seen}"
+
+    # The contract.
+
+    def test_rows_are_invisible_until_commit(self) -> None:
+        """Neither written nor pre-committed rows are visible; committed ones are."""
+        sink = self.sink()
+        transaction = sink.begin_transaction(self.context())
+        self.assert_visible()
+        sink.write(transaction, self.batch([1, 2]))
+        self.assert_visible()
+        prepared = through_json(sink.pre_commit(transaction))
+        self.assert_visible()
+        self.sink().commit(prepared)
+        self.assert_visible(1, 2)
+
+    def test_several_batches_and_empty_ones(self) -> None:
+        """All batches of a transaction become visible, and an empty batch adds nothing."""
+        sink = self.sink()
+        transaction = sink.begin_transaction(self.context())
+        for numbers in ([], [1], [], [2, 3], [4], []):
+            sink.write(transaction, self.batch(numbers))
+        self.sink().commit(through_json(sink.pre_commit(transaction)))
+        self.assert_visible(1, 2, 3, 4)
+
+    def test_a_transaction_without_rows(self) -> None:
+        """A transaction that got only an empty batch is committed, again and again, without effect."""
+        prepared = self.staged([])
+        self.sink().commit(prepared)
+        self.sink().commit(prepared)
+        self.assert_visible()
+        assert self.unfinished() == []
+
+    def test_commit_twice_is_harmless(self) -> None:
+        """A second commit, by the same driver or by the next one, changes nothing."""
+        prepared = self.staged([1, 2])
+        driver = self.sink()
+        driver.commit(prepared)
+        driver.commit(prepared)
+        self.sink().commit(prepared)
+        self.assert_visible(1, 2)
+
+    def test_an_old_commit_repeated_is_harmless(self) -> None:
+        """A commit repeated after many newer ones, as when an old checkpoint is restored, changes nothing."""
+        first = self.staged([0], checkpoint=0)
+        self.sink().commit(first)
+        for checkpoint in range(1, 20):
+            self.sink().commit(self.staged([checkpoint], checkpoint=checkpoint))
+        self.sink().commit(first)
+        self.assert_visible(*range(20))
+
+    def test_abort_hides_and_leaves_nothing(self) -> None:
+        """An aborted transaction is neither visible nor found, however often it is aborted."""
+        prepared = self.staged([1, 2])
+        self.sink().abort(prepared)
+        self.sink().abort(prepared)
+        self.assert_visible()
+        assert self.unfinished() == []
+
+    def test_abort_in_the_task(self) -> None:
+        """A task that fails aborts what it began, with the instance that began it, and can begin again."""
+        sink = self.sink()
+        transaction = sink.begin_transaction(self.context())
+        sink.write(transaction, self.batch([1]))
+        sink.abort(transaction)
+        sink.abort(transaction)
+        assert self.unfinished() == []
+        again = sink.begin_transaction(self.context(attempt=1))
+        sink.write(again, self.batch([2]))
+        self.sink().commit(through_json(sink.pre_commit(again)))
+        self.assert_visible(2)
+
+    def test_abort_of_a_task_that_died(self) -> None:
+        """What a dead task has begun is aborted by what the driver finds, or by what the task reported."""
+        reported = self.begun([1])
+        for found in list(self.sink().find_transactions(JOB, SINK)):
+            self.sink().abort(through_json(found))
+        self.sink().abort(reported)
+        self.assert_visible()
+        assert self.unfinished() == []
+
+    def test_commit_after_abort_is_an_error(self) -> None:
+        """Rows that are gone are never reported as committed."""
+        prepared = self.staged([1])
+        self.sink().abort(prepared)
+        try:
+            self.sink().commit(prepared)
+        except CommitLostError:
+            pass
+        else:
+            raise AssertionError("commit of an aborted transaction must raise CommitLostError")
+        self.assert_visible()
+
+    def test_one_of_two_attempts(self) -> None:
+        """Of two attempts of one subtask the committed one is visible and the aborted one is not."""
+        lost = self.staged([1, 2], attempt=0)
+        kept = self.staged([1, 2], attempt=1)
+        self.sink().commit(kept)
+        self.sink().abort(lost)
+        self.sink().commit(kept)
+        self.assert_visible(1, 2)
+        assert self.unfinished() == []
+
+    def test_two_attempts_at_the_same_time(self) -> None:
+        """Two running attempts of one subtask do not disturb each other."""
+        one, two = self.sink(), self.sink()
+        first = one.begin_transaction(self.context(attempt=0))
+        second = two.begin_transaction(self.context(attempt=1))
+        one.write(first, self.batch([1]))
+        two.write(second, self.batch([2]))
+        one.abort(first)
+        prepared = through_json(two.pre_commit(second))
+        self.sink().commit(prepared)
+        self.assert_visible(2)
+
+    def test_find_lists_what_is_unfinished(self) -> None:
+        """Committed and aborted transactions are not listed, pre-committed ones are, with their place."""
+        self.sink().commit(self.staged([1], checkpoint=4))
+        self.sink().abort(self.staged([2], checkpoint=5))
+        self.staged([3], run=2, checkpoint=6, subtask=3, attempt=17)
+        self.staged([4], run=2, checkpoint=10, subtask=1, attempt=0)
+        assert self.unfinished() == [(2, 6, 3, 17), (2, 10, 1, 0)]
+
+    def test_found_transactions_can_be_aborted(self) -> None:
+        """What `find_transactions` lists suffices for `abort`."""
+        self.staged([1], checkpoint=1)
+        self.staged([2], checkpoint=2)
+        for found in list(self.sink().find_transactions(JOB, SINK)):
+            self.sink().abort(through_json(found))
+        assert self.unfinished() == []
+        self.assert_visible()
+
+    def test_find_ignores_other_jobs_and_sinks(self) -> None:
+        """A job finds its own transactions only, also when names are alike and all share one target."""
+        owners = [("a", "b"), ("a-b", "c"), ("a", "b-c"), ("a", "bb"), ("aa", "b"), ("a_b", "c"), ("b", "a")]
+        for checkpoint, (job, sink) in enumerate(owners):
+            self.staged([checkpoint], job=job, sink=sink, checkpoint=checkpoint)
+        for checkpoint, (job, sink) in enumerate(owners):
+            assert self.unfinished(job, sink) == [(1, checkpoint, 0, 0)], (job, sink)
+        assert self.unfinished() == []
+
+    def test_jobs_that_share_a_target(self) -> None:
+        """Two jobs and two sinks with the same numbers write to one target without losing a row."""
+        owners = [("a", "b"), ("a-b", "c"), ("a", "b-c")]
+        prepared = [self.staged([n], job=job, sink=sink) for n, (job, sink) in enumerate(owners)]
+        for transaction in prepared:
+            self.sink().commit(transaction)
+        self.assert_visible(0, 1, 2)
+
+    def test_commit_all_over_checkpoints(self) -> None:
+        """`commit_all` makes all its transactions visible, and no other."""
+        first = self.staged([1], checkpoint=1)
+        prepared = [self.staged([10 * c + s], checkpoint=c, subtask=s) for c in (2, 3, 4) for s in (0, 1)]
+        later = self.staged([99], checkpoint=5)
+        self.sink().commit_all([first])
+        self.assert_visible(1)
+        self.sink().commit_all(prepared)
+        self.assert_visible(1, 20, 21, 30, 31, 40, 41)
+        self.sink().commit_all([])
+        self.sink().commit_all([later])
+        self.assert_visible(1, 20, 21, 30, 31, 40, 41, 99)
+
+    def test_commit_all_after_a_crash_half_way(self) -> None:
+        """`commit_all` finishes what an earlier call had begun, and repeating it changes nothing."""
+        prepared = [self.staged([checkpoint], checkpoint=checkpoint) for checkpoint in range(1, 6)]
+        self.sink().commit(prepared[0])
+        self.sink().commit(prepared[1])
+        with contextlib.suppress(KeyboardInterrupt):
+            self.sink().commit_all(_breaking_off(prepared))
+        self.sink().commit_all(prepared)
+        self.sink().commit_all(prepared)
+        self.assert_visible(1, 2, 3, 4, 5)
+        assert self.unfinished() == []
+
+
+def through_json(transaction: Transaction) -> Transaction:
+    """Return a transaction as it comes back from a checkpoint."""
+    back: Transaction = json.loads(json.dumps(transaction))
+    return back
+
+
+def _place(transaction: Transaction) -> tuple[int, int, int, int]:
+    return transaction["run"], transaction["checkpoint"], transaction["subtask"], transaction["attempt"]
+
+
+def _breaking_off(transactions: list[Transaction]) -> Iterator[Transaction]:
+    """Three of them, then the process is interrupted."""
+    yield from transactions[:3]
+    raise KeyboardInterrupt

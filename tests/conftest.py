@@ -1,0 +1,23 @@
+"""Shared by all tests: one Spark session for the run, started when first asked for, and patience with slow machines."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import settings
+from pyspark.sql import SparkSession
+
+from penstock.spark.session import local_session
+
+settings.register_profile(
+    "penstock", deadline=None, print_blob=True
+)  # no test depends on time; failures replay
+settings.load_profile("penstock")
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[SparkSession]:
+    session = local_session("penstock-tests", cores=2)
+    yield session
+    session.stop()

@@ -1,0 +1,545 @@
+"""What every state backend promises, over each of them."""
+
+from __future__ import annotations
+
+import datetime as dt
+import math
+import pickle
+import shutil
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import xxhash
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.errors import ConfigError, CorruptStateError, IncompatibleStateError, InternalError
+from penstock.ids import SubtaskId
+from penstock.state.backends import FilesystemBackend, MemoryBackend, backend_named, run_state
+from penstock.state.backends.base import OpenState, StateBackend, StateHandle, StateLayout, Workplace
+from penstock.state.keys import GROUP_SHIFT, KeyBatch, key_groups, owner
+from penstock.state.types import arrow_schema
+from penstock.storage import LocalStorage
+
+MAX_PARALLELISM = 8
+SORT_KEYS_A_GROUP = 3  # so few that keys collide all the time
+
+Key = tuple[Any, ...]
+Value = tuple[int | None, list[str] | None]
+Truth = dict[int, Value]
+
+VALUES = arrow_schema("n long, tags array<string>")
+
+KEY_POOLS: dict[str, tuple[str, list[Key]]] = {
+    "int": ("id long", [(i,) for i in (*range(-5, 20), 2**63 - 1, -(2**63), None)]),
+    "string": ("name string", [(name,) for name in ("", "a", "aa", "ä", "x" * 300, "null", None, *"bcdefgh")]),
+    "two columns": ("app string, day date", [(a, dt.date(2026, 1, d)) for a in ("x", "y", None) for d in range(1, 8)]),
+    "binary": ("raw binary", [(bytes([i, 0]),) for i in range(12)] + [(b"",), (b"\0",), (b"\0\0\0",)]),
+    "date": ("day date", [(dt.date(1969, 12, 20) + dt.timedelta(days=i),) for i in range(25)]),
+    "timestamp": ("at timestamp", [(dt.datetime(2026, 1, 1, 0, 0, 0, i, dt.UTC),) for i in range(20)]),
+    "decimal": ("price decimal(20,2)", [(Decimal(i).scaleb(-2),) for i in (*range(-9, 9), 10**17)]),
+    "double": ("x double", [(x,) for x in (math.nan, math.inf, -math.inf, 0.0, 5e-324, 0.1, 0.1 + 2**-56, 1.5, None)]),
+    "boolean": ("flag boolean, level byte", [(flag, n) for flag in (True, False, None) for n in range(4)]),
+    "struct": ("s struct<a:int,b:string>", [({"a": a, "b": b},) for a in range(4) for b in ("x", None)] + [(None,)]),
+    "array": ("path array<double>", [(path,) for path in ([], [0.5], [0.5, math.nan], [math.nan], [None], None)]),
+}  # fmt: skip
+
+
+def sort_key(key: Key) -> int:
+    """Like Spark's, a pure function of the key, but with few low bits."""
+    digest = xxhash.xxh3_64_intdigest(repr(key).encode())
+    group = digest % MAX_PARALLELISM
+    return (group << GROUP_SHIFT) | (digest >> 32) % SORT_KEYS_A_GROUP
+
+
+@dataclass
+class Cluster:
+    """All subtasks of one operator on one machine, with storage; keys are positions in `pool`."""
+
+    backend: StateBackend
+    root: Path
+    pool_name: str = "int"
+    parallelism: int = 1
+    version: int = 0
+    handles: list[StateHandle | None] = field(default_factory=lambda: [None])
+
+    def __post_init__(self) -> None:
+        ddl, self.pool = KEY_POOLS[self.pool_name]
+        self.layout = StateLayout(arrow_schema(ddl), VALUES)
+        self.storage = LocalStorage(self.root / "storage")
+        self.local_dir = self.root / "local"
+
+    def open(self, index: int, handle: StateHandle | None) -> OpenState:
+        workplace = Workplace(
+            storage=self.storage,
+            local_dir=self.local_dir,
+            subtask=SubtaskId("views", index),
+            parallelism=self.parallelism,
+            max_parallelism=MAX_PARALLELISM,
+            version=self.version,
+            stem=f"1-{self.version}-{index}-{self.parallelism}",
+        )
+        return self.backend.open(workplace, self.layout, handle)
+
+    def keys(self, positions: Sequence[int]) -> KeyBatch:
+        keys = [self.pool[p] for p in positions]
+        columns = [pa.array([key[i] for key in keys], f.type) for i, f in enumerate(self.layout.key)]
+        sort_keys = np.array([sort_key(self.pool[p]) for p in positions], dtype=np.int64)
+        assert (np.diff(sort_keys) >= 0).all()
+        return KeyBatch(sort_keys, pa.RecordBatch.from_arrays(columns, schema=self.layout.key))
+
+    def owned(self, positions: Sequence[int], index: int) -> list[int]:
+        """The positions that belong to a subtask, in the order of their sort keys."""
+        group = {p: int(key_groups(np.array([sort_key(self.pool[p])]))[0]) for p in positions}
+        mine = [p for p in positions if owner(group[p], self.parallelism) == index]
+        return sorted(mine, key=lambda p: (sort_key(self.pool[p]), p))
+
+    def batch(self, changes: dict[int, Value | None], steps: int = 1) -> None:
+        """One batch: every subtask writes its changes in `steps` parts, freezes, and its files are uploaded."""
+        self.version += 1
+        for index in range(self.parallelism):
+            state = self.open(index, self.handles[index])
+            mine = self.owned(list(changes), index)
+            size = max(1, -(-len(mine) // steps))
+            for start in range(0, len(mine), size):
+                part = mine[start : start + size]
+                state.read(self.keys(part))
+                self.write(state, {p: changes[p] for p in part})
+            self.handles[index] = handle = state.freeze()
+            state.close()
+            self.upload(handle)
+
+    def write(self, state: OpenState, changes: dict[int, Value | None]) -> None:
+        values = [changes[p] or (7, ["must not be seen"]) for p in changes]
+        arrays = [pa.array([value[i] for value in values], f.type) for i, f in enumerate(VALUES)]
+        deleted = np.array([value is None for value in changes.values()], dtype=np.bool_)
+        marks = deleted if deleted.any() else None
+        state.write(self.keys(list(changes)), pa.RecordBatch.from_arrays(arrays, schema=VALUES), marks)
+
+    def upload(self, handle: StateHandle) -> None:
+        stored = set(self.storage.names())
+        for name in handle.files - stored:
+            self.storage.upload(self.local_dir / name, name)
+
+    def rescale(self, parallelism: int) -> None:
+        """Hand every new subtask the runs of all former ones."""
+        runs = tuple(run for handle in self.handles if handle for run in handle.runs)
+        self.parallelism = parallelism
+        self.handles = [
+            StateHandle(subtask=SubtaskId("views", i), backend=self.backend.name, version=self.version, runs=runs)
+            for i in range(parallelism)
+        ]  # fmt: skip
+
+    def lose_local_files(self) -> None:
+        shutil.rmtree(self.local_dir, ignore_errors=True)
+
+    def looked_up(self, handles: list[StateHandle | None] | None = None) -> Truth:
+        """What lookups of the whole pool find."""
+        found: Truth = {}
+        for index, handle in enumerate(handles or self.handles):
+            positions = self.owned(range(len(self.pool)), index)
+            state = self.open(index, handle)
+            values, flags = state.read(self.keys(positions))
+            state.close()
+            assert values.schema == VALUES
+            for p, row, flag in zip(positions, values.to_pylist(), flags.tolist(), strict=True):
+                if flag:
+                    found[p] = (row["n"], row["tags"])
+                else:
+                    assert row == {"n": None, "tags": None}
+        return found
+
+    def scanned(self) -> Truth:
+        """What scans of all subtasks hold."""
+        position = {repr(self.keys([p]).columns.to_pylist()[0]): p for p in range(len(self.pool))}
+        found: Truth = {}
+        for index, handle in enumerate(self.handles):
+            state = self.open(index, handle)
+            for batch in state.scan():
+                assert batch.schema.names == ["__sort_key", *self.layout.key.names, "n", "tags"]
+                for row in batch.to_pylist():
+                    p = position[repr({name: row[name] for name in self.layout.key.names})]
+                    assert row["__sort_key"] == sort_key(self.pool[p])
+                    assert p not in found
+                    found[p] = (row["n"], row["tags"])
+            state.close()
+        return found
+
+
+def apply(truth: Truth, changes: dict[int, Value | None]) -> None:
+    for p, value in changes.items():
+        if value is None:
+            truth.pop(p, None)
+        else:
+            truth[p] = value
+
+
+@pytest.fixture(params=["memory", "filesystem"])
+def cluster(request: pytest.FixtureRequest, tmp_path: Path) -> Cluster:
+    return Cluster(backend_named(request.param), tmp_path)
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Cluster:
+    return Cluster(FilesystemBackend(), tmp_path)
+
+
+values_of_a_key = st.tuples(
+    st.integers(-5, 5) | st.none(), st.lists(st.sampled_from(["a", "b", ""]), max_size=2) | st.none()
+)
+
+
+@pytest.mark.parametrize("pool_name", KEY_POOLS)
+@pytest.mark.parametrize("name", ["memory", "filesystem"])
+@settings(max_examples=10, deadline=None)
+@given(data=st.data())
+def test_state_equals_a_dictionary(name: str, pool_name: str, data: st.DataObject) -> None:
+    """Through inserts, updates, deletes, collisions, merges, lost files and rescales, state equals a dictionary."""
+    with tempfile.TemporaryDirectory() as root:
+        cluster = Cluster(backend_named(name), Path(root), pool_name)
+        truth: Truth = {}
+        positions = st.integers(0, len(cluster.pool) - 1)
+        for _ in range(data.draw(st.integers(1, 12), label="batches")):
+            changes = data.draw(
+                st.dictionaries(positions, values_of_a_key | st.none(), max_size=8), label="changes"
+            )
+            cluster.batch(changes, steps=data.draw(st.integers(1, 3), label="steps"))
+            apply(truth, changes)
+            if data.draw(st.booleans(), label="lose local files"):
+                cluster.lose_local_files()
+            if data.draw(st.integers(0, 4), label="rescale") == 0:
+                cluster.rescale(data.draw(st.integers(1, 4), label="parallelism"))
+            assert cluster.looked_up() == truth
+        assert cluster.scanned() == truth
+
+
+def test_rescale_and_back(cluster: Cluster) -> None:
+    """From two subtasks to three, with writes and deletes there, to three others and back to one, nothing is lost or revived."""
+    cluster.rescale(2)
+    truth: Truth = {p: (p, ["first"]) for p in range(20)}
+    cluster.batch(dict(truth))
+    cluster.rescale(3)
+    changes: dict[int, Value | None] = {p: (p, ["second"]) for p in range(5, 10)} | dict.fromkeys(
+        range(10, 15)
+    )
+    cluster.batch(changes)
+    apply(truth, changes)
+    assert cluster.looked_up() == cluster.scanned() == truth
+    cluster.rescale(1)
+    assert cluster.looked_up() == cluster.scanned() == truth
+    cluster.batch({0: None})
+    truth.pop(0)
+    assert cluster.looked_up() == cluster.scanned() == truth
+
+
+def test_rescales_without_a_batch_between(cluster: Cluster) -> None:
+    """A job that is rescaled again before any batch has run still reads every key once."""
+    truth: Truth = {p: (p, None) for p in range(20)}
+    cluster.rescale(2)
+    cluster.batch(dict(truth))
+    cluster.batch({3: None})
+    truth.pop(3)
+    cluster.rescale(3)
+    cluster.rescale(2)
+    assert cluster.looked_up() == cluster.scanned() == truth
+
+
+def test_after_a_rescale_a_handle_holds_own_keys_only(cluster: Cluster) -> None:
+    """A subtask that gets no rows after a rescale still drops the keys of others when it freezes."""
+    cluster.batch({p: (p, None) for p in range(20)})
+    cluster.rescale(2)
+    cluster.batch({})
+    assert sum(run.rows for handle in cluster.handles if handle for run in handle.runs) == 20
+
+
+def test_runs_from_before_and_after_a_rescale_do_not_mix(cluster: Cluster) -> None:
+    """A handle in which an old value could stand before a new one is refused, never read."""
+    cluster.batch({p: (p, None) for p in range(20)})
+    before = cluster.handles[0]
+    cluster.rescale(2)
+    cluster.batch({p: (p, ["new"]) for p in range(20)})
+    cluster.handles[0] = before  # as if subtask 0 had not frozen
+    cluster.rescale(1)
+    with pytest.raises(InternalError, match=r"mixes runs written at parallelism \[1, 2\]"):
+        cluster.looked_up()
+
+
+def test_a_frozen_version_never_changes(cluster: Cluster) -> None:
+    """Every old handle reads as it was, after many later batches and merges and from storage alone."""
+    history: list[tuple[list[StateHandle | None], Truth]] = []
+    truth: Truth = {}
+    for step in range(25):
+        changes: dict[int, Value | None] = {(step + i) % 25: (step, [str(i)]) for i in range(4)}
+        changes[(step * 7) % 25] = None
+        cluster.batch(changes)
+        apply(truth, changes)
+        history.append((list(cluster.handles), dict(truth)))
+    cluster.lose_local_files()
+    for handles, expected in history:
+        assert cluster.looked_up(handles) == expected
+
+
+def test_freeze_without_writes_keeps_the_runs(cluster: Cluster) -> None:
+    """A batch without writes names the same runs under its own version, and writes no file."""
+    cluster.batch({1: (1, None)})
+    cluster.batch({2: (2, None)})
+    before = cluster.handles[0]
+    names = cluster.storage.names()
+    cluster.batch({})
+    after = cluster.handles[0]
+    assert before is not None
+    assert after is not None
+    assert (after.runs, after.version, after.backend) == (before.runs, 3, cluster.backend.name)
+    assert cluster.storage.names() == names
+
+
+def test_state_that_was_deleted_whole_has_no_runs(cluster: Cluster) -> None:
+    """Empty state has no runs: after no writes at all, and after deletes of keys that never were."""
+    cluster.batch({})
+    assert cluster.handles[0] is not None
+    assert cluster.handles[0].runs == ()
+    cluster.batch({1: None, 2: None})
+    assert cluster.handles[0].runs == ()
+    assert cluster.looked_up() == cluster.scanned() == {}
+
+
+def test_scan_sees_the_writes_of_the_batch(cluster: Cluster) -> None:
+    """A scan before the freeze holds what was written in this batch."""
+    cluster.batch({1: (1, None), 2: (2, None)})
+    state = cluster.open(0, cluster.handles[0])
+    cluster.write(state, {p: None if p == 1 else (30, None) for p in cluster.owned([1, 3], 0)})
+    assert sorted(row["n"] for batch in state.scan() for row in batch.to_pylist()) == [2, 30]
+
+
+def test_wrong_writes_are_refused(cluster: Cluster) -> None:
+    """Keys of another subtask, keys out of order and columns of another type never reach a run."""
+    ordered = cluster.owned(range(20), 0)
+    state = cluster.open(0, None)
+    cluster.write(state, {ordered[-1]: (1, None)})
+    cluster.write(state, {ordered[0]: (1, None)})
+    with pytest.raises(InternalError, match="out of the order"):
+        state.freeze()
+    cluster.rescale(2)
+    foreign = cluster.owned(range(20), 1)[0]
+    with pytest.raises(InternalError, match="views-0 of 2 writes keys of another subtask"):
+        cluster.write(cluster.open(0, None), {foreign: (1, None)})
+    with pytest.raises(InternalError, match=r"writes columns \(n string\), its state has \(n int64"):
+        cluster.open(1, None).write(cluster.keys([foreign]), pa.record_batch([pa.array(["x"])], names=["n"]))
+
+
+def test_another_layout_is_refused(cluster: Cluster) -> None:
+    """State whose columns are not the job's is refused when it is opened, naming both."""
+    cluster.batch({1: (1, None)})
+    cluster.layout = StateLayout(cluster.layout.key, arrow_schema("n string, tags array<string>"))
+    with pytest.raises(IncompatibleStateError, match=r"values \(n int64, .* wants .* values \(n string, "):
+        cluster.open(0, cluster.handles[0])
+
+
+def test_another_backend_is_refused(cluster: Cluster) -> None:
+    """A handle of a backend that keeps no runs is refused by name."""
+    handle = StateHandle(subtask=SubtaskId("views", 0), backend="rocksdb", version=1)
+    with pytest.raises(IncompatibleStateError, match="'rocksdb'"):
+        cluster.open(0, handle)
+
+
+def test_backends_read_each_other(cluster: Cluster) -> None:
+    """State goes over to the other backend and back by one setting."""
+    truth: Truth = {p: (p, ["x"]) for p in range(10)}
+    cluster.batch(dict(truth))
+    other = MemoryBackend() if isinstance(cluster.backend, FilesystemBackend) else FilesystemBackend()
+    for backend in (other, cluster.backend):
+        cluster.backend = backend
+        cluster.lose_local_files()
+        assert cluster.looked_up() == truth
+        cluster.batch({})
+        assert cluster.handles[0] is not None
+        assert cluster.handles[0].backend == backend.name
+        assert bool(cluster.handles[0].files) == isinstance(backend, FilesystemBackend)
+        assert cluster.looked_up() == truth
+
+
+def test_a_backend_is_pickled_into_tasks(cluster: Cluster) -> None:
+    """A backend works the same after a trip through pickle."""
+    cluster.backend = pickle.loads(pickle.dumps(cluster.backend))
+    cluster.batch({1: (1, None)})
+    assert cluster.looked_up() == {1: (1, None)}
+
+
+def only_file(cluster: Cluster) -> Path:
+    cluster.batch({p: (p, ["x"]) for p in range(20)})
+    (name,) = cluster.storage.names()
+    assert cluster.handles[0] is not None
+    assert cluster.handles[0].files == {name}
+    cluster.lose_local_files()
+    return cluster.root / "storage" / name
+
+
+def flip(data: bytes, bit: int) -> bytes:
+    changed = bytearray(data)
+    changed[bit // 8] ^= 1 << bit % 8
+    return bytes(changed)
+
+
+def test_a_flipped_bit_is_detected(files: Cluster) -> None:
+    """Any flipped bit in storage is corrupt state: the error names the file and both checksums, and no copy stays."""
+    path = only_file(files)
+    assert files.handles[0] is not None
+    ref = files.handles[0].runs[0]
+    good = path.read_bytes()
+    for bit in range(0, 8 * len(good), 8 * len(good) // 40 + 1):
+        path.write_bytes(flip(good, bit))
+        with pytest.raises(CorruptStateError, match="restore an older checkpoint") as caught:
+            files.looked_up()
+        assert ref.name in str(caught.value)
+        assert caught.value.facts["expected"] == (ref.size, ref.checksum)
+        assert caught.value.facts["found"] == (ref.size, xxhash.xxh3_64_hexdigest(path.read_bytes()))
+        assert [local for local in files.local_dir.rglob("*") if local.is_file()] == []
+    path.write_bytes(good)
+    assert len(files.looked_up()) == 20
+
+
+@pytest.mark.parametrize("left", [0, 1, 0.5])
+def test_a_truncated_file_is_detected(files: Cluster, left: float) -> None:
+    """A file cut short in storage, even to nothing, is corrupt state."""
+    path = only_file(files)
+    data = path.read_bytes()
+    path.write_bytes(data[: int(len(data) * left) if left < 1 else -1])
+    with pytest.raises(CorruptStateError, match=f"expected {len(data)} bytes"):
+        files.looked_up()
+
+
+def test_a_missing_file_is_detected(files: Cluster) -> None:
+    """A file that storage does not have is corrupt state."""
+    path = only_file(files)
+    path.unlink()
+    with pytest.raises(CorruptStateError, match=r"is missing in .*restore an older checkpoint"):
+        files.looked_up()
+
+
+def test_a_truncated_local_file_is_fetched_again(files: Cluster) -> None:
+    """A working file of the wrong size is no loss: storage has it."""
+    path = only_file(files)
+    local = files.local_dir / path.relative_to(files.root / "storage")
+    local.parent.mkdir(parents=True)
+    local.write_bytes(b"cut")
+    assert len(files.looked_up()) == 20
+    assert local.read_bytes() == path.read_bytes()
+
+
+def test_corrupt_inline_bytes_are_detected(tmp_path: Path) -> None:
+    """A flipped bit in an inline run is corrupt state."""
+    cluster = Cluster(MemoryBackend(), tmp_path)
+    cluster.batch({1: (1, None)})
+    handle = cluster.handles[0]
+    assert handle is not None
+    (ref,) = handle.runs
+    bad = type(ref)(rows=ref.rows, size=ref.size, checksum=ref.checksum, inline=flip(ref.inline, 800))
+    with pytest.raises(CorruptStateError, match="is not what was written"):
+        cluster.open(0, StateHandle(subtask=handle.subtask, backend="memory", version=1, runs=(bad,)))
+
+
+def test_memory_stays_one_run(tmp_path: Path) -> None:
+    """The memory backend keeps one inline run and no file, however many batches there were."""
+    cluster = Cluster(MemoryBackend(), tmp_path)
+    for step in range(10):
+        cluster.batch({step: (step, None), step - 1: None} if step else {0: (0, None)})
+        handle = cluster.handles[0]
+        assert handle is not None
+        assert [run.rows for run in handle.runs] == [1]
+        assert handle.files == frozenset()
+    cluster.batch({9: None})
+    assert cluster.handles[0] is not None
+    assert cluster.handles[0].runs == ()
+
+
+def test_memory_has_a_limit(tmp_path: Path) -> None:
+    """Too much state for the memory backend fails with operator, subtask, size, limit and the way out."""
+    cluster = Cluster(MemoryBackend(limit_bytes=10_000), tmp_path)
+    cluster.batch({1: (1, ["x"])})
+    with pytest.raises(
+        ConfigError, match=r'views-0 .*10000.*choose backend="filesystem" or raise the limit'
+    ) as caught:
+        cluster.batch({2: (2, ["x" * 10_000])})
+    facts = caught.value.facts
+    assert (facts["operator"], facts["subtask"], facts["limit_bytes"]) == ("views", 0, 10_000)
+    assert isinstance(facts["size"], int)
+    assert facts["size"] > 10_000
+    assert f"{facts['size']} bytes" in str(caught.value)
+
+
+def test_memory_limit_must_be_positive() -> None:
+    """A limit that nothing fits into is refused at once."""
+    with pytest.raises(ConfigError, match="must be positive"):
+        MemoryBackend(limit_bytes=0)
+
+
+def test_filesystem_uploads_changes_only(files: Cluster) -> None:
+    """A batch adds one file with the changed rows, and merges keep the number of runs small."""
+    files.batch(dict.fromkeys(range(20), (0, None)))
+    first = files.handles[0]
+    files.batch({1: (1, None)})
+    second = files.handles[0]
+    assert first is not None
+    assert second is not None
+    assert [run.rows for run in second.runs] == [1, 20]
+    assert second.runs[1:] == first.runs
+    for step in range(40):
+        files.batch({step % 20: (step, None)})
+        handle = files.handles[0]
+        assert handle is not None
+        assert len(handle.runs) <= 4
+
+
+def test_a_merge_forgets_tombstones_only_with_the_oldest_run(files: Cluster) -> None:
+    """While an older run holds the key, merged runs keep its tombstone; a merge with the oldest run drops both."""
+    files.batch(dict.fromkeys(range(20), (0, None)))
+    files.batch({1: None})
+    files.batch({2: (2, None)})
+    assert files.handles[0] is not None
+    assert [run.tombstones for run in files.handles[0].runs] == [0, 1, 0]
+    files.batch({1: None, 3: None})
+    (merged,) = files.handles[0].runs
+    assert (merged.rows, merged.tombstones) == (18, 0)
+    assert merged.name.endswith("-merged.arrow")
+
+
+def test_writes_too_large_for_one_record_batch(files: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run of several record batches reads like a run of one."""
+    monkeypatch.setattr(run_state, "PIECE_BYTES", 100)
+    truth: Truth = {p: (p, ["x" * p]) for p in range(20)}
+    files.batch(dict(truth), steps=7)
+    assert files.handles[0] is not None
+    (ref,) = files.handles[0].runs
+    with pa.memory_map(str(files.local_dir / ref.name)) as mapped:
+        assert pa.ipc.open_file(mapped).num_record_batches > 3
+    assert files.looked_up() == files.scanned() == truth
+
+
+def test_another_max_parallelism_is_refused(files: Cluster) -> None:
+    """Key groups counted another way make state unreadable, so it is refused with both numbers."""
+    files.batch({1: (1, None)})
+    workplace = Workplace(
+        storage=files.storage,
+        local_dir=files.local_dir,
+        subtask=SubtaskId("views", 0),
+        parallelism=1,
+        max_parallelism=MAX_PARALLELISM * 2,
+        version=2,
+        stem="x",
+    )
+    with pytest.raises(IncompatibleStateError, match=r"max_parallelism 8, the job now has 16"):
+        files.backend.open(workplace, files.layout, files.handles[0])
+
+
+def test_an_unknown_backend_is_refused() -> None:
+    """A backend is chosen by name; another name lists what is allowed."""
+    assert isinstance(backend_named("filesystem"), FilesystemBackend)
+    with pytest.raises(ConfigError, match="'rocks' is not known: allowed are 'filesystem', 'memory'"):
+        backend_named("rocks")

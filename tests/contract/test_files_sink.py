@@ -1,0 +1,204 @@
+"""What the sink `Files` does beyond the contract: formats, partitions, settings."""
+
+from __future__ import annotations
+
+import datetime as dt
+import decimal
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.dataset
+import pyarrow.json
+import pyarrow.parquet
+import pytest
+from sink_targets import (
+    ParquetFiles,
+)
+
+from penstock.errors import (
+    BadRecordError,
+    CommitLostError,
+    ConfigError,
+)
+from penstock.sinks import Files, TransactionContext
+from penstock.sinks.staged_files import MAX_OPEN_FILES
+from penstock.testing.sink_contract import JOB, SINK, through_json
+
+MOMENT = dt.datetime(2026, 11, 2, 12, 30, 0, 5)  # noqa: DTZ001 - a column may have no zone
+
+
+def write_files(sink: Files, *tables: pa.Table) -> None:
+    sink.validate(tables[0].schema)
+    transaction = sink.begin_transaction(TransactionContext(JOB, SINK, 1, 1, 0, 0))
+    for table in tables:
+        for batch in table.to_batches():
+            sink.write(transaction, batch)
+    sink.commit(through_json(sink.pre_commit(transaction)))
+
+
+def test_torn_line_in_the_commit_log(tmp_path: Path) -> None:
+    """A line of the log that a crash cut off proves nothing, and does not spoil the next line."""
+    suite = ParquetFiles()
+    suite.path = tmp_path / "out"
+    torn, whole = suite.staged([1], checkpoint=1), suite.staged([2], checkpoint=2)
+    suite.sink().commit(torn)
+    log = next((suite.path / "_penstock" / JOB / SINK / "committed").iterdir())
+    log.write_bytes(log.read_bytes()[:-3])
+    suite.sink().commit(whole)
+    suite.sink().commit(whole)
+    with pytest.raises(CommitLostError):
+        suite.sink().commit(torn)
+
+
+def test_manifest_cannot_move_files_elsewhere(tmp_path: Path) -> None:
+    """A manifest that names a place outside the sink's folder is not obeyed."""
+    suite = ParquetFiles()
+    suite.path = tmp_path / "out"
+    prepared = suite.staged([1])
+    manifest = next(suite.path.rglob("manifest"))
+    content = json.loads(manifest.read_text())
+    content["files"][0]["final"] = "../elsewhere.parquet"
+    manifest.write_text(json.dumps(content))
+    with pytest.raises(CommitLostError, match="outside"):
+        suite.sink().commit(prepared)
+    assert not (tmp_path / "elsewhere.parquet").exists()
+
+
+def test_small_batches_become_one_row_group(tmp_path: Path) -> None:
+    """Many small batches are gathered; more rows than a row group make several."""
+    tables = [pa.table({"id": range(n * 10, n * 10 + 10)}) for n in range(100)]
+    write_files(Files(tmp_path / "one"), *tables)
+    write_files(Files(tmp_path / "four", row_group_rows=250), *tables)
+    groups = {}
+    for name in ("one", "four"):
+        file = pyarrow.parquet.ParquetFile(next((tmp_path / name).glob("part-1-1-0-0-*.parquet")))
+        groups[name] = file.num_row_groups
+        assert file.read().column("id").to_pylist() == list(range(1000))
+    assert groups == {"one": 1, "four": 4}
+
+
+def test_partitions_read_back_by_their_values(tmp_path: Path) -> None:
+    """Values with odd characters, null, dates and numbers come back from the folder names; columns leave the files."""
+    days = [dt.date(2026, 11, 2), dt.date(2026, 11, 3)]
+    texts = ["a/b=c", "100%", "née: #1?", None, "..", 'x"y\\z']
+    table = pa.table(
+        {
+            "text": pa.array([t for t in texts for _ in days]),
+            "day": pa.array(days * len(texts)),
+            "n": pa.array(range(12), pa.int32()),
+        }
+    )
+    write_files(Files(tmp_path / "out", partition_by=["text", "day"]), table)
+    partitioning = pyarrow.dataset.partitioning(
+        pa.schema([("text", pa.string()), ("day", pa.date32())]), flavor="hive"
+    )
+    back = pyarrow.dataset.dataset(
+        str(tmp_path / "out"), format="parquet", partitioning=partitioning
+    ).to_table()
+    assert back.select(table.schema.names).sort_by("n").to_pylist() == table.to_pylist()
+    assert pyarrow.parquet.read_schema(next((tmp_path / "out").rglob("*.parquet"))).names == ["n"]
+
+
+def test_more_partitions_than_open_files(tmp_path: Path) -> None:
+    """A transaction with more partitions than files may be open writes every row."""
+    count = 3 * MAX_OPEN_FILES
+    table = pa.table({"p": list(range(count)) * 2, "n": range(2 * count)})
+    write_files(Files(tmp_path / "out", format="json", partition_by="p"), table, table.slice(0, count))
+    back = pyarrow.dataset.dataset(str(tmp_path / "out"), format="json", partitioning="hive").to_table()
+    assert sorted(back.column("n").to_pylist()) == sorted([*range(2 * count), *range(count)])
+
+
+def test_partition_value_too_long_for_a_folder(tmp_path: Path) -> None:
+    """A value that no folder name can hold is refused in the task, naming the column."""
+    with pytest.raises(BadRecordError, match="'p'"):
+        write_files(Files(tmp_path, partition_by="p"), pa.table({"p": ["x" * 300], "n": [1]}))
+
+
+def test_json_values(tmp_path: Path) -> None:
+    """Each kind of value has the documented form in JSON."""
+    table = pa.table(
+        {
+            "date": [dt.date(2026, 11, 2)],
+            "at": pa.array([MOMENT], pa.timestamp("us", "Europe/Amsterdam")),
+            "local": pa.array([MOMENT], pa.timestamp("ns")),
+            "money": [decimal.Decimal("12345678901234567890.10")],
+            "bytes": [b"\x00\xff"],
+            "nan": [float("nan")],
+            "map": pa.array([[("a", MOMENT)]], pa.map_(pa.string(), pa.timestamp("ns"))),
+            "nested": [{"list": [1, None], "text": 'quote " newline \n'}],
+            "missing": pa.nulls(1, pa.string()),
+        }
+    )
+    write_files(Files(tmp_path, format="json"), table)
+    lines = next(tmp_path.glob("*.json")).read_text().splitlines()
+    assert [json.loads(line) for line in lines] == [
+        {
+            "date": "2026-11-02",
+            "at": "2026-11-02T12:30:00.000005Z",
+            "local": "2026-11-02T12:30:00.000005",
+            "money": "12345678901234567890.10",
+            "bytes": "AP8=",
+            "nan": None,
+            "map": {"a": "2026-11-02T12:30:00.000005"},
+            "nested": {"list": [1, None], "text": 'quote " newline \n'},
+            "missing": None,
+        }
+    ]
+
+
+def test_csv_options(tmp_path: Path) -> None:
+    """A delimiter and a header can be chosen; null and the empty string stay different."""
+    table = pa.table({"a": ["x;y", None, ""], "b": [1, 2, 3]})
+    write_files(Files(tmp_path, format="csv", delimiter=";", header=False), table)
+    assert next(tmp_path.glob("*.csv")).read_text().splitlines() == ['"x;y";1', ";2", '"";3']
+
+
+NESTED = pa.schema([("id", pa.int64()), ("tags", pa.list_(pa.string()))])
+PLAIN = pa.schema([("id", pa.int64()), ("x", pa.float64()), ("b", pa.binary()), ("_h", pa.string())])
+
+
+@pytest.mark.parametrize(
+    ("options", "schema", "named"),
+    [
+        ({"format": "csv"}, NESTED, "'tags'"),
+        ({"format": "csv"}, PLAIN, "'b'"),
+        ({"format": "json"}, pa.schema([("i", pa.month_day_nano_interval())]), "'i'"),
+        ({"format": "parquet"}, pa.schema([("i", pa.month_day_nano_interval())]), "interval"),
+        ({"format": "parquet"}, pa.schema([("a", pa.int64()), ("a", pa.string())]), "'a'"),
+        ({"compression": "middle-out"}, PLAIN, "middle-out"),
+        ({"partition_by": ["day"]}, PLAIN, "'day'"),
+        ({"partition_by": ["x"]}, PLAIN, "'x'"),
+        ({"partition_by": ["_h"]}, PLAIN, "'_h'"),
+        ({"partition_by": ["id"]}, pa.schema([("id", pa.int64())]), "every column"),
+    ],
+)
+def test_files_refuse_columns(options: dict[str, Any], schema: pa.Schema, named: str, tmp_path: Path) -> None:
+    """Columns that cannot be written are refused before the job starts, by name."""
+    with pytest.raises(ConfigError, match=named):
+        Files(tmp_path, **options).validate(schema)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"format": "orc"},
+        {"format": "json", "compression": "zip"},
+        {"format": "csv", "delimiter": "ab"},
+        {"format": "csv", "header": "yes"},
+        {"row_group_rows": 0},
+    ],
+)
+def test_files_refuse_settings(options: dict[str, Any], tmp_path: Path) -> None:
+    """Unknown formats and options are refused when the sink is made."""
+    with pytest.raises(ConfigError):
+        Files(tmp_path, **options)
+
+
+def test_files_refuse_a_folder_that_is_a_file(tmp_path: Path) -> None:
+    """A path that cannot be a folder is refused before the job starts."""
+    (tmp_path / "out").write_text("a file")
+    with pytest.raises(ConfigError, match="cannot be written"):
+        Files(tmp_path / "out").validate(PLAIN)

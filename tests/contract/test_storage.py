@@ -1,0 +1,375 @@
+"""What every storage promises, over each implementation that can run here, and what a faulty one does on plan."""
+
+from __future__ import annotations
+
+import multiprocessing
+import pickle
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from penstock.errors import ConfigError, UnavailableError
+from penstock.storage import LocalStorage, Storage, open_storage
+from penstock.storage.names import temporary_name
+from penstock.storage.object_store import ArrowStorage
+from penstock.testing.faulty_storage import Failure, FaultPlan, FaultyStorage, SimulatedCrash
+
+MAKERS: dict[str, Callable[[Path], Storage]] = {
+    "local": LocalStorage,
+    "arrow": lambda root: ArrowStorage(root.as_uri()),
+    "faultless": lambda root: FaultyStorage(LocalStorage(root)),
+}
+
+
+@pytest.fixture(params=MAKERS)
+def storage(request: pytest.FixtureRequest, tmp_path: Path) -> Storage:
+    return MAKERS[request.param](tmp_path / "root")
+
+
+def create_and_report(storage: Storage, who: int, go: object, won: object) -> None:
+    go.wait()  # type: ignore[attr-defined]
+    for round_number in range(20):
+        if storage.create(f"runs/{round_number}.json", str(who).encode()):
+            won.put((round_number, who))  # type: ignore[attr-defined]
+
+
+def test_what_was_put_is_read_back_and_replaced(storage: Storage) -> None:
+    """A file holds the bytes of the last put, also none."""
+    storage.put("a/b/c", b"one")
+    storage.put("a/b/c", b"")
+    assert storage.get("a/b/c") == b""
+    storage.put("a/b/c", b"three")
+    assert storage.get("a/b/c") == b"three"
+
+
+def test_a_missing_file_is_file_not_found(storage: Storage, tmp_path: Path) -> None:
+    """Get and download of what is not there raise FileNotFoundError, and download leaves nothing."""
+    with pytest.raises(FileNotFoundError):
+        storage.get("nothing/here")
+    with pytest.raises(FileNotFoundError):
+        storage.download("nothing/here", tmp_path / "copy")
+    with pytest.raises(FileNotFoundError):
+        storage.upload(tmp_path / "no-such-file", "x")
+    assert list(tmp_path.glob("*copy*")) == []
+    assert storage.names() == []
+
+
+def test_names_lists_below_a_folder_in_order(storage: Storage) -> None:
+    """Names are relative to the root, sorted, only of files below the folder, and of no write under way."""
+    for name in ("chk-2/_metadata", "chk-10/_metadata", "chk-2x/y", "top", "chk-2/state/r1"):
+        storage.put(name, b"x")
+    assert storage.names() == ["chk-10/_metadata", "chk-2/_metadata", "chk-2/state/r1", "chk-2x/y", "top"]
+    assert storage.names("chk-2") == ["chk-2/_metadata", "chk-2/state/r1"]
+    assert storage.names("chk-2/") == storage.names("chk-2")
+    assert storage.names("none") == []
+    assert storage.names("top") == []
+
+
+def test_names_hides_writes_under_way(tmp_path: Path, storage: Storage) -> None:
+    """A temporary file, of a live or a dead writer, is not listed."""
+    storage.put("a/b", b"x")
+    (tmp_path / "root" / "a" / temporary_name()).write_bytes(b"half")
+    assert storage.names() == ["a/b"]
+
+
+def test_delete_is_repeatable(storage: Storage) -> None:
+    """Deleted names are gone, others stay, and a second delete is no error."""
+    for name in ("a/1", "a/2", "b/1"):
+        storage.put(name, b"x")
+    storage.delete(["a/1", "a/2", "never/was"])
+    storage.delete(iter(["a/1"]))
+    assert storage.names() == ["b/1"]
+
+
+@pytest.mark.parametrize("size", [0, 1, 20_000_000])
+def test_upload_and_download_copy_content(storage: Storage, tmp_path: Path, size: int) -> None:
+    """A file goes there and back unchanged, twice over the same name, and leaves no temporary file."""
+    work = tmp_path / "work"
+    work.mkdir()
+    content = bytes(range(251)) * (size // 251) + b"z" * (size % 251)
+    (work / "run").write_bytes(content)
+    storage.upload(work / "run", "state/run")
+    storage.upload(work / "run", "state/run")
+    storage.download("state/run", work / "copy")
+    storage.download("state/run", work / "copy")
+    assert (work / "copy").read_bytes() == content
+    assert sorted(path.name for path in work.iterdir()) == ["copy", "run"]
+    assert [path.name for path in (tmp_path / "root" / "state").iterdir()] == ["run"]
+
+
+def test_a_put_over_an_uploaded_file_leaves_the_local_one_alone(storage: Storage, tmp_path: Path) -> None:
+    """Replacing a name never changes the content of a file that was uploaded or downloaded."""
+    (tmp_path / "run").write_bytes(b"old")
+    storage.upload(tmp_path / "run", "f")
+    storage.download("f", tmp_path / "copy")
+    storage.put("f", b"newer")
+    assert (tmp_path / "run").read_bytes() == b"old"
+    assert (tmp_path / "copy").read_bytes() == b"old"
+
+
+def test_a_deleted_local_file_stays_in_storage(storage: Storage, tmp_path: Path) -> None:
+    """What was uploaded survives the loss of the working directory."""
+    (tmp_path / "run").write_bytes(b"content")
+    storage.upload(tmp_path / "run", "f")
+    (tmp_path / "run").unlink()
+    assert storage.get("f") == b"content"
+
+
+def test_a_reader_never_sees_a_part(storage: Storage, tmp_path: Path) -> None:
+    """While two sizes of content replace each other, a reader sees one of them whole."""
+    versions = [b"a" * 200_000, b"b" * 500_000]
+    storage.put("f", versions[0])
+    stop = threading.Event()
+    wrong: list[int] = []
+
+    def look() -> None:
+        while not stop.is_set():
+            seen = storage.get("f")
+            if seen not in versions:
+                wrong.append(len(seen))
+            storage.download("f", tmp_path / "copy")
+            if (tmp_path / "copy").read_bytes() not in versions:
+                wrong.append(-1)
+
+    reader = threading.Thread(target=look)
+    reader.start()
+    for number in range(100):
+        storage.put("f", versions[number % 2])
+    stop.set()
+    reader.join()
+    assert wrong == []
+
+
+def test_create_has_one_winner_among_threads(storage: Storage) -> None:
+    """Of eight threads that create the same name, one is told so, and its content stays."""
+    with ThreadPoolExecutor(8) as pool:
+        for number in range(25):
+            name = f"runs/{number}.json"
+            answers = list(pool.map(lambda who, name=name: storage.create(name, str(who).encode()), range(8)))
+            assert answers.count(True) == 1
+            assert storage.get(name) == str(answers.index(True)).encode()
+    assert len(storage.names()) == 25
+
+
+def test_create_has_one_winner_among_processes(tmp_path: Path) -> None:
+    """Two processes that race for twenty names win each name once between them."""
+    context = multiprocessing.get_context("spawn")
+    go, won = context.Event(), context.Queue()
+    storage = LocalStorage(tmp_path)
+    racers = [context.Process(target=create_and_report, args=(storage, who, go, won)) for who in range(2)]
+    for racer in racers:
+        racer.start()
+    go.set()
+    winners = dict(won.get(timeout=60) for _ in range(20))
+    for racer in racers:
+        racer.join()
+        assert racer.exitcode == 0
+    assert won.empty()
+    assert {number: storage.get(f"runs/{number}.json") for number in range(20)} == {
+        number: str(who).encode() for number, who in winners.items()
+    }
+
+
+def test_it_is_pickled_by_settings(storage: Storage) -> None:
+    """A copy in another process reads what this one wrote."""
+    storage.put("f", b"x")
+    assert pickle.loads(pickle.dumps(storage)).get("f") == b"x"
+
+
+@pytest.mark.parametrize(
+    "name", ["", "/etc/passwd", "../x", "a/../../x", "a//b", "a/", "./a", "a\0b", temporary_name()]
+)
+def test_names_stay_below_the_root(storage: Storage, name: str) -> None:
+    """A name that could leave the root, or hide from listing, is refused."""
+    for call in (
+        storage.get,
+        lambda n: storage.put(n, b""),
+        lambda n: storage.create(n, b""),
+        lambda n: storage.delete([n]),
+    ):
+        with pytest.raises(ConfigError, match="not allowed"):
+            call(name)
+
+
+def test_an_unusable_place_is_unavailable(tmp_path: Path) -> None:
+    """A root below a regular file is reported as unavailable, with operation, name and cause."""
+    (tmp_path / "file").write_bytes(b"")
+    for storage in (
+        LocalStorage(tmp_path / "file" / "root"),
+        ArrowStorage((tmp_path / "file" / "root").as_uri()),
+    ):
+        with pytest.raises(UnavailableError, match="could not put '_probe'") as raised:
+            storage.check_writable()
+        assert raised.value.facts["operation"] == "put"
+    with pytest.raises(UnavailableError, match="a part of the path is a file"):
+        LocalStorage(tmp_path / "file" / "root").names()
+
+
+def test_a_full_disk_is_named() -> None:
+    """A disk without space is reported as such."""
+    if not Path("/dev/full").exists():
+        pytest.skip("no /dev/full here")
+    storage = LocalStorage("/unused")
+    with pytest.raises(UnavailableError, match="disk full") as raised, storage._failures("put", "f"):
+        Path("/dev/full").write_bytes(b"x")
+    assert raised.value.facts["name"] == "f"
+
+
+def test_a_usable_place_passes_the_probe(storage: Storage) -> None:
+    """The probe leaves nothing behind."""
+    storage.check_writable()
+    assert storage.names() == []
+
+
+class TestLocalStorage:
+    def test_files_cross_file_systems_by_copy(self, tmp_path: Path) -> None:
+        """Where a hard link is impossible, upload and download copy, and leave no temporary file."""
+        shared_memory = Path("/dev/shm")
+        if not shared_memory.is_dir() or shared_memory.stat().st_dev == tmp_path.stat().st_dev:
+            pytest.skip("no second file system here")
+        storage = LocalStorage(tmp_path)
+        with tempfile.TemporaryDirectory(dir=shared_memory) as folder:
+            (Path(folder) / "run").write_bytes(b"content")
+            storage.upload(Path(folder) / "run", "state/run")
+            storage.download("state/run", Path(folder) / "copy")
+            assert (Path(folder) / "copy").read_bytes() == b"content"
+            assert sorted(path.name for path in Path(folder).iterdir()) == ["copy", "run"]
+        assert storage.get("state/run") == b"content"
+        assert [path.name for path in (tmp_path / "state").iterdir()] == ["run"]
+
+    def test_empty_folders_go_with_their_last_file(self, tmp_path: Path) -> None:
+        """Deleting the last file removes its folders up to the root, which stays."""
+        storage = LocalStorage(tmp_path / "root")
+        storage.put("a/b/c/1", b"x")
+        storage.put("a/2", b"x")
+        storage.delete(["a/b/c/1"])
+        assert not (tmp_path / "root/a/b").exists()
+        storage.delete(["a/2"])
+        assert list((tmp_path / "root").iterdir()) == []
+
+    def test_writers_survive_folders_being_removed(self, tmp_path: Path) -> None:
+        """A writer into a folder that others keep emptying never fails and never loses a file."""
+        storage = LocalStorage(tmp_path)
+
+        def write_and_delete(who: int) -> None:
+            for number in range(60):
+                name = f"a/b/{who}-{number}"
+                assert storage.create(name, b"x")
+                assert storage.get(name) == b"x"
+                storage.delete([name])
+
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(write_and_delete, range(4)))
+        assert storage.names() == []
+
+    def test_stale_temporary_files_are_cleaned(self, tmp_path: Path) -> None:
+        """What dead writers left goes when it is old enough; files of live writers and real files stay."""
+        storage = LocalStorage(tmp_path)
+        storage.put("a/f", b"x")
+        for folder in ("a", "dead"):
+            (tmp_path / folder).mkdir(exist_ok=True)
+            (tmp_path / folder / temporary_name()).write_bytes(b"half")
+        assert storage.clean_temporary(older_than_s=3600) == 0
+        time.sleep(0.02)  # file systems keep change times in coarse steps
+        assert storage.clean_temporary(older_than_s=0) == 2
+        assert storage.names() == ["a/f"]
+        assert [path.name for path in tmp_path.iterdir()] == ["a"]
+
+
+class TestArrowStorage:
+    def test_a_store_without_exclusive_create_is_refused(self) -> None:
+        """Where two runs could both win, create and the probe before a job refuse."""
+        storage = ArrowStorage("mock:///bucket")
+        storage.put("a/f", b"x")
+        assert storage.get("a/f") == b"x"
+        assert storage.names("a") == ["a/f"]
+        with pytest.raises(ConfigError, match="exclusively"):
+            storage.create("runs/1.json", b"")
+        with pytest.raises(ConfigError, match="exclusively"):
+            storage.check_writable()
+        storage.delete(["a/f"])
+        assert storage.names() == []
+
+
+class TestOpenStorage:
+    def test_paths_and_file_uris_are_local(self, tmp_path: Path) -> None:
+        """A path, a string and a file URI with an escape name the same folder."""
+        folder = tmp_path / "with space"
+        opened = [open_storage(folder), open_storage(str(folder)), open_storage(folder.as_uri())]
+        assert [type(storage) for storage in opened] == [LocalStorage] * 3
+        assert {storage.uri for storage in opened} == {str(folder)}
+
+    def test_other_schemes_go_through_arrow(self) -> None:
+        """An object store's URI is accepted without contacting it."""
+        assert isinstance(open_storage("s3://bucket/path?region=eu-north-1"), ArrowStorage)
+
+    @pytest.mark.parametrize("uri", ["", "  ", "ftp://host/x", "file://host/x", "jdbc:/x", None, 3])
+    def test_what_cannot_be_opened_is_a_config_error(self, uri: object) -> None:
+        """A bad address fails at once, with the address in the text."""
+        with pytest.raises(ConfigError) as raised:
+            open_storage(uri)  # type: ignore[arg-type]
+        assert repr(uri) in str(raised.value)
+
+
+class TestFaultyStorage:
+    def test_a_crash_before_a_call_leaves_it_undone(self, tmp_path: Path) -> None:
+        """Call k is not performed, and the dead process performs no other."""
+        storage = FaultyStorage(LocalStorage(tmp_path), FaultPlan(crash_before=2))
+        storage.put("1", b"x")
+        with pytest.raises(SimulatedCrash, match="before call 2: put '2'"):
+            storage.put("2", b"x")
+        with pytest.raises(SimulatedCrash):
+            storage.put("3", b"x")
+        assert storage.inner.names() == ["1"]
+
+    def test_a_crash_after_a_call_leaves_it_done(self, tmp_path: Path) -> None:
+        """Call k is performed, its answer is lost, and a delete counts each name."""
+        storage = FaultyStorage(LocalStorage(tmp_path), FaultPlan(crash_after=4))
+        for name in ("1", "2"):
+            storage.put(name, b"x")
+        with pytest.raises(SimulatedCrash, match="after call 4: delete '2'"):
+            storage.delete(["1", "2", "3"])
+        assert storage.inner.names() == []
+        assert [(call.number, call.operation, call.name) for call in storage.calls[2:]] == [
+            (3, "delete", "1"),
+            (4, "delete", "2"),
+        ]
+
+    def test_matching_calls_fail_so_many_times(self, tmp_path: Path) -> None:
+        """A pattern fails its first n calls, done or not done as planned; other names and later calls work."""
+        lost = Failure(pattern="chk-*/_metadata", operation="put", performed=True)
+        plan = FaultPlan(failures=(Failure(pattern="state/*", times=2), lost))
+        storage = FaultyStorage(LocalStorage(tmp_path), plan)
+        for _ in range(2):
+            with pytest.raises(UnavailableError, match="nothing was done"):
+                storage.put("state/r", b"x")
+        assert storage.inner.names() == []
+        storage.put("state/r", b"x")
+        with pytest.raises(UnavailableError, match="it was performed"):
+            storage.put("chk-1/_metadata", b"x")
+        assert storage.get("chk-1/_metadata") == b"x"
+
+    def test_latency_passes_on_its_clock(self, tmp_path: Path) -> None:
+        """A slow operation lets time pass on the clock it was given, others do not."""
+
+        class Stopwatch:
+            slept = 0.0
+
+            def monotonic(self) -> float:
+                return self.slept
+
+            wall = monotonic
+
+            def sleep(self, seconds: float) -> None:
+                self.slept += seconds
+
+        clock = Stopwatch()
+        storage = FaultyStorage(LocalStorage(tmp_path), FaultPlan(latency_s={"put": 2.5}), clock=clock)
+        storage.put("f", b"x")
+        storage.get("f")
+        assert clock.slept == 2.5
