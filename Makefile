@@ -56,7 +56,7 @@ $(READY): pyproject.toml constraints.txt
 	  echo "setup: new environment in $(VENV)"; \
 	  $(PYTHON) -m venv --clear $(VENV) || { \
 	    echo "setup: the venv module does not work; on Debian and Ubuntu install python3-venv" >&2; exit 1; }; }
-	@echo "setup: installing penstock and its tools (about 500 MB, once)"
+	@echo "setup: installing penstock and its tools (about 1 GB on disk, once)"
 	@$(PIP) install pip==$(PIP_VERSION)
 	@$(PIP) install -c constraints.txt -e . --group dev
 	@$(BIN)/python -c 'from penstock.spark.java import find_java; find_java()' >/dev/null 2>&1 || { \

@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import math
 import random
-from decimal import Decimal
+from decimal import Context
 from typing import Any
 
 import numpy as np
@@ -25,6 +25,7 @@ SCHEMA = (
     "k int, i int, l long, small byte, f float, d double, p decimal(10,2), wide decimal(38,20), deep decimal(38,38), "
     "s string, raw binary, b boolean, day date, at timestamp, local timestamp_ntz"
 )
+EXACT = Context(prec=60)  # Python's own 28 digits are fewer than Spark's 38
 BATCHES = 5
 KEYS = 6
 
@@ -72,9 +73,9 @@ def random_rows(seed: int, count: int) -> list[tuple[Any, ...]]:
             rng.randrange(-128, 128),
             floating,
             floating,
-            Decimal(rng.randrange(-(10**10) + 1, 10**10)).scaleb(-2),
-            Decimal(rng.randrange(-(10**24), 10**24)).scaleb(-20),
-            Decimal(rng.randrange(-(10**35), 10**35)).scaleb(-38),
+            EXACT.scaleb(rng.randrange(-(10**10) + 1, 10**10), -2),
+            EXACT.scaleb(rng.randrange(-(10**24), 10**24), -20),
+            EXACT.scaleb(rng.randrange(-(10**35), 10**35), -38),
             rng.choice(["", "a", "ab", "é", "z", "𐍈", "\uffff"]),
             rng.randbytes(rng.randrange(3)),
             rng.random() < 0.5,

@@ -80,6 +80,7 @@ class Protocol:
         self.uncommitted: list[PreCommitted] = []
         self._committing: set[int] = set()
         self._newest: BatchFinished | None = None
+        self._finished: dict[CheckpointId, BatchFinished] = {}
         self._known: set[str] = {name for checkpoint in self.completed for name in checkpoint.files}
         self._durable: set[str] = set(self._known)
         self._early: dict[str, int] = {}
@@ -135,7 +136,7 @@ class Protocol:
             case MetadataWritten():
                 return self._metadata_written(event.checkpoint, now)
             case MetadataFailed():
-                pending = self.pending[event.checkpoint]
+                pending = self._being_written(event.checkpoint)
                 return self._give_up(pending, FailureReason.METADATA_FAILED, event.cause, now)
             case Committed():
                 return self._committed(event.transactions)
@@ -149,6 +150,7 @@ class Protocol:
 
     def _batch_finished(self, event: BatchFinished, now: Now) -> list[Action]:
         self._newest = event
+        self._finished[event.batch] = event
         self._known |= {name for handle in event.handles.values() for name in handle.files}
         self.uncommitted += event.transactions
         pending = self.pending.get(event.batch)
@@ -182,16 +184,17 @@ class Protocol:
         return self._give_up(pending, FailureReason.DECLINED, f"{event.subtask}: {event.cause}", now)
 
     def _metadata_written(self, checkpoint: CheckpointId, now: Now) -> list[Action]:
-        pending = self.pending.pop(checkpoint)
-        if pending.writing is None:
-            raise InternalError(f"checkpoint {checkpoint} was written before it was ready")
-        self.completed.append(pending.writing)
+        pending = self._being_written(checkpoint)
+        del self.pending[pending.checkpoint]
+        if pending.writing is not None:
+            self.completed.append(pending.writing)
+        self._finished = {batch: one for batch, one in self._finished.items() if batch > checkpoint}
         self._async_ms = {key: ms for key, ms in self._async_ms.items() if key[1] > checkpoint}
         self._failures_in_a_row = 0
         self._last_end = now.monotonic
         actions = self._commit_up_to(checkpoint)
         actions.append(SweepTransactions(checkpoint, tuple(self.uncommitted)))
-        for older in [one for one in self.pending.values() if one.checkpoint < checkpoint]:
+        for older in [one for one in self.pending.values() if one.checkpoint <= checkpoint]:
             detail = f"checkpoint {checkpoint} is complete"
             actions += self._give_up(older, FailureReason.SUBSUMED, detail, now)
         return actions + self._discard_subsumed() + self._trigger_idle(now)
@@ -243,22 +246,37 @@ class Protocol:
                 actions.append(WriteMetadata(pending.writing))
         return actions
 
-    def _content(self, pending: Pending, now: Now) -> Completed:
-        batch = pending.batch
-        if batch is None:
+    def _being_written(self, checkpoint: CheckpointId) -> Pending:
+        for pending in self.pending.values():
+            if pending.writing is not None and pending.writing.id == checkpoint:
+                return pending
+        raise InternalError(f"checkpoint {checkpoint} is not being written")
+
+    def _barrier(self, pending: Pending) -> BatchFinished:
+        """The batch whose end the checkpoint stands for.
+
+        At least once, subtasks may have handed in later versions. If all of them did, the cut moves along to the earliest
+        of these: what lies before it is in every subtask, so it need not be read again.
+        """
+        if pending.batch is None:
             raise InternalError(
                 f"checkpoint {pending.checkpoint} cannot complete before its batch is finished"
             )
+        common = min((handle.version for handle in pending.acknowledged.values()), default=pending.checkpoint)
+        return self._finished.get(CheckpointId(common), pending.batch)
+
+    def _content(self, pending: Pending, now: Now) -> Completed:
+        batch = self._barrier(pending)
         return Completed(
             job=self._identity.job,
-            checkpoint=pending.checkpoint,
+            checkpoint=batch.batch,
             run=self._identity.run,
             mode=self._mode.value,
             parallelism=self._identity.parallelism,
             max_parallelism=self._identity.max_parallelism,
             barrier=batch.barrier,
             operators=self._operators(pending.acknowledged),
-            transactions=self._promised(pending.checkpoint),
+            transactions=self._promised(batch.batch),
             subtasks=tuple(self._reports(batch)),
             triggered_at=pending.triggered_wall,
             completed_at=now.wall,

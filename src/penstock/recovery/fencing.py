@@ -50,6 +50,7 @@ class Heartbeat(msgspec.Struct, frozen=True):
     run: int
     at: float
     ended: bool = False
+    clean: bool = False
 
 
 _T = TypeVar("_T")
@@ -102,9 +103,17 @@ def check_owner(storage: Storage, run: RunId) -> None:
         )
 
 
-def beat(storage: Storage, run: RunId, now: float, *, ended: bool = False) -> None:
-    """Record that the run is alive, or that it ended."""
-    storage.put(f"runs/{run}.alive", msgspec.json.encode(Heartbeat(run, now, ended)))
+def beat(storage: Storage, run: RunId, now: float, *, ended: bool = False, clean: bool = False) -> None:
+    """Record that the run is alive, or that it ended, and whether with everything completed and committed."""
+    storage.put(f"runs/{run}.alive", msgspec.json.encode(Heartbeat(run, now, ended, clean)))
+
+
+def ended_cleanly(storage: Storage, run: RunId) -> bool:
+    """Whether this run completed and committed everything it had begun."""
+    try:
+        return _read(storage, f"runs/{run}.alive", Heartbeat).clean
+    except FileNotFoundError:
+        return False
 
 
 def refuse_if_running(storage: Storage, now: float) -> None:

@@ -155,6 +155,7 @@ class Files(TwoPhaseCommitSink):
             names = _names(self._owner(job, sink))
         found = [StagedTransaction.parse(job, sink, name.removesuffix(_ABORTED)) for name in names]
         unfinished = {transaction for transaction in found if transaction is not None}
+        unfinished -= self._log(job, sink).committed(unfinished)
         return [
             each.as_transaction()
             for each in sorted(unfinished, key=lambda each: (each.run, each.checkpoint, each.name))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import msgspec
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from penstock.errors import BadRecordError
 
@@ -16,8 +17,9 @@ _ENCODER = msgspec.json.Encoder()
 
 def json_lines(batch: pa.RecordBatch) -> bytes:
     """Encode each row as one line."""
-    target = pa.schema([field.with_type(_encodable(field.type)) for field in batch.schema])
     try:
+        batch = _with_timestamp_texts(batch)
+        target = pa.schema([field.with_type(_encodable(field.type)) for field in batch.schema])
         if target != batch.schema:
             batch = batch.cast(target, safe=False)
         return _ENCODER.encode_lines(batch.to_pylist(maps_as_pydicts="strict"))
@@ -39,6 +41,12 @@ def json_texts(column: pa.Array) -> pa.Array:
     return pa.array(texts, pa.string())
 
 
+def timestamp_texts(column: pa.Array) -> pa.Array:
+    """Write timestamps in ISO 8601 with all the digits that their unit has, so that texts sort like times."""
+    in_utc = column.view(pa.timestamp(column.type.unit))
+    return pc.strftime(in_utc, format="%Y-%m-%dT%H:%M:%S" + ("" if column.type.tz is None else "Z"))
+
+
 def unsupported_in_json(data_type: pa.DataType) -> pa.DataType | None:
     """Find the part of a type that has no JSON form, if there is one."""
     if pa.types.is_interval(data_type) or pa.types.is_union(data_type):
@@ -50,6 +58,14 @@ def unsupported_in_json(data_type: pa.DataType) -> pa.DataType | None:
         if found is not None:
             return found
     return None
+
+
+def _with_timestamp_texts(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Arrow formats a column many times faster than Python builds its datetimes."""
+    for index, field in enumerate(batch.schema):
+        if pa.types.is_timestamp(field.type):
+            batch = batch.set_column(index, field.name, timestamp_texts(batch.column(index)))
+    return batch
 
 
 def _encodable(data_type: pa.DataType) -> pa.DataType:

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.errors import BadRecordError
-from penstock.sinks.json_text import json_texts
+from penstock.sinks.json_text import json_texts, timestamp_texts
 
 
 def storage_class(data_type: pa.DataType) -> str:
@@ -71,8 +71,7 @@ def _storage_column(column: pa.Array) -> pa.Array:
 def _text_column(column: pa.Array) -> pa.Array:
     data_type = column.type
     if pa.types.is_timestamp(data_type):
-        in_utc = column.view(pa.timestamp(data_type.unit))
-        return pc.strftime(in_utc, format="%Y-%m-%dT%H:%M:%S" + ("" if data_type.tz is None else "Z"))
+        return timestamp_texts(column)
     if pa.types.is_decimal(data_type):
         return _decimal_texts(column)
     if is_plain_text(data_type) or pa.types.is_date(data_type) or pa.types.is_time(data_type):

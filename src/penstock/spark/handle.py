@@ -13,6 +13,7 @@ from penstock.checkpoint.metadata import checkpoint_ids, metadata_name
 from penstock.clock import SYSTEM_CLOCK
 from penstock.config import OnCancel, choice
 from penstock.errors import CommitLostError, CorruptStateError, FencedError, JobFailedError, PenstockError
+from penstock.ids import RunId
 from penstock.recovery.fencing import beat, read_descents, refuse_if_running
 from penstock.recovery.restore import JobRecord, check_job_record, choose
 from penstock.spark.compiled import Compiled, compile_job
@@ -53,6 +54,7 @@ class JobHandle:
         self._failure: BaseException | None = None
         self._observer = Observer({source.uid: len(leaves(source.frame)) for source in job.graph.sources})
         self._run: QueryRun | None = None
+        self._drop_state: tuple[str, ...] = ()
         self._thread = threading.Thread(target=self._work, name=f"penstock-{job.name}", daemon=True)
 
     @classmethod
@@ -74,6 +76,7 @@ class JobHandle:
             refuse_if_running(job.storage, SYSTEM_CLOCK.wall())
         handle = cls(job, compiled, available_now=available_now)
         _log.info("job %s starts, %s", job.name, guarantee)
+        handle._drop_state = drop_state
         handle._run = handle._new_run()
         handle._run.prepare(restore, drop_state)
         handle._thread.start()
@@ -163,7 +166,7 @@ class JobHandle:
         run = self._run
         if run is None:
             run = self._run = self._new_run()
-            run.prepare(None, ())
+            run.prepare(None, self._drop_state)
             self._status = Status.RUNNING
         try:
             run.run()
@@ -194,6 +197,8 @@ class JobHandle:
 
     def _say_goodbye(self) -> None:
         try:
-            beat(self._job.storage, self._observer.progress.run, SYSTEM_CLOCK.wall(), ended=True)  # type: ignore[arg-type]
+            run = RunId(self._observer.progress.run)
+            clean = self._status in (Status.FINISHED, Status.STOPPED)
+            beat(self._job.storage, run, SYSTEM_CLOCK.wall(), ended=True, clean=clean)
         except PenstockError:
             _log.exception("the end of run %d could not be recorded", self._observer.progress.run)

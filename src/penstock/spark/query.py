@@ -33,8 +33,8 @@ from penstock.errors import (
     InternalError,
     PenstockError,
 )
-from penstock.ids import CheckpointId, SubtaskId
-from penstock.recovery.fencing import beat
+from penstock.ids import CheckpointId, RunId, SubtaskId
+from penstock.recovery.fencing import beat, ended_cleanly
 from penstock.recovery.rescale import redistribute
 from penstock.recovery.restore import RestorePoint, restore
 from penstock.snapshot.mailbox import Mailbox
@@ -122,7 +122,8 @@ class QueryRun:
     def _rewind(self) -> CheckpointId:
         """Set Spark's progress log back; returns the last batch that must not be run again."""
         storage = self.job.storage
-        if self._mode is Mode.AT_MOST_ONCE:
+        was_clean = ended_cleanly(storage, RunId(self.point.run - 1))
+        if self._mode is Mode.AT_MOST_ONCE and not was_clean:
             return progress_log.skip_ahead(storage, replayable_positions(self.job.graph.sources))
         entry = self.point.checkpoint.barrier.progress_log if self.point.checkpoint else ""
         progress_log.cut_back(storage, self.point.id, entry)

@@ -8,6 +8,7 @@ What a caller may rely on:
 
 from __future__ import annotations
 
+import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from pathlib import Path
@@ -61,7 +62,7 @@ class Storage(ABC):
 
     def check_writable(self) -> None:
         """Write, read back and delete a probe; raises `UnavailableError` with what to do."""
-        probe = "_probe"
+        probe = f"_probe-{uuid.uuid4().hex}"
         self.put(probe, b"penstock")
         self.get(probe)
         self.delete([probe])
