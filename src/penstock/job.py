@@ -21,7 +21,7 @@ from penstock.state.backends import backend_named
 from penstock.state.backends.base import StateBackend
 from penstock.state.keys import MAX_KEY_GROUPS
 from penstock.state.types import arrow_schema
-from penstock.storage import open_storage
+from penstock.storage import Storage, open_storage
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -32,13 +32,16 @@ DEFAULT_MAX_PARALLELISM = 128
 
 
 class Job:
-    """A streaming job with checkpoints. The name and the storage are its identity: the same two go on where it stopped."""
+    """A streaming job with checkpoints. The name and the storage are its identity: the same two go on where it stopped.
+
+    `storage` is a path or URI below which the job gets a folder of its own, or a `Storage` whose root is the job's.
+    """
 
     def __init__(
         self,
         name: str,
         *,
-        storage: str | Path,
+        storage: str | Path | Storage,
         backend: str | StateBackend = "filesystem",
         parallelism: int = 2,
         max_parallelism: int = DEFAULT_MAX_PARALLELISM,
@@ -48,7 +51,7 @@ class Job:
         local_dir: str | Path | None = None,
     ) -> None:
         self.name = checked_name("job name", name)
-        self.storage = open_storage(_job_root(storage, name))
+        self.storage = storage if isinstance(storage, Storage) else open_storage(_job_root(storage, name))
         self.backend = backend if isinstance(backend, StateBackend) else backend_named(backend)
         self.max_parallelism = whole_number(
             "max_parallelism", max_parallelism, minimum=1, maximum=MAX_KEY_GROUPS

@@ -85,7 +85,7 @@ class KeyedProcess(ABC):
 
     def __setattr__(self, name: str, value: Any) -> None:
         if isinstance(getattr(type(self), name, None), ValueState):
-            raise AttributeError(
+            raise AttributeError(  # noqa: TRY004 - it is about the attribute, not about the value's type
                 f"{name} is state: write self.{name}.value = ... instead of self.{name} = ..."
             )
         super().__setattr__(name, value)

@@ -6,6 +6,8 @@ base64, maps are objects. JSON knows no NaN and no infinity: they become null.
 
 from __future__ import annotations
 
+import datetime as dt
+
 import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -44,6 +46,10 @@ def json_texts(column: pa.Array) -> pa.Array:
 def timestamp_texts(column: pa.Array) -> pa.Array:
     """Write timestamps in ISO 8601 with all the digits that their unit has, so that texts sort like times."""
     in_utc = column.view(pa.timestamp(column.type.unit))
+    if column.type.unit != "ns":  # which ends in the year 2262
+        years = pc.min_max(pc.year(in_utc)).as_py()
+        if years["min"] is not None and not 0 < years["min"] <= years["max"] <= dt.MAXYEAR:
+            raise pa.ArrowInvalid(f"a timestamp lies in the year {years['min']} or {years['max']}")
     return pc.strftime(in_utc, format="%Y-%m-%dT%H:%M:%S" + ("" if column.type.tz is None else "Z"))
 
 
