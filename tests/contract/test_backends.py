@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 from penstock.errors import ConfigError, CorruptStateError, IncompatibleStateError, InternalError
 from penstock.ids import SubtaskId
-from penstock.state.backends import FilesystemBackend, MemoryBackend, backend_named, run_state
+from penstock.state.backends import FilesystemBackend, MemoryBackend, backend_named, merge_policy, run_state
 from penstock.state.backends.base import OpenState, StateBackend, StateHandle, StateLayout, Workplace
 from penstock.state.keys import GROUP_SHIFT, KeyBatch, key_groups, owner
 from penstock.state.types import arrow_schema
@@ -202,7 +202,9 @@ values_of_a_key = st.tuples(
 @given(data=st.data())
 def test_state_equals_a_dictionary(name: str, pool_name: str, data: st.DataObject) -> None:
     """Through inserts, updates, deletes, collisions, merges, lost files and rescales, state equals a dictionary."""
-    with tempfile.TemporaryDirectory() as root:
+    with tempfile.TemporaryDirectory() as root, pytest.MonkeyPatch.context() as patch:
+        # With levels this small, merges often leave an older run alone.
+        patch.setattr(merge_policy, "SMALLEST_LEVEL_ROWS", 1)
         cluster = Cluster(backend_named(name), Path(root), pool_name)
         truth: Truth = {}
         positions = st.integers(0, len(cluster.pool) - 1)
@@ -497,17 +499,28 @@ def test_filesystem_uploads_changes_only(files: Cluster) -> None:
         assert len(handle.runs) <= 4
 
 
-def test_a_merge_forgets_tombstones_only_with_the_oldest_run(files: Cluster) -> None:
+def test_a_merge_forgets_tombstones_only_with_the_oldest_run(
+    files: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """While an older run holds the key, merged runs keep its tombstone; a merge with the oldest run drops both."""
-    files.batch(dict.fromkeys(range(20), (0, None)))
-    files.batch({1: None})
-    files.batch({2: (2, None)})
+    monkeypatch.setattr(merge_policy, "SMALLEST_LEVEL_ROWS", 4)
+    truth: Truth = dict.fromkeys(range(20), (0, None))
+    files.batch(dict(truth))
+    for p in range(4):
+        files.batch({p: None})
+        truth.pop(p)
     assert files.handles[0] is not None
-    assert [run.tombstones for run in files.handles[0].runs] == [0, 1, 0]
-    files.batch({1: None, 3: None})
-    (merged,) = files.handles[0].runs
-    assert (merged.rows, merged.tombstones) == (18, 0)
+    merged, first = files.handles[0].runs
     assert merged.name.endswith("-merged.arrow")
+    assert (merged.rows, merged.tombstones, first.rows) == (4, 4, 20)
+    assert files.looked_up() == files.scanned() == truth
+    monkeypatch.setattr(merge_policy, "SMALLEST_LEVEL_ROWS", 100)
+    for p in (18, 19):
+        files.batch({p: None})
+        truth.pop(p)
+    (merged,) = files.handles[0].runs
+    assert (merged.rows, merged.tombstones) == (14, 0)
+    assert files.looked_up() == files.scanned() == truth
 
 
 def test_writes_too_large_for_one_record_batch(files: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:

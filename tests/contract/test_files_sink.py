@@ -149,6 +149,15 @@ def test_json_values(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    "column", [pa.array([2**62], pa.timestamp("us")), pa.array([2**30], pa.date32())], ids=str
+)
+def test_json_time_out_of_range(column: pa.Array, tmp_path: Path) -> None:
+    """A time that ISO 8601 cannot name is refused in the task."""
+    with pytest.raises(BadRecordError, match="JSON"):
+        write_files(Files(tmp_path, format="json"), pa.table({"at": column}))
+
+
 def test_csv_options(tmp_path: Path) -> None:
     """A delimiter and a header can be chosen; null and the empty string stay different."""
     table = pa.table({"a": ["x;y", None, ""], "b": [1, 2, 3]})

@@ -91,11 +91,31 @@ def test_sqlite_values(tmp_path: Path) -> None:
     ]
 
 
-def test_sqlite_value_out_of_range(tmp_path: Path) -> None:
-    """A number that SQLite cannot hold is refused in the task, naming the column."""
-    sink = SQLite(tmp_path / "db", "t")
+@pytest.mark.parametrize(
+    "column",
+    [
+        pa.array([2**64 - 1], pa.uint64()),
+        pa.array([1, 2**62], pa.timestamp("us")),
+        pa.array([-(2**62), 1], pa.timestamp("us", "UTC")),
+        pa.array([2**30], pa.date32()),
+    ],
+    ids=str,
+)
+def test_value_out_of_range(column: pa.Array, tmp_path: Path) -> None:
+    """A number, a time or a date that cannot be stored as it is is refused in the task, naming the column."""
     with pytest.raises(BadRecordError, match="'big'"):
-        write_rows(sink, pa.table({"big": pa.array([2**64 - 1], pa.uint64())}))
+        write_rows(SQLite(tmp_path / "db", "t"), pa.table({"big": column}))
+
+
+def test_first_and_last_day(tmp_path: Path) -> None:
+    """The whole calendar from year 1 to 9999 can be stored."""
+    days = [dt.date.min, dt.date.max]
+    times = [dt.datetime.combine(dt.date.min, dt.time.min), dt.datetime.combine(dt.date.max, dt.time.max)]
+    table = pa.table({"day": days, "at": times})
+    write_rows(SQLite(tmp_path / "db", "t"), table)
+    first, last = rows_in_table(tmp_path / "db", "t")
+    assert first == {"day": "0001-01-01", "at": "0001-01-01T00:00:00.000000"}
+    assert last == {"day": "9999-12-31", "at": "9999-12-31T23:59:59.999999"}
 
 
 def test_sqlite_upsert_keeps_the_newest(tmp_path: Path) -> None:

@@ -69,7 +69,12 @@ class Protocol:
     """One per run. `begin_batch` asks whether a batch ends in a checkpoint, `handle` takes everything that happens."""
 
     def __init__(
-        self, settings: Checkpointing, identity: Identity, completed: Iterable[Completed], started: Now
+        self,
+        settings: Checkpointing,
+        identity: Identity,
+        completed: Iterable[Completed],
+        started: Now,
+        restored: Iterable[StateHandle] = (),
     ) -> None:
         self.job = identity.job
         self._settings = settings
@@ -81,7 +86,10 @@ class Protocol:
         self._committing: set[int] = set()
         self._newest: BatchFinished | None = None
         self._finished: dict[CheckpointId, BatchFinished] = {}
+        self._restored_files = {name for handle in restored for name in handle.files}
+        """What the run starts from. Durable, but after a rescale no checkpoint names it until the first one completes."""
         self._known: set[str] = {name for checkpoint in self.completed for name in checkpoint.files}
+        self._known |= self._restored_files
         self._durable: set[str] = set(self._known)
         self._early: dict[str, int] = {}
         self._async_ms: dict[tuple[SubtaskId, int], float] = {}
@@ -210,6 +218,7 @@ class Protocol:
         for pending in list(self.pending.values()):
             actions += self._give_up(pending, FailureReason.JOB_ENDED, "the run is over", now)
         self._newest = None
+        self._restored_files = set()
         return actions + self._discard_unnamed()
 
     # ── triggering ─────────────────────────────────────────────────────────────────────────────
@@ -366,5 +375,5 @@ class Protocol:
 
     def _working_files(self) -> set[str]:
         if self._newest is None:
-            return set()
+            return self._restored_files
         return {name for handle in self._newest.handles.values() for name in handle.files}

@@ -15,6 +15,10 @@ import pyarrow.compute as pc
 from penstock.errors import BadRecordError
 
 _ENCODER = msgspec.json.Encoder()
+_PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
+_EPOCH = dt.date(1970, 1, 1)
+_FIRST_DAY = (dt.date.min - _EPOCH).days
+_LAST_DAY = (dt.date.max - _EPOCH).days
 
 
 def json_lines(batch: pa.RecordBatch) -> bytes:
@@ -46,11 +50,17 @@ def json_texts(column: pa.Array) -> pa.Array:
 def timestamp_texts(column: pa.Array) -> pa.Array:
     """Write timestamps in ISO 8601 with all the digits that their unit has, so that texts sort like times."""
     in_utc = column.view(pa.timestamp(column.type.unit))
-    if column.type.unit != "ns":  # which ends in the year 2262
-        years = pc.min_max(pc.year(in_utc)).as_py()
-        if years["min"] is not None and not 0 < years["min"] <= years["max"] <= dt.MAXYEAR:
-            raise pa.ArrowInvalid(f"a timestamp lies in the year {years['min']} or {years['max']}")
+    check_years(column.view(pa.int64()), units_per_day=86_400 * _PER_SECOND[column.type.unit])
     return pc.strftime(in_utc, format="%Y-%m-%dT%H:%M:%S" + ("" if column.type.tz is None else "Z"))
+
+
+def check_years(column: pa.Array, *, units_per_day: int) -> None:
+    """Refuse times outside the years 1 to 9999, for which Arrow writes nonsense without a word."""
+    ends = pc.min_max(column).as_py()
+    if ends["min"] is not None and not (
+        _FIRST_DAY * units_per_day <= ends["min"] and ends["max"] < (_LAST_DAY + 1) * units_per_day
+    ):
+        raise pa.ArrowInvalid("a date or time lies outside the years 1 to 9999")
 
 
 def unsupported_in_json(data_type: pa.DataType) -> pa.DataType | None:

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.errors import BadRecordError
-from penstock.sinks.json_text import json_texts, timestamp_texts
+from penstock.sinks.json_text import check_years, json_texts, timestamp_texts
 
 
 def storage_class(data_type: pa.DataType) -> str:
@@ -74,7 +74,10 @@ def _text_column(column: pa.Array) -> pa.Array:
         return timestamp_texts(column)
     if pa.types.is_decimal(data_type):
         return _decimal_texts(column)
-    if is_plain_text(data_type) or pa.types.is_date(data_type) or pa.types.is_time(data_type):
+    if pa.types.is_date(data_type):
+        check_years(column.cast(pa.date32()).view(pa.int32()), units_per_day=1)
+        return column.cast(pa.large_string())
+    if is_plain_text(data_type) or pa.types.is_time(data_type):
         return column.cast(pa.large_string())
     if pa.types.is_null(data_type):
         return pa.nulls(len(column), pa.string())

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 from pyspark.errors import AnalysisException
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - PySpark's own convention
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema, to_arrow_type
 from pyspark.sql.types import StructType
@@ -19,7 +19,7 @@ from penstock.errors import ConfigError
 from penstock.graph import Aggregate, Graph, Keyed, Node, Process, Source, Transform, Union
 from penstock.operators.aggregates import AggregateSpec, state_schema
 from penstock.operators.run_process import value_schema
-from penstock.spark.aggregate_columns import describe
+from penstock.spark.aggregate_columns import describe, partials
 from penstock.spark.inspection import refuse_stateful
 from penstock.spark.key_columns import check_keys
 from penstock.state.backends.base import StateLayout
@@ -33,6 +33,7 @@ class CompiledOperator:
     layout: StateLayout
     result: StructType
     specs: tuple[AggregateSpec, ...] = ()
+    partials: tuple[Column, ...] = ()
 
     @property
     def described_layout(self) -> tuple[dict[str, str], dict[str, str]]:
@@ -142,7 +143,8 @@ class _Compiler:
             .agg(*(column.alias(name) for name, column in node.columns.items()))
             .schema
         )
-        return CompiledOperator(node, StateLayout(key, state_schema(specs)), result, specs)
+        parts = tuple(part for spec in specs for part in partials(spec, node.columns[spec.name], frame))
+        return CompiledOperator(node, StateLayout(key, state_schema(specs)), result, specs, parts)
 
     def _process(self, node: Process, frame: DataFrame, key: pa.Schema) -> CompiledOperator:
         missing = [column for column in map(_column_of, node.order_by) if column not in frame.columns]

@@ -10,7 +10,6 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - PySpark's own convention
 
 from penstock.graph import Aggregate, Keyed, Node, Output, Process, Source, Transform, Union
-from penstock.spark.aggregate_columns import partials
 from penstock.spark.assignment import Assignment
 from penstock.spark.compiled import Compiled, CompiledOperator
 from penstock.spark.key_columns import normalised, quoted, sort_key, subtask_of
@@ -124,8 +123,7 @@ class BatchFrames:
 
     def _placed_partials(self, node: Aggregate, operator: CompiledOperator, frame: DataFrame) -> DataFrame:
         plan = self.assignment
-        columns = [part for spec in operator.specs for part in partials(spec, node.columns[spec.name], frame)]
-        rows = frame.groupBy(*map(quoted, node.keys)).agg(*columns)
+        rows = frame.groupBy(*map(quoted, node.keys)).agg(*operator.partials)
         rows = rows.select("*", sort_key(node.keys, plan.max_parallelism))
         if plan.max_parallelism % plan.parallelism == 0:
             return rows  # Spark's own shuffle has put every key where it belongs (see key_columns)

@@ -45,6 +45,7 @@ from penstock.spark.compiled import Compiled
 from penstock.spark.frames import BatchFrames, merged_sources
 from penstock.spark.inspection import replayable_positions
 from penstock.spark.observer import Observer
+from penstock.spark.rescaling import Rescaling
 from penstock.state.handle import StateHandle
 
 if TYPE_CHECKING:
@@ -90,6 +91,8 @@ class QueryRun:
         self._handles = self._restored_handles(self.point, drop_state)
         self._restored_batch = self._rewind()
         self._local_dir = _fresh_local_dir(self.job, self.point.run)
+        if self.point.checkpoint and self.point.checkpoint.parallelism != self.job.parallelism:
+            self._handles = self._rescaled()
         self.observer.restored(self.point)
 
     @property
@@ -118,6 +121,19 @@ class QueryRun:
                     backend=self.job.backend.name,
                 )
         return handles
+
+    def _rescaled(self) -> dict[SubtaskId, StateHandle]:
+        layouts = {uid: operator.layout for uid, operator in self.compiled.operators.items()}
+        rescaling = Rescaling(
+            self.job.storage,
+            self.job.backend,
+            self._local_dir,
+            self.point.run,
+            self.job.parallelism,
+            self.job.max_parallelism,
+            layouts,
+        )
+        return rescaling.perform(self.compiled.session, self._handles)
 
     def _rewind(self) -> CheckpointId:
         """Set Spark's progress log back; returns the last batch that must not be run again."""
@@ -175,7 +191,7 @@ class QueryRun:
             self.point.id,
         )
         now = Now(SYSTEM_CLOCK.monotonic(), SYSTEM_CLOCK.wall())
-        protocol = Protocol(self.job.checkpoint, identity, self.point.retained, now)
+        protocol = Protocol(self.job.checkpoint, identity, self.point.retained, now, self._handles.values())
         return Coordinator(
             protocol,
             storage=self.job.storage,

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 FAN_IN = 4
 MAX_RUNS = 16
-_SMALLEST_LEVEL_ROWS = 4096  # below this a merge costs less than looking into another run
+SMALLEST_LEVEL_ROWS = 4096  # below this a merge costs less than looking into another run
 
 
 def choose_merge(rows: Sequence[int]) -> range | None:
@@ -26,7 +26,7 @@ def choose_merge(rows: Sequence[int]) -> range | None:
 
 
 def _level(rows: int) -> int:
-    level, limit = 0, _SMALLEST_LEVEL_ROWS
+    level, limit = 0, SMALLEST_LEVEL_ROWS
     while rows > limit:
         level, limit = level + 1, limit * FAN_IN
     return level

@@ -1,0 +1,8 @@
+"""The command line `penstock`. In: arguments. Out: text for people (or JSON), and an exit code. Called by the shell.
+
+0: it worked. 1: it did not, or a promise was not kept. 2: a setting or an argument is wrong. 130: interrupted.
+"""
+
+from penstock.cli.main import main
+
+__all__ = ["main"]

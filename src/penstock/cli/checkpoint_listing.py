@@ -1,0 +1,73 @@
+"""What checkpoints a job has, and whether each can be used. Reads storage only: no Spark, and nothing is changed. Driver."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from penstock.checkpoint.completed import Completed
+from penstock.checkpoint.metadata import checkpoint_ids, read_metadata
+from penstock.errors import ConfigError, CorruptStateError
+from penstock.ids import CheckpointId, RunId, checked_name
+from penstock.recovery.fencing import Descent, in_line_of_descent, read_descents
+from penstock.recovery.restore import JOB_FILE
+from penstock.storage import Storage, open_storage
+
+
+class Entry(msgspec.Struct, frozen=True):
+    """One `chk-<n>/_metadata`: what it holds (None if that is not readable) and why it cannot be used ('' if it can)."""
+
+    checkpoint: int
+    completed: Completed | None
+    unusable: str = ""
+
+
+def open_job(storage: str, job: str) -> Storage:
+    """Open the folder of a job that has run; refuses one that has not, and says which have."""
+    opened = open_storage(f"{storage.rstrip('/')}/{checked_name('job name', job)}")
+    if JOB_FILE in opened.names() or checkpoint_ids(opened):
+        return opened
+    known = sorted(
+        name.removesuffix(f"/{JOB_FILE}")
+        for name in open_storage(storage).names()
+        if name.count("/") == 1 and name.endswith(f"/{JOB_FILE}")
+    )
+    there = (
+        f"there are: {', '.join(known)}"
+        if known
+        else "there is none at all; is it the storage given to Job(storage=...)?"
+    )
+    raise ConfigError(
+        f"no job {job!r} ever ran with the storage {storage}; {there}", job=job, storage=storage
+    )
+
+
+def list_checkpoints(storage: Storage) -> list[Entry]:
+    """All checkpoints that have metadata, oldest first."""
+    descents = read_descents(storage)
+    files = set(storage.names("state"))
+    return [_entry(storage, number, descents, files) for number in checkpoint_ids(storage)]
+
+
+def _entry(storage: Storage, number: CheckpointId, descents: Sequence[Descent], files: set[str]) -> Entry:
+    try:
+        completed = read_metadata(storage, number)
+    except CorruptStateError as error:
+        return Entry(number, None, str(error))
+    except FileNotFoundError:
+        return Entry(number, None, "it was discarded while this list was made")
+    return Entry(number, completed, _why_unusable(completed, descents, files))
+
+
+def _why_unusable(completed: Completed, descents: Sequence[Descent], files: set[str]) -> str:
+    if not in_line_of_descent(completed.id, RunId(completed.run), descents):
+        later = next(
+            one for one in descents if one.run > completed.run and one.restored_from < completed.checkpoint
+        )
+        origin = f"checkpoint {later.restored_from}" if later.restored_from >= 0 else "the beginning"
+        return f"run {completed.run} was fenced off: run {later.run} went on from {origin}"
+    missing = sorted(completed.files - files)
+    if missing:
+        return f"{len(missing)} of its {len(completed.files)} state files are gone, such as {missing[0]}"
+    return ""

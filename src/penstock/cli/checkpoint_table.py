@@ -1,0 +1,141 @@
+"""How the list of checkpoints is printed: tables for people, JSON for programs. Driver."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from penstock.checkpoint.completed import Completed
+from penstock.cli.checkpoint_listing import Entry
+
+PLAIN_COLUMNS = 160
+"""The width where there is no terminal to ask."""
+
+
+def print_json(entries: Sequence[Entry]) -> None:
+    """Print a list with one object a checkpoint; units are in the names."""
+    json.dump([_as_json(entry) for entry in entries], sys.stdout, indent=2)
+    sys.stdout.write("\n")
+
+
+def _as_json(entry: Entry) -> dict[str, Any]:
+    known: dict[str, Any] = {
+        "checkpoint": entry.checkpoint,
+        "usable": not entry.unusable,
+        "reason": entry.unusable or None,
+    }
+    completed = entry.completed
+    if completed is None:
+        return known
+    return known | {
+        "job": completed.job,
+        "run": completed.run,
+        "mode": completed.mode,
+        "parallelism": completed.parallelism,
+        "triggered_at": _iso(completed.triggered_at),
+        "completed_at": _iso(completed.completed_at),
+        "duration_ms": completed.duration_ms,
+        "state_bytes": completed.state_bytes,
+        "new_bytes": completed.new_bytes,
+        "positions": completed.barrier.positions,
+        "restored_from": completed.restored_from if completed.restored_from >= 0 else None,
+        "transactions": [
+            {"sink": one.sink, "checkpoint": one.checkpoint, "subtask": one.subtask, "rows": one.rows}
+            for one in completed.transactions
+        ],
+        "subtasks": [
+            {**msgspec.to_builtins(report), "subtask": str(report.subtask)} for report in completed.subtasks
+        ],
+    }
+
+
+def print_tables(job: str, entries: Sequence[Entry], *, verbose: bool) -> None:
+    """Print the checkpoints, and with `verbose` what every subtask of each measured."""
+    console = _console()
+    if not entries:
+        console.print(f"job {job} has no completed checkpoint", highlight=False)
+        return
+    console.print(_overview(job, entries))
+    for entry in entries:
+        if entry.unusable:
+            reason = f"checkpoint {entry.checkpoint} cannot be used: {entry.unusable}"
+            console.print(reason, style="red", soft_wrap=True, highlight=False)
+    if verbose:
+        for entry in entries:
+            if entry.completed is not None:
+                console.print(_subtasks(entry.completed))
+
+
+def _console() -> Console:
+    console = Console()
+    return console if console.is_terminal else Console(width=PLAIN_COLUMNS)
+
+
+def _overview(job: str, entries: Sequence[Entry]) -> Table:
+    table = Table(title=f"checkpoints of {job}", title_justify="left", title_style="bold")
+    for name in ("checkpoint", "run", "completed (UTC)", "took", "state", "new", "transactions"):
+        table.add_column(name, justify="left" if name.startswith("completed") else "right", no_wrap=True)
+    table.add_column("positions", overflow="fold")
+    table.add_column("usable")
+    for entry in entries:
+        usable = Text("no", "red") if entry.unusable else Text("yes", "green")
+        table.add_row(str(entry.checkpoint), *_cells(entry.completed), usable)
+    return table
+
+
+def _cells(completed: Completed | None) -> list[str]:
+    if completed is None:
+        return ["?"] * 7
+    return [
+        str(completed.run),
+        datetime.fromtimestamp(completed.completed_at, UTC).strftime("%Y-%m-%d %H:%M:%S"),
+        _duration(completed.duration_ms),
+        _size(completed.state_bytes),
+        _size(completed.new_bytes),
+        str(len(completed.transactions)),
+        "\n".join(f"{source} {_position(at)}" for source, at in completed.barrier.positions.items()),
+    ]
+
+
+def _subtasks(completed: Completed) -> Table:
+    table = Table(title=f"subtasks in checkpoint {completed.checkpoint}", title_justify="left")
+    table.add_column("subtask")
+    for name in ("rows", "alignment", "synchronous", "asynchronous", "state", "new"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("host")
+    for report in completed.subtasks:
+        times = [_duration(ms) for ms in (report.alignment_ms, report.sync_ms, report.async_ms)]
+        sizes = [_size(report.state_bytes), _size(report.new_bytes)]
+        table.add_row(str(report.subtask), f"{report.rows:,}", *times, *sizes, report.host)
+    return table
+
+
+def _position(position: object) -> str:
+    """Partition and next offset where a source has those, JSON where it has something else."""
+    if isinstance(position, dict) and all(isinstance(at, int) for at in position.values()):
+        return " ".join(f"{partition}:{at}" for partition, at in position.items())
+    return json.dumps(position)
+
+
+def _duration(ms: float) -> str:
+    return f"{ms / 1000:.2f} s" if ms >= 1000 else f"{ms:.1f} ms"  # noqa: PLR2004
+
+
+def _size(size_bytes: float) -> str:
+    for unit in ("B", "KB", "MB", "GB"):
+        if size_bytes < 1024:  # noqa: PLR2004
+            return f"{size_bytes:.0f} {unit}" if unit == "B" else f"{size_bytes:.1f} {unit}"
+        size_bytes /= 1024
+    return f"{size_bytes:.1f} TB"
+
+
+def _iso(at: float) -> str:
+    return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds")

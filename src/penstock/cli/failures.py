@@ -1,0 +1,39 @@
+"""From an exception to one clear message and an exit code. Driver."""
+
+from __future__ import annotations
+
+import traceback
+from pathlib import Path
+
+from penstock.errors import ConfigError, InternalError, PenstockError
+
+WRONG_SETTING = 2
+FAILED = 1
+
+
+class JobFileError(ConfigError):
+    """The user's file cannot be loaded."""
+
+
+def exit_code_of(error: BaseException) -> int:
+    """2 for what is wrong in the command or the job, 1 for everything that failed."""
+    return WRONG_SETTING if isinstance(error, ConfigError) else FAILED
+
+
+def explain(error: BaseException) -> str:
+    """Return what to tell the user."""
+    if isinstance(error, InternalError):
+        return f"{error}\nThis is a bug in Penstock: please report it, with what `penstock --debug ...` shows"
+    if isinstance(error, PenstockError):
+        return str(error)
+    return f"{type(error).__name__}: {error}\n`penstock --debug ...` shows where it comes from"
+
+
+def where_in(file: Path, error: BaseException) -> str:
+    """The last line of `file` that an exception went through, as 'file.py, line 7'."""
+    if isinstance(error, SyntaxError) and error.lineno:
+        return f"{file.name}, line {error.lineno}"
+    lines = [
+        frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(file)
+    ]
+    return f"{file.name}, line {lines[-1]}" if lines else file.name

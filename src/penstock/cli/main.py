@@ -1,0 +1,177 @@
+"""The commands and their options. Each command's work is in a module of its own, imported when it is called. Driver."""
+
+from __future__ import annotations
+
+import enum
+import logging
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from penstock import __version__
+from penstock.cli.failures import exit_code_of, explain
+from penstock.config import Mode
+
+app = typer.Typer(
+    name="penstock",
+    help="Flink's fault tolerance for Spark Structured Streaming.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+
+class _Debug:
+    """Whether tracebacks are wanted; set before any command runs."""
+
+    on = False
+
+
+class ModeName(enum.StrEnum):
+    """The modes as words of the command line."""
+
+    EXACTLY_ONCE = Mode.EXACTLY_ONCE.value
+    AT_LEAST_ONCE = Mode.AT_LEAST_ONCE.value
+    AT_MOST_ONCE = Mode.AT_MOST_ONCE.value
+
+
+JobFile = Annotated[
+    Path, typer.Argument(metavar="FILE.py", help="A Python file that defines a Job.", show_default=False)
+]
+JobVariable = Annotated[
+    str | None,
+    typer.Option(
+        "--job", metavar="NAME", help="The Job, or the function(spark) that makes it; 'job' by default."
+    ),
+]
+
+
+def main() -> None:
+    """Run the command line and end the process."""
+    try:
+        app()
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except Exception as error:
+        if _Debug.on:
+            raise
+        sys.stderr.write(f"penstock: {explain(error)}\n")
+        sys.exit(exit_code_of(error))
+
+
+def _print_version(*, wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"penstock {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    *,
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version",
+            callback=lambda value: _print_version(wanted=value),
+            is_eager=True,
+            help="Show the version.",
+        ),
+    ] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Log everything, show tracebacks.")] = False,
+) -> None:
+    del version
+    _Debug.on = debug
+    logging.basicConfig(
+        level=logging.INFO if debug else logging.WARNING,
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+    )
+    logging.getLogger("py4j").setLevel(logging.WARNING)
+
+
+@app.command()
+def demo(
+    *,
+    mode: Annotated[ModeName, typer.Option(help="The promise to try.")] = ModeName.EXACTLY_ONCE,
+    events: Annotated[int, typer.Option(help="How many page views.")] = 1_000_000,
+    partitions: Annotated[int, typer.Option(help="Partitions of the log they are in.")] = 4,
+    apps: Annotated[int, typer.Option(help="Different apps to count by.")] = 20,
+    folder: Annotated[
+        Path, typer.Option("--dir", help="Where everything is kept; emptied at the start.")
+    ] = Path(".demo"),
+    kills: Annotated[int, typer.Option(help="How often the driver is killed with SIGKILL.")] = 2,
+) -> None:
+    """Count page views while the driver is killed in the worst moments, and compare every count with the truth."""
+    from rich.console import Console
+
+    from penstock.demo.run import run_demo
+    from penstock.demo.settings import DemoSettings
+
+    settings = DemoSettings(
+        folder=str(folder.absolute()),
+        mode=Mode(mode.value),
+        events=events,
+        partitions=partitions,
+        apps=apps,
+        kills=kills,
+    )
+    if not run_demo(settings, Console()):
+        raise typer.Exit(1)
+
+
+@app.command()
+def checkpoints(
+    storage: Annotated[str, typer.Argument(help="Path or URI, as in Job(storage=...).", show_default=False)],
+    job: Annotated[str, typer.Argument(help="The name of the job.", show_default=False)],
+    *,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="Show what every subtask measured.")
+    ] = False,
+) -> None:
+    """List the checkpoints of a job: what they hold, what they cost, and which cannot be used and why."""
+    from penstock.cli.checkpoint_table import print_json, print_tables
+    from penstock.cli.checkpoint_listing import list_checkpoints, open_job
+
+    entries = list_checkpoints(open_job(storage, job))
+    if as_json:
+        print_json(entries)
+    else:
+        print_tables(job, entries, verbose=verbose)
+
+
+@app.command()
+def run(
+    file: JobFile,
+    *,
+    job: JobVariable = None,
+    available_now: Annotated[
+        bool, typer.Option("--available-now", help="End when the input known now is done.")
+    ] = False,
+    restore: Annotated[
+        int | None,
+        typer.Option(
+            "--restore", metavar="N", help="Go on from this retained checkpoint, not from the newest."
+        ),
+    ] = None,
+    takeover: Annotated[
+        bool, typer.Option("--takeover", help="Fence off a run that seems to be alive.")
+    ] = False,
+) -> None:
+    """Run the job that a Python file defines, from its newest checkpoint on. Ctrl-C stops it with a last checkpoint."""
+    from penstock.cli.job_file import load_job
+    from penstock.cli.running import run_job
+
+    run_job(load_job(file, job), available_now=available_now, restore=restore, takeover=takeover)
+
+
+@app.command()
+def guarantee(file: JobFile, *, job: JobVariable = None) -> None:
+    """Print what the job in a Python file promises from end to end, and what limits it."""
+    from penstock.cli.job_file import load_job
+
+    found = load_job(file, job).guarantee()
+    typer.echo(f"{found.level.value}: {found.reason}")
+    if found.limited_by:
+        typer.echo(f"limited by: {found.limited_by}")

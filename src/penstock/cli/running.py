@@ -1,0 +1,89 @@
+"""`penstock run`: a job in the foreground, with a line that shows how it goes. Driver."""
+
+from __future__ import annotations
+
+import signal
+from contextlib import nullcontext
+from types import FrameType
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.status import Status as Spinner
+
+from penstock.clock import SYSTEM_CLOCK
+from penstock.job import Job
+
+if TYPE_CHECKING:
+    from penstock.spark.handle import JobHandle
+    from penstock.spark.observer import Progress
+
+POLL_S = 0.2
+PLAIN_EVERY_S = 5.0
+
+
+def run_job(job: Job, *, available_now: bool, restore: int | None, takeover: bool) -> None:
+    """Run until the job ends or is interrupted; an interrupt (or SIGTERM) stops it with a last checkpoint."""
+    console = Console(stderr=True)
+    console.print(f"job {job.name}: {job.guarantee()}", soft_wrap=True, highlight=False)
+    signal.signal(signal.SIGTERM, _interrupt)
+    handle = job.start(available_now=available_now, restore=restore, takeover=takeover)
+    console.print(f"run {handle.progress.run}, {_origin(handle.progress)}", highlight=False)
+    try:
+        _follow(handle, console)
+    except KeyboardInterrupt:
+        console.print("stopping with a last checkpoint; once more Ctrl-C leaves without it", highlight=False)
+        handle.stop()
+    console.print(f"{handle.status.value}: {_line(handle)}", soft_wrap=True, highlight=False)
+
+
+def _follow(handle: JobHandle, console: Console) -> None:
+    spinner = console.status(_line(handle)) if console.is_terminal else None
+    plain = _PlainLines(console)
+    with spinner or nullcontext():
+        while not handle.wait(POLL_S):
+            _show(handle, spinner, plain)
+
+
+def _show(handle: JobHandle, spinner: Spinner | None, plain: _PlainLines) -> None:
+    if spinner is not None:
+        spinner.update(_line(handle))
+    else:
+        plain.show(_line(handle))
+
+
+class _PlainLines:
+    """Without a terminal: a line now and then, when something has changed."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._last = ""
+        self._next_at = 0.0
+
+    def show(self, line: str) -> None:
+        now = SYSTEM_CLOCK.monotonic()
+        if line != self._last and now >= self._next_at:
+            self._console.print(line, soft_wrap=True, highlight=False)
+            self._last, self._next_at = line, now + PLAIN_EVERY_S
+
+
+def _line(handle: JobHandle) -> str:
+    progress = handle.progress
+    parts = [
+        f"{progress.batches} batches",
+        f"last took {progress.batch_seconds:.2f} s" if progress.batches else "none finished yet",
+        f"{progress.rows_out:,} rows out",
+        f"last checkpoint {progress.checkpoint if progress.checkpoint >= 0 else '-'}",
+    ]
+    if progress.restarts:
+        parts.append(f"{progress.restarts} restarts, run {progress.run}")
+    return ", ".join(parts)
+
+
+def _origin(progress: Progress) -> str:
+    return (
+        f"from checkpoint {progress.restored_from}" if progress.restored_from >= 0 else "from the beginning"
+    )
+
+
+def _interrupt(_number: int, _frame: FrameType | None) -> None:
+    raise KeyboardInterrupt

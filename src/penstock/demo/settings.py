@@ -1,0 +1,101 @@
+"""What a demonstration is made of: its size, its folder, and when the driver is killed. Supervisor and driver."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import msgspec
+
+from penstock.config import Mode, whole_number
+from penstock.errors import ConfigError
+from penstock.testing.kill_points import KillPoint, Moment
+
+JOB = "page-views"
+BATCHES = 16
+"""Into how many batches the input is cut: enough for checkpoints before, between and after the kills."""
+
+MAX_KILLS = 6
+MAX_APPS = 1000
+_MARK = "this-is-a-penstock-demo"
+
+
+class DemoSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that the driver and the supervisor must agree on."""
+
+    folder: str
+    mode: Mode = Mode.EXACTLY_ONCE
+    events: int = 1_000_000
+    partitions: int = 4
+    apps: int = 20
+    kills: int = 2
+
+    @property
+    def root(self) -> Path:
+        """The demonstration's folder."""
+        return Path(self.folder)
+
+    @property
+    def log_path(self) -> Path:
+        """The input."""
+        return self.root / "page-views.log"
+
+    @property
+    def storage_path(self) -> Path:
+        """The folder below which the job has its checkpoints."""
+        return self.root / "storage"
+
+    @property
+    def database_path(self) -> Path:
+        """The output that shows the state."""
+        return self.root / "views.db"
+
+    @property
+    def files_path(self) -> Path:
+        """The output that shows what was delivered."""
+        return self.root / "delivered"
+
+    @property
+    def rows_per_batch(self) -> int:
+        """How many events a batch takes."""
+        return -(-self.events // BATCHES)
+
+    def kill_point(self, number: int) -> KillPoint | None:
+        """When the driver that is started as the `number`-th (from 0) dies; None for one that may live."""
+        if number >= self.kills:
+            return None
+        spaced = BATCHES * (number + 1) // (self.kills + 1)
+        return KillPoint(moment=self._moment(number), first=max(1, spaced - 1))
+
+    def _moment(self, number: int) -> Moment:
+        """Exactly once survives both moments. In the other modes the kill comes before the checkpoint, where it has an effect."""
+        if self.mode is Mode.EXACTLY_ONCE and number % 2 == 1:
+            return Moment.BEFORE_COMMIT
+        return Moment.BEFORE_COMPLETE
+
+
+def checked(settings: DemoSettings) -> DemoSettings:
+    """Refuse numbers that make no demonstration."""
+    whole_number("--events", settings.events, minimum=BATCHES * 100)
+    whole_number("--partitions", settings.partitions, minimum=1, maximum=100)
+    whole_number("--apps", settings.apps, minimum=1, maximum=MAX_APPS)
+    whole_number("--kills", settings.kills, minimum=0, maximum=MAX_KILLS)
+    return settings
+
+
+def prepare_folder(folder: Path) -> None:
+    """Make the folder, or empty it if it is that of an earlier demonstration; anything else is left alone."""
+    try:
+        if folder.exists() and any(folder.iterdir()) and not (folder / _MARK).is_file():
+            raise ConfigError(
+                f"{folder} holds something that is not of an earlier demonstration, and the demonstration begins by emptying its "
+                "folder; name another one with --dir, or remove it yourself",
+                folder=str(folder),
+            )
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / _MARK).write_text(
+            "Everything in this folder is deleted when the next demonstration starts.\n"
+        )
+    except OSError as error:
+        raise ConfigError(f"{folder} cannot be used: {error}; name another folder with --dir") from error

@@ -1,0 +1,159 @@
+"""Starts the driver, watches it, and starts it again when it was killed. Runs in the process of the command line."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import signal
+import sqlite3
+import subprocess
+import sys
+import threading
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+import msgspec
+
+import penstock
+from penstock.demo.display import Display
+from penstock.demo.job import TABLE
+from penstock.demo.messages import Failed, Finished, Killed, Message, Moved, Started, read_message
+from penstock.demo.settings import DemoSettings
+from penstock.errors import JobFailedError
+
+POLL_S = 0.2
+PIPE_GRACE_S = 10.0
+LOG_TAIL_CHARACTERS = 2000
+
+
+@dataclass
+class Kill:
+    """One kill, and what came of it."""
+
+    moment: str
+    checkpoint: int
+    back_to: int | None = None
+
+    def __str__(self) -> str:
+        begun = f"driver killed {self.moment} of checkpoint {self.checkpoint}"
+        return f"{begun}; started again, {went_back(self.back_to)}" if self.back_to is not None else begun
+
+
+def went_back(checkpoint: int) -> str:
+    """Where a run began, in words."""
+    return f"went back to checkpoint {checkpoint}" if checkpoint >= 0 else "began from the start"
+
+
+class Supervisor:
+    """Keeps one driver running until the job is finished."""
+
+    def __init__(self, settings: DemoSettings, display: Display) -> None:
+        self._settings = settings
+        self._display = display
+        self.kills: list[Kill] = []
+
+    def run(self) -> None:
+        """Return when the job is finished; raises `JobFailedError` when a driver ends in a way that was not planned."""
+        number = 0
+        while not self._run_driver(number):
+            number += 1
+
+    def _run_driver(self, number: int) -> bool:
+        """Run one driver to its end; true when it finished the job, false when it died as planned."""
+        log_path = self._settings.root / f"driver-{number + 1}.log"
+        with log_path.open("wb") as log:
+            driver = self._start(number, log)
+            try:
+                last = self._watch(driver)
+            finally:
+                _end_group(driver)
+        match last:
+            case Finished():
+                return True
+            case Killed() if driver.returncode == -signal.SIGKILL:
+                return False
+        raise _unplanned(driver.returncode, last, log_path)
+
+    def _start(self, number: int, log: IO[bytes]) -> subprocess.Popen[bytes]:
+        """Start a driver at the head of a process group, so that its JVM can be ended with it."""
+        self._display.driver_starts(number)
+        settings = msgspec.json.encode(self._settings).decode()
+        source_root = str(Path(penstock.__file__).parents[1])
+        path = os.pathsep.join(filter(None, [source_root, os.environ.get("PYTHONPATH", "")]))
+        return subprocess.Popen(  # noqa: S603 - our own module
+            [sys.executable, "-P", "-m", "penstock.demo.worker", settings, str(number)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            env={**os.environ, "PYTHONPATH": path},
+            start_new_session=True,
+        )
+
+    def _watch(self, driver: subprocess.Popen[bytes]) -> Message | None:
+        """Follow a driver until it is gone; returns the last thing it said."""
+        messages: queue.SimpleQueue[Message] = queue.SimpleQueue()
+        listener = threading.Thread(target=_listen, args=(driver, messages), daemon=True)
+        listener.start()
+        last: Message | None = None
+        while driver.poll() is None or not messages.empty():
+            with contextlib.suppress(queue.Empty):
+                last = self._take(messages.get(timeout=POLL_S))
+            self._display.visible(self._visible())
+        _end_group(driver)  # what is left of it holds the pipe open
+        listener.join(PIPE_GRACE_S)
+        while not messages.empty():
+            last = self._take(messages.get())
+        return last
+
+    def _take(self, message: Message) -> Message:
+        match message:
+            case Started():
+                if self.kills:
+                    self.kills[-1].back_to = message.restored_from
+                self._display.driver_started(message, went_back(message.restored_from))
+            case Moved():
+                self._display.moved(message)
+            case Killed():
+                self.kills.append(Kill(message.moment.value, message.checkpoint))
+                self._display.driver_killed(str(self.kills[-1]), len(self.kills))
+            case Finished() | Failed():
+                pass
+        return message
+
+    def _visible(self) -> int | None:
+        """What a reader of the output sees at this moment; None when it cannot tell."""
+        path = self._settings.database_path
+        with (
+            contextlib.suppress(sqlite3.Error),
+            closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as database,
+        ):
+            found = database.execute(f"SELECT sum(pv) FROM {TABLE}").fetchone()[0]  # noqa: S608 - a constant
+            return int(found or 0)
+        return None
+
+
+def _listen(driver: subprocess.Popen[bytes], messages: queue.SimpleQueue[Message]) -> None:
+    assert driver.stdout is not None
+    for line in driver.stdout:
+        message = read_message(line)
+        if message is not None:
+            messages.put(message)
+
+
+def _end_group(driver: subprocess.Popen[bytes]) -> None:
+    """End whatever is left of a driver. A JVM notices the death of its Python by itself, but not at once."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(driver.pid, signal.SIGKILL)
+    driver.wait()
+    if driver.stdin is not None:
+        driver.stdin.close()
+
+
+def _unplanned(returncode: int, last: Message | None, log: Path) -> JobFailedError:
+    why = last.error if isinstance(last, Failed) else f"the driver ended with code {returncode}"
+    tail = log.read_text(errors="replace")[-LOG_TAIL_CHARACTERS:].strip()
+    shown = f"; its log {log} ends with:\n{tail}" if tail else ""
+    return JobFailedError(f"the demonstration failed: {why}{shown}", returncode=returncode)

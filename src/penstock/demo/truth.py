@@ -1,0 +1,124 @@
+"""Comparing every count with the truth, which is computed from the log without Spark and without the job. Supervisor."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.dataset as ds
+
+from penstock.config import Mode
+from penstock.demo.job import TABLE
+from penstock.sources import PartitionedLog
+
+
+class Tally(NamedTuple):
+    """How many events of an app, and two checksums over which ones."""
+
+    count: int = 0
+    event_sum: int = 0
+    event_xor: int = 0
+
+
+NOTHING = Tally()
+Ledger = Mapping[str, Tally]
+
+
+def true_counts(log: PartitionedLog) -> Ledger:
+    """What the log holds."""
+    table = log.table().combine_chunks()
+    apps = table.column("app").combine_chunks().dictionary_encode()
+    codes = apps.indices.to_numpy(zero_copy_only=False)
+    events = table.column("event").to_numpy()
+    return {
+        app: Tally(len(own), int(own.sum()), int(np.bitwise_xor.reduce(own)))
+        for code, app in enumerate(apps.dictionary.to_pylist())
+        for own in [events[codes == code]]
+    }
+
+
+def counts_in_database(path: Path) -> Ledger:
+    """What a reader of the SQLite table sees."""
+    if not path.exists():
+        return {}
+    with closing(sqlite3.connect(path)) as database:
+        rows = database.execute(f"SELECT app, pv, event_sum, event_xor FROM {TABLE}").fetchall()  # noqa: S608 - a constant
+    return {app: Tally(*numbers) for app, *numbers in rows}
+
+
+def counts_in_files(path: Path) -> Ledger:
+    """What the rows of all Parquet files add up to."""
+    table = ds.dataset(path, format="parquet").to_table() if any(path.glob("*.parquet")) else pa.table({})
+    ledger: dict[str, Tally] = {}
+    for row in table.to_pylist():
+        before = ledger.get(row["app"], NOTHING)
+        ledger[row["app"]] = Tally(
+            before.count + row["pv"], before.event_sum + row["event_sum"], before.event_xor ^ row["event_xor"]
+        )
+    return ledger
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One output beside the truth."""
+
+    output: str
+    counted: int
+    lost: int
+    doubled: int
+    mixed_up: tuple[str, ...]
+    """Apps with the right number of events, but not the right events: some were lost and as many doubled."""
+
+    @property
+    def off_by(self) -> int:
+        """How far it is from exact."""
+        return self.lost + self.doubled
+
+    def keeps(self, mode: Mode) -> bool:
+        """Whether the promise of the mode holds for this output."""
+        nothing_lost = not self.lost and not self.mixed_up
+        nothing_doubled = not self.doubled and not self.mixed_up
+        match mode:
+            case Mode.EXACTLY_ONCE:
+                return nothing_lost and nothing_doubled
+            case Mode.AT_LEAST_ONCE:
+                return nothing_lost
+            case Mode.AT_MOST_ONCE:
+                return nothing_doubled
+
+
+def compare(output: str, truth: Ledger, found: Ledger) -> Comparison:
+    """Compare app by app, so that too many of one cannot hide too few of another."""
+    differences = [
+        found.get(app, NOTHING).count - truth.get(app, NOTHING).count for app in {**truth, **found}
+    ]
+    return Comparison(
+        output,
+        counted=sum(tally.count for tally in found.values()),
+        lost=-sum(difference for difference in differences if difference < 0),
+        doubled=sum(difference for difference in differences if difference > 0),
+        mixed_up=tuple(
+            sorted(
+                app
+                for app, tally in found.items()
+                if _same_number_other_events(truth.get(app, NOTHING), tally)
+            )
+        ),
+    )
+
+
+def _same_number_other_events(true: Tally, found: Tally) -> bool:
+    return true.count == found.count and true != found
+
+
+def verdict(mode: Mode, events: int, comparisons: Sequence[Comparison]) -> str:
+    """The last line: the output that is furthest from exact speaks for all."""
+    worst = max(comparisons, key=lambda one: one.off_by)
+    words = mode.value.replace("-", " ")
+    return f"{words}: {events} in, {worst.counted} counted, {worst.lost} lost, {worst.doubled} doubled"

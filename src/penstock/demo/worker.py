@@ -1,0 +1,132 @@
+"""The driver of the demonstration, in a process of its own: `python -m penstock.demo.worker SETTINGS NUMBER`. Driver.
+
+It runs the job as any driver would, with a storage around its storage that kills the process at the planned moment.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import msgspec
+
+from penstock.clock import SYSTEM_CLOCK
+from penstock.config import Mode
+from penstock.demo.job import build_job
+from penstock.demo.messages import Failed, Finished, Killed, Message, Moved, Started
+from penstock.demo.settings import JOB, DemoSettings
+from penstock.graph import Output
+from penstock.ids import CheckpointId
+from penstock.storage import LocalStorage, Storage
+from penstock.testing.kill_points import KillingStorage, KillPoint
+
+POLL_S = 0.1
+LONGEST_WAIT_S = 60.0
+
+
+def main() -> None:
+    """Run the job to its end, or to the planned kill."""
+    settings = msgspec.json.decode(sys.argv[1], type=DemoSettings)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logging.getLogger("py4j").setLevel(logging.WARNING)
+    threading.Thread(target=_die_with_supervisor, daemon=True).start()
+    try:
+        _work(settings, settings.kill_point(int(sys.argv[2])))
+    except Exception as error:
+        logging.getLogger(__name__).exception("the job failed")
+        _say(Failed(f"{type(error).__name__}: {error}"))
+        sys.exit(1)
+    _say(Finished())
+
+
+def _work(settings: DemoSettings, point: KillPoint | None) -> None:
+    from penstock.spark.session import local_session
+
+    inner = LocalStorage(settings.storage_path / JOB)
+    last_words = _LastWords(settings.mode, point)
+    storage: Storage = KillingStorage(inner, point, last_words=last_words) if point else inner
+    spark = local_session("penstock-demo", cores=2)
+    job = build_job(settings, spark, storage)
+    last_words.outputs = job.graph.outputs
+    handle = job.start(available_now=True)
+    _say(Started(handle.progress.run, handle.progress.restored_from, _read_up_to(inner, None)))
+    told: Moved | None = None
+    done = False
+    while not done:
+        done = handle.wait(POLL_S)
+        progress = handle.progress
+        if progress.batch >= 0:
+            told = _say_if_new(
+                Moved(progress.batch, progress.checkpoint, _read_up_to(inner, progress.batch)), told
+            )
+    spark.stop()
+
+
+@dataclass
+class _LastWords:
+    """What happens right before the kill."""
+
+    mode: Mode
+    point: KillPoint | None
+    outputs: Iterable[Output] = ()
+
+    def __call__(self, checkpoint: int) -> None:
+        if self.mode is Mode.AT_LEAST_ONCE:
+            self._wait_until_written(checkpoint)
+        if self.point is not None:
+            _say(Killed(self.point.moment, checkpoint))
+
+    def _wait_until_written(self, checkpoint: int) -> None:
+        """At least once writes results without waiting for the checkpoint: die when they are out, so that the effect shows."""
+        deadline = SYSTEM_CLOCK.monotonic() + LONGEST_WAIT_S
+        while self._unwritten(checkpoint) and SYSTEM_CLOCK.monotonic() < deadline:
+            SYSTEM_CLOCK.sleep(POLL_S)
+
+    def _unwritten(self, checkpoint: int) -> bool:
+        return any(
+            transaction["checkpoint"] <= checkpoint
+            for output in self.outputs
+            for transaction in output.sink.find_transactions(JOB, output.uid)
+        )
+
+
+def _read_up_to(storage: Storage, batch: int | None) -> int:
+    """How many events lie before the end of a batch; None means the newest that Spark knows of."""
+    from penstock.spark import progress_log
+
+    if batch is None:
+        entries = [name.rpartition("/")[2] for name in storage.names(f"{progress_log.FOLDER}/offsets")]
+        batch = max((int(name) for name in entries if name.isdigit()), default=-1)
+    with contextlib.suppress(FileNotFoundError):
+        positions = progress_log.positions(progress_log.read_entry(storage, CheckpointId(batch)))
+        return sum(sum(position.values()) for position in positions if isinstance(position, dict))
+    return 0
+
+
+def _say_if_new(message: Moved, told: Moved | None) -> Moved:
+    if message != told:
+        _say(message)
+    return message
+
+
+def _say(message: Message) -> None:
+    os.write(
+        sys.stdout.fileno(), msgspec.json.encode(message) + b"\n"
+    )  # one call: the next thing may be SIGKILL
+
+
+def _die_with_supervisor() -> None:
+    """Standard input ends when the supervisor does, however it dies: then nobody is left to end this process and its JVM."""
+    while os.read(sys.stdin.fileno(), 1):
+        pass
+    os.killpg(os.getpgid(0), signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    main()

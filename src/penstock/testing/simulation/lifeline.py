@@ -1,0 +1,119 @@
+"""The life of one simulated driver process: it may die at any I/O call, or stop there and go on much later.
+
+A process that may stop runs in a thread of its own, but never two move at a time: whoever lets one go on waits until it
+stops again or ends. So a seed replays everything.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import msgspec
+
+from penstock.testing.faulty_storage import SimulatedCrash
+
+
+class Fate(msgspec.Struct, frozen=True):
+    """What is to happen to a process at its I/O call of this number (from 1, storage and sinks together)."""
+
+    dies_before: int | None = None
+    dies_after: int | None = None
+    pauses_before: int | None = None
+
+
+class Lifeline:
+    """Counts the I/O calls of one process and lets it die or pause."""
+
+    def __init__(self, fate: Fate | None = None, on_call: Callable[[], None] | None = None) -> None:
+        self.fate = fate or Fate()
+        self.calls: list[str] = []
+        self.on_call = on_call
+        self.pause_before = self.fate.pauses_before
+        self.dead = False
+        self._may_move = threading.Semaphore(0)
+        self._stands = threading.Semaphore(0)
+
+    def enter(self, label: str) -> None:
+        """Called before every I/O call."""
+        if self.dead:
+            raise SimulatedCrash(f"{label} after death")
+        self.calls.append(label)
+        if len(self.calls) == self.fate.dies_before:
+            self._die(f"before call {len(self.calls)}: {label}")
+        if len(self.calls) == self.pause_before:
+            self._stand_still()
+        if self.on_call is not None:
+            self.on_call()
+
+    def leave(self) -> None:
+        """Called after every I/O call that took effect."""
+        if len(self.calls) == self.fate.dies_after:
+            self._die(f"after call {len(self.calls)}: {self.calls[-1]}")
+
+    def _die(self, where: str) -> None:
+        self.dead = True
+        raise SimulatedCrash(where)
+
+    def _stand_still(self) -> None:
+        self._stands.release()
+        self._may_move.acquire()
+        if self.dead:
+            raise SimulatedCrash("killed while it stood still")
+
+    # ── for whoever watches it, from another thread ────────────────────────────────────────────
+
+    def wait_until_it_stands(self) -> None:
+        """Return when the process pauses or has ended."""
+        self._stands.acquire()
+
+    def let_move(self) -> None:
+        """Let it go on."""
+        self._may_move.release()
+
+    def ended(self) -> None:
+        """Said by the process itself, last."""
+        self._stands.release()
+
+
+class Process:
+    """Runs `work` so that it can stand still in the middle."""
+
+    def __init__(self, work: Callable[[], None], lifeline: Lifeline) -> None:
+        self._work = work
+        self.lifeline = lifeline
+        self.failure: BaseException | None = None
+        self.alive = True
+        self._thread = threading.Thread(target=self._run, name="simulated-driver", daemon=True)
+
+    def start(self) -> None:
+        """Let it begin; returns when it stands still or has ended."""
+        self._thread.start()
+        self._watch()
+
+    def go_on(self, calls: int | None) -> None:
+        """Let it make this many more I/O calls (None: all it wants)."""
+        done = len(self.lifeline.calls)
+        self.lifeline.pause_before = None if calls is None else done + 1 + calls
+        self.lifeline.let_move()
+        self._watch()
+
+    def kill(self) -> None:
+        """End it where it stands."""
+        if self.alive:
+            self.lifeline.dead = True
+            self.go_on(None)
+
+    def _watch(self) -> None:
+        self.lifeline.wait_until_it_stands()
+        if not self.alive:
+            self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            self._work()
+        except BaseException as error:  # noqa: BLE001 - whoever watches decides what it means
+            self.failure = error
+        finally:
+            self.alive = False
+            self.lifeline.ended()

@@ -1,0 +1,64 @@
+"""A replayable source with partitions, known in full before it starts."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Record:
+    """One record; `id` names its partition and offset."""
+
+    id: str
+    key: str
+    group: str
+
+
+Positions = tuple[int, ...]
+"""How many records of each partition have been read."""
+
+
+class ScriptedSource:
+    """Partitions of records, the same at every replay."""
+
+    def __init__(self, partitions: int, records: int, keys: int, rng: random.Random) -> None:
+        self._partitions: list[list[Record]] = [[] for _ in range(partitions)]
+        for _ in range(records):
+            partition, key = rng.randrange(partitions), rng.randrange(keys)
+            offset = len(self._partitions[partition])
+            self._partitions[partition].append(
+                Record(f"{partition}:{offset}", f"key-{key}", f"group-{key % 3}")
+            )
+
+    @property
+    def start(self) -> Positions:
+        """Before the first record."""
+        return tuple(0 for _ in self._partitions)
+
+    @property
+    def end(self) -> Positions:
+        """After the last record."""
+        return tuple(len(partition) for partition in self._partitions)
+
+    def cut(self, after: Sequence[int], size: int, rng: random.Random) -> Positions:
+        """Where the next batch of about `size` records ends; another one at every replay."""
+        wanted = rng.randint(1, size)
+        positions = list(after)
+        while wanted and tuple(positions) != self.end:
+            partition = rng.randrange(len(positions))
+            if positions[partition] < self.end[partition]:
+                positions[partition] += 1
+                wanted -= 1
+        return tuple(positions)
+
+    def between(self, after: Sequence[int], until: Sequence[int]) -> Iterator[Record]:
+        """The records of a batch."""
+        for partition, first, last in zip(self._partitions, after, until, strict=True):
+            yield from partition[first:last]
+
+    def counts(self, until: Sequence[int], key_of: Callable[[Record], str]) -> Counter[str]:
+        """The truth: how many records each key has before these positions."""
+        return Counter(key_of(record) for record in self.between(self.start, until))
