@@ -24,7 +24,7 @@ from penstock.checkpoint.events import (
     SweepTransactions,
     WriteMetadata,
 )
-from penstock.checkpoint.metadata import metadata_name, write_metadata
+from penstock.checkpoint.metadata import exists, metadata_name, write_metadata
 from penstock.checkpoint.protocol import Now, Protocol
 from penstock.clock import Clock
 from penstock.errors import CheckpointFailedError, CommitLostError, FencedError, UnavailableError
@@ -70,6 +70,8 @@ class Coordinator:
         self._clock = clock
         self._run_commit = run_commit
         self._on_completed = on_completed
+        self._forgotten: list[str] = []
+        self._unnamed: list[str] = []
         self.post: Callable[[Event], None] = self.handle
         """How answers come back; a loop replaces it by its queue."""
 
@@ -107,15 +109,14 @@ class Coordinator:
     # ── completing ─────────────────────────────────────────────────────────────────────────────
 
     def _complete(self, completed: Completed) -> None:
-        check_owner(self._storage, self._run)
         try:
             self._write(completed)
         except UnavailableError as error:
-            # The write may have gone through unseen. Only when the file is surely gone is the checkpoint given up;
-            # if that cannot be made sure, the run ends here and recovery reads what is true.
-            self._storage.delete([metadata_name(completed.checkpoint)])
-            self.post(MetadataFailed(completed.id, str(error)))
-            return
+            # The write may have gone through unseen, and another run may have gone on from it, so it is never taken back.
+            # If it cannot be seen whether it exists, the run ends here and recovery reads what is true.
+            if not exists(self._storage, completed):
+                self.post(MetadataFailed(completed.id, str(error)))
+                return
         _log.info(
             "checkpoint %d completed: %.0f ms, %d bytes of state (%d new), %d transactions",
             *(completed.checkpoint, completed.duration_ms, completed.state_bytes, completed.new_bytes),
@@ -127,6 +128,7 @@ class Coordinator:
     def _write(self, completed: Completed) -> None:
         for left in reversed(range(METADATA_TRIES)):
             try:
+                check_owner(self._storage, self._run)
                 write_metadata(self._storage, completed)
             except UnavailableError:
                 if not left:
@@ -178,12 +180,21 @@ class Coordinator:
         return bool(transaction["run"] < self._run)
 
     def _discard(self, action: Discard) -> None:
+        """Delete, unless another run owns the job: it may have gone on from a checkpoint that is subsumed here.
+
+        What could not be deleted comes first the next time: a checkpoint must never outlive a file that it names.
+        """
+        self._forgotten += [metadata_name(checkpoint) for checkpoint in action.checkpoints]
+        self._unnamed += action.files
         try:
-            # Metadata first: a checkpoint must never outlive a file that it names.
-            self._storage.delete([metadata_name(checkpoint) for checkpoint in action.checkpoints])
-            self._storage.delete(action.files)
+            check_owner(self._storage, self._run)
+            self._storage.delete(self._forgotten)
+            self._forgotten.clear()
+            self._storage.delete(self._unnamed)
+            self._unnamed.clear()
         except UnavailableError as error:
-            _log.warning("%d files are left for the next recovery to delete: %s", len(action.files), error)
+            left = len(self._forgotten) + len(self._unnamed)
+            _log.warning("%d files are left to be deleted later: %s", left, error)
 
 
 def identity(transaction: Transaction) -> tuple[int, int, int, int]:

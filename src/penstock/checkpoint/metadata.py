@@ -71,6 +71,14 @@ def write_metadata(storage: Storage, completed: Completed) -> None:
         raise InternalError(f"{name} in {storage.uri} was written by another run in the same moment")
 
 
+def exists(storage: Storage, completed: Completed) -> bool:
+    """Whether this very checkpoint was written; for when a write reported an error."""
+    try:
+        return storage.get(metadata_name(completed.checkpoint)) == encode(completed)
+    except FileNotFoundError:
+        return False
+
+
 def _is_valid(storage: Storage, data: bytes, name: str) -> bool:
     try:
         other = decode(data, name)

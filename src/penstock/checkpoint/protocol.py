@@ -114,10 +114,18 @@ class Protocol:
         sets += [pending.files for pending in self.pending.values()]
         return set().union(*sets, self._working_files())
 
+    def undurable(self, files: Iterable[str]) -> set[str]:
+        """Those of `files` that are not known to be in storage.
+
+        Whoever begins a batch asks about the files of the handles it hands out: the event that the batch before is finished may
+        still be waiting, so the working version here may be an older one.
+        """
+        return set(files) - self._durable
+
     @property
     def undurable_files(self) -> set[str]:
         """Files of the working version that are not known to be in storage."""
-        return self._working_files() - self._durable
+        return self.undurable(self._working_files())
 
     @property
     def last_completed(self) -> CheckpointId:
@@ -126,9 +134,13 @@ class Protocol:
 
     @property
     def settled(self) -> bool:
-        """Whether the newest batch is in a completed checkpoint and every transaction is committed."""
+        """Whether a drain is over: the newest batch is in a completed checkpoint and every transaction is committed.
+
+        Never before `Drain` was taken: until then batches may be finished that nothing has been told about here.
+        """
         newest = self._newest.batch if self._newest else NO_CHECKPOINT
-        return not self.pending and not self.uncommitted and self.last_completed >= newest
+        done = not self.pending and not self.uncommitted and self.last_completed >= newest
+        return self._draining and done
 
     # ── being told ─────────────────────────────────────────────────────────────────────────────
 
@@ -145,7 +157,8 @@ class Protocol:
                 return self._metadata_written(event.checkpoint, now)
             case MetadataFailed():
                 pending = self._being_written(event.checkpoint)
-                return self._give_up(pending, FailureReason.METADATA_FAILED, event.cause, now)
+                actions = self._give_up(pending, FailureReason.METADATA_FAILED, event.cause, now)
+                return self._completions(now) + actions
             case Committed():
                 return self._committed(event.transactions)
             case Tick():
@@ -216,7 +229,8 @@ class Protocol:
     def _job_ended(self, now: Now) -> list[Action]:
         actions: list[Action] = []
         for pending in list(self.pending.values()):
-            actions += self._give_up(pending, FailureReason.JOB_ENDED, "the run is over", now)
+            if not pending.writing:  # whether its metadata exists is for recovery to see; its files must stay
+                actions += self._give_up(pending, FailureReason.JOB_ENDED, "the run is over", now)
         self._newest = None
         self._restored_files = set()
         return actions + self._discard_unnamed()
@@ -250,7 +264,7 @@ class Protocol:
     def _completions(self, now: Now) -> list[Action]:
         actions: list[Action] = []
         for pending in sorted(self.pending.values(), key=lambda one: one.checkpoint):
-            if pending.ready:
+            if pending.ready and not self._overtaken(pending):
                 pending.writing = self._content(pending, now)
                 actions.append(WriteMetadata(pending.writing))
         return actions
@@ -273,6 +287,11 @@ class Protocol:
             )
         common = min((handle.version for handle in pending.acknowledged.values()), default=pending.checkpoint)
         return self._finished.get(CheckpointId(common), pending.batch)
+
+    def _overtaken(self, pending: Pending) -> bool:
+        """Whether its own or a later cut is being written: then this one is subsumed soon, and must not be written behind it."""
+        cut = self._barrier(pending).batch
+        return any(one.writing is not None and one.writing.id >= cut for one in self.pending.values())
 
     def _content(self, pending: Pending, now: Now) -> Completed:
         batch = self._barrier(pending)

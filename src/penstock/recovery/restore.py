@@ -24,6 +24,7 @@ from penstock.errors import ConfigError, CorruptStateError, IncompatibleStateErr
 from penstock.ids import NO_CHECKPOINT, CheckpointId, RunId
 from penstock.recovery.fencing import (
     Descent,
+    check_owner,
     claim,
     forget_old_runs,
     in_line_of_descent,
@@ -96,6 +97,7 @@ def restore(
     retained = choose(storage, read_descents(storage), wanted)
     point = RestorePoint(run, tuple(retained))
     record_descent(storage, run, point.id)
+    check_owner(storage, run)  # whoever claims the job after this reads the record, and keeps to it
     _settle_transactions(point, sinks, job=job, mode=mode)
     _delete_leftovers(storage, point)
     forget_old_runs(storage, run)
@@ -106,14 +108,13 @@ def choose(
     storage: Storage, descents: Sequence[Descent], wanted: CheckpointId | None = None
 ) -> list[Completed]:
     """The whole checkpoints of the job's history, oldest first, up to the one to go on from."""
-    files = set(storage.names("state"))
+    found, broken = _read_all(storage)
+    files = set(storage.names("state"))  # after the checkpoints: a file is there before the checkpoint that names it
     whole: list[Completed] = []
-    broken: list[str] = []
-    for number in checkpoint_ids(storage):
+    for completed in found:
+        if not in_line_of_descent(completed.id, RunId(completed.run), descents):
+            continue
         try:
-            completed = read_metadata(storage, number)
-            if not in_line_of_descent(completed.id, RunId(completed.run), descents):
-                continue
             _check_files(completed, files)
         except CorruptStateError as error:
             broken.append(str(error))
@@ -123,6 +124,20 @@ def choose(
         return _up_to(whole, wanted)
     _say_what_is_broken(whole, broken)
     return whole
+
+
+def _read_all(storage: Storage) -> tuple[list[Completed], list[str]]:
+    """All checkpoints, oldest first, and what is wrong with those that cannot be read."""
+    found: list[Completed] = []
+    broken: list[str] = []
+    for number in checkpoint_ids(storage):
+        try:
+            found.append(read_metadata(storage, number))
+        except CorruptStateError as error:
+            broken.append(str(error))
+        except FileNotFoundError:
+            _log.info("checkpoint %d was subsumed while the job was taken over", number)
+    return found, broken
 
 
 def _check_files(completed: Completed, files: set[str]) -> None:
@@ -182,6 +197,8 @@ def _settle_transactions(
 def _delete_leftovers(storage: Storage, point: RestorePoint) -> None:
     retained = {completed.id for completed in point.retained}
     stale = [number for number in checkpoint_ids(storage) if number not in retained]
-    storage.delete([metadata_name(number) for number in stale])
     needed = {name for completed in point.retained for name in completed.files}
-    storage.delete([name for name in storage.names("state") if name not in needed])
+    unnamed = [name for name in storage.names("state") if name not in needed]
+    check_owner(storage, point.run)  # after listing: nothing in the lists belongs to a newer run
+    storage.delete([metadata_name(number) for number in stale])
+    storage.delete(unnamed)

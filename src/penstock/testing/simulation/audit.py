@@ -1,0 +1,169 @@
+"""What must always hold, checked from outside: storage and the external system against the truth in the source."""
+
+from __future__ import annotations
+
+import shutil
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import closing
+
+from penstock.checkpoint.completed import Completed
+from penstock.checkpoint.metadata import checkpoint_ids, read_metadata
+from penstock.config import Mode
+from penstock.ids import RunId, SubtaskId
+from penstock.recovery.fencing import in_line_of_descent, newest_run, read_descents
+from penstock.recovery.restore import RestorePoint
+from penstock.sinks.two_phase_commit import Transaction
+from penstock.state.backends import backend_named
+from penstock.state.backends.base import Workplace
+from penstock.testing.simulation.counting import LAYOUT, scan
+from penstock.testing.simulation.external import Row
+from penstock.testing.simulation.site import FIRST, OPERATORS, Site, sink_of
+from penstock.testing.simulation.source import Record
+from penstock.testing.simulation.violation import Violation
+from penstock.testing.simulation.workload import MAX_PARALLELISM
+
+
+class Audit:
+    """Looks at a site; raises `Violation`."""
+
+    def __init__(self, site: Site) -> None:
+        self._site = site
+        self._mode = site.workload.mode
+
+    # ── at any time ────────────────────────────────────────────────────────────────────────────
+
+    def checkpoints(self) -> list[Completed]:
+        """The checkpoints of the job's history, oldest first."""
+        storage = self._site.storage
+        descents = read_descents(storage)
+        found = [read_metadata(storage, number) for number in checkpoint_ids(storage)]
+        return [one for one in found if in_line_of_descent(one.id, RunId(one.run), descents)]
+
+    def whole_checkpoints(self) -> None:
+        """Everything a checkpoint names exists (invariant 1)."""
+        for completed in self.checkpoints():
+            self._files_exist(completed)
+
+    def completed(self, completed: Completed) -> None:
+        """A checkpoint was completed: what it names exists, and its state is that of the barrier (invariants 1, 2)."""
+        if newest_run(self._site.storage) > completed.run:
+            return  # written in the very moment another run took over: it counts for nothing
+        self._files_exist(completed)
+        self._state_is_right(completed)
+
+    def visible(self, transaction: Transaction) -> None:
+        """A transaction is about to become visible: exactly once, a checkpoint must name it (invariants 3, 6)."""
+        if self._mode is not Mode.EXACTLY_ONCE:
+            return
+        named = {one.transaction["id"] for completed in self.checkpoints() for one in completed.transactions}
+        if transaction["id"] not in named:
+            raise Violation(f"transaction {transaction['id']} becomes visible, but no checkpoint names it")
+
+    def restored(self, point: RestorePoint, *, undisturbed: bool) -> None:
+        """After recovery nothing later is visible, and every other transaction is gone (invariant 4)."""
+        external = self._site.external
+        if undisturbed and external.staged:
+            raise Violation(f"transactions survive the recovery from {point.id}: {sorted(external.staged)}")
+        later = [name for name in external.visible if external.facts[name]["checkpoint"] > point.id]
+        if self._mode is Mode.EXACTLY_ONCE and later:
+            raise Violation(f"after the recovery from {point.id} these are visible: {later}")
+
+    # ── at the end ─────────────────────────────────────────────────────────────────────────────
+
+    def finished(self) -> None:
+        """The whole input is in the last checkpoint and in the sinks."""
+        self.whole_checkpoints()
+        for completed in self.checkpoints():
+            self._state_is_right(completed)
+        if self._mode is not Mode.AT_MOST_ONCE:  # which leaves out what was under way in the last crash
+            self._all_input_is_in()
+        for uid in OPERATORS:
+            self._rows_are_right(uid, self._site.external.rows(sink_of(uid)))
+
+    def nothing_left_over(self) -> None:
+        """Every state file is named by a checkpoint, no more are retained than asked for, no transaction is open (invariant 5)."""
+        storage = self._site.storage
+        found = self.checkpoints()
+        needed = {name for completed in found for name in completed.files}
+        stray = sorted(set(storage.names("state")) - needed)
+        if stray:
+            raise Violation(f"no checkpoint names these files: {stray}")
+        numbers = checkpoint_ids(storage)
+        by_last_run = found and found[-1].run == newest_run(storage)
+        if by_last_run and len(numbers) > self._site.workload.checkpoint.retained:
+            raise Violation(f"more checkpoints are kept than asked for: {numbers}")
+        if self._site.external.staged:
+            raise Violation(f"transactions stay open: {sorted(self._site.external.staged)}")
+
+    # ── parts ──────────────────────────────────────────────────────────────────────────────────
+
+    def _all_input_is_in(self) -> None:
+        at = [tuple(completed.barrier.positions["source"]) for completed in self.checkpoints()]
+        if not at or at[-1] != self._site.source.end:
+            raise Violation(f"the job is finished, but its checkpoints are at {at}, not at {self._site.source.end}")
+
+    def _files_exist(self, completed: Completed) -> None:
+        missing = sorted(completed.files - set(self._site.storage.names("state")))
+        if missing:
+            raise Violation(f"checkpoint {completed.checkpoint} names files that do not exist: {missing}")
+
+    def _state_is_right(self, completed: Completed) -> None:
+        until = completed.barrier.positions["source"]
+        for uid in OPERATORS:
+            found = Counter(dict(self._scan(completed, uid)))
+            truth = self._site.source.counts(until, lambda record, uid=uid: _key(uid, record))  # type: ignore[misc]
+            if not self._agrees(found, truth):
+                raise Violation(
+                    f"checkpoint {completed.checkpoint} at {until}: {uid} has {dict(found)}, the truth is {dict(truth)}"
+                )
+
+    def _scan(self, completed: Completed, uid: str) -> Iterator[tuple[str, int]]:
+        scratch = self._site.root / "audit"
+        for handle in completed.operators[uid].handles:
+            workplace = Workplace(
+                storage=self._site.storage,
+                local_dir=scratch,
+                subtask=SubtaskId(uid, handle.subtask.index),
+                parallelism=completed.parallelism,
+                max_parallelism=MAX_PARALLELISM,
+                version=handle.version,
+                stem="audit",
+            )
+            with closing(backend_named(handle.backend).open(workplace, LAYOUT, handle)) as state:
+                yield from scan(state).items()
+        shutil.rmtree(scratch, ignore_errors=True)
+
+    def _agrees(self, found: Counter[str], truth: Counter[str]) -> bool:
+        match self._mode:
+            case Mode.EXACTLY_ONCE:
+                return found == truth
+            case Mode.AT_LEAST_ONCE:
+                return found >= truth
+            case Mode.AT_MOST_ONCE:
+                return found <= truth
+
+    def _rows_are_right(self, uid: str, rows: list[Row]) -> None:
+        source = self._site.source
+        seen = Counter(record for row in rows for record in row["records"])
+        truth = Counter(record.id for record in source.between(source.start, source.end))
+        if not self._agrees(seen, truth):
+            lost, extra = dict(truth - seen), dict(seen - truth)
+            raise Violation(f"sink of {uid}: lost {lost}, too many {extra}")
+        if self._mode is Mode.EXACTLY_ONCE:
+            self._rows_continue_each_other(uid, rows)
+
+    def _rows_continue_each_other(self, uid: str, rows: list[Row]) -> None:
+        """Row by row: each count of a key goes on from the one before it, as it appeared."""
+        last: Counter[str] = Counter()
+        for row in rows:
+            if row["count"] != last[row["key"]] + len(row["records"]):
+                raise Violation(f"sink of {uid}: after {last[row['key']]} comes {row}")
+            last[row["key"]] = row["count"]
+        nonces = [row["nonce"] for row in rows]
+        if len(set(nonces)) != len(nonces):
+            raise Violation(f"sink of {uid}: a row appears twice")
+
+
+def _key(uid: str, record: Record) -> str:
+    return record.key if uid == FIRST else record.group

@@ -1,0 +1,298 @@
+"""One run of the simulated job: a driver as `spark.query` has it, whose threads take turns as the seed says."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import replace
+
+from penstock.checkpoint.completed import Barrier, Completed
+from penstock.checkpoint.coordinator import Coordinator
+from penstock.checkpoint.events import BatchFinished, Drain, Event, JobEnded, SnapshotDeclined, SnapshotDurable, Tick
+from penstock.checkpoint.protocol import Identity, Now, Protocol
+from penstock.config import Mode
+from penstock.errors import CheckpointFailedError, CorruptStateError, FencedError, UnavailableError
+from penstock.ids import CheckpointId, SubtaskId
+from penstock.recovery.rescale import redistribute
+from penstock.recovery.restore import RestorePoint, restore
+from penstock.snapshot.messages import Message, UploadDone, UploadFailed
+from penstock.snapshot.uploader import Upload, perform
+from penstock.state.backends import backend_named
+from penstock.state.backends.base import Workplace
+from penstock.state.handle import StateHandle
+from penstock.testing.simulation.batch import Batch
+from penstock.testing.simulation.begun import begin, last_begun
+from penstock.testing.simulation.counting import DESCRIBED_LAYOUT, LAYOUT
+from penstock.testing.simulation.external import SimulatedSink
+from penstock.testing.simulation.lifeline import Lifeline
+from penstock.testing.simulation.site import JOB, OPERATORS, Conditions, Site, sink_of
+from penstock.testing.simulation.source import Positions
+from penstock.testing.simulation.violation import Violation
+from penstock.testing.simulation.watched_storage import WatchedStorage
+from penstock.testing.simulation.workload import MAX_PARALLELISM
+
+_log = logging.getLogger(__name__)
+
+MOST_STEPS = 20_000
+LONGEST_STEP_S = 0.5
+LONGEST_TICK_S = 2.0
+
+EXPECTED_FAILURES = (UnavailableError, CheckpointFailedError, CorruptStateError, FencedError)
+"""What ends a run and is answered by another one; a checkpoint that is really corrupt is found by the audit."""
+
+
+class SimulatedRun:
+    """From taking over to the end of the input, a cancel, a failure or death. Made anew after each."""
+
+    def __init__(self, site: Site, conditions: Conditions, lifeline: Lifeline) -> None:
+        self._site = site
+        self._work = site.workload
+        self._conditions = conditions
+        self._rng = conditions.rng
+        self._parallelism = self._work.parallelism(conditions.index)
+        self._backend = backend_named(self._work.backend)
+        self._storage = WatchedStorage(site.storage, lifeline, self._rng, flakiness=conditions.flakiness)
+        sink = SimulatedSink(site.external, lifeline, self._rng, flakiness=conditions.flakiness)
+        self._sinks = {sink_of(uid): sink for uid in OPERATORS}
+        self._events: deque[Event] = deque()
+        self._commits: deque[Callable[[], None]] = deque()
+        self._uploads: list[Upload] = []
+        self._batch: Iterator[None] | None = None
+        self._draining = False
+        self.finished = False
+
+    # ── life ───────────────────────────────────────────────────────────────────────────────────
+
+    def live(self) -> None:
+        """Run to the end; raises what made it impossible."""
+        self._take_over()
+        try:
+            self._work_on()
+        except EXPECTED_FAILURES:
+            self._site.orphans += self._uploads
+            self._finish_commits()
+            raise
+
+    def _work_on(self) -> None:
+        for _ in range(MOST_STEPS):
+            if self._draining and self._protocol.settled:
+                self._stop()
+                self.finished = True
+                return
+            if self._conditions.troubled and self._rng.random() < self._conditions.mischief / 20:
+                self._stop()
+                return
+            self._step()
+        raise Violation(f"run {self._point.run} makes no progress: {self._story()}")
+
+    def _story(self) -> str:
+        pending = {number: one.missing() for number, one in self._protocol.pending.items()}
+        return f"batch {self._next_batch}, pending {pending}, uncommitted {len(self._protocol.uncommitted)}"
+
+    # ── coming up ──────────────────────────────────────────────────────────────────────────────
+
+    def _take_over(self) -> None:
+        clock, mode = self._site.clock, self._work.mode
+        self._point = restore(self._storage, self._sinks, job=JOB, mode=mode, now=clock.wall())
+        self._site.on_restored(self._point)
+        self._local_dir = self._site.local_dir(self._point.run)
+        self._handles = self._restored_handles(self._point)
+        self._next_batch, self._positions = self._resume_at(self._point)
+        self._coordinator = self._make_coordinator()
+
+    def _restored_handles(self, point: RestorePoint) -> dict[SubtaskId, StateHandle]:
+        handles: dict[SubtaskId, StateHandle] = {}
+        for uid, stored in (point.checkpoint.operators if point.checkpoint else {}).items():
+            handles |= redistribute(
+                stored.handles,
+                uid=uid,
+                parallelism=self._parallelism,
+                version=point.id,
+                backend=self._backend.name,
+            )
+        if point.checkpoint is not None and point.checkpoint.parallelism != self._parallelism:
+            return {subtask: self._take_over_state(handle) for subtask, handle in handles.items()}
+        return handles
+
+    def _take_over_state(self, handle: StateHandle) -> StateHandle:
+        """After a change of parallelism every subtask makes its state its own, before the first batch."""
+        workplace = Workplace(
+            storage=self._storage,
+            local_dir=self._local_dir,
+            subtask=handle.subtask,
+            parallelism=self._parallelism,
+            max_parallelism=MAX_PARALLELISM,
+            version=handle.version,
+            stem=f"{self._point.run}-{handle.version}-{handle.subtask.index}-0",
+        )
+        with closing(self._backend.open(workplace, LAYOUT, handle)) as state:
+            taken = state.freeze()
+        for name in sorted(taken.files - handle.files):
+            self._storage.upload(workplace.local_path(name), name)
+        return taken
+
+    def _resume_at(self, point: RestorePoint) -> tuple[CheckpointId, Positions]:
+        if self._work.mode is Mode.AT_MOST_ONCE:
+            number, positions = last_begun(self._storage)
+            return CheckpointId(number + 1), positions or self._site.source.start
+        at = tuple(point.checkpoint.barrier.positions["source"]) if point.checkpoint else self._site.source.start
+        return CheckpointId(point.id + 1), at
+
+    def _make_coordinator(self) -> Coordinator:
+        layouts = dict.fromkeys(OPERATORS, DESCRIBED_LAYOUT)
+        identity = Identity(
+            JOB, self._point.run, self._parallelism, MAX_PARALLELISM, layouts, self._point.id
+        )
+        now = Now(self._site.clock.monotonic(), self._site.clock.wall())
+        self._protocol = Protocol(
+            self._work.checkpoint, identity, self._point.retained, now, self._handles.values()
+        )
+        coordinator = Coordinator(
+            self._protocol,
+            storage=self._storage,
+            sinks=self._sinks,
+            run=self._point.run,
+            clock=self._site.clock,
+            run_commit=self._commits.append,
+            on_completed=self._completed,
+        )
+        coordinator.post = self._events.append
+        return coordinator
+
+    def _completed(self, completed: Completed) -> None:
+        self._site.on_completed(completed)
+
+    # ── taking turns ───────────────────────────────────────────────────────────────────────────
+
+    def _step(self) -> None:
+        self._site.clock.advance(self._rng.random() * LONGEST_STEP_S)
+        choices: list[tuple[Callable[[], None], int]] = [(self._tick, 1)]
+        choices += [(self._deliver, 6)] if self._events else []
+        choices += [(self._commit, 4)] if self._commits else []
+        choices += [(self._upload, 3)] if self._uploads else []
+        choices += [(self._advance_batch, 8)] if not self._draining else []
+        choices += [(self._orphan, 1)] if self._site.orphans else []
+        actions, weights = zip(*choices, strict=True)
+        self._rng.choices(actions, weights)[0]()
+
+    def _tick(self) -> None:
+        self._site.clock.advance(self._rng.random() * LONGEST_TICK_S)
+        self._events.append(Tick())
+        if self._conditions.troubled and self._rng.random() < self._conditions.mischief:
+            self._lose_local_files()
+
+    def _deliver(self) -> None:
+        self._coordinator.handle(self._events.popleft())
+
+    def _commit(self) -> None:
+        self._commits.popleft()()
+
+    def _upload(self) -> None:
+        upload = self._uploads.pop(self._rng.randrange(len(self._uploads)))
+        if self._conditions.troubled and self._rng.random() < self._conditions.mischief / 4:
+            return  # its worker died
+        self._events.append(_as_event(perform(upload)))
+
+    def _orphan(self) -> None:
+        """A worker of a run that failed is still at it."""
+        self._site.disturbed = True
+        upload = self._site.orphans.pop()
+        perform(replace(upload, storage=self._site.storage))
+
+    def _advance_batch(self) -> None:
+        if self._batch is None and self._positions == self._site.source.end:
+            self._draining = True
+            self._events.append(Drain())
+            return
+        if self._batch is None:
+            self._batch = self._run_batch()
+        if next(self._batch, self) is self:
+            self._batch = None
+
+    def _lose_local_files(self) -> None:
+        for path in sorted(self._local_dir.glob("state/*/*")):
+            if self._rng.random() < 0.5:  # noqa: PLR2004 - a fair coin
+                path.unlink()
+
+    # ── one batch ──────────────────────────────────────────────────────────────────────────────
+
+    def _run_batch(self) -> Iterator[None]:
+        number, source = self._next_batch, self._site.source
+        until = source.cut(self._positions, self._work.batch_size, self._rng)
+        if self._work.mode is Mode.AT_MOST_ONCE:
+            begin(self._storage, number, until)
+        batch = self._assign(number)
+        yield
+        yield from batch.steps(source.between(self._positions, until))
+        self._handles, self._positions, self._next_batch = batch.handles, until, CheckpointId(number + 1)
+        barrier = Barrier({"source": list(until)})
+        transactions = tuple(batch.transactions)
+        self._events.append(BatchFinished(number, barrier, batch.handles, transactions, batch.reports))
+
+    def _assign(self, number: CheckpointId) -> Batch:
+        required = self._coordinator.begin_batch(number)
+        return Batch(
+            number=number,
+            run=self._point.run,
+            parallelism=self._parallelism,
+            storage=self._storage,
+            backend=self._backend,
+            local_dir=self._local_dir,
+            sinks=self._sinks,
+            before=self._handles,
+            undurable=self._undurable(),
+            required=required,
+            newest_will_do=self._work.mode is Mode.AT_LEAST_ONCE,
+            in_sequence=self._work.in_sequence,
+            drops_attempts=self._conditions.drops_attempts,
+            rng=self._rng,
+            submit=self._submit,
+        )
+
+    def _undurable(self) -> frozenset[str]:
+        return frozenset(
+            self._protocol.undurable(name for handle in self._handles.values() for name in handle.files)
+        )
+
+    def _submit(self, upload: Upload) -> None:
+        """A worker drops what waits in front of a newer version; another worker would not know."""
+        subtask = upload.handle.subtask
+        self._uploads = [
+            one
+            for one in self._uploads
+            if one.required or one.handle.subtask != subtask or self._rng.random() < 0.5  # noqa: PLR2004 - a fair coin
+        ]
+        self._uploads.append(upload)
+
+    # ── ending ─────────────────────────────────────────────────────────────────────────────────
+
+    def _stop(self) -> None:
+        """As `CoordinatorLoop.stop`: what is in the queues now is done, what follows from it is not."""
+        self._coordinator.stopping.set()
+        commits = len(self._commits)
+        self._events.append(JobEnded())
+        for _ in range(len(self._events)):
+            self._deliver()
+        for _ in range(commits):
+            self._commit()
+        self._site.orphans += self._uploads
+
+    def _finish_commits(self) -> None:
+        """The thread that commits does what is in its queue, even when the coordinator has failed."""
+        self._coordinator.stopping.set()
+        try:
+            while self._commits:
+                self._commit()
+        except EXPECTED_FAILURES as error:
+            _log.info("run %d: %s", self._point.run, error)
+
+
+def _as_event(message: Message) -> Event:
+    match message:
+        case UploadDone():
+            return SnapshotDurable(message.handle, message.async_ms)
+        case UploadFailed():
+            return SnapshotDeclined(message.subtask, message.version, message.cause)
+    raise Violation(f"an upload answered {message}")

@@ -1,0 +1,65 @@
+"""What a simulated run finds when it starts, and what stays when it dies."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from penstock.checkpoint.completed import Completed
+from penstock.recovery.restore import RestorePoint
+from penstock.snapshot.uploader import Upload
+from penstock.storage import LocalStorage
+from penstock.testing.simulation.external import External
+from penstock.testing.simulation.source import ScriptedSource
+from penstock.testing.simulation.workload import Workload
+from penstock.testing.virtual_clock import VirtualClock
+
+JOB = "simulated"
+FIRST = "first"
+SECOND = "second"
+OPERATORS = (FIRST, SECOND)
+
+
+def sink_of(operator: str) -> str:
+    """The uid of the sink behind an operator."""
+    return f"{operator}-out"
+
+
+@dataclass
+class Site:
+    """The world outside the driver's memory."""
+
+    workload: Workload
+    root: Path
+    source: ScriptedSource
+    external: External = field(default_factory=External)
+    clock: VirtualClock = field(default_factory=VirtualClock)
+    orphans: list[Upload] = field(default_factory=list)
+    """Uploads of runs that failed: their workers may still live and perform them."""
+    disturbed: bool = False
+    """Whether anything of an earlier run moved since the present one began."""
+    on_restored: Callable[[RestorePoint], None] = lambda _: None
+    on_completed: Callable[[Completed], None] = lambda _: None
+
+    @property
+    def storage(self) -> LocalStorage:
+        """The job's storage, without faults."""
+        return LocalStorage(self.root / "storage")
+
+    def local_dir(self, run: int) -> Path:
+        """Where the executors of a run keep working files."""
+        return self.root / f"local-{run}"
+
+
+@dataclass(frozen=True)
+class Conditions:
+    """How one run of the job is treated."""
+
+    index: int
+    rng: random.Random
+    troubled: bool
+    drops_attempts: float
+    mischief: float
+    flakiness: float

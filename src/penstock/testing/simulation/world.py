@@ -1,0 +1,157 @@
+"""The world of a simulation: run after run of one job, until its input is done, with everything that goes wrong on the way."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from pathlib import Path
+
+from penstock.errors import PenstockError
+from penstock.recovery.restore import RestorePoint
+from penstock.testing.faulty_storage import SimulatedCrash
+from penstock.testing.simulation.audit import Audit
+from penstock.testing.simulation.lifeline import Fate, Lifeline, Process
+from penstock.testing.simulation.run import EXPECTED_FAILURES, SimulatedRun
+from penstock.testing.simulation.site import Conditions, Site
+from penstock.testing.simulation.source import ScriptedSource
+from penstock.testing.simulation.violation import Violation
+from penstock.testing.simulation.workload import Workload
+
+MOST_RUNS = 60
+ZOMBIE_MOVES = 0.08
+"""How likely a zombie moves at an I/O call of the run that replaced it."""
+
+
+class World:
+    """Runs one workload. `fates` are those of the first runs; without them troubled runs get a random one."""
+
+    def __init__(self, workload: Workload, seed: int, root: Path, fates: Sequence[Fate] = ()) -> None:
+        self._workload = workload
+        self._seed = seed
+        self._rng = self._random("world")
+        source = ScriptedSource(workload.partitions, workload.records, workload.keys, self._random("source"))
+        self.site = Site(workload, root, source)
+        self.audit = Audit(self.site)
+        self.site.on_completed = self.audit.completed
+        self.site.on_restored = self._restored
+        self.site.external.before_visible = self.audit.visible
+        self._fates = list(fates)
+        self._zombies: list[Process] = []
+        self.calls: list[list[str]] = []
+        """The I/O calls of each run."""
+        self.log: list[str] = []
+        """How each run ended."""
+
+    def live(self) -> None:
+        """Let the job come to its end, check everything, and check that one more start changes nothing."""
+        index = self._until_finished()
+        if not self.site.disturbed and index >= self._workload.troubled_runs:
+            self.audit.nothing_left_over()
+        self._lay_zombies_to_rest()
+        self.audit.finished()
+        visible = list(self.site.external.visible)
+        self.site.orphans.clear()
+        if not self._run(max(index + 1, self._workload.troubled_runs), Fate()):
+            raise Violation("a job whose input is done does not end when it is started again")
+        self.audit.finished()
+        self.audit.nothing_left_over()
+        if list(self.site.external.visible) != visible:
+            raise Violation("starting a finished job again changed its output")
+
+    def _until_finished(self) -> int:
+        for index in range(MOST_RUNS):
+            if self._run(index, self._fate(index)):
+                return index
+            self.audit.whole_checkpoints()
+        raise Violation(f"the job is not finished after {MOST_RUNS} runs: {self.log}")
+
+    # ── one run ────────────────────────────────────────────────────────────────────────────────
+
+    def _run(self, index: int, fate: Fate) -> bool:
+        lifeline = Lifeline(fate, self._disturb)
+        self.calls.append(lifeline.calls)
+        self.site.disturbed = False
+        run = SimulatedRun(self.site, self._conditions(index), lifeline)
+        if fate.pauses_before is not None:
+            process = Process(run.live, lifeline)
+            process.start()
+            if process.alive:
+                lifeline.on_call = None
+                self._zombies.append(process)
+                self.log.append(f"run {index} stands still before {lifeline.calls[-1]}")
+                return False
+            failure = process.failure
+        else:
+            failure = _failure_of(run)
+        self._judge(index, failure)
+        return run.finished
+
+    def _judge(self, index: int, failure: BaseException | None) -> None:
+        self.log.append(f"run {index}: {type(failure).__name__}: {failure}" if failure else f"run {index} ended")
+        if failure is not None and not isinstance(failure, (SimulatedCrash, *EXPECTED_FAILURES)):
+            raise failure
+
+    def _conditions(self, index: int) -> Conditions:
+        work = self._workload
+        troubled = index < work.troubled_runs
+        return Conditions(
+            index=index,
+            rng=self._random(f"run {index}"),
+            troubled=troubled,
+            drops_attempts=work.mischief,
+            mischief=work.mischief if troubled else 0.0,
+            flakiness=work.flakiness if troubled else 0.0,
+        )
+
+    def _fate(self, index: int) -> Fate:
+        if index < len(self._fates):
+            return self._fates[index]
+        if self._fates or index >= self._workload.troubled_runs:
+            return Fate()
+        call = self._rng.randint(1, self._rng.choice([15, 60, 300]))
+        kinds = [Fate(), Fate(dies_before=call), Fate(dies_after=call), Fate(pauses_before=call)]
+        return self._rng.choices(kinds, [1, 2, 2, 3])[0]
+
+    def _restored(self, point: RestorePoint) -> None:
+        self.audit.restored(point, undisturbed=not self.site.disturbed)
+
+    def _random(self, purpose: str) -> random.Random:
+        return random.Random(f"{self._seed} {purpose}")  # noqa: S311 - replayable on purpose
+
+    # ── zombies ────────────────────────────────────────────────────────────────────────────────
+
+    def _disturb(self) -> None:
+        """Called at every I/O call of the run that owns the job: now and then a run thought dead moves."""
+        if self._zombies and self._rng.random() < ZOMBIE_MOVES:
+            self.site.disturbed = True
+            zombie = self._rng.choice(self._zombies)
+            zombie.go_on(self._rng.choice([1, 2, 5, 25]))
+            self._bury(zombie)
+
+    def _bury(self, zombie: Process) -> None:
+        if zombie.alive:
+            return
+        self._zombies.remove(zombie)
+        self.log.append(f"a zombie ended: {type(zombie.failure).__name__}: {zombie.failure}")
+        harmless = (SimulatedCrash, PenstockError, FileNotFoundError)
+        if zombie.failure is not None and not isinstance(zombie.failure, harmless):
+            raise zombie.failure
+
+    def _lay_zombies_to_rest(self) -> None:
+        while self._zombies:
+            zombie = self._zombies[0]
+            zombie.go_on(None)
+            self._bury(zombie)
+
+    def close(self) -> None:
+        """End what still stands still."""
+        for zombie in self._zombies:
+            zombie.kill()
+
+
+def _failure_of(run: SimulatedRun) -> BaseException | None:
+    try:
+        run.live()
+    except (SimulatedCrash, *EXPECTED_FAILURES) as failure:
+        return failure
+    return None

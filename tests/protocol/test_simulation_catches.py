@@ -1,0 +1,253 @@
+"""The simulation is worth something only if it finds what is broken: each mutation breaks one rule, and must be found."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+
+import pytest
+from simulations import world
+
+from penstock.checkpoint import coordinator, metadata
+from penstock.checkpoint.completed import Completed
+from penstock.checkpoint.coordinator import Coordinator, commit_in_order
+from penstock.checkpoint.events import SweepTransactions
+from penstock.checkpoint.pending import Pending
+from penstock.checkpoint.protocol import Protocol
+from penstock.config import Mode
+from penstock.errors import PenstockError
+from penstock.ids import NO_CHECKPOINT
+from penstock.recovery import restore
+from penstock.snapshot.uploader import Upload
+from penstock.testing.simulation import Violation, random_workload
+from penstock.testing.simulation.run import SimulatedRun
+
+Patch = pytest.MonkeyPatch
+Mutation = Callable[[Patch], None]
+
+MUTATIONS: dict[str, Mutation] = {}
+MOST_SEEDS = 120
+
+
+def mutation(apply: Mutation) -> Mutation:
+    """Add a mutation to the list."""
+    MUTATIONS[apply.__name__] = apply
+    return apply
+
+
+@mutation
+def commit_before_the_metadata_is_written(patch: Patch) -> None:
+    complete = Coordinator._complete
+
+    def hasty(self: Coordinator, completed: Completed) -> None:
+        commit_in_order(self._sinks, completed.transactions)
+        complete(self, completed)
+
+    patch.setattr(Coordinator, "_complete", hasty)
+
+
+@mutation
+def never_look_whether_another_run_owns_the_job(patch: Patch) -> None:
+    patch.setattr(coordinator, "check_owner", lambda storage, run: None)
+
+
+@mutation
+def discard_without_looking_whether_another_run_owns_the_job(patch: Patch) -> None:
+    discard = Coordinator._discard
+
+    def careless(self: Coordinator, action: object) -> None:
+        with pytest.MonkeyPatch.context() as inner:
+            inner.setattr(coordinator, "check_owner", lambda storage, run: None)
+            discard(self, action)
+
+    patch.setattr(Coordinator, "_discard", careless)
+
+
+@mutation
+def forget_the_transactions_of_batches_without_a_checkpoint(patch: Patch) -> None:
+    patch.setattr(
+        Protocol,
+        "_promised",
+        lambda self, checkpoint: tuple(one for one in self.uncommitted if one.checkpoint == checkpoint),
+    )
+
+
+@mutation
+def discard_files_of_the_working_version(patch: Patch) -> None:
+    patch.setattr(Protocol, "_working_files", lambda self: set())
+
+
+@mutation
+def discard_files_of_completed_checkpoints(patch: Patch) -> None:
+    def needed(self: Protocol) -> set[str]:
+        return set().union(*(one.files for one in self.pending.values()), self._working_files())
+
+    patch.setattr(Protocol, "needed_files", property(needed))
+
+
+@mutation
+def never_discard_a_file(patch: Patch) -> None:
+    patch.setattr("penstock.checkpoint.protocol.unnamed_files", lambda known, needed: [])
+
+
+@mutation
+def never_forget_a_checkpoint(patch: Patch) -> None:
+    patch.setattr("penstock.checkpoint.protocol.subsumed", lambda completed, retained: [])
+
+
+@mutation
+def restore_without_aborting(patch: Patch) -> None:
+    settle = restore._settle_transactions
+
+    def lazy(point, sinks, *, job, mode):  # noqa: ANN202
+        settle(point, sinks, job="no such job", mode=mode)
+
+    patch.setattr(restore, "_settle_transactions", lazy)
+
+
+@mutation
+def restore_without_committing(patch: Patch) -> None:
+    patch.setattr(restore, "commit_in_order", lambda sinks, transactions: None)
+
+
+@mutation
+def restore_from_a_checkpoint_outside_the_line_of_descent(patch: Patch) -> None:
+    patch.setattr(restore, "in_line_of_descent", lambda checkpoint, run, descents: True)
+    patch.setattr(metadata, "in_line_of_descent", lambda checkpoint, run, descents: True)
+
+
+@mutation
+def restore_without_looking_again_whether_it_still_owns_the_job(patch: Patch) -> None:
+    patch.setattr(restore, "check_owner", lambda storage, run: None)
+
+
+@mutation
+def restore_without_deleting_leftovers(patch: Patch) -> None:
+    patch.setattr(restore, "_delete_leftovers", lambda storage, point: None)
+
+
+@mutation
+def complete_before_the_files_are_in_storage(patch: Patch) -> None:
+    def acknowledge(self: Pending, durable: object) -> None:
+        if self.batch is not None:
+            self.acknowledged.update(self.batch.handles)
+
+    patch.setattr(Pending, "acknowledge_durable", acknowledge)
+
+
+@mutation
+def acknowledge_exactly_once_with_a_later_version(patch: Patch) -> None:
+    acknowledge = Protocol._snapshot_durable
+
+    def late(self: Protocol, event, now):  # noqa: ANN202
+        for pending in self.pending.values():
+            pending.acknowledge_later(event.handle)
+        return acknowledge(self, event, now)
+
+    patch.setattr(Protocol, "_snapshot_durable", late)
+    patch.setattr(Protocol, "_barrier", lambda self, pending: pending.batch)
+
+
+@mutation
+def take_a_lost_answer_for_a_failed_write(patch: Patch) -> None:
+    patch.setattr(coordinator, "exists", lambda storage, completed: False)
+
+
+@mutation
+def write_an_older_checkpoint_behind_a_newer_one(patch: Patch) -> None:
+    patch.setattr(Protocol, "_overtaken", lambda self, pending: False)
+
+
+@mutation
+def take_files_for_durable_that_nobody_has_uploaded(patch: Patch) -> None:
+    patch.setattr(SimulatedRun, "_undurable", lambda self: frozenset(self._protocol.undurable_files))
+
+
+@mutation
+def leave_out_files_that_an_earlier_snapshot_did_not_upload(patch: Patch) -> None:
+    missing = Upload.missing.fget
+    patch.setattr(
+        Upload,
+        "missing",
+        property(lambda self: [name for name in missing(self) if f"/{self.run}-{self.handle.version}-" in name]),
+    )
+
+
+@mutation
+def end_a_drain_before_the_last_batch_is_known(patch: Patch) -> None:
+    def settled(self: Protocol) -> bool:
+        newest = self._newest.batch if self._newest else NO_CHECKPOINT
+        return not self.pending and not self.uncommitted and self.last_completed >= newest
+
+    patch.setattr(Protocol, "settled", property(settled))
+
+
+@mutation
+def give_up_at_the_end_of_the_job_what_is_being_written(patch: Patch) -> None:
+    ended = Protocol._job_ended
+
+    def ruthless(self: Protocol, now):  # noqa: ANN202
+        for pending in self.pending.values():
+            pending.writing = None
+        return ended(self, now)
+
+    patch.setattr(Protocol, "_job_ended", ruthless)
+
+
+@mutation
+def sweep_what_is_still_to_be_committed(patch: Patch) -> None:
+    sweep = Coordinator._sweep
+    patch.setattr(
+        Coordinator, "_sweep", lambda self, action: sweep(self, SweepTransactions(action.up_to, keep=()))
+    )
+
+
+@mutation
+def never_sweep(patch: Patch) -> None:
+    patch.setattr(Coordinator, "_sweep", lambda self, action: None)
+
+
+@mutation
+def commit_every_batch_at_once(patch: Patch) -> None:
+    finished = Protocol._batch_finished
+
+    def hasty(self: Protocol, event, now):  # noqa: ANN202
+        actions = finished(self, event, now)
+        return self._commit_up_to(event.batch) + actions
+
+    patch.setattr(Protocol, "_batch_finished", hasty)
+
+
+@mutation
+def read_again_although_it_is_at_most_once(patch: Patch) -> None:
+    def resume(self: SimulatedRun, point):  # noqa: ANN202
+        from penstock.testing.simulation.begun import last_begun
+
+        number, _ = last_begun(self._storage)
+        at = tuple(point.checkpoint.barrier.positions["source"]) if point.checkpoint else self._site.source.start
+        return max(number, point.id) + 1, at
+
+    patch.setattr(SimulatedRun, "_resume_at", resume)
+
+
+def found_by(apply: Mutation, patch: Patch) -> Iterator[int]:
+    """The seeds that find the mutation."""
+    apply(patch)
+    for seed in range(MOST_SEEDS):
+        try:
+            with world(random_workload(seed), seed) as simulated:
+                simulated.live()
+        except (Violation, PenstockError):
+            yield seed
+
+
+@pytest.mark.parametrize("name", MUTATIONS)
+def test_a_broken_rule_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some seed among the first ones fails when this rule is broken."""
+    logging.disable(logging.CRITICAL)
+    try:
+        seed = next(found_by(MUTATIONS[name], monkeypatch), None)
+    finally:
+        logging.disable(logging.NOTSET)
+    print(f"found by seed {seed}")
+    assert seed is not None

@@ -1,0 +1,297 @@
+from __future__ import annotations
+
+import random
+import time
+from collections import Counter
+
+import pytest
+from ledger import Count, Ledger
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
+
+import penstock as ps
+
+pytestmark = pytest.mark.spark
+
+
+@pytest.fixture
+def ledger(tmp_path):
+    return Ledger(tmp_path)
+
+
+def counting_job(spark: SparkSession, ledger: Ledger, rows_per_batch: int | None = 400, **settings) -> ps.Job:
+    job = ledger.job(**settings)
+    clicks = job.read(ledger.log.read(spark, rows_per_batch=rows_per_batch), uid="clicks")
+    clicks.key_by("app").aggregate(pv=F.count("*"), uid="views").write_to(ledger.sqlite(), uid="views-out")
+    return job
+
+
+def test_counts_are_right_over_several_batches_and_runs(spark, ledger):
+    """Every record counts once, over batches, and again when the job is run for what came later."""
+    ledger.fill(600)
+    counting_job(spark, ledger).run(available_now=True)
+    assert ledger.counts() == ledger.truth()
+    ledger.fill(300)
+    counting_job(spark, ledger).run(available_now=True)
+    assert ledger.counts() == ledger.truth()
+
+
+def test_operators_one_after_another_and_side_by_side(spark, ledger):
+    """A second operator sees what the first emits, and a third beside them sees the source."""
+    ledger.fill(500)
+    job = ledger.job()
+    clicks = job.read(ledger.log.read(spark, rows_per_batch=300), uid="clicks")
+    users = clicks.key_by("user").process(Count(), schema="user long, n long", uid="users")
+    users.key_by("user").aggregate(last=F.max("n"), uid="last").write_to(ledger.sqlite("seen", "user"), uid="seen-out")
+    clicks.key_by("app").aggregate(pv=F.count("*"), total=F.sum("user"), uid="views").write_to(
+        ledger.files(), uid="views-out"
+    )
+    job.run(available_now=True)
+    last = {row["app"]: (row["pv"], row["total"]) for row in sorted(ledger.rows(), key=lambda row: row["pv"])}
+    table = ledger.log.table().group_by("app").aggregate([("user", "count"), ("user", "sum")]).to_pylist()
+    assert last == {row["app"]: (row["user_count"], row["user_sum"]) for row in table}
+    assert ledger.counts("seen") == ledger.truth("user")
+
+
+class Tagged(ps.KeyedProcess):
+    """Emits something else every time it runs."""
+
+    count = ps.ValueState("long", default=0)
+
+    def process(self, key, rows, ctx):
+        self.count.value += len(rows)
+        yield key, self.count.value, random.random(), time.time_ns()
+
+
+def test_an_operator_with_two_consumers_runs_once(spark, ledger):
+    """Two sinks behind one operator get the same rows, also when its code answers differently every time it runs."""
+    ledger.fill(200)
+    job = ledger.job()
+    clicks = job.read(ledger.log.read(spark, rows_per_batch=200), uid="clicks")
+    tagged = clicks.key_by("app").process(Tagged(), schema="app string, n long, r double, t long", uid="tagged")
+    tagged.write_to(ledger.files("left"), uid="left")
+    tagged.transform(lambda df: df.union(df)).write_to(ledger.files("right"), uid="right")
+    job.run(available_now=True)
+    left, right = (Counter(tuple(row.values()) for row in ledger.rows(name)) for name in ("left", "right"))
+    assert len(left) > 0
+    assert right == Counter({row: 2 * times for row, times in left.items()})
+    assert max(row[1] for row in left if row[0] == "app0") == ledger.truth()["app0"]
+
+
+def test_state_sees_rows_whose_results_nobody_wants(spark, ledger):
+    """An operator's state is updated although everything after it is filtered away and optimised out."""
+    ledger.fill(200)
+
+    def job(keep: bool) -> ps.Job:
+        job = ledger.job()
+        clicks = job.read(ledger.log.read(spark), uid="clicks")
+        counted = clicks.key_by("app").process(Count(), schema="app string, n long", uid="counted")
+        counted.transform(lambda df: df.where(F.lit(keep))).write_to(ledger.sqlite(), uid="out")
+        return job
+
+    job(keep=False).run(available_now=True)
+    ledger.fill(100)
+    job(keep=True).run(available_now=True)
+    assert ledger.counts() == ledger.truth()
+
+
+def test_user_code_that_fails_is_restarted_from_the_checkpoint(spark, ledger, tmp_path):
+    """An exception in user code brings the job back to its checkpoint, and no count is off."""
+    ledger.fill(600)
+    marker = tmp_path / "failed"
+
+    class FailsOnce(Count):
+        def process(self, key, rows, ctx):
+            if ctx.checkpoint == 2 and not marker.exists():
+                marker.touch()
+                raise RuntimeError("the disk of the user is on fire")
+            yield from super().process(key, rows, ctx)
+
+    job = ledger.job(restart=ps.fixed_delay(attempts=2, delay="10ms"))
+    clicks = job.read(ledger.log.read(spark, rows_per_batch=300), uid="clicks")
+    clicks.key_by("app").process(FailsOnce(), schema="app string, n long", uid="c").write_to(ledger.sqlite(), uid="o")
+    handle = job.start(available_now=True)
+    handle.wait()
+    assert marker.exists()
+    assert ledger.counts() == ledger.truth()
+
+
+def test_restart_strategy_gives_up_with_the_reason(spark, ledger):
+    """When the strategy allows no further attempt the job fails with the text of what went wrong."""
+    ledger.fill(10)
+
+    class Fails(Count):
+        def process(self, key, rows, ctx):
+            raise RuntimeError(f"cannot digest {key}")
+
+    job = ledger.job(restart=ps.fixed_delay(attempts=1, delay="1ms"))
+    clicks = job.read(ledger.log.read(spark), uid="clicks")
+    clicks.key_by("app").process(Fails(), schema="app string, n long", uid="c").write_to(ledger.sqlite(), uid="o")
+    with pytest.raises(ps.JobFailedError, match=r"after 2 failures.*cannot digest app"):
+        job.run(available_now=True)
+
+
+def test_two_sources_one_slow_one_empty(spark, ledger, tmp_path):
+    """A job over several sources counts all of them, though one gets its rows late and one has none."""
+    slow = Ledger(tmp_path / "slow")
+    empty = Ledger(tmp_path / "empty")
+    ledger.fill(100)
+
+    def build() -> ps.Job:
+        job = ledger.job()
+        streams = [
+            job.read(one.log.read(spark), uid=uid)
+            for uid, one in (("fast", ledger), ("slow", slow), ("empty", empty))
+        ]
+        both = streams[0].union(streams[1]).union(streams[2])
+        both.key_by("app").aggregate(pv=F.count("*"), uid="views").write_to(ledger.sqlite(), uid="out")
+        return job
+
+    build().run(available_now=True)
+    assert ledger.counts() == ledger.truth()
+    slow.fill(50)
+    ledger.fill(30)
+    handle = build().start(available_now=True)
+    handle.wait()
+    assert ledger.counts() == dict(Counter(ledger.truth()) + Counter(slow.truth()))
+    positions = handle.checkpoints()[-1].barrier.positions
+    assert positions == {"fast": {"0": 130, "1": 130}, "slow": {"0": 50, "1": 50}, "empty": {"0": 0, "1": 0}}
+
+
+@pytest.mark.parametrize("backend", ["memory", "filesystem"])
+def test_backends_give_the_same_result(spark, ledger, backend):
+    """The same program runs on each backend by one setting."""
+    ledger.fill(300)
+    counting_job(spark, ledger, backend=backend).run(available_now=True)
+    ledger.fill(100)
+    counting_job(spark, ledger, backend=backend).run(available_now=True)
+    assert ledger.counts() == ledger.truth()
+
+
+def test_memory_backend_refuses_what_is_too_large(spark, ledger):
+    """State beyond the memory backend's limit is a clear error that names the way out."""
+    from penstock.state.backends import MemoryBackend
+
+    ledger.append(0, "a", 5000)
+    job = ledger.job(backend=MemoryBackend(limit_bytes=10_000))
+    clicks = job.read(ledger.log.read(spark), uid="clicks")
+    clicks.key_by("user").aggregate(n=F.count("*"), uid="users").write_to(ledger.files(), uid="out")
+    with pytest.raises(ps.ConfigError, match=r"users.*filesystem"):
+        job.run(available_now=True)
+
+
+def test_another_parallelism_goes_on_with_the_same_state(spark, ledger):
+    """State made by two subtasks is found by three, then by one, then by four."""
+    for parallelism in (2, 3, 1, 4):
+        ledger.fill(100, apps=20)
+        counting_job(spark, ledger, parallelism=parallelism).run(available_now=True)
+        assert ledger.counts() == ledger.truth(), f"parallelism {parallelism}"
+
+
+def test_checkpoints_are_retained_and_can_be_chosen(spark, ledger):
+    """The configured number of checkpoints is kept with its measurements, and a run can start from an older one."""
+    ledger.fill(900)
+    checkpointing = ps.Checkpointing(interval="1ms", retained=3)
+    handle = counting_job(spark, ledger, checkpoint=checkpointing).start(available_now=True)
+    handle.wait()
+    kept = handle.checkpoints()
+    assert len(kept) == 3
+    assert kept[-1].barrier.positions == {"clicks": {"0": 900, "1": 900}}
+    assert all(report.sync_ms > 0 and report.host for one in kept for report in one.subtasks if report.rows)
+    older = kept[0]
+    again = counting_job(spark, ledger, checkpoint=checkpointing).start(available_now=True, restore=older.checkpoint)
+    again.wait()
+    assert again.progress.restored_from == older.checkpoint
+    assert ledger.counts() == ledger.truth()  # upsert: the results of the later checkpoints were written again
+
+
+@pytest.mark.parametrize("policy", list(ps.OnCancel))
+def test_cancel_keeps_or_deletes_checkpoints(spark, ledger, policy):
+    """After a cancel the checkpoints stay or go as configured; from kept ones a new run goes on."""
+    ledger.fill(400)
+    settings = ps.Checkpointing(interval="1ms", on_cancel=policy)
+    handle = counting_job(spark, ledger, checkpoint=settings).start()
+    while handle.progress.checkpoints_completed < 2:
+        assert not handle.wait(0.1)
+    handle.cancel()
+    assert handle.status.value == "cancelled"
+    kept = policy is ps.RETAIN_ON_CANCELLATION
+    assert bool(handle.checkpoints()) == kept
+    assert bool(handle._job.storage.names("state")) == kept
+    again = counting_job(spark, ledger).start(available_now=True)
+    again.wait()
+    assert (again.progress.restored_from >= 0) == kept
+    assert ledger.counts() == ledger.truth()
+
+
+def test_stop_completes_what_was_begun(spark, ledger):
+    """Stop ends with a checkpoint of everything processed, committed, whatever the interval."""
+    ledger.fill(100)
+    handle = counting_job(spark, ledger, checkpoint=ps.Checkpointing(interval="1h")).start()
+    while handle.progress.rows == 0:
+        assert not handle.wait(0.1)
+    assert handle.checkpoints() == []
+    handle.stop()
+    assert handle.status.value == "stopped"
+    assert len(handle.checkpoints()) == 1
+    ledger.fill(10)
+    counting_job(spark, ledger).run(available_now=True)
+    assert ledger.counts() == ledger.truth()
+
+
+def test_idle_job_completes_its_last_batch(spark, ledger):
+    """A checkpoint completes within the interval although no further batch comes."""
+    ledger.fill(50)
+    handle = counting_job(spark, ledger, checkpoint=ps.Checkpointing(interval="3s")).start()
+    while handle.progress.checkpoints_completed == 0:
+        assert not handle.wait(0.1)
+    assert ledger.log.end_offsets() == {0: 50, 1: 50}
+    assert handle.checkpoints()[-1].barrier.positions == {"clicks": {"0": 50, "1": 50}}
+    handle.cancel()
+
+
+def test_rows_reach_user_code_in_order(spark, ledger):
+    """With order_by the rows of a key come in that order within a batch."""
+
+    class InOrder(ps.KeyedProcess):
+        def process(self, key, rows, ctx):
+            users = [row.user for row in rows]
+            yield key, users == sorted(users, reverse=True), len(rows)
+
+    for partition in (0, 1):
+        ledger.append(partition, "a", 500)
+    job = ledger.job()
+    clicks = job.read(ledger.log.read(spark), uid="clicks").transform(lambda df: df.orderBy(F.rand(3)))
+    clicks.key_by("app").process(
+        InOrder(), schema="app string, ok boolean, n long", uid="ordered", order_by=["user desc"]
+    ).write_to(ledger.files(), uid="out")
+    job.run(available_now=True)
+    assert ledger.rows() == [{"app": "a", "ok": True, "n": 1000}]
+
+
+def test_keys_of_several_types(spark, ledger):
+    """Keys of several columns and of any type that Spark can hash keep their own state."""
+    ledger.fill(300)
+    columns = {
+        "d": F.to_date(F.lit("2024-01-01")) + (F.col("user") % 3).cast("int"),
+        "x": F.when(F.col("user") % 4 == 0, F.lit(float("nan"))).when(F.col("user") % 4 == 1, F.lit(-0.0)).otherwise(0.0),
+        "b": F.encode("app", "utf-8"),
+        "m": (F.col("user") % 5).cast("decimal(10,2)"),
+        "s": F.struct("app", (F.col("user") % 2).alias("parity")),
+        "t": F.timestamp_seconds(F.col("user") % 3),
+    }
+    job = ledger.job()
+    clicks = job.read(ledger.log.read(spark, rows_per_batch=200).withColumns(columns), uid="clicks")
+    for name in columns:
+        clicks.key_by(name, "app").aggregate(n=F.count("*"), uid=f"by-{name}").write_to(
+            ledger.files(f"by-{name}"), uid=f"out-{name}"
+        )
+    job.run(available_now=True)
+    whole = spark.createDataFrame(ledger.log.table().to_pandas()).withColumns(columns)
+    for name in columns:
+        wanted = sorted(row["count"] for row in whole.groupBy(name, "app").count().collect())
+        newest: dict[str, int] = {}
+        for row in ledger.rows(f"by-{name}"):
+            key = repr((row[name], row["app"]))
+            newest[key] = max(newest.get(key, 0), row["n"])
+        assert sorted(newest.values()) == wanted, name
