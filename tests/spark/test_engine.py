@@ -42,7 +42,9 @@ def test_operators_one_after_another_and_side_by_side(spark, ledger):
     job = ledger.job()
     clicks = job.read(ledger.log.read(spark, rows_per_batch=300), uid="clicks")
     users = clicks.key_by("user").process(Count(), schema="user long, n long", uid="users")
-    users.key_by("user").aggregate(last=F.max("n"), uid="last").write_to(ledger.sqlite("seen", "user"), uid="seen-out")
+    users.key_by("user").aggregate(last=F.max("n"), uid="last").write_to(
+        ledger.sqlite("seen", "user"), uid="seen-out"
+    )
     clicks.key_by("app").aggregate(pv=F.count("*"), total=F.sum("user"), uid="views").write_to(
         ledger.files(), uid="views-out"
     )
@@ -68,7 +70,9 @@ def test_an_operator_with_two_consumers_runs_once(spark, ledger):
     ledger.fill(200)
     job = ledger.job()
     clicks = job.read(ledger.log.read(spark, rows_per_batch=200), uid="clicks")
-    tagged = clicks.key_by("app").process(Tagged(), schema="app string, n long, r double, t long", uid="tagged")
+    tagged = clicks.key_by("app").process(
+        Tagged(), schema="app string, n long, r double, t long", uid="tagged"
+    )
     tagged.write_to(ledger.files("left"), uid="left")
     tagged.transform(lambda df: df.union(df)).write_to(ledger.files("right"), uid="right")
     job.run(available_now=True)
@@ -109,7 +113,9 @@ def test_user_code_that_fails_is_restarted_from_the_checkpoint(spark, ledger, tm
 
     job = ledger.job(restart=ps.fixed_delay(attempts=2, delay="10ms"))
     clicks = job.read(ledger.log.read(spark, rows_per_batch=300), uid="clicks")
-    clicks.key_by("app").process(FailsOnce(), schema="app string, n long", uid="c").write_to(ledger.sqlite(), uid="o")
+    clicks.key_by("app").process(FailsOnce(), schema="app string, n long", uid="c").write_to(
+        ledger.sqlite(), uid="o"
+    )
     handle = job.start(available_now=True)
     handle.wait()
     assert marker.exists()
@@ -126,7 +132,9 @@ def test_restart_strategy_gives_up_with_the_reason(spark, ledger):
 
     job = ledger.job(restart=ps.fixed_delay(attempts=1, delay="1ms"))
     clicks = job.read(ledger.log.read(spark), uid="clicks")
-    clicks.key_by("app").process(Fails(), schema="app string, n long", uid="c").write_to(ledger.sqlite(), uid="o")
+    clicks.key_by("app").process(Fails(), schema="app string, n long", uid="c").write_to(
+        ledger.sqlite(), uid="o"
+    )
     with pytest.raises(ps.JobFailedError, match=r"after 2 failures.*cannot digest app"):
         job.run(available_now=True)
 
@@ -199,10 +207,14 @@ def test_checkpoints_are_retained_and_can_be_chosen(spark, ledger):
     assert kept[-1].barrier.positions == {"clicks": {"0": 900, "1": 900}}
     assert all(report.sync_ms > 0 and report.host for one in kept for report in one.subtasks if report.rows)
     older = kept[0]
-    again = counting_job(spark, ledger, checkpoint=checkpointing).start(available_now=True, restore=older.checkpoint)
+    again = counting_job(spark, ledger, checkpoint=checkpointing).start(
+        available_now=True, restore=older.checkpoint
+    )
     again.wait()
     assert again.progress.restored_from == older.checkpoint
-    assert ledger.counts() == ledger.truth()  # upsert: the results of the later checkpoints were written again
+    assert (
+        ledger.counts() == ledger.truth()
+    )  # upsert: the results of the later checkpoints were written again
 
 
 @pytest.mark.parametrize("policy", list(ps.OnCancel))
@@ -274,7 +286,9 @@ def test_keys_of_several_types(spark, ledger):
     ledger.fill(300)
     columns = {
         "d": F.to_date(F.lit("2024-01-01")) + (F.col("user") % 3).cast("int"),
-        "x": F.when(F.col("user") % 4 == 0, F.lit(float("nan"))).when(F.col("user") % 4 == 1, F.lit(-0.0)).otherwise(0.0),
+        "x": F.when(F.col("user") % 4 == 0, F.lit(float("nan")))
+        .when(F.col("user") % 4 == 1, F.lit(-0.0))
+        .otherwise(0.0),
         "b": F.encode("app", "utf-8"),
         "m": (F.col("user") % 5).cast("decimal(10,2)"),
         "s": F.struct("app", (F.col("user") % 2).alias("parity")),

@@ -42,7 +42,11 @@ def run_example(spark, root: Path, mode: ps.Mode, *, partitions: int, parallelis
     last = partitions - 1
     ledger.append(0, "app0", 10_000)
     ledger.append(last, "app1", 10_005)
-    places = (groups for groups in range(parallelism, 200) if len(set(subtasks_of(spark, groups, parallelism).values())) == parallelism)
+    places = (
+        groups
+        for groups in range(parallelism, 200)
+        if len(set(subtasks_of(spark, groups, parallelism).values())) == parallelism
+    )
     max_parallelism = next(places)
     gate = root / "gate"
     storage = LateUploads(root / "store", subtasks_of(spark, max_parallelism, parallelism)["app1"], gate)

@@ -19,12 +19,13 @@ from penstock.checkpoint.events import (
     Discard,
     Event,
     FailJob,
+    MarkCommitted,
     MetadataFailed,
     MetadataWritten,
     SweepTransactions,
     WriteMetadata,
 )
-from penstock.checkpoint.metadata import exists, metadata_name, write_metadata
+from penstock.checkpoint.metadata import exists, files_of, mark_committed, write_metadata
 from penstock.checkpoint.protocol import Now, Protocol
 from penstock.clock import Clock
 from penstock.errors import CheckpointFailedError, CommitLostError, FencedError, UnavailableError
@@ -96,6 +97,8 @@ class Coordinator:
                 self._complete(action.completed)
             case Commit():
                 self._run_commit(lambda: self._commit(action.transactions))
+            case MarkCommitted():
+                self._mark(action.completed)
             case SweepTransactions():
                 self._sweep(action)
             case Discard():
@@ -162,6 +165,12 @@ class Coordinator:
                 self.post(Committed(transactions))
                 return
 
+    def _mark(self, completed: Completed) -> None:
+        try:
+            mark_committed(self._storage, completed)
+        except UnavailableError as error:
+            _log.warning("checkpoint %d: the next run will commit once more: %s", completed.checkpoint, error)
+
     # ── forgetting ─────────────────────────────────────────────────────────────────────────────
 
     def _sweep(self, action: SweepTransactions) -> None:
@@ -184,7 +193,7 @@ class Coordinator:
 
         What could not be deleted comes first the next time: a checkpoint must never outlive a file that it names.
         """
-        self._forgotten += [metadata_name(checkpoint) for checkpoint in action.checkpoints]
+        self._forgotten += [name for number in action.checkpoints for name in files_of(number)]
         self._unnamed += action.files
         try:
             check_owner(self._storage, self._run)

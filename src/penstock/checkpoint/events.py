@@ -107,6 +107,13 @@ class Commit:
 
 
 @dataclass(frozen=True)
+class MarkCommitted:
+    """Note beside the metadata that all it promised is committed."""
+
+    completed: Completed
+
+
+@dataclass(frozen=True)
 class SweepTransactions:
     """Abort what attempts that Spark did not keep have left in the sinks, up to this batch."""
 
@@ -138,4 +145,4 @@ class FailJob:
     detail: str
 
 
-Action = WriteMetadata | Commit | SweepTransactions | Discard | Announce | FailJob
+Action = WriteMetadata | Commit | MarkCommitted | SweepTransactions | Discard | Announce | FailJob

@@ -32,6 +32,28 @@ def metadata_name(checkpoint: int) -> str:
     return f"chk-{checkpoint}/_metadata"
 
 
+def files_of(checkpoint: int) -> list[str]:
+    """What lies in the folder of a checkpoint."""
+    return [metadata_name(checkpoint), _committed_name(checkpoint)]
+
+
+def _committed_name(checkpoint: int) -> str:
+    return f"chk-{checkpoint}/_committed"
+
+
+def mark_committed(storage: Storage, completed: Completed) -> None:
+    """Note that every transaction the checkpoint promised is committed, so that nobody need ask the sinks again."""
+    storage.put(_committed_name(completed.checkpoint), str(completed.run).encode())
+
+
+def is_committed(storage: Storage, completed: Completed) -> bool:
+    """Whether `mark_committed` was reached. If not, the transactions may be committed all the same."""
+    try:
+        return storage.get(_committed_name(completed.checkpoint)) == str(completed.run).encode()
+    except FileNotFoundError:
+        return False
+
+
 def encode(completed: Completed) -> bytes:
     """The bytes of `_metadata`."""
     body = msgspec.json.encode(completed)

@@ -28,6 +28,7 @@ from penstock.checkpoint.events import (
     Event,
     FailJob,
     JobEnded,
+    MarkCommitted,
     MetadataFailed,
     MetadataWritten,
     SnapshotDeclined,
@@ -224,7 +225,15 @@ class Protocol:
         done = {id(one) for one in transactions}
         self._committing -= done
         self.uncommitted = [one for one in self.uncommitted if id(one) not in done]
-        return []
+        left = {id(one) for one in self.uncommitted}
+        newest = self.completed[-1] if self.completed else None
+        if (
+            newest is None
+            or newest.run != self._identity.run
+            or left & {id(one) for one in newest.transactions}
+        ):
+            return []
+        return [MarkCommitted(newest)]
 
     def _job_ended(self, now: Now) -> list[Action]:
         actions: list[Action] = []

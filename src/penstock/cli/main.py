@@ -131,8 +131,8 @@ def checkpoints(
     ] = False,
 ) -> None:
     """List the checkpoints of a job: what they hold, what they cost, and which cannot be used and why."""
-    from penstock.cli.checkpoint_table import print_json, print_tables
     from penstock.cli.checkpoint_listing import list_checkpoints, open_job
+    from penstock.cli.checkpoint_table import print_json, print_tables
 
     entries = list_checkpoints(open_job(storage, job))
     if as_json:

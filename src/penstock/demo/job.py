@@ -12,6 +12,7 @@ from penstock import sinks
 from penstock.config import Checkpointing
 from penstock.demo.settings import JOB, DemoSettings
 from penstock.job import Job
+from penstock.recovery.restart import fixed_delay
 from penstock.sources import PartitionedLog
 from penstock.storage import Storage
 
@@ -29,6 +30,7 @@ def build_job(settings: DemoSettings, spark: SparkSession, storage: Storage) -> 
         storage=storage,
         local_dir=settings.root / "local",
         checkpoint=Checkpointing(interval="50ms", mode=settings.mode, retained=2),
+        restart=fixed_delay(attempts=3),
     )
     log = PartitionedLog(settings.log_path)
     clicks = job.read(log.read(spark, rows_per_batch=settings.rows_per_batch), uid=SOURCE)

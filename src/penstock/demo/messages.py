@@ -46,6 +46,7 @@ Message = Started | Moved | Killed | Finished | Failed
 def read_message(line: bytes) -> Message | None:
     """Return the message in a line; None for what others print there."""
     try:
-        return msgspec.json.decode(line, type=Message)
+        message: Message = msgspec.json.decode(line, type=Message)
     except msgspec.DecodeError:
         return None
+    return message

@@ -26,7 +26,6 @@ from penstock.errors import JobFailedError
 
 POLL_S = 0.2
 PIPE_GRACE_S = 10.0
-LOG_TAIL_CHARACTERS = 2000
 
 
 @dataclass
@@ -154,6 +153,4 @@ def _end_group(driver: subprocess.Popen[bytes]) -> None:
 
 def _unplanned(returncode: int, last: Message | None, log: Path) -> JobFailedError:
     why = last.error if isinstance(last, Failed) else f"the driver ended with code {returncode}"
-    tail = log.read_text(errors="replace")[-LOG_TAIL_CHARACTERS:].strip()
-    shown = f"; its log {log} ends with:\n{tail}" if tail else ""
-    return JobFailedError(f"the demonstration failed: {why}{shown}", returncode=returncode)
+    return JobFailedError(f"the demonstration failed: {why}; more in {log}", returncode=returncode)

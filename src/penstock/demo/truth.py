@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -18,7 +17,8 @@ from penstock.demo.job import TABLE
 from penstock.sources import PartitionedLog
 
 
-class Tally(NamedTuple):
+@dataclass(frozen=True)
+class Tally:
     """How many events of an app, and two checksums over which ones."""
 
     count: int = 0

@@ -18,12 +18,13 @@ import msgspec
 
 from penstock.checkpoint.completed import Completed
 from penstock.checkpoint.coordinator import commit_in_order, identity
-from penstock.checkpoint.metadata import checkpoint_ids, metadata_name, read_metadata
+from penstock.checkpoint.metadata import checkpoint_ids, files_of, is_committed, read_metadata
 from penstock.config import Mode
 from penstock.errors import ConfigError, CorruptStateError, IncompatibleStateError
 from penstock.ids import NO_CHECKPOINT, CheckpointId, RunId
 from penstock.recovery.fencing import (
     Descent,
+    beat,
     check_owner,
     claim,
     forget_old_runs,
@@ -94,11 +95,28 @@ def restore(
 ) -> RestorePoint:
     """Take the job over and clean up. `wanted` names an older retained checkpoint instead of the newest."""
     run = claim(storage, now)
+    try:
+        return _take_over(storage, sinks, run=run, job=job, mode=mode, wanted=wanted)
+    except Exception:
+        beat(storage, run, now, ended=True)  # the next start must not be told that this run is alive
+        raise
+
+
+def _take_over(
+    storage: Storage,
+    sinks: Mapping[str, TwoPhaseCommitSink],
+    *,
+    run: RunId,
+    job: str,
+    mode: Mode,
+    wanted: CheckpointId | None,
+) -> RestorePoint:
     retained = choose(storage, read_descents(storage), wanted)
     point = RestorePoint(run, tuple(retained))
     record_descent(storage, run, point.id)
     check_owner(storage, run)  # whoever claims the job after this reads the record, and keeps to it
-    _settle_transactions(point, sinks, job=job, mode=mode)
+    done = point.checkpoint is None or is_committed(storage, point.checkpoint)
+    _settle_transactions(point, sinks, job=job, commit=mode is not Mode.AT_MOST_ONCE and not done)
     _delete_leftovers(storage, point)
     forget_old_runs(storage, run)
     return point
@@ -109,7 +127,9 @@ def choose(
 ) -> list[Completed]:
     """The whole checkpoints of the job's history, oldest first, up to the one to go on from."""
     found, broken = _read_all(storage)
-    files = set(storage.names("state"))  # after the checkpoints: a file is there before the checkpoint that names it
+    files = set(
+        storage.names("state")
+    )  # after the checkpoints: a file is there before the checkpoint that names it
     whole: list[Completed] = []
     for completed in found:
         if not in_line_of_descent(completed.id, RunId(completed.run), descents):
@@ -174,9 +194,9 @@ def _say_what_is_broken(whole: list[Completed], broken: list[str]) -> None:
 
 
 def _settle_transactions(
-    point: RestorePoint, sinks: Mapping[str, TwoPhaseCommitSink], *, job: str, mode: Mode
+    point: RestorePoint, sinks: Mapping[str, TwoPhaseCommitSink], *, job: str, commit: bool
 ) -> None:
-    promised = point.checkpoint.transactions if point.checkpoint and mode is not Mode.AT_MOST_ONCE else ()
+    promised = point.checkpoint.transactions if point.checkpoint and commit else ()
     lost = sorted({one.sink for one in promised} - set(sinks))
     if lost:
         raise IncompatibleStateError(
@@ -200,5 +220,5 @@ def _delete_leftovers(storage: Storage, point: RestorePoint) -> None:
     needed = {name for completed in point.retained for name in completed.files}
     unnamed = [name for name in storage.names("state") if name not in needed]
     check_owner(storage, point.run)  # after listing: nothing in the lists belongs to a newer run
-    storage.delete([metadata_name(number) for number in stale])
+    storage.delete([name for number in stale for name in files_of(number)])
     storage.delete(unnamed)

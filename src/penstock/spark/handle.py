@@ -9,7 +9,7 @@ import threading
 from typing import TYPE_CHECKING
 
 from penstock.checkpoint.completed import Completed
-from penstock.checkpoint.metadata import checkpoint_ids, metadata_name
+from penstock.checkpoint.metadata import checkpoint_ids, files_of
 from penstock.clock import SYSTEM_CLOCK
 from penstock.config import OnCancel, choice
 from penstock.errors import CommitLostError, CorruptStateError, FencedError, JobFailedError, PenstockError
@@ -78,7 +78,12 @@ class JobHandle:
         _log.info("job %s starts, %s", job.name, guarantee)
         handle._drop_state = drop_state
         handle._run = handle._new_run()
-        handle._run.prepare(restore, drop_state)
+        try:
+            handle._run.prepare(restore, drop_state)
+        except BaseException:
+            handle._status = Status.FAILED
+            handle._say_goodbye()  # so that the next start is not told that this one is running
+            raise
         handle._thread.start()
         return handle
 
@@ -192,13 +197,15 @@ class JobHandle:
         on_cancel = choice("checkpoint.on_cancel", self._job.checkpoint.on_cancel, OnCancel)
         if on_cancel is OnCancel.DELETE_ON_CANCELLATION:
             storage = self._job.storage
-            storage.delete([metadata_name(number) for number in checkpoint_ids(storage)])
+            storage.delete([name for number in checkpoint_ids(storage) for name in files_of(number)])
             storage.delete(storage.names("state") + storage.names("spark"))
 
     def _say_goodbye(self) -> None:
+        run = RunId(self._observer.progress.run)
+        if not run:
+            return
         try:
-            run = RunId(self._observer.progress.run)
             clean = self._status in (Status.FINISHED, Status.STOPPED)
             beat(self._job.storage, run, SYSTEM_CLOCK.wall(), ended=True, clean=clean)
         except PenstockError:
-            _log.exception("the end of run %d could not be recorded", self._observer.progress.run)
+            _log.exception("the end of run %d could not be recorded", run)

@@ -88,12 +88,12 @@ class QueryRun:
             wanted=wanted,
         )
         beat(self.job.storage, self.point.run, SYSTEM_CLOCK.wall())
+        self.observer.restored(self.point)
         self._handles = self._restored_handles(self.point, drop_state)
         self._restored_batch = self._rewind()
         self._local_dir = _fresh_local_dir(self.job, self.point.run)
         if self.point.checkpoint and self.point.checkpoint.parallelism != self.job.parallelism:
             self._handles = self._rescaled()
-        self.observer.restored(self.point)
 
     @property
     def _mode(self) -> Mode:

@@ -259,7 +259,7 @@ def _ms_since(started: float) -> float:
 def _tell_failure(plan: Assignment, subtask: SubtaskId, error: Exception) -> None:
     """Exceptions reach the driver only as text inside Spark's own; what it must decide on is sent as data."""
     kind = type(error).__name__ if isinstance(error, PenstockError) else ""
-    file = error.facts.get("name", "") if isinstance(error, PenstockError) else ""
+    file = error.facts.get("run", "") if isinstance(error, PenstockError) else ""
     cause = str(error) if kind else f"{type(error).__name__}: {error}"
     try:
         send(plan.mailbox, TaskFailed(plan.run, subtask, kind, cause, str(file)))

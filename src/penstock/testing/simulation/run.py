@@ -10,7 +10,15 @@ from dataclasses import replace
 
 from penstock.checkpoint.completed import Barrier, Completed
 from penstock.checkpoint.coordinator import Coordinator
-from penstock.checkpoint.events import BatchFinished, Drain, Event, JobEnded, SnapshotDeclined, SnapshotDurable, Tick
+from penstock.checkpoint.events import (
+    BatchFinished,
+    Drain,
+    Event,
+    JobEnded,
+    SnapshotDeclined,
+    SnapshotDurable,
+    Tick,
+)
 from penstock.checkpoint.protocol import Identity, Now, Protocol
 from penstock.config import Mode
 from penstock.errors import CheckpointFailedError, CorruptStateError, FencedError, UnavailableError
