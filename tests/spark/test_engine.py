@@ -5,7 +5,7 @@ import time
 from collections import Counter
 
 import pytest
-from ledger import Count, Ledger
+from ledger import Count, Ledger, fail_for_good
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
@@ -107,8 +107,7 @@ def test_user_code_that_fails_is_restarted_from_the_checkpoint(spark, ledger, tm
     class FailsOnce(Count):
         def process(self, key, rows, ctx):
             if ctx.checkpoint == 2 and not marker.exists():
-                marker.touch()
-                raise RuntimeError("the disk of the user is on fire")
+                fail_for_good(marker)
             yield from super().process(key, rows, ctx)
 
     job = ledger.job(restart=ps.fixed_delay(attempts=2, delay="10ms"))
@@ -118,7 +117,7 @@ def test_user_code_that_fails_is_restarted_from_the_checkpoint(spark, ledger, tm
     )
     handle = job.start(available_now=True)
     handle.wait()
-    assert marker.exists()
+    assert handle.progress.restarts == 1
     assert ledger.counts() == ledger.truth()
 
 

@@ -23,6 +23,7 @@ from penstock.demo.job import TABLE
 from penstock.demo.messages import Failed, Finished, Killed, Message, Moved, Started, read_message
 from penstock.demo.settings import DemoSettings
 from penstock.errors import JobFailedError
+from penstock.testing.kill_points import Moment
 
 POLL_S = 0.2
 PIPE_GRACE_S = 10.0
@@ -30,15 +31,19 @@ PIPE_GRACE_S = 10.0
 
 @dataclass
 class Kill:
-    """One kill, and what came of it."""
+    """One kill, and where the next driver went back to."""
 
-    moment: str
+    moment: Moment
     checkpoint: int
     back_to: int | None = None
 
     def __str__(self) -> str:
-        begun = f"driver killed {self.moment} of checkpoint {self.checkpoint}"
-        return f"{begun}; started again, {went_back(self.back_to)}" if self.back_to is not None else begun
+        text = f"driver killed {self.moment.value} of checkpoint {self.checkpoint}"
+        if self.back_to is not None:
+            text += f"; started again, {went_back(self.back_to)}"
+        if self.back_to == self.checkpoint and self.moment is Moment.BEFORE_COMMIT:
+            text += " and committed its output"
+        return text
 
 
 def went_back(checkpoint: int) -> str:
@@ -116,7 +121,7 @@ class Supervisor:
             case Moved():
                 self._display.moved(message)
             case Killed():
-                self.kills.append(Kill(message.moment.value, message.checkpoint))
+                self.kills.append(Kill(message.moment, message.checkpoint))
                 self._display.driver_killed(str(self.kills[-1]), len(self.kills))
             case Finished() | Failed():
                 pass

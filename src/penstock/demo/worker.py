@@ -28,6 +28,8 @@ from penstock.testing.kill_points import KillingStorage, KillPoint
 
 POLL_S = 0.1
 LONGEST_WAIT_S = 60.0
+QUICK_JVM = {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
+"""This JVM lives for seconds: what a better compiler and collector would gain does not pay for them."""
 
 
 def main() -> None:
@@ -51,7 +53,7 @@ def _work(settings: DemoSettings, point: KillPoint | None) -> None:
     inner = LocalStorage(settings.storage_path / JOB)
     last_words = _LastWords(settings.mode, point)
     storage: Storage = KillingStorage(inner, point, last_words=last_words) if point else inner
-    spark = local_session("penstock-demo", cores=2)
+    spark = local_session("penstock-demo", cores=2, config=QUICK_JVM)
     job = build_job(settings, spark, storage)
     last_words.outputs = job.graph.outputs
     handle = job.start(available_now=True)

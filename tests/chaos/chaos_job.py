@@ -1,0 +1,96 @@
+"""The jobs that the chaos tests run. User code in them is not deterministic: what one attempt emits no other attempt can emit.
+
+`Links` remembers in its state the random name of the last row it emitted for a key, and puts it into the next one. So the
+rows of a key form one chain if, and only if, every row was delivered once and by the very attempt whose state was kept: a
+batch that is lost, doubled, or delivered by one attempt and remembered by another breaks the chain.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+
+from known_truth import JOB, Site
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+import penstock as ps
+from penstock.storage import Storage
+
+ROWS_PER_BATCH = 2_000
+SIDE_BY_SIDE = "side-by-side"
+SHUFFLED = "shuffled"
+
+
+class Links(ps.KeyedProcess):
+    """Counts the rows of a key and emits the increment in pieces of random size, each linked to the one before."""
+
+    total = ps.ValueState("long", default=0)
+    last = ps.ValueState("string", default="")
+
+    def process(self, key, rows, ctx):
+        left = len(rows)
+        while left:
+            piece = 1 + secrets.randbelow(left)
+            left -= piece
+            self.total.value += piece
+            before, self.last.value = self.last.value, _new_name()
+            yield key, piece, self.total.value, before, self.last.value
+
+
+class Relay(ps.KeyedProcess):
+    """Passes on the rows of another operator, with a chain of its own."""
+
+    last = ps.ValueState("string", default="")
+
+    def process(self, key, rows, ctx):
+        for row in rows:
+            before, self.last.value = self.last.value, _new_name()
+            yield key, before, self.last.value, row.user, row.piece, row.total, row.before, row.name
+
+
+def _new_name() -> str:
+    return f"{time.time_ns():x}-{secrets.token_hex(8)}"
+
+
+LINK = "user long, piece long, total long, before string, name string"
+RELAYED = f"bucket long, relay_before string, relay_name string, {LINK}"
+
+
+def build_job(
+    site: Site,
+    spark: SparkSession,
+    shape: str = SIDE_BY_SIDE,
+    *,
+    storage: Storage | None = None,
+    interval: str = "200ms",
+    timeout: str = "30s",
+    rows_per_batch: int = ROWS_PER_BATCH,
+    busy_timeout_s: float = 10.0,
+) -> ps.Job:
+    """Count views by app into SQLite; beside it, or instead of it, chains of increments by user into Parquet."""
+    job = ps.Job(
+        JOB,
+        storage=storage or site.storage,
+        local_dir=site.local_dir,
+        checkpoint=ps.Checkpointing(interval=interval, timeout=timeout, retained=2),
+        restart=ps.exponential_delay(initial="100ms", maximum="2s"),
+    )
+    clicks = job.read(site.log.read(spark, rows_per_batch=rows_per_batch), uid="clicks")
+    links = clicks.key_by("user").process(Links(), schema=LINK, uid="links")
+    files = ps.sinks.Files(site.files_path, format="parquet")
+    if shape == SHUFFLED:
+        relayed = links.transform(_shuffled).key_by("bucket").process(Relay(), schema=RELAYED, uid="relay")
+        relayed.write_to(files, uid="links-out")
+        return job
+    links.write_to(files, uid="links-out")
+    views = clicks.key_by("app").aggregate(pv=F.count("*"), users=F.sum("user"), uid="views")
+    database = ps.sinks.SQLite(
+        site.database_path, table="views", mode="upsert", key=["app"], busy_timeout_s=busy_timeout_s
+    )
+    views.write_to(database, uid="views-out")
+    return job
+
+
+def _shuffled(links: DataFrame) -> DataFrame:
+    return links.repartition(3).withColumn("bucket", F.col("user") % 7)

@@ -1,0 +1,98 @@
+"""A driver in a process of its own: `python driver.py SETTINGS`. It ends when `finish` exists and everything is committed.
+
+Exit codes: 0 done, 3 fenced, 1 anything else (the log says what).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+import chaos_job
+import known_truth
+import msgspec
+from chaos_job import SIDE_BY_SIDE, build_job
+from held_storage import HeldStorage
+from known_truth import Site
+from pyspark import cloudpickle
+
+import penstock as ps
+from penstock.spark.handle import JobHandle
+
+FENCED = 3
+POLL_S = 0.1
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """How to run the job."""
+
+    root: str
+    shape: str = SIDE_BY_SIDE
+    master: str = "local[2]"
+    takeover: bool = False
+    interval: str = "200ms"
+    rows_per_batch: int = chaos_job.ROWS_PER_BATCH
+    hold_after: int | None = None
+    """Before the metadata of the first checkpoint beyond this number is created: say so and wait for the file `release`."""
+
+
+def main() -> int:
+    settings = msgspec.json.decode(sys.argv[1], type=Settings)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logging.getLogger("py4j").setLevel(logging.WARNING)
+    threading.Thread(target=_die_with_parent, daemon=True).start()
+    for module in (chaos_job, known_truth):
+        cloudpickle.register_pickle_by_value(module)
+    try:
+        _work(settings)
+    except ps.FencedError:
+        logging.exception("fenced")
+        return FENCED
+    except BaseException:
+        logging.exception("failed")
+        return 1
+    return 0
+
+
+def _work(settings: Settings) -> None:
+    site = Site(Path(settings.root))
+    spark = ps.local_session("penstock-chaos", master=settings.master)
+    storage = site.storage if settings.hold_after is None else HeldStorage(site.storage, site.root, settings.hold_after)
+    job = build_job(
+        site,
+        spark,
+        settings.shape,
+        storage=storage,
+        interval=settings.interval,
+        rows_per_batch=settings.rows_per_batch,
+    )
+    handle = job.start(takeover=settings.takeover)
+    logging.info("run %d starts from checkpoint %d", handle.progress.run, handle.progress.restored_from)
+    while not handle.wait(POLL_S):
+        if site.finish_path.exists() and _has_all(site, handle):
+            handle.stop()
+    logging.info("ended after %d restarts", handle.progress.restarts)
+    spark.stop()
+
+
+def _has_all(site: Site, handle: JobHandle) -> bool:
+    kept = handle.checkpoints()
+    ends = {str(partition): end for partition, end in site.log.end_offsets().items()}
+    return bool(kept) and kept[-1].barrier.positions["clicks"] == ends
+
+
+def _die_with_parent() -> None:
+    """Standard input ends when the test does, however it dies."""
+    while os.read(sys.stdin.fileno(), 1):
+        pass
+    time.sleep(POLL_S)
+    os.killpg(os.getpgid(0), signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    os._exit(main())  # whatever hangs on in a thread, the verdict is out

@@ -1,0 +1,149 @@
+"""Drivers as child processes with all that hangs on them: JVM, executors, Python workers. Start, kill, stop, wake, wait."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import driver
+import msgspec
+import psutil
+import pytest
+from known_truth import Site
+
+import penstock
+
+MARK = "PENSTOCK_CHAOS_FAMILY"
+GUARD_S = 240.0
+"""Only against hanging; nothing is expected to take this long."""
+POLL_S = 0.02
+TAIL_CHARACTERS = 6_000
+GONE = (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess)
+
+
+class Driver:
+    """One driver process. Its family is found by a mark in the environment, so orphans are found as well."""
+
+    def __init__(self, site: Site, number: int, **settings: object) -> None:
+        self.site = site
+        self.log_path = site.root / f"driver-{number}.log"
+        self._mark = secrets.token_hex(8)
+        source_root = str(Path(penstock.__file__).parents[1])
+        path = os.pathsep.join(filter(None, [source_root, os.environ.get("PYTHONPATH", "")]))
+        encoded = msgspec.json.encode(driver.Settings(root=str(site.root), **settings)).decode()
+        with self.log_path.open("wb") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, str(Path(driver.__file__)), encoded],
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, "PYTHONPATH": path, MARK: self._mark},
+                start_new_session=True,
+            )
+
+    def family(self) -> list[psutil.Process]:
+        """Every living process of this driver, itself included if it lives."""
+        return [process for process in psutil.process_iter() if _mark_of(process) == self._mark]
+
+    def executors(self) -> list[psutil.Process]:
+        return [one for one in self.family() if "CoarseGrainedExecutorBackend" in " ".join(_command(one))]
+
+    @property
+    def ended(self) -> bool:
+        return self.process.poll() is not None
+
+    def kill(self) -> None:
+        """`kill -9` of the Python driver alone; its JVM is left to notice."""
+        self.process.kill()
+        self.process.wait()
+
+    def signal_family(self, number: signal.Signals) -> None:
+        """Send a signal to all of it, as when the whole machine stops, wakes up or dies. The driver first."""
+        members = sorted(self.family(), key=lambda one: one.pid != self.process.pid)
+        for member in members:
+            with suppress(*GONE):
+                member.send_signal(number)
+        if number == signal.SIGKILL:
+            self.process.wait()
+
+    def wait_until_gone(self) -> list[psutil.Process]:
+        """Wait for what a dead driver left behind; returns what would not go within the guard."""
+        return [] if until(lambda: not self.family(), guard_s=60) else self.family()
+
+    def tail(self) -> str:
+        return self.log_path.read_text(errors="replace")[-TAIL_CHARACTERS:]
+
+    def close(self) -> None:
+        """End whatever is left, by process id."""
+        for member in self.family():
+            with suppress(*GONE):
+                member.kill()
+        self.process.wait()
+        self.process.stdin.close()
+
+
+class Drivers:
+    """All drivers of a test."""
+
+    def __init__(self, site: Site) -> None:
+        self._site = site
+        self.all: list[Driver] = []
+
+    def start(self, **settings: object) -> Driver:
+        self.all.append(Driver(self._site, len(self.all) + 1, **settings))
+        return self.all[-1]
+
+    def wait_for(self, what: str, condition: Callable[[], object], alive: Driver | None = None) -> None:
+        """Wait for a condition; fail with the log of the driver that should bring it about."""
+        met = until(lambda: condition() or (alive is not None and alive.ended))
+        if not met or not condition():
+            one = alive or self.all[-1]
+            ended = f"ended with {one.process.returncode}" if one.ended else "is running"
+            pytest.fail(f"waited in vain for {what}; driver {one.log_path.name} {ended}:\n{one.tail()}", pytrace=False)
+
+    def wait_for_end(self, one: Driver) -> int:
+        """The exit code."""
+        self.wait_for(f"the end of {one.log_path.name}", lambda: one.ended)
+        return one.process.returncode
+
+
+@contextmanager
+def drivers_of(site: Site) -> Iterator[Drivers]:
+    """Drivers that are all ended at the end."""
+    drivers = Drivers(site)
+    try:
+        yield drivers
+    finally:
+        for one in drivers.all:
+            one.close()
+
+
+def until(condition: Callable[[], object], *, guard_s: float = GUARD_S, poll_s: float = POLL_S) -> bool:
+    """Wait until the condition holds; false when the guard ran out."""
+    end = time.monotonic() + guard_s
+    while not condition():
+        if time.monotonic() > end:
+            return False
+        time.sleep(poll_s)
+    return True
+
+
+def _mark_of(process: psutil.Process) -> str | None:
+    try:
+        return process.environ().get(MARK) if process.status() != psutil.STATUS_ZOMBIE else None
+    except (*GONE, OSError):
+        return None
+
+
+def _command(process: psutil.Process) -> list[str]:
+    try:
+        return process.cmdline()
+    except GONE:
+        return []
