@@ -17,7 +17,7 @@ from pyspark.sql import functions as F
 import penstock as ps
 from penstock.storage import Storage
 
-ROWS_PER_BATCH = 2_000
+ROWS_PER_BATCH = 20_000
 SIDE_BY_SIDE = "side-by-side"
 SHUFFLED = "shuffled"
 
@@ -93,4 +93,12 @@ def build_job(
 
 
 def _shuffled(links: DataFrame) -> DataFrame:
-    return links.repartition(3).withColumn("bucket", F.col("user") % 7)
+    shuffled = links.repartition(3)
+    return shuffled.mapInArrow(_dawdle, shuffled.schema).withColumn("bucket", F.col("user") % 7)
+
+
+def _dawdle(batches):
+    """Take time, so that a kill finds the operator before done and its results not yet used up."""
+    for batch in batches:
+        time.sleep(0.2)
+        yield batch

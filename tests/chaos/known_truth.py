@@ -74,7 +74,7 @@ class Traffic:
 
     site: Site
     seed: int
-    rows_per_s: int = 400
+    rows_per_s: int = 200
     apps: Counter[str] = field(default_factory=Counter)
     app_users: Counter[str] = field(default_factory=Counter)
     users: Counter[int] = field(default_factory=Counter)
@@ -207,14 +207,10 @@ def _broken_links(whose: str, rows: list[dict[str, object]], before: str, name: 
 
 
 def _staging_leftovers(site: Site) -> list[str]:
-    staged = [path for path in (site.files_path / "_penstock").rglob("*") if path.name != "committed"]
-    staged = [path for path in staged if path.is_file() or _is_transaction(path)]
+    hidden = site.files_path / "_penstock"
+    staged = [path for path in hidden.rglob(f"{JOB}.*") if path.parent.name != "committed"]
     staged += site.root.glob("views.db.penstock/**/*.arrow")
     return [f"staged and forgotten: {path.relative_to(site.root)}" for path in staged]
-
-
-def _is_transaction(path: Path) -> bool:
-    return path.name.startswith(f"{JOB}.")
 
 
 def storage_differences(site: Site) -> list[str]:

@@ -100,9 +100,11 @@ class Drivers:
         self.all.append(Driver(self._site, len(self.all) + 1, **settings))
         return self.all[-1]
 
-    def wait_for(self, what: str, condition: Callable[[], object], alive: Driver | None = None) -> None:
+    def wait_for(
+        self, what: str, condition: Callable[[], object], alive: Driver | None = None, *, poll_s: float = POLL_S
+    ) -> None:
         """Wait for a condition; fail with the log of the driver that should bring it about."""
-        met = until(lambda: condition() or (alive is not None and alive.ended))
+        met = until(lambda: condition() or (alive is not None and alive.ended), poll_s=poll_s)
         if not met or not condition():
             one = alive or self.all[-1]
             ended = f"ended with {one.process.returncode}" if one.ended else "is running"

@@ -29,7 +29,7 @@ def kill_at(drivers: Drivers, site: Site, moment: Moment, rng: random.Random, nu
         drivers.wait_for("the first batch", lambda: first_batch_done(site), driver)
         before = look(site, moment)
     if moment is not Moment.ANY:
-        drivers.wait_for(moment.value, lambda: look(site, moment) - before, driver)
+        drivers.wait_for(moment.value, lambda: look(site, moment) - before, driver, poll_s=0.002)
     hesitate(rng, moment)
     whole = rng.random() < 0.3
     _kill(driver, whole=whole)

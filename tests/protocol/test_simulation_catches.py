@@ -150,6 +150,7 @@ def acknowledge_exactly_once_with_a_later_version(patch: Patch) -> None:
 
 @mutation
 def take_a_lost_answer_for_a_failed_write(patch: Patch) -> None:
+    patch.setattr(coordinator, "METADATA_TRIES", 1)
     patch.setattr(coordinator, "exists", lambda storage, completed: False)
 
 

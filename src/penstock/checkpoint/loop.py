@@ -63,12 +63,13 @@ class CoordinatorLoop:
         """Hand in an event; returns at once."""
         self._events.put(event)
 
-    def drain(self) -> None:
+    def drain(self, meanwhile: Callable[[], None] = lambda: None) -> None:
         """Wait until the newest batch is completed and committed, however long that takes; raises what made it impossible."""
         self.post(Drain())
-        with self._changed:
-            while not self._settled() and self.failure is None:
+        while not self._settled() and self.failure is None:
+            with self._changed:
                 self._changed.wait(TICK_S)
+            meanwhile()
         if self.failure is not None:
             raise self.failure
 
@@ -87,7 +88,8 @@ class CoordinatorLoop:
 
     def _settled(self) -> bool:
         with self.coordinator.lock:
-            return self.coordinator.protocol.settled
+            # Events are taken in order: when the drain has been taken, so has every batch before it.
+            return self.coordinator.protocol.draining and self.coordinator.protocol.settled
 
     def _work(self) -> None:
         next_tick = time.monotonic() + TICK_S

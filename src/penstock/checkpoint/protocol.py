@@ -97,7 +97,7 @@ class Protocol:
         self._failures_in_a_row = 0
         self._last_trigger = started.monotonic
         self._last_end = float("-inf")
-        self._draining = False
+        self.draining = False
 
     # ── asking ─────────────────────────────────────────────────────────────────────────────────
 
@@ -129,6 +129,13 @@ class Protocol:
         return self.undurable(self._working_files())
 
     @property
+    def undurable_handles(self) -> list[StateHandle]:
+        """What pending checkpoints and the working version name and is not known to be in storage."""
+        batches = [pending.batch for pending in self.pending.values()] + [self._newest]
+        handles = {handle for batch in batches if batch for handle in batch.handles.values()}
+        return [handle for handle in handles if not handle.files <= self._durable]
+
+    @property
     def last_completed(self) -> CheckpointId:
         """The newest checkpoint that exists."""
         return self.completed[-1].id if self.completed else NO_CHECKPOINT
@@ -141,7 +148,7 @@ class Protocol:
         """
         newest = self._newest.batch if self._newest else NO_CHECKPOINT
         done = not self.pending and not self.uncommitted and self.last_completed >= newest
-        return self._draining and done
+        return self.draining and done
 
     # ── being told ─────────────────────────────────────────────────────────────────────────────
 
@@ -165,7 +172,7 @@ class Protocol:
             case Tick():
                 return self._expire(now) + self._trigger_idle(now)
             case Drain():
-                self._draining = True
+                self.draining = True
                 return self._trigger_idle(now)
             case JobEnded():
                 return self._job_ended(now)
@@ -263,7 +270,7 @@ class Protocol:
         newest = self._newest
         if newest is None or newest.batch <= self.last_completed or newest.batch in self.pending:
             return []
-        if not self._draining and not (self._due(now) and not self.undurable_files):
+        if not self.draining and not (self._due(now) and not self.undurable_files):
             return []
         self._trigger(newest.batch, now).attach(newest, self._durable)
         return self._completions(now)

@@ -25,14 +25,16 @@ def run_job(job: Job, *, available_now: bool, restore: int | None, takeover: boo
     """Run until the job ends or is interrupted; an interrupt (or SIGTERM) stops it with a last checkpoint."""
     console = Console(stderr=True)
     console.print(f"job {job.name}: {job.guarantee()}", soft_wrap=True, highlight=False)
-    signal.signal(signal.SIGTERM, _interrupt)
     handle = job.start(available_now=available_now, restore=restore, takeover=takeover)
     console.print(f"run {handle.progress.run}, {_origin(handle.progress)}", highlight=False)
+    before = signal.signal(signal.SIGTERM, _interrupt)
     try:
         _follow(handle, console)
     except KeyboardInterrupt:
         console.print("stopping with a last checkpoint; once more Ctrl-C leaves without it", highlight=False)
         handle.stop()
+    finally:
+        signal.signal(signal.SIGTERM, before)
     console.print(f"{handle.status.value}: {_line(handle)}", soft_wrap=True, highlight=False)
 
 

@@ -18,6 +18,7 @@ from typing import IO
 import msgspec
 
 import penstock
+from penstock.config import Mode
 from penstock.demo.display import Display
 from penstock.demo.job import TABLE
 from penstock.demo.messages import Failed, Finished, Killed, Message, Moved, Started, read_message
@@ -35,20 +36,26 @@ class Kill:
 
     moment: Moment
     checkpoint: int
+    mode: Mode
     back_to: int | None = None
+
+    @property
+    def came_back(self) -> str:
+        """Where the next driver began, in words."""
+        if self.back_to is None or self.back_to < 0:
+            return "began from the start"
+        text = f"went back to checkpoint {self.back_to}"
+        if self.mode is Mode.AT_MOST_ONCE:
+            return f"{text} and skipped what had been read since"
+        if self.back_to == self.checkpoint:
+            return f"{text} and committed its output"
+        return text
 
     def __str__(self) -> str:
         text = f"driver killed {self.moment.value} of checkpoint {self.checkpoint}"
         if self.back_to is not None:
-            text += f"; started again, {went_back(self.back_to)}"
-        if self.back_to == self.checkpoint and self.moment is Moment.BEFORE_COMMIT:
-            text += " and committed its output"
+            text += f"; started again, {self.came_back}"
         return text
-
-
-def went_back(checkpoint: int) -> str:
-    """Where a run began, in words."""
-    return f"went back to checkpoint {checkpoint}" if checkpoint >= 0 else "began from the start"
 
 
 class Supervisor:
@@ -115,17 +122,21 @@ class Supervisor:
     def _take(self, message: Message) -> Message:
         match message:
             case Started():
-                if self.kills:
-                    self.kills[-1].back_to = message.restored_from
-                self._display.driver_started(message, went_back(message.restored_from))
+                self._display.driver_started(message, self._came_back(message.restored_from))
             case Moved():
                 self._display.moved(message)
             case Killed():
-                self.kills.append(Kill(message.moment, message.checkpoint))
+                self.kills.append(Kill(message.moment, message.checkpoint, self._settings.mode))
                 self._display.driver_killed(str(self.kills[-1]), len(self.kills))
             case Finished() | Failed():
                 pass
         return message
+
+    def _came_back(self, restored_from: int) -> str:
+        if not self.kills:
+            return "begins"
+        self.kills[-1].back_to = restored_from
+        return self.kills[-1].came_back
 
     def _visible(self) -> int | None:
         """What a reader of the output sees at this moment; None when it cannot tell."""

@@ -39,6 +39,7 @@ from penstock.recovery.rescale import redistribute
 from penstock.recovery.restore import RestorePoint, restore
 from penstock.snapshot.mailbox import Mailbox
 from penstock.snapshot.messages import Message, TaskFailed, UploadDone, UploadFailed
+from penstock.snapshot.rescue import Rescue
 from penstock.spark import progress_log
 from penstock.spark.assignment import Answer, AnswerList, Assignment, OperatorAnswer, SinkAnswer, read_answers
 from penstock.spark.compiled import Compiled
@@ -157,6 +158,12 @@ class QueryRun:
         self._loop = CoordinatorLoop(
             self._make_coordinator, storage=self.job.storage, run=self.point.run, on_failure=self._fail
         )
+        self._rescue = Rescue(
+            self.job.storage,
+            self._local_dir,
+            SYSTEM_CLOCK,
+            lambda handle: self._loop.post(SnapshotDurable(handle)),
+        )
         try:
             self._loop.start()
             query = self._start_query()
@@ -165,7 +172,7 @@ class QueryRun:
             finally:
                 self._close(query)
             if self.failure is None and not self._cancelled:
-                self._loop.drain()
+                self._loop.drain(self._look_after_uploads)
         except BaseException as error:
             self._fail(error)
             raise
@@ -220,11 +227,18 @@ class QueryRun:
 
     def _watch(self, query: StreamingQuery) -> None:
         while not self.stopping.is_set() and self.failure is None:
+            self._look_after_uploads()
             try:
                 if query.awaitTermination(POLL_S):  # type: ignore[arg-type]
                     return
             except Exception as error:  # noqa: BLE001 - Spark wraps what failed in kinds of its own
                 self._fail(error)
+
+    def _look_after_uploads(self) -> None:
+        coordinator = self._loop.coordinator
+        with coordinator.lock:
+            undurable = coordinator.protocol.undurable_handles
+        self._rescue.look(undurable)
 
     def _close(self, query: StreamingQuery) -> None:
         """Stop the query between two batches: interrupting one in Python code leaves Spark's thread in disorder."""

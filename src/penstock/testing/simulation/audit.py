@@ -10,7 +10,7 @@ from contextlib import closing
 from penstock.checkpoint.completed import Completed
 from penstock.checkpoint.metadata import checkpoint_ids, read_metadata
 from penstock.config import Mode
-from penstock.ids import RunId, SubtaskId
+from penstock.ids import NO_CHECKPOINT, RunId, SubtaskId
 from penstock.recovery.fencing import in_line_of_descent, newest_run, read_descents
 from penstock.recovery.restore import RestorePoint
 from penstock.sinks.two_phase_commit import Transaction
@@ -30,6 +30,8 @@ class Audit:
     def __init__(self, site: Site) -> None:
         self._site = site
         self._mode = site.workload.mode
+        self._owner = (0, NO_CHECKPOINT)
+        """The newest run that restored, and the last checkpoint that it relies on."""
 
     # ── at any time ────────────────────────────────────────────────────────────────────────────
 
@@ -49,8 +51,16 @@ class Audit:
         """A checkpoint was completed: what it names exists, and its state is that of the barrier (invariants 1, 2)."""
         if newest_run(self._site.storage) > completed.run:
             return  # written in the very moment another run took over: it counts for nothing
+        self._owner = max(self._owner, (completed.run, completed.id))
         self._files_exist(completed)
         self._state_is_right(completed)
+
+    def history_is_kept(self) -> None:
+        """Whatever another run does, the checkpoint that the owner relies on stays (invariant 6)."""
+        run, relied_on = self._owner
+        found = [one.id for one in self.checkpoints()]
+        if newest_run(self._site.storage) == run and relied_on > max(found, default=NO_CHECKPOINT):
+            raise Violation(f"run {run} relies on checkpoint {relied_on}, but there are only {found}")
 
     def visible(self, transaction: Transaction) -> None:
         """A transaction is about to become visible: exactly once, a checkpoint must name it (invariants 3, 6)."""
@@ -62,6 +72,7 @@ class Audit:
 
     def restored(self, point: RestorePoint, *, undisturbed: bool) -> None:
         """After recovery nothing later is visible, and every other transaction is gone (invariant 4)."""
+        self._owner = max(self._owner, (point.run, point.id))
         external = self._site.external
         if undisturbed and external.staged:
             raise Violation(f"transactions survive the recovery from {point.id}: {sorted(external.staged)}")

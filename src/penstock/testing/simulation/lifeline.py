@@ -20,6 +20,8 @@ class Fate(msgspec.Struct, frozen=True):
     dies_before: int | None = None
     dies_after: int | None = None
     pauses_before: int | None = None
+    wakes_at: int | None = None
+    """One that stands still goes on, to its end, at this I/O call of the run after it; without it, whenever chance has it."""
 
 
 class Lifeline:

@@ -3,5 +3,5 @@
 from __future__ import annotations
 
 
-class Violation(AssertionError):  # noqa: N818 - it is not an error of the program but the finding of the test
-    """Something that must always hold did not."""
+class Violation(BaseException):  # noqa: N818 - the finding of a test, not an error of the program
+    """Something that must always hold did not. Not an `Exception`, so that nothing under test retries it away."""

@@ -122,11 +122,20 @@ class World:
 
     def _disturb(self) -> None:
         """Called at every I/O call of the run that owns the job: now and then a run thought dead moves."""
-        if self._zombies and self._rng.random() < ZOMBIE_MOVES:
-            self.site.disturbed = True
-            zombie = self._rng.choice(self._zombies)
-            zombie.go_on(self._rng.choice([1, 2, 5, 25]))
-            self._bury(zombie)
+        if not self._zombies:
+            return
+        zombie = self._rng.choice(self._zombies)
+        wakes_at = zombie.lifeline.fate.wakes_at
+        if wakes_at is not None and len(self.calls[-1]) == wakes_at:
+            self._let_move(zombie, None)
+        elif wakes_at is None and self._rng.random() < ZOMBIE_MOVES:
+            self._let_move(zombie, self._rng.choice([1, 2, 5, 25]))
+
+    def _let_move(self, zombie: Process, calls: int | None) -> None:
+        self.site.disturbed = True
+        zombie.go_on(calls)
+        self._bury(zombie)
+        self.audit.history_is_kept()
 
     def _bury(self, zombie: Process) -> None:
         if zombie.alive:
@@ -139,9 +148,7 @@ class World:
 
     def _lay_zombies_to_rest(self) -> None:
         while self._zombies:
-            zombie = self._zombies[0]
-            zombie.go_on(None)
-            self._bury(zombie)
+            self._let_move(self._zombies[0], None)
 
     def close(self) -> None:
         """End what still stands still."""

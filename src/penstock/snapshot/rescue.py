@@ -1,0 +1,60 @@
+"""Uploads that nobody works on any more: a Python worker died with them in its queue, and no later batch took them along. Driver.
+
+The next batch of a subtask uploads what is missing by itself. This is for the time when there is no next batch. It can help only where
+the driver sees the executors' working files; elsewhere the checkpoint expires, and the job goes on from the one before.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from penstock.clock import Clock
+from penstock.errors import UnavailableError
+from penstock.state.handle import StateHandle
+from penstock.storage import Storage
+
+_log = logging.getLogger(__name__)
+
+STUCK_AFTER_S = 10.0
+
+
+@dataclass
+class Rescue:
+    """Watches what is not durable; what does not move for a while is uploaded from here."""
+
+    storage: Storage
+    local_dir: Path
+    clock: Clock
+    report: Callable[[StateHandle], None]
+    _seen: frozenset[StateHandle] = frozenset()
+    _since: float = field(default=0.0)
+
+    def look(self, undurable: Iterable[StateHandle]) -> None:
+        """Called again and again with what is not durable at the moment."""
+        seen = frozenset(undurable)
+        now = self.clock.monotonic()
+        if seen != self._seen:
+            self._seen, self._since = seen, now
+        elif seen and now - self._since >= STUCK_AFTER_S:
+            self._since = now
+            for handle in seen:
+                self._upload(handle)
+
+    def _upload(self, handle: StateHandle) -> None:
+        try:
+            stored = set(self.storage.names(f"state/{handle.subtask.uid}"))
+            missing = sorted(handle.files - stored)
+            if all((self.local_dir / name).exists() for name in missing):
+                for name in missing:
+                    self.storage.upload(self.local_dir / name, name)
+                _log.info(
+                    "%s: %d state files of a lost worker were stored by the driver",
+                    handle.subtask,
+                    len(missing),
+                )
+                self.report(handle)
+        except (UnavailableError, FileNotFoundError) as error:
+            _log.warning("%s: state files of a lost worker could not be stored: %s", handle.subtask, error)

@@ -1,0 +1,43 @@
+"""A sink that cannot commit for a while."""
+
+from __future__ import annotations
+
+import logging
+import sqlite3
+from contextlib import closing
+
+import pytest
+from chaos_job import build_job
+from known_truth import Traffic, assert_exact
+from processes import until
+from test_worker_kills import finish, wait_for, wait_for_checkpoints
+
+pytestmark = [pytest.mark.chaos, pytest.mark.spark]
+
+
+def test_commits_wait_for_a_locked_database(spark, site, seed, caplog):
+    """While another program locks the database, commits are retried and checkpoints go on; then every row is there once."""
+    caplog.set_level(logging.WARNING, logger="penstock")
+    with Traffic(site, seed) as traffic:
+        handle = build_job(site, spark, busy_timeout_s=0.5).start()
+        try:
+            wait_for("the first commit", handle, lambda: site.database_path.exists() and _has_views(site))
+            with closing(sqlite3.connect(site.database_path, timeout=60, isolation_level=None)) as other:
+                other.execute("BEGIN EXCLUSIVE")
+                visible = site.views()
+                wait_for("three failed commits", handle, lambda: caplog.text.count("commit failed") >= 3)
+                wait_for_checkpoints(site, handle, 3)
+                assert site.views() == visible
+                other.execute("ROLLBACK")
+            wait_for("the commits that waited", handle, lambda: site.views() != visible)
+            finish(site, handle, traffic)
+        finally:
+            handle.cancel() if not handle.wait(0) else None
+    assert handle.progress.restarts == 0
+
+
+def _has_views(site) -> bool:
+    try:
+        return bool(site.views())
+    except sqlite3.OperationalError:  # no table yet
+        return False

@@ -1,0 +1,83 @@
+"""A driver that was thought dead wakes up while another one owns the job."""
+
+from __future__ import annotations
+
+import random
+import signal
+import time
+
+import driver
+import pytest
+from held_storage import held_path, release_path
+from known_truth import Site, Traffic, assert_exact
+from moments import Moment, first_batch_done, look
+from processes import Drivers, drivers_of
+
+from penstock.checkpoint.metadata import checkpoint_ids
+from penstock.recovery.fencing import STALE_AFTER_S, newest_run
+
+pytestmark = [pytest.mark.chaos, pytest.mark.spark]
+
+
+def completed(site: Site) -> int:
+    return max(checkpoint_ids(site.storage), default=-1)
+
+
+def take_over(drivers: Drivers, site: Site, *, takeover: bool) -> None:
+    """Start another driver and let it complete checkpoints of its own."""
+    before, run = completed(site), newest_run(site.storage)
+    owner = drivers.start(takeover=takeover)
+    drivers.wait_for(
+        "checkpoints of the new owner", lambda: completed(site) > before and newest_run(site.storage) > run, owner
+    )
+    seen = completed(site)
+    drivers.wait_for("more checkpoints of the new owner", lambda: completed(site) > seen, owner)
+
+
+def finish(drivers: Drivers, site: Site, traffic: Traffic) -> None:
+    traffic.stop()
+    site.finish_path.touch()
+    owner = drivers.all[-1]
+    assert drivers.wait_for_end(owner) == 0, owner.tail()
+    assert_exact(traffic)
+
+
+def test_a_stopped_driver_wakes_up_fenced(site, seed):
+    """A driver frozen in the middle of anything, whose job went on elsewhere, ends as fenced and changes nothing."""
+    rng = random.Random(seed)
+    with drivers_of(site) as drivers, Traffic(site, seed) as traffic:
+        zombie = drivers.start()
+        drivers.wait_for("a checkpoint", lambda: completed(site) >= 1, zombie)
+        moment = rng.choice([Moment.ROWS_STAGED, Moment.STATE_STORED, Moment.BATCH_PLANNED, Moment.COMPLETED])
+        before = look(site, moment)
+        drivers.wait_for(moment.value, lambda: look(site, moment) - before, zombie, poll_s=0.002)
+        zombie.signal_family(signal.SIGSTOP)
+        print(f"stopped when {moment.value}")
+        time.sleep(STALE_AFTER_S)
+        take_over(drivers, site, takeover=False)
+        zombie.signal_family(signal.SIGCONT)
+        assert drivers.wait_for_end(zombie) == driver.FENCED, zombie.tail()
+        finish(drivers, site, traffic)
+
+
+def test_a_driver_held_before_its_metadata_completes_nothing(site, seed):
+    """A driver that slept between pre-commit and complete, and past the fence's check, writes metadata that counts for nothing."""
+    with drivers_of(site) as drivers, Traffic(site, seed) as traffic:
+        zombie = drivers.start(hold_after=1)
+        drivers.wait_for("the zombie to be held", held_path(site.root).exists, zombie)
+        zombie.signal_family(signal.SIGSTOP)
+        take_over(drivers, site, takeover=True)
+        release_path(site.root).touch()
+        zombie.signal_family(signal.SIGCONT)
+        assert drivers.wait_for_end(zombie) == driver.FENCED, zombie.tail()
+        finish(drivers, site, traffic)
+
+
+def test_a_live_driver_is_taken_over(site, seed):
+    """A job taken from a driver that is alive and goes on reading loses and doubles nothing."""
+    with drivers_of(site) as drivers, Traffic(site, seed) as traffic:
+        former = drivers.start(interval="3s")
+        drivers.wait_for("a checkpoint", lambda: completed(site) >= 0, former)
+        drivers.start(takeover=True)
+        assert drivers.wait_for_end(former) == driver.FENCED, former.tail()
+        finish(drivers, site, traffic)

@@ -1,0 +1,336 @@
+"""The command line, as far as it needs no Spark."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from penstock import __version__
+from penstock.checkpoint.completed import Barrier, Completed, OperatorState, PreCommitted, SubtaskReport
+from penstock.checkpoint.metadata import metadata_name, write_metadata
+from penstock.cli import main
+from penstock.cli.job_file import load_job
+from penstock.demo.settings import DemoSettings, prepare_folder
+from penstock.errors import ConfigError
+from penstock.ids import CheckpointId, SubtaskId
+from penstock.recovery.fencing import claim, record_descent
+from penstock.recovery.restore import JobRecord, check_job_record
+from penstock.state.handle import RunRef, StateHandle
+from penstock.storage import LocalStorage
+
+JOB = "views"
+
+
+class Result(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+Penstock = Callable[..., Result]
+
+
+@pytest.fixture
+def penstock(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Penstock:
+    def call(*arguments: object) -> Result:
+        monkeypatch.setattr(sys, "argv", ["penstock", *map(str, arguments)])
+        with pytest.raises(SystemExit) as exit_:
+            main()
+        return Result(int(exit_.value.code or 0), *capsys.readouterr())
+
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setenv("PYTHONPATH", os.environ.get("PYTHONPATH", ""))
+    return call
+
+
+def completed(checkpoint: int, run: int) -> Completed:
+    subtask = SubtaskId("counts", 0)
+    file = RunRef(10, 3000, "0" * 16, name=f"state/counts/{run}-{checkpoint}-0-0.arrow")
+    handle = StateHandle(subtask, "filesystem", checkpoint, runs=(file,))
+    return Completed(
+        job=JOB,
+        checkpoint=checkpoint,
+        run=run,
+        mode="exactly-once",
+        max_parallelism=128,
+        parallelism=1,
+        barrier=Barrier({"clicks": {"0": 1200, "1": 1300}}, "v1"),
+        operators={"counts": OperatorState({"app": "string"}, {"pv": "int64"}, (handle,))},
+        transactions=(PreCommitted("out", checkpoint, 0, {"run": run}, rows=7),),
+        subtasks=(SubtaskReport(subtask, 10, 12.5, 1.25, 2500.0, 3000, 1000, "host-a"),),
+        triggered_at=1_700_000_000.0,
+        completed_at=1_700_000_001.5,
+        duration_ms=1500.0,
+    )
+
+
+def complete(storage: LocalStorage, checkpoint: int, run: int) -> Completed:
+    made = completed(checkpoint, run)
+    for name in made.files:
+        storage.put(name, b"state")
+    write_metadata(storage, made)
+    return made
+
+
+@pytest.fixture
+def storage(tmp_path: Path) -> LocalStorage:
+    """A job whose run 1 completed 3, 4 and 5; run 2 went on from 4 and completed 6."""
+    storage = LocalStorage(tmp_path / "store" / JOB)
+    check_job_record(storage, JobRecord(JOB, 128))
+    claim(storage, 1.0)
+    record_descent(storage, 1, CheckpointId(-1))
+    for checkpoint in (3, 4, 5):
+        complete(storage, checkpoint, run=1)
+    claim(storage, 2.0)
+    record_descent(storage, 2, CheckpointId(4))
+    complete(storage, 6, run=2)
+    return storage
+
+
+def listed(penstock: Penstock, storage: LocalStorage) -> dict[int, dict[str, object]]:
+    result = penstock("checkpoints", storage.root.parent, JOB, "--json")
+    assert result.code == 0
+    return {one["checkpoint"]: one for one in json.loads(result.out)}
+
+
+def test_version(penstock: Penstock) -> None:
+    """`--version` prints the version and nothing else."""
+    assert penstock("--version") == Result(0, f"penstock {__version__}\n", "")
+
+
+def test_help_names_every_command(penstock: Penstock) -> None:
+    """`--help` lists the commands."""
+    shown = penstock("--help").out
+    assert all(command in shown for command in ("demo", "checkpoints", "run", "guarantee"))
+
+
+def test_checkpoints_as_json(penstock: Penstock, storage: LocalStorage) -> None:
+    """The JSON has every number of a checkpoint, with its unit in the name."""
+    found = listed(penstock, storage)
+    assert list(found) == [3, 4, 5, 6]
+    assert found[6] == {
+        "checkpoint": 6,
+        "usable": True,
+        "reason": None,
+        "job": JOB,
+        "run": 2,
+        "mode": "exactly-once",
+        "parallelism": 1,
+        "triggered_at": "2023-11-14T22:13:20.000+00:00",
+        "completed_at": "2023-11-14T22:13:21.500+00:00",
+        "duration_ms": 1500.0,
+        "state_bytes": 3000,
+        "new_bytes": 1000,
+        "positions": {"clicks": {"0": 1200, "1": 1300}},
+        "restored_from": None,
+        "transactions": [{"sink": "out", "checkpoint": 6, "subtask": 0, "rows": 7}],
+        "subtasks": [
+            {
+                "subtask": "counts-0",
+                "rows": 10,
+                "alignment_ms": 12.5,
+                "sync_ms": 1.25,
+                "async_ms": 2500.0,
+                "state_bytes": 3000,
+                "new_bytes": 1000,
+                "host": "host-a",
+            }
+        ],
+    }
+
+
+def test_a_checkpoint_outside_the_line_of_descent(penstock: Penstock, storage: LocalStorage) -> None:
+    """A checkpoint that a later run left behind is listed as not usable, with that run."""
+    found = listed(penstock, storage)
+    assert [number for number, one in found.items() if not one["usable"]] == [5]
+    assert found[5]["reason"] == "run 1 was fenced off: run 2 went on from checkpoint 4"
+
+
+def test_a_checkpoint_with_a_missing_file(penstock: Penstock, storage: LocalStorage) -> None:
+    """A checkpoint whose state is gone is listed as not usable, with the file."""
+    storage.delete(completed(4, 1).files)
+    assert listed(penstock, storage)[4]["reason"] == (
+        "1 of its 1 state files are gone, such as state/counts/1-4-0-0.arrow"
+    )
+
+
+def test_a_corrupt_checkpoint(penstock: Penstock, storage: LocalStorage) -> None:
+    """Metadata that cannot be read is listed as not usable, and the others are listed as ever."""
+    name = metadata_name(4)
+    storage.put(name, storage.get(name).replace(b'"pv"', b'"xx"'))
+    found = listed(penstock, storage)
+    assert list(found) == [3, 4, 5, 6]
+    assert not found[4]["usable"]
+    assert "checksum" in str(found[4]["reason"])
+
+
+def test_checkpoints_as_a_table(penstock: Penstock, storage: LocalStorage) -> None:
+    """The table has a row a checkpoint without control codes, and the reason below it for one that cannot be used."""
+    result = penstock("checkpoints", storage.root.parent, JOB)
+    assert result.code == 0
+    assert "\x1b" not in result.out
+    row = next(line for line in result.out.splitlines() if line.startswith("│") and " 6 │" in line)
+    cells = [cell.strip() for cell in row.strip("│").split("│")]
+    expected = "6, 2, 2023-11-14 22:13:21, 1.50 s, 2.9 KB, 1000 B, 1, clicks 0:1200 1:1300, yes"
+    assert cells == expected.split(", ")
+    assert "checkpoint 5 cannot be used: run 1 was fenced off" in result.out
+    assert "counts-0" not in result.out
+
+
+def test_checkpoints_verbose(penstock: Penstock, storage: LocalStorage) -> None:
+    """`-v` adds what every subtask measured."""
+    shown = penstock("checkpoints", storage.root.parent, JOB, "-v").out
+    row = next(line for line in shown.splitlines() if "counts-0" in line)
+    assert [cell.strip() for cell in row.strip("│").split("│")] == [
+        *("counts-0", "10", "12.5 ms", "1.2 ms", "2.50 s", "2.9 KB", "1000 B", "host-a")
+    ]
+
+
+def test_a_job_without_checkpoints(penstock: Penstock, storage: LocalStorage) -> None:
+    """A job that completed nothing yet is no error."""
+    storage.delete([metadata_name(number) for number in (3, 4, 5, 6)])
+    assert penstock("checkpoints", storage.root.parent, JOB).out == f"job {JOB} has no completed checkpoint\n"
+
+
+def test_an_unknown_job(penstock: Penstock, storage: LocalStorage) -> None:
+    """A job that never ran is refused with exit code 2 and the names of those that did."""
+    result = penstock("checkpoints", storage.root.parent, "vews")
+    assert (result.code, result.out) == (2, "")
+    assert result.err.startswith("penstock: no job 'vews' ever ran")
+    assert "there are: views" in result.err
+
+
+@pytest.mark.parametrize("command", ["run", "guarantee"])
+def test_a_file_that_is_not_there(penstock: Penstock, tmp_path: Path, command: str) -> None:
+    """A missing file is one line on stderr and exit code 2."""
+    result = penstock(command, tmp_path / "nothing.py")
+    assert result == Result(2, "", f"penstock: there is no file {tmp_path / 'nothing.py'}\n")
+
+
+def test_a_file_without_a_job(penstock: Penstock, tmp_path: Path) -> None:
+    """A file that defines no job is refused with what to write."""
+    (tmp_path / "empty.py").write_text("job = 7\n")
+    result = penstock("run", tmp_path / "empty.py")
+    assert result.code == 2
+    assert "empty.py has no Job 'job': it defines none" in result.err
+
+
+def test_a_file_that_fails(penstock: Penstock, tmp_path: Path) -> None:
+    """An exception in the user's file is reported with its line and no traceback; `--debug` shows it whole."""
+    (tmp_path / "broken.py").write_text("first = 1\nsecond = first / 0\n")
+    result = penstock("run", tmp_path / "broken.py")
+    assert result == Result(2, "", "penstock: broken.py, line 2: ZeroDivisionError: division by zero\n")
+    sys.argv = ["penstock", "--debug", "run", str(tmp_path / "broken.py")]
+    with pytest.raises(ConfigError) as error:
+        main()
+    assert isinstance(error.value.__cause__, ZeroDivisionError)
+
+
+def test_a_syntax_error(penstock: Penstock, tmp_path: Path) -> None:
+    """A file that does not parse is reported with its line."""
+    (tmp_path / "broken.py").write_text("a = 1\nb = = 2\n")
+    assert "broken.py, line 2: SyntaxError" in penstock("guarantee", tmp_path / "broken.py").err
+
+
+JOB_FILE = """
+import penstock
+from beside import NAME
+
+class Visits(penstock.KeyedProcess):
+    n = penstock.ValueState("long", default=0)
+    def process(self, key, rows, ctx):
+        return [(key, NAME)]
+
+one = penstock.Job(NAME, storage={storage!r})
+"""
+
+
+@pytest.fixture
+def job_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setenv("PYTHONPATH", os.environ.get("PYTHONPATH", ""))
+    monkeypatch.delitem(sys.modules, "beside", raising=False)
+    (tmp_path / "beside.py").write_text("NAME = 'one'\n")
+    file = tmp_path / "one_job.py"
+    file.write_text(JOB_FILE.format(storage=str(tmp_path / "store")))
+    return file
+
+
+def test_the_only_job_of_a_file(job_file: Path) -> None:
+    """A file with a single Job needs no name, and may import what lies beside it."""
+    assert load_job(job_file).name == "one"
+    assert load_job(job_file, "one").name == "one"
+
+
+def test_several_jobs_in_a_file(job_file: Path) -> None:
+    """With several jobs the message names them."""
+    job_file.write_text(job_file.read_text() + "two = penstock.Job('two', storage='x')\n")
+    with pytest.raises(ConfigError, match="it has one, two; choose one with --job"):
+        load_job(job_file)
+    assert load_job(job_file, "two").name == "two"
+
+
+def test_classes_of_the_file_reach_workers_by_value(job_file: Path, tmp_path: Path) -> None:
+    """A process that cannot import the file can still use a class that was defined in it."""
+    from pyspark import cloudpickle
+
+    job_file.write_text(job_file.read_text() + "one.operator = Visits()\n")
+    pickled = cloudpickle.dumps(load_job(job_file).operator)
+    (tmp_path / "pickled").write_bytes(pickled)
+    job_file.unlink()
+    program = "import pickle, sys; print(pickle.load(open(sys.argv[1], 'rb')).process('k', [], None))"
+    ended = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path / "pickled")],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.stdout == "[('k', 'one')]\n", ended.stderr
+
+
+def test_the_demo_empties_only_its_own_folder(penstock: Penstock, tmp_path: Path) -> None:
+    """A folder with anything else in it is refused and left alone; that of an earlier demonstration is emptied."""
+    (tmp_path / "precious").write_text("mine")
+    result = penstock("demo", "--dir", tmp_path)
+    assert result.code == 2
+    assert "is not of an earlier demonstration" in result.err
+    assert [path.name for path in tmp_path.iterdir()] == ["precious"]
+    own = tmp_path / "demo"
+    prepare_folder(own)
+    (own / "old").write_text("old")
+    prepare_folder(own)
+    assert not (own / "old").exists()
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("--events", "0"), ("--partitions", "0"), ("--apps", "0"), ("--kills", "7"), ("--mode", "twice")],
+)
+def test_the_demo_refuses_what_cannot_work(
+    penstock: Penstock, tmp_path: Path, option: str, value: str
+) -> None:
+    """A wrong option is refused by name, before anything is written."""
+    result = penstock("demo", "--dir", tmp_path / "demo", option, value)
+    assert result.code == 2
+    assert option in result.err
+    assert not (tmp_path / "demo").exists()
+
+
+@pytest.mark.parametrize("kills", range(7))
+def test_kills_fall_into_the_middle_of_the_input(kills: int) -> None:
+    """Every planned kill has batches before it, between it and the next, and after it."""
+    settings = DemoSettings(folder="x", kills=kills)
+    points = [settings.kill_point(number) for number in range(kills)]
+    firsts = [point.first for point in points if point]
+    assert len(firsts) == kills
+    assert settings.kill_point(kills) is None
+    assert all(later - earlier >= 2 for earlier, later in pairwise(firsts))
+    assert all(0 < first < 14 for first in firsts)
