@@ -88,8 +88,7 @@ class CoordinatorLoop:
 
     def _settled(self) -> bool:
         with self.coordinator.lock:
-            # Events are taken in order: when the drain has been taken, so has every batch before it.
-            return self.coordinator.protocol.draining and self.coordinator.protocol.settled
+            return self.coordinator.protocol.settled
 
     def _work(self) -> None:
         next_tick = time.monotonic() + TICK_S

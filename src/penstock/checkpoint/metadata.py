@@ -33,8 +33,8 @@ def metadata_name(checkpoint: int) -> str:
 
 
 def files_of(checkpoint: int) -> list[str]:
-    """What lies in the folder of a checkpoint."""
-    return [metadata_name(checkpoint), _committed_name(checkpoint)]
+    """What lies in the folder of a checkpoint, in the order of deletion: the metadata goes last, it is what others are found by."""
+    return [_committed_name(checkpoint), metadata_name(checkpoint)]
 
 
 def _committed_name(checkpoint: int) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import closing
 
 from penstock.checkpoint.completed import Completed
-from penstock.checkpoint.metadata import checkpoint_ids, read_metadata
+from penstock.checkpoint.metadata import checkpoint_ids, files_of, read_metadata
 from penstock.config import Mode
 from penstock.ids import NO_CHECKPOINT, RunId, SubtaskId
 from penstock.recovery.fencing import in_line_of_descent, newest_run, read_descents
@@ -93,13 +93,14 @@ class Audit:
             self._rows_are_right(uid, self._site.external.rows(sink_of(uid)))
 
     def nothing_left_over(self) -> None:
-        """Every state file is named by a checkpoint, no more are retained than asked for, no transaction is open (invariant 5)."""
+        """Every file belongs to a checkpoint, no more are retained than asked for, no transaction is open (invariant 5)."""
         storage = self._site.storage
         found = self.checkpoints()
-        needed = {name for completed in found for name in completed.files}
-        stray = sorted(set(storage.names("state")) - needed)
+        needed = {name for one in found for name in (*one.files, *files_of(one.checkpoint))}
+        kept = [name for name in storage.names() if not name.startswith(("runs/", "spark/"))]
+        stray = sorted(set(kept) - needed)
         if stray:
-            raise Violation(f"no checkpoint names these files: {stray}")
+            raise Violation(f"these files belong to no checkpoint: {stray}")
         numbers = checkpoint_ids(storage)
         by_last_run = found and found[-1].run == newest_run(storage)
         if by_last_run and len(numbers) > self._site.workload.checkpoint.retained:

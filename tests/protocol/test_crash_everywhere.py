@@ -1,0 +1,106 @@
+"""Crash before and after every single I/O call of a small job, stand still before every one, and come back exact."""
+
+from __future__ import annotations
+
+import random
+from functools import cache
+
+import pytest
+from simulations import world
+
+from penstock.checkpoint.metadata import metadata_name
+from penstock.config import Checkpointing, Mode
+from penstock.testing.simulation import Fate, Workload
+
+SEED = 2
+PARTS = 8
+"""The calls are dealt out to this many tests, so that a failure names a neighbourhood."""
+
+
+def workload(mode: Mode = Mode.EXACTLY_ONCE, backend: str = "filesystem") -> Workload:
+    checkpoint = Checkpointing(interval="1s", mode=mode)
+    return Workload(
+        checkpoint=checkpoint, backend=backend, records=12, keys=3, batch_size=4, parallelisms=(2, 2, 1)
+    )
+
+
+@cache
+def calls_without_a_crash(mode: Mode, backend: str = "filesystem") -> tuple[str, ...]:
+    with world(workload(mode, backend), SEED) as undisturbed:
+        undisturbed.live()
+        return tuple(undisturbed.calls[0])
+
+
+def come_back(mode: Mode, *fates: Fate, backend: str = "filesystem") -> int:
+    """Run with these fates; returns how many runs it took, without the one that checks that nothing changes."""
+    with world(workload(mode, backend), SEED, fates) as crashing:
+        try:
+            crashing.live()
+        except BaseException:
+            print(f"fates {fates}", *crashing.log, sep="\n  ")
+            raise
+        return len(crashing.calls) - 1
+
+
+def every_call(mode: Mode, part: int) -> range:
+    return range(1 + part, len(calls_without_a_crash(mode)) + 1, PARTS)
+
+
+def test_the_workload_reaches_every_kind_of_call() -> None:
+    """The crash-free run claims, uploads, completes, commits, sweeps and discards, so that crashes fall on all of these."""
+    calls = calls_without_a_crash(Mode.EXACTLY_ONCE)
+    kinds = {call.split()[0] for call in calls}
+    assert {"create", "upload", "names", "delete", "begin", "pre_commit", "commit", "find_transactions"} <= kinds
+    assert sum(call.endswith("/_metadata") and call.startswith("create") for call in calls) >= 3
+    assert any(call.startswith("delete state/") for call in calls)
+    assert f"delete {metadata_name(1)}" in calls
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+def test_crash_before_every_call(part: int) -> None:
+    """Whichever call the driver dies before, the next run comes to the same result."""
+    for call in every_call(Mode.EXACTLY_ONCE, part):
+        assert come_back(Mode.EXACTLY_ONCE, Fate(dies_before=call)) == 2
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+def test_crash_after_every_call(part: int) -> None:
+    """Whichever call the driver dies after, the next run comes to the same result."""
+    for call in every_call(Mode.EXACTLY_ONCE, part):
+        assert come_back(Mode.EXACTLY_ONCE, Fate(dies_after=call)) == 2
+
+
+def test_crash_in_the_recovery_too() -> None:
+    """A second crash, at any call of the recovery or soon after it, changes nothing either."""
+    rng = random.Random(SEED)
+    calls = range(1, len(calls_without_a_crash(Mode.EXACTLY_ONCE)) + 1)
+    for second in range(1, 41):
+        first = rng.choice(calls)
+        come_back(Mode.EXACTLY_ONCE, Fate(dies_before=first), Fate(dies_after=second))
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+def test_stand_still_before_every_call(part: int) -> None:
+    """A run that stands still, is replaced, and goes on to its end while its successor works, can do no harm.
+
+    The successor dies soon after, so that whatever the zombie destroyed would be missed.
+    """
+    rng = random.Random(SEED + part)
+    for call in every_call(Mode.EXACTLY_ONCE, part):
+        wakes_at = rng.randint(2, 30)
+        zombie = Fate(pauses_before=call, wakes_at=wakes_at)
+        come_back(Mode.EXACTLY_ONCE, zombie, Fate(dies_before=wakes_at + rng.randint(1, 10)))
+
+
+@pytest.mark.parametrize("mode", [Mode.AT_LEAST_ONCE, Mode.AT_MOST_ONCE])
+def test_crash_at_calls_in_the_other_modes(mode: Mode) -> None:
+    """At least once loses nothing, at most once counts nothing twice, wherever the driver dies."""
+    for call in range(1, len(calls_without_a_crash(mode)) + 1, 2):
+        come_back(mode, Fate(dies_after=call))
+
+
+def test_crash_at_calls_with_state_in_memory() -> None:
+    """State that lives in the metadata itself comes back as exactly as state in files."""
+    calls = calls_without_a_crash(Mode.EXACTLY_ONCE, "memory")
+    for call in range(1, len(calls) + 1, 3):
+        come_back(Mode.EXACTLY_ONCE, Fate(dies_before=call), backend="memory")

@@ -1,0 +1,55 @@
+"""Rows are brought into the order of their keys, exactly, also where keys collide."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.errors import BadRecordError, InternalError
+from penstock.operators.grouping import SORT_KEY, check_rows, distinct_keys, group_rows
+
+KEYS = st.sampled_from(["a", "b", "c", "d", "e"])
+
+
+def table(keys: list[str], sort_keys: list[int]) -> pa.Table:
+    return pa.table({"k": keys, "at": list(range(len(keys))), SORT_KEY: pa.array(sort_keys, pa.int64())})
+
+
+@given(st.lists(KEYS, min_size=1, max_size=60), st.integers(1, 5))
+def test_every_key_gets_its_rows_in_order(keys, numbers):
+    """Each key appears once, with all its rows in the order they came, however many keys share a sort key."""
+    grouped = group_rows(table(keys, [ord(key) % numbers for key in keys]), ["k"])
+    found = grouped.keys.columns.column("k").to_pylist()
+    assert sorted(found) == sorted(set(keys))
+    assert (np.diff(grouped.keys.sort_keys) >= 0).all()
+    for index, key in enumerate(found):
+        rows = grouped.table.slice(grouped.starts[index], grouped.starts[index + 1] - grouped.starts[index])
+        assert set(rows["k"].to_pylist()) == {key}
+        assert rows["at"].to_pylist() == [at for at, one in enumerate(keys) if one == key]
+
+
+def test_an_empty_table_has_no_keys():
+    """No rows, no keys."""
+    assert len(group_rows(table([], []), ["k"]).keys) == 0
+
+
+def test_a_key_in_two_rows_is_an_error_where_one_is_expected():
+    """After an aggregation a key has one row; two would lose one of them."""
+    with pytest.raises(InternalError, match="more than one row"):
+        distinct_keys(table(["a", "a"], [1, 1]), ["k"])
+
+
+def test_null_keys_are_refused_with_the_column():
+    """A null has no place; the message says how to avoid it."""
+    rows = pa.table({"k": ["a", None], SORT_KEY: pa.array([0, 0], pa.int64())})
+    with pytest.raises(BadRecordError, match=r"1 rows have no value in the key column 'k'.*coalesce"):
+        check_rows(rows, ["k"], operator="views", subtask=0, parallelism=1)
+
+
+def test_rows_of_another_subtask_are_found():
+    """A row in the wrong place would split the state of its key."""
+    with pytest.raises(InternalError, match="rows of other subtasks"):
+        check_rows(table(["a"], [1 << 48]), ["k"], operator="views", subtask=0, parallelism=2)

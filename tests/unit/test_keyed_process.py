@@ -1,0 +1,167 @@
+"""What user code sees and what becomes of what it does."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+
+from penstock.errors import BadRecordError, ConfigError
+from penstock.ids import SubtaskId
+from penstock.operators.grouping import SORT_KEY
+from penstock.operators.keyed_process import Context, KeyedProcess, ValueState
+from penstock.operators.run_process import run_process, value_schema
+from penstock.state.backends import MemoryBackend
+from penstock.state.backends.base import StateLayout, Workplace
+from penstock.storage import LocalStorage
+
+CONTEXT = Context("op", 0, 0, 1)
+OUTPUT = pa.schema([("k", pa.string()), ("n", pa.int64())])
+
+
+class Harness:
+    """Runs an operator over batches of (key, value) rows with the memory backend."""
+
+    def __init__(self, operator: KeyedProcess, root) -> None:
+        self.operator = operator
+        self.root = root
+        self.handle = None
+
+    def run(self, rows: list[tuple[str, int]], output: pa.Schema = OUTPUT) -> list[dict[str, object]]:
+        layout = StateLayout(pa.schema([("k", pa.string())]), value_schema(self.operator))
+        place = Workplace(LocalStorage(self.root), self.root, SubtaskId("op", 0), 1, 128, 0, "1-0-0-0")
+        state = MemoryBackend().open(place, layout, self.handle)
+        keys = [key for key, _ in rows]
+        table = pa.table(
+            {"k": keys, "v": [value for _, value in rows], SORT_KEY: [ord(key[0]) for key in keys]}
+        )
+        results = run_process(self.operator, table, state, key_names=["k"], output=output, context=CONTEXT)
+        self.handle = state.freeze()
+        return pa.Table.from_batches(results, output).to_pylist()
+
+    @property
+    def stored_keys(self) -> int:
+        return sum(run.rows for run in self.handle.runs)
+
+
+class Sums(KeyedProcess):
+    total = ValueState("long", default=0)
+
+    def process(self, key, rows, ctx):
+        self.total.value += sum(row.v for row in rows)
+        yield key, self.total.value
+
+
+def test_state_is_per_key_and_lasts(tmp_path):
+    """Each key has its own value, and the next batch finds it."""
+    harness = Harness(Sums(), tmp_path)
+    harness.run([("a", 1), ("b", 10), ("a", 2)])
+    assert harness.run([("b", 1), ("c", 5)]) == [{"k": "b", "n": 11}, {"k": "c", "n": 5}]
+
+
+def test_rows_can_be_looked_at_in_every_way(tmp_path):
+    """A row has names, positions and string access; rows have a length, slices, columns and an Arrow form."""
+
+    class Looks(KeyedProcess):
+        def process(self, key, rows, ctx):
+            assert [row.v for row in rows] == [row["v"] for row in rows] == [row[1] for row in rows]
+            assert rows.column("v") == [row.v for row in rows[0:]]
+            assert rows.to_arrow()["v"].to_pylist() == rows.column("v")
+            yield {"n": rows[-1].v + len(rows), "k": key}
+
+    assert Harness(Looks(), tmp_path).run([("a", 5), ("a", 7)]) == [{"k": "a", "n": 9}]
+
+
+def test_a_container_changed_in_place_is_kept(tmp_path):
+    """A list that user code appends to counts as changed, and a default is not shared between keys."""
+
+    class Collects(KeyedProcess):
+        seen = ValueState("array<long>", default=[])
+
+        def process(self, key, rows, ctx):
+            self.seen.value.extend(rows.column("v"))
+            yield key, len(self.seen.value)
+
+    harness = Harness(Collects(), tmp_path)
+    harness.run([("a", 1), ("b", 2)])
+    assert harness.run([("a", 3), ("a", 4)]) == [{"k": "a", "n": 3}]
+    assert harness.run([("b", 3)]) == [{"k": "b", "n": 2}]
+
+
+def test_a_cleared_key_takes_no_space(tmp_path):
+    """When all values of a key are gone, the key is gone."""
+
+    class Clears(KeyedProcess):
+        last = ValueState("long")
+
+        def process(self, key, rows, ctx):
+            if rows[0].v:
+                self.last.value = rows[0].v
+            else:
+                self.last.clear()
+
+    harness = Harness(Clears(), tmp_path)
+    harness.run([("a", 1), ("b", 2)])
+    assert harness.stored_keys == 2
+    harness.run([("a", 0)])
+    assert harness.stored_keys == 1
+
+
+def test_keys_that_were_only_read_are_not_written(tmp_path):
+    """A batch that changes nothing leaves the version as it was."""
+
+    class Reads(Sums):
+        def process(self, key, rows, ctx):
+            if rows[0].v:
+                yield from super().process(key, rows, ctx)
+            else:
+                yield key, self.total.value
+
+    harness = Harness(Reads(), tmp_path)
+    harness.run([("a", 1)])
+    before = harness.handle.runs
+    assert harness.run([("a", 0)]) == [{"k": "a", "n": 1}]
+    assert harness.handle.runs == before
+
+
+@pytest.mark.parametrize(
+    ("yielded", "text"),
+    [
+        (("a",), "with 1 values, its schema has 2"),
+        ({"x": 1}, "unknown columns"),
+        (5, "yield a tuple"),
+        (("a", "b"), "'b' for 'n'"),
+    ],
+)
+def test_a_wrong_result_is_named(tmp_path, yielded, text):
+    """What does not fit the schema is refused with the value and the columns."""
+
+    class Wrong(KeyedProcess):
+        def process(self, key, rows, ctx):
+            yield yielded
+
+    with pytest.raises(BadRecordError, match=text):
+        Harness(Wrong(), tmp_path).run([("a", 1)])
+
+
+def test_a_value_of_the_wrong_type_is_named(tmp_path):
+    """State that cannot be encoded names the state and the value."""
+
+    class Wrong(KeyedProcess):
+        total = ValueState("long")
+
+        def process(self, key, rows, ctx):
+            self.total.value = "many"
+
+    with pytest.raises(BadRecordError, match="'many' for 'total'"):
+        Harness(Wrong(), tmp_path).run([("a", 1)])
+
+
+def test_state_cannot_be_overwritten_by_mistake():
+    """Assigning to the state itself, or using it outside of process, says what to write instead."""
+    operator = Sums()
+    with pytest.raises(AttributeError, match=r"self\.total\.value"):
+        operator.total = 5
+    with pytest.raises(ConfigError, match="only inside process"):
+        _ = operator.total.value
+    with pytest.raises(ConfigError, match="is not a long"):
+        ValueState("long", default="zero")

@@ -1,0 +1,67 @@
+"""Uploads that a dead worker left behind are made by the driver, where it can see the files."""
+
+from __future__ import annotations
+
+import pytest
+
+from penstock.ids import SubtaskId
+from penstock.snapshot.rescue import STUCK_AFTER_S, Rescue
+from penstock.state.handle import RunRef, StateHandle
+from penstock.storage import LocalStorage
+
+
+class HandClock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def wall(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+@pytest.fixture
+def stuck(tmp_path):
+    local = tmp_path / "local"
+    name = "state/views/1-0-0-0.arrow"
+    (local / name).parent.mkdir(parents=True)
+    (local / name).write_bytes(b"rows")
+    handle = StateHandle(SubtaskId("views", 0), "filesystem", 0, (RunRef(1, 4, "x", name),))
+    reported: list[StateHandle] = []
+    clock = HandClock()
+    storage = LocalStorage(tmp_path / "store")
+    return Rescue(storage, local, clock, reported.append), handle, clock, reported
+
+
+def test_what_does_not_move_is_stored_by_the_driver(stuck):
+    """After the waiting time the file is in storage and the handle is reported durable."""
+    rescue, handle, clock, reported = stuck
+    rescue.look([handle])
+    clock.now += STUCK_AFTER_S
+    rescue.look([handle])
+    assert reported == [handle]
+    assert rescue.storage.get(handle.runs[0].name) == b"rows"
+
+
+def test_what_moves_is_left_alone(stuck):
+    """As long as the set of missing handles changes, workers are uploading and nothing is done."""
+    rescue, handle, clock, reported = stuck
+    rescue.look([handle])
+    clock.now += STUCK_AFTER_S
+    rescue.look([])
+    rescue.look([handle])
+    assert reported == []
+
+
+def test_files_on_another_machine_are_not_reported(stuck):
+    """Where the driver does not see the file it must not say that it is stored."""
+    rescue, handle, clock, reported = stuck
+    (rescue.local_dir / handle.runs[0].name).unlink()
+    rescue.look([handle])
+    clock.now += STUCK_AFTER_S
+    rescue.look([handle])
+    assert reported == []
