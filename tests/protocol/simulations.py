@@ -1,4 +1,4 @@
-"""Where the simulations of these tests keep their files, and how a failing one is replayed."""
+"""What the simulations of these tests share: where their files are, and one small job that is the same at every run."""
 
 from __future__ import annotations
 
@@ -7,11 +7,14 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 
+from penstock.config import Checkpointing, Mode
 from penstock.testing.simulation import Fate, Workload, World
 
 RAM_DISK = Path("/dev/shm")
+SEED = 34
 
 
 @contextmanager
@@ -25,3 +28,28 @@ def world(workload: Workload, seed: int, fates: tuple[Fate, ...] = ()) -> Iterat
     finally:
         here.close()
         shutil.rmtree(root, ignore_errors=True)
+
+
+def workload(mode: Mode = Mode.EXACTLY_ONCE, backend: str = "filesystem") -> Workload:
+    checkpoint = Checkpointing(interval="1s", mode=mode)
+    return Workload(
+        checkpoint=checkpoint, backend=backend, records=9, keys=2, batch_size=3, parallelisms=(2, 2, 1)
+    )
+
+
+@cache
+def calls_without_a_crash(mode: Mode, backend: str = "filesystem") -> tuple[str, ...]:
+    with world(workload(mode, backend), SEED) as undisturbed:
+        undisturbed.live()
+        return tuple(undisturbed.calls[0])
+
+
+def come_back(mode: Mode, *fates: Fate, backend: str = "filesystem") -> int:
+    """Run with these fates; returns how many runs it took, without the one that checks that nothing changes."""
+    with world(workload(mode, backend), SEED, fates) as crashing:
+        try:
+            crashing.live()
+        except BaseException:
+            print(f"fates {fates}", *crashing.log, sep="\n  ")
+            raise
+        return len(crashing.calls) - 1

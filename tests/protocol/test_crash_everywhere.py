@@ -3,43 +3,16 @@
 from __future__ import annotations
 
 import random
-from functools import cache
 
 import pytest
-from simulations import world
+from simulations import SEED, calls_without_a_crash, come_back
 
 from penstock.checkpoint.metadata import metadata_name
-from penstock.config import Checkpointing, Mode
-from penstock.testing.simulation import Fate, Workload
+from penstock.config import Mode
+from penstock.testing.simulation import Fate
 
-SEED = 2
-PARTS = 8
+PARTS = 4
 """The calls are dealt out to this many tests, so that a failure names a neighbourhood."""
-
-
-def workload(mode: Mode = Mode.EXACTLY_ONCE, backend: str = "filesystem") -> Workload:
-    checkpoint = Checkpointing(interval="1s", mode=mode)
-    return Workload(
-        checkpoint=checkpoint, backend=backend, records=12, keys=3, batch_size=4, parallelisms=(2, 2, 1)
-    )
-
-
-@cache
-def calls_without_a_crash(mode: Mode, backend: str = "filesystem") -> tuple[str, ...]:
-    with world(workload(mode, backend), SEED) as undisturbed:
-        undisturbed.live()
-        return tuple(undisturbed.calls[0])
-
-
-def come_back(mode: Mode, *fates: Fate, backend: str = "filesystem") -> int:
-    """Run with these fates; returns how many runs it took, without the one that checks that nothing changes."""
-    with world(workload(mode, backend), SEED, fates) as crashing:
-        try:
-            crashing.live()
-        except BaseException:
-            print(f"fates {fates}", *crashing.log, sep="\n  ")
-            raise
-        return len(crashing.calls) - 1
 
 
 def every_call(mode: Mode, part: int) -> range:
@@ -50,7 +23,16 @@ def test_the_workload_reaches_every_kind_of_call() -> None:
     """The crash-free run claims, uploads, completes, commits, sweeps and discards, so that crashes fall on all of these."""
     calls = calls_without_a_crash(Mode.EXACTLY_ONCE)
     kinds = {call.split()[0] for call in calls}
-    assert {"create", "upload", "names", "delete", "begin", "pre_commit", "commit", "find_transactions"} <= kinds
+    assert {
+        "create",
+        "upload",
+        "names",
+        "delete",
+        "begin",
+        "pre_commit",
+        "commit",
+        "find_transactions",
+    } <= kinds
     assert sum(call.endswith("/_metadata") and call.startswith("create") for call in calls) >= 3
     assert any(call.startswith("delete state/") for call in calls)
     assert f"delete {metadata_name(1)}" in calls
@@ -74,7 +56,7 @@ def test_crash_in_the_recovery_too() -> None:
     """A second crash, at any call of the recovery or soon after it, changes nothing either."""
     rng = random.Random(SEED)
     calls = range(1, len(calls_without_a_crash(Mode.EXACTLY_ONCE)) + 1)
-    for second in range(1, 41):
+    for second in range(1, 31):
         first = rng.choice(calls)
         come_back(Mode.EXACTLY_ONCE, Fate(dies_before=first), Fate(dies_after=second))
 
@@ -95,12 +77,12 @@ def test_stand_still_before_every_call(part: int) -> None:
 @pytest.mark.parametrize("mode", [Mode.AT_LEAST_ONCE, Mode.AT_MOST_ONCE])
 def test_crash_at_calls_in_the_other_modes(mode: Mode) -> None:
     """At least once loses nothing, at most once counts nothing twice, wherever the driver dies."""
-    for call in range(1, len(calls_without_a_crash(mode)) + 1, 2):
+    for call in range(1, len(calls_without_a_crash(mode)) + 1, 5):
         come_back(mode, Fate(dies_after=call))
 
 
 def test_crash_at_calls_with_state_in_memory() -> None:
     """State that lives in the metadata itself comes back as exactly as state in files."""
     calls = calls_without_a_crash(Mode.EXACTLY_ONCE, "memory")
-    for call in range(1, len(calls) + 1, 3):
+    for call in range(1, len(calls) + 1, 5):
         come_back(Mode.EXACTLY_ONCE, Fate(dies_before=call), backend="memory")

@@ -104,3 +104,31 @@ def test_one_partition_one_subtask_is_the_same_in_both_modes(spark, tmp_path, mo
     """With a single partition and a single subtask at least once counts nothing twice either."""
     counts = run_example(spark, tmp_path, mode, partitions=1, parallelism=1)
     assert counts == {"app0": 10_000, "app1": 10_201}
+
+
+def test_a_checkpoint_that_is_late_is_given_up_and_the_job_goes_on(spark, tmp_path, caplog):
+    """Slow storage holds up neither batches nor the job: late checkpoints expire by name, and a later one completes."""
+    ledger = Ledger(tmp_path)
+    ledger.fill(100, apps=2)
+    gate = tmp_path / "gate"
+    job = ps.Job(
+        "late",
+        storage=LateUploads(tmp_path / "store", 0, gate),
+        local_dir=tmp_path / "local",
+        checkpoint=ps.Checkpointing(interval="1ms", timeout="500ms", tolerable_failures=1000),
+        restart=ps.no_restart(),
+    )
+    clicks = job.read(ledger.log.read(spark, rows_per_batch=20), uid="clicks")
+    clicks.key_by("user").process(Count(), schema="user long, n long", uid="count").write_to(
+        ledger.sqlite("views", "user"), uid="out"
+    )
+    with caplog.at_level("WARNING", "penstock"):
+        handle = job.start(available_now=True)
+        wait_until(handle, lambda: "did not acknowledge (count-0)" in caplog.text)
+        wait_until(handle, lambda: handle.progress.rows == 200)
+    assert handle.progress.checkpoints_completed == 0
+    gate.touch()
+    handle.wait()
+    assert ledger.counts() == ledger.truth("user")
+    named = {name for one in handle.checkpoints() for name in one.files}
+    assert set(job.storage.names("state")) == named

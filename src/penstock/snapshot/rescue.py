@@ -18,7 +18,7 @@ from penstock.storage import Storage
 
 _log = logging.getLogger(__name__)
 
-STUCK_AFTER_S = 10.0
+STUCK_AFTER_S = 30.0
 
 
 @dataclass

@@ -7,15 +7,15 @@ same subtask uploads every file that the driver does not know to be durable, who
 from __future__ import annotations
 
 import logging
-import queue
 import threading
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
+from uuid import uuid4
 
 import msgspec
 
-from penstock.errors import PenstockError
+from penstock.ids import SubtaskId
 from penstock.snapshot.mailbox import Address, send
 from penstock.snapshot.messages import Message, UploadDone, UploadFailed
 from penstock.state.handle import StateHandle
@@ -51,7 +51,7 @@ def remember_newest(local_dir: Path, handle: StateHandle) -> None:
     """Leave the handle where any worker on this machine finds it."""
     path = _newest_path(local_dir, handle)
     path.parent.mkdir(parents=True, exist_ok=True)
-    scratch = path.with_name(f"{path.name}.{threading.get_ident()}-{handle.version}")
+    scratch = path.with_name(f"{path.name}.{uuid4().hex}")  # workers are forks: their thread ids are all the same
     scratch.write_bytes(msgspec.json.encode(handle))
     scratch.replace(path)
 
@@ -63,15 +63,16 @@ def _newest_path(local_dir: Path, handle: StateHandle) -> Path:
 def perform(upload: Upload) -> Message:
     """Upload what is missing and say how it went."""
     started = time.monotonic()
+    asked = upload.handle
     try:
-        upload.storage.wait_for_turn(upload.handle.subtask)
+        upload.storage.wait_for_turn(asked.subtask)
         if upload.newest_will_do:
             upload = _with_newest(upload)
         for name in upload.missing:
             upload.storage.upload(upload.local_dir / name, name)
-    except (PenstockError, OSError) as error:
+    except Exception as error:  # noqa: BLE001 - whatever it is, the driver must know, and the lane must go on
         cause = f"{type(error).__name__}: {error}"
-        return UploadFailed(upload.run, upload.handle.subtask, upload.handle.version, cause)
+        return UploadFailed(upload.run, asked.subtask, asked.version, cause)  # a checkpoint waits for that one
     return UploadDone(upload.run, upload.handle, round((time.monotonic() - started) * 1000, 3))
 
 
@@ -82,31 +83,34 @@ def _with_newest(upload: Upload) -> Upload:
 
 
 class Uploader:
-    """One queue and one thread a worker process; uploads of one subtask happen in order."""
+    """One lane a subtask: uploads of one subtask happen in order, and none waits for another subtask's."""
 
     def __init__(self) -> None:
-        self._queue: queue.SimpleQueue[None] = queue.SimpleQueue()
-        self._waiting: list[Upload] = []
+        self._lanes: dict[SubtaskId, list[Upload]] = {}
         self._lock = threading.Lock()
-        self._thread: threading.Thread | None = None
 
     def submit(self, upload: Upload) -> None:
         """Upload later, in the background."""
+        subtask = upload.handle.subtask
         with self._lock:
-            self._waiting = [one for one in self._waiting if not _superseded(one, upload)]
-            self._waiting.append(upload)
-            if self._thread is None or not self._thread.is_alive():
-                self._thread = threading.Thread(target=self._work, name="penstock-uploader", daemon=True)
-                self._thread.start()
-        self._queue.put(None)
+            idle = subtask not in self._lanes
+            waiting = [one for one in self._lanes.get(subtask, []) if not _superseded(one, upload)]
+            self._lanes[subtask] = [*waiting, upload]
+        if idle:
+            name = f"penstock-upload-{subtask}"
+            threading.Thread(target=self._work, args=(subtask,), name=name, daemon=True).start()
 
-    def _work(self) -> None:
-        while True:
-            self._queue.get()
-            with self._lock:
-                upload = self._waiting.pop(0) if self._waiting else None
-            if upload is not None:
-                _report(upload, perform(upload))
+    def _work(self, subtask: SubtaskId) -> None:
+        while (upload := self._next(subtask)) is not None:
+            _report(upload, perform(upload))
+
+    def _next(self, subtask: SubtaskId) -> Upload | None:
+        """The next upload of a lane; a lane with nothing left is closed in the same moment."""
+        with self._lock:
+            if not self._lanes[subtask]:
+                del self._lanes[subtask]
+                return None
+            return self._lanes[subtask].pop(0)
 
 
 def _superseded(waiting: Upload, newer: Upload) -> bool:

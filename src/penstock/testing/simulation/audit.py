@@ -113,7 +113,9 @@ class Audit:
     def _all_input_is_in(self) -> None:
         at = [tuple(completed.barrier.positions["source"]) for completed in self.checkpoints()]
         if not at or at[-1] != self._site.source.end:
-            raise Violation(f"the job is finished, but its checkpoints are at {at}, not at {self._site.source.end}")
+            raise Violation(
+                f"the job is finished, but its checkpoints are at {at}, not at {self._site.source.end}"
+            )
 
     def _files_exist(self, completed: Completed) -> None:
         missing = sorted(completed.files - set(self._site.storage.names("state")))

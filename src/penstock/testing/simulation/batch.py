@@ -81,7 +81,9 @@ class Batch:
 
     def _operator(self, uid: str, items: list[Item], results: list[Item]) -> Iterator[None]:
         for index in range(self.parallelism):
-            mine = [item for item in items if subtask_of(item.key, self.parallelism, MAX_PARALLELISM) == index]
+            mine = [
+                item for item in items if subtask_of(item.key, self.parallelism, MAX_PARALLELISM) == index
+            ]
             subtask = SubtaskId(uid, index)
             if not mine:
                 continue
@@ -92,8 +94,8 @@ class Batch:
             self.handles[subtask] = handle
             self.reports[subtask] = SubtaskReport(subtask, rows=len(mine), state_bytes=handle.size)
             self.transactions += [transaction] if transaction else []
-            for row in rows.to_pylist() if rows is not None else []:
-                results.append(Item(row["key"], tuple(row["records"])))
+            emitted = rows.to_pylist() if rows is not None else []
+            results += [Item(row["key"], tuple(row["records"])) for row in emitted]
             yield
 
     def _attempt(

@@ -28,7 +28,9 @@ class External:
 
     def rows(self, sink: str) -> list[Row]:
         """What a reader of this sink sees."""
-        return [row for name, rows in self.visible.items() if self.facts[name]["sink"] == sink for row in rows]
+        return [
+            row for name, rows in self.visible.items() if self.facts[name]["sink"] == sink for row in rows
+        ]
 
     def begin(self, transaction: Transaction) -> None:
         """Open a transaction."""

@@ -145,14 +145,16 @@ class SimulatedRun:
         if self._work.mode is Mode.AT_MOST_ONCE:
             number, positions = last_begun(self._storage)
             return CheckpointId(number + 1), positions or self._site.source.start
-        at = tuple(point.checkpoint.barrier.positions["source"]) if point.checkpoint else self._site.source.start
+        at = (
+            tuple(point.checkpoint.barrier.positions["source"])
+            if point.checkpoint
+            else self._site.source.start
+        )
         return CheckpointId(point.id + 1), at
 
     def _make_coordinator(self) -> Coordinator:
         layouts = dict.fromkeys(OPERATORS, DESCRIBED_LAYOUT)
-        identity = Identity(
-            JOB, self._point.run, self._parallelism, MAX_PARALLELISM, layouts, self._point.id
-        )
+        identity = Identity(JOB, self._point.run, self._parallelism, MAX_PARALLELISM, layouts, self._point.id)
         now = Now(self._site.clock.monotonic(), self._site.clock.wall())
         self._protocol = Protocol(
             self._work.checkpoint, identity, self._point.retained, now, self._handles.values()

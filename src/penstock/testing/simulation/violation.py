@@ -3,5 +3,5 @@
 from __future__ import annotations
 
 
-class Violation(BaseException):  # noqa: N818 - the finding of a test, not an error of the program
+class Violation(BaseException):
     """Something that must always hold did not. Not an `Exception`, so that nothing under test retries it away."""

@@ -87,7 +87,9 @@ class World:
         return run.finished
 
     def _judge(self, index: int, failure: BaseException | None) -> None:
-        self.log.append(f"run {index}: {type(failure).__name__}: {failure}" if failure else f"run {index} ended")
+        self.log.append(
+            f"run {index}: {type(failure).__name__}: {failure}" if failure else f"run {index} ended"
+        )
         if failure is not None and not isinstance(failure, (SimulatedCrash, *EXPECTED_FAILURES)):
             raise failure
 

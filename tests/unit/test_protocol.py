@@ -1,0 +1,567 @@
+"""The checkpoint protocol: events in, actions out, under a virtual clock."""
+
+from __future__ import annotations
+
+import pytest
+from protocol_story import (
+    RUN,
+    SUBTASKS,
+    Story,
+    completed,
+    discarded,
+    file_of,
+    forgotten,
+    given_up,
+    handle,
+    handles_at,
+    only,
+    transaction,
+)
+
+from penstock.checkpoint.events import (
+    Commit,
+    Committed,
+    Drain,
+    FailJob,
+    JobEnded,
+    MarkCommitted,
+    MetadataFailed,
+    SnapshotDeclined,
+    SnapshotDurable,
+    SweepTransactions,
+    WriteMetadata,
+)
+from penstock.config import Mode
+from penstock.errors import InternalError
+from penstock.ids import CheckpointId
+
+FIRST, SECOND = SUBTASKS
+
+
+def declined(version: int, subtask=FIRST) -> SnapshotDeclined:
+    return SnapshotDeclined(subtask, version, "disk full")
+
+
+def promised(actions: list) -> list[int]:
+    """The batches whose transactions the metadata names."""
+    (write,) = only(actions, WriteMetadata)
+    return [one.checkpoint for one in write.completed.transactions]
+
+
+def committed_batches(actions: list) -> list[int]:
+    return [one.checkpoint for commit in only(actions, Commit) for one in commit.transactions]
+
+
+# ── when a checkpoint is triggered ─────────────────────────────────────────────────────────────
+
+
+def test_interval() -> None:
+    """A batch ends in a checkpoint only when the interval has passed since the last trigger."""
+    story = Story(interval="10s", max_concurrent=9)
+    assert not story.begin(0)
+    assert not story.begin(1, seconds=9.9)
+    assert story.begin(2, seconds=0.2)
+    assert not story.begin(3, seconds=9)
+    assert story.begin(4, seconds=1)
+
+
+def test_min_pause() -> None:
+    """The pause counts from the end of the last checkpoint, whatever the interval says."""
+    story = Story(interval="10s", min_pause="5s")
+    story.begin(0, seconds=10)
+    story.finish(0)
+    story.after(9)
+    story.store(0)
+    story.written(0)
+    assert not story.begin(1, seconds=4.9)
+    assert story.begin(2, seconds=0.2)
+
+
+def test_min_pause_after_a_failure() -> None:
+    """A checkpoint that was given up ends too."""
+    story = Story(min_pause="30s", tolerable_failures=1)
+    story.begin(0, seconds=10)
+    story.after(15)
+    story.tell(declined(0))
+    assert not story.begin(1, seconds=29)
+    assert story.begin(2, seconds=1)
+
+
+def test_max_concurrent() -> None:
+    """No more checkpoints are under way at once than allowed, and one that ends makes room."""
+    story = Story(max_concurrent=2)
+    assert story.begin(0, seconds=10)
+    assert story.begin(1, seconds=10)
+    assert not story.begin(2, seconds=10)
+    story.finish(0)
+    story.store(0)
+    story.written(0)
+    assert story.begin(3)
+
+
+# ── completing ─────────────────────────────────────────────────────────────────────────────────
+
+
+def test_completes_when_all_acknowledged() -> None:
+    """The metadata is written only when the batch is finished and every subtask's files are in storage."""
+    story = Story()
+    story.begin(0, seconds=10)
+    assert not only(story.finish(0), WriteMetadata)
+    assert not only(story.store(0, FIRST), WriteMetadata)
+    assert only(story.store(0, SECOND), WriteMetadata)
+
+
+def test_uploads_may_end_before_the_batch() -> None:
+    """A subtask whose upload ended first has acknowledged when the barrier has passed the whole job, not before."""
+    story = Story()
+    story.begin(0, seconds=10)
+    assert not story.store(0)
+    assert only(story.finish(0), WriteMetadata)
+
+
+def test_content_of_the_metadata() -> None:
+    """It names the barrier, one handle a subtask, the transactions, who measured what, and how long it took."""
+    story = Story(restored=(completed(4),))
+    story.begin(5, seconds=10)
+    story.finish(5, transaction(5))
+    story.after(2)
+    (write,) = only(story.store(5), WriteMetadata)
+    content = write.completed
+    assert (content.checkpoint, content.run, content.mode) == (5, RUN, "exactly-once")
+    assert content.barrier.progress_log == "entry 5"
+    assert content.operators["views"].handles == tuple(handles_at(5).values())
+    assert [one.checkpoint for one in content.transactions] == [5]
+    assert {report.async_ms for report in content.subtasks} == {7.0}
+    assert content.duration_ms == 2000.0
+    assert content.completed_at - content.triggered_at == pytest.approx(2.0)
+
+
+def test_a_subtask_without_rows_acknowledges_with_what_it_had() -> None:
+    """A handle whose files are in storage from before needs no upload."""
+    story = Story()
+    story.batch(0)
+    story.begin(1, seconds=10)
+    carried = {FIRST: handle(FIRST, 1, file_of(FIRST, 0)), SECOND: handle(SECOND, 1, file_of(SECOND, 1))}
+    story.finish(1, handles=carried)
+    (write,) = only(story.store(1, SECOND), WriteMetadata)
+    assert write.completed.files == {file_of(FIRST, 0), file_of(SECOND, 1)}
+
+
+def test_metadata_for_a_checkpoint_that_is_not_being_written() -> None:
+    """An answer that nobody asked for is a bug, and is said to be one."""
+    story = Story()
+    story.begin(0, seconds=10)
+    with pytest.raises(InternalError, match="0 is not being written"):
+        story.written(0)
+
+
+def test_idle_trigger() -> None:
+    """When no new batch comes, the newest finished one is completed once the interval is over and its files are in storage."""
+    story = Story()
+    story.begin(0)
+    story.finish(0)
+    assert not story.tick(11)
+    story.store(0)
+    assert [one.completed.checkpoint for one in only(story.tick(), WriteMetadata)] == [0]
+    story.written(0)
+    assert not story.tick(11)
+
+
+def test_drain() -> None:
+    """With no more batches to come the newest is completed at once, and nothing is settled before it is committed."""
+    story = Story(interval="1h")
+    story.batch(0)
+    story.begin(1)
+    story.finish(1, transaction(1))
+    assert not story.protocol.settled
+    assert not story.tell(Drain())
+    (write,) = only(story.store(1), WriteMetadata)
+    assert write.completed.checkpoint == 1
+    (commit,) = only(story.written(1), Commit)
+    assert not story.protocol.settled
+    story.tell(Committed(commit.transactions))
+    assert story.protocol.settled
+
+
+def test_nothing_is_settled_before_the_drain_was_taken() -> None:
+    """A batch may be finished whose event still waits in front of `Drain`, so that an early look must not say 'settled'."""
+    story = Story()
+    story.checkpoint(0)
+    assert not story.protocol.settled
+    story.tell(Drain())
+    assert story.protocol.settled
+
+
+def test_drain_tries_again_after_a_failure() -> None:
+    """The last checkpoint is triggered again when it was given up and failures are tolerated."""
+    story = Story(tolerable_failures=1)
+    story.begin(0)
+    story.finish(0)
+    story.tell(Drain())
+    assert given_up(story.tell(declined(0))) == [(0, "DECLINED")]
+    story.tick()
+    assert only(story.store(0), WriteMetadata)
+
+
+# ── modes ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def later(subtask=FIRST, version: int = 1) -> SnapshotDurable:
+    return SnapshotDurable(handles_at(version)[subtask])
+
+
+def test_exactly_once_refuses_a_later_version() -> None:
+    """A handle from after the barrier is no acknowledgement: the checkpoint waits for the state at the barrier."""
+    story = Story(mode=Mode.EXACTLY_ONCE)
+    story.begin(0, seconds=10)
+    story.finish(0)
+    story.begin(1)
+    story.finish(1)
+    assert not story.tell(later(FIRST)) + story.tell(later(SECOND))
+    (write,) = only(story.store(0), WriteMetadata)
+    assert {one.version for one in write.completed.operators["views"].handles} == {0}
+
+
+def test_at_least_once_takes_a_later_version() -> None:
+    """A version at or after the barrier will do; the positions stay those that are in every subtask."""
+    story = Story(mode=Mode.AT_LEAST_ONCE)
+    story.begin(0, seconds=10)
+    story.finish(0)
+    story.begin(1)
+    story.finish(1)
+    story.tell(later(FIRST))
+    (write,) = only(story.store(0, SECOND), WriteMetadata)
+    assert [one.version for one in write.completed.operators["views"].handles] == [1, 0]
+    assert (write.completed.checkpoint, write.completed.barrier.progress_log) == (0, "entry 0")
+
+
+def test_at_least_once_moves_the_cut_along() -> None:
+    """When every subtask handed in a later version, the checkpoint stands for the earliest of those."""
+    story = Story(mode=Mode.AT_LEAST_ONCE)
+    story.begin(0, seconds=10)
+    for batch in (0, 1):
+        story.finish(batch)
+    story.tell(later(FIRST))
+    (write,) = only(story.tell(later(SECOND)), WriteMetadata)
+    assert (write.completed.checkpoint, write.completed.barrier.progress_log) == (1, "entry 1")
+    story.written(1)
+    assert story.protocol.last_completed == 1
+
+
+def test_two_checkpoints_never_stand_for_the_same_cut() -> None:
+    """At least once, with two under way, the one whose cut is already being written is held back and then subsumed."""
+    story = Story(mode=Mode.AT_LEAST_ONCE, max_concurrent=2)
+    story.begin(0, seconds=10)
+    story.begin(1, seconds=10)
+    for batch in (0, 1):
+        story.finish(batch)
+    story.tell(later(FIRST))
+    assert len(only(story.tell(later(SECOND)), WriteMetadata)) == 1
+    assert given_up(story.written(1)) == [(1, "SUBSUMED")]
+    assert not story.protocol.pending
+
+
+def test_exactly_once_commits_after_the_metadata() -> None:
+    """No transaction is committed before the metadata that names it is written."""
+    story = Story()
+    actions = story.batch(0, transaction(0), seconds=10)
+    assert not only(actions, Commit)
+    assert promised(actions) == [0]
+    assert committed_batches(story.written(0)) == [0]
+
+
+@pytest.mark.parametrize("mode", [Mode.AT_LEAST_ONCE, Mode.AT_MOST_ONCE])
+def test_the_other_modes_write_through(mode: Mode) -> None:
+    """Transactions are committed as soon as their batch is finished, once."""
+    story = Story(mode=mode)
+    story.begin(0, seconds=10)
+    assert committed_batches(story.finish(0, transaction(0))) == [0]
+    story.store(0)
+    assert not only(story.written(0), Commit)
+
+
+def test_at_most_once_promises_nothing() -> None:
+    """A commit in doubt is not made again, so the metadata names no transaction."""
+    story = Story(mode=Mode.AT_MOST_ONCE)
+    assert promised(story.batch(0, transaction(0), seconds=10)) == []
+
+
+def test_at_least_once_promises_what_is_not_known_to_be_committed() -> None:
+    """A crash between metadata and commit must not lose rows, so they are named."""
+    story = Story(mode=Mode.AT_LEAST_ONCE)
+    assert promised(story.batch(0, transaction(0), seconds=10)) == [0]
+
+
+# ── transactions ───────────────────────────────────────────────────────────────────────────────
+
+
+def test_batches_without_a_checkpoint_are_committed_with_the_next_one() -> None:
+    """A checkpoint names and commits the transactions of all batches since the last one, in order."""
+    story = Story()
+    story.batch(0, transaction(0))
+    story.batch(1, transaction(1))
+    assert promised(story.batch(2, transaction(2), seconds=10)) == [0, 1, 2]
+    assert committed_batches(story.written(2)) == [0, 1, 2]
+
+
+def test_transactions_of_an_aborted_checkpoint_are_carried_over() -> None:
+    """What a checkpoint that was given up would have committed is named and committed by the next."""
+    story = Story(tolerable_failures=1)
+    story.begin(0, seconds=10)
+    story.finish(0, transaction(0))
+    story.tell(declined(0))
+    assert promised(story.batch(1, transaction(1), seconds=10)) == [0, 1]
+    assert committed_batches(story.written(1)) == [0, 1]
+
+
+def test_uncommitted_transactions_of_earlier_checkpoints_are_named_again() -> None:
+    """Until a commit is reported every new metadata names it, and it is not asked for twice."""
+    story = Story()
+    story.batch(0, transaction(0), seconds=10)
+    (commit,) = only(story.written(0), Commit)
+    assert promised(story.batch(1, transaction(1), seconds=10)) == [0, 1]
+    assert committed_batches(story.written(1)) == [1]
+    story.tell(Committed(commit.transactions))
+    assert promised(story.batch(2, transaction(2), seconds=10)) == [1, 2]
+
+
+def test_strays_are_swept_up_to_the_checkpoint() -> None:
+    """After a checkpoint completes, what no attempt that counts left in the sinks is aborted; the promised is kept."""
+    story = Story()
+    story.batch(0, transaction(0), seconds=10)
+    (sweep,) = only(story.written(0), SweepTransactions)
+    assert sweep == SweepTransactions(CheckpointId(0), (transaction(0),))
+
+
+def test_a_checkpoint_is_marked_when_all_it_promised_is_committed() -> None:
+    """The mark comes with the last commit of the newest checkpoint, not before."""
+    story = Story()
+    story.batch(0, transaction(0), seconds=10)
+    (first,) = only(story.written(0), Commit)
+    story.batch(1, transaction(1), seconds=10)
+    (second,) = only(story.written(1), Commit)
+    assert not only(story.tell(Committed(first.transactions)), MarkCommitted)
+    (mark,) = only(story.tell(Committed(second.transactions)), MarkCommitted)
+    assert mark.completed.checkpoint == 1
+
+
+# ── failures ───────────────────────────────────────────────────────────────────────────────────
+
+
+def test_timeout_names_who_is_late() -> None:
+    """A checkpoint that is late is given up, and the message says who did not acknowledge and what to do."""
+    story = Story(timeout="60s", tolerable_failures=1)
+    story.begin(0, seconds=10)
+    story.finish(0)
+    story.store(0, FIRST)
+    assert not story.tick(59)
+    (announce,) = [one for one in story.tick(1) if hasattr(one, "detail")]
+    assert "after 60 s: 1 of 2 subtasks did not acknowledge (views-1)" in announce.detail
+    assert "raise checkpoint.timeout" in announce.detail
+    assert not only(story.store(0, SECOND), WriteMetadata)
+
+
+def test_timeout_while_the_batch_runs() -> None:
+    """The message says so when the batch itself takes longer than a checkpoint may."""
+    story = Story(timeout="60s")
+    story.begin(0, seconds=10)
+    actions = story.tick(60)
+    assert given_up(actions) == [(0, "EXPIRED")]
+    assert "its batch is still being processed" in only(actions, FailJob)[0].detail
+
+
+def test_no_timeout_while_the_metadata_is_written() -> None:
+    """What is being written is no longer given up: nobody could say whether it exists."""
+    story = Story(timeout="60s")
+    story.batch(0, seconds=10)
+    assert not story.tick(61)
+    assert not story.tell(declined(0))
+    story.written(0)
+    assert story.protocol.last_completed == 0
+
+
+def test_decline() -> None:
+    """A subtask that cannot store its state ends the checkpoint at once; one that has acknowledged, or is not waited for, does not."""
+    story = Story(tolerable_failures=9)
+    story.begin(0, seconds=10)
+    story.finish(0)
+    story.store(0, FIRST)
+    assert not story.tell(declined(0, FIRST))
+    assert not story.tell(declined(7, SECOND))
+    assert given_up(story.tell(declined(0, SECOND))) == [(0, "DECLINED")]
+    assert not story.protocol.pending
+
+
+def test_too_many_failures_in_a_row_fail_the_job() -> None:
+    """One more than tolerated fails the job, with the reason and the checkpoint it goes back to."""
+    story = Story(tolerable_failures=1, restored=(completed(4),))
+    for batch in (5, 6):
+        story.begin(batch, seconds=10)
+        story.finish(batch)
+        failed = only(story.tell(declined(batch)), FailJob)
+    assert len(only(story.actions, FailJob)) == 1
+    assert "failure 2 in a row" in failed[0].detail
+    assert "goes back to checkpoint 4" in failed[0].detail
+
+
+def test_a_success_resets_the_count_of_failures() -> None:
+    """Only failures in a row count."""
+    story = Story(tolerable_failures=1)
+    for batch in (0, 2, 4):
+        story.begin(batch, seconds=10)
+        story.tell(declined(batch))
+        story.finish(batch)
+        story.checkpoint(batch + 1)
+    assert not only(story.actions, FailJob)
+
+
+def test_metadata_that_could_not_be_written() -> None:
+    """It counts as a failure, and the transactions go to the next checkpoint."""
+    story = Story(tolerable_failures=1)
+    story.batch(0, transaction(0), seconds=10)
+    actions = story.tell(MetadataFailed(CheckpointId(0), "no space"))
+    assert given_up(actions) == [(0, "METADATA_FAILED")]
+    assert promised(story.batch(1, seconds=10)) == [0]
+
+
+def test_subsumption() -> None:
+    """With two under way the newer may complete first; the older is then given up, which is no failure."""
+    story = Story(max_concurrent=2, tolerable_failures=0)
+    for batch in (0, 1):
+        story.begin(batch, seconds=10)
+        story.finish(batch, transaction(batch))
+    assert promised(story.store(1)) == [0, 1]
+    actions = story.written(1)
+    assert given_up(actions) == [(0, "SUBSUMED")]
+    assert committed_batches(actions) == [0, 1]
+    assert not only(story.actions, FailJob)
+    assert discarded(actions) == {file_of(FIRST, 0), file_of(SECOND, 0)}
+
+
+def test_an_older_checkpoint_is_not_written_behind_a_newer_one() -> None:
+    """While the newer is being written the older waits, and is subsumed when the newer exists."""
+    story = Story(max_concurrent=2)
+    for batch in (0, 1):
+        story.begin(batch, seconds=10)
+        story.finish(batch)
+    story.store(1)
+    assert not only(story.store(0), WriteMetadata)
+    assert given_up(story.written(1)) == [(0, "SUBSUMED")]
+    assert [one.checkpoint for one in story.protocol.completed] == [1]
+
+
+def test_an_older_checkpoint_is_written_when_the_newer_failed() -> None:
+    """The one that waited behind a newer one is not lost when that could not be written."""
+    story = Story(max_concurrent=2, tolerable_failures=1)
+    for batch in (0, 1):
+        story.begin(batch, seconds=10)
+        story.finish(batch)
+    story.store(1)
+    story.store(0)
+    actions = story.tell(MetadataFailed(CheckpointId(1), "no space"))
+    assert [one.completed.checkpoint for one in only(actions, WriteMetadata)] == [0]
+
+
+# ── retention and files ────────────────────────────────────────────────────────────────────────
+
+
+def test_retention() -> None:
+    """As many completed checkpoints as asked for are kept; the metadata and the files of older ones go."""
+    story = Story(retained=2)
+    story.checkpoint(0)
+    assert not forgotten(story.checkpoint(1))
+    actions = story.checkpoint(2)
+    assert forgotten(actions) == [0]
+    assert discarded(actions) == {file_of(FIRST, 0), file_of(SECOND, 0)}
+
+
+def test_a_restored_checkpoint_is_subsumed_like_any_other() -> None:
+    """What an earlier run completed is forgotten when this one has completed enough."""
+    story = Story(restored=(completed(4, "state/old"),))
+    actions = story.checkpoint(5)
+    assert (forgotten(actions), discarded(actions)) == ([4], {"state/old"})
+
+
+def test_a_shared_file_outlives_the_checkpoint_that_wrote_it() -> None:
+    """A file that a later checkpoint names too is not discarded with the earlier one."""
+    story = Story(restored=(completed(4, "state/old"),))
+    story.begin(5, seconds=10)
+    shared = {FIRST: handle(FIRST, 5, "state/old"), SECOND: handle(SECOND, 5)}
+    story.finish(5, handles=shared)
+    actions = story.written(5)
+    assert (forgotten(actions), discarded(actions)) == ([4], set())
+
+
+def test_files_of_pending_and_working_versions_stay() -> None:
+    """A file goes when neither a completed nor a pending checkpoint nor the newest version names it, and not before."""
+    story = Story(max_concurrent=1)
+    story.batch(0)
+    story.begin(1, seconds=10)
+    assert not discarded(story.actions)
+    assert discarded(story.finish(1)) == {file_of(FIRST, 0), file_of(SECOND, 0)}
+    story.begin(2)
+    assert not discarded(story.finish(2))
+    story.store(2)
+    assert not discarded(story.store(1))
+    assert not discarded(story.written(1))
+    story.begin(3)
+    assert discarded(story.finish(3)) == {file_of(FIRST, 2), file_of(SECOND, 2)}
+
+
+def test_a_checkpoint_that_was_given_up_leaves_no_file() -> None:
+    """What only it named is discarded, also when it is uploaded afterwards."""
+    story = Story(tolerable_failures=1)
+    story.begin(0, seconds=10)
+    story.finish(0)
+    story.begin(1)
+    story.finish(1)
+    assert file_of(FIRST, 0) in discarded(story.tell(declined(0)))
+    assert discarded(story.store(0, SECOND)) == {file_of(SECOND, 0)}
+
+
+def test_files_of_attempts_that_spark_did_not_keep() -> None:
+    """They are left alone until the batch is finished, because only then it is known which attempt counts; then they go."""
+    story = Story()
+    story.begin(0)
+    stray = SnapshotDurable(handle(FIRST, 0, "state/stray"))
+    assert not story.tell(stray)
+    assert discarded(story.finish(0)) == {"state/stray"}
+    assert discarded(story.tell(stray)) == {"state/stray"}
+
+
+def test_undurable_files() -> None:
+    """Whoever begins a batch can ask which files of the handles it hands out are not in storage, whatever was told so far."""
+    story = Story()
+    story.begin(0)
+    files = {file_of(FIRST, 0), file_of(SECOND, 0)}
+    assert story.protocol.undurable(files) == files
+    story.store(0, FIRST)
+    assert story.protocol.undurable(files) == {file_of(SECOND, 0)}
+    assert story.protocol.undurable_files == set()
+    story.finish(0)
+    assert story.protocol.undurable_files == {file_of(SECOND, 0)}
+
+
+# ── the end ────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_job_end() -> None:
+    """What is pending is given up without counting as a failure, and its files go; completed checkpoints stay."""
+    story = Story()
+    story.checkpoint(0)
+    story.begin(1, seconds=10)
+    story.finish(1)
+    actions = story.tell(JobEnded())
+    assert given_up(actions) == [(1, "JOB_ENDED")]
+    assert discarded(actions) == {file_of(FIRST, 1), file_of(SECOND, 1)}
+    assert not forgotten(actions)
+    assert not only(actions, FailJob)
+
+
+def test_job_end_while_the_metadata_is_written() -> None:
+    """A checkpoint whose metadata may exist already keeps its files: the next run may go on from it."""
+    story = Story()
+    story.batch(0, seconds=10)
+    actions = story.tell(JobEnded())
+    assert not given_up(actions)
+    assert not discarded(actions)
