@@ -47,9 +47,12 @@ def send(address: Address, message: Message) -> None:
 
 
 class Mailbox:
-    """Receives messages and hands each to `deliver`, which must not block for long."""
+    """Receives messages and hands each to `deliver`, which must not block for long.
 
-    def __init__(self, host: str, deliver: Callable[[Message], None]) -> None:
+    It listens on `bind`; executors reach it as `host`, where that is another name.
+    """
+
+    def __init__(self, bind: str, deliver: Callable[[Message], None], *, host: str | None = None) -> None:
         secret = secrets.token_hex(16)
 
         class Handler(socketserver.StreamRequestHandler):
@@ -69,8 +72,8 @@ class Mailbox:
             daemon_threads = True
             request_queue_size = 128
 
-        self._server = Server((host, 0), Handler)
-        self.address = Address(host, self._server.server_address[1], secret)
+        self._server = Server((bind, 0), Handler)
+        self.address = Address(host or bind, self._server.server_address[1], secret)
         self._thread = threading.Thread(
             target=self._server.serve_forever, name="penstock-mailbox", daemon=True
         )

@@ -51,7 +51,9 @@ def remember_newest(local_dir: Path, handle: StateHandle) -> None:
     """Leave the handle where any worker on this machine finds it."""
     path = _newest_path(local_dir, handle)
     path.parent.mkdir(parents=True, exist_ok=True)
-    scratch = path.with_name(f"{path.name}.{uuid4().hex}")  # workers are forks: their thread ids are all the same
+    scratch = path.with_name(
+        f"{path.name}.{uuid4().hex}"
+    )  # workers are forks: their thread ids are all the same
     scratch.write_bytes(msgspec.json.encode(handle))
     scratch.replace(path)
 
@@ -72,7 +74,9 @@ def perform(upload: Upload) -> Message:
             upload.storage.upload(upload.local_dir / name, name)
     except Exception as error:  # noqa: BLE001 - whatever it is, the driver must know, and the lane must go on
         cause = f"{type(error).__name__}: {error}"
-        return UploadFailed(upload.run, asked.subtask, asked.version, cause)  # a checkpoint waits for that one
+        return UploadFailed(
+            upload.run, asked.subtask, asked.version, cause
+        )  # a checkpoint waits for that one
     return UploadDone(upload.run, upload.handle, round((time.monotonic() - started) * 1000, 3))
 
 

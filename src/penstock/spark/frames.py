@@ -54,13 +54,13 @@ class BatchFrames:
         for operator in self.compiled.graph.operators:
             if operator.uid in self.compiled.shared:
                 self._frames[id(operator)] = shared = self._persist(self._operator(operator))
-                shared.foreachPartition(_ignore)
+                shared.count()  # every partition, now: two consumers must not compute one at the same time
         outputs = [self._output(output) for output in self.compiled.graph.outputs]
         reduce(DataFrame.union, outputs).collect()
 
     def run_operator(self, operator: Keyed) -> None:
         """Run an operator whose results nobody asked for: its state must see the rows all the same."""
-        self._frame(operator).foreachPartition(_ignore)
+        self._frame(operator).count()
 
     def release(self) -> None:
         """Free what was materialised."""
@@ -133,7 +133,3 @@ class BatchFrames:
 def _order(column: str) -> Column:
     name, _, direction = column.partition(" ")
     return F.col(quoted(name)).desc() if direction.strip().lower() == "desc" else F.col(quoted(name)).asc()
-
-
-def _ignore(_: object) -> None:
-    """Consume nothing: the work is done before the first row is handed on."""

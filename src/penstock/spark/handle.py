@@ -12,7 +12,14 @@ from penstock.checkpoint.completed import Completed
 from penstock.checkpoint.metadata import checkpoint_ids, files_of
 from penstock.clock import SYSTEM_CLOCK
 from penstock.config import OnCancel, choice
-from penstock.errors import CommitLostError, CorruptStateError, FencedError, JobFailedError, PenstockError
+from penstock.errors import (
+    CommitLostError,
+    CorruptStateError,
+    FencedError,
+    JobFailedError,
+    PenstockError,
+    UnavailableError,
+)
 from penstock.ids import RunId
 from penstock.recovery.fencing import beat, read_descents, refuse_if_running
 from penstock.recovery.restore import JobRecord, check_job_record, choose
@@ -54,6 +61,7 @@ class JobHandle:
         self._failure: BaseException | None = None
         self._observer = Observer({source.uid: len(leaves(source.frame)) for source in job.graph.sources})
         self._run: QueryRun | None = None
+        self._restore: int | None = None
         self._drop_state: tuple[str, ...] = ()
         self._thread = threading.Thread(target=self._work, name=f"penstock-{job.name}", daemon=True)
 
@@ -76,10 +84,11 @@ class JobHandle:
             refuse_if_running(job.storage, SYSTEM_CLOCK.wall())
         handle = cls(job, compiled, available_now=available_now)
         _log.info("job %s starts, %s", job.name, guarantee)
-        handle._drop_state = drop_state
-        handle._run = handle._new_run()
+        handle._restore, handle._drop_state = restore, drop_state
         try:
-            handle._run.prepare(restore, drop_state)
+            handle._run = handle._prepared_run()
+        except UnavailableError as error:
+            _log.warning("job %s cannot come up yet, it is tried again: %s", job.name, error)
         except BaseException:
             handle._status = Status.FAILED
             handle._say_goodbye()  # so that the next start is not told that this one is running
@@ -132,8 +141,11 @@ class JobHandle:
 
     # ── the loop around the runs ───────────────────────────────────────────────────────────────
 
-    def _new_run(self) -> QueryRun:
-        return QueryRun(self._job, self._compiled, self._observer, self._available_now, self._stopping)
+    def _prepared_run(self) -> QueryRun:
+        run = QueryRun(self._job, self._compiled, self._observer, self._available_now, self._stopping)
+        run.prepare(self._restore, self._drop_state)
+        self._restore = None  # later attempts go on from the newest checkpoint
+        return run
 
     def _work(self) -> None:
         try:
@@ -162,19 +174,19 @@ class JobHandle:
                 failures.append(SYSTEM_CLOCK.monotonic())
                 delay_s = None if self._cancelled else self._job.restart.delay_s(failures, rng)
                 self._go_back_or_give_up(error, delay_s, len(failures))
+                if self._stopping.is_set():
+                    break
             else:
                 break
         if self._cancelled:
             self._forget_if_asked()
 
     def _attempt(self) -> None:
-        run = self._run
-        if run is None:
-            run = self._run = self._new_run()
-            run.prepare(None, self._drop_state)
+        if self._run is None:
+            self._run = self._prepared_run()
             self._status = Status.RUNNING
         try:
-            run.run()
+            self._run.run()
         finally:
             self._run = None
 

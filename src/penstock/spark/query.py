@@ -56,6 +56,7 @@ _log = logging.getLogger(__name__)
 
 POLL_S = 0.1
 BATCH_GRACE_S = 60.0
+LOOPBACK = "127.0.0.1"
 FATAL = (ConfigError, IncompatibleStateError, BadRecordError)
 
 
@@ -150,11 +151,10 @@ class QueryRun:
 
     def run(self) -> None:
         """Run until the input is done (available_now), `stopping` is set, or something fails; then raise why."""
-        session = self.compiled.session
-        host = session.conf.get("spark.driver.bindAddress", None) or session.conf.get(
-            "spark.driver.host", "127.0.0.1"
-        )
-        self._mailbox = Mailbox(str(host), self._deliver)
+        conf = self.compiled.session.sparkContext.getConf()
+        host = conf.get("spark.driver.host", LOOPBACK) or LOOPBACK
+        bind = conf.get("spark.driver.bindAddress", host) or host
+        self._mailbox = Mailbox(bind, self._deliver, host=host)
         self._loop = CoordinatorLoop(
             self._make_coordinator, storage=self.job.storage, run=self.point.run, on_failure=self._fail
         )

@@ -123,7 +123,8 @@ class OperatorTask(ABC):
         durable = frozenset() if before is None else before.files - plan.undurable
         if handle.files <= durable:
             return
-        remember_newest(plan.local_dir, handle)
+        if plan.newest_will_do:
+            remember_newest(plan.local_dir, handle)
         UPLOADER.submit(
             Upload(
                 plan.storage,
