@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 
 import chaos_job
+import held_storage
 import known_truth
 import msgspec
 from chaos_job import SIDE_BY_SIDE, build_job
@@ -46,7 +47,7 @@ def main() -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("py4j").setLevel(logging.WARNING)
     threading.Thread(target=_die_with_parent, daemon=True).start()
-    for module in (chaos_job, known_truth):
+    for module in (chaos_job, held_storage, known_truth):
         cloudpickle.register_pickle_by_value(module)
     try:
         _work(settings)

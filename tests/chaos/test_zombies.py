@@ -11,7 +11,7 @@ import pytest
 from held_storage import held_path, release_path
 from known_truth import Site, Traffic, assert_exact
 from moments import Moment, first_batch_done, look
-from processes import Drivers, drivers_of
+from processes import Driver, Drivers, drivers_of
 
 from penstock.checkpoint.metadata import checkpoint_ids
 from penstock.recovery.fencing import STALE_AFTER_S, newest_run
@@ -32,6 +32,14 @@ def take_over(drivers: Drivers, site: Site, *, takeover: bool) -> None:
     )
     seen = completed(site)
     drivers.wait_for("more checkpoints of the new owner", lambda: completed(site) > seen, owner)
+
+
+def assert_fenced(drivers: Drivers, site: Site, zombie: Driver) -> None:
+    """It ends by itself, and does not take the job back."""
+    owner = newest_run(site.storage)
+    drivers.wait_for("the end of the zombie", lambda: zombie.ended or newest_run(site.storage) > owner)
+    assert newest_run(site.storage) == owner, f"the zombie took the job back:\n{zombie.tail()}"
+    assert zombie.process.returncode == driver.FENCED, zombie.tail()
 
 
 def finish(drivers: Drivers, site: Site, traffic: Traffic) -> None:
@@ -56,7 +64,7 @@ def test_a_stopped_driver_wakes_up_fenced(site, seed):
         time.sleep(STALE_AFTER_S)
         take_over(drivers, site, takeover=False)
         zombie.signal_family(signal.SIGCONT)
-        assert drivers.wait_for_end(zombie) == driver.FENCED, zombie.tail()
+        assert_fenced(drivers, site, zombie)
         finish(drivers, site, traffic)
 
 
@@ -69,7 +77,7 @@ def test_a_driver_held_before_its_metadata_completes_nothing(site, seed):
         take_over(drivers, site, takeover=True)
         release_path(site.root).touch()
         zombie.signal_family(signal.SIGCONT)
-        assert drivers.wait_for_end(zombie) == driver.FENCED, zombie.tail()
+        assert_fenced(drivers, site, zombie)
         finish(drivers, site, traffic)
 
 
@@ -78,6 +86,6 @@ def test_a_live_driver_is_taken_over(site, seed):
     with drivers_of(site) as drivers, Traffic(site, seed) as traffic:
         former = drivers.start(interval="3s")
         drivers.wait_for("a checkpoint", lambda: completed(site) >= 0, former)
-        drivers.start(takeover=True)
-        assert drivers.wait_for_end(former) == driver.FENCED, former.tail()
+        take_over(drivers, site, takeover=True)
+        assert_fenced(drivers, site, former)
         finish(drivers, site, traffic)

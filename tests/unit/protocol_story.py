@@ -54,7 +54,9 @@ def transaction(batch: int, sink: str = "out", subtask: int = 0, attempt: int = 
     return PreCommitted(sink, batch, subtask, identity, rows=1)
 
 
-def completed(number: int, *files: str, run: int = RUN, transactions: tuple[PreCommitted, ...] = ()) -> Completed:
+def completed(
+    number: int, *files: str, run: int = RUN, transactions: tuple[PreCommitted, ...] = ()
+) -> Completed:
     """A checkpoint of one subtask that names these files."""
     views = OperatorState(*LAYOUT, (handle(SUBTASKS[0], number, *files),))
     return Completed(

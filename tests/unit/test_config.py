@@ -50,7 +50,7 @@ def test_too_short_durations() -> None:
 @pytest.mark.parametrize("value", [0, 9, True, 1.0, "1", None])
 def test_whole_numbers_that_are_refused(value: object) -> None:
     """Out of bounds, a boolean and anything that is not an int are refused with the bounds."""
-    with pytest.raises(ConfigError, match="x=.*a whole number from 1 to 8"):
+    with pytest.raises(ConfigError, match=r"x=.*a whole number from 1 to 8"):
         whole_number("x", value, minimum=1, maximum=8)
 
 
@@ -66,7 +66,7 @@ def test_choices() -> None:
     assert {choice("mode", value, Mode) for value in (Mode.AT_MOST_ONCE, "AT_MOST_ONCE", "at-most-once")} == {
         Mode.AT_MOST_ONCE
     }
-    with pytest.raises(ConfigError, match="mode='twice'.*EXACTLY_ONCE, AT_LEAST_ONCE, AT_MOST_ONCE"):
+    with pytest.raises(ConfigError, match=r"mode='twice'.*EXACTLY_ONCE, AT_LEAST_ONCE, AT_MOST_ONCE"):
         choice("mode", "twice", Mode)
     with pytest.raises(ConfigError, match="unknown"):
         choice("mode", ["EXACTLY_ONCE"], Mode)

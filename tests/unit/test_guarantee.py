@@ -49,7 +49,9 @@ def test_the_mode_limits(mode: Mode) -> None:
 @pytest.mark.parametrize("mode", [Mode.EXACTLY_ONCE, Mode.AT_LEAST_ONCE])
 def test_a_mode_that_a_source_cannot_keep_is_refused(mode: Mode) -> None:
     """A source that cannot go back refuses every mode that would need it to, and says what to do."""
-    with pytest.raises(ConfigError, match=rf"{mode.value} cannot be kept: the source 'wire' \(socket\)") as refused:
+    with pytest.raises(
+        ConfigError, match=rf"{mode.value} cannot be kept: the source 'wire' \(socket\)"
+    ) as refused:
         derive(mode, [LOG, SOCKET], [FILES])
     assert "AT_MOST_ONCE" in str(refused.value)
     assert refused.value.facts == {"source": "wire", "mode": mode.value}

@@ -63,13 +63,17 @@ def test_no_state_at_all() -> None:
 
 def test_a_missing_subtask_is_refused() -> None:
     """State with a hole in it is not restored as if it were whole."""
-    with pytest.raises(IncompatibleStateError, match=r"operator views: .*subtasks \[0, 2\], some are missing"):
+    with pytest.raises(
+        IncompatibleStateError, match=r"operator views: .*subtasks \[0, 2\], some are missing"
+    ):
         rescaled([former(3)[0], former(3)[2]], 2)
 
 
 def test_another_backend_is_refused() -> None:
     """The refusal names both backends and what to set."""
-    with pytest.raises(IncompatibleStateError, match="'filesystem', the job has 'memory'; set backend='filesystem'"):
+    with pytest.raises(
+        IncompatibleStateError, match="'filesystem', the job has 'memory'; set backend='filesystem'"
+    ):
         rescaled(former(1), 1, backend="memory")
 
 

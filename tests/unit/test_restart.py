@@ -81,7 +81,9 @@ def test_a_decision_can_be_replayed() -> None:
     """The same failures and the same seed give the same pauses."""
     strategy = exponential_delay()
     failures = list(accumulate([1.0] * 9))
-    first, second = ([strategy.delay_s(failures[:n], random.Random(n)) for n in range(1, 9)] for _ in range(2))
+    first, second = (
+        [strategy.delay_s(failures[:n], random.Random(n)) for n in range(1, 9)] for _ in range(2)
+    )
     assert first == second
 
 

@@ -53,8 +53,8 @@ class Display:
 
     def note(self, text: str, style: str = "") -> None:
         """Say something that stays."""
-        stamp = Text(f"{self._elapsed_s():6.1f} s  ", style="dim")
-        self._console.print(stamp + Text(text, style=style), soft_wrap=True)
+        stamp = (f"{self._elapsed_s():6.1f} s  ", "dim")
+        self._console.print(Text.assemble(stamp, (text, style)), soft_wrap=True)
 
     # ── what happens ───────────────────────────────────────────────────────────────────────────
 

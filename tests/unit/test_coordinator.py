@@ -1,0 +1,275 @@
+"""The coordinator performs what the protocol decides, over a storage and a sink that fail on plan."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from protocol_story import JOB, LAYOUT, SUBTASKS, handle
+from sink_double import TroubledSink, staged, visible
+
+from penstock.checkpoint.completed import Barrier, PreCommitted
+from penstock.checkpoint.coordinator import Coordinator
+from penstock.checkpoint.events import BatchFinished, SnapshotDurable, Tick
+from penstock.checkpoint.metadata import checkpoint_ids, is_committed, metadata_name
+from penstock.checkpoint.protocol import Identity, Now, Protocol
+from penstock.config import Checkpointing
+from penstock.errors import CheckpointFailedError, CommitLostError, FencedError, UnavailableError
+from penstock.ids import CheckpointId
+from penstock.recovery.fencing import claim
+from penstock.storage import LocalStorage
+from penstock.testing.faulty_storage import Failure, FaultPlan, FaultyStorage
+from penstock.testing.simulation.external import External
+from penstock.testing.virtual_clock import VirtualClock
+
+UID = "out"
+
+
+@dataclass
+class Scene:
+    """One run of a job with one sink; every batch ends in a checkpoint."""
+
+    root: Path
+    plan: FaultPlan = field(default_factory=FaultPlan)
+    tolerable_failures: int = 9
+    refusals: int = 0
+
+    def __post_init__(self) -> None:
+        self.clock = VirtualClock()
+        self.plain = LocalStorage(self.root)
+        self.run = claim(self.plain, 0.0)
+        self.storage = FaultyStorage(self.plain, self.plan, clock=self.clock)
+        self.external = External()
+        self.sink = TroubledSink(self.external, self.refusals)
+        settings = Checkpointing(interval="1s", tolerable_failures=self.tolerable_failures)
+        identity = Identity(JOB, self.run, 1, 8, {"views": LAYOUT})
+        protocol = Protocol(settings, identity, (), Now(0.0, 0.0))
+        self.coordinator = Coordinator(
+            protocol, storage=self.storage, sinks={UID: self.sink}, run=self.run, clock=self.clock
+        )
+
+    def stage(self, number: int, attempt: int = 0, run: int | None = None) -> PreCommitted:
+        return self.sink.stage(JOB, UID, run=self.run if run is None else run, batch=number, attempt=attempt)
+
+    def batch(self, number: int) -> None:
+        """A batch with a row and a file, that ends in a checkpoint."""
+        self.clock.advance(1)
+        self.coordinator.begin_batch(CheckpointId(number))
+        state = handle(SUBTASKS[0], number, f"state/views/{number}")
+        self.plain.put(f"state/views/{number}", b"rows")
+        transactions = (self.stage(number),)
+        self.coordinator.handle(SnapshotDurable(state))
+        finished = BatchFinished(CheckpointId(number), Barrier(), {SUBTASKS[0]: state}, transactions)
+        self.coordinator.handle(finished)
+
+    @property
+    def checkpoints(self) -> list[int]:
+        return list(checkpoint_ids(self.plain))
+
+
+def metadata_fails(times: int, *, performed: bool) -> FaultPlan:
+    return FaultPlan(
+        failures=(Failure(pattern="chk-*", operation="create", times=times, performed=performed),)
+    )
+
+
+def test_complete_commit_forget(tmp_path: Path) -> None:
+    """A checkpoint is written, then its transaction committed and noted, then the one before it deleted with its files."""
+    scene = Scene(tmp_path)
+    scene.batch(0)
+    scene.batch(1)
+    assert scene.checkpoints == [1]
+    assert visible(scene.external) == [(1, 0, 0), (1, 1, 0)]
+    assert scene.plain.names("state") == ["state/views/1"]
+    assert is_committed(scene.plain, scene.coordinator.protocol.completed[-1])
+
+
+def test_metadata_is_written_again_after_a_refusal(tmp_path: Path) -> None:
+    """A storage that recovers within the tries costs nothing."""
+    scene = Scene(tmp_path, metadata_fails(2, performed=False), tolerable_failures=0)
+    scene.batch(0)
+    assert scene.checkpoints == [0]
+    assert visible(scene.external) == [(1, 0, 0)]
+
+
+@pytest.mark.parametrize("times", [1, 2, 3])
+def test_a_lost_answer_is_no_failure(tmp_path: Path, times: int) -> None:
+    """A write that went through although it reported an error, however often, completes the checkpoint, once."""
+    scene = Scene(tmp_path, metadata_fails(times, performed=True), tolerable_failures=0)
+    scene.batch(0)
+    assert scene.checkpoints == [0]
+    assert visible(scene.external) == [(1, 0, 0)]
+
+
+def test_metadata_that_cannot_be_written(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The checkpoint is given up with a warning, its row waits, and the next checkpoint commits both."""
+    scene = Scene(tmp_path, metadata_fails(3, performed=False))
+    scene.batch(0)
+    assert "checkpoint 0 could not be completed: its metadata could not be written" in caplog.text
+    assert (scene.checkpoints, visible(scene.external)) == ([], [])
+    scene.batch(1)
+    assert scene.checkpoints == [1]
+    assert visible(scene.external) == [(1, 0, 0), (1, 1, 0)]
+
+
+def test_a_fence_that_cannot_be_looked_at_is_a_failed_checkpoint(tmp_path: Path) -> None:
+    """A storage that does not list `runs/` for a moment costs one checkpoint, not the run."""
+    scene = Scene(tmp_path, FaultPlan(failures=(Failure(pattern="runs", operation="names", times=3),)))
+    scene.batch(0)
+    assert scene.checkpoints == []
+    scene.batch(1)
+    assert visible(scene.external) == [(1, 0, 0), (1, 1, 0)]
+
+
+def test_too_many_failures_end_the_run(tmp_path: Path) -> None:
+    """What the protocol does not tolerate is raised."""
+    scene = Scene(tmp_path, metadata_fails(3, performed=False), tolerable_failures=0)
+    with pytest.raises(CheckpointFailedError, match="checkpoint 0 could not be completed"):
+        scene.batch(0)
+
+
+def test_commit_is_retried_until_it_succeeds(tmp_path: Path) -> None:
+    """After a pre-commit the commit must succeed: it is tried again with a pause that grows to half a minute."""
+    scene = Scene(tmp_path, refusals=12)
+    scene.batch(0)
+    assert scene.clock.slept == pytest.approx([0.1 * 2**n for n in range(9)] + [30.0] * 3)
+    assert visible(scene.external) == [(1, 0, 0)]
+    assert not scene.coordinator.protocol.uncommitted
+
+
+def test_commit_is_left_to_the_next_run_when_the_job_stops(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A stop does not wait for a sink that is down: the checkpoint keeps the promise."""
+    scene = Scene(tmp_path, refusals=1)
+    scene.coordinator.stopping.set()
+    scene.batch(0)
+    assert scene.checkpoints == [0]
+    assert staged(scene.external) == [(1, 0, 0)]
+    assert "1 transactions stay to be committed by the next run" in caplog.text
+
+
+def test_a_lost_commit_is_not_retried(tmp_path: Path) -> None:
+    """What can never be committed is for a person to look at."""
+    scene = Scene(tmp_path)
+    commits: list[Callable[[], None]] = []
+    scene.coordinator._run_commit = commits.append
+    scene.batch(0)
+    scene.external.staged.clear()
+    with pytest.raises(CommitLostError, match="neither there nor committed"):
+        commits[0]()
+    assert scene.clock.slept == []
+
+
+def test_a_fenced_run_completes_nothing(tmp_path: Path) -> None:
+    """Once another run has claimed the job no metadata is written."""
+    scene = Scene(tmp_path)
+    claim(scene.plain, 0.0)
+    with pytest.raises(FencedError):
+        scene.batch(0)
+    assert (scene.checkpoints, visible(scene.external)) == ([], [])
+
+
+def take_over_after(scene: Scene, operation: str, pattern: str) -> None:
+    """Let another run claim the job right after a certain call."""
+    perform = scene.storage._perform
+
+    def watched(name_of_operation, name, work):
+        result = perform(name_of_operation, name, work)
+        if name_of_operation == operation and name == pattern:
+            claim(scene.plain, 0.0)
+        return result
+
+    scene.storage._perform = watched  # type: ignore[method-assign]
+
+
+def test_a_run_fenced_in_the_middle_commits_nothing(tmp_path: Path) -> None:
+    """A run that is fenced between its metadata and its commit leaves the commit to its successor."""
+    scene = Scene(tmp_path)
+    take_over_after(scene, "create", metadata_name(0))
+    with pytest.raises(FencedError):
+        scene.batch(0)
+    assert scene.checkpoints == [0]
+    assert staged(scene.external) == [(1, 0, 0)]
+
+
+def test_a_run_fenced_in_the_middle_deletes_nothing(tmp_path: Path) -> None:
+    """Its successor may have gone on from the checkpoint that would be subsumed, so that one stays with its files."""
+    scene = Scene(tmp_path)
+    scene.batch(0)
+    commits: list[object] = []
+    scene.coordinator._run_commit = commits.append  # commits have a thread of their own
+    take_over_after(scene, "create", metadata_name(1))
+    with pytest.raises(FencedError):
+        scene.batch(1)
+    assert scene.checkpoints == [0, 1]
+    assert scene.plain.names("state") == ["state/views/0", "state/views/1"]
+
+
+def test_what_could_not_be_deleted_goes_first_the_next_time(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A checkpoint never outlives a file that it names, even when storage refuses to delete for a while."""
+    scene = Scene(tmp_path, FaultPlan(failures=(Failure(pattern=metadata_name(0), operation="delete"),)))
+    scene.batch(0)
+    scene.batch(1)
+    assert "left to be deleted later" in caplog.text
+    assert scene.checkpoints == [0, 1]
+    assert "state/views/0" in scene.plain.names("state")
+    scene.batch(2)
+    assert scene.checkpoints == [2]
+    assert scene.plain.names("state") == ["state/views/2"]
+    deletions = [call.name for call in scene.storage.calls if call.operation == "delete"]
+    assert deletions.index("state/views/0") > len(deletions) - 1 - deletions[::-1].index(metadata_name(0))
+
+
+def test_strays(tmp_path: Path) -> None:
+    """The sweep aborts what attempts of this batch or of earlier runs left, and touches neither what is kept nor what is newer."""
+    scene = Scene(tmp_path)
+    claim(scene.plain, 0.0)
+    scene = Scene(tmp_path)
+    assert scene.run == 3
+    scene.stage(0, attempt=1)
+    scene.stage(9, run=1)
+    scene.stage(1, attempt=1)
+    scene.stage(0, run=4)
+    scene.sink.refusals = 1
+    scene.coordinator.stopping.set()
+    scene.batch(0)
+    assert sorted(staged(scene.external)) == [(3, 0, 0), (3, 1, 1), (4, 0, 0)]
+
+
+def test_a_sink_that_cannot_be_listed_is_swept_later(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A sweep that fails is no reason to stop."""
+    scene = Scene(tmp_path)
+    scene.stage(0, attempt=1)
+    abort = scene.sink.abort
+    failures = iter([True])
+
+    def once(transaction):
+        if next(failures, False):
+            raise UnavailableError("the database is restarting")
+        abort(transaction)
+
+    scene.sink.abort = once  # type: ignore[method-assign]
+    scene.batch(0)
+    assert "strays are left for the next checkpoint" in caplog.text
+    assert staged(scene.external) == [(1, 0, 1)]
+    scene.batch(1)
+    assert staged(scene.external) == []
+
+
+def test_a_failed_checkpoint_is_told_to_people(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A checkpoint that is given up is a warning with its number and the reason."""
+    scene = Scene(tmp_path)
+    scene.clock.advance(1)
+    scene.coordinator.begin_batch(CheckpointId(0))
+    scene.clock.advance(601)
+    with caplog.at_level(logging.WARNING):
+        scene.coordinator.handle(Tick())
+    assert "checkpoint 0 was not complete in time: after 600 s" in caplog.text

@@ -1,0 +1,192 @@
+"""Every run takes a number, the highest owns the job, and what a zombie does beyond the take-over counts for nothing."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from penstock.errors import ConfigError, CorruptStateError, FencedError
+from penstock.ids import CheckpointId, RunId
+from penstock.recovery.fencing import (
+    STALE_AFTER_S,
+    Descent,
+    RunRecord,
+    beat,
+    check_owner,
+    claim,
+    ended_cleanly,
+    forget_old_runs,
+    in_line_of_descent,
+    newest_run,
+    process_start,
+    read_descents,
+    record_descent,
+    refuse_if_running,
+)
+from penstock.storage import LocalStorage
+
+NOW = 1_000.0
+
+
+@pytest.fixture
+def storage(tmp_path: Path) -> LocalStorage:
+    return LocalStorage(tmp_path)
+
+
+def test_runs_are_numbered(storage: LocalStorage) -> None:
+    """Each claim takes the next number and fences all before it."""
+    assert newest_run(storage) == 0
+    assert [claim(storage, NOW) for _ in range(11)] == list(range(1, 12))
+    assert newest_run(storage) == 11
+    check_owner(storage, RunId(11))
+    with pytest.raises(FencedError, match="run 10 is fenced: run 11 owns the job") as fenced:
+        check_owner(storage, RunId(10))
+    assert fenced.value.facts == {"run": 10, "owner": 11}
+
+
+def test_a_claim_has_one_winner(storage: LocalStorage) -> None:
+    """Runs that start in the same moment get different numbers, and one of them is the highest."""
+    claimed: list[int] = []
+    together = threading.Barrier(8)
+
+    def start() -> None:
+        together.wait()
+        claimed.append(claim(storage, NOW))
+
+    threads = [threading.Thread(target=start) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(claimed) == list(range(1, 9))
+
+
+def test_other_files_do_not_count_as_runs(storage: LocalStorage) -> None:
+    """Only a record makes a run."""
+    claim(storage, NOW)
+    beat(storage, RunId(7), NOW)
+    storage.put("runs/99.json.bak", b"")
+    assert newest_run(storage) == 1
+
+
+def line(*pairs: tuple[int, int]) -> list[Descent]:
+    return [Descent(run, restored_from) for run, restored_from in pairs]
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "run", "descents", "belongs"),
+    [
+        (5, 1, line((1, -1)), True),
+        (5, 1, line((1, -1), (2, 5)), True),
+        (6, 1, line((1, -1), (2, 5)), False),
+        (6, 2, line((1, -1), (2, 5)), True),
+        (6, 2, line((1, -1), (2, 5), (3, 4)), False),
+        (4, 1, line((1, -1), (2, 5), (3, 4)), True),
+        (5, 1, line((1, -1), (2, 5), (3, 4)), False),
+        (5, 1, [], True),
+    ],
+)
+def test_line_of_descent(checkpoint: int, run: int, descents: list[Descent], belongs: bool) -> None:
+    """A checkpoint counts if no later run went on from an earlier one."""
+    assert in_line_of_descent(CheckpointId(checkpoint), RunId(run), descents) is belongs
+
+
+def test_descents_are_recorded_once(storage: LocalStorage) -> None:
+    """What a run says first about its origin stays."""
+    record_descent(storage, RunId(2), CheckpointId(5))
+    record_descent(storage, RunId(2), CheckpointId(9))
+    assert read_descents(storage) == [Descent(2, 5)]
+
+
+def test_a_damaged_record_is_said_to_be_damaged(storage: LocalStorage) -> None:
+    """The line of descent is not guessed."""
+    storage.put("runs/1.restored", b"{}")
+    with pytest.raises(CorruptStateError, match=r"runs/1\.restored"):
+        read_descents(storage)
+
+
+def test_old_runs_are_forgotten(storage: LocalStorage) -> None:
+    """Of many runs the newest stay, with all that belongs to them."""
+    for _ in range(5):
+        run = claim(storage, NOW)
+        record_descent(storage, run, CheckpointId(run))
+        beat(storage, run, NOW)
+    forget_old_runs(storage, RunId(5), keep=2)
+    assert newest_run(storage) == 5
+    assert {name.split(".")[0] for name in storage.names("runs")} == {"runs/4", "runs/5"}
+    assert claim(storage, NOW) == 6
+
+
+# ── whether a job is running already ───────────────────────────────────────────────────────────
+
+
+def pretend(storage: LocalStorage, *, host: str, pid: int, started: str = "1") -> None:
+    """A run of some other process."""
+    storage.put("runs/1.json", msgspec.json.encode(RunRecord(1, host, pid, started, NOW)))
+
+
+def test_a_job_that_never_ran_may_start(storage: LocalStorage) -> None:
+    """Nothing there, nothing refused."""
+    refuse_if_running(storage, NOW)
+
+
+def test_a_living_run_is_not_joined(storage: LocalStorage) -> None:
+    """The refusal names the run, its process and what to do."""
+    claim(storage, NOW)
+    with pytest.raises(ConfigError, match=rf"run 1, pid {os.getpid()} on .*takeover=True"):
+        refuse_if_running(storage, NOW + 1)
+
+
+def test_a_dead_process_is_noticed_at_once(storage: LocalStorage) -> None:
+    """On the same machine nobody waits for the heartbeat of a process that is gone."""
+    child = subprocess.run(
+        [sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, check=True
+    )
+    pretend(storage, host=os.uname().nodename, pid=int(child.stdout))
+    refuse_if_running(storage, NOW + 1)
+
+
+def test_another_process_with_the_same_pid_is_not_the_run(storage: LocalStorage) -> None:
+    """A pid that was given out again does not keep a dead run alive."""
+    pretend(storage, host=os.uname().nodename, pid=os.getpid(), started="long ago")
+    refuse_if_running(storage, NOW + 1)
+
+
+def test_a_run_elsewhere_lives_as_long_as_its_heart_beats(storage: LocalStorage) -> None:
+    """On another machine only a heartbeat that has grown old tells that a run is dead."""
+    pretend(storage, host="elsewhere", pid=1)
+    with pytest.raises(ConfigError, match="pid 1 on elsewhere"):
+        refuse_if_running(storage, NOW + STALE_AFTER_S - 0.1)
+    beat(storage, RunId(1), NOW + 100)
+    with pytest.raises(ConfigError):
+        refuse_if_running(storage, NOW + 100 + STALE_AFTER_S - 0.1)
+    refuse_if_running(storage, NOW + 100 + STALE_AFTER_S)
+
+
+def test_a_run_that_ended_is_over(storage: LocalStorage) -> None:
+    """Its last word is believed at once, and says whether everything was done."""
+    run = claim(storage, NOW)
+    assert not ended_cleanly(storage, run)
+    beat(storage, run, NOW, ended=True, clean=True)
+    refuse_if_running(storage, NOW)
+    assert ended_cleanly(storage, run)
+
+
+def test_only_the_newest_run_matters(storage: LocalStorage) -> None:
+    """An older run whose heart still beats has been fenced off already."""
+    pretend(storage, host="elsewhere", pid=1)
+    run = claim(storage, NOW)
+    beat(storage, run, NOW, ended=True)
+    refuse_if_running(storage, NOW)
+
+
+def test_process_start_of_a_process_that_is_not_there() -> None:
+    """There is no start of what does not run."""
+    assert process_start(2**22 + 1) == ""
+    assert process_start(os.getpid()) == process_start(os.getpid()) != ""

@@ -1,0 +1,129 @@
+"""`_metadata`: what is written is read back, and what is not what was written is refused."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import msgspec
+import pytest
+from protocol_story import completed, transaction
+
+from penstock.checkpoint.metadata import (
+    checkpoint_ids,
+    decode,
+    encode,
+    exists,
+    files_of,
+    is_committed,
+    mark_committed,
+    metadata_name,
+    read_metadata,
+    write_metadata,
+)
+from penstock.errors import CorruptStateError, InternalError, UnavailableError
+from penstock.ids import CheckpointId, RunId
+from penstock.recovery.fencing import claim, record_descent
+from penstock.storage import LocalStorage
+from penstock.testing.faulty_storage import Failure, FaultPlan, FaultyStorage
+
+
+@pytest.fixture
+def storage(tmp_path: Path) -> LocalStorage:
+    return LocalStorage(tmp_path)
+
+
+def test_round_trip(storage: LocalStorage) -> None:
+    """Everything in it comes back."""
+    written = completed(7, "state/a", "state/b", transactions=(transaction(7),))
+    write_metadata(storage, written)
+    assert read_metadata(storage, CheckpointId(7)) == written
+    assert written.files == {"state/a", "state/b"}
+    assert written.state_bytes == 20
+
+
+def test_only_metadata_makes_a_checkpoint(storage: LocalStorage) -> None:
+    """Checkpoints are listed by number, and a folder without metadata is none."""
+    for number in (10, 9):
+        write_metadata(storage, completed(number))
+    storage.put("chk-11/_committed", b"")
+    storage.put("chk-12/_metadata.old", b"")
+    assert checkpoint_ids(storage) == [9, 10]
+
+
+@pytest.mark.parametrize("position", range(0, 600, 23))
+def test_any_changed_byte_is_noticed(position: int) -> None:
+    """No damage goes unseen, wherever it is."""
+    data = bytearray(encode(completed(7, "state/a", transactions=(transaction(7),))))
+    data[position % len(data)] ^= 0x10
+    with pytest.raises(CorruptStateError, match="chk-7/_metadata"):
+        decode(bytes(data), "chk-7/_metadata")
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"{}", b"null", b'{"format":1}', b"\xff\xfe", encode(completed(7))[:-20]]
+)
+def test_anything_else_is_refused(data: bytes) -> None:
+    """A cut or foreign file is corrupt, not a crash of the reader."""
+    with pytest.raises(CorruptStateError, match="chk-7/_metadata"):
+        decode(data, "chk-7/_metadata")
+
+
+def test_another_format_is_refused() -> None:
+    """A file of a later version says so."""
+    envelope = msgspec.json.decode(encode(completed(7))) | {"format": 99}
+    with pytest.raises(CorruptStateError, match="has format 99; this version reads format 1"):
+        decode(msgspec.json.encode(envelope), "chk-7/_metadata")
+
+
+def test_writing_again_what_is_there(storage: LocalStorage) -> None:
+    """A repeated write of the same checkpoint is no conflict."""
+    write_metadata(storage, completed(7))
+    write_metadata(storage, completed(7))
+    assert exists(storage, completed(7))
+
+
+def test_a_checkpoint_is_never_written_over(storage: LocalStorage) -> None:
+    """A different checkpoint of the job's own history under the same number is a bug."""
+    write_metadata(storage, completed(7))
+    with pytest.raises(InternalError, match="exists already and belongs to this job's history"):
+        write_metadata(storage, completed(7, "state/other"))
+    assert not exists(storage, completed(7, "state/other"))
+
+
+def test_what_a_zombie_left_is_replaced(storage: LocalStorage, caplog: pytest.LogCaptureFixture) -> None:
+    """A checkpoint beyond the point that a later run went on from gives way, with a word in the log."""
+    for run in (1, 2):
+        claim(storage, 0.0)
+        record_descent(storage, RunId(run), CheckpointId(5))
+    write_metadata(storage, completed(7, run=1))
+    with caplog.at_level(logging.WARNING):
+        write_metadata(storage, completed(7, run=2))
+    assert read_metadata(storage, CheckpointId(7)).run == 2
+    assert "does not belong to this job's history" in caplog.text
+
+
+def test_damaged_metadata_is_replaced(storage: LocalStorage) -> None:
+    """A file that nobody could restore from does not stand in the way."""
+    storage.put(metadata_name(7), b"rubbish")
+    write_metadata(storage, completed(7))
+    assert exists(storage, completed(7))
+
+
+def test_a_lost_answer_is_seen_through(storage: LocalStorage) -> None:
+    """A write that was performed although it reported an error is found to exist."""
+    plan = FaultPlan(failures=(Failure(operation="create", performed=True),))
+    faulty = FaultyStorage(storage, plan)
+    with pytest.raises(UnavailableError):
+        write_metadata(faulty, completed(7))
+    assert exists(faulty, completed(7))
+    assert not exists(faulty, completed(8))
+
+
+def test_committed_mark(storage: LocalStorage) -> None:
+    """The mark holds for the checkpoint of that run only, and goes before the metadata when a checkpoint is deleted."""
+    assert not is_committed(storage, completed(7, run=1))
+    mark_committed(storage, completed(7, run=1))
+    assert is_committed(storage, completed(7, run=1))
+    assert not is_committed(storage, completed(7, run=2))
+    assert files_of(7)[-1] == metadata_name(7)

@@ -1,0 +1,304 @@
+"""From whatever a failure left to a clean starting point."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+from protocol_story import JOB, completed
+from sink_double import TroubledSink, staged, visible
+
+from penstock.checkpoint.completed import PreCommitted
+from penstock.checkpoint.metadata import checkpoint_ids, mark_committed, metadata_name, write_metadata
+from penstock.config import Mode
+from penstock.errors import (
+    ConfigError,
+    CorruptStateError,
+    FencedError,
+    IncompatibleStateError,
+    UnavailableError,
+)
+from penstock.ids import CheckpointId
+from penstock.recovery.fencing import claim, newest_run, read_descents, refuse_if_running
+from penstock.recovery.restore import JobRecord, RestorePoint, check_job_record, restore
+from penstock.storage import LocalStorage, Storage
+from penstock.testing.faulty_storage import Failure, FaultPlan, FaultyStorage, SimulatedCrash
+from penstock.testing.simulation.external import External
+
+UID = "out"
+NOW = 1_000.0
+
+
+class Scene:
+    """A job that ran once, as run 1, and is to be restored."""
+
+    def __init__(self, root: Path) -> None:
+        self.storage = LocalStorage(root)
+        self.external = External()
+        self.sink = TroubledSink(self.external)
+        assert self.restore().run == 1
+
+    def restore(
+        self, wanted: int | None = None, mode: Mode = Mode.EXACTLY_ONCE, storage: Storage | None = None
+    ) -> RestorePoint:
+        wanted_id = None if wanted is None else CheckpointId(wanted)
+        return restore(
+            storage or self.storage, {UID: self.sink}, job=JOB, mode=mode, now=NOW, wanted=wanted_id
+        )
+
+    def stage(self, batch: int, run: int = 1) -> PreCommitted:
+        return self.sink.stage(JOB, UID, run=run, batch=batch)
+
+    def checkpoint(
+        self, number: int, *files: str, run: int = 1, promises: tuple[PreCommitted, ...] = ()
+    ) -> None:
+        for name in files:
+            self.storage.put(name, b"rows")
+        write_metadata(self.storage, completed(number, *files, run=run, transactions=promises))
+
+
+@pytest.fixture
+def scene(tmp_path: Path) -> Scene:
+    return Scene(tmp_path)
+
+
+def test_the_first_run_starts_from_nothing(scene: Scene) -> None:
+    """A job without a checkpoint begins at the beginning, and says so in its line of descent."""
+    point = scene.restore()
+    assert (point.run, point.checkpoint, point.id) == (2, None, -1)
+    assert [one.restored_from for one in read_descents(scene.storage)] == [-1, -1]
+
+
+def test_newest_checkpoint(scene: Scene) -> None:
+    """It goes on from the newest, keeps the older ones that are retained, and deletes what nothing names."""
+    scene.checkpoint(3, "state/a")
+    scene.checkpoint(5, "state/a", "state/b")
+    scene.storage.put("state/stray", b"")
+    point = scene.restore()
+    assert [one.checkpoint for one in point.retained] == [3, 5]
+    assert scene.storage.names("state") == ["state/a", "state/b"]
+
+
+def test_promised_transactions_are_committed_and_others_aborted(scene: Scene) -> None:
+    """What the checkpoint names becomes visible, what came after it is thrown away."""
+    promises = (scene.stage(4), scene.stage(5))
+    scene.stage(6)
+    scene.checkpoint(5, promises=promises)
+    scene.restore()
+    assert visible(scene.external) == [(1, 4, 0), (1, 5, 0)]
+    assert staged(scene.external) == []
+
+
+def test_committing_again_changes_nothing(scene: Scene) -> None:
+    """A promise that was kept before the crash is kept once."""
+    promise = scene.stage(5)
+    scene.checkpoint(5, promises=(promise,))
+    scene.sink.commit(promise.transaction)
+    scene.restore()
+    scene.restore()
+    assert visible(scene.external) == [(1, 5, 0)]
+
+
+def test_a_checkpoint_noted_as_committed_needs_its_sink_no_more(scene: Scene) -> None:
+    """When everything it promised is known to be committed, a sink may be removed from the job."""
+    elsewhere = TroubledSink(scene.external).stage(JOB, "gone", run=1, batch=5)
+    scene.checkpoint(5, promises=(elsewhere,))
+    with pytest.raises(IncompatibleStateError, match="sinks gone, which the job no longer has"):
+        scene.restore()
+    scene.sink.commit(elsewhere.transaction)
+    mark_committed(scene.storage, completed(5, run=1))
+    assert scene.restore().id == 5
+
+
+def test_at_most_once_commits_nothing_again(scene: Scene) -> None:
+    """A commit in doubt is not made again."""
+    scene.checkpoint(5, promises=(scene.stage(5),))
+    scene.restore(mode=Mode.AT_MOST_ONCE)
+    assert (visible(scene.external), staged(scene.external)) == ([], [])
+
+
+def test_transactions_of_a_newer_run_are_not_touched(scene: Scene) -> None:
+    """What a run that does not exist here yet has begun is none of our business."""
+    scene.stage(0, run=9)
+    scene.restore()
+    assert staged(scene.external) == [(9, 0, 0)]
+
+
+def test_corrupt_metadata_falls_back(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
+    """The newest whole checkpoint is used instead, and the log says what is wrong and what follows."""
+    scene.checkpoint(3, "state/a")
+    scene.storage.put(metadata_name(5), b"rubbish")
+    with caplog.at_level(logging.WARNING):
+        point = scene.restore()
+    assert point.id == 3
+    assert "chk-5/_metadata is corrupt" in caplog.text
+    assert "goes on from checkpoint 3" in caplog.text
+    assert checkpoint_ids(scene.storage) == [3]
+
+
+def test_a_missing_state_file_falls_back(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
+    """A checkpoint that names a file which is gone is not used."""
+    scene.checkpoint(3, "state/a")
+    scene.checkpoint(5, "state/b")
+    scene.storage.delete(["state/b"])
+    assert scene.restore().id == 3
+    assert "checkpoint 5 needs 1 state files that are gone, such as state/b" in caplog.text
+
+
+def test_nothing_left_to_restore_is_an_error(scene: Scene) -> None:
+    """A job that had checkpoints does not silently start from nothing; and the failed run does not seem to live on."""
+    scene.checkpoint(5, "state/b")
+    scene.storage.delete(["state/b"])
+    with pytest.raises(
+        CorruptStateError, match="no checkpoint can be restored: checkpoint 5 needs 1 state files"
+    ):
+        scene.restore()
+    assert checkpoint_ids(scene.storage) == [5]
+    refuse_if_running(scene.storage, NOW)
+
+
+def test_wanted_checkpoint(scene: Scene) -> None:
+    """An older one can be asked for; the newer ones are gone then, for later runs too."""
+    for number in (3, 5, 7):
+        scene.checkpoint(number, f"state/{number}")
+    point = scene.restore(wanted=5)
+    assert [one.checkpoint for one in point.retained] == [3, 5]
+    assert scene.storage.names("state") == ["state/3", "state/5"]
+    assert scene.restore().id == 5
+
+
+def test_a_wanted_checkpoint_that_is_not_there(scene: Scene) -> None:
+    """The refusal lists what there is, and nothing is deleted."""
+    scene.checkpoint(3)
+    with pytest.raises(ConfigError, match=r"checkpoint 4 cannot be restored: there are \[3\]"):
+        scene.restore(wanted=4)
+    assert checkpoint_ids(scene.storage) == [3]
+
+
+def test_a_crash_after_a_choice_keeps_to_the_choice(scene: Scene) -> None:
+    """Once a run has recorded that it goes back to 3, the newer 5 does not come back when that run dies."""
+    scene.checkpoint(3)
+    scene.checkpoint(5, promises=(scene.stage(5),))
+    recorded = Failure(pattern="runs/2.restored", performed=True, error=SimulatedCrash)
+    with pytest.raises(SimulatedCrash):
+        scene.restore(wanted=3, storage=FaultyStorage(scene.storage, FaultPlan(failures=(recorded,))))
+    assert scene.restore().id == 3
+    assert visible(scene.external) == []
+
+
+def test_a_zombie_checkpoint_is_ignored_and_deleted(scene: Scene) -> None:
+    """What run 1 completes after run 2 took over counts for nothing: neither its state nor its transactions."""
+    scene.checkpoint(3, "state/a")
+    assert scene.restore().run == 2
+    scene.checkpoint(5, "state/zombie", promises=(scene.stage(5),))
+    point = scene.restore()
+    assert (point.run, point.id) == (3, 3)
+    assert checkpoint_ids(scene.storage) == [3]
+    assert scene.storage.names("state") == ["state/a"]
+    assert (visible(scene.external), staged(scene.external)) == ([], [])
+
+
+class Disturbed(LocalStorage):
+    """Something else happens right after the first listing of a folder."""
+
+    def __init__(self, root: Path, folder: str, happens) -> None:
+        super().__init__(root)
+        self._folder = folder
+        self._happens = happens
+
+    def names(self, prefix: str = "") -> list[str]:
+        found = super().names(prefix)
+        if prefix == self._folder and self._happens is not None:
+            happens, self._happens = self._happens, None
+            happens()
+        return found
+
+
+def test_a_checkpoint_subsumed_during_the_take_over(scene: Scene) -> None:
+    """A live run that deletes an old checkpoint between listing and reading does not break the take-over."""
+    scene.checkpoint(3, "state/a")
+    scene.checkpoint(5, "state/b")
+    storage = Disturbed(scene.storage.root, "", lambda: scene.storage.delete([metadata_name(3)]))
+    assert [one.checkpoint for one in scene.restore(storage=storage).retained] == [5]
+
+
+def test_a_checkpoint_completed_during_the_take_over(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
+    """A file that appears together with its checkpoint while both are listed is not taken for missing."""
+    storage = Disturbed(scene.storage.root, "state", lambda: scene.checkpoint(5, "state/new"))
+    with caplog.at_level(logging.WARNING):
+        point = scene.restore(storage=storage)
+    assert point.id == -1
+    assert not caplog.records
+
+
+def test_a_run_fenced_while_it_restores_destroys_nothing(scene: Scene) -> None:
+    """A run that stood still in its recovery while another took over leaves that one's files and transactions alone."""
+    scene.checkpoint(3, "state/a")
+
+    def successor() -> None:
+        assert scene.restore().run == 3
+        scene.checkpoint(4, "state/a", "state/b", run=3, promises=(scene.stage(4, run=3),))
+
+    storage = Disturbed(scene.storage.root, "state", successor)
+    with pytest.raises(FencedError, match="run 2 is fenced"):
+        scene.restore(storage=storage)
+    assert checkpoint_ids(scene.storage) == [3, 4]
+    assert scene.storage.names("state") == ["state/a", "state/b"]
+    assert scene.restore().id == 4
+    assert visible(scene.external) == [(3, 4, 0)]
+
+
+def test_a_run_fenced_before_it_cleans_up_deletes_nothing(scene: Scene) -> None:
+    """Also later, just before leftovers are deleted, it looks again who owns the job."""
+    scene.checkpoint(3, "state/a")
+    find = scene.sink.find_transactions
+
+    def take_over(job: str, sink: str):
+        scene.sink.find_transactions = find  # type: ignore[method-assign]
+        assert scene.restore().run == 3
+        scene.checkpoint(4, "state/b", run=3)
+        return find(job, sink)
+
+    scene.sink.find_transactions = take_over  # type: ignore[method-assign]
+    with pytest.raises(FencedError):
+        scene.restore()
+    assert checkpoint_ids(scene.storage) == [3, 4]
+
+
+def test_a_sink_that_is_down_ends_the_recovery(scene: Scene) -> None:
+    """The promise is kept by the next attempt."""
+    scene.checkpoint(5, promises=(scene.stage(5),))
+    scene.sink.refusals = 1
+    with pytest.raises(UnavailableError):
+        scene.restore()
+    scene.restore()
+    assert visible(scene.external) == [(1, 5, 0)]
+
+
+def test_old_runs_are_forgotten(scene: Scene) -> None:
+    """A job that restarts for ever does not fill its storage with records."""
+    for _ in range(40):
+        scene.restore()
+    assert newest_run(scene.storage) == 41
+    assert len(scene.storage.names("runs")) <= 3 * 20
+
+
+def test_claim_comes_first(scene: Scene) -> None:
+    """Even a recovery that dies at once has fenced the runs before it."""
+    with pytest.raises(SimulatedCrash):
+        scene.restore(storage=FaultyStorage(scene.storage, FaultPlan(crash_after=2)))
+    assert newest_run(scene.storage) == 2
+    assert claim(scene.storage, NOW) == 3
+
+
+def test_job_record(tmp_path: Path) -> None:
+    """The maximum parallelism is fixed by the first run; a damaged record is said to be damaged."""
+    storage = LocalStorage(tmp_path)
+    check_job_record(storage, JobRecord(JOB, 128))
+    check_job_record(storage, JobRecord(JOB, 128))
+    with pytest.raises(ConfigError, match=r"max_parallelism=64 but the job in .* was started with 128"):
+        check_job_record(storage, JobRecord(JOB, 64))
+    storage.put("job.json", b"[")
+    with pytest.raises(CorruptStateError, match=r"job\.json"):
+        check_job_record(storage, JobRecord(JOB, 128))
