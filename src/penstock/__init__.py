@@ -1,5 +1,7 @@
 """Flink's fault tolerance for Spark Structured Streaming. This is the only public door."""
 
+from typing import TYPE_CHECKING
+
 from penstock import sinks, sources
 from penstock.config import Checkpointing, Mode, OnCancel
 from penstock.errors import (
@@ -19,6 +21,9 @@ from penstock.guarantee import Guarantee
 from penstock.job import Job, KeyedStream, Stream
 from penstock.operators.keyed_process import Context, KeyedProcess, ValueState
 from penstock.recovery.restart import exponential_delay, failure_rate, fixed_delay, no_restart
+
+if TYPE_CHECKING:
+    from penstock.spark.session import local_session
 
 AT_LEAST_ONCE = Mode.AT_LEAST_ONCE
 AT_MOST_ONCE = Mode.AT_MOST_ONCE

@@ -87,7 +87,10 @@ def choice(setting: str, value: object, kind: type[_E]) -> _E:
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpointing:
-    """When checkpoints are made, how long they may take and how many are kept. The defaults are Flink's where it has any."""
+    """When checkpoints are made, how long they may take and how many are kept.
+
+    The defaults are Flink's where it has any, except that a cancelled job keeps its checkpoints.
+    """
 
     interval: Duration = "10s"
     mode: Mode | str = Mode.EXACTLY_ONCE

@@ -78,17 +78,13 @@ def build_job(
     )
     clicks = job.read(site.log.read(spark, rows_per_batch=rows_per_batch), uid="clicks")
     links = clicks.key_by("user").process(Links(), schema=LINK, uid="links")
-    files = ps.sinks.Files(site.files_path, format="parquet")
     if shape == SHUFFLED:
         relayed = links.transform(_shuffled).key_by("bucket").process(Relay(), schema=RELAYED, uid="relay")
-        relayed.write_to(files, uid="links-out")
+        relayed.write_to(site.links_sink(), uid="links-out")
         return job
-    links.write_to(files, uid="links-out")
+    links.write_to(site.links_sink(), uid="links-out")
     views = clicks.key_by("app").aggregate(pv=F.count("*"), users=F.sum("user"), uid="views")
-    database = ps.sinks.SQLite(
-        site.database_path, table="views", mode="upsert", key=["app"], busy_timeout_s=busy_timeout_s
-    )
-    views.write_to(database, uid="views-out")
+    views.write_to(site.views_sink(busy_timeout_s), uid="views-out")
     return job
 
 

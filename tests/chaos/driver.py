@@ -26,6 +26,7 @@ import penstock as ps
 from penstock.spark.handle import JobHandle
 
 FENCED = 3
+_log = logging.getLogger("driver")
 POLL_S = 0.1
 
 
@@ -52,10 +53,10 @@ def main() -> int:
     try:
         _work(settings)
     except ps.FencedError:
-        logging.exception("fenced")
+        _log.exception("fenced")
         return FENCED
     except BaseException:
-        logging.exception("failed")
+        _log.exception("failed")
         return 1
     return 0
 
@@ -63,7 +64,11 @@ def main() -> int:
 def _work(settings: Settings) -> None:
     site = Site(Path(settings.root))
     spark = ps.local_session("penstock-chaos", master=settings.master)
-    storage = site.storage if settings.hold_after is None else HeldStorage(site.storage, site.root, settings.hold_after)
+    storage = (
+        site.storage
+        if settings.hold_after is None
+        else HeldStorage(site.storage, site.root, settings.hold_after)
+    )
     job = build_job(
         site,
         spark,
@@ -73,11 +78,11 @@ def _work(settings: Settings) -> None:
         rows_per_batch=settings.rows_per_batch,
     )
     handle = job.start(takeover=settings.takeover)
-    logging.info("run %d starts from checkpoint %d", handle.progress.run, handle.progress.restored_from)
+    _log.info("run %d starts from checkpoint %d", handle.progress.run, handle.progress.restored_from)
     while not handle.wait(POLL_S):
         if site.finish_path.exists() and _has_all(site, handle):
             handle.stop()
-    logging.info("ended after %d restarts", handle.progress.restarts)
+    _log.info("ended after %d restarts", handle.progress.restarts)
     spark.stop()
 
 

@@ -5,20 +5,24 @@ from __future__ import annotations
 import random
 import sqlite3
 import threading
+import time
 from collections import Counter, defaultdict
-from collections.abc import Iterable
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Self
 
 import pyarrow as pa
 import pyarrow.dataset as ds
 
 import penstock as ps
-from penstock.checkpoint.metadata import checkpoint_ids, read_metadata
+from penstock.checkpoint.completed import Completed
+from penstock.checkpoint.metadata import checkpoint_ids, files_of, read_metadata
+from penstock.recovery.restore import restore
+from penstock.sinks.two_phase_commit import TwoPhaseCommitSink
 from penstock.state.backends.run_file import fingerprint
+from penstock.state.handle import RunRef
 from penstock.storage import LocalStorage
-from penstock.storage.names import is_temporary
 
 JOB = "chaos"
 PARTITIONS = 2
@@ -58,9 +62,19 @@ class Site:
         """When this exists no more rows come, and a driver ends when everything is committed."""
         return self.root / "finish"
 
+    def views_sink(self, busy_timeout_s: float = 10.0) -> ps.sinks.SQLite:
+        return ps.sinks.SQLite(
+            self.database_path, table="views", mode="upsert", key=["app"], busy_timeout_s=busy_timeout_s
+        )
+
+    def links_sink(self) -> ps.sinks.Files:
+        return ps.sinks.Files(self.files_path, format="parquet")
+
     def views(self) -> dict[str, tuple[int, int]]:
         with closing(sqlite3.connect(self.database_path)) as database:
-            return {app: (pv, users) for app, pv, users in database.execute("select app, pv, users from views")}
+            return {
+                app: (pv, users) for app, pv, users in database.execute("select app, pv, users from views")
+            }
 
     def links(self) -> list[dict[str, object]]:
         if not any(self.files_path.glob("*.parquet")):
@@ -86,7 +100,7 @@ class Traffic:
         self._thread = threading.Thread(target=self._flow, daemon=True)
         self._failure: BaseException | None = None
 
-    def __enter__(self) -> Traffic:
+    def __enter__(self) -> Self:
         self._thread.start()
         return self
 
@@ -126,20 +140,31 @@ class Traffic:
 # ── comparing ──────────────────────────────────────────────────────────────────────────────────
 
 
-def differences(traffic: Traffic, *, shuffled: bool = False) -> list[str]:
-    """Everything that is not as it would be without failures; empty when all is exact."""
+def assert_exact(traffic: Traffic, *, shuffled: bool = False) -> None:
+    """Both outputs are what they would be without failures, row by row, and the checkpoints are whole."""
     site = traffic.site
     rows = site.links()
     found = _log_differences(traffic) + _chain_differences(rows, traffic.users)
-    if shuffled:
-        found += _relay_differences(rows)
-    else:
-        found += _view_differences(site.views(), traffic)
-    return found + _staging_leftovers(site) + storage_differences(site)
+    found += _relay_differences(rows) if shuffled else _view_differences(site.views(), traffic)
+    _report(traffic, found + _broken_checkpoints(site))
 
 
-def assert_exact(traffic: Traffic, *, shuffled: bool = False) -> None:
-    found = differences(traffic, shuffled=shuffled)
+def assert_nothing_left(traffic: Traffic) -> None:
+    """Storage holds what retained checkpoints name, sinks hold what was committed, and nothing else is there."""
+    _report(traffic, _staging_leftovers(traffic.site) + _storage_leftovers(traffic.site))
+
+
+def assert_nothing_left_after_recovery(traffic: Traffic, *, shuffled: bool = False) -> None:
+    """As above, once another run has taken the job over: what a worker or a zombie stored that nobody was told of goes then."""
+    site = traffic.site
+    sinks: dict[str, TwoPhaseCommitSink] = {"links-out": site.links_sink()}
+    if not shuffled:
+        sinks["views-out"] = site.views_sink()
+    restore(site.storage, sinks, job=JOB, mode=ps.EXACTLY_ONCE, now=time.time())
+    assert_nothing_left(traffic)
+
+
+def _report(traffic: Traffic, found: list[str]) -> None:
     shown = "\n  ".join(found[:MOST_SHOWN])
     assert not found, f"{len(found)} differences from the truth of {traffic.rows} rows:\n  {shown}"
 
@@ -174,7 +199,9 @@ def _chain_differences(rows: list[dict[str, object]], truth: Counter[int]) -> li
         for row in sorted(own, key=lambda row: row["total"]):
             running += row["piece"]
             if row["total"] != running:
-                found.append(f"user {user}: a row says total {row['total']} where the pieces so far are {running}")
+                found.append(
+                    f"user {user}: a row says total {row['total']} where the pieces so far are {running}"
+                )
                 break
     return found
 
@@ -213,29 +240,34 @@ def _staging_leftovers(site: Site) -> list[str]:
     return [f"staged and forgotten: {path.relative_to(site.root)}" for path in staged]
 
 
-def storage_differences(site: Site) -> list[str]:
-    """Retained checkpoints are whole, and nothing else is there."""
+def _retained(site: Site) -> list[Completed]:
+    return [read_metadata(site.storage, number) for number in checkpoint_ids(site.storage)]
+
+
+def _named_runs(site: Site) -> dict[str, RunRef]:
+    """The state files that checkpoints name."""
+    states = [state for one in _retained(site) for state in one.operators.values()]
+    return {run.name: run for state in states for handle in state.handles for run in handle.runs}
+
+
+def _broken_checkpoints(site: Site) -> list[str]:
+    count = len(_retained(site))
+    found = [] if 1 <= count <= 2 else [f"{count} checkpoints are retained, expected 1 or 2"]
+    root = site.storage.root
+    for name, run in sorted(_named_runs(site).items()):
+        if not (root / name).exists():
+            found.append(f"a checkpoint names {name}, which is missing")
+        elif fingerprint(root / name) != (run.size, run.checksum):
+            found.append(f"{name} is not what the checkpoint says: {fingerprint(root / name)}")
+    return found
+
+
+def _storage_leftovers(site: Site) -> list[str]:
     storage = site.storage
-    retained = [read_metadata(storage, number) for number in checkpoint_ids(storage)]
-    runs = {run.name: run for one in retained for state in one.operators.values() for h in state.handles for run in h.runs}
-    found = [] if 1 <= len(retained) <= 2 else [f"{len(retained)} checkpoints are retained, expected 1 or 2"]
-    stored = set(storage.names("state"))
-    found += [f"no checkpoint names {name}" for name in sorted(stored - runs.keys())]
-    found += [f"a checkpoint names {name}, which is missing" for name in sorted(runs.keys() - stored)]
-    found += [
-        f"{name} is not what the checkpoint says: {fingerprint(storage.root / name)}"
-        for name in sorted(stored & runs.keys())
-        if fingerprint(storage.root / name) != (runs[name].size, runs[name].checksum)
+    unnamed = set(storage.names("state")) - _named_runs(site).keys()
+    known = {"job.json", *(name for one in _retained(site) for name in files_of(one.checkpoint))}
+    folders = ("state/", "spark/", "runs/")
+    unknown = {name for name in storage.names() if not name.startswith(folders)} - known
+    return [f"no checkpoint names {name}" for name in sorted(unnamed)] + [
+        f"nobody knows {name}" for name in sorted(unknown)
     ]
-    known = {"job.json"} | {f"chk-{one.checkpoint}/{file}" for one in retained for file in ("_metadata", "_committed")}
-    others = [name for name in storage.names() if not name.startswith(("state/", "spark/", "runs/")) and name not in known]
-    return found + [f"nobody knows {name}" for name in others]
-
-
-def temporary_files(site: Site) -> list[str]:
-    """Writes into storage that died half-way."""
-    return _names(path for path in site.storage.root.rglob(".tmp-*") if is_temporary(path.name))
-
-
-def _names(paths: Iterable[Path]) -> list[str]:
-    return sorted(str(path) for path in paths)

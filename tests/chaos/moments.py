@@ -11,6 +11,7 @@ from pathlib import Path
 
 from known_truth import JOB, Site
 
+from penstock.checkpoint.metadata import checkpoint_ids
 from penstock.recovery.fencing import newest_run
 
 
@@ -32,7 +33,7 @@ class Moment(enum.Enum):
         return self in (Moment.RUN_CLAIMED, Moment.RUN_RESTORED)
 
 
-def look(site: Site, moment: Moment) -> set[str]:
+def look(site: Site, moment: Moment) -> set[str]:  # noqa: PLR0911 - one line a moment
     """The files whose appearance is the moment."""
     store = site.storage.root
     match moment:
@@ -41,13 +42,18 @@ def look(site: Site, moment: Moment) -> set[str]:
         case Moment.RUN_RESTORED:
             return set(_files(store / "runs", ".restored"))
         case Moment.BATCH_PLANNED:
-            return set(_numbered(store / "spark"/ "offsets"))
+            return set(_numbered(store / "spark" / "offsets"))
         case Moment.BATCH_DONE:
             return set(_numbered(store / "spark" / "commits"))
         case Moment.STATE_STORED:
-            return {name for uid in _entries(store / "state") for name in _files(store / "state" / uid, ".arrow")}
+            return {
+                name for uid in _entries(store / "state") for name in _files(store / "state" / uid, ".arrow")
+            }
         case Moment.ROWS_STAGED:
-            folders = (site.root / "views.db.penstock" / JOB / "views-out", site.files_path / "_penstock" / JOB / "links-out")
+            folders = (
+                site.root / "views.db.penstock" / JOB / "views-out",
+                site.files_path / "_penstock" / JOB / "links-out",
+            )
             return {name for folder in folders for name in _entries(folder) if name.startswith(JOB)}
         case Moment.COMPLETED:
             chks = (name for name in _entries(store) if name.startswith("chk-"))
@@ -56,6 +62,10 @@ def look(site: Site, moment: Moment) -> set[str]:
             return set(_files(site.files_path, ".parquet"))
         case Moment.ANY:
             return set()
+
+
+def newest_checkpoint(site: Site) -> int:
+    return max(checkpoint_ids(site.storage), default=-1)
 
 
 def first_batch_done(site: Site) -> bool:

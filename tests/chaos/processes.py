@@ -101,14 +101,21 @@ class Drivers:
         return self.all[-1]
 
     def wait_for(
-        self, what: str, condition: Callable[[], object], alive: Driver | None = None, *, poll_s: float = POLL_S
+        self,
+        what: str,
+        condition: Callable[[], object],
+        alive: Driver | None = None,
+        *,
+        poll_s: float = POLL_S,
     ) -> None:
         """Wait for a condition; fail with the log of the driver that should bring it about."""
         met = until(lambda: condition() or (alive is not None and alive.ended), poll_s=poll_s)
         if not met or not condition():
             one = alive or self.all[-1]
             ended = f"ended with {one.process.returncode}" if one.ended else "is running"
-            pytest.fail(f"waited in vain for {what}; driver {one.log_path.name} {ended}:\n{one.tail()}", pytrace=False)
+            pytest.fail(
+                f"waited in vain for {what}; driver {one.log_path.name} {ended}:\n{one.tail()}", pytrace=False
+            )
 
     def wait_for_end(self, one: Driver) -> int:
         """The exit code."""

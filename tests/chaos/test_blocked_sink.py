@@ -8,9 +8,8 @@ from contextlib import closing
 
 import pytest
 from chaos_job import build_job
-from known_truth import Traffic, assert_exact
-from processes import until
-from test_worker_kills import finish, wait_for, wait_for_checkpoints
+from known_truth import Traffic
+from test_worker_kills import end, finish, wait_for, wait_for_checkpoints
 
 pytestmark = [pytest.mark.chaos, pytest.mark.spark]
 
@@ -32,7 +31,7 @@ def test_commits_wait_for_a_locked_database(spark, site, seed, caplog):
             wait_for("the commits that waited", handle, lambda: site.views() != visible)
             finish(site, handle, traffic)
         finally:
-            handle.cancel() if not handle.wait(0) else None
+            end(handle)
     assert handle.progress.restarts == 0
 
 

@@ -6,7 +6,7 @@ import random
 import signal
 
 import pytest
-from known_truth import Site, Traffic, assert_exact
+from known_truth import Site, Traffic, assert_exact, assert_nothing_left
 from moments import Moment, first_batch_done, hesitate, look
 from processes import Driver, Drivers, drivers_of
 
@@ -58,3 +58,4 @@ def test_killed_drivers_leave_no_trace(site, seed, kills):
             lingering = dead.wait_until_gone()
             assert not lingering, f"a JVM or worker outlives its driver: {lingering}"
     assert_exact(traffic)
+    assert_nothing_left(traffic)

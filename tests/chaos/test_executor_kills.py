@@ -7,40 +7,42 @@ from contextlib import suppress
 
 import pytest
 from chaos_job import SHUFFLED
-from known_truth import Traffic, assert_exact
-from moments import Moment, hesitate, look
-from processes import GONE, drivers_of
-
-from penstock.checkpoint.metadata import checkpoint_ids
+from known_truth import Site, Traffic, assert_exact, assert_nothing_left_after_recovery
+from moments import Moment, hesitate, look, newest_checkpoint
+from processes import GONE, Driver, Drivers, drivers_of
 
 pytestmark = [pytest.mark.chaos, pytest.mark.spark]
+
+CLUSTER = "local-cluster[2,1,512]"
+
+
+def kill_an_executor(drivers: Drivers, site: Site, driver: Driver, rng: random.Random) -> None:
+    """Kill one of two right after an operator stored its state: its results wait for the next stage then."""
+    drivers.wait_for("two executors", lambda: len(driver.executors()) == 2, driver, poll_s=0.5)
+    victim = rng.choice(driver.executors())
+    before = look(site, Moment.STATE_STORED)
+    drivers.wait_for("a state file", lambda: look(site, Moment.STATE_STORED) - before, driver, poll_s=0.002)
+    hesitate(rng, Moment.STATE_STORED)
+    with suppress(*GONE):
+        victim.kill()
+    seen = newest_checkpoint(site)
+    drivers.wait_for("later checkpoints", lambda: newest_checkpoint(site) > seen + 1, driver)
 
 
 def test_killed_executors(site, seed, kills):
     """When executors are killed, also between an operator and a shuffle of its results, the job stays exact."""
     rng = random.Random(seed)
     with drivers_of(site) as drivers, Traffic(site, seed) as traffic:
-        driver = drivers.start(master="local-cluster[2,1,512]", shape=SHUFFLED)
-
-        def completed() -> int:
-            return max(checkpoint_ids(site.storage), default=-1)
-
-        drivers.wait_for("a checkpoint", lambda: completed() >= 0, driver)
-        for number in range(max(2, kills // 5)):
-            drivers.wait_for("two executors", lambda: len(driver.executors()) == 2, driver, poll_s=0.5)
-            victim = rng.choice(driver.executors())
-            before = look(site, Moment.STATE_STORED)
-            drivers.wait_for("a state file", lambda: look(site, Moment.STATE_STORED) - before, driver, poll_s=0.002)
-            hesitate(rng, Moment.STATE_STORED)
-            with suppress(*GONE):
-                victim.kill()
-            print(f"kill {number + 1}: executor {victim.pid}")
-            seen = completed()
-            drivers.wait_for("a later checkpoint", lambda: completed() > seen + 1, driver)
+        driver = drivers.start(master=CLUSTER, shape=SHUFFLED)
+        drivers.wait_for("a checkpoint", lambda: newest_checkpoint(site) >= 0, driver)
+        for _ in range(max(2, kills // 5)):
+            kill_an_executor(drivers, site, driver, rng)
         traffic.stop()
         site.finish_path.touch()
         assert drivers.wait_for_end(driver) == 0, driver.tail()
         text = driver.log_path.read_text(errors="replace")
-        print(f"{text.count('goes back to its last checkpoint')} times back to the checkpoint,", end=" ")
-        print(f"{text.count('Spark lost results of operator')} of them because Spark ran an operator again")
+    back = text.count("goes back to its last checkpoint")
+    again = text.count("Spark lost results of operator")
+    print(f"{back} times back to the checkpoint, {again} of them because Spark ran an operator again")
     assert_exact(traffic, shuffled=True)
+    assert_nothing_left_after_recovery(traffic, shuffled=True)

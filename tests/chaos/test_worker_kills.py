@@ -9,11 +9,10 @@ from contextlib import suppress
 import psutil
 import pytest
 from chaos_job import build_job
-from known_truth import Site, Traffic, assert_exact
-from moments import Moment, hesitate, look
+from known_truth import Site, Traffic, assert_exact, assert_nothing_left_after_recovery
+from moments import Moment, hesitate, look, newest_checkpoint
 from processes import GONE, until
 
-from penstock.checkpoint.metadata import checkpoint_ids
 from penstock.spark.handle import JobHandle
 
 pytestmark = [pytest.mark.chaos, pytest.mark.spark]
@@ -23,7 +22,8 @@ WORKING = [Moment.BATCH_PLANNED, Moment.ROWS_STAGED, Moment.STATE_STORED, Moment
 
 def wait_for(what: str, handle: JobHandle, condition) -> None:
     met = until(lambda: condition() or handle.wait(0), poll_s=0.002)
-    assert met and condition(), f"waited in vain for {what}: {handle.status}, {handle.progress}"
+    met = met and condition()
+    assert met, f"waited in vain for {what}: {handle.status}, {handle.progress}"
 
 
 def wait_for_moment(site: Site, handle: JobHandle, moment: Moment) -> None:
@@ -32,8 +32,8 @@ def wait_for_moment(site: Site, handle: JobHandle, moment: Moment) -> None:
 
 
 def wait_for_checkpoints(site: Site, handle: JobHandle, count: int = 1) -> None:
-    seen = max(checkpoint_ids(site.storage), default=-1)
-    wait_for("a later checkpoint", handle, lambda: max(checkpoint_ids(site.storage), default=-1) >= seen + count)
+    seen = newest_checkpoint(site)
+    wait_for("a later checkpoint", handle, lambda: newest_checkpoint(site) >= seen + count)
 
 
 def finish(site: Site, handle: JobHandle, traffic: Traffic) -> None:
@@ -42,6 +42,13 @@ def finish(site: Site, handle: JobHandle, traffic: Traffic) -> None:
     wait_for("the end of the log", handle, lambda: _position(handle) == ends)
     handle.stop()
     assert_exact(traffic)
+    assert_nothing_left_after_recovery(traffic)
+
+
+def end(handle: JobHandle) -> None:
+    """Whatever happened, no job runs on into the next test."""
+    if not handle.wait(0):
+        handle.cancel()
 
 
 def _position(handle: JobHandle) -> object:
@@ -82,8 +89,10 @@ def test_killed_python_workers(spark, site, seed, kills):
             assert killed > 0
             finish(site, handle, traffic)
         finally:
-            handle.cancel() if not handle.wait(0) else None
-    print(f"{killed} workers killed, {handle.progress.restarts} restarts of the job, {handle.progress.batches} batches")
+            end(handle)
+    print(
+        f"{killed} workers killed, {handle.progress.restarts} restarts of the job, {handle.progress.batches} batches"
+    )
 
 
 def test_lost_local_files(spark, site, seed):
@@ -100,5 +109,5 @@ def test_lost_local_files(spark, site, seed):
                 wait_for_checkpoints(site, handle, 2)
             finish(site, handle, traffic)
         finally:
-            handle.cancel() if not handle.wait(0) else None
+            end(handle)
     print(f"{handle.progress.restarts} restarts of the job")

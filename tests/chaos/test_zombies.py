@@ -9,29 +9,26 @@ import time
 import driver
 import pytest
 from held_storage import held_path, release_path
-from known_truth import Site, Traffic, assert_exact
-from moments import Moment, first_batch_done, look
+from known_truth import Site, Traffic, assert_exact, assert_nothing_left_after_recovery
+from moments import Moment, look, newest_checkpoint
 from processes import Driver, Drivers, drivers_of
 
-from penstock.checkpoint.metadata import checkpoint_ids
 from penstock.recovery.fencing import STALE_AFTER_S, newest_run
 
 pytestmark = [pytest.mark.chaos, pytest.mark.spark]
 
 
-def completed(site: Site) -> int:
-    return max(checkpoint_ids(site.storage), default=-1)
-
-
 def take_over(drivers: Drivers, site: Site, *, takeover: bool) -> None:
     """Start another driver and let it complete checkpoints of its own."""
-    before, run = completed(site), newest_run(site.storage)
+    before, run = newest_checkpoint(site), newest_run(site.storage)
     owner = drivers.start(takeover=takeover)
     drivers.wait_for(
-        "checkpoints of the new owner", lambda: completed(site) > before and newest_run(site.storage) > run, owner
+        "checkpoints of the new owner",
+        lambda: newest_checkpoint(site) > before and newest_run(site.storage) > run,
+        owner,
     )
-    seen = completed(site)
-    drivers.wait_for("more checkpoints of the new owner", lambda: completed(site) > seen, owner)
+    seen = newest_checkpoint(site)
+    drivers.wait_for("more checkpoints of the new owner", lambda: newest_checkpoint(site) > seen, owner)
 
 
 def assert_fenced(drivers: Drivers, site: Site, zombie: Driver) -> None:
@@ -48,6 +45,7 @@ def finish(drivers: Drivers, site: Site, traffic: Traffic) -> None:
     owner = drivers.all[-1]
     assert drivers.wait_for_end(owner) == 0, owner.tail()
     assert_exact(traffic)
+    assert_nothing_left_after_recovery(traffic)
 
 
 def test_a_stopped_driver_wakes_up_fenced(site, seed):
@@ -55,7 +53,7 @@ def test_a_stopped_driver_wakes_up_fenced(site, seed):
     rng = random.Random(seed)
     with drivers_of(site) as drivers, Traffic(site, seed) as traffic:
         zombie = drivers.start()
-        drivers.wait_for("a checkpoint", lambda: completed(site) >= 1, zombie)
+        drivers.wait_for("a checkpoint", lambda: newest_checkpoint(site) >= 1, zombie)
         moment = rng.choice([Moment.ROWS_STAGED, Moment.STATE_STORED, Moment.BATCH_PLANNED, Moment.COMPLETED])
         before = look(site, moment)
         drivers.wait_for(moment.value, lambda: look(site, moment) - before, zombie, poll_s=0.002)
@@ -85,7 +83,7 @@ def test_a_live_driver_is_taken_over(site, seed):
     """A job taken from a driver that is alive and goes on reading loses and doubles nothing."""
     with drivers_of(site) as drivers, Traffic(site, seed) as traffic:
         former = drivers.start(interval="3s")
-        drivers.wait_for("a checkpoint", lambda: completed(site) >= 0, former)
+        drivers.wait_for("a checkpoint", lambda: newest_checkpoint(site) >= 0, former)
         take_over(drivers, site, takeover=True)
         assert_fenced(drivers, site, former)
         finish(drivers, site, traffic)

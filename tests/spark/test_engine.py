@@ -308,3 +308,73 @@ def test_keys_of_several_types(spark, ledger):
             key = repr((row[name], row["app"]))
             newest[key] = max(newest.get(key, 0), row["n"])
         assert sorted(newest.values()) == wanted, name
+
+
+@pytest.mark.parametrize(
+    "shuffled",
+    [
+        lambda df: df.coalesce(1),
+        lambda df: df.repartition(3, "app"),
+        lambda df: df.repartition(2, "app"),
+        lambda df: df.limit(100_000),
+    ],
+    ids=["coalesce", "repartition to another number", "repartition to the same number", "limit"],
+)
+def test_aggregate_behind_a_transform_that_moves_rows(spark, ledger, shuffled):
+    """Where Spark leaves out its own shuffle, keys are still brought to the subtask that owns them."""
+    ledger.fill(200)
+    job = ledger.job()
+    clicks = job.read(ledger.log.read(spark, rows_per_batch=200), uid="clicks").transform(shuffled)
+    clicks.key_by("app").aggregate(pv=F.count("*"), uid="views").write_to(ledger.sqlite(), uid="out")
+    job.run(available_now=True)
+    assert ledger.counts() == ledger.truth()
+
+
+def test_a_source_with_one_partition(spark, tmp_path):
+    """A single input partition feeds two subtasks."""
+    ledger = Ledger(tmp_path, partitions=1)
+    ledger.fill(200)
+    counting_job(spark, ledger, rows_per_batch=100).run(available_now=True)
+    assert ledger.counts() == ledger.truth()
+
+
+def test_timestamp_keys_in_another_time_zone(spark, ledger):
+    """The session's time zone changes neither keys nor results, also when it changes between runs."""
+    seconds = (F.col("user") % 3) * 3600 + 1_700_000_000
+    for zone in ("America/New_York", "UTC"):
+        ledger.fill(90)
+        spark.conf.set("spark.sql.session.timeZone", zone)
+        try:
+            job = ledger.job()
+            rows = ledger.log.read(spark).withColumn("t", F.timestamp_seconds(seconds))
+            aggregated = (
+                job.read(rows, uid="clicks").key_by("t").aggregate(n=F.count("*"), last=F.max("t"), uid="c")
+            )
+            aggregated.transform(lambda df: df.select(F.unix_seconds("t").alias("t"), "n")).write_to(
+                ledger.sqlite("views", "t"), uid="out"
+            )
+            job.run(available_now=True)
+        finally:
+            spark.conf.set("spark.sql.session.timeZone", "UTC")
+    truth = Counter(user % 3 * 3600 + 1_700_000_000 for user in ledger.log.table()["user"].to_pylist())
+    assert ledger.counts() == truth
+
+
+def test_sources_in_another_order_are_refused(spark, ledger, tmp_path):
+    """Positions are recorded by order, so a job that reads its sources in another order does not start."""
+    other = Ledger(tmp_path / "other")
+    for one in (ledger, other):
+        one.fill(20)
+
+    def build(*order: str) -> ps.Job:
+        job = ledger.job()
+        logs = {"left": ledger.log, "right": other.log}
+        streams = [job.read(logs[uid].read(spark), uid=uid) for uid in order]
+        streams[0].union(streams[1]).key_by("app").aggregate(pv=F.count("*"), uid="views").write_to(
+            ledger.sqlite(), uid="out"
+        )
+        return job
+
+    build("left", "right").run(available_now=True)
+    with pytest.raises(ps.IncompatibleStateError, match="left, right, in this order"):
+        build("right", "left").start()

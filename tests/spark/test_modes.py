@@ -169,6 +169,9 @@ def test_a_socket_at_most_once_goes_on_with_its_state(spark, ledger):
     second = start()
     feed(second, "a", "c")
     second.stop()
+    third = start()  # after a clean end the socket starts anew as well
+    feed(third, "c")
+    third.stop()
     after = Counter(ledger.counts())
     assert after["a"] > counted["a"]
     assert after["b"] == counted["b"]

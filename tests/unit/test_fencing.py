@@ -75,25 +75,39 @@ def test_other_files_do_not_count_as_runs(storage: LocalStorage) -> None:
     assert newest_run(storage) == 1
 
 
-def line(*pairs: tuple[int, int]) -> list[Descent]:
-    return [Descent(run, restored_from) for run, restored_from in pairs]
+def line(*descents: tuple[int, int, int]) -> list[Descent]:
+    """Run, the checkpoint it went on from, and the run that completed that."""
+    return [Descent(*one) for one in descents]
+
+
+HISTORY = line((1, -1, 0), (2, 5, 1), (3, 8, 2))
+BACK_AGAIN = line((1, -1, 0), (2, 5, 1), (3, 4, 1))
+FENCED_WHILE_IT_DECIDED = line((1, -1, 0), (2, 3, 1), (3, 5, 1))
+FROM_NOTHING = line((1, -1, 0), (2, -1, 0))
 
 
 @pytest.mark.parametrize(
     ("checkpoint", "run", "descents", "belongs"),
     [
-        (5, 1, line((1, -1)), True),
-        (5, 1, line((1, -1), (2, 5)), True),
-        (6, 1, line((1, -1), (2, 5)), False),
-        (6, 2, line((1, -1), (2, 5)), True),
-        (6, 2, line((1, -1), (2, 5), (3, 4)), False),
-        (4, 1, line((1, -1), (2, 5), (3, 4)), True),
-        (5, 1, line((1, -1), (2, 5), (3, 4)), False),
         (5, 1, [], True),
+        (5, 1, line((1, -1, 0)), True),
+        (5, 1, HISTORY, True),
+        (6, 1, HISTORY, False),
+        (8, 2, HISTORY, True),
+        (9, 2, HISTORY, False),
+        (9, 3, HISTORY, True),
+        (4, 1, BACK_AGAIN, True),
+        (5, 1, BACK_AGAIN, False),
+        (6, 2, BACK_AGAIN, False),
+        (3, 2, BACK_AGAIN, False),
+        (5, 1, FENCED_WHILE_IT_DECIDED, True),
+        (6, 1, FENCED_WHILE_IT_DECIDED, False),
+        (0, 1, FROM_NOTHING, False),
+        (2, 1, line((30, 5, 22)), True),
     ],
 )
 def test_line_of_descent(checkpoint: int, run: int, descents: list[Descent], belongs: bool) -> None:
-    """A checkpoint counts if no later run went on from an earlier one."""
+    """A checkpoint counts if the newest run descends from it; what a run decided that nobody descends from does not matter."""
     assert in_line_of_descent(CheckpointId(checkpoint), RunId(run), descents) is belongs
 
 

@@ -10,7 +10,13 @@ from protocol_story import JOB, completed
 from sink_double import TroubledSink, staged, visible
 
 from penstock.checkpoint.completed import PreCommitted
-from penstock.checkpoint.metadata import checkpoint_ids, mark_committed, metadata_name, write_metadata
+from penstock.checkpoint.metadata import (
+    checkpoint_ids,
+    files_of,
+    mark_committed,
+    metadata_name,
+    write_metadata,
+)
 from penstock.config import Mode
 from penstock.errors import (
     ConfigError,
@@ -78,6 +84,15 @@ def test_newest_checkpoint(scene: Scene) -> None:
     point = scene.restore()
     assert [one.checkpoint for one in point.retained] == [3, 5]
     assert scene.storage.names("state") == ["state/a", "state/b"]
+
+
+def test_a_mark_without_its_checkpoint_is_deleted(scene: Scene) -> None:
+    """A zombie may note that a checkpoint is committed when that is already deleted; recovery clears it away."""
+    scene.checkpoint(5)
+    for number in (3, 5):
+        mark_committed(scene.storage, completed(number, run=1))
+    scene.restore()
+    assert [name for name in scene.storage.names() if name.startswith("chk-")] == files_of(5)
 
 
 def test_promised_transactions_are_committed_and_others_aborted(scene: Scene) -> None:
@@ -247,6 +262,24 @@ def test_a_run_fenced_while_it_restores_destroys_nothing(scene: Scene) -> None:
     assert scene.storage.names("state") == ["state/a", "state/b"]
     assert scene.restore().id == 4
     assert visible(scene.external) == [(3, 4, 0)]
+
+
+def test_a_run_fenced_while_it_decides_leaves_no_trace(scene: Scene) -> None:
+    """A checkpoint that landed between two recoveries stays the choice of the later one, whatever the earlier records afterwards."""
+    scene.checkpoint(3)
+    promise = scene.stage(5)
+
+    def successor() -> None:
+        scene.checkpoint(5, promises=(promise,))  # run 1 was just writing it
+        scene.sink.refusals = 1
+        with pytest.raises(UnavailableError):
+            scene.restore()  # run 3 decides for 5, and is held up by its sink
+
+    with pytest.raises(FencedError, match="run 2 is fenced"):
+        scene.restore(storage=Disturbed(scene.storage.root, "state", successor))
+    assert staged(scene.external) == [(1, 5, 0)]
+    assert scene.restore().id == 5
+    assert visible(scene.external) == [(1, 5, 0)]
 
 
 def test_a_run_fenced_before_it_cleans_up_deletes_nothing(scene: Scene) -> None:

@@ -14,7 +14,7 @@ import xxhash
 from penstock.checkpoint.completed import FORMAT, Completed
 from penstock.errors import CorruptStateError, InternalError
 from penstock.ids import CheckpointId, RunId
-from penstock.recovery.fencing import in_line_of_descent, read_descents
+from penstock.recovery.fencing import check_owner, in_line_of_descent, read_descents
 from penstock.storage import Storage
 
 _log = logging.getLogger(__name__)
@@ -25,6 +25,10 @@ class _Envelope(msgspec.Struct, frozen=True):
     format: int
     checksum: str
     checkpoint: msgspec.Raw
+
+
+_ENVELOPES = msgspec.json.Decoder(_Envelope)  # made before there are threads, see `snapshot.mailbox`
+_COMPLETED = msgspec.json.Decoder(Completed)
 
 
 def metadata_name(checkpoint: int) -> str:
@@ -63,7 +67,7 @@ def encode(completed: Completed) -> bytes:
 def decode(data: bytes, name: str) -> Completed:
     """Read `_metadata` back, or raise `CorruptStateError` that says what is wrong with it."""
     try:
-        envelope = msgspec.json.decode(data, type=_Envelope)
+        envelope = _ENVELOPES.decode(data)
         found = xxhash.xxh3_64_hexdigest(bytes(envelope.checkpoint))
         if envelope.format != FORMAT:
             raise CorruptStateError(
@@ -71,7 +75,7 @@ def decode(data: bytes, name: str) -> Completed:
             )
         if found != envelope.checksum:
             raise CorruptStateError(f"{name} is corrupt: checksum {found}, expected {envelope.checksum}")
-        return msgspec.json.decode(envelope.checkpoint, type=Completed)
+        return _COMPLETED.decode(envelope.checkpoint)
     except msgspec.DecodeError as error:
         raise CorruptStateError(f"{name} is corrupt: {error}", name=name) from error
 
@@ -86,6 +90,7 @@ def write_metadata(storage: Storage, completed: Completed) -> None:
     if existing == data:
         return  # an earlier try succeeded although it reported an error
     if _is_valid(storage, existing, name):
+        check_owner(storage, RunId(completed.run))  # most likely a newer run wrote it
         raise InternalError(f"{name} in {storage.uri} exists already and belongs to this job's history")
     _log.warning("%s was left by a run that does not belong to this job's history; it is replaced", name)
     storage.delete([name])

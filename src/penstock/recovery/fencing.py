@@ -11,9 +11,11 @@ from __future__ import annotations
 import os
 import platform
 import re
+import secrets
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import msgspec
 
@@ -35,6 +37,7 @@ class RunRecord(msgspec.Struct, frozen=True):
     pid: int
     process_started: str
     started_at: float
+    claimant: str = ""
 
 
 class Descent(msgspec.Struct, frozen=True):
@@ -42,6 +45,8 @@ class Descent(msgspec.Struct, frozen=True):
 
     run: int
     restored_from: int
+    completed_by: int | None = None
+    """The run that completed that checkpoint; 0 when there was none."""
 
 
 class Heartbeat(msgspec.Struct, frozen=True):
@@ -53,7 +58,19 @@ class Heartbeat(msgspec.Struct, frozen=True):
     clean: bool = False
 
 
+@dataclass
+class Claimant:
+    """One `start` of a job. Its first claim takes the job from anybody, its later ones (restarts) only from itself."""
+
+    token: str = field(default_factory=lambda: secrets.token_hex(8))
+    has_claimed: bool = False
+
+
 _T = TypeVar("_T")
+_DECODERS: dict[type, msgspec.json.Decoder[object]] = {
+    kind: msgspec.json.Decoder(kind) for kind in (RunRecord, Descent, Heartbeat)
+}
+"""Made before there are threads, see `snapshot.mailbox`."""
 
 
 def newest_run(storage: Storage) -> RunId:
@@ -63,21 +80,43 @@ def newest_run(storage: Storage) -> RunId:
     )
 
 
-def claim(storage: Storage, now: float) -> RunId:
+def claim(storage: Storage, now: float, claimant: Claimant | None = None) -> RunId:
     """Become the owner of the job: from here on every earlier run is fenced.
 
     Only after this may the checkpoints be listed: an earlier run that completes one later can no longer commit it.
+    A claimant that had the job and lost it to another gets `FencedError`: a zombie fails in many ways, and must not take the job
+    back by restarting.
     """
+    claimant = claimant or Claimant()
     while True:
-        run = RunId(newest_run(storage) + 1)
-        record = RunRecord(run, platform.node(), os.getpid(), process_start(os.getpid()), now)
+        newest = newest_run(storage)
+        if claimant.has_claimed and not _is_of(storage, newest, claimant):
+            raise _fenced(storage, newest)
+        run = RunId(newest + 1)
+        record = RunRecord(run, platform.node(), os.getpid(), process_start(os.getpid()), now, claimant.token)
         if storage.create(f"runs/{run}.json", msgspec.json.encode(record)):
+            claimant.has_claimed = True
             return run
 
 
-def record_descent(storage: Storage, run: RunId, restored_from: CheckpointId) -> None:
+def _is_of(storage: Storage, run: RunId, claimant: Claimant) -> bool:
+    return run > 0 and _read(storage, f"runs/{run}.json", RunRecord).claimant == claimant.token
+
+
+def _fenced(storage: Storage, owner: RunId) -> FencedError:
+    return FencedError(
+        f"the job in {storage.uri} belongs to run {owner} of another start now; this one stops, does not restart and commits "
+        "nothing any more; nothing is lost",
+        owner=owner,
+    )
+
+
+def record_descent(
+    storage: Storage, run: RunId, restored_from: CheckpointId, completed_by: int | None = None
+) -> None:
     """Say which checkpoint this run goes on from. Whatever earlier runs have beyond it counts for nothing from now on."""
-    storage.create(f"runs/{run}.restored", msgspec.json.encode(Descent(run, restored_from)))
+    descent = Descent(run, restored_from, completed_by)
+    storage.create(f"runs/{run}.restored", msgspec.json.encode(descent))
 
 
 def read_descents(storage: Storage) -> list[Descent]:
@@ -87,8 +126,22 @@ def read_descents(storage: Storage) -> list[Descent]:
 
 
 def in_line_of_descent(checkpoint: CheckpointId, run: RunId, descents: Sequence[Descent]) -> bool:
-    """Whether a checkpoint of `run` belongs to the history that the newest run continues."""
-    return all(later.restored_from >= checkpoint for later in descents if later.run > run)
+    """Whether a checkpoint of `run` belongs to the history that the newest run continues.
+
+    Only ancestors of the newest run that has decided count: what a run decided that was fenced in that very moment, and so did
+    nothing, is no part of the history.
+    """
+    by_run = {descent.run: descent for descent in descents}
+    at = by_run.get(max(by_run, default=0))
+    while at is not None and run < at.run:
+        if checkpoint > at.restored_from:
+            return False
+        if at.completed_by is None:
+            return True
+        if run > at.completed_by:
+            return False
+        at = by_run.get(at.completed_by)
+    return True
 
 
 def check_owner(storage: Storage, run: RunId) -> None:
@@ -164,6 +217,6 @@ def process_start(pid: int) -> str:
 
 def _read(storage: Storage, name: str, kind: type[_T]) -> _T:
     try:
-        return msgspec.json.decode(storage.get(name), type=kind)
+        return cast("_T", _DECODERS[kind].decode(storage.get(name)))
     except msgspec.DecodeError as error:
         raise CorruptStateError(f"{name} in {storage.uri} is not readable: {error}", name=name) from error

@@ -23,6 +23,7 @@ from penstock.config import Mode
 from penstock.errors import ConfigError, CorruptStateError, IncompatibleStateError
 from penstock.ids import NO_CHECKPOINT, CheckpointId, RunId
 from penstock.recovery.fencing import (
+    Claimant,
     Descent,
     beat,
     check_owner,
@@ -48,6 +49,9 @@ class JobRecord(msgspec.Struct, frozen=True):
     format: int = 1
 
 
+_JOB_RECORDS = msgspec.json.Decoder(JobRecord)
+
+
 @dataclass(frozen=True)
 class RestorePoint:
     """Where a run goes on: its number, and the retained checkpoints up to the restored one (oldest first, may be empty)."""
@@ -71,9 +75,16 @@ def check_job_record(storage: Storage, record: JobRecord) -> None:
     if storage.create(JOB_FILE, msgspec.json.encode(record)):
         return
     try:
-        known = msgspec.json.decode(storage.get(JOB_FILE), type=JobRecord)
+        known = _JOB_RECORDS.decode(storage.get(JOB_FILE))
     except msgspec.DecodeError as error:
         raise CorruptStateError(f"{JOB_FILE} in {storage.uri} is not readable: {error}") from error
+    if (known.job, known.format) != (record.job, record.format):
+        raise ConfigError(
+            f"{storage.uri} belongs to the job {known.job!r} (format {known.format}), this is {record.job!r} (format "
+            f"{record.format}); give every job a storage of its own",
+            job=record.job,
+            expected=known.job,
+        )
     if known.max_parallelism != record.max_parallelism:
         raise ConfigError(
             f"max_parallelism={record.max_parallelism} but the job in {storage.uri} was started with "
@@ -92,9 +103,10 @@ def restore(
     mode: Mode,
     now: float,
     wanted: CheckpointId | None = None,
+    claimant: Claimant | None = None,
 ) -> RestorePoint:
     """Take the job over and clean up. `wanted` names an older retained checkpoint instead of the newest."""
-    run = claim(storage, now)
+    run = claim(storage, now, claimant)
     try:
         return _take_over(storage, sinks, run=run, job=job, mode=mode, wanted=wanted)
     except Exception:
@@ -113,7 +125,8 @@ def _take_over(
 ) -> RestorePoint:
     retained = choose(storage, read_descents(storage), wanted)
     point = RestorePoint(run, tuple(retained))
-    record_descent(storage, run, point.id)
+    completed_by = point.checkpoint.run if point.checkpoint else 0
+    record_descent(storage, run, point.id, completed_by)
     check_owner(storage, run)  # whoever claims the job after this reads the record, and keeps to it
     done = point.checkpoint is None or is_committed(storage, point.checkpoint)
     _settle_transactions(point, sinks, job=job, commit=mode is not Mode.AT_MOST_ONCE and not done)
@@ -215,10 +228,10 @@ def _settle_transactions(
 
 
 def _delete_leftovers(storage: Storage, point: RestorePoint) -> None:
-    retained = {completed.id for completed in point.retained}
-    stale = [number for number in checkpoint_ids(storage) if number not in retained]
+    retained = {name for completed in point.retained for name in files_of(completed.checkpoint)}
+    stale = [name for name in storage.names() if name.startswith("chk-") and name not in retained]
     needed = {name for completed in point.retained for name in completed.files}
     unnamed = [name for name in storage.names("state") if name not in needed]
     check_owner(storage, point.run)  # after listing: nothing in the lists belongs to a newer run
-    storage.delete([name for number in stale for name in files_of(number)])
+    storage.delete(stale)
     storage.delete(unnamed)

@@ -38,9 +38,12 @@ class Manifest(msgspec.Struct, frozen=True):
     files: list[StagedFile]
 
 
+_MANIFESTS = msgspec.json.Decoder(Manifest)
+
+
 def read_manifest(path: Path) -> Manifest:
     """Read a manifest; raises `FileNotFoundError`, or `ValueError` for one that makes no sense."""
-    manifest = msgspec.json.decode(path.read_bytes(), type=Manifest)
+    manifest = _MANIFESTS.decode(path.read_bytes())
     for file in manifest.files:
         final = PurePosixPath(file.final)
         if final.is_absolute() or ".." in final.parts or "/" in file.staged or file.staged == "..":

@@ -93,6 +93,11 @@ class StagedTransaction(msgspec.Struct, frozen=True):
         return {field: value for field, value in msgspec.structs.asdict(self).items() if value is not None}
 
 
+msgspec.json.Decoder(
+    StagedTransaction
+)  # so that `convert` meets a type that is known, see `snapshot.mailbox`
+
+
 def local_path(setting: str, value: str | os.PathLike[str]) -> Path:
     """Turn what the user gave into an absolute path: a task may run in another working directory."""
     text = os.fspath(value)

@@ -22,6 +22,7 @@ from penstock.state.handle import StateHandle
 from penstock.storage import Storage
 
 _log = logging.getLogger(__name__)
+_HANDLES = msgspec.json.Decoder(StateHandle)  # made before there are threads, see `mailbox`
 
 
 @dataclass(frozen=True)
@@ -74,15 +75,14 @@ def perform(upload: Upload) -> Message:
             upload.storage.upload(upload.local_dir / name, name)
     except Exception as error:  # noqa: BLE001 - whatever it is, the driver must know, and the lane must go on
         cause = f"{type(error).__name__}: {error}"
-        return UploadFailed(
-            upload.run, asked.subtask, asked.version, cause
-        )  # a checkpoint waits for that one
+        # Not the newest, which may have been tried instead: a checkpoint waits for the one that was asked for.
+        return UploadFailed(upload.run, asked.subtask, asked.version, cause)
     return UploadDone(upload.run, upload.handle, round((time.monotonic() - started) * 1000, 3))
 
 
 def _with_newest(upload: Upload) -> Upload:
     path = _newest_path(upload.local_dir, upload.handle)
-    newest = msgspec.json.decode(path.read_bytes(), type=StateHandle)
+    newest = _HANDLES.decode(path.read_bytes())
     return replace(upload, handle=newest) if newest.version > upload.handle.version else upload
 
 

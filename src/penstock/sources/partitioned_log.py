@@ -37,6 +37,9 @@ class _Description(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     partitions: int
 
 
+_DESCRIPTIONS = msgspec.json.Decoder(_Description)
+
+
 class PartitionedLog:
     """An append-only log in the folder `path`, made on first use with `schema` (DDL) and `partitions`.
 
@@ -218,7 +221,7 @@ def _open_or_create(path: Path, schema: str | None, partitions: int | None) -> _
 
 def _read(storage: LocalStorage) -> _Description:
     try:
-        found = msgspec.json.decode(storage.get(_DESCRIPTION), type=_Description)
+        found = _DESCRIPTIONS.decode(storage.get(_DESCRIPTION))
     except (msgspec.DecodeError, msgspec.ValidationError) as error:
         raise CorruptStateError(
             f"{storage.uri}/{_DESCRIPTION} does not describe a log: {error}; put it back from a copy",

@@ -60,6 +60,7 @@ class SinkAnswer(msgspec.Struct, frozen=True, tag="sink"):
 
 
 Answer = OperatorAnswer | SinkAnswer
+_ANSWERS: msgspec.json.Decoder[Answer] = msgspec.json.Decoder(Answer)
 
 
 class AnswerList(AccumulatorParam[list[bytes]]):
@@ -82,4 +83,4 @@ def add_answer(answers: Accumulator[list[bytes]], answer: Answer) -> None:
 
 def read_answers(answers: Accumulator[list[bytes]]) -> list[Answer]:
     """Called on the driver, after the action."""
-    return [msgspec.json.decode(one, type=Answer) for one in answers.value]
+    return [_ANSWERS.decode(one) for one in answers.value]

@@ -12,7 +12,7 @@ from pyspark.sql import functions as F  # noqa: N812 - PySpark's own convention
 from penstock.graph import Aggregate, Keyed, Node, Output, Process, Source, Transform, Union
 from penstock.spark.assignment import Assignment
 from penstock.spark.compiled import Compiled, CompiledOperator
-from penstock.spark.key_columns import normalised, quoted, sort_key, subtask_of
+from penstock.spark.key_columns import normalised, placed_by_key, quoted, sort_key, subtask_of
 from penstock.spark.tasks import AggregateTask, Fused, OperatorTask, ProcessTask, SinkTask
 
 SOURCE = "__source"
@@ -125,8 +125,9 @@ class BatchFrames:
         plan = self.assignment
         rows = frame.groupBy(*map(quoted, node.keys)).agg(*operator.partials)
         rows = rows.select("*", sort_key(node.keys, plan.max_parallelism))
-        if plan.max_parallelism % plan.parallelism == 0:
-            return rows  # Spark's own shuffle has put every key where it belongs (see key_columns)
+        divides = plan.max_parallelism % plan.parallelism == 0
+        if divides and placed_by_key(rows, node.keys, plan.parallelism):
+            return rows  # Spark's own shuffle has put every key where it belongs
         return rows.repartitionById(plan.parallelism, subtask_of(plan.parallelism))
 
 

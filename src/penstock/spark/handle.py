@@ -21,7 +21,7 @@ from penstock.errors import (
     UnavailableError,
 )
 from penstock.ids import RunId
-from penstock.recovery.fencing import beat, read_descents, refuse_if_running
+from penstock.recovery.fencing import Claimant, beat, check_owner, read_descents, refuse_if_running
 from penstock.recovery.restore import JobRecord, check_job_record, choose
 from penstock.spark.compiled import Compiled, compile_job
 from penstock.spark.inspection import guarantee_of, leaves
@@ -57,9 +57,11 @@ class JobHandle:
         self._available_now = available_now
         self._stopping = threading.Event()
         self._cancelled = False
+        self._clean = False
         self._status = Status.RUNNING
         self._failure: BaseException | None = None
         self._observer = Observer({source.uid: len(leaves(source.frame)) for source in job.graph.sources})
+        self._claimant = Claimant()
         self._run: QueryRun | None = None
         self._restore: int | None = None
         self._drop_state: tuple[str, ...] = ()
@@ -143,7 +145,7 @@ class JobHandle:
 
     def _prepared_run(self) -> QueryRun:
         run = QueryRun(self._job, self._compiled, self._observer, self._available_now, self._stopping)
-        run.prepare(self._restore, self._drop_state)
+        run.prepare(self._restore, self._drop_state, self._claimant)
         self._restore = None  # later attempts go on from the newest checkpoint
         return run
 
@@ -177,6 +179,7 @@ class JobHandle:
                 if self._stopping.is_set():
                     break
             else:
+                self._clean = not self._cancelled
                 break
         if self._cancelled:
             self._forget_if_asked()
@@ -209,6 +212,7 @@ class JobHandle:
         on_cancel = choice("checkpoint.on_cancel", self._job.checkpoint.on_cancel, OnCancel)
         if on_cancel is OnCancel.DELETE_ON_CANCELLATION:
             storage = self._job.storage
+            check_owner(storage, RunId(self._observer.progress.run))
             storage.delete([name for number in checkpoint_ids(storage) for name in files_of(number)])
             storage.delete(storage.names("state") + storage.names("spark"))
 
@@ -217,7 +221,6 @@ class JobHandle:
         if not run:
             return
         try:
-            clean = self._status in (Status.FINISHED, Status.STOPPED)
-            beat(self._job.storage, run, SYSTEM_CLOCK.wall(), ended=True, clean=clean)
+            beat(self._job.storage, run, SYSTEM_CLOCK.wall(), ended=True, clean=self._clean)
         except PenstockError:
             _log.exception("the end of run %d could not be recorded", run)

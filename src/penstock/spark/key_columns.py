@@ -61,6 +61,25 @@ def subtask_of(parallelism: int) -> Column:
     return (F.shiftright(F.col(SORT_KEY), GROUP_SHIFT) % F.lit(parallelism)).cast("int")
 
 
+def placed_by_key(frame: DataFrame, keys: tuple[str, ...], parallelism: int) -> bool:
+    """Whether Spark's plan brings every key to partition `hash mod parallelism`.
+
+    Usually the shuffle of `groupBy` does. Spark leaves it out when it knows that equal keys are together already (after `limit`,
+    `coalesce(1)`, `repartition`, or with a single input partition), and then they lie elsewhere.
+    """
+    partitioning = frame._jdf.queryExecution().executedPlan().outputPartitioning()
+    if (
+        partitioning.getClass().getSimpleName() != "HashPartitioning"
+        or partitioning.numPartitions() != parallelism
+    ):
+        return False
+    expressions = partitioning.expressions().iterator()
+    names = []
+    while expressions.hasNext():
+        names.append(str(expressions.next().sql()).strip("`").replace("``", "`"))
+    return names == list(keys)
+
+
 def quoted(name: str) -> str:
     """A column name that may contain dots."""
     return f"`{name.replace('`', '``')}`"

@@ -57,12 +57,17 @@ def skip_ahead(storage: Storage, replayable: Sequence[bool]) -> CheckpointId:
     if not begun:
         return CheckpointId(-1)
     last = CheckpointId(max(begun))
-    lines = read_entry(storage, last).splitlines()
-    kept = [line if can else NO_POSITION for line, can in zip(lines[2:], replayable, strict=True)]
-    entry = "\n".join(lines[:2] + kept)
+    entry = without_positions(read_entry(storage, last), replayable)
     _set(storage, f"offsets/{last}", entry)
     _mark_done(storage, last, entry)
     return last
+
+
+def without_positions(entry: str, replayable: Sequence[bool]) -> str:
+    """The entry with no position for sources that cannot replay: they start anew, at the present."""
+    lines = entry.splitlines()
+    kept = [line if can else NO_POSITION for line, can in zip(lines[2:], replayable, strict=bool(lines))]
+    return "\n".join(lines[:2] + kept)
 
 
 def _mark_done(storage: Storage, batch: CheckpointId, entry: str) -> None:

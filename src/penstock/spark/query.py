@@ -34,7 +34,7 @@ from penstock.errors import (
     PenstockError,
 )
 from penstock.ids import CheckpointId, RunId, SubtaskId
-from penstock.recovery.fencing import beat, ended_cleanly
+from penstock.recovery.fencing import Claimant, beat, ended_cleanly
 from penstock.recovery.rescale import redistribute
 from penstock.recovery.restore import RestorePoint, restore
 from penstock.snapshot.mailbox import Mailbox
@@ -77,7 +77,9 @@ class QueryRun:
 
     # ── coming up ──────────────────────────────────────────────────────────────────────────────
 
-    def prepare(self, restore_from: int | None, drop_state: tuple[str, ...]) -> None:
+    def prepare(
+        self, restore_from: int | None, drop_state: tuple[str, ...], claimant: Claimant | None = None
+    ) -> None:
         """Take the job over and go back to its checkpoint. After this, earlier runs can do nothing any more."""
         self._sinks = {output.uid: output.sink for output in self.job.graph.outputs}
         wanted = None if restore_from is None else CheckpointId(restore_from)
@@ -88,11 +90,13 @@ class QueryRun:
             mode=self._mode,
             now=SYSTEM_CLOCK.wall(),
             wanted=wanted,
+            claimant=claimant,
         )
         beat(self.job.storage, self.point.run, SYSTEM_CLOCK.wall())
         self.observer.restored(self.point)
+        self._check_sources(self.point)
         self._handles = self._restored_handles(self.point, drop_state)
-        self._restored_batch = self._rewind()
+        self._restored_batch = self._last_batch = self._rewind()
         self._local_dir = _fresh_local_dir(self.job, self.point.run)
         if self.point.checkpoint and self.point.checkpoint.parallelism != self.job.parallelism:
             self._handles = self._rescaled()
@@ -124,6 +128,18 @@ class QueryRun:
                 )
         return handles
 
+    def _check_sources(self, point: RestorePoint) -> None:
+        """Spark records positions by the order of the sources: another order would hand one source the position of another."""
+        stored = list(point.checkpoint.barrier.positions) if point.checkpoint else []
+        now = [source.uid for source in self.job.graph.sources]
+        if stored and stored != now:
+            raise IncompatibleStateError(
+                f"checkpoint {point.id} has the positions of the sources {', '.join(stored)}, in this order; the job reads "
+                f"{', '.join(now)}; read the same sources in the same order",
+                stored=stored,
+                sources=now,
+            )
+
     def _rescaled(self) -> dict[SubtaskId, StateHandle]:
         layouts = {uid: operator.layout for uid, operator in self.compiled.operators.items()}
         rescaling = Rescaling(
@@ -140,10 +156,12 @@ class QueryRun:
     def _rewind(self) -> CheckpointId:
         """Set Spark's progress log back; returns the last batch that must not be run again."""
         storage = self.job.storage
-        was_clean = ended_cleanly(storage, RunId(self.point.run - 1))
-        if self._mode is Mode.AT_MOST_ONCE and not was_clean:
-            return progress_log.skip_ahead(storage, replayable_positions(self.job.graph.sources))
         entry = self.point.checkpoint.barrier.progress_log if self.point.checkpoint else ""
+        if self._mode is Mode.AT_MOST_ONCE:
+            replayable = replayable_positions(self.job.graph.sources)
+            if not ended_cleanly(storage, RunId(self.point.run - 1)):
+                return progress_log.skip_ahead(storage, replayable)
+            entry = progress_log.without_positions(entry, replayable)
         progress_log.cut_back(storage, self.point.id, entry)
         return self.point.id
 
@@ -290,10 +308,22 @@ class QueryRun:
             if self._closed or self.failure is not None or number <= self._restored_batch:
                 return  # stopping, or already in the checkpoint; what Spark notes about it is cut back in recovery
             try:
+                self._check_follows(number)
                 self._run_batch(frame, CheckpointId(number))
+                self._last_batch = CheckpointId(number)
             except BaseException as error:
                 self._fail(error)
                 raise
+
+    def _check_follows(self, number: int) -> None:
+        """A run that was fenced, but does not know it yet, writes to the same progress log: Spark would take its batches as done."""
+        if number != self._last_batch + 1:
+            raise errors.UnavailableError(
+                f"batch {number} came after batch {self._last_batch}: another run of this job, which is fenced, has noted batches in "
+                "Spark's progress log meanwhile; the job goes back to its checkpoint and reads them itself",
+                batch=number,
+                expected=self._last_batch + 1,
+            )
 
     def _run_batch(self, frame: DataFrame, batch: CheckpointId) -> None:
         started = time.monotonic()
@@ -314,8 +344,10 @@ class QueryRun:
         coordinator = self._loop.coordinator
         required = coordinator.begin_batch(batch)
         with coordinator.lock:
-            undurable = frozenset(coordinator.protocol.undurable_files)
-            keep = frozenset(coordinator.protocol.needed_files) if undurable else frozenset()
+            # From this run's own handles: the protocol may not have taken the batch before from its queue yet.
+            working = {name for handle in self._handles.values() for name in handle.files}
+            undurable = frozenset(coordinator.protocol.undurable(working))
+            keep = frozenset(coordinator.protocol.needed_files | working)
         return Assignment(
             job=self.job.name,
             run=self.point.run,

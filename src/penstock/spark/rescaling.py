@@ -20,6 +20,8 @@ from penstock.state.backends.base import StateBackend, StateLayout, Workplace
 from penstock.state.handle import StateHandle
 from penstock.storage import Storage
 
+_HANDLES = msgspec.json.Decoder(StateHandle)
+
 
 @dataclass(frozen=True)
 class Rescaling:
@@ -41,11 +43,11 @@ class Rescaling:
         if not items:
             return {}
         results = session.sparkContext.parallelize(items, len(items)).map(self._take_over).collect()
-        taken = [msgspec.json.decode(result, type=StateHandle) for result in results]
+        taken = [_HANDLES.decode(result) for result in results]
         return {handle.subtask: handle for handle in taken}
 
     def _take_over(self, encoded: bytes) -> bytes:
-        handle = msgspec.json.decode(encoded, type=StateHandle)
+        handle = _HANDLES.decode(encoded)
         workplace = self._workplace(handle)
         with closing(self.backend.open(workplace, self.layouts[handle.subtask.uid], handle)) as state:
             taken = state.freeze()

@@ -57,7 +57,7 @@ class OperatorTask(ABC):
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:  # noqa: D102 - Spark calls it
         attempt = _attempt()
         started = time.monotonic()
-        table = _collect(batches)
+        table = _collect(batches, self.layout.key)
         alignment_ms = _ms_since(started)
         if table is None:
             add_answer(self.answers, OperatorAnswer(self.uid, attempt, None, None))
@@ -248,9 +248,17 @@ def _attempt() -> int:
     return _task().taskAttemptId()
 
 
-def _collect(batches: Iterable[pa.RecordBatch]) -> pa.Table | None:
+def _collect(batches: Iterable[pa.RecordBatch], keys: pa.Schema) -> pa.Table | None:
+    """All rows of the task; keys in the types of the state, whatever the session's time zone."""
     received = [batch for batch in batches if batch.num_rows]
-    return pa.Table.from_batches(received) if received else None
+    if not received:
+        return None
+    table = pa.Table.from_batches(received)
+    for field in keys:
+        index = table.column_names.index(field.name)
+        if table.schema.field(index).type != field.type:
+            table = table.set_column(index, field.name, table.column(index).cast(field.type))
+    return table
 
 
 def _ms_since(started: float) -> float:

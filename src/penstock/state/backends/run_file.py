@@ -48,6 +48,9 @@ class RunHeader(msgspec.Struct, frozen=True):
     format: int = FORMAT_VERSION
 
 
+_HEADERS = msgspec.json.Decoder(RunHeader)
+
+
 @dataclass(frozen=True, slots=True)
 class RunBatch:
     """Rows in ascending order of sort key; `deleted` is None where there is no tombstone."""
@@ -138,7 +141,7 @@ def load_run(ref: RunRef, source: Path | bytes, layout: StateLayout) -> Run:
             reader = pa.ipc.open_file(opened)
             batches = [reader.get_batch(i) for i in range(reader.num_record_batches)]
             schema = reader.schema
-        header = msgspec.json.decode((schema.metadata or {})[_HEADER_KEY], type=RunHeader)
+        header = _HEADERS.decode((schema.metadata or {})[_HEADER_KEY])
     except (pa.ArrowException, OSError, KeyError, msgspec.MsgspecError) as cause:
         raise CorruptStateError(
             f"{label} is no readable run of state: {cause!r}; restore an older checkpoint", run=label
