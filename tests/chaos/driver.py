@@ -55,7 +55,7 @@ def main() -> int:
     except ps.FencedError:
         _log.exception("fenced")
         return FENCED
-    except BaseException:
+    except Exception:
         _log.exception("failed")
         return 1
     return 0

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from pyspark.sql import Column, DataFrame, SparkSession, Window
-from pyspark.sql import functions as F  # noqa: N812  the name that every PySpark program uses
+from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from penstock.errors import ConfigError
