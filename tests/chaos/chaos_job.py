@@ -96,5 +96,5 @@ def _shuffled(links: DataFrame) -> DataFrame:
 def _dawdle(batches):
     """Take time, so that a kill finds the operator before done and its results not yet used up."""
     for batch in batches:
-        time.sleep(0.2)
+        time.sleep(0.4)
         yield batch

@@ -9,10 +9,10 @@ import chaos_job
 import known_truth
 import pytest
 from known_truth import Site
+from moments import KILLS
 from pyspark import cloudpickle
 
 SEED = "PENSTOCK_CHAOS_SEED"
-KILLS = "PENSTOCK_CHAOS_KILLS"
 
 
 @pytest.fixture
@@ -24,15 +24,8 @@ def site(tmp_path):
 def seed(request):
     """From the environment, or drawn; shown when the test fails (or with -s)."""
     value = int(os.environ.get(SEED) or random.SystemRandom().randrange(1_000_000))
-    kills = f"{KILLS}={os.environ[KILLS]} " if KILLS in os.environ else ""
-    print(f"\nreplay: {SEED}={value} {kills}python -m pytest {request.node.nodeid}")
+    print(f"\nreplay: {SEED}={value} PENSTOCK_CHAOS_KILLS={KILLS} python -m pytest {request.node.nodeid}")
     return value
-
-
-@pytest.fixture
-def kills():
-    """How many kills a test should make: a few, unless `make chaos` asks for more."""
-    return int(os.environ.get(KILLS) or 3)
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -55,7 +55,7 @@ def main() -> int:
     except ps.FencedError:
         _log.exception("fenced")
         return FENCED
-    except Exception:
+    except Exception:  # noqa: BLE001 - the log says what, the exit code that
         _log.exception("failed")
         return 1
     return 0

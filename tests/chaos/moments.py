@@ -14,6 +14,9 @@ from known_truth import JOB, Site
 from penstock.checkpoint.metadata import checkpoint_ids
 from penstock.recovery.fencing import newest_run
 
+KILLS = int(os.environ.get("PENSTOCK_CHAOS_KILLS") or 3)
+"""How many kills a test should make: a few, unless `make chaos` asks for more."""
+
 
 class Moment(enum.Enum):
     """What has just appeared when the kill comes."""
@@ -46,9 +49,7 @@ def look(site: Site, moment: Moment) -> set[str]:  # noqa: PLR0911 - one line a 
         case Moment.BATCH_DONE:
             return set(_numbered(store / "spark" / "commits"))
         case Moment.STATE_STORED:
-            return {
-                name for uid in _entries(store / "state") for name in _files(store / "state" / uid, ".arrow")
-            }
+            return set().union(*(state_files(site, uid) for uid in _entries(store / "state")))
         case Moment.ROWS_STAGED:
             folders = (
                 site.root / "views.db.penstock" / JOB / "views-out",
@@ -62,6 +63,11 @@ def look(site: Site, moment: Moment) -> set[str]:  # noqa: PLR0911 - one line a 
             return set(_files(site.files_path, ".parquet"))
         case Moment.ANY:
             return set()
+
+
+def state_files(site: Site, uid: str) -> set[str]:
+    """What an operator has in storage."""
+    return set(_files(site.storage.root / "state" / uid, ".arrow"))
 
 
 def newest_checkpoint(site: Site) -> int:

@@ -7,10 +7,10 @@ import signal
 
 import pytest
 from known_truth import Site, Traffic, assert_exact, assert_nothing_left
-from moments import Moment, first_batch_done, hesitate, look
+from moments import KILLS, Moment, first_batch_done, hesitate, look
 from processes import Driver, Drivers, drivers_of
 
-pytestmark = [pytest.mark.chaos, pytest.mark.spark]
+pytestmark = [pytest.mark.chaos, pytest.mark.spark, pytest.mark.timeout(600 + 90 * KILLS)]
 
 
 def plan(rng: random.Random, kills: int) -> list[Moment]:
@@ -43,13 +43,13 @@ def _kill(driver: Driver, *, whole: bool) -> None:
         driver.kill()
 
 
-def test_killed_drivers_leave_no_trace(site, seed, kills):
+def test_killed_drivers_leave_no_trace(site, seed):
     """However often and whenever the driver is killed, state and both outputs end up exact, and nothing is left over."""
     rng = random.Random(seed)
     traffic = Traffic(site, seed)
     with drivers_of(site) as drivers:
         with traffic:
-            for number, moment in enumerate(plan(rng, kills), 1):
+            for number, moment in enumerate(plan(rng, KILLS), 1):
                 print(kill_at(drivers, site, moment, rng, number))
         last = drivers.start()
         site.finish_path.touch()

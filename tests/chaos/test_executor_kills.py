@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import random
+import re
 from contextlib import suppress
 
 import pytest
 from chaos_job import SHUFFLED
 from known_truth import Site, Traffic, assert_exact, assert_nothing_left_after_recovery
-from moments import Moment, hesitate, look, newest_checkpoint
+from moments import KILLS, Moment, hesitate, newest_checkpoint, state_files
 from processes import GONE, Driver, Drivers, drivers_of
 
-pytestmark = [pytest.mark.chaos, pytest.mark.spark]
+pytestmark = [pytest.mark.chaos, pytest.mark.spark, pytest.mark.timeout(600 + 90 * KILLS)]
 
 CLUSTER = "local-cluster[2,1,512]"
 
@@ -20,8 +21,10 @@ def kill_an_executor(drivers: Drivers, site: Site, driver: Driver, rng: random.R
     """Kill one of two right after an operator stored its state: its results wait for the next stage then."""
     drivers.wait_for("two executors", lambda: len(driver.executors()) == 2, driver, poll_s=0.5)
     victim = rng.choice(driver.executors())
-    before = look(site, Moment.STATE_STORED)
-    drivers.wait_for("a state file", lambda: look(site, Moment.STATE_STORED) - before, driver, poll_s=0.002)
+    before = state_files(site, "links")
+    drivers.wait_for(
+        "state of the first operator", lambda: state_files(site, "links") - before, driver, poll_s=0.002
+    )
     hesitate(rng, Moment.STATE_STORED)
     with suppress(*GONE):
         victim.kill()
@@ -29,20 +32,20 @@ def kill_an_executor(drivers: Drivers, site: Site, driver: Driver, rng: random.R
     drivers.wait_for("later checkpoints", lambda: newest_checkpoint(site) > seen + 1, driver)
 
 
-def test_killed_executors(site, seed, kills):
+def test_killed_executors(site, seed):
     """When executors are killed, also between an operator and a shuffle of its results, the job stays exact."""
     rng = random.Random(seed)
     with drivers_of(site) as drivers, Traffic(site, seed) as traffic:
         driver = drivers.start(master=CLUSTER, shape=SHUFFLED)
         drivers.wait_for("a checkpoint", lambda: newest_checkpoint(site) >= 0, driver)
-        for _ in range(max(2, kills // 5)):
+        for _ in range(max(2, KILLS // 5)):
             kill_an_executor(drivers, site, driver, rng)
         traffic.stop()
         site.finish_path.touch()
         assert drivers.wait_for_end(driver) == 0, driver.tail()
         text = driver.log_path.read_text(errors="replace")
     back = text.count("goes back to its last checkpoint")
-    again = text.count("Spark lost results of operator")
+    again = len(re.findall(r"job chaos failed \(UnavailableError: batch \d+ is given up", text))
     print(f"{back} times back to the checkpoint, {again} of them because Spark ran an operator again")
     assert_exact(traffic, shuffled=True)
     assert_nothing_left_after_recovery(traffic, shuffled=True)

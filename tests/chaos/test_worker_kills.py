@@ -10,12 +10,12 @@ import psutil
 import pytest
 from chaos_job import build_job
 from known_truth import Site, Traffic, assert_exact, assert_nothing_left_after_recovery
-from moments import Moment, hesitate, look, newest_checkpoint
+from moments import KILLS, Moment, hesitate, look, newest_checkpoint
 from processes import GONE, until
 
 from penstock.spark.handle import JobHandle
 
-pytestmark = [pytest.mark.chaos, pytest.mark.spark]
+pytestmark = [pytest.mark.chaos, pytest.mark.spark, pytest.mark.timeout(600 + 90 * KILLS)]
 
 WORKING = [Moment.BATCH_PLANNED, Moment.ROWS_STAGED, Moment.STATE_STORED, Moment.COMPLETED]
 
@@ -69,7 +69,7 @@ def _is_daemon(process: psutil.Process) -> bool:
         return False
 
 
-def test_killed_python_workers(spark, site, seed, kills):
+def test_killed_python_workers(spark, site, seed):
     """When Python workers are killed in the middle of batches the job goes on by itself and stays exact."""
     rng = random.Random(seed)
     with Traffic(site, seed) as traffic:
@@ -77,7 +77,7 @@ def test_killed_python_workers(spark, site, seed, kills):
         try:
             wait_for_checkpoints(site, handle)
             killed = 0
-            for number in range(max(kills, 5)):
+            for number in range(max(KILLS, 5)):
                 moment = WORKING[number % len(WORKING)]
                 wait_for_moment(site, handle, moment)
                 hesitate(rng, moment)

@@ -378,3 +378,25 @@ def test_sources_in_another_order_are_refused(spark, ledger, tmp_path):
     build("left", "right").run(available_now=True)
     with pytest.raises(ps.IncompatibleStateError, match="left, right, in this order"):
         build("right", "left").start()
+
+
+def test_a_checkpoint_older_than_what_spark_remembers(spark, ledger):
+    """The job goes back to its checkpoint although Spark has purged that batch from its own log long since."""
+    spark.conf.set("spark.sql.streaming.minBatchesToRetain", "1")
+    try:
+        ledger.fill(600)
+        counting_job(spark, ledger).run(available_now=True)
+        handle = counting_job(spark, ledger, checkpoint=ps.Checkpointing(interval="1h")).start()
+        for batches in range(1, 5):
+            ledger.fill(20)
+            while handle.progress.batches < batches:
+                assert not handle.wait(0.05)
+        handle.cancel()
+        restored = handle.progress.restored_from
+        assert f"spark/offsets/{restored}" not in handle._job.storage.names("spark/offsets")
+        again = counting_job(spark, ledger).start(available_now=True)
+        again.wait()
+        assert again.progress.restored_from == restored
+        assert ledger.counts() == ledger.truth()
+    finally:
+        spark.conf.unset("spark.sql.streaming.minBatchesToRetain")

@@ -50,6 +50,7 @@ def test_an_entry_that_spark_has_purged_is_written_again(storage):
     storage.delete(storage.names("spark/offsets") + storage.names("spark/commits"))
     cut_back(storage, CheckpointId(4), text)
     assert read_entry(storage, CheckpointId(4)) == text
+    assert read_entry(storage, CheckpointId(3)) == text  # Spark asks for it, and refuses to start without it
     assert storage.get("spark/commits/4") == b'v1\n{"nextBatchWatermarkMs":7}'
 
 
@@ -63,5 +64,6 @@ def test_at_most_once_takes_every_begun_batch_as_done(storage):
     """The batch that was under way is skipped; a source that cannot replay has no position any more."""
     assert skip_ahead(storage, [True, False]) == 4
     assert positions(read_entry(storage, CheckpointId(4))) == [{"0": 4}, None]
+    assert positions(read_entry(storage, CheckpointId(3))) == [{"0": 4}, None]  # Spark would fall back on it
     assert "spark/commits/4" in storage.names("spark/commits")
     assert skip_ahead(LocalStorage(storage.root / "none"), [True]) == -1

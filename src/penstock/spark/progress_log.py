@@ -47,8 +47,7 @@ def cut_back(storage: Storage, batch: CheckpointId, entry: str) -> None:
         storage.delete(storage.names(FOLDER))
         return
     storage.delete([name for name, number in _entries(storage) if number > batch])
-    _set(storage, f"offsets/{batch}", entry)
-    _mark_done(storage, batch, entry)
+    _make_last(storage, batch, entry)
 
 
 def skip_ahead(storage: Storage, replayable: Sequence[bool]) -> CheckpointId:
@@ -58,9 +57,20 @@ def skip_ahead(storage: Storage, replayable: Sequence[bool]) -> CheckpointId:
         return CheckpointId(-1)
     last = CheckpointId(max(begun))
     entry = without_positions(read_entry(storage, last), replayable)
-    _set(storage, f"offsets/{last}", entry)
-    _mark_done(storage, last, entry)
+    _make_last(storage, last, entry)
     return last
+
+
+def _make_last(storage: Storage, batch: CheckpointId, entry: str) -> None:
+    """Write the entry of the last batch, and mark it as done.
+
+    Spark also reads the entry before the last: it must exist, and a position in it holds for a source that has none in the last.
+    """
+    before = f"{FOLDER}/offsets/{batch - 1}"
+    if batch > 0 and (NO_POSITION in entry.splitlines() or before not in storage.names(f"{FOLDER}/offsets")):
+        _set(storage, f"offsets/{batch - 1}", entry)
+    _set(storage, f"offsets/{batch}", entry)
+    _mark_done(storage, batch, entry)
 
 
 def without_positions(entry: str, replayable: Sequence[bool]) -> str:
