@@ -55,6 +55,11 @@ class Driver:
     def executors(self) -> list[psutil.Process]:
         return [one for one in self.family() if "CoarseGrainedExecutorBackend" in " ".join(_command(one))]
 
+    def jvm(self) -> psutil.Process | None:
+        return next(
+            (one for one in self.family() if one.ppid() == self.process.pid and one.name() == "java"), None
+        )
+
     @property
     def ended(self) -> bool:
         return self.process.poll() is not None

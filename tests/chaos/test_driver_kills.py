@@ -31,16 +31,25 @@ def kill_at(drivers: Drivers, site: Site, moment: Moment, rng: random.Random, nu
     if moment is not Moment.ANY:
         drivers.wait_for(moment.value, lambda: look(site, moment) - before, driver, poll_s=0.002)
     hesitate(rng, moment)
-    whole = rng.random() < 0.3
-    _kill(driver, whole=whole)
-    return f"kill {number}: {'the whole family' if whole else 'the driver'}, when {moment.value}"
+    victim = rng.choice(
+        ["the driver", "the driver", "the JVM of the driver", "the driver with all its children"]
+    )
+    _kill(drivers, driver, victim)
+    return f"kill {number}: {victim}, when {moment.value}"
 
 
-def _kill(driver: Driver, *, whole: bool) -> None:
-    if whole:
-        driver.signal_family(signal.SIGKILL)
-    else:
-        driver.kill()
+def _kill(drivers: Drivers, driver: Driver, victim: str) -> None:
+    jvm = driver.jvm()
+    match victim:
+        case "the JVM of the driver" if jvm is not None:
+            jvm.kill()
+            assert drivers.wait_for_end(driver) == 1, (
+                driver.tail()
+            )  # so that whoever watches it starts it again
+        case "the driver with all its children":
+            driver.signal_family(signal.SIGKILL)
+        case _:
+            driver.kill()
 
 
 def test_killed_drivers_leave_no_trace(site, seed):

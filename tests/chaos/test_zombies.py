@@ -48,6 +48,7 @@ def finish(drivers: Drivers, site: Site, traffic: Traffic) -> None:
     assert_nothing_left_after_recovery(traffic)
 
 
+@pytest.mark.chaos_long
 def test_a_stopped_driver_wakes_up_fenced(site, seed):
     """A driver frozen in the middle of anything, whose job went on elsewhere, ends as fenced and changes nothing."""
     rng = random.Random(seed)

@@ -27,6 +27,7 @@ from penstock.spark.compiled import Compiled, compile_job
 from penstock.spark.inspection import guarantee_of, leaves
 from penstock.spark.observer import Observer, Progress
 from penstock.spark.query import FATAL, QueryRun
+from penstock.spark.session import is_alive
 
 if TYPE_CHECKING:
     from penstock.job import Job
@@ -173,6 +174,7 @@ class JobHandle:
             except FINAL:
                 raise
             except Exception as error:  # noqa: BLE001 - the restart strategy decides about everything else
+                self._check_spark(error)
                 failures.append(SYSTEM_CLOCK.monotonic())
                 delay_s = None if self._cancelled else self._job.restart.delay_s(failures, rng)
                 self._go_back_or_give_up(error, delay_s, len(failures))
@@ -183,6 +185,14 @@ class JobHandle:
                 break
         if self._cancelled:
             self._forget_if_asked()
+
+    def _check_spark(self, error: Exception) -> None:
+        """A restart needs the session: without it every attempt would fail, and the job would look alive for ever."""
+        if not is_alive(self._compiled.session):
+            raise JobFailedError(
+                f"job {self._job.name} cannot restart, Spark is gone: the session was stopped or its JVM died ({error}); "
+                "start the program again, the job goes on from its last checkpoint"
+            ) from error
 
     def _attempt(self) -> None:
         if self._run is None:

@@ -14,6 +14,7 @@ import sysconfig
 from collections.abc import Mapping
 from pathlib import Path
 
+from py4j.protocol import Py4JError
 from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
@@ -66,6 +67,14 @@ def local_session(
     session = builder.getOrCreate()
     session.sparkContext.setLogLevel("ERROR")
     return session
+
+
+def is_alive(session: SparkSession) -> bool:
+    """Whether Spark answers: neither was the session stopped nor did its JVM die."""
+    try:
+        return not session.sparkContext._jsc.sc().isStopped()
+    except (Py4JError, OSError, AttributeError):  # AttributeError: a stopped session has no context any more
+        return False
 
 
 def _settings(master: str, java_home: Path, config: Mapping[str, str]) -> dict[str, str]:
