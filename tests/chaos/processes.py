@@ -55,7 +55,7 @@ class Driver:
     def executors(self) -> list[psutil.Process]:
         return [one for one in self.family() if "CoarseGrainedExecutorBackend" in " ".join(_command(one))]
 
-    def jvm(self) -> psutil.Process | None:
+    def jvm(self) -> psutil.Process:
         return next(
             (one for one in self.family() if one.ppid() == self.process.pid and one.name() == "java"), None
         )

@@ -39,17 +39,13 @@ def kill_at(drivers: Drivers, site: Site, moment: Moment, rng: random.Random, nu
 
 
 def _kill(drivers: Drivers, driver: Driver, victim: str) -> None:
-    jvm = driver.jvm()
-    match victim:
-        case "the JVM of the driver" if jvm is not None:
-            jvm.kill()
-            assert drivers.wait_for_end(driver) == 1, (
-                driver.tail()
-            )  # so that whoever watches it starts it again
-        case "the driver with all its children":
-            driver.signal_family(signal.SIGKILL)
-        case _:
-            driver.kill()
+    if victim == "the driver":
+        driver.kill()
+    elif victim == "the driver with all its children":
+        driver.signal_family(signal.SIGKILL)
+    else:
+        driver.jvm().kill()
+        assert drivers.wait_for_end(driver) == 1, driver.tail()  # so that whoever watches it starts it again
 
 
 def test_killed_drivers_leave_no_trace(site, seed):
