@@ -64,7 +64,7 @@ def build_job(
     *,
     storage: Storage | None = None,
     interval: str = "200ms",
-    timeout: str = "30s",
+    timeout: str = "5min",
     rows_per_batch: int = ROWS_PER_BATCH,
     busy_timeout_s: float = 10.0,
 ) -> ps.Job:

@@ -21,7 +21,7 @@ from known_truth import Site
 import penstock
 
 MARK = "PENSTOCK_CHAOS_FAMILY"
-GUARD_S = 240.0
+GUARD_S = 300.0
 """Only against hanging; nothing is expected to take this long."""
 POLL_S = 0.02
 TAIL_CHARACTERS = 6_000
@@ -56,9 +56,7 @@ class Driver:
         return [one for one in self.family() if "CoarseGrainedExecutorBackend" in " ".join(_command(one))]
 
     def jvm(self) -> psutil.Process:
-        return next(
-            (one for one in self.family() if one.ppid() == self.process.pid and one.name() == "java"), None
-        )
+        return next(one for one in self.family() if one.ppid() == self.process.pid and one.name() == "java")
 
     @property
     def ended(self) -> bool:

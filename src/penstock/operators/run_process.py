@@ -74,8 +74,8 @@ def _encode(results: Iterable[Any], output: pa.Schema, operator: str) -> Iterato
 
 def _to_batch(chunk: list[Any], output: pa.Schema, operator: str) -> pa.RecordBatch:
     width = len(output.names)
-    plain = [_as_tuple(result, output, operator) for result in chunk]
-    if any(len(result) != width for result in plain):
+    plain = [result if type(result) is tuple else _as_tuple(result, output, operator) for result in chunk]
+    if set(map(len, plain)) != {width}:
         wrong = next(result for result in plain if len(result) != width)
         raise BadRecordError(
             f"operator {operator}: process() yielded {wrong!r} with {len(wrong)} values, its schema has {width} "
