@@ -18,7 +18,7 @@ INTERVAL = "2s"
 class Echo(ps.KeyedProcess):
     """Hands every key on."""
 
-    def process(self, key, rows, ctx):  # noqa: ARG002
+    def process(self, key, rows, ctx):
         yield (key,)
 
 

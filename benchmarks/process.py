@@ -33,7 +33,7 @@ class PenstockCount(ps.KeyedProcess):
 
     count = ps.ValueState("long", default=0)
 
-    def process(self, key, rows, ctx):  # noqa: ARG002
+    def process(self, key, rows, ctx):
         self.count.value += len(rows)
         yield key, self.count.value
 
