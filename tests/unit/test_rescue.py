@@ -48,13 +48,25 @@ def test_what_does_not_move_is_stored_by_the_driver(stuck):
 
 
 def test_what_moves_is_left_alone(stuck):
-    """As long as the set of missing handles changes, workers are uploading and nothing is done."""
+    """A handle that became durable and is missing anew has its whole time again."""
     rescue, handle, clock, reported = stuck
     rescue.look([handle])
     clock.now += STUCK_AFTER_S
     rescue.look([])
     rescue.look([handle])
     assert reported == []
+
+
+def test_one_that_is_stuck_among_others_that_move(stuck):
+    """A handle that a pending checkpoint waits for is stored although every batch brings newer ones."""
+    rescue, handle, clock, reported = stuck
+    for version in range(1, 4):
+        newer = StateHandle(
+            handle.subtask, "filesystem", version, (RunRef(1, 4, "x", f"state/views/1-{version}-0-0.arrow"),)
+        )
+        rescue.look([handle, newer])
+        clock.now += STUCK_AFTER_S / 2
+    assert reported == [handle]
 
 
 def test_files_on_another_machine_are_not_reported(stuck):

@@ -1,7 +1,8 @@
 """Uploads that nobody works on any more: a Python worker died with them in its queue, and no later batch took them along. Driver.
 
-The next batch of a subtask uploads what is missing by itself. This is for the time when there is no next batch. It can help only where
-the driver sees the executors' working files; elsewhere the checkpoint expires, and the job goes on from the one before.
+The next batch of a subtask uploads what is missing by itself. This is for the time when there is no next batch, or when the next batch
+merged the missing files away and a pending checkpoint still waits for them. It can help only where the driver sees the executors'
+working files; elsewhere the checkpoint expires, and the job goes on from the one before.
 """
 
 from __future__ import annotations
@@ -29,18 +30,15 @@ class Rescue:
     local_dir: Path
     clock: Clock
     report: Callable[[StateHandle], None]
-    _seen: frozenset[StateHandle] = frozenset()
-    _since: float = field(default=0.0)
+    _since: dict[StateHandle, float] = field(default_factory=dict)
 
     def look(self, undurable: Iterable[StateHandle]) -> None:
         """Called again and again with what is not durable at the moment."""
-        seen = frozenset(undurable)
         now = self.clock.monotonic()
-        if seen != self._seen:
-            self._seen, self._since = seen, now
-        elif seen and now - self._since >= STUCK_AFTER_S:
-            self._since = now
-            for handle in seen:
+        self._since = {handle: self._since.get(handle, now) for handle in undurable}
+        for handle, since in self._since.items():
+            if now - since >= STUCK_AFTER_S:
+                self._since[handle] = now
                 self._upload(handle)
 
     def _upload(self, handle: StateHandle) -> None:
