@@ -335,3 +335,14 @@ def test_job_record(tmp_path: Path) -> None:
     storage.put("job.json", b"[")
     with pytest.raises(CorruptStateError, match=r"job\.json"):
         check_job_record(storage, JobRecord(JOB, 128))
+
+
+def test_a_storage_belongs_to_one_job(tmp_path: Path) -> None:
+    """Another job, or another format, in the same storage is refused with the name of the job that owns it."""
+    storage = LocalStorage(tmp_path)
+    check_job_record(storage, JobRecord("views", 128))
+    check_job_record(storage, JobRecord("views", 128))
+    with pytest.raises(ConfigError, match="belongs to the job 'views'"):
+        check_job_record(storage, JobRecord("visits", 128))
+    with pytest.raises(ConfigError, match=r"this is 'views' \(format 2"):
+        check_job_record(storage, JobRecord("views", 128, 2))

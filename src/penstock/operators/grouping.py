@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from penstock.errors import BadRecordError, InternalError
 from penstock.state.backends.equality import rows_equal
-from penstock.state.keys import KeyBatch, SortKeys, key_groups
+from penstock.state.keys import KeyBatch, SortKeys, key_groups, owners
 
 SORT_KEY = "__sort_key"
 
@@ -66,13 +66,8 @@ def check_rows(
                 column=name,
             )
     groups = key_groups(_sort_keys(table))
-    if len(groups) and not bool((owner_of(groups, parallelism) == subtask).all()):
+    if len(groups) and not bool((owners(groups, parallelism) == subtask).all()):
         raise InternalError(f"operator {operator}: rows of other subtasks arrived at subtask {subtask}")
-
-
-def owner_of(groups: npt.NDArray[np.int64], parallelism: int) -> npt.NDArray[np.int64]:
-    """`state.keys.owner`, for many groups at once."""
-    return groups % parallelism
 
 
 def _sort_keys(table: pa.Table) -> SortKeys:

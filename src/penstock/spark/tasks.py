@@ -35,7 +35,7 @@ from penstock.snapshot.uploader import UPLOADER, Upload, remember_newest
 from penstock.spark.assignment import Assignment, OperatorAnswer, SinkAnswer, add_answer
 from penstock.state.backends.base import OpenState, StateLayout, Workplace
 from penstock.state.handle import StateHandle
-from penstock.state.keys import key_groups
+from penstock.state.keys import key_groups, owner
 
 _log = logging.getLogger(__name__)
 
@@ -90,7 +90,7 @@ class OperatorTask(ABC):
     def _subtask_of(self, table: pa.Table) -> SubtaskId:
         """Which subtask this is. Not Spark's partition number: in a union of several operators that counts through all of them."""
         group = int(key_groups(table.column(SORT_KEY).slice(0, 1).to_numpy())[0])
-        return SubtaskId(self.uid, group % self.assignment.parallelism)
+        return SubtaskId(self.uid, owner(group, self.assignment.parallelism))
 
     def _workplace(self, subtask: SubtaskId, attempt: int) -> Workplace:
         plan = self.assignment

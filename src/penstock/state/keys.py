@@ -42,6 +42,11 @@ def owner(group: int, parallelism: int) -> int:
     return group % parallelism
 
 
+def owners(groups: npt.NDArray[np.int64], parallelism: int) -> npt.NDArray[np.int64]:
+    """`owner`, for many groups at once."""
+    return groups % parallelism
+
+
 def groups_owned(subtask: int, parallelism: int, max_parallelism: int) -> range:
     """The key groups of a subtask."""
     return range(subtask, max_parallelism, parallelism)
