@@ -11,7 +11,10 @@ from penstock.ids import SubtaskId
 
 
 class RunRef(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One immutable sorted run of state: a file in storage (`name`), or the bytes themselves (`inline`)."""
+    """One immutable sorted run of state: a file in storage (`name`), or the bytes themselves (`inline`).
+
+    A backend that keeps a database names the database's files the same way: `file` is the name a file has inside the database.
+    """
 
     rows: int
     size: int
@@ -19,6 +22,7 @@ class RunRef(msgspec.Struct, frozen=True, omit_defaults=True):
     name: str = ""
     inline: bytes = b""
     tombstones: int = 0
+    file: str = ""
 
 
 class StateHandle(msgspec.Struct, frozen=True, omit_defaults=True):

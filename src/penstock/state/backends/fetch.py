@@ -40,12 +40,13 @@ def open_runs(workplace: Workplace, layout: StateLayout, handle: StateHandle | N
 
 def _open_run(workplace: Workplace, layout: StateLayout, ref: RunRef) -> Run:
     if ref.name:
-        return load_run(ref, _local_file(workplace, ref), layout)
+        return load_run(ref, local_file(workplace, ref), layout)
     _verify(ref, len(ref.inline), xxhash.xxh3_64_hexdigest(ref.inline))
     return load_run(ref, ref.inline, layout)
 
 
-def _local_file(workplace: Workplace, ref: RunRef) -> Path:
+def local_file(workplace: Workplace, ref: RunRef) -> Path:
+    """Where a named file lies on this machine; fetched from storage and verified when it was not here."""
     path = workplace.local_path(ref.name)
     try:
         if os.path.getsize(path) == ref.size:  # noqa: PTH202  one call for 'exists' and 'size'
