@@ -49,6 +49,7 @@ class Job:
         restart: RestartStrategy | None = None,
         trigger: Duration | None = None,
         local_dir: str | Path | None = None,
+        local_recovery: bool = True,
     ) -> None:
         self.name = checked_name("job name", name)
         self.storage = storage if isinstance(storage, Storage) else open_storage(_job_root(storage, name))
@@ -68,6 +69,7 @@ class Job:
         self.restart = restart or exponential_delay()
         self.trigger_s = None if trigger is None else seconds("trigger", trigger)
         self.local_dir = None if local_dir is None else Path(local_dir)
+        self.local_recovery = local_recovery
         self.graph = Graph()
 
     def read(self, frame: DataFrame, *, uid: str, replayable: bool | None = None) -> Stream:

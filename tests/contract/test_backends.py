@@ -22,8 +22,12 @@ from hypothesis import strategies as st
 
 from penstock.errors import ConfigError, CorruptStateError, IncompatibleStateError, InternalError
 from penstock.ids import SubtaskId
+from penstock.snapshot.compactor import Merge, perform
+from penstock.snapshot.mailbox import Address
+from penstock.snapshot.messages import MergeDone, MergeFailed
 from penstock.state.backends import FilesystemBackend, MemoryBackend, backend_named, merge_policy, run_state
 from penstock.state.backends.base import OpenState, StateBackend, StateHandle, StateLayout, Workplace
+from penstock.state.compaction import Merged, MergeOrder, replaced
 from penstock.state.keys import GROUP_SHIFT, KeyBatch, key_groups, owner
 from penstock.state.types import arrow_schema
 from penstock.storage import LocalStorage
@@ -77,7 +81,10 @@ class Cluster:
         self.local_dir = self.root / "local"
 
     def open(self, index: int, handle: StateHandle | None) -> OpenState:
-        workplace = Workplace(
+        return self.backend.open(self.workplace(index), self.layout, handle)
+
+    def workplace(self, index: int) -> Workplace:
+        return Workplace(
             storage=self.storage,
             local_dir=self.local_dir,
             subtask=SubtaskId("views", index),
@@ -86,7 +93,6 @@ class Cluster:
             version=self.version,
             stem=f"1-{self.version}-{index}-{self.parallelism}",
         )
-        return self.backend.open(workplace, self.layout, handle)
 
     def keys(self, positions: Sequence[int]) -> KeyBatch:
         keys = [self.pool[p] for p in positions]
@@ -115,6 +121,20 @@ class Cluster:
             self.handles[index] = handle = state.freeze()
             state.close()
             self.upload(handle)
+            self.merge(index, self.backend.choose_merge(handle.runs))
+
+    def merge(self, index: int, window: range | None) -> None:
+        """What the background does between two batches."""
+        handle = self.handles[index]
+        if window is None or handle is None:
+            return
+        runs = handle.runs[window.start : window.stop]
+        order = MergeOrder(handle.subtask, runs, oldest=window.stop == len(handle.runs))
+        answer = perform(
+            Merge(self.backend, self.workplace(index), self.layout, order, Address("", 0, ""), 1)
+        )
+        assert isinstance(answer, MergeDone)
+        self.handles[index] = replaced(handle, Merged(answer.subtask, answer.replaced, answer.merged))
 
     def write(self, state: OpenState, changes: dict[int, Value | None]) -> None:
         values = [changes[p] or (7, ["must not be seen"]) for p in changes]
@@ -204,7 +224,7 @@ def test_state_equals_a_dictionary(name: str, pool_name: str, data: st.DataObjec
     """Through inserts, updates, deletes, collisions, merges, lost files and rescales, state equals a dictionary."""
     with tempfile.TemporaryDirectory() as root, pytest.MonkeyPatch.context() as patch:
         # With levels this small, merges often leave an older run alone.
-        patch.setattr(merge_policy, "SMALLEST_LEVEL_ROWS", 1)
+        patch.setattr(merge_policy, "SMALLEST_LEVEL_BYTES", 1)
         cluster = Cluster(backend_named(name), Path(root), pool_name)
         truth: Truth = {}
         positions = st.integers(0, len(cluster.pool) - 1)
@@ -499,33 +519,56 @@ def test_filesystem_uploads_changes_only(files: Cluster) -> None:
         assert len(handle.runs) <= 4
 
 
-def test_a_merge_forgets_tombstones_only_with_the_oldest_run(
-    files: Cluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_merge_forgets_tombstones_only_with_the_oldest_run(files: Cluster) -> None:
     """While an older run holds the key, merged runs keep its tombstone; a merge with the oldest run drops both."""
-    monkeypatch.setattr(merge_policy, "SMALLEST_LEVEL_ROWS", 4)
     truth: Truth = dict.fromkeys(range(20), (0, None))
     files.batch(dict(truth))
-    for p in range(4):
+    for p in range(2):
         files.batch({p: None})
         truth.pop(p)
+    files.merge(0, range(2))
     assert files.handles[0] is not None
     merged, first = files.handles[0].runs
     assert merged.name.endswith("-merged.arrow")
-    assert (merged.rows, merged.tombstones, first.rows) == (4, 4, 20)
+    assert (merged.rows, merged.tombstones, first.rows) == (2, 2, 20)
     assert files.looked_up() == files.scanned() == truth
-    monkeypatch.setattr(merge_policy, "SMALLEST_LEVEL_ROWS", 100)
-    for p in (18, 19):
-        files.batch({p: None})
-        truth.pop(p)
+    files.merge(0, range(2))
     (merged,) = files.handles[0].runs
-    assert (merged.rows, merged.tombstones) == (14, 0)
+    assert (merged.rows, merged.tombstones) == (18, 0)
     assert files.looked_up() == files.scanned() == truth
+
+
+def test_a_merge_of_nothing_but_deleted_rows_leaves_no_run(files: Cluster) -> None:
+    """When no row is left there is no file either, here or in storage."""
+    files.batch(dict.fromkeys(range(5)) | {5: (1, None)})
+    files.batch({5: None})
+    files.merge(0, range(2))
+    assert files.handles[0] is not None
+    assert files.handles[0].runs == ()
+    assert not [name for name in files.storage.names() if "merged" in name]
+
+
+def test_a_damaged_working_file_is_not_merged(files: Cluster) -> None:
+    """A merge would give damaged rows a new checksum; it is refused, and the file is fetched again."""
+    files.batch(dict.fromkeys(range(20), (0, None)))
+    files.batch({1: (1, None)})
+    assert files.handles[0] is not None
+    damaged = files.local_dir / files.handles[0].runs[1].name
+    content = bytearray(damaged.read_bytes())
+    content[len(content) // 2] ^= 1
+    damaged.write_bytes(content)
+    order = MergeOrder(files.handles[0].subtask, files.handles[0].runs, oldest=True)
+    merge = Merge(files.backend, files.workplace(0), files.layout, order, Address("", 0, ""), 1)
+    answer = perform(merge)
+    assert isinstance(answer, MergeFailed)
+    assert "is not what was written" in answer.cause
+    assert not [name for name in files.storage.names() if "merged" in name]
+    assert isinstance(perform(merge), MergeDone)
 
 
 def test_writes_too_large_for_one_record_batch(files: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """A run of several record batches reads like a run of one."""
-    monkeypatch.setattr(run_state, "PIECE_BYTES", 100)
+    monkeypatch.setattr(run_state, "BATCH_BYTES", 100)
     truth: Truth = {p: (p, ["x" * p]) for p in range(20)}
     files.batch(dict(truth), steps=7)
     assert files.handles[0] is not None

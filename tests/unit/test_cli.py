@@ -142,6 +142,10 @@ def test_checkpoints_as_json(penstock: Penstock, storage: LocalStorage) -> None:
                 "state_bytes": 3000,
                 "new_bytes": 1000,
                 "host": "host-a",
+                "reused_files": 0,
+                "reused_bytes": 0,
+                "fetched_files": 0,
+                "fetched_bytes": 0,
             }
         ],
     }

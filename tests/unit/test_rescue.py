@@ -6,6 +6,7 @@ import pytest
 
 from penstock.ids import SubtaskId
 from penstock.snapshot.rescue import STUCK_AFTER_S, Rescue
+from penstock.state.backends.run_file import fingerprint
 from penstock.state.handle import RunRef, StateHandle
 from penstock.storage import LocalStorage
 
@@ -30,7 +31,9 @@ def stuck(tmp_path):
     name = "state/views/1-0-0-0.arrow"
     (local / name).parent.mkdir(parents=True)
     (local / name).write_bytes(b"rows")
-    handle = StateHandle(SubtaskId("views", 0), "filesystem", 0, (RunRef(1, 4, "x", name),))
+    handle = StateHandle(
+        SubtaskId("views", 0), "filesystem", 0, (RunRef(1, *fingerprint(local / name), name),)
+    )
     reported: list[StateHandle] = []
     clock = HandClock()
     storage = LocalStorage(tmp_path / "store")

@@ -6,6 +6,7 @@ import math
 import struct
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -17,7 +18,7 @@ from penstock.state.backends.base import StateLayout
 from penstock.state.backends.equality import rows_equal
 from penstock.state.backends.lookup import lookup
 from penstock.state.backends.merge import Ownership, merge_runs
-from penstock.state.backends.merge_policy import FAN_IN, MAX_RUNS, choose_merge
+from penstock.state.backends.merge_policy import INLINE_RUNS, MAX_RUNS, choose_inline, choose_merge
 from penstock.state.backends.run_file import Run, RunBatch, RunHeader, encode_run, load_run, write_run
 from penstock.state.handle import RunRef
 from penstock.state.keys import GROUP_SHIFT, KeyBatch
@@ -180,53 +181,117 @@ def test_merge_in_pieces_equals_a_dictionary(runs: list[dict[int, int | None]], 
     assert live == {key: value for key, value in truth.items() if value is not None}
 
 
+KB = 1024
+MB = 1024 * KB
+
+
+def sized(*sizes: int, tombstones: int = 0) -> list[RunRef]:
+    """Runs of these bytes, newest first, a row for every 100; `tombstones` in the newest."""
+    runs = [RunRef(size // 100, size, "", f"run-{i}") for i, size in enumerate(sizes)]
+    return [msgspec.structs.replace(run, tombstones=0 if i else tombstones) for i, run in enumerate(runs)]
+
+
 @pytest.mark.parametrize(
-    ("rows", "expected"),
+    ("sizes", "expected"),
     [
         ([], None),
-        ([10], None),
-        ([10, 10, 10], None),
-        ([10, 10, 10, 10], range(4)),
-        ([1, 10, 100, 1000], range(4)),
-        ([10, 10, 10, 10, 1_000_000], range(4)),
-        ([10, 10, 10, 1_000_000], None),
-        ([10, 20_000, 20_000, 20_000, 20_000, 1_000_000], range(1, 5)),
-        ([20_000, 10, 20_000, 20_000, 20_000], range(5)),
-        ([10, 1_000_000, 10, 10, 10, 10], range(2, 6)),
-        ([10, 10, 1_000_000, 10, 10], None),
+        ([KB], None),
+        ([KB, KB, KB], None),
+        ([KB, KB, KB, KB], range(4)),
+        ([KB, 2 * KB, 100 * KB, 127 * KB], range(4)),
+        ([KB, KB, KB, KB, 9 * MB], range(4)),
+        ([KB, KB, KB, 9 * MB], None),
+        ([KB, 200 * KB, 200 * KB, 200 * KB, 200 * KB, 9 * MB], range(1, 5)),
+        ([KB, 9 * MB, KB, KB, KB, KB], range(6)),
+        ([5 * MB, 5 * MB, 9 * MB], range(3)),
+        ([5 * MB, 9 * MB], None),
+        ([9 * MB, KB], range(2)),
+        ([90 * KB, 30 * KB, KB], None),
     ],
 )
-def test_choose_merge(rows: list[int], expected: range | None) -> None:
-    """Four neighbours of a level are merged, with lower ones between them and none above."""
-    assert choose_merge(rows) == expected
+def test_choose_merge(sizes: list[int], expected: range | None) -> None:
+    """Four neighbours of a level are merged, with lower ones between; all, when the newer are as large as the oldest."""
+    assert choose_merge(sized(*sizes)) == expected
 
 
-@given(batches=st.lists(st.integers(1, 10_000_000), min_size=1, max_size=200))
-def test_the_number_of_runs_is_bounded(batches: list[int]) -> None:
-    """Whatever the sizes of batches, never more than MAX_RUNS runs remain after a batch."""
-    runs: list[int] = []
-    for rows in batches:
-        runs.insert(0, rows)
+def test_deleted_rows_count_twice() -> None:
+    """Tombstones that hide more than half of the oldest run bring its space back."""
+    assert choose_merge(sized(MB, 9 * MB, tombstones=9 * MB // 250)) is None
+    assert choose_merge(sized(MB, 9 * MB, tombstones=9 * MB // 220)) == range(2)
+
+
+def merged_size(runs: list[RunRef], live: int) -> int:
+    """Rows overwritten in a newer run are gone after a merge; there are never more than `live` bytes of distinct keys."""
+    return min(sum(run.size for run in runs), live)
+
+
+@pytest.mark.parametrize("changed", [50 * KB, 300 * KB, 5 * MB])
+def test_runs_and_space_are_bounded_in_a_long_life(changed: int) -> None:
+    """With 20 MB alive and any part of it changed in a batch: never many runs, never more than twice the space."""
+    live = 20 * MB
+    runs = sized(live)
+    most_runs = most_bytes = 0
+    for batch in range(400):
+        runs = [RunRef(changed // 100, changed, "", f"batch-{batch}"), *runs]
         window = choose_merge(runs)
         if window is not None:
-            assert len(window) >= FAN_IN
-            runs[window.start : window.stop] = [sum(runs[window.start : window.stop])]
+            size = merged_size(runs[window.start : window.stop], live)
+            merged = RunRef(size // 100, size, "", f"merged-{batch}")
+            runs[window.start : window.stop] = [merged]
+        most_runs = max(most_runs, len(runs))
+        most_bytes = max(most_bytes, sum(run.size for run in runs))
+    assert most_runs <= MAX_RUNS
+    assert most_bytes <= 2 * live + changed
+
+
+@given(sizes=st.lists(st.integers(1, 10_000_000), min_size=1, max_size=200))
+def test_the_number_of_runs_is_bounded(sizes: list[int]) -> None:
+    """Whatever the sizes of batches, never more than MAX_RUNS runs remain after a merge, and a merge makes fewer."""
+    runs: list[RunRef] = []
+    for batch, size in enumerate(sizes):
+        runs.insert(0, RunRef(1, size, "", f"batch-{batch}"))
+        window = choose_merge(runs)
+        if window is not None:
+            assert len(window) >= 2
+            total = sum(run.size for run in runs[window.start : window.stop])
+            runs[window.start : window.stop] = [RunRef(1, total, "", f"merged-{batch}")]
         assert len(runs) <= MAX_RUNS
 
 
 def test_merging_is_amortised() -> None:
-    """With equal batches a row is rewritten about once for each level, not once for each batch."""
-    runs: list[int] = []
+    """With equal batches of new keys a row is rewritten about once for each doubling, not once for each batch."""
+    runs: list[RunRef] = []
     rewritten = 0
-    for _ in range(4096):
-        runs.insert(0, 5000)
+    for batch in range(4096):
+        runs.insert(0, RunRef(1, 200 * KB, "", f"batch-{batch}"))
         window = choose_merge(runs)
         if window is not None:
-            total = sum(runs[window.start : window.stop])
+            total = sum(run.size for run in runs[window.start : window.stop])
             rewritten += total
-            runs[window.start : window.stop] = [total]
-    assert sum(runs) == 4096 * 5000
-    assert rewritten <= 7 * sum(runs)  # 4096 = 4 ** 6
+            runs[window.start : window.stop] = [RunRef(1, total, "", f"merged-{batch}")]
+    assert sum(run.size for run in runs) == 4096 * 200 * KB
+    assert rewritten <= 12 * 4096 * 200 * KB  # 4096 = 2 ** 12
+
+
+NOBODY: frozenset[str] = frozenset()
+
+
+@pytest.mark.parametrize(
+    ("sizes", "merging", "expected"),
+    [
+        ([KB, KB, KB, 9 * MB], NOBODY, None),
+        ([KB, KB, KB, KB, 9 * MB], NOBODY, range(4)),
+        ([KB, KB, KB, KB], frozenset({"run-3"}), None),
+        ([KB, KB, KB, KB, KB], frozenset({"run-4"}), range(4)),
+        ([MB] * INLINE_RUNS, NOBODY, None),
+        ([MB] * (INLINE_RUNS + 1), NOBODY, range(INLINE_RUNS // 2)),
+        ([MB] * (INLINE_RUNS + 1), frozenset({"run-5"}), range(5)),
+        ([MB] * (INLINE_RUNS + 1), frozenset({"run-0"}), None),
+    ],
+)
+def test_choose_inline(sizes: list[int], merging: frozenset[str], expected: range | None) -> None:
+    """A batch merges tiny runs, and the newest of too many; never one that is being merged elsewhere."""
+    assert choose_inline([(f"run-{i}", size) for i, size in enumerate(sizes)], merging) == expected
 
 
 def test_a_file_is_mapped_and_appears_whole(tmp_path: Path) -> None:

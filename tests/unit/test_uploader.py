@@ -13,6 +13,7 @@ from penstock.ids import SubtaskId
 from penstock.snapshot.mailbox import Address, Mailbox, send
 from penstock.snapshot.messages import Message, UploadDone, UploadFailed
 from penstock.snapshot.uploader import Upload, Uploader, perform, remember_newest
+from penstock.state.backends.run_file import fingerprint
 from penstock.state.handle import RunRef, StateHandle
 from penstock.storage import LocalStorage
 from penstock.testing.faulty_storage import Failure, FaultPlan, FaultyStorage
@@ -48,7 +49,8 @@ class Place:
             path = self.local / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(name.encode())
-        return StateHandle(subtask, "filesystem", version, tuple(RunRef(1, 1, "", name) for name in names))
+        refs = (RunRef(1, *fingerprint(self.local / name), name) for name in names)
+        return StateHandle(subtask, "filesystem", version, tuple(refs))
 
     def upload(self, handle: StateHandle, **more) -> Upload:
         settings = {

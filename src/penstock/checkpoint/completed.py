@@ -36,6 +36,12 @@ class SubtaskReport(msgspec.Struct, frozen=True):
     state_bytes: int = 0
     new_bytes: int = 0
     host: str = ""
+    reused_files: int = 0
+    reused_bytes: int = 0
+    """Files of state that an earlier run had left on the machine, and that were right."""
+    fetched_files: int = 0
+    fetched_bytes: int = 0
+    """Files of state that had to come from storage."""
 
 
 class PreCommitted(msgspec.Struct, frozen=True):

@@ -115,6 +115,14 @@ class Protocol:
         sets += [pending.files for pending in self.pending.values()]
         return set().union(*sets, self._working_files())
 
+    def take_durable(self, files: Iterable[str], batch: CheckpointId) -> None:
+        """Files that are in storage already and that the handles of this batch may begin with, before anything names them.
+
+        Whether the batch keeps them is known when it is finished; what it does not name is discarded then.
+        """
+        self._durable.update(files)
+        self._early.update(dict.fromkeys(files, int(batch)))
+
     def undurable(self, files: Iterable[str]) -> set[str]:
         """Those of `files` that are not known to be in storage.
 
@@ -194,13 +202,16 @@ class Protocol:
 
     def _snapshot_durable(self, event: SnapshotDurable, now: Now) -> list[Action]:
         handle = event.handle
+        # A version that lost a file meanwhile, because later ones had merged it away, is no use to a checkpoint.
+        finished = self._newest is not None and handle.version <= self._newest.batch
+        whole = not finished or handle.files <= self._known
         self._durable |= handle.files
         self._async_ms[handle.subtask, handle.version] = event.async_ms
         for pending in self.pending.values():
-            if self._mode is Mode.AT_LEAST_ONCE:
+            if self._mode is Mode.AT_LEAST_ONCE and whole:
                 pending.acknowledge_later(handle)
             pending.acknowledge_durable(self._durable)
-        if self._newest is not None and handle.version <= self._newest.batch:
+        if finished:
             self._known |= handle.files
         else:  # whether Spark keeps this attempt is known only when the batch is finished
             self._early.update(dict.fromkeys(handle.files - self._known, handle.version))
@@ -249,6 +260,8 @@ class Protocol:
                 actions += self._give_up(pending, FailureReason.JOB_ENDED, "the run is over", now)
         self._newest = None
         self._restored_files = set()
+        self._known.update(self._early)  # no batch will come that could name them
+        self._early.clear()
         return actions + self._discard_unnamed()
 
     # ── triggering ─────────────────────────────────────────────────────────────────────────────

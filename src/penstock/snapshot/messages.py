@@ -9,7 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from penstock.ids import SubtaskId
-from penstock.state.handle import StateHandle
+from penstock.state.handle import RunRef, StateHandle
 
 
 class UploadDone(msgspec.Struct, frozen=True, tag="upload-done"):
@@ -39,4 +39,22 @@ class TaskFailed(msgspec.Struct, frozen=True, tag="task-failed"):
     file: str = ""
 
 
-Message = UploadDone | UploadFailed | TaskFailed
+class MergeDone(msgspec.Struct, frozen=True, tag="merge-done"):
+    """Runs were merged in the background and the result is in storage; no result when no row was left."""
+
+    run: int
+    subtask: SubtaskId
+    replaced: tuple[str, ...]
+    merged: RunRef | None
+    duration_ms: float
+
+
+class MergeFailed(msgspec.Struct, frozen=True, tag="merge-failed"):
+    """Runs could not be merged, or the result not be stored; they stay as they are."""
+
+    run: int
+    subtask: SubtaskId
+    cause: str
+
+
+Message = UploadDone | UploadFailed | TaskFailed | MergeDone | MergeFailed

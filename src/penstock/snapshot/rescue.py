@@ -14,6 +14,7 @@ from pathlib import Path
 
 from penstock.clock import Clock
 from penstock.errors import UnavailableError
+from penstock.snapshot.store import refs_of, store
 from penstock.state.handle import StateHandle
 from penstock.storage import Storage
 
@@ -44,10 +45,10 @@ class Rescue:
     def _upload(self, handle: StateHandle) -> None:
         try:
             stored = set(self.storage.names(f"state/{handle.subtask.uid}"))
-            missing = sorted(handle.files - stored)
-            if all((self.local_dir / name).exists() for name in missing):
-                for name in missing:
-                    self.storage.upload(self.local_dir / name, name)
+            missing = refs_of(handle, handle.files - stored)
+            if all((self.local_dir / ref.name).exists() for ref in missing):
+                for ref in missing:
+                    store(self.storage, self.local_dir, ref)
                 _log.info(
                     "%s: %d state files of a lost worker were stored by the driver",
                     handle.subtask,

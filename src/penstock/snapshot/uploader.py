@@ -18,7 +18,8 @@ import msgspec
 from penstock.ids import SubtaskId
 from penstock.snapshot.mailbox import Address, send
 from penstock.snapshot.messages import Message, UploadDone, UploadFailed
-from penstock.state.handle import StateHandle
+from penstock.snapshot.store import refs_of, store
+from penstock.state.handle import RunRef, StateHandle
 from penstock.storage import Storage
 
 _log = logging.getLogger(__name__)
@@ -43,9 +44,9 @@ class Upload:
     newest_will_do: bool = False
 
     @property
-    def missing(self) -> list[str]:
+    def missing(self) -> list[RunRef]:
         """The files that may not be in storage yet."""
-        return sorted(self.handle.files - self.durable)
+        return refs_of(self.handle, self.handle.files - self.durable)
 
 
 def remember_newest(local_dir: Path, handle: StateHandle) -> None:
@@ -71,8 +72,8 @@ def perform(upload: Upload) -> Message:
         upload.storage.wait_for_turn(asked.subtask)
         if upload.newest_will_do:
             upload = _with_newest(upload)
-        for name in upload.missing:
-            upload.storage.upload(upload.local_dir / name, name)
+        for ref in upload.missing:
+            store(upload.storage, upload.local_dir, ref)
     except Exception as error:  # noqa: BLE001 - whatever it is, the driver must know, and the lane must go on
         cause = f"{type(error).__name__}: {error}"
         # Not the newest, which may have been tried instead: a checkpoint waits for the one that was asked for.

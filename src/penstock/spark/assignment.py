@@ -15,6 +15,7 @@ from penstock.checkpoint.completed import PreCommitted, SubtaskReport
 from penstock.ids import SubtaskId
 from penstock.snapshot.mailbox import Address
 from penstock.state.backends.base import StateBackend
+from penstock.state.compaction import MergeOrder
 from penstock.state.handle import StateHandle
 from penstock.storage import Storage
 
@@ -37,6 +38,12 @@ class Assignment:
     """Files of the version before that are not known to be in storage."""
     keep: frozenset[str]
     """Local files that a pending checkpoint may still have to upload."""
+    merges: dict[SubtaskId, MergeOrder]
+    """What the task of a subtask starts in the background after its batch."""
+    merging: frozenset[str]
+    """Files that a merge under way is about to replace."""
+    forget_earlier_runs: bool
+    """Whether a checkpoint of this run is complete, so that nothing of earlier runs can be taken over any more."""
     required: bool
     """Whether a checkpoint waits for the state at the end of this batch."""
     newest_will_do: bool

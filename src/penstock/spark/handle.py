@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import logging
 import random
+import shutil
 import threading
 from typing import TYPE_CHECKING
 
@@ -28,6 +29,7 @@ from penstock.spark.inspection import guarantee_of, leaves
 from penstock.spark.observer import Observer, Progress
 from penstock.spark.query import FATAL, QueryRun
 from penstock.spark.session import is_alive
+from penstock.state.local_files import job_dir
 
 if TYPE_CHECKING:
     from penstock.job import Job
@@ -225,6 +227,7 @@ class JobHandle:
             check_owner(storage, RunId(self._observer.progress.run))
             storage.delete([name for number in checkpoint_ids(storage) for name in files_of(number)])
             storage.delete(storage.names("state") + storage.names("spark"))
+            shutil.rmtree(job_dir(self._job.local_dir, self._job.name, storage.uri), ignore_errors=True)
 
     def _say_goodbye(self) -> None:
         run = RunId(self._observer.progress.run)

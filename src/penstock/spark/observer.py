@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from penstock.checkpoint.completed import Completed, PreCommitted, SubtaskReport
 from penstock.ids import CheckpointId, SubtaskId
 from penstock.recovery.restore import RestorePoint
+from penstock.snapshot.messages import MergeDone
 
 
 @dataclass
@@ -25,6 +26,8 @@ class Progress:
     batch_seconds: float = 0.0
     checkpoint: int = -1
     checkpoints_completed: int = 0
+    merges: int = 0
+    merged_bytes: int = 0
 
 
 @dataclass
@@ -65,6 +68,13 @@ class Observer:
         with self._lock:
             self.progress.checkpoint = completed.checkpoint
             self.progress.checkpoints_completed += 1
+        self.on_change(self.progress)
+
+    def merged(self, message: MergeDone) -> None:
+        """Runs of state were merged in the background."""
+        with self._lock:
+            self.progress.merges += 1
+            self.progress.merged_bytes += message.merged.size if message.merged else 0
         self.on_change(self.progress)
 
     def restarting(self) -> None:

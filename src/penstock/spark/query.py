@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import logging
 import shutil
-import tempfile
 import threading
 import time
 from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
-import xxhash
 from pyspark.sql import DataFrame
 from pyspark.sql.streaming.query import StreamingQuery
 
@@ -33,21 +32,21 @@ from penstock.errors import (
     InternalError,
     PenstockError,
 )
-from penstock.ids import CheckpointId, RunId, SubtaskId
-from penstock.recovery.fencing import Claimant, beat, ended_cleanly
-from penstock.recovery.rescale import redistribute
-from penstock.recovery.restore import RestorePoint, restore
+from penstock.ids import CheckpointId, SubtaskId
+from penstock.recovery.fencing import Claimant, beat
+from penstock.recovery.restore import restore
 from penstock.snapshot.mailbox import Mailbox
-from penstock.snapshot.messages import Message, TaskFailed, UploadDone, UploadFailed
+from penstock.snapshot.messages import MergeDone, MergeFailed, Message, TaskFailed, UploadDone, UploadFailed
 from penstock.snapshot.rescue import Rescue
 from penstock.spark import progress_log
 from penstock.spark.assignment import Answer, AnswerList, Assignment, OperatorAnswer, SinkAnswer, read_answers
 from penstock.spark.compiled import Compiled
 from penstock.spark.frames import BatchFrames, merged_sources
-from penstock.spark.inspection import replayable_positions
+from penstock.spark.going_back import GoingBack
 from penstock.spark.observer import Observer
-from penstock.spark.rescaling import Rescaling
+from penstock.state.compaction import RETRY_AFTER_S, Compactions, Merged
 from penstock.state.handle import StateHandle
+from penstock.state.local_files import begin_run, job_dir, run_dir
 
 if TYPE_CHECKING:
     from penstock.job import Job
@@ -94,76 +93,26 @@ class QueryRun:
         )
         beat(self.job.storage, self.point.run, SYSTEM_CLOCK.wall())
         self.observer.restored(self.point)
-        self._check_sources(self.point)
-        self._handles = self._restored_handles(self.point, drop_state)
-        self._restored_batch = self._last_batch = self._rewind()
-        self._local_dir = _fresh_local_dir(self.job, self.point.run)
-        if self.point.checkpoint and self.point.checkpoint.parallelism != self.job.parallelism:
-            self._handles = self._rescaled()
+        back = GoingBack(self.job, self.compiled, self.point)
+        back.check_sources()
+        handles = back.handles(drop_state)
+        self._restored_batch = self._last_batch = back.rewind()
+        self._local_dir = self._begin_local_dir(handles)
+        self._handles = back.rescaled(handles, self._local_dir)
+        self._compactions = Compactions(self.job.backend.choose_merge)
 
     @property
     def _mode(self) -> Mode:
         return self.job.checkpoint.delivery_mode
 
-    def _restored_handles(
-        self, point: RestorePoint, drop_state: tuple[str, ...]
-    ) -> dict[SubtaskId, StateHandle]:
-        stored = point.checkpoint.operators if point.checkpoint else {}
-        orphans = sorted(set(stored) - set(self.compiled.operators) - set(drop_state))
-        if orphans:
-            raise IncompatibleStateError(
-                f"checkpoint {point.id} holds state of the operators {', '.join(orphans)}, which the job no longer has; keep their uids, "
-                f"or allow the loss with drop_state={tuple(orphans)!r}"
-            )
-        handles: dict[SubtaskId, StateHandle] = {}
-        for uid, operator in self.compiled.operators.items():
-            if uid in stored and uid not in drop_state:
-                _check_layout(uid, (stored[uid].key, stored[uid].value), operator.described_layout)
-                handles |= redistribute(
-                    stored[uid].handles,
-                    uid=uid,
-                    parallelism=self.job.parallelism,
-                    version=point.id,
-                    backend=self.job.backend.name,
-                )
-        return handles
-
-    def _check_sources(self, point: RestorePoint) -> None:
-        """Spark records positions by the order of the sources: another order would hand one source the position of another."""
-        stored = list(point.checkpoint.barrier.positions) if point.checkpoint else []
-        now = [source.uid for source in self.job.graph.sources]
-        if stored and stored != now:
-            raise IncompatibleStateError(
-                f"checkpoint {point.id} has the positions of the sources {', '.join(stored)}, in this order; the job reads "
-                f"{', '.join(now)}; read the same sources in the same order",
-                stored=stored,
-                sources=now,
-            )
-
-    def _rescaled(self) -> dict[SubtaskId, StateHandle]:
-        layouts = {uid: operator.layout for uid, operator in self.compiled.operators.items()}
-        rescaling = Rescaling(
-            self.job.storage,
-            self.job.backend,
-            self._local_dir,
-            self.point.run,
-            self.job.parallelism,
-            self.job.max_parallelism,
-            layouts,
-        )
-        return rescaling.perform(self.compiled.session, self._handles)
-
-    def _rewind(self) -> CheckpointId:
-        """Set Spark's progress log back; returns the last batch that must not be run again."""
-        storage = self.job.storage
-        entry = self.point.checkpoint.barrier.progress_log if self.point.checkpoint else ""
-        if self._mode is Mode.AT_MOST_ONCE:
-            replayable = replayable_positions(self.job.graph.sources)
-            if not ended_cleanly(storage, RunId(self.point.run - 1)):
-                return progress_log.skip_ahead(storage, replayable)
-            entry = progress_log.without_positions(entry, replayable)
-        progress_log.cut_back(storage, self.point.id, entry)
-        return self.point.id
+    def _begin_local_dir(self, handles: Mapping[SubtaskId, StateHandle]) -> Path:
+        """A folder of this run for working files, beside those of earlier runs. It can be lost at any time."""
+        folder = job_dir(self.job.local_dir, self.job.name, self.job.storage.uri)
+        if not self.job.local_recovery:
+            shutil.rmtree(folder, ignore_errors=True)
+        local = run_dir(folder, self.point.run)
+        begin_run(local, {name for handle in handles.values() for name in handle.files})
+        return local
 
     # ── running ────────────────────────────────────────────────────────────────────────────────
 
@@ -195,9 +144,14 @@ class QueryRun:
             self._fail(error)
             raise
         finally:
+            with self._loop.coordinator.lock:
+                self._loop.coordinator.protocol.take_durable(
+                    self._compactions.unused(), CheckpointId(self._last_batch + 1)
+                )
             self._loop.stop()
             self._mailbox.close()
-            shutil.rmtree(self._local_dir, ignore_errors=True)
+            if not self.job.local_recovery:
+                shutil.rmtree(self._local_dir, ignore_errors=True)
         if self.failure is not None:
             raise self.failure
 
@@ -300,6 +254,15 @@ class QueryRun:
                 self._loop.post(SnapshotDeclined(message.subtask, message.version, message.cause))
             case TaskFailed():
                 self._told.append(message)
+            case MergeDone():
+                self._compactions.done(Merged(message.subtask, message.replaced, message.merged))
+                self.observer.merged(message)
+            case MergeFailed():
+                self._compactions.failed(message.subtask, SYSTEM_CLOCK.monotonic())
+                _log.warning(
+                    "%s: runs could not be merged in the background; they stay as they are, next try in %.0f s: %s",
+                    *(message.subtask, RETRY_AFTER_S, message.cause),
+                )
 
     # ── one batch ──────────────────────────────────────────────────────────────────────────────
 
@@ -332,6 +295,8 @@ class QueryRun:
         assignment = self._assign(batch)
         answers = self._perform(frame, assignment)
         handles, reports = self._acknowledged(answers, batch)
+        self._compactions.not_taken(assignment.merges.keys() - _with_rows(answers))
+        _tell_origins(reports.values())
         transactions = tuple(
             answer.transaction for answer in answers if isinstance(answer, SinkAnswer) and answer.transaction
         )
@@ -342,12 +307,16 @@ class QueryRun:
 
     def _assign(self, batch: CheckpointId) -> Assignment:
         coordinator = self._loop.coordinator
+        self._handles, merged = self._compactions.adopt(self._handles)
         required = coordinator.begin_batch(batch)
+        merges = self._compactions.order(self._handles.values(), SYSTEM_CLOCK.monotonic())
         with coordinator.lock:
+            coordinator.protocol.take_durable(merged, batch)
             # From this run's own handles: the protocol may not have taken the batch before from its queue yet.
             working = {name for handle in self._handles.values() for name in handle.files}
             undurable = frozenset(coordinator.protocol.undurable(working))
             keep = frozenset(coordinator.protocol.needed_files | working)
+            completed_one = coordinator.protocol.last_completed > self.point.id
         return Assignment(
             job=self.job.name,
             run=self.point.run,
@@ -361,6 +330,9 @@ class QueryRun:
             handles=self._handles,
             undurable=undurable,
             keep=keep,
+            merges=merges,
+            merging=self._compactions.merging,
+            forget_earlier_runs=completed_one,
             required=required,
             newest_will_do=self._mode is Mode.AT_LEAST_ONCE,
         )
@@ -417,6 +389,24 @@ class QueryRun:
         return result
 
 
+def _with_rows(answers: Iterable[Answer]) -> set[SubtaskId]:
+    """The subtasks whose tasks opened their state."""
+    return {
+        answer.handle.subtask for answer in answers if isinstance(answer, OperatorAnswer) and answer.handle
+    }
+
+
+def _tell_origins(reports: Iterable[SubtaskReport]) -> None:
+    """Say what a subtask found on its machine and what it had to fetch: after a restart, or where an executor was lost."""
+    for report in reports:
+        if report.reused_files or report.fetched_files:
+            _log.info(
+                "%s: state on %s: %d files (%d bytes) used again, %d files (%d bytes) from storage",
+                *(report.subtask, report.host, report.reused_files, report.reused_bytes),
+                *(report.fetched_files, report.fetched_bytes),
+            )
+
+
 def _check_once(ran: Counter[str], parallelism: int, batch: CheckpointId) -> None:
     """An operator whose task ran again after its results were used may have answered differently: the batch cannot be trusted."""
     for uid, times in ran.items():
@@ -430,24 +420,3 @@ def _check_once(ran: Counter[str], parallelism: int, batch: CheckpointId) -> Non
             raise InternalError(
                 f"batch {batch}: only {times} of {parallelism} subtasks of operator {uid} answered"
             )
-
-
-def _check_layout(
-    uid: str, stored: tuple[dict[str, str], dict[str, str]], now: tuple[dict[str, str], dict[str, str]]
-) -> None:
-    if stored != now:
-        raise IncompatibleStateError(
-            f"operator {uid!r}: its state has key {stored[0]} and values {stored[1]}, the job has {now[0]} and {now[1]}; change the job "
-            f"back, give the operator another uid, or allow the loss with drop_state=({uid!r},)",
-            operator=uid,
-        )
-
-
-def _fresh_local_dir(job: Job, run: int) -> Path:
-    """A folder of this run for working files. It can be lost at any time; what dead runs left in it is removed."""
-    base = job.local_dir or Path(tempfile.gettempdir()) / "penstock"
-    mine = base / f"{job.name}-{xxhash.xxh3_64_hexdigest(job.storage.uri.encode())}"
-    shutil.rmtree(mine, ignore_errors=True)
-    local = mine / f"run-{run}"
-    local.mkdir(parents=True)
-    return local

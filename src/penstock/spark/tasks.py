@@ -7,15 +7,14 @@ An operator does all its work, freezes its state and answers before it hands on 
 from __future__ import annotations
 
 import logging
-import os
 import socket
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import asdict, dataclass
 
+import msgspec
 import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.accumulators import Accumulator
@@ -29,6 +28,7 @@ from penstock.operators.keyed_process import Context, KeyedProcess
 from penstock.operators.run_aggregate import run_aggregate
 from penstock.operators.run_process import run_process
 from penstock.sinks.two_phase_commit import Transaction, TransactionContext, TwoPhaseCommitSink
+from penstock.snapshot.compactor import COMPACTOR, Merge
 from penstock.snapshot.mailbox import send
 from penstock.snapshot.messages import TaskFailed
 from penstock.snapshot.uploader import UPLOADER, Upload, remember_newest
@@ -36,6 +36,7 @@ from penstock.spark.assignment import Assignment, OperatorAnswer, SinkAnswer, ad
 from penstock.state.backends.base import OpenState, StateLayout, Workplace
 from penstock.state.handle import StateHandle
 from penstock.state.keys import key_groups, owner
+from penstock.state.local_files import begin_run, forget_earlier_runs, forget_unnamed
 
 _log = logging.getLogger(__name__)
 
@@ -74,17 +75,22 @@ class OperatorTask(ABC):
         self, table: pa.Table, subtask: SubtaskId, attempt: int, alignment_ms: float
     ) -> list[pa.RecordBatch]:
         plan = self.assignment
+        begin_run(plan.local_dir, frozenset().union(*(handle.files for handle in plan.handles.values())))
         check_rows(
             table, list(self.keys), operator=self.uid, subtask=subtask.index, parallelism=plan.parallelism
         )
         before = plan.handles.get(subtask)
-        with closing(plan.backend.open(self._workplace(subtask, attempt), self.layout, before)) as state:
+        workplace = self._workplace(subtask, attempt)
+        with closing(plan.backend.open(workplace, self.layout, before)) as state:
             results = self.apply(table, state, subtask.index)
             freezing = time.monotonic()
             handle = state.freeze()
         report = self._report(handle, before, table.num_rows, alignment_ms, _ms_since(freezing))
+        report = msgspec.structs.replace(report, **asdict(workplace.origins))
         add_answer(self.answers, OperatorAnswer(self.uid, attempt, handle, report))
         self._upload(handle, before)
+        self._merge(workplace)
+        self._tidy(handle)
         return results
 
     def _subtask_of(self, table: pa.Table) -> SubtaskId:
@@ -102,6 +108,7 @@ class OperatorTask(ABC):
             max_parallelism=plan.max_parallelism,
             version=plan.batch,
             stem=f"{plan.run}-{plan.batch}-{subtask.index}-{attempt}",
+            merging=plan.merging,
         )
 
     def _report(
@@ -137,7 +144,26 @@ class OperatorTask(ABC):
                 newest_will_do=plan.newest_will_do,
             )
         )
-        _forget_local_files(plan, handle)
+
+    def _merge(self, workplace: Workplace) -> None:
+        plan = self.assignment
+        order = plan.merges.get(workplace.subtask)
+        if order is not None:
+            COMPACTOR.submit(Merge(plan.backend, workplace, self.layout, order, plan.mailbox, plan.run))
+
+    def _tidy(self, handle: StateHandle) -> None:
+        plan = self.assignment
+        if plan.forget_earlier_runs:
+            forget_earlier_runs(plan.local_dir)
+        subtask = handle.subtask
+        forget_unnamed(
+            plan.local_dir,
+            run=plan.run,
+            batch=plan.batch,
+            uid=subtask.uid,
+            subtask=subtask.index,
+            named=handle.files | plan.keep,
+        )
 
 
 @dataclass
@@ -274,19 +300,3 @@ def _tell_failure(plan: Assignment, subtask: SubtaskId, error: Exception) -> Non
         send(plan.mailbox, TaskFailed(plan.run, subtask, kind, cause, str(file)))
     except OSError:
         _log.exception("the driver could not be told why %s failed", subtask)
-
-
-def _forget_local_files(plan: Assignment, handle: StateHandle) -> None:
-    """Delete what this subtask wrote in earlier batches of this run and nothing names any more."""
-    folder = Path(plan.local_dir) / "state" / handle.subtask.uid
-    needed = handle.files | plan.keep
-    for entry in os.scandir(folder):
-        run, batch, subtask, *_ = [*entry.name.split("-"), "", "", ""]
-        mine = run == str(plan.run) and subtask == str(handle.subtask.index)
-        if (
-            mine
-            and batch.isdigit()
-            and int(batch) < plan.batch
-            and f"state/{handle.subtask.uid}/{entry.name}" not in needed
-        ):
-            Path(entry.path).unlink(missing_ok=True)

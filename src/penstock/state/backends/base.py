@@ -7,8 +7,8 @@ may live only in a worker's memory: a version is found again from its handle alo
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +18,7 @@ import pyarrow as pa
 from penstock.ids import SubtaskId
 from penstock.state.handle import RunRef, StateHandle
 from penstock.state.keys import KeyBatch
+from penstock.state.local_files import Origins
 from penstock.storage import Storage
 
 
@@ -36,6 +37,8 @@ class Workplace:
     `local_dir` holds working files of this machine; any of them may be missing at any time and is then fetched from storage.
     A run named 'state/views/3-17-0-42.arrow' lies locally at local_dir/'state/views/3-17-0-42.arrow'.
     `stem` is unique among all attempts of all runs, so a file is never written twice.
+    `merging` names files that a background merge is about to replace; nobody else may merge them meanwhile.
+    `origins` counts what had to be brought here.
     """
 
     storage: Storage
@@ -45,6 +48,8 @@ class Workplace:
     max_parallelism: int
     version: int
     stem: str
+    merging: frozenset[str] = frozenset()
+    origins: Origins = field(default_factory=Origins)
 
     def new_name(self, suffix: str) -> str:
         """A storage name for a file this attempt writes; `suffix` tells its files apart."""
@@ -53,6 +58,10 @@ class Workplace:
     def local_path(self, name: str) -> Path:
         """Where a storage name lies on this machine."""
         return self.local_dir / name
+
+    def merged_path(self, name: str) -> Path:
+        """Where a merged run waits on this machine until a handle names it."""
+        return self.local_dir / "merged" / name
 
 
 class OpenState(ABC):
@@ -100,6 +109,23 @@ class StateBackend(ABC):
         After a change of parallelism the handle holds runs of several former subtasks, with keys that this one does not own:
         they are never asked for, are dropped when runs are merged, and are left out by `scan`.
         """
+
+    def choose_merge(self, runs: Sequence[RunRef]) -> range | None:  # noqa: ARG002
+        """Which neighbouring runs, newest first, a background merge should make one of; None for nothing. Pure; on the driver.
+
+        A backend that looks after its own files need not say anything here.
+        """
+        return None
+
+    def merge(
+        self, workplace: Workplace, layout: StateLayout, runs: Sequence[RunRef], *, oldest: bool
+    ) -> RunRef | None:
+        """Make one run of several and leave it at `workplace.merged_path`; None when no row is left.
+
+        Called in the background of a worker, while batches go on. The runs are verified first: a damaged file must not get
+        a new checksum. `oldest`: there is no older run, so tombstones can go.
+        """
+        raise NotImplementedError
 
 
 __all__ = ["KeyBatch", "OpenState", "RunRef", "StateBackend", "StateHandle", "StateLayout", "Workplace"]

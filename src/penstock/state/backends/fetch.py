@@ -1,12 +1,14 @@
-"""Bring the runs of a handle to this machine and open them. Runs in tasks on executors.
+"""Bring the files of a handle to this machine and open them. Runs in tasks on executors.
 
-A run is verified once, when it comes to this machine: it appears under its name only after size and checksum
-were right. A file that is there already was written or verified by this run of the job, so only its size is
-looked at.
+A file is verified once, when it comes to this run on this machine: it appears under its name only after size and checksum were right,
+whether an earlier run left it here or it came from storage. A file that is there already was written or verified by this run,
+so only its size is looked at.
 """
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import os
 from pathlib import Path
 from uuid import uuid4
@@ -16,6 +18,9 @@ import xxhash
 from penstock.errors import CorruptStateError, IncompatibleStateError, InternalError
 from penstock.state.backends.base import RunRef, StateHandle, StateLayout, Workplace
 from penstock.state.backends.run_file import Run, fingerprint, load_run, run_label
+from penstock.state.local_files import earlier_runs
+
+_log = logging.getLogger(__name__)
 
 READABLE_BACKENDS = frozenset({"memory", "filesystem"})
 """Both keep the same runs, so either opens what the other wrote."""
@@ -41,28 +46,85 @@ def open_runs(workplace: Workplace, layout: StateLayout, handle: StateHandle | N
 def _open_run(workplace: Workplace, layout: StateLayout, ref: RunRef) -> Run:
     if ref.name:
         return load_run(ref, local_file(workplace, ref), layout)
-    _verify(ref, len(ref.inline), xxhash.xxh3_64_hexdigest(ref.inline))
+    verify(ref, len(ref.inline), xxhash.xxh3_64_hexdigest(ref.inline))
     return load_run(ref, ref.inline, layout)
 
 
-def local_file(workplace: Workplace, ref: RunRef) -> Path:
-    """Where a named file lies on this machine; fetched from storage and verified when it was not here."""
-    path = workplace.local_path(ref.name)
+def open_verified(workplace: Workplace, layout: StateLayout, ref: RunRef) -> Run:
+    """Open a run whose bytes are checked once more; a damaged working file is removed, so that the next look fetches it again."""
+    path = local_file(workplace, ref)
     try:
-        if os.path.getsize(path) == ref.size:  # noqa: PTH202  one call for 'exists' and 'size'
-            return path
-    except FileNotFoundError:
-        pass
-    _download(workplace, ref, path)
+        verify(ref, *fingerprint(path))
+    except CorruptStateError:
+        path.unlink(missing_ok=True)
+        raise
+    return load_run(ref, path, layout)
+
+
+def local_file(workplace: Workplace, ref: RunRef) -> Path:
+    """Where a named file lies on this machine; taken over from an earlier run, or fetched from storage, when it was not here."""
+    path = workplace.local_path(ref.name)
+    if _has_size(path, ref) or _take_merged(workplace, ref, path):
+        return path
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if _take_over(workplace, ref, path):
+        workplace.origins.reused(ref.size)
+    else:
+        _download(workplace, ref, path)
+        workplace.origins.fetched(ref.size)
     return path
 
 
+def _has_size(path: Path, ref: RunRef) -> bool:
+    try:
+        return os.path.getsize(path) == ref.size  # noqa: PTH202  one call for 'exists' and 'size'
+    except FileNotFoundError:
+        return False
+
+
+def _take_merged(workplace: Workplace, ref: RunRef, path: Path) -> bool:
+    """Put a run in place that was merged in the background on this machine."""
+    waiting = workplace.merged_path(ref.name)
+    if not _has_size(waiting, ref):
+        return False
+    with contextlib.suppress(FileNotFoundError):  # another task was faster
+        waiting.replace(path)
+    return _has_size(path, ref)
+
+
+def _take_over(workplace: Workplace, ref: RunRef, path: Path) -> bool:
+    """Link a file that an earlier run left on this machine, if it is still what was written."""
+    for earlier in earlier_runs(workplace.local_dir):
+        left = earlier / ref.name
+        try:
+            if not _has_size(left, ref):
+                continue
+            if fingerprint(left) != (ref.size, ref.checksum):
+                _log.warning("%s on this machine has changed; it is fetched from storage instead", left)
+                left.unlink(missing_ok=True)
+                continue
+            _link(left, path)
+        except OSError as error:  # lost meanwhile, or not readable: storage has it
+            _log.info("%s cannot be used again: %s", left, error)
+            continue
+        return True
+    return False
+
+
+def _link(source: Path, path: Path) -> None:
+    scratch = path.with_name(f"{path.name}.{uuid4().hex}.tmp")
+    try:
+        os.link(source, scratch)
+        scratch.replace(path)
+    finally:
+        scratch.unlink(missing_ok=True)
+
+
 def _download(workplace: Workplace, ref: RunRef, path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
     unverified = path.with_name(f"{path.name}.{uuid4().hex}.tmp")
     try:
         workplace.storage.download(ref.name, unverified)
-        _verify(ref, *fingerprint(unverified))
+        verify(ref, *fingerprint(unverified))
         unverified.replace(path)
     except FileNotFoundError as cause:
         raise CorruptStateError(
@@ -76,7 +138,8 @@ def _download(workplace: Workplace, ref: RunRef, path: Path) -> None:
         unverified.unlink(missing_ok=True)
 
 
-def _verify(ref: RunRef, size: int, checksum: str) -> None:
+def verify(ref: RunRef, size: int, checksum: str) -> None:
+    """Raise `CorruptStateError` unless size and checksum are those of the handle."""
     if (size, checksum) == (ref.size, ref.checksum):
         return
     raise CorruptStateError(

@@ -10,7 +10,7 @@ from penstock.errors import ConfigError
 from penstock.state.backends.base import StateBackend, StateHandle, StateLayout, Workplace
 from penstock.state.backends.fetch import open_runs
 from penstock.state.backends.run_file import Run, encode_run
-from penstock.state.backends.run_state import RunState
+from penstock.state.backends.run_state import RunState, merged
 
 DEFAULT_LIMIT_BYTES = 4 * 1024 * 1024
 
@@ -48,7 +48,8 @@ class MemoryState(RunState):
         """See `OpenState.freeze`."""
         if not self._written and self._settled():
             return self._handle(tuple(run.ref for run in self._runs if run.ref is not None))
-        batches, header = self._merged([*self._fresh(), *self._runs], keep_tombstones=False)
+        runs = [*self._fresh(), *self._runs]
+        batches, header = merged(self._workplace, self._layout, runs, keep_tombstones=False)
         ref = encode_run(batches, layout=self._layout, header=header)
         if ref is None:
             return self._handle(())

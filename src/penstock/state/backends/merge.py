@@ -18,7 +18,7 @@ from penstock.state.backends.equality import Flags, rows_equal
 from penstock.state.backends.run_file import Run, RunBatch, concat_batches
 from penstock.state.keys import SortKeys, key_groups
 
-PIECE_BYTES = 128 * 1024 * 1024
+PIECE_BYTES = 16 * 1024 * 1024
 
 
 @dataclass(frozen=True)

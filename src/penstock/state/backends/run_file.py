@@ -92,6 +92,16 @@ class Run:
         """Rows, tombstones included."""
         return sum(len(batch) for batch in self.batches)
 
+    @property
+    def size(self) -> int:
+        """Bytes of the file, or about as many as it will have."""
+        return self.ref.size if self.ref else sum(batch.nbytes + 8 * len(batch) for batch in self.batches)
+
+    @property
+    def name(self) -> str:
+        """The name of the file, '' for a run that is none."""
+        return self.ref.name if self.ref else ""
+
 
 def write_run(
     path: Path, name: str, batches: Iterable[RunBatch], *, layout: StateLayout, header: RunHeader

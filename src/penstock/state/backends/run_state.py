@@ -7,7 +7,7 @@ the next rescale.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -16,8 +16,10 @@ import pyarrow as pa
 from penstock.errors import InternalError
 from penstock.state.backends.base import KeyBatch, OpenState, RunRef, StateHandle, StateLayout, Workplace
 from penstock.state.backends.lookup import lookup
-from penstock.state.backends.merge import PIECE_BYTES, Ownership, merge_runs
+from penstock.state.backends.merge import Ownership, merge_runs
 from penstock.state.backends.run_file import SORT_KEY, Run, RunBatch, RunHeader, concat_batches
+
+BATCH_BYTES = 128 * 1024 * 1024  # far below what the 32-bit offsets of strings can reach
 
 
 class RunState(OpenState):
@@ -72,21 +74,8 @@ class RunState(OpenState):
         batches = tuple(concat_batches(group) for group in _grouped(self._written))
         return (Run(self._header(tombstones=_any_deleted(batches)), batches),)
 
-    def _merged(self, runs: list[Run], *, keep_tombstones: bool) -> tuple[Iterator[RunBatch], RunHeader]:
-        """The rows of several runs as one, and the header of the run they become."""
-        keep = keep_tombstones and any(run.header.tombstones for run in runs)
-        return merge_runs(runs, ownership=self._ownership, keep_tombstones=keep), self._header(
-            tombstones=keep
-        )
-
     def _header(self, *, tombstones: bool) -> RunHeader:
-        return RunHeader(
-            key_columns=len(self._layout.key),
-            subtask=self._workplace.subtask.index,
-            parallelism=self._workplace.parallelism,
-            max_parallelism=self._workplace.max_parallelism,
-            tombstones=tombstones,
-        )
+        return header_of(self._workplace, self._layout, tombstones=tombstones)
 
     def _handle(self, refs: tuple[RunRef, ...]) -> StateHandle:
         return StateHandle(
@@ -126,13 +115,34 @@ class RunState(OpenState):
             )
 
 
+def header_of(workplace: Workplace, layout: StateLayout, *, tombstones: bool) -> RunHeader:
+    """What a run that this subtask writes says about itself."""
+    return RunHeader(
+        key_columns=len(layout.key),
+        subtask=workplace.subtask.index,
+        parallelism=workplace.parallelism,
+        max_parallelism=workplace.max_parallelism,
+        tombstones=tombstones,
+    )
+
+
+def merged(
+    workplace: Workplace, layout: StateLayout, runs: Sequence[Run], *, keep_tombstones: bool
+) -> tuple[Iterator[RunBatch], RunHeader]:
+    """The rows of several runs as one, and the header of the run they become."""
+    keep = keep_tombstones and any(run.header.tombstones for run in runs)
+    ownership = Ownership(workplace.subtask.index, workplace.parallelism)
+    rows = merge_runs(runs, ownership=ownership, keep_tombstones=keep)
+    return rows, header_of(workplace, layout, tombstones=keep)
+
+
 def _grouped(batches: list[RunBatch]) -> Iterator[list[RunBatch]]:
     """Neighbours that together make one record batch; mostly that is all of them."""
     group: list[RunBatch] = []
     size = 0
     for batch in batches:
         size += batch.nbytes
-        if group and size > PIECE_BYTES:
+        if group and size > BATCH_BYTES:
             yield group
             group, size = [], batch.nbytes
         group.append(batch)

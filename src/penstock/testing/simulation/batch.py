@@ -15,9 +15,11 @@ import pyarrow as pa
 from penstock.checkpoint.completed import PreCommitted, SubtaskReport
 from penstock.ids import CheckpointId, RunId, SubtaskId
 from penstock.sinks.two_phase_commit import TransactionContext, TwoPhaseCommitSink
+from penstock.snapshot.compactor import Merge
 from penstock.snapshot.mailbox import Address
 from penstock.snapshot.uploader import Upload, remember_newest
 from penstock.state.backends.base import StateBackend, Workplace
+from penstock.state.compaction import MergeOrder
 from penstock.state.handle import StateHandle
 from penstock.storage import Storage
 from penstock.testing.simulation.counting import LAYOUT, Item, count, subtask_of
@@ -32,6 +34,12 @@ class Submit(Protocol):
     """Takes an upload that is performed some time later, or never."""
 
     def __call__(self, upload: Upload) -> None: ...  # noqa: D102
+
+
+class SubmitMerge(Protocol):
+    """Takes a merge of runs that is performed some time later, or never."""
+
+    def __call__(self, merge: Merge) -> None: ...  # noqa: D102
 
 
 @dataclass
@@ -53,9 +61,13 @@ class Batch:
     drops_attempts: float
     rng: random.Random
     submit: Submit
+    submit_merge: SubmitMerge
+    merges: Mapping[SubtaskId, MergeOrder]
+    merging: frozenset[str]
     handles: dict[SubtaskId, StateHandle] = field(default_factory=dict)
     transactions: list[PreCommitted] = field(default_factory=list)
     reports: dict[SubtaskId, SubtaskReport] = field(default_factory=dict)
+    with_rows: set[SubtaskId] = field(default_factory=set)
     attempts: int = 0
 
     def steps(self, records: Iterable[Record]) -> Iterator[None]:
@@ -92,6 +104,7 @@ class Batch:
                 yield
             handle, rows, transaction = self._attempt(subtask, mine)
             self.handles[subtask] = handle
+            self.with_rows.add(subtask)
             self.reports[subtask] = SubtaskReport(subtask, rows=len(mine), state_bytes=handle.size)
             self.transactions += [transaction] if transaction else []
             emitted = rows.to_pylist() if rows is not None else []
@@ -103,10 +116,14 @@ class Batch:
     ) -> tuple[StateHandle, pa.RecordBatch | None, PreCommitted | None]:
         self.attempts += 1
         before = self.before.get(subtask)
-        with closing(self.backend.open(self._workplace(subtask), LAYOUT, before)) as state:
+        workplace = self._workplace(subtask)
+        with closing(self.backend.open(workplace, LAYOUT, before)) as state:
             rows = count(state, items, MAX_PARALLELISM, self.rng)
             handle = state.freeze()
         self._upload(handle, before)
+        if subtask in self.merges:
+            order = self.merges[subtask]
+            self.submit_merge(Merge(self.backend, workplace, LAYOUT, order, NO_MAILBOX, self.run))
         return handle, rows, self._write(subtask, rows) if rows is not None else None
 
     def _workplace(self, subtask: SubtaskId) -> Workplace:
@@ -118,6 +135,7 @@ class Batch:
             max_parallelism=MAX_PARALLELISM,
             version=self.number,
             stem=f"{self.run}-{self.number}-{subtask.index}-{self.attempts}",
+            merging=self.merging,
         )
 
     def _upload(self, handle: StateHandle, before: StateHandle | None) -> None:

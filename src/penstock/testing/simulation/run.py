@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
 
@@ -25,11 +25,15 @@ from penstock.errors import CheckpointFailedError, CorruptStateError, FencedErro
 from penstock.ids import CheckpointId, SubtaskId
 from penstock.recovery.rescale import redistribute
 from penstock.recovery.restore import RestorePoint, restore
-from penstock.snapshot.messages import Message, UploadDone, UploadFailed
+from penstock.snapshot.compactor import Merge
+from penstock.snapshot.compactor import perform as compact
+from penstock.snapshot.messages import MergeDone, Message, UploadDone, UploadFailed
 from penstock.snapshot.uploader import Upload, perform
 from penstock.state.backends import backend_named
 from penstock.state.backends.base import Workplace
-from penstock.state.handle import StateHandle
+from penstock.state.compaction import Compactions, Merged
+from penstock.state.handle import RunRef, StateHandle
+from penstock.state.local_files import begin_run, earlier_runs
 from penstock.testing.simulation.batch import Batch
 from penstock.testing.simulation.begun import begin, last_begun
 from penstock.testing.simulation.counting import DESCRIBED_LAYOUT, LAYOUT
@@ -46,6 +50,8 @@ _log = logging.getLogger(__name__)
 MOST_STEPS = 20_000
 LONGEST_STEP_S = 0.5
 LONGEST_TICK_S = 2.0
+FEWEST_RUNS = 2
+CALM = 0.5
 
 EXPECTED_FAILURES = (UnavailableError, CheckpointFailedError, CorruptStateError, FencedError)
 """What ends a run and is answered by another one; a checkpoint that is really corrupt is found by the audit."""
@@ -67,6 +73,8 @@ class SimulatedRun:
         self._events: deque[Event] = deque()
         self._commits: deque[Callable[[], None]] = deque()
         self._uploads: list[Upload] = []
+        self._merges: list[Merge] = []
+        self._compactions = Compactions(self._choose_merge)
         self._batch: Iterator[None] | None = None
         self._draining = False
         self.finished = False
@@ -79,7 +87,7 @@ class SimulatedRun:
         try:
             self._work_on()
         except EXPECTED_FAILURES:
-            self._site.orphans += self._uploads
+            self._site.orphans += [*self._uploads, *self._merges]
             self._finish_commits()
             raise
 
@@ -106,9 +114,20 @@ class SimulatedRun:
         self._point = restore(self._storage, self._sinks, job=JOB, mode=mode, now=clock.wall())
         self._site.on_restored(self._point)
         self._local_dir = self._site.local_dir(self._point.run)
+        self._begin_local_dir()
         self._handles = self._restored_handles(self._point)
         self._next_batch, self._positions = self._resume_at(self._point)
         self._coordinator = self._make_coordinator()
+
+    def _begin_local_dir(self) -> None:
+        named = self._point.checkpoint.files if self._point.checkpoint else frozenset()
+        begin_run(self._local_dir, named)
+        for earlier in earlier_runs(self._local_dir) if self._conditions.alone else ():
+            for path in sorted(earlier.glob("state/*/*")):
+                if self._rng.random() < self._conditions.mischief:
+                    path.write_bytes(
+                        bytes(path.stat().st_size)
+                    )  # what a crash of the machine can leave of a file
 
     def _restored_handles(self, point: RestorePoint) -> dict[SubtaskId, StateHandle]:
         handles: dict[SubtaskId, StateHandle] = {}
@@ -182,6 +201,7 @@ class SimulatedRun:
         choices += [(self._deliver, 6)] if self._events else []
         choices += [(self._commit, 4)] if self._commits else []
         choices += [(self._upload, 3)] if self._uploads else []
+        choices += [(self._merge, 2)] if self._merges else []
         choices += [(self._advance_batch, 8)] if not self._draining else []
         choices += [(self._orphan, 1)] if self._site.orphans else []
         actions, weights = zip(*choices, strict=True)
@@ -205,11 +225,33 @@ class SimulatedRun:
             return  # its worker died
         self._events.append(_as_event(perform(upload)))
 
+    def _merge(self) -> None:
+        merge = self._merges.pop(self._rng.randrange(len(self._merges)))
+        if self._conditions.troubled and self._rng.random() < self._conditions.mischief / 4:
+            return  # its worker died
+        match compact(merge):
+            case MergeDone() as done:
+                self._compactions.done(Merged(done.subtask, done.replaced, done.merged))
+            case _:
+                self._compactions.failed(merge.order.subtask, self._site.clock.monotonic())
+
+    def _choose_merge(self, runs: Sequence[RunRef]) -> range | None:
+        """Any neighbours at any time: what the policy would choose is among it."""
+        if self._backend.choose_merge(runs) is None and (
+            len(runs) < FEWEST_RUNS or self._rng.random() < CALM
+        ):
+            return None
+        first, last = sorted(self._rng.sample(range(len(runs) + 1), 2))
+        return range(first, last)
+
     def _orphan(self) -> None:
         """A worker of a run that failed is still at it."""
         self._site.disturbed = True
-        upload = self._site.orphans.pop()
-        perform(replace(upload, storage=self._site.storage))
+        orphan = self._site.orphans.pop()
+        if isinstance(orphan, Upload):
+            perform(replace(orphan, storage=self._site.storage))
+        else:
+            compact(replace(orphan, workplace=replace(orphan.workplace, storage=self._site.storage)))
 
     def _advance_batch(self) -> None:
         if self._batch is None and self._positions == self._site.source.end:
@@ -236,13 +278,17 @@ class SimulatedRun:
         batch = self._assign(number)
         yield
         yield from batch.steps(source.between(self._positions, until))
+        self._compactions.not_taken(set(batch.merges) - batch.with_rows)
         self._handles, self._positions, self._next_batch = batch.handles, until, CheckpointId(number + 1)
         barrier = Barrier({"source": list(until)})
         transactions = tuple(batch.transactions)
         self._events.append(BatchFinished(number, barrier, batch.handles, transactions, batch.reports))
 
     def _assign(self, number: CheckpointId) -> Batch:
+        self._handles, merged = self._compactions.adopt(self._handles)
         required = self._coordinator.begin_batch(number)
+        self._protocol.take_durable(merged, number)
+        merges = self._compactions.order(self._handles.values(), self._site.clock.monotonic())
         return Batch(
             number=number,
             run=self._point.run,
@@ -259,6 +305,9 @@ class SimulatedRun:
             drops_attempts=self._conditions.drops_attempts,
             rng=self._rng,
             submit=self._submit,
+            submit_merge=self._submit_merge,
+            merges=merges,
+            merging=self._compactions.merging,
         )
 
     def _undurable(self) -> frozenset[str]:
@@ -276,18 +325,22 @@ class SimulatedRun:
         ]
         self._uploads.append(upload)
 
+    def _submit_merge(self, merge: Merge) -> None:
+        self._merges.append(merge)
+
     # ── ending ─────────────────────────────────────────────────────────────────────────────────
 
     def _stop(self) -> None:
         """As `CoordinatorLoop.stop`: what is in the queues now is done, what follows from it is not."""
         self._coordinator.stopping.set()
+        self._protocol.take_durable(self._compactions.unused(), self._next_batch)
         commits = len(self._commits)
         self._events.append(JobEnded())
         for _ in range(len(self._events)):
             self._deliver()
         for _ in range(commits):
             self._commit()
-        self._site.orphans += self._uploads
+        self._site.orphans += [*self._uploads, *self._merges]
 
     def _finish_commits(self) -> None:
         """The thread that commits does what is in its queue, even when the coordinator has failed."""

@@ -9,7 +9,9 @@ from pathlib import Path
 
 from penstock.checkpoint.completed import Completed
 from penstock.recovery.restore import RestorePoint
+from penstock.snapshot.compactor import Merge
 from penstock.snapshot.uploader import Upload
+from penstock.state.local_files import run_dir
 from penstock.storage import LocalStorage
 from penstock.testing.simulation.external import External
 from penstock.testing.simulation.source import ScriptedSource
@@ -36,8 +38,8 @@ class Site:
     source: ScriptedSource
     external: External = field(default_factory=External)
     clock: VirtualClock = field(default_factory=VirtualClock)
-    orphans: list[Upload] = field(default_factory=list)
-    """Uploads of runs that failed: their workers may still live and perform them."""
+    orphans: list[Upload | Merge] = field(default_factory=list)
+    """Uploads and merges of runs that failed: their workers may still live and perform them."""
     disturbed: bool = False
     """Whether anything of an earlier run moved since the present one began."""
     on_restored: Callable[[RestorePoint], None] = lambda _: None
@@ -50,7 +52,7 @@ class Site:
 
     def local_dir(self, run: int) -> Path:
         """Where the executors of a run keep working files."""
-        return self.root / f"local-{run}"
+        return run_dir(self.root / "local", run)
 
 
 @dataclass(frozen=True)
@@ -63,3 +65,5 @@ class Conditions:
     drops_attempts: float
     mischief: float
     flakiness: float
+    alone: bool
+    """Whether no process of an earlier run is left: then its machine may have crashed, and damaged its files."""

@@ -103,6 +103,7 @@ class World:
             drops_attempts=work.mischief,
             mischief=work.mischief if troubled else 0.0,
             flakiness=work.flakiness if troubled else 0.0,
+            alone=not self._zombies and not self.site.orphans,
         )
 
     def _fate(self, index: int) -> Fate:

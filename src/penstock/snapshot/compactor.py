@@ -1,0 +1,86 @@
+"""Merges runs of state while batches go on: a background thread in the Python worker. Executors.
+
+A merge reads files that never change and writes a new one, so that it can be given up at any moment. The result is uploaded before the
+driver hears of it: when a handle names it, it is durable, and no checkpoint waits for it.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from dataclasses import dataclass
+
+from penstock.snapshot.mailbox import Address, send
+from penstock.snapshot.messages import MergeDone, MergeFailed, Message
+from penstock.state.backends.base import StateBackend, StateLayout, Workplace
+from penstock.state.compaction import MergeOrder
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Merge:
+    """One order, and what is needed to carry it out."""
+
+    backend: StateBackend
+    workplace: Workplace
+    layout: StateLayout
+    order: MergeOrder
+    mailbox: Address
+    run: int
+
+
+def perform(merge: Merge) -> Message:
+    """Merge, upload, and say how it went."""
+    started = time.monotonic()
+    order, workplace = merge.order, merge.workplace
+    merged = None
+    try:
+        merged = merge.backend.merge(workplace, merge.layout, order.runs, oldest=order.oldest)
+        if merged is not None:
+            workplace.storage.upload(workplace.merged_path(merged.name), merged.name)
+    except Exception as error:  # noqa: BLE001 - nothing depends on a merge; the driver tells people and tries again later
+        if merged is not None:
+            workplace.merged_path(merged.name).unlink(missing_ok=True)
+        return MergeFailed(merge.run, order.subtask, f"{type(error).__name__}: {error}")
+    duration_ms = round((time.monotonic() - started) * 1000, 3)
+    return MergeDone(merge.run, order.subtask, order.names, merged, duration_ms)
+
+
+class Compactor:
+    """One merge at a time in a worker; the thread begins with the first order and lives as long as there are any."""
+
+    def __init__(self) -> None:
+        self._orders: queue.SimpleQueue[Merge] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._waiting = 0
+
+    def submit(self, merge: Merge) -> None:
+        """Merge later, in the background."""
+        with self._lock:
+            self._waiting += 1
+            idle = self._waiting == 1
+            self._orders.put(merge)
+        if idle:
+            threading.Thread(target=self._work, name="penstock-merge", daemon=True).start()
+
+    def _work(self) -> None:
+        while True:
+            merge = self._orders.get()
+            _report(merge, perform(merge))
+            with self._lock:
+                self._waiting -= 1
+                if not self._waiting:
+                    return
+
+
+def _report(merge: Merge, message: Message) -> None:
+    try:
+        send(merge.mailbox, message)
+    except OSError as error:
+        _log.warning("the driver could not be told about a merge of %s: %s", merge.order.subtask, error)
+
+
+COMPACTOR = Compactor()

@@ -1,0 +1,109 @@
+"""From a restore point to where the run begins: positions, state, parallelism. Driver."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from penstock.config import Mode
+from penstock.errors import IncompatibleStateError
+from penstock.ids import CheckpointId, RunId, SubtaskId
+from penstock.recovery.fencing import ended_cleanly
+from penstock.recovery.rescale import redistribute
+from penstock.recovery.restore import RestorePoint
+from penstock.spark import progress_log
+from penstock.spark.compiled import Compiled
+from penstock.spark.inspection import replayable_positions
+from penstock.spark.rescaling import Rescaling
+from penstock.state.handle import StateHandle
+
+if TYPE_CHECKING:
+    from penstock.job import Job
+
+
+@dataclass(frozen=True)
+class GoingBack:
+    """What the job as it is now makes of a checkpoint that an earlier run wrote."""
+
+    job: Job
+    compiled: Compiled
+    point: RestorePoint
+
+    def check_sources(self) -> None:
+        """Spark records positions by the order of the sources: another order would hand one source the position of another."""
+        checkpoint = self.point.checkpoint
+        stored = list(checkpoint.barrier.positions) if checkpoint else []
+        now = [source.uid for source in self.job.graph.sources]
+        if stored and stored != now:
+            raise IncompatibleStateError(
+                f"checkpoint {self.point.id} has the positions of the sources {', '.join(stored)}, in this order; the job reads "
+                f"{', '.join(now)}; read the same sources in the same order",
+                stored=stored,
+                sources=now,
+            )
+
+    def handles(self, drop_state: tuple[str, ...]) -> dict[SubtaskId, StateHandle]:
+        """The state of every subtask at the present parallelism; refuses what does not fit the job."""
+        stored = self.point.checkpoint.operators if self.point.checkpoint else {}
+        orphans = sorted(set(stored) - set(self.compiled.operators) - set(drop_state))
+        if orphans:
+            raise IncompatibleStateError(
+                f"checkpoint {self.point.id} holds state of the operators {', '.join(orphans)}, which the job no longer has; keep "
+                f"their uids, or allow the loss with drop_state={tuple(orphans)!r}"
+            )
+        handles: dict[SubtaskId, StateHandle] = {}
+        for uid, operator in self.compiled.operators.items():
+            if uid in stored and uid not in drop_state:
+                _check_layout(uid, (stored[uid].key, stored[uid].value), operator.described_layout)
+                handles |= redistribute(
+                    stored[uid].handles,
+                    uid=uid,
+                    parallelism=self.job.parallelism,
+                    version=self.point.id,
+                    backend=self.job.backend.name,
+                )
+        return handles
+
+    def rescaled(
+        self, handles: dict[SubtaskId, StateHandle], local_dir: Path
+    ) -> dict[SubtaskId, StateHandle]:
+        """The handles with which the first batch begins: after a change of parallelism every subtask takes its part over first."""
+        checkpoint = self.point.checkpoint
+        if checkpoint is None or checkpoint.parallelism == self.job.parallelism:
+            return handles
+        rescaling = Rescaling(
+            self.job.storage,
+            self.job.backend,
+            local_dir,
+            self.point.run,
+            self.job.parallelism,
+            self.job.max_parallelism,
+            {uid: operator.layout for uid, operator in self.compiled.operators.items()},
+        )
+        return rescaling.perform(self.compiled.session, handles)
+
+    def rewind(self) -> CheckpointId:
+        """Set Spark's progress log back; returns the last batch that must not be run again."""
+        storage = self.job.storage
+        entry = self.point.checkpoint.barrier.progress_log if self.point.checkpoint else ""
+        if self.job.checkpoint.delivery_mode is Mode.AT_MOST_ONCE:
+            replayable = replayable_positions(self.job.graph.sources)
+            if not ended_cleanly(storage, RunId(self.point.run - 1)):
+                return progress_log.skip_ahead(storage, replayable)
+            entry = progress_log.without_positions(entry, replayable)
+        progress_log.cut_back(storage, self.point.id, entry)
+        return self.point.id
+
+
+Layout = tuple[Mapping[str, str], Mapping[str, str]]
+
+
+def _check_layout(uid: str, stored: Layout, now: Layout) -> None:
+    if stored != now:
+        raise IncompatibleStateError(
+            f"operator {uid!r}: its state has key {stored[0]} and values {stored[1]}, the job has {now[0]} and {now[1]}; change the job "
+            f"back, give the operator another uid, or allow the loss with drop_state=({uid!r},)",
+            operator=uid,
+        )

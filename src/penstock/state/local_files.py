@@ -1,0 +1,116 @@
+"""Working files of one machine: a folder for each run of the job, side by side. Driver and executors.
+
+    <local_dir>/<job>-<hash of its storage>/run-<k>/state/<operator>/...
+
+Every file here is a copy of what is, or will be, in storage, and may be lost at any time. A new run takes over what an earlier run left,
+file by file, where size and checksum are right: that is local recovery. It links such a file into its own folder, so that an earlier
+run, should it still be alive, can delete nothing that a later one uses.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+from pathlib import Path
+
+import xxhash
+
+_log = logging.getLogger(__name__)
+
+_PREFIX = "run-"
+
+
+@dataclass
+class Origins:
+    """Where the files that a task opened came from, beyond those that its own run had here already."""
+
+    reused_files: int = 0
+    reused_bytes: int = 0
+    fetched_files: int = 0
+    fetched_bytes: int = 0
+
+    def reused(self, size: int) -> None:
+        """A file of an earlier run on this machine was right."""
+        self.reused_files += 1
+        self.reused_bytes += size
+
+    def fetched(self, size: int) -> None:
+        """A file came from storage."""
+        self.fetched_files += 1
+        self.fetched_bytes += size
+
+
+def job_dir(base: Path | None, job: str, storage_uri: str) -> Path:
+    """The folder of a job, which all its runs on this machine share."""
+    root = base or Path(tempfile.gettempdir()) / "penstock"
+    return root / f"{job}-{xxhash.xxh3_64_hexdigest(storage_uri.encode())}"
+
+
+def run_dir(job_folder: Path, run: int) -> Path:
+    """The folder of one run."""
+    return job_folder / f"{_PREFIX}{run}"
+
+
+def begin_run(local_dir: Path, named: AbstractSet[str]) -> None:
+    """Make the folder of a run, and leave of earlier runs only files that the restored state names.
+
+    Called by the driver and by every task; only the first of them on a machine has something to do.
+    """
+    try:
+        local_dir.mkdir(parents=True)
+    except FileExistsError:
+        return
+    for earlier in earlier_runs(local_dir):
+        for path in _files(earlier):
+            if path.relative_to(earlier).as_posix() not in named:
+                path.unlink(missing_ok=True)
+
+
+def earlier_runs(local_dir: Path) -> list[Path]:
+    """The folders of runs before this one on this machine, the newest first."""
+    own = _number(local_dir)
+    if own is None:
+        return []
+    try:
+        found = [
+            (number, path) for path in local_dir.parent.iterdir() if (number := _number(path)) is not None
+        ]
+    except FileNotFoundError:
+        return []
+    return [path for number, path in sorted(found, reverse=True) if number < own]
+
+
+def forget_earlier_runs(local_dir: Path) -> None:
+    """Remove what earlier runs left on this machine. Called when a checkpoint of this run is complete, again and again."""
+    for earlier in earlier_runs(local_dir):
+        shutil.rmtree(earlier, ignore_errors=True)
+
+
+def forget_unnamed(
+    local_dir: Path, *, run: int, batch: int, uid: str, subtask: int, named: AbstractSet[str]
+) -> None:
+    """Delete what a subtask wrote in earlier batches of this run and nothing names any more."""
+    folder = local_dir / "state" / uid
+    try:
+        entries = list(os.scandir(folder))
+    except FileNotFoundError:
+        return
+    for entry in entries:
+        writer, written, index, *_ = [*entry.name.split("-"), "", "", ""]
+        mine = (writer, index) == (str(run), str(subtask)) and written.isdigit() and int(written) < batch
+        if mine and f"state/{uid}/{entry.name}" not in named:
+            Path(entry.path).unlink(missing_ok=True)
+
+
+def _number(path: Path) -> int | None:
+    digits = path.name.removeprefix(_PREFIX)
+    return int(digits) if path.name.startswith(_PREFIX) and digits.isdigit() else None
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    return (path for path in folder.rglob("*") if path.is_file())
