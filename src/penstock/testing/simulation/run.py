@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
+from pathlib import Path
 
 from penstock.checkpoint.completed import Barrier, Completed
 from penstock.checkpoint.coordinator import Coordinator
@@ -125,9 +126,7 @@ class SimulatedRun:
         for earlier in earlier_runs(self._local_dir) if self._conditions.alone else ():
             for path in sorted(earlier.glob("state/*/*")):
                 if self._rng.random() < self._conditions.mischief:
-                    path.write_bytes(
-                        bytes(path.stat().st_size)
-                    )  # what a crash of the machine can leave of a file
+                    _zero(path)
 
     def _restored_handles(self, point: RestorePoint) -> dict[SubtaskId, StateHandle]:
         handles: dict[SubtaskId, StateHandle] = {}
@@ -350,6 +349,13 @@ class SimulatedRun:
                 self._commit()
         except EXPECTED_FAILURES as error:
             _log.info("run %d: %s", self._point.run, error)
+
+
+def _zero(path: Path) -> None:
+    """What a crash of the machine can leave of a file."""
+    size = path.stat().st_size
+    path.unlink()  # storage may hold the same file by another link
+    path.write_bytes(bytes(size))
 
 
 def _as_event(message: Message) -> Event:
