@@ -1,0 +1,234 @@
+"""Which runs are merged in the background, and how the result takes their place."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from msgspec.structs import replace
+from protocol_story import Story, only
+
+from penstock.checkpoint.events import Discard, JobEnded, SnapshotDurable, WriteMetadata
+from penstock.errors import UnavailableError
+from penstock.ids import CheckpointId, SubtaskId
+from penstock.snapshot.compactor import Compactor, Merge
+from penstock.snapshot.mailbox import Mailbox
+from penstock.snapshot.messages import MergeDone, MergeFailed, Message
+from penstock.state.backends import FilesystemBackend
+from penstock.state.backends.base import StateLayout, Workplace
+from penstock.state.compaction import (
+    LOST_AFTER_S,
+    RETRY_AFTER_S,
+    Compactions,
+    Merged,
+    MergeOrder,
+    replaced,
+)
+from penstock.state.handle import RunRef, StateHandle
+from penstock.state.keys import KeyBatch
+from penstock.state.types import arrow_schema
+from penstock.storage import LocalStorage
+from penstock.testing.faulty_storage import Failure, FaultPlan, FaultyStorage
+
+VIEWS = SubtaskId("views", 0)
+LAYOUT = StateLayout(arrow_schema("k long"), arrow_schema("n long"))
+
+
+def ref(name: str) -> RunRef:
+    return RunRef(1, 1, "", name)
+
+
+def handle(*names: str, subtask: SubtaskId = VIEWS) -> StateHandle:
+    return StateHandle(subtask, "filesystem", 0, tuple(map(ref, names)))
+
+
+def all_but_the_oldest(runs: Sequence[RunRef]) -> range | None:
+    return range(len(runs) - 1) if len(runs) > 2 else None
+
+
+def test_an_order_goes_out_once_and_its_result_takes_the_place_of_its_runs() -> None:
+    """While an order is under way no other is given; its result replaces its runs, behind those that came meanwhile."""
+    compactions = Compactions(all_but_the_oldest)
+    orders = compactions.order([handle("c", "b", "a")], 0.0)
+    assert orders == {VIEWS: MergeOrder(VIEWS, (ref("c"), ref("b")), oldest=False)}
+    assert compactions.order([handle("d", "c", "b", "a")], 1.0) == {}
+    assert compactions.merging == {"b", "c"}
+    compactions.done(Merged(VIEWS, ("c", "b"), ref("cb")))
+    assert compactions.merging == {"b", "c"}, (
+        "the batch that is running must leave them alone until they are replaced"
+    )
+    handles, files = compactions.adopt({VIEWS: handle("d", "c", "b", "a")})
+    assert handles == {VIEWS: handle("d", "cb", "a")}
+    assert files == {"cb"}
+    assert compactions.merging == frozenset()
+    assert compactions.adopt(handles) == (handles, frozenset())
+
+
+def test_a_result_without_rows_takes_its_runs_away() -> None:
+    """Where nothing was left after a merge, the handle has no run instead."""
+    assert replaced(handle("c", "b", "a"), Merged(VIEWS, ("b", "a"), None)) == handle("c")
+
+
+@pytest.mark.parametrize("names", [("d", "cb", "a"), ("c", "x", "b", "a"), ("b", "c", "a"), ()])
+def test_a_result_whose_runs_are_gone_is_not_taken(names: tuple[str, ...]) -> None:
+    """The second result of an order given twice changes nothing, and its file is named so that it can be discarded."""
+    compactions = Compactions(all_but_the_oldest)
+    compactions.done(Merged(VIEWS, ("c", "b"), ref("late")))
+    handles, files = compactions.adopt({VIEWS: handle(*names)})
+    assert handles == {VIEWS: handle(*names)}
+    assert files == {"late"}
+
+
+def test_orders_are_given_again() -> None:
+    """After a failure not at once, after a lost worker when it must be dead, and at once when no task had taken it."""
+    compactions = Compactions(all_but_the_oldest)
+    runs = [handle("c", "b", "a")]
+    assert compactions.order(runs, 0.0)
+    compactions.failed(VIEWS, 0.0)
+    assert not compactions.order(runs, RETRY_AFTER_S - 1)
+    assert compactions.order(runs, RETRY_AFTER_S)
+    assert not compactions.order(runs, RETRY_AFTER_S + LOST_AFTER_S - 1)
+    assert compactions.order(runs, RETRY_AFTER_S + LOST_AFTER_S)
+    compactions.not_taken([VIEWS])
+    assert compactions.order(runs, RETRY_AFTER_S + LOST_AFTER_S)
+
+
+def test_the_end_of_a_run_names_what_nobody_took() -> None:
+    """A result that came too late for a batch is known to whoever deletes files at the end."""
+    compactions = Compactions(all_but_the_oldest)
+    compactions.done(Merged(VIEWS, ("c", "b"), ref("cb")))
+    compactions.done(Merged(VIEWS, ("x", "y"), None))
+    assert compactions.unused() == {"cb"}
+    assert compactions.unused() == frozenset()
+
+
+# ── the protocol ───────────────────────────────────────────────────────────────────────────────
+
+
+def at(*names: str) -> dict[SubtaskId, StateHandle]:
+    return {VIEWS: handle(*names)}
+
+
+def test_a_merged_file_is_kept_for_the_batch_that_takes_it() -> None:
+    """Nothing names it before its batch is finished, and it is not discarded for that; nor does an upload wait for it."""
+    story = Story()
+    assert not only(story.finish(0, handles=at("b", "a")), Discard)
+    story.protocol.take_durable({"ba"}, CheckpointId(1))
+    assert not only(story.tell(SnapshotDurable(handle("b", "a"))), Discard)
+    assert story.protocol.undurable({"c", "ba"}) == {"c"}
+    (discard,) = only(story.finish(1, handles=at("c", "ba")), Discard)
+    assert set(discard.files) == {"a", "b"}
+
+
+def test_a_merged_file_that_its_batch_did_not_take_is_discarded() -> None:
+    """When the batch is finished without it, or when the run ends, it is nobody's."""
+    story = Story()
+    story.protocol.take_durable({"refused"}, CheckpointId(0))
+    (discard,) = only(story.finish(0, handles=at("a")), Discard)
+    assert discard.files == ("refused",)
+    story.protocol.take_durable({"late"}, CheckpointId(1))
+    (discard,) = only(story.tell(JobEnded()), Discard)
+    assert "late" in discard.files
+
+
+def test_at_least_once_does_not_acknowledge_with_a_file_that_was_merged_away() -> None:
+    """A late upload of a version, one file of which has been discarded since, completes no checkpoint."""
+    story = Story(mode="at-least-once")
+    story.begin(0, seconds=10)
+    story.finish(0, handles=at("a"))
+    story.finish(1, handles=at("ab"))
+    story.finish(2, handles=at("abc"))
+    assert not only(story.tell(SnapshotDurable(replace(handle("ab"), version=1))), WriteMetadata)
+    (write,) = only(story.tell(SnapshotDurable(replace(handle("abc"), version=2))), WriteMetadata)
+    assert write.completed.files == {"abc"}
+
+
+# ── the worker ─────────────────────────────────────────────────────────────────────────────────
+
+
+class Site:
+    """A subtask with three runs in storage, and a driver that listens."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.storage = LocalStorage(root / "storage")
+        self.backend = FilesystemBackend()
+        self.letters: queue.Queue[Message] = queue.Queue()
+        self.mailbox = Mailbox("127.0.0.1", self.letters.put)
+        self.handle: StateHandle | None = None
+        for batch in range(3):
+            keys = np.arange(batch * 10, batch * 10 + 20, dtype=np.int64)
+            state = self.backend.open(self.workplace(batch), LAYOUT, self.handle)
+            rows = pa.record_batch([keys], schema=LAYOUT.key)
+            state.write(KeyBatch(keys, rows), pa.record_batch([keys + batch], schema=LAYOUT.value))
+            self.handle = state.freeze()
+            for name in self.handle.files:
+                self.storage.upload(self.workplace(batch).local_path(name), name)
+
+    def workplace(self, batch: int, storage: object = None) -> Workplace:
+        return Workplace(
+            storage=storage or self.storage,
+            local_dir=self.root / "run-1",
+            subtask=VIEWS,
+            parallelism=1,
+            max_parallelism=128,
+            version=batch,
+            stem=f"1-{batch}-0-{batch}",
+        )
+
+    def merge(self, storage: object = None) -> Merge:
+        assert self.handle is not None
+        order = MergeOrder(VIEWS, self.handle.runs, oldest=True)
+        return Merge(self.backend, self.workplace(3, storage), LAYOUT, order, self.mailbox.address, 1)
+
+
+@pytest.fixture
+def site(tmp_path: Path):
+    site = Site(tmp_path)
+    yield site
+    site.mailbox.close()
+
+
+def test_the_driver_hears_of_a_merge_when_it_is_in_storage(site: Site) -> None:
+    """The result is in storage when the message comes, waits on the machine, and reads like the runs it replaces."""
+    Compactor().submit(site.merge())
+    answer = site.letters.get(timeout=60)
+    assert isinstance(answer, MergeDone)
+    assert answer.merged is not None
+    assert answer.merged.rows == 40
+    assert answer.merged.name in site.storage.names()
+    workplace = site.workplace(4)
+    assert workplace.merged_path(answer.merged.name).is_file()
+    merged = replaced(site.handle, Merged(VIEWS, answer.replaced, answer.merged))
+    assert len(merged.runs) == 1
+    state = site.backend.open(workplace, LAYOUT, merged)
+    rows = pa.Table.from_batches(state.scan()).to_pydict()
+    assert rows["n"] == [*range(10), *range(11, 21), *range(22, 42)]
+    assert (workplace.origins.reused_files, workplace.origins.fetched_files) == (0, 0)
+    assert workplace.local_path(answer.merged.name).is_file()
+
+
+def test_a_merge_that_cannot_be_stored_leaves_nothing(site: Site) -> None:
+    """The driver hears why; no file of it stays, neither on the machine nor in storage."""
+    before = site.storage.names()
+    full = Failure(operation="upload", error=lambda _: UnavailableError("no space left on device"))
+    Compactor().submit(site.merge(FaultyStorage(site.storage, FaultPlan(failures=(full,)))))
+    answer = site.letters.get(timeout=60)
+    assert isinstance(answer, MergeFailed)
+    assert "no space left on device" in answer.cause
+    assert site.storage.names() == before
+    assert not list((site.root / "run-1" / "merged").rglob("*.*"))
+
+
+def test_a_compactor_takes_one_order_after_the_other(site: Site) -> None:
+    """Orders of one worker are carried out one by one, and a new one starts it again after a rest."""
+    compactor = Compactor()
+    for _ in range(3):
+        compactor.submit(site.merge())
+    assert [type(site.letters.get(timeout=60)) for _ in range(3)] == [MergeDone] * 3
+    compactor.submit(site.merge())
+    assert isinstance(site.letters.get(timeout=60), MergeDone)

@@ -1,0 +1,152 @@
+"""Working files of a machine: what a new run takes over from earlier ones, and what it leaves behind."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+
+from penstock.errors import CorruptStateError
+from penstock.ids import SubtaskId
+from penstock.state.backends.base import Workplace
+from penstock.state.backends.fetch import local_file
+from penstock.state.backends.run_file import fingerprint
+from penstock.state.handle import RunRef
+from penstock.state.local_files import (
+    begin_run,
+    earlier_runs,
+    forget_earlier_runs,
+    forget_unnamed,
+    job_dir,
+    run_dir,
+)
+from penstock.storage import LocalStorage
+
+NAME = "state/views/1-0-0-0.arrow"
+OTHER = "state/views/1-1-0-0.arrow"
+
+
+class Machine:
+    """Run 1 wrote two files and uploaded them; run 3 begins."""
+
+    def __init__(self, root: Path) -> None:
+        self.storage = LocalStorage(root / "storage")
+        self.job = job_dir(root / "local", "job", self.storage.uri)
+        for name in (NAME, OTHER):
+            path = run_dir(self.job, 1) / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(name.encode() * 100)
+            self.storage.put(name, path.read_bytes())
+        self.local = run_dir(self.job, 3)
+
+    @property
+    def left(self) -> Path:
+        return run_dir(self.job, 1) / NAME
+
+    @property
+    def ref(self) -> RunRef:
+        return RunRef(1, len(NAME) * 100, _checksum(NAME.encode() * 100), NAME)
+
+    def workplace(self) -> Workplace:
+        return Workplace(self.storage, self.local, SubtaskId("views", 0), 1, 128, 5, "3-5-0-0")
+
+
+def _checksum(data: bytes) -> str:
+    import xxhash
+
+    return xxhash.xxh3_64_hexdigest(data)
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    return Machine(tmp_path)
+
+
+def test_what_an_earlier_run_left_is_used_again(machine: Machine) -> None:
+    """A file of an earlier run with the right checksum is linked, not fetched; deleting it there does no harm."""
+    begin_run(machine.local, {NAME, OTHER})
+    machine.storage.delete([NAME])
+    workplace = machine.workplace()
+    path = local_file(workplace, machine.ref)
+    machine.left.unlink()
+    assert fingerprint(path) == (machine.ref.size, machine.ref.checksum)
+    assert (workplace.origins.reused_files, workplace.origins.reused_bytes) == (1, machine.ref.size)
+    assert local_file(workplace, machine.ref) == path
+    assert workplace.origins.reused_files == 1, "a file that is there already is not counted again"
+
+
+@pytest.mark.parametrize("damage", ["flipped bit", "truncated", "gone"])
+def test_what_is_not_right_any_more_comes_from_storage(
+    machine: Machine, damage: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A changed, short or missing file of an earlier run is not used; storage has it, and a change is told."""
+    content = bytearray(machine.left.read_bytes())
+    content[50] ^= 4
+    machine.left.unlink()
+    if damage != "gone":
+        machine.left.write_bytes(content if damage == "flipped bit" else content[:-1])
+    begin_run(machine.local, {NAME, OTHER})
+    workplace = machine.workplace()
+    with caplog.at_level(logging.WARNING):
+        path = local_file(workplace, machine.ref)
+    assert fingerprint(path) == (machine.ref.size, machine.ref.checksum)
+    assert (workplace.origins.reused_files, workplace.origins.fetched_files) == (0, 1)
+    assert ("has changed" in caplog.text) == (damage == "flipped bit")
+
+
+def test_the_loss_of_the_local_folder_costs_a_download(machine: Machine) -> None:
+    """Without any local file everything comes from storage, verified."""
+    import shutil
+
+    shutil.rmtree(machine.job)
+    workplace = machine.workplace()
+    assert fingerprint(local_file(workplace, machine.ref)) == (machine.ref.size, machine.ref.checksum)
+    assert workplace.origins.fetched_bytes == machine.ref.size
+
+
+def test_damage_in_both_places_is_an_error(machine: Machine) -> None:
+    """Nothing is made up: when storage is damaged too, the error names the file."""
+    machine.left.unlink()
+    machine.storage.put(NAME, b"x" * machine.ref.size)
+    with pytest.raises(CorruptStateError, match=NAME):
+        local_file(machine.workplace(), machine.ref)
+    assert not list(machine.local.rglob("*.tmp"))
+
+
+def test_a_new_run_keeps_of_earlier_ones_what_its_checkpoint_names(machine: Machine) -> None:
+    """Files that the restored checkpoint does not name are removed at the beginning, once for each run."""
+    begin_run(machine.local, {NAME})
+    assert machine.left.is_file()
+    assert not (run_dir(machine.job, 1) / OTHER).exists()
+    begin_run(machine.local, set())
+    assert machine.left.is_file(), "only the first call on a machine looks at earlier runs"
+
+
+def test_earlier_runs_only(machine: Machine) -> None:
+    """The folders of this run and of later ones are never touched; the newest earlier run comes first."""
+    for run in (2, 3, 4):
+        run_dir(machine.job, run).mkdir(parents=True)
+    (machine.job / "something else").mkdir()
+    assert earlier_runs(machine.local) == [run_dir(machine.job, 2), run_dir(machine.job, 1)]
+    forget_earlier_runs(machine.local)
+    assert sorted(path.name for path in machine.job.iterdir()) == ["run-3", "run-4", "something else"]
+
+
+def test_a_subtask_forgets_its_own_files_only(machine: Machine) -> None:
+    """Unnamed files of earlier batches of this run and subtask go; named ones, other subtasks, runs and batches stay."""
+    folder = machine.local / "state" / "views"
+    folder.mkdir(parents=True)
+    names = [
+        "3-4-0-7.arrow",
+        "3-4-0-8.arrow",
+        "3-4-1-9.arrow",
+        "2-4-0-1.arrow",
+        "3-5-0-1.arrow",
+        "3-6-0-1.arrow",
+    ]
+    for name in names:
+        (folder / name).touch()
+    forget_unnamed(machine.local, run=3, batch=5, uid="views", subtask=0, named={"state/views/3-4-0-8.arrow"})
+    assert sorted(path.name for path in folder.iterdir()) == sorted(names[1:])
+    forget_unnamed(machine.local, run=3, batch=5, uid="nothing written", subtask=0, named=frozenset())
