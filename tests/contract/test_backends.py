@@ -25,13 +25,21 @@ from penstock.ids import SubtaskId
 from penstock.snapshot.compactor import Merge, perform
 from penstock.snapshot.mailbox import Address
 from penstock.snapshot.messages import MergeDone, MergeFailed
-from penstock.state.backends import FilesystemBackend, MemoryBackend, backend_named, merge_policy, run_state
+from penstock.state.backends import (
+    FilesystemBackend,
+    MemoryBackend,
+    RocksdbBackend,
+    backend_named,
+    merge_policy,
+    run_state,
+)
 from penstock.state.backends.base import OpenState, StateBackend, StateHandle, StateLayout, Workplace
 from penstock.state.compaction import Merged, MergeOrder, replaced
 from penstock.state.keys import GROUP_SHIFT, KeyBatch, key_groups, owner
 from penstock.state.types import arrow_schema
 from penstock.storage import LocalStorage
 
+RAM_DISK = Path("/dev/shm")
 MAX_PARALLELISM = 8
 SORT_KEYS_A_GROUP = 3  # so few that keys collide all the time
 
@@ -80,10 +88,7 @@ class Cluster:
         self.storage = LocalStorage(self.root / "storage")
         self.local_dir = self.root / "local"
 
-    def open(self, index: int, handle: StateHandle | None) -> OpenState:
-        return self.backend.open(self.workplace(index), self.layout, handle)
-
-    def workplace(self, index: int) -> Workplace:
+    def workplace(self, index: int, stem: str = "") -> Workplace:
         return Workplace(
             storage=self.storage,
             local_dir=self.local_dir,
@@ -91,8 +96,11 @@ class Cluster:
             parallelism=self.parallelism,
             max_parallelism=MAX_PARALLELISM,
             version=self.version,
-            stem=f"1-{self.version}-{index}-{self.parallelism}",
+            stem=stem or f"1-{self.version}-{index}-{self.parallelism}",
         )
+
+    def open(self, index: int, handle: StateHandle | None) -> OpenState:
+        return self.backend.open(self.workplace(index), self.layout, handle)
 
     def keys(self, positions: Sequence[int]) -> KeyBatch:
         keys = [self.pool[p] for p in positions]
@@ -201,8 +209,14 @@ def apply(truth: Truth, changes: dict[int, Value | None]) -> None:
             truth[p] = value
 
 
-@pytest.fixture(params=["memory", "filesystem"])
+@pytest.fixture(params=["memory", "filesystem", "rocksdb"])
 def cluster(request: pytest.FixtureRequest, tmp_path: Path) -> Cluster:
+    return Cluster(backend_named(request.param), tmp_path)
+
+
+@pytest.fixture(params=["memory", "filesystem"])
+def runs(request: pytest.FixtureRequest, tmp_path: Path) -> Cluster:
+    """The backends that keep sorted runs; a database is read by its own backend only."""
     return Cluster(backend_named(request.param), tmp_path)
 
 
@@ -222,7 +236,20 @@ values_of_a_key = st.tuples(
 @given(data=st.data())
 def test_state_equals_a_dictionary(name: str, pool_name: str, data: st.DataObject) -> None:
     """Through inserts, updates, deletes, collisions, merges, lost files and rescales, state equals a dictionary."""
-    with tempfile.TemporaryDirectory() as root, pytest.MonkeyPatch.context() as patch:
+    compare_with_a_dictionary(name, pool_name, data)
+
+
+@pytest.mark.parametrize("pool_name", KEY_POOLS)
+@settings(max_examples=3, deadline=None)  # RocksDB syncs a dozen files a batch
+@given(data=st.data())
+def test_rocksdb_equals_a_dictionary(pool_name: str, data: st.DataObject) -> None:
+    """The same holds for RocksDB, with merges of its own."""
+    compare_with_a_dictionary("rocksdb", pool_name, data)
+
+
+def compare_with_a_dictionary(name: str, pool_name: str, data: st.DataObject) -> None:
+    place = RAM_DISK if RAM_DISK.is_dir() else None
+    with tempfile.TemporaryDirectory(dir=place) as root, pytest.MonkeyPatch.context() as patch:
         # With levels this small, merges often leave an older run alone.
         patch.setattr(merge_policy, "SMALLEST_LEVEL_BYTES", 1)
         cluster = Cluster(backend_named(name), Path(root), pool_name)
@@ -365,14 +392,16 @@ def test_another_layout_is_refused(cluster: Cluster) -> None:
 
 
 def test_another_backend_is_refused(cluster: Cluster) -> None:
-    """A handle of a backend that keeps no runs is refused by name."""
-    handle = StateHandle(subtask=SubtaskId("views", 0), backend="rocksdb", version=1)
-    with pytest.raises(IncompatibleStateError, match="'rocksdb'"):
+    """A handle of a backend that keeps its state in another way is refused by name."""
+    other = "filesystem" if isinstance(cluster.backend, RocksdbBackend) else "rocksdb"
+    handle = StateHandle(subtask=SubtaskId("views", 0), backend=other, version=1)
+    with pytest.raises(IncompatibleStateError, match=f"written by backend '{other}', which keeps no"):
         cluster.open(0, handle)
 
 
-def test_backends_read_each_other(cluster: Cluster) -> None:
-    """State goes over to the other backend and back by one setting."""
+def test_backends_read_each_other(runs: Cluster) -> None:
+    """State in runs goes over to the other backend and back by one setting."""
+    cluster = runs
     truth: Truth = {p: (p, ["x"]) for p in range(10)}
     cluster.batch(dict(truth))
     other = MemoryBackend() if isinstance(cluster.backend, FilesystemBackend) else FilesystemBackend()
@@ -579,12 +608,12 @@ def test_writes_too_large_for_one_record_batch(files: Cluster, monkeypatch: pyte
     assert files.looked_up() == files.scanned() == truth
 
 
-def test_another_max_parallelism_is_refused(files: Cluster) -> None:
+def test_another_max_parallelism_is_refused(cluster: Cluster) -> None:
     """Key groups counted another way make state unreadable, so it is refused with both numbers."""
-    files.batch({1: (1, None)})
+    cluster.batch({1: (1, None)})
     workplace = Workplace(
-        storage=files.storage,
-        local_dir=files.local_dir,
+        storage=cluster.storage,
+        local_dir=cluster.local_dir,
         subtask=SubtaskId("views", 0),
         parallelism=1,
         max_parallelism=MAX_PARALLELISM * 2,
@@ -592,11 +621,13 @@ def test_another_max_parallelism_is_refused(files: Cluster) -> None:
         stem="x",
     )
     with pytest.raises(IncompatibleStateError, match=r"max_parallelism 8, the job now has 16"):
-        files.backend.open(workplace, files.layout, files.handles[0])
+        cluster.backend.open(workplace, cluster.layout, cluster.handles[0])
 
 
 def test_an_unknown_backend_is_refused() -> None:
     """A backend is chosen by name; another name lists what is allowed."""
     assert isinstance(backend_named("filesystem"), FilesystemBackend)
-    with pytest.raises(ConfigError, match="'rocks' is not known: allowed are 'filesystem', 'memory'"):
+    with pytest.raises(
+        ConfigError, match="'rocks' is not known: allowed are 'filesystem', 'memory', 'rocksdb'"
+    ):
         backend_named("rocks")

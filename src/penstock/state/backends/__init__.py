@@ -1,4 +1,4 @@
-"""Where state lives while the job works: memory, filesystem. One interface, one test suite over all.
+"""Where state lives while the job works: memory, filesystem, rocksdb. One interface, one test suite over all.
 
 In: key batches and values. Out: values, and a state handle after each batch. Called by operators inside Spark
 tasks.
@@ -10,9 +10,10 @@ from penstock.errors import ConfigError
 from penstock.state.backends.base import OpenState, StateBackend, StateLayout, Workplace
 from penstock.state.backends.filesystem import FilesystemBackend
 from penstock.state.backends.memory import MemoryBackend
+from penstock.state.backends.rocksdb import RocksdbBackend
 
 _BACKENDS: dict[str, type[StateBackend]] = {
-    backend.name: backend for backend in (FilesystemBackend, MemoryBackend)
+    backend.name: backend for backend in (FilesystemBackend, MemoryBackend, RocksdbBackend)
 }
 
 
@@ -31,6 +32,7 @@ __all__ = [
     "FilesystemBackend",
     "MemoryBackend",
     "OpenState",
+    "RocksdbBackend",
     "StateBackend",
     "StateLayout",
     "Workplace",

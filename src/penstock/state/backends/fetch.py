@@ -10,7 +10,9 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Protocol
 from uuid import uuid4
 
 import xxhash
@@ -26,6 +28,18 @@ READABLE_BACKENDS = frozenset({"memory", "filesystem"})
 """Both keep the same runs, so either opens what the other wrote."""
 
 
+class WriterHeader(Protocol):
+    """What stored state says about the job that wrote it."""
+
+    @property
+    def parallelism(self) -> int:
+        """How many subtasks there were."""
+
+    @property
+    def max_parallelism(self) -> int:
+        """How many key groups there were."""
+
+
 def open_runs(workplace: Workplace, layout: StateLayout, handle: StateHandle | None) -> tuple[Run, ...]:
     """The runs of a handle, newest first."""
     if handle is None:
@@ -39,7 +53,7 @@ def open_runs(workplace: Workplace, layout: StateLayout, handle: StateHandle | N
         )
     # After a rescale several former handles may name the same run.
     runs = tuple(_open_run(workplace, layout, ref) for ref in dict.fromkeys(handle.runs))
-    _check_writers(workplace, runs)
+    check_writers(workplace, [run.header for run in runs])
     return runs
 
 
@@ -151,24 +165,24 @@ def verify(ref: RunRef, size: int, checksum: str) -> None:
     )
 
 
-def _check_writers(workplace: Workplace, runs: tuple[Run, ...]) -> None:
-    """Refuse runs whose order is not known.
+def check_writers(workplace: Workplace, headers: Sequence[WriterHeader]) -> None:
+    """Refuse state whose order is not known.
 
     Runs of former subtasks hold different keys, so they can stand in any order, but only if all were written
     at one parallelism. A run from before one rescale next to a run from after it may hold an old value in
     front of a new one.
     """
-    for run in runs:
-        if run.header.max_parallelism != workplace.max_parallelism:
+    for header in headers:
+        if header.max_parallelism != workplace.max_parallelism:
             raise IncompatibleStateError(
                 f"the state of {workplace.subtask} was written with max_parallelism "
-                f"{run.header.max_parallelism}, the job now has {workplace.max_parallelism}; "
+                f"{header.max_parallelism}, the job now has {workplace.max_parallelism}; "
                 "it cannot change in the life of a job: set it back",
                 subtask=str(workplace.subtask),
-                expected=run.header.max_parallelism,
+                expected=header.max_parallelism,
                 found=workplace.max_parallelism,
             )
-    parallelisms = sorted({run.header.parallelism for run in runs})
+    parallelisms = sorted({header.parallelism for header in headers})
     if len(parallelisms) > 1:
         raise InternalError(
             f"the handle of {workplace.subtask} mixes runs written at parallelism {parallelisms}: "

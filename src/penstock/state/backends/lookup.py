@@ -34,7 +34,7 @@ def lookup(runs: Sequence[Run], keys: KeyBatch, value_schema: pa.Schema) -> tupl
         for i, field in enumerate(value_schema)
     ]
     if not columns:
-        return _no_columns(len(keys)), found
+        return no_columns(len(keys)), found
     return pa.RecordBatch.from_arrays(columns, schema=value_schema), found
 
 
@@ -126,6 +126,6 @@ def _gather(sources: Sequence[pa.Array], search: _Search, found: Flags, kind: pa
     return joined.take(indices)
 
 
-def _no_columns(rows: int) -> pa.RecordBatch:
+def no_columns(rows: int) -> pa.RecordBatch:
     """A batch without columns that still knows its length."""
     return pa.RecordBatch.from_struct_array(pa.nulls(rows, pa.struct([])))

@@ -262,9 +262,16 @@ def _check_columns(label: str, schema: pa.Schema, header: RunHeader, layout: Sta
     same = [(field.name, field.type) for field in schema] == [(field.name, field.type) for field in expected]
     if same and header.key_columns == len(layout.key):
         return
-    stored = _described(list(schema)[1 + header.tombstones :], header.key_columns)
+    raise other_columns(label, list(schema)[1 + header.tombstones :], header.key_columns, layout)
+
+
+def other_columns(
+    label: str, found: Sequence[pa.Field], key_columns: int, layout: StateLayout
+) -> IncompatibleStateError:
+    """The error for state whose columns are not the job's."""
+    stored = _described(found, key_columns)
     wanted = _described([*layout.key, *layout.value], len(layout.key))
-    raise IncompatibleStateError(
+    return IncompatibleStateError(
         f"{label} holds {stored}, the job now wants {wanted}; "
         "change the job back, or start from another checkpoint",
         run=label,

@@ -13,11 +13,11 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from penstock.errors import InternalError
 from penstock.state.backends.base import KeyBatch, OpenState, RunRef, StateHandle, StateLayout, Workplace
 from penstock.state.backends.lookup import lookup
 from penstock.state.backends.merge import Ownership, merge_runs
 from penstock.state.backends.run_file import SORT_KEY, Run, RunBatch, RunHeader, concat_batches
+from penstock.state.backends.write_check import WriteCheck
 
 BATCH_BYTES = 128 * 1024 * 1024  # far below what the 32-bit offsets of strings can reach
 
@@ -32,6 +32,7 @@ class RunState(OpenState):
         self._layout = layout
         self._runs = runs
         self._written: list[RunBatch] = []
+        self._check = WriteCheck(workplace, layout)
         self._ownership = Ownership(workplace.subtask.index, workplace.parallelism)
 
     def read(self, keys: KeyBatch) -> tuple[pa.RecordBatch, npt.NDArray[np.bool_]]:
@@ -44,7 +45,7 @@ class RunState(OpenState):
         """See `OpenState.write`."""
         if not len(keys):
             return
-        self._check_write(keys, values)
+        self._check.check(keys, values)
         marks = pa.array(deleted) if deleted is not None and deleted.any() else None
         columns = values.columns
         if marks is not None:
@@ -70,7 +71,7 @@ class RunState(OpenState):
         """What this batch wrote, as a run in memory; empty when it wrote nothing."""
         if not self._written:
             return ()
-        self._check_order()
+        self._check.check_order()
         batches = tuple(concat_batches(group) for group in _grouped(self._written))
         return (Run(self._header(tombstones=_any_deleted(batches)), batches),)
 
@@ -86,33 +87,6 @@ class RunState(OpenState):
         """Whether this subtask wrote the run at its present parallelism, so that it holds own keys only."""
         mine = (self._ownership.index, self._ownership.parallelism)
         return (run.header.subtask, run.header.parallelism) == mine
-
-    def _check_write(self, keys: KeyBatch, values: pa.RecordBatch) -> None:
-        for given, wanted in ((keys.columns.schema, self._layout.key), (values.schema, self._layout.value)):
-            if given.names != wanted.names or given.types != wanted.types:
-                raise InternalError(
-                    f"{self._workplace.subtask} writes columns ({_described(given)}), "
-                    f"its state has ({_described(wanted)})",
-                    subtask=str(self._workplace.subtask),
-                )
-        if not len(keys) == keys.columns.num_rows == values.num_rows:
-            raise InternalError(
-                f"{self._workplace.subtask} writes {values.num_rows} values for {len(keys)} keys",
-                subtask=str(self._workplace.subtask),
-            )
-        if not self._ownership.owned(keys.sort_keys).all():
-            raise InternalError(
-                f"{self._workplace.subtask} of {self._workplace.parallelism} writes keys of another subtask",
-                subtask=str(self._workplace.subtask),
-            )
-
-    def _check_order(self) -> None:
-        edges = np.concatenate([batch.sort_keys for batch in self._written])
-        if (edges[1:] < edges[:-1]).any():
-            raise InternalError(
-                f"{self._workplace.subtask} wrote keys out of the order of their sort keys",
-                subtask=str(self._workplace.subtask),
-            )
 
 
 def header_of(workplace: Workplace, layout: StateLayout, *, tombstones: bool) -> RunHeader:
@@ -151,7 +125,3 @@ def _grouped(batches: list[RunBatch]) -> Iterator[list[RunBatch]]:
 
 def _any_deleted(batches: tuple[RunBatch, ...]) -> bool:
     return any(batch.deleted is not None for batch in batches)
-
-
-def _described(schema: pa.Schema) -> str:
-    return ", ".join(f"{field.name} {field.type}" for field in schema)

@@ -1,0 +1,178 @@
+"""One open RocksDB database of bytes, for the length of one batch. Runs in tasks on executors.
+
+The only module that imports `rocksdict`, so only `penstock[rocksdb]` needs it.
+
+A batch writes a memtable and flushes it as one more sorted run; there is no write-ahead log, since what was not
+frozen does not exist. Runs are merged by size tiers, as in the backend `filesystem` (RocksDB calls it universal):
+sort keys are hashes, so every batch touches all of their range, and merging into levels would write the whole state
+again every few batches. RocksDB merges in the background, and a merge that is not done when the database is closed
+is lost; so `settle` waits for one that must come. That bounds the number of runs by `MAX_SORTED_RUNS`; a writer
+that is too fast for it within one batch is held up by RocksDB itself at `STOP_SORTED_RUNS`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import rocksdict as rd
+
+from penstock.errors import CorruptStateError, UnavailableError
+from penstock.state.backends.rocksdb_header import HEADER_KEY
+
+MAX_SORTED_RUNS = 4
+STOP_SORTED_RUNS = 24
+WRITE_BUFFER_BYTES = 64 * 1024 * 1024
+CACHE_BYTES = 32 * 1024 * 1024
+_POLL_S = 0.001
+_PATIENCE_S = 10.0  # for a merge that must come and does not begin; the next batch tries again
+
+_CORRUPT = ("Corruption", "Invalid argument", "Not found")
+
+
+class Database:
+    """Keys and values as bytes; `label` names it in errors."""
+
+    def __init__(self, folder: Path, label: str, *, create: bool = False, read_only: bool = False) -> None:
+        self._folder = folder
+        self._label = label
+        access = rd.AccessType.read_only() if read_only else rd.AccessType.read_write()
+        self._unlogged = rd.WriteOptions()
+        self._unlogged.disable_wal = True  # type: ignore[assignment,method-assign]  # the stubs call it a method
+        with self._explained():
+            self._db = rd.Rdict(str(folder), _options(create=create), access_type=access)
+
+    def get(self, keys: list[bytes]) -> list[bytes | None]:
+        """The value of each key, None where there is none."""
+        if not keys:
+            return []
+        with self._explained():
+            values: list[bytes | None] = self._db.get(keys)  # type: ignore[arg-type,assignment]
+        return values
+
+    def put(self, keys: Sequence[bytes], values: Sequence[bytes | None]) -> None:
+        """Set each key to its value, or delete it where the value is None."""
+        batch = rd.WriteBatch(raw_mode=True)
+        for key, value in zip(keys, values, strict=True):
+            if value is None:
+                batch.delete(key)
+            else:
+                batch.put(key, value)
+        with self._explained():
+            self._db.write(batch, self._unlogged)
+
+    def rows(self, start: bytes, stop: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """All keys from `start` to before `stop`, in order."""
+        bounds = rd.ReadOptions()
+        bounds.set_iterate_upper_bound(stop)
+        # Not `items`: it ends without a word at a block that cannot be read.
+        with self._explained():
+            cursor = self._db.iter(bounds)
+            cursor.seek(start)
+        while cursor.valid():
+            yield cursor.key(), cursor.value()
+            cursor.next()
+        with self._explained():
+            cursor.status()
+
+    def settle(self) -> None:
+        """Flush what was written, and wait until RocksDB has merged what it must."""
+        with self._explained():
+            self._db.flush()
+            idle_s = 0.0
+            while idle_s < _PATIENCE_S:
+                if self._property("background-errors"):
+                    raise self._unavailable("a merge of its files failed")
+                if self._property("num-running-compactions"):
+                    idle_s = 0.0
+                elif self._sorted_runs() <= MAX_SORTED_RUNS:
+                    return
+                time.sleep(_POLL_S)
+                idle_s += _POLL_S
+
+    def snapshot(self, folder: Path) -> dict[str, tuple[int, int]]:
+        """Make `folder` a copy of the database, by hard links; returns rows and tombstones of tables that are new."""
+        with self._explained():
+            before = self._table_rows()
+            rd.Checkpoint(self._db).create_checkpoint(str(folder))
+            # A merge may have ended in between.
+            return before | self._table_rows()
+
+    def close(self) -> None:
+        """Let go of the folder."""
+        self._db.close()
+
+    def _sorted_runs(self) -> int:
+        """Each file of level 0 is a run of its own, each other level is one."""
+        levels = [table["level"] for table in self._db.live_files()]
+        return levels.count(0) + len({level for level in levels if level})
+
+    def _table_rows(self) -> dict[str, tuple[int, int]]:
+        """The header is no row; it sorts behind all of them."""
+        return {
+            table["name"].lstrip("/"): (
+                table["num_entries"] - (table["end_key"] == HEADER_KEY),
+                table["num_deletions"],
+            )
+            for table in self._db.live_files()
+        }
+
+    def _property(self, name: str) -> int:
+        return self._db.property_int_value(f"rocksdb.{name}") or 0
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        """RocksDB's errors are plain exceptions with a text that begins with the kind."""
+        try:
+            yield
+        except (CorruptStateError, UnavailableError):
+            raise
+        except Exception as cause:
+            text = str(cause)
+            if not (text.startswith(_CORRUPT) or "No such file" in text):
+                raise self._unavailable(text) from cause
+            raise CorruptStateError(
+                f"the database of {self._label} cannot be read: {text}; restore an older checkpoint",
+                run=self._label,
+            ) from cause
+
+    def _unavailable(self, problem: str) -> UnavailableError:
+        return UnavailableError(
+            f"RocksDB cannot work in {self._folder}: {problem}; check the space and the permissions there",
+            path=str(self._folder),
+        )
+
+
+def _options(*, create: bool) -> rd.Options:
+    """For a database that is opened, written, flushed and closed within a second or so."""
+    options = rd.Options(raw_mode=True)
+    options.create_if_missing(create)
+    options.set_error_if_exists(create)
+    options.set_paranoid_checks(True)
+    options.set_compaction_style(rd.DBCompactionStyle.universal())
+    options.set_level_zero_file_num_compaction_trigger(MAX_SORTED_RUNS)
+    options.set_level_zero_slowdown_writes_trigger(STOP_SORTED_RUNS)
+    options.set_level_zero_stop_writes_trigger(STOP_SORTED_RUNS)
+    options.set_max_background_jobs(2)
+    options.set_write_buffer_size(WRITE_BUFFER_BYTES)
+    options.set_max_write_buffer_number(2)
+    options.set_compression_type(rd.DBCompressionType.lz4())
+    options.set_skip_stats_update_on_db_open(True)
+    options.set_max_file_opening_threads(1)
+    options.set_manifest_preallocation_size(4096)
+    options.set_keep_log_file_num(1)
+    options.set_max_log_file_size(1024 * 1024)
+    options.set_stats_dump_period_sec(0)
+    options.set_stats_persist_period_sec(0)
+    options.set_block_based_table_factory(_table_options())
+    return options
+
+
+def _table_options() -> rd.BlockBasedOptions:
+    tables = rd.BlockBasedOptions()
+    tables.set_bloom_filter(10, False)  # noqa: FBT003 - rocksdict takes no keywords
+    tables.set_checksum_type(rd.ChecksumType.xxh3())
+    tables.set_block_cache(rd.Cache(CACHE_BYTES))
+    return tables

@@ -1,0 +1,155 @@
+"""The files of a RocksDB database, between its folder and the runs of a handle. Runs in tasks on executors.
+
+A version of a database is a manifest and the sorted files that it lists. Invariants:
+1. A sorted file is never changed after it was written, and its number is never used again in the databases that
+   descend from it. So a working folder holds hard links to the local copies, and a file that came with the handle
+   before keeps its name: checkpoints are incremental.
+2. RocksDB may write on in a manifest, so a manifest is copied, never linked.
+3. In a handle every database begins with its manifest, so the files of several databases, one after another, can be
+   told apart. CURRENT, which only says which manifest counts, is made anew; nothing else is needed to open it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from uuid import uuid4
+
+from penstock.errors import CorruptStateError, UnavailableError
+from penstock.state.backends.base import RunRef, Workplace
+from penstock.state.backends.fetch import local_file
+from penstock.state.backends.run_file import fingerprint
+
+_MANIFEST = re.compile(r"MANIFEST-\d{1,20}")
+_TABLE = re.compile(r"\d{1,20}\.sst")
+
+
+@dataclass(frozen=True)
+class DatabaseFiles:
+    """One version of one database, as a handle names it."""
+
+    manifest: RunRef
+    tables: tuple[RunRef, ...]
+
+    @property
+    def label(self) -> str:
+        """How messages call the database."""
+        return self.manifest.name
+
+
+def split(runs: Sequence[RunRef]) -> list[DatabaseFiles]:
+    """The databases in a handle, each once; after a rescale there are those of several former subtasks."""
+    found: list[list[RunRef]] = []
+    for ref in runs:
+        if _MANIFEST.fullmatch(ref.file):
+            found.append([ref])
+        elif found and _TABLE.fullmatch(ref.file):
+            found[-1].append(ref)
+        else:
+            raise CorruptStateError(
+                f"{ref.name or ref.checksum} stands in the checkpoint as {ref.file!r}, which is no file of a database "
+                "in this place; restore an older checkpoint",
+                run=ref.name,
+                file=ref.file,
+            )
+    return list(dict.fromkeys(DatabaseFiles(manifest, tuple(tables)) for manifest, *tables in found))
+
+
+@dataclass(frozen=True)
+class WorkingFolder:
+    """Where one attempt keeps its databases while it works; nobody else ever looks into it."""
+
+    workplace: Workplace
+    path: Path
+
+    @classmethod
+    def make(cls, workplace: Workplace) -> WorkingFolder:
+        """A new folder; what attempts of earlier batches left behind when they were killed is removed."""
+        versions = workplace.local_dir / "rocksdb" / str(workplace.subtask)
+        path = versions / str(workplace.version) / f"{workplace.stem}-{uuid4().hex[:8]}"
+        with _working_files(path):
+            path.mkdir(parents=True)
+            for former in os.scandir(versions):
+                if former.name.isdigit() and int(former.name) < workplace.version:
+                    shutil.rmtree(former.path, ignore_errors=True)
+        return cls(workplace, path)
+
+    def bring(self, name: str, files: DatabaseFiles) -> Path:
+        """A folder in which RocksDB can open the database; files that are not on this machine are fetched and verified."""
+        folder = self.path / name
+        with _working_files(folder):
+            folder.mkdir()
+            for table in files.tables:
+                _link(local_file(self.workplace, table), folder / table.file)
+            shutil.copyfile(local_file(self.workplace, files.manifest), folder / files.manifest.file)
+            (folder / "CURRENT").write_text(f"{files.manifest.file}\n")
+        return folder
+
+    def name_files(
+        self, snapshot: Path, before: DatabaseFiles | None, rows: Mapping[str, tuple[int, int]]
+    ) -> tuple[RunRef, ...]:
+        """The runs that name the files of a snapshot; new ones lie under their names on this machine when this returns.
+
+        `rows` has the rows and tombstones of the tables that are new.
+        """
+        known = {(ref.file, ref.size): ref for ref in before.tables} if before else {}
+        with _working_files(snapshot):
+            manifest = (snapshot / "CURRENT").read_text().strip()
+            tables = sorted(
+                (entry for entry in os.scandir(snapshot) if _TABLE.fullmatch(entry.name)), key=_newest
+            )
+            return (
+                self._name_file(snapshot / manifest, (0, 0)),
+                *(
+                    known.get((table.name, table.stat().st_size))
+                    or self._name_file(Path(table.path), rows.get(table.name, (0, 0)))
+                    for table in tables
+                ),
+            )
+
+    def remove(self) -> None:
+        """Forget the folder, and the one of its batch when it was the last in it."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        with suppress(OSError):
+            self.path.parent.rmdir()
+
+    def _name_file(self, path: Path, rows: tuple[int, int]) -> RunRef:
+        name = self.workplace.new_name(f"-{path.name}")
+        local = self.workplace.local_path(name)
+        local.parent.mkdir(parents=True, exist_ok=True)
+        local.unlink(missing_ok=True)
+        _link(path, local)
+        size, checksum = fingerprint(local)
+        return RunRef(
+            rows=rows[0], size=size, checksum=checksum, name=name, tombstones=rows[1], file=path.name
+        )
+
+
+def _newest(table: os.DirEntry[str]) -> int:
+    return -int(table.name.partition(".")[0])
+
+
+def _link(source: Path, target: Path) -> None:
+    """A hard link, or a copy where the disk knows no links."""
+    try:
+        os.link(source, target)
+    except FileNotFoundError:
+        raise
+    except OSError:
+        shutil.copyfile(source, target)
+
+
+@contextmanager
+def _working_files(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as cause:
+        raise UnavailableError(
+            f"cannot use the working folder {path}: {cause}; check the space and the permissions there",
+            path=str(path),
+        ) from cause

@@ -1,0 +1,195 @@
+"""Rows of state as the bytes that RocksDB keeps, and back. Runs in tasks on executors.
+
+    key   = sort key, 8 bytes, big-endian · MessagePack array of the key columns
+    value = MessagePack array of the value columns
+
+Sort keys are never negative, so bytes are in the order of sort keys. Equal keys have equal bytes: null is nil, every NaN is one NaN.
+Text is kept as bytes, moments as integers, decimals as text, so that no value depends on what Python can express. Nothing is
+unpickled; bytes that do not fit the columns are corrupt state.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from decimal import Decimal
+from typing import Any
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from penstock.errors import CorruptStateError
+from penstock.state.backends.base import KeyBatch, StateLayout
+from penstock.state.backends.lookup import no_columns
+from penstock.state.keys import SortKeys
+
+SORT_KEY_BYTES = 8
+
+_ENCODER = msgspec.msgpack.Encoder()
+_ROWS = msgspec.msgpack.Decoder(list)
+_UNREADABLE = (
+    msgspec.MsgspecError,
+    pa.ArrowException,
+    TypeError,
+    ValueError,
+    LookupError,
+    AttributeError,
+    ArithmeticError,
+)
+_STORED = (
+    (pa.types.is_string, pa.binary()),
+    (pa.types.is_date32, pa.int32()),
+    (pa.types.is_timestamp, pa.int64()),
+    (pa.types.is_duration, pa.int64()),
+    (pa.types.is_time64, pa.int64()),
+)
+
+Column = list[Any]
+
+
+class RowCodec:
+    """The codec of one layout."""
+
+    def __init__(self, layout: StateLayout) -> None:
+        self._layout = layout
+        self._key = [_ColumnCodec(field.type, is_key=True) for field in layout.key]
+        self._value = [_ColumnCodec(field.type, is_key=False) for field in layout.value]
+
+    def encode_keys(self, keys: KeyBatch) -> list[bytes]:
+        """The bytes of each key."""
+        prefixes = keys.sort_keys.astype(">i8").tobytes()
+        starts = range(0, len(prefixes), SORT_KEY_BYTES)
+        rows = _encode(self._key, keys.columns)
+        return [prefixes[at : at + SORT_KEY_BYTES] + row for at, row in zip(starts, rows, strict=True)]
+
+    def encode_values(self, values: pa.RecordBatch) -> list[bytes]:
+        """The bytes of each row of values."""
+        return _encode(self._value, values)
+
+    def decode_keys(self, keys: Sequence[bytes], label: str) -> tuple[SortKeys, pa.RecordBatch]:
+        """Sort keys and key columns; `label` names the database in errors."""
+        prefixes = b"".join(key[:SORT_KEY_BYTES] for key in keys)
+        if len(prefixes) != SORT_KEY_BYTES * len(keys):
+            raise _corrupt(label, "a key is too short")
+        sort_keys = np.frombuffer(prefixes, dtype=">i8").astype(np.int64)
+        return sort_keys, _decode(
+            self._key, [key[SORT_KEY_BYTES:] for key in keys], self._layout.key, label=label
+        )
+
+    def decode_values(self, values: Sequence[bytes | None], label: str) -> pa.RecordBatch:
+        """Value columns, with nulls where there is no value."""
+        return _decode(self._value, values, self._layout.value, label=label)
+
+
+class _ColumnCodec:
+    """A column as objects that MessagePack knows, by way of an Arrow type that has such objects."""
+
+    def __init__(self, kind: pa.DataType, *, is_key: bool) -> None:
+        self._kind = kind
+        self._stored = _stored_type(kind)
+        self._to_stored = pc.CastOptions(self._stored)
+        # Spark lets invalid UTF-8 pass, and so does state.
+        self._from_stored = pc.CastOptions(kind, allow_invalid_utf8=True)
+        self._canonical = is_key and _has(kind, pa.types.is_floating)
+        self._restore = _restoring(self._stored)
+
+    def objects(self, column: pa.Array) -> Column:
+        """One object for each row."""
+        if column.type != self._stored:
+            column = pc.cast(column, options=self._to_stored)
+        found: Column = column.to_pylist()
+        return [_one_nan(value) for value in found] if self._canonical else found
+
+    def array(self, objects: Column) -> pa.Array:
+        """The column again; raises Arrow's errors when the objects are of another kind."""
+        if self._restore is not None:
+            objects = [self._restore(value) for value in objects]
+        array = pa.array(objects, self._stored)
+        return array if self._stored == self._kind else pc.cast(array, options=self._from_stored)
+
+
+def _encode(codecs: list[_ColumnCodec], batch: pa.RecordBatch) -> list[bytes]:
+    if not codecs:
+        return [_ENCODER.encode(())] * batch.num_rows
+    columns = [codec.objects(column) for codec, column in zip(codecs, batch.columns, strict=True)]
+    return [_ENCODER.encode(row) for row in zip(*columns, strict=True)]
+
+
+def _decode(
+    codecs: list[_ColumnCodec], rows: Sequence[bytes | None], schema: pa.Schema, *, label: str
+) -> pa.RecordBatch:
+    absent = [None] * len(codecs)
+    try:
+        decoded = [absent if row is None else _ROWS.decode(row) for row in rows]
+        if any(len(row) != len(codecs) for row in decoded):
+            raise _corrupt(label, f"a row does not have {len(codecs)} columns")
+        if not codecs:
+            return no_columns(len(rows))
+        columns = list(zip(*decoded, strict=True)) or [()] * len(codecs)
+        arrays = [codec.array(list(column)) for codec, column in zip(codecs, columns, strict=True)]
+    except _UNREADABLE as cause:
+        raise _corrupt(label, f"a row cannot be read as ({_described(schema)}): {cause}") from cause
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _stored_type(kind: pa.DataType) -> pa.DataType:
+    """The type whose Python objects MessagePack can carry without loss."""
+    if pa.types.is_struct(kind):
+        return pa.struct([field.with_type(_stored_type(field.type)) for field in kind])
+    if pa.types.is_map(kind):
+        return pa.map_(_stored_type(kind.key_type), _stored_type(kind.item_type))
+    if pa.types.is_list(kind):
+        return pa.list_(_stored_type(kind.value_type))
+    for is_kind, stored in _STORED:
+        if is_kind(kind):
+            return stored
+    return kind
+
+
+def _restoring(kind: pa.DataType) -> Callable[[Any], Any] | None:
+    """How to make what MessagePack gives what Arrow wants: text to decimals, entries of maps to tuples; None: no need."""
+    if not _has(kind, lambda inner: pa.types.is_map(inner) or pa.types.is_decimal(inner)):
+        return None
+    if pa.types.is_decimal(kind):
+        return lambda text: None if text is None else Decimal(text)
+    if pa.types.is_map(kind):
+        key, item = _restored(kind.key_type), _restored(kind.item_type)
+        return lambda entries: entries and [(key(k), item(v)) for k, v in entries]
+    if pa.types.is_struct(kind):
+        fields = {field.name: _restored(field.type) for field in kind}
+        return lambda row: row and {name: fields[name](value) for name, value in row.items()}
+    item = _restored(kind.value_type)
+    return lambda items: items and [item(value) for value in items]
+
+
+def _restored(kind: pa.DataType) -> Callable[[Any], Any]:
+    return _restoring(kind) or (lambda value: value)
+
+
+def _has(kind: pa.DataType, wanted: Callable[[pa.DataType], bool]) -> bool:
+    """Whether a type or one inside it is of the wanted kind."""
+    inner = [kind.field(i).type for i in range(kind.num_fields)]
+    return wanted(kind) or any(_has(one, wanted) for one in inner)
+
+
+def _one_nan(value: Any) -> Any:
+    if isinstance(value, float):
+        return math.nan if math.isnan(value) else value
+    if isinstance(value, dict):
+        return {name: _one_nan(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_one_nan(item) for item in value]
+    return value
+
+
+def _corrupt(label: str, problem: str) -> CorruptStateError:
+    return CorruptStateError(
+        f"the database of {label} holds no rows of this state: {problem}; restore an older checkpoint",
+        run=label,
+    )
+
+
+def _described(schema: pa.Schema) -> str:
+    return ", ".join(f"{field.name} {field.type}" for field in schema)

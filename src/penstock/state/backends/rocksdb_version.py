@@ -1,0 +1,158 @@
+"""The database of one version: found from a handle, taken over from former subtasks, named for the next. In tasks on executors.
+
+The handle that `freeze` returns names one database that this subtask made at its present parallelism, so it holds keys of its own
+key groups only. After a rescale a handle names the databases of several former subtasks; the keys that this subtask owns are then
+copied into a new one when it is opened.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+
+from penstock.errors import InternalError
+from penstock.state.backends.base import RunRef, StateLayout, Workplace
+from penstock.state.backends.fetch import check_writers
+from penstock.state.backends.rocksdb_database import Database
+from penstock.state.backends.rocksdb_folder import DatabaseFiles, WorkingFolder, split
+from penstock.state.backends.rocksdb_header import HEADER_KEY, DatabaseHeader, new_header, read_header
+from penstock.state.backends.rocksdb_rows import SORT_KEY_BYTES
+from penstock.state.keys import GROUP_SHIFT, groups_owned, owner
+
+_BEFORE_ALL = b""
+_BEHIND_ALL = b"\x80"
+_COPIED_AT_ONCE_BYTES = 4 * 1024 * 1024
+
+
+@dataclass
+class WorkingVersion:
+    """An open database, the files it came from, and whether it has changed since."""
+
+    folder: WorkingFolder
+    database: Database
+    label: str
+    before: DatabaseFiles | None
+    changed: bool = False
+    may_be_empty: bool = False
+
+    def put(self, keys: Sequence[bytes], values: Sequence[bytes | None]) -> None:
+        """Set keys to values, or delete them where the value is None."""
+        self.changed = True
+        self.may_be_empty = self.may_be_empty or None in values
+        self.database.put(keys, values)
+
+    def rows(self) -> Iterator[tuple[bytes, bytes]]:
+        """All rows, in order of their keys."""
+        return self.database.rows(_BEFORE_ALL, _BEHIND_ALL)
+
+    def freeze(self) -> tuple[RunRef, ...]:
+        """The runs of what there is now; those from before when nothing has changed, none when no row is left."""
+        if not self.changed:
+            return (self.before.manifest, *self.before.tables) if self.before else ()
+        if self.may_be_empty and next(self.rows(), None) is None:
+            return ()
+        self.database.settle()
+        snapshot = self.folder.path / "snapshot"
+        rows = self.database.snapshot(snapshot)
+        return self.folder.name_files(snapshot, self.before, rows)
+
+    def close(self) -> None:
+        """Close the database and remove its folder."""
+        try:
+            self.database.close()
+        finally:
+            self.folder.remove()
+
+
+def open_version(workplace: Workplace, layout: StateLayout, runs: Sequence[RunRef]) -> WorkingVersion:
+    """Open the database that these runs name, or a new one with what this subtask owns of several."""
+    sources = split(runs)
+    folder = WorkingFolder.make(workplace)
+    with ExitStack() as undo:
+        undo.callback(folder.remove)
+        version = _open(workplace, layout, folder, sources)
+        undo.pop_all()
+    return version
+
+
+def _open(
+    workplace: Workplace, layout: StateLayout, folder: WorkingFolder, sources: list[DatabaseFiles]
+) -> WorkingVersion:
+    if not sources:
+        return _new(workplace, layout, folder)
+    if len(sources) > 1:
+        return _take_over(workplace, layout, folder, sources)
+    (files,) = sources
+    database = Database(folder.bring("database", files), files.label)
+    with ExitStack() as undo:
+        undo.callback(database.close)
+        header = _header(database, files, layout)
+        check_writers(workplace, [header])
+        if (header.subtask, header.parallelism) == (workplace.subtask.index, workplace.parallelism):
+            undo.pop_all()
+            return WorkingVersion(folder, database, files.label, files)
+    return _take_over(workplace, layout, folder, sources)
+
+
+def _new(workplace: Workplace, layout: StateLayout, folder: WorkingFolder) -> WorkingVersion:
+    label = workplace.new_name("")
+    database = Database(folder.path / "new", label, create=True)
+    database.put([HEADER_KEY], [new_header(workplace, layout)])
+    return WorkingVersion(folder, database, label, None, may_be_empty=True)
+
+
+def _take_over(
+    workplace: Workplace, layout: StateLayout, folder: WorkingFolder, sources: list[DatabaseFiles]
+) -> WorkingVersion:
+    """A new database of the keys this subtask owns; it names no former file, so it counts as changed."""
+    with ExitStack() as opened:
+        former: dict[int, Database] = {}
+        headers: list[DatabaseHeader] = []
+        for number, files in enumerate(sources):
+            source = Database(folder.bring(f"former-{number}", files), files.label, read_only=True)
+            opened.enter_context(closing(source))
+            headers.append(_header(source, files, layout))
+            former[headers[-1].subtask] = source
+        check_writers(workplace, headers)
+        if len(former) < len(sources):
+            raise InternalError(
+                f"the handle of {workplace.subtask} names two databases of the same former subtask: {headers}",
+                subtask=str(workplace.subtask),
+            )
+        version = _new(workplace, layout, folder)
+        with ExitStack() as undo:
+            undo.callback(version.database.close)
+            _copy_owned(workplace, former, headers[0].parallelism, version)
+            undo.pop_all()
+    return version
+
+
+def _copy_owned(
+    workplace: Workplace, former: dict[int, Database], parallelism: int, version: WorkingVersion
+) -> None:
+    """Group by group, so that keys arrive in order; a key group was owned by one former subtask."""
+    version.changed = True
+    keys: list[bytes] = []
+    values: list[bytes] = []
+    waiting = 0
+    for group in groups_owned(workplace.subtask.index, workplace.parallelism, workplace.max_parallelism):
+        source = former.get(owner(group, parallelism))
+        for key, value in source.rows(_group_start(group), _group_start(group + 1)) if source else ():
+            keys.append(key)
+            values.append(value)
+            waiting += len(key) + len(value)
+            if waiting >= _COPIED_AT_ONCE_BYTES:
+                version.database.put(keys, values)
+                keys, values, waiting = [], [], 0
+    version.database.put(keys, values)
+
+
+def _group_start(group: int) -> bytes:
+    """The bytes before those of every key of this group; 2^15 groups end where the sign begins."""
+    return (group << GROUP_SHIFT).to_bytes(SORT_KEY_BYTES, "big")
+
+
+def _header(database: Database, files: DatabaseFiles, layout: StateLayout) -> DatabaseHeader:
+    (record,) = database.get([HEADER_KEY])
+    return read_header(record, files.label, layout)
