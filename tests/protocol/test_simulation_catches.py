@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 
+import msgspec
 import pytest
 from simulations import calls_without_a_crash, come_back, world
 
@@ -19,6 +20,8 @@ from penstock.errors import PenstockError
 from penstock.ids import NO_CHECKPOINT
 from penstock.recovery import restore
 from penstock.snapshot.uploader import Upload
+from penstock.state import compaction
+from penstock.state.backends import fetch
 from penstock.testing.simulation import Fate, Violation, random_workload
 from penstock.testing.simulation.run import SimulatedRun
 
@@ -227,6 +230,52 @@ def read_again_although_it_is_at_most_once(patch: Patch) -> None:
         return max(number, point.id) + 1, at
 
     patch.setattr(SimulatedRun, "_resume_at", resume)
+
+
+@mutation()
+def discard_a_merged_file_before_its_batch_is_finished(patch: Patch) -> None:
+    def take(self: Protocol, files, batch) -> None:
+        self._durable.update(files)
+        self._known.update(files)
+
+    patch.setattr(Protocol, "take_durable", take)
+
+
+@mutation()
+def forget_what_was_merged_in_vain(patch: Patch) -> None:
+    patch.setattr(Protocol, "take_durable", lambda self, files, batch: self._durable.update(files))
+
+
+@mutation()
+def put_a_merged_run_in_front(patch: Patch) -> None:
+    def in_front(handle, merged):
+        rest = tuple(run for run in handle.runs if run.name not in merged.replaced)
+        if len(rest) == len(handle.runs) or merged.run is None:
+            return handle
+        return msgspec.structs.replace(handle, runs=(merged.run, *rest))
+
+    patch.setattr(compaction, "replaced", in_front)
+
+
+@mutation()
+def take_over_local_files_without_looking_at_them(patch: Patch) -> None:
+    patch.setattr(fetch, "fingerprint", lambda path: _Anything())
+
+
+class _Anything(tuple[int, str]):
+    """Equals every size and checksum."""
+
+    __slots__ = ()
+    __hash__ = None
+
+    def __new__(cls):
+        return super().__new__(cls, (0, ""))
+
+    def __eq__(self, other: object) -> bool:
+        return True
+
+    def __ne__(self, other: object) -> bool:
+        return False
 
 
 def breaks(seed: int) -> bool:
