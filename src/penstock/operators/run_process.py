@@ -8,6 +8,7 @@ from operator import itemgetter
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.errors import BadRecordError
@@ -27,7 +28,7 @@ PIECE_ROWS = 1 << 18
 """Rows whose columns are Python objects at the same time."""
 
 
-def value_schema(operator: KeyedProcess) -> pa.Schema:
+def value_schema(operator: object) -> pa.Schema:
     """The columns of an operator's state."""
     return pa.schema([pa.field(name, state.arrow_type) for name, state in declared_state(operator).items()])
 
@@ -157,7 +158,15 @@ def _write_back(
     columns = [
         to_array(cells[field.name].values, field, f"operator {uid}: state was set to") for field in schema
     ]
-    values = pa.RecordBatch.from_arrays(columns, schema=schema)
+    write_values(state, keys, pa.RecordBatch.from_arrays(columns, schema=schema), touched)
+
+
+def write_values(
+    state: OpenState, keys: KeyBatch, values: pa.RecordBatch, touched: npt.NDArray[np.bool_]
+) -> None:
+    """Write the values of the keys that were touched; a key without any value is forgotten."""
+    if not touched.any():
+        return
     if not touched.all():
         at = pa.array(np.flatnonzero(touched))
         keys, values = KeyBatch(keys.sort_keys[touched], keys.columns.take(at)), values.take(at)
