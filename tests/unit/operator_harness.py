@@ -1,7 +1,8 @@
-"""Runs an operator, of either kind, over batches of rows with state in memory."""
+"""Runs an operator, of either kind, over batches of rows with state in files."""
 
 from __future__ import annotations
 
+from itertools import count
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ from penstock.operators.grouping import SORT_KEY
 from penstock.operators.keyed_process import Context, KeyedProcess
 from penstock.operators.run_batch_process import run_batch_process
 from penstock.operators.run_process import run_process, value_schema
-from penstock.state.backends import MemoryBackend
+from penstock.state.backends import FilesystemBackend
 from penstock.state.backends.base import OpenState, StateLayout, Workplace
 from penstock.storage import LocalStorage
 
@@ -29,6 +30,7 @@ class OperatorHarness:
         self.output = output
         self.handle = None
         self.layout = None
+        self.versions = count()
 
     def run(self, operator: KeyedProcess | BatchProcess, table: pa.Table) -> pa.Table:
         """Run one batch; returns the results."""
@@ -51,8 +53,9 @@ class OperatorHarness:
         return stored
 
     def _open(self) -> OpenState:
-        place = Workplace(LocalStorage(self.root), self.root, SubtaskId("op", 0), 1, 128, 0, "1-0-0-0")
-        return MemoryBackend().open(place, self.layout, self.handle)
+        stem = f"1-{next(self.versions)}-0-0"
+        place = Workplace(LocalStorage(self.root), self.root, SubtaskId("op", 0), 1, 128, 0, stem)
+        return FilesystemBackend().open(place, self.layout, self.handle)
 
     def _sort_keys(self, table: pa.Table) -> pa.Array:
         """Few different numbers, so that keys share them; equal keys have equal numbers."""

@@ -107,7 +107,7 @@ BATCHES = st.lists(
 def test_both_forms_give_the_same(tmp_path_factory, batches, forms, piece_bytes):
     """Key by key, in columns, or changing between the two from batch to batch: same results, same state."""
     root = tmp_path_factory.mktemp("both")
-    reference, mixed = (OperatorHarness(root, ["k"], OUTPUT) for _ in range(2))
+    reference, mixed = (OperatorHarness(root / name, ["k"], OUTPUT) for name in "rm")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(run_module, "PIECE_BYTES", piece_bytes)
         for batch, form in zip(batches, forms, strict=False):
@@ -305,6 +305,26 @@ def test_deleted_keys_are_forgotten(harness, mask):
     assert harness.state() == {("a",): (None, None, 7), ("b",): ("y", ["t"], 8), ("c",): ("z", ["t"], 9)}
 
 
+def test_containers_are_forgotten_too(harness):
+    """A deleted key is gone also when all it has is an array, and the keys beside it are not written again."""
+
+    class Tags(ps.BatchProcess):
+        tags = ps.ValueState("array<string>")
+
+        def process_batch(self, keys, batch, state):
+            if state["tags"].null_count:
+                state["tags"] = [["x"]] * len(keys)
+            else:
+                state.delete(pc.equal(keys["k"], "a"))
+
+    harness.run(Tags(), THREE)
+    harness.run(Tags(), THREE)
+    assert harness.state() == {("b",): (["x"],), ("c",): (["x"],)}
+    before = harness.handle.runs
+    harness.run(Tags(), rows(("b", 1), ("c", 1)))
+    assert harness.handle.runs == before
+
+
 @pytest.mark.parametrize(
     ("mask", "text"),
     [([True], "1 values, but there are 3 keys"), ([0, 1, 2], "not a bool"), (np.array([0, 1, 2]), "int64")],
@@ -426,7 +446,7 @@ def test_keys_of_every_type(tmp_path, kind, values):
     repeated = values * 2 + values[:1]
     table = pa.table({"k": pa.array(repeated, kind)})
     schema = pa.schema([("k", kind), ("n", pa.int64())])
-    columns, keyed = (OperatorHarness(tmp_path, ["k"], schema) for _ in range(2))
+    columns, keyed = (OperatorHarness(tmp_path / name, ["k"], schema) for name in "ck")
     found = columns.run(CountRows(), table).to_pylist()
     assert found == keyed.run(CountRowsOfKey(1), table).to_pylist()
     for value in values:
@@ -440,7 +460,7 @@ def test_keys_of_several_columns(tmp_path):
         {"a": ["x", "x", "y", "x"], "b": pa.array([date(2026, 1, 1), None, None, None]), "v": [1, 2, 3, 4]}
     )
     schema = pa.schema([("a", pa.string()), ("b", pa.date32()), ("n", pa.int64())])
-    columns, keyed = (OperatorHarness(tmp_path, ["a", "b"], schema) for _ in range(2))
+    columns, keyed = (OperatorHarness(tmp_path / name, ["a", "b"], schema) for name in "ck")
     found = columns.run(CountRows(), table)
     assert found.equals(keyed.run(CountRowsOfKey(2), table))
     assert sorted(found["n"].to_pylist()) == [1, 1, 2]
