@@ -19,6 +19,9 @@ from penstock.errors import (
 )
 from penstock.guarantee import Guarantee
 from penstock.job import Job, KeyedStream, Stream
+from penstock.operators.batch_columns import BatchKeys, BatchRows
+from penstock.operators.batch_process import BatchProcess
+from penstock.operators.batch_state import BatchState
 from penstock.operators.keyed_process import Context, KeyedProcess, ValueState
 from penstock.recovery.restart import exponential_delay, failure_rate, fixed_delay, no_restart
 
@@ -40,6 +43,10 @@ __all__ = [
     "EXACTLY_ONCE",
     "RETAIN_ON_CANCELLATION",
     "BadRecordError",
+    "BatchKeys",
+    "BatchProcess",
+    "BatchRows",
+    "BatchState",
     "CheckpointFailedError",
     "Checkpointing",
     "CommitLostError",

@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from penstock.errors import ConfigError
 from penstock.ids import checked_name
+from penstock.operators.batch_process import BatchProcess
 from penstock.operators.keyed_process import KeyedProcess
 from penstock.sinks.two_phase_commit import TwoPhaseCommitSink
 
@@ -57,12 +58,12 @@ class Aggregate:
 
 @dataclass(frozen=True, eq=False)
 class Process:
-    """The user's own Python code per key."""
+    """The user's own Python code, per key or in columns."""
 
     uid: str
     upstream: Node
     keys: tuple[str, ...]
-    operator: KeyedProcess
+    operator: KeyedProcess | BatchProcess
     schema: str
     output: pa.Schema
     order_by: tuple[str, ...]

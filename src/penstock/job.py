@@ -14,6 +14,7 @@ from penstock.errors import ConfigError
 from penstock.graph import Aggregate, Graph, Node, Output, Process, Source, Transform, Union
 from penstock.guarantee import Guarantee
 from penstock.ids import checked_name
+from penstock.operators.batch_process import BatchProcess
 from penstock.operators.keyed_process import KeyedProcess
 from penstock.recovery.restart import RestartStrategy, exponential_delay
 from penstock.sinks.two_phase_commit import TwoPhaseCommitSink
@@ -193,19 +194,20 @@ class KeyedStream:
 
     def process(
         self,
-        operator: KeyedProcess,
+        operator: KeyedProcess | BatchProcess,
         *,
         schema: str,
         uid: str,
         order_by: str | tuple[str, ...] | list[str] = (),
     ) -> Stream:
-        """Run own Python code per key with state. `schema` is the DDL of what it yields.
+        """Run own Python code with state: a `KeyedProcess` key by key, a `BatchProcess` in columns. `schema` is the DDL of its results.
 
         `order_by`: columns (or 'column desc') that put the rows of a key in order within a batch.
         """
-        if not isinstance(operator, KeyedProcess):
+        if not isinstance(operator, KeyedProcess | BatchProcess):
             raise ConfigError(
-                f"process({operator!r}): it takes an instance of a KeyedProcess subclass", uid=uid
+                f"process({operator!r}): it takes an instance of a KeyedProcess or BatchProcess subclass",
+                uid=uid,
             )
         order = (order_by,) if isinstance(order_by, str) else tuple(order_by)
         node = Process(

@@ -63,6 +63,14 @@ def test_visits_remember_the_day_before(run: Run) -> None:
 
 
 @pytest.mark.spark
+def test_spending_is_added_up_in_columns(run: Run) -> None:
+    """Sums go on over runs, and a customer is new once."""
+    first = ["bob: 12.00 (new)", "ada: 25.50 (new)"]
+    assert run("top_spenders") == first
+    assert run("top_spenders") == ["bob: 12.00 (new)", "bob: 24.00", "ada: 25.50 (new)", "ada: 51.00"]
+
+
+@pytest.mark.spark
 def test_a_sink_of_ones_own_runs_in_a_job(run: Run) -> None:
     """The user's own sink receives the results of a job, and nothing of it stays hidden."""
     assert run("own_sink") == ["[{'app': 'blog', 'ms': 40}, {'app': 'shop', 'ms': 120}]"]

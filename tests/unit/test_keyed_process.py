@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import copy
+import gc
+import pickle
+from contextlib import nullcontext
+
 import pyarrow as pa
 import pytest
 
 from penstock.errors import BadRecordError, ConfigError
 from penstock.ids import SubtaskId
+from penstock.operators import run_process as run_process_module
 from penstock.operators.grouping import SORT_KEY
 from penstock.operators.keyed_process import Context, KeyedProcess, ValueState
+from penstock.operators.rows import Rows, RowTable
 from penstock.operators.run_process import run_process, value_schema
 from penstock.state.backends import MemoryBackend
 from penstock.state.backends.base import StateLayout, Workplace
@@ -165,3 +172,119 @@ def test_state_cannot_be_overwritten_by_mistake():
         _ = operator.total.value
     with pytest.raises(ConfigError, match="is not a long"):
         ValueState("long", default="zero")
+
+
+def test_a_row_acts_as_a_named_tuple(tmp_path):
+    """A row can be unpacked, compared, hashed, added to, turned into a dictionary and copied, and its values cannot be set."""
+
+    class Looks(KeyedProcess):
+        def process(self, key, rows, ctx):
+            row = rows[0]
+            name, value = row
+            assert (name, value) == row == ("a", 5)
+            assert row != rows[1]
+            assert len({row, rows[0], ("a", 5)}) == 1
+            assert (row + (1,), (1,) + row, row[0:1], row[-1]) == (("a", 5, 1), (1, "a", 5), ("a",), 5)  # noqa: RUF005 - that is what is tried
+            assert (row._asdict(), row._fields, row._replace(v=6)) == (
+                {"k": "a", "v": 5},
+                ("k", "v"),
+                ("a", 6),
+            )
+            assert repr(row) == "Row(k='a', v=5)"
+            assert pickle.loads(pickle.dumps(row)) == copy.copy(row) == ("a", 5)
+            assert sorted(rows, reverse=True) == [rows[1], rows[0]]
+            assert list(reversed(rows)) == rows[::-1]
+            assert rows[1] in rows
+            with pytest.raises(AttributeError):
+                row.v = 7
+            with pytest.raises(KeyError):
+                row["w"]
+            with pytest.raises(IndexError):
+                rows[2]
+            yield row
+
+    assert Harness(Looks(), tmp_path).run([("a", 5), ("a", 7)]) == [{"k": "a", "n": 5}]
+
+
+def test_only_columns_that_are_looked_at_are_converted():
+    """A value that Python cannot hold hurts only those who look at it."""
+    far = pa.array([2**60], pa.int64()).cast(pa.timestamp("us"))
+    rows = Rows(RowTable(pa.table({"v": [1], "far": far})), 0, 1)
+    assert [row.v for row in rows] == rows.column("v") == [1]
+    with pytest.raises((OverflowError, ValueError)):
+        _ = rows[0].far
+
+
+def test_columns_with_odd_names_are_found_by_name(tmp_path):
+    """A column whose name is no Python name has an attribute with its position, as in a named tuple."""
+    table = pa.table({"class": [1], "_at": [2], "count": [3], "a b": [4]})
+    (row,) = Rows(RowTable(table), 0, 1)
+    assert (row["class"], row["_at"], row["count"], row["a b"]) == tuple(row) == (1, 2, 3, 4)
+    assert (row._0, row._1, row.count, row._3) == (1, 2, 3, 4)
+
+
+def test_results_may_be_returned_as_a_list(tmp_path):
+    """A list of results is as good as yielding them, and an empty one is no result."""
+
+    class Returns(KeyedProcess):
+        def process(self, key, rows, ctx):
+            return [(key, row.v) for row in rows if row.v]
+
+    assert Harness(Returns(), tmp_path).run([("a", 1), ("b", 0)]) == [{"k": "a", "n": 1}]
+
+
+def test_a_result_that_is_no_list_is_named(tmp_path):
+    """Returning a number is refused with the number; an error of the user's own comes through as it is."""
+
+    class Number(KeyedProcess):
+        def process(self, key, rows, ctx):
+            return rows[0].v
+
+    class Fails(KeyedProcess):
+        def process(self, key, rows, ctx):
+            yield key, len(rows[0].v)
+
+    with pytest.raises(BadRecordError, match=r"process\(\) returned 5; yield results"):
+        Harness(Number(), tmp_path).run([("a", 5)])
+    with pytest.raises(TypeError, match="has no len"):
+        Harness(Fails(), tmp_path).run([("a", 5)])
+
+
+def test_many_keys_and_many_results_are_handled_in_pieces(tmp_path, monkeypatch):
+    """Whatever is cut into pieces inside, every key is called once with all its rows, and results come in the order of keys."""
+    monkeypatch.setattr(run_process_module, "PIECE_ROWS", 7)
+    monkeypatch.setattr(run_process_module, "OUTPUT_ROWS", 3)
+    calls = []
+
+    class Repeats(KeyedProcess):
+        count = ValueState("long", default=0)
+
+        def process(self, key, rows, ctx):
+            calls.append(key)
+            self.count.value += len(rows)
+            for row in rows:
+                yield key, row.v + self.count.value
+
+    harness = Harness(Repeats(), tmp_path)
+    rows = [(letter, at) for at in range(10) for letter in "abcdef"]
+    harness.run(rows)
+    assert harness.run(rows) == [{"k": letter, "n": at + 20} for letter in "abcdef" for at in range(10)]
+    assert calls == list("abcdef") * 2
+    assert harness.stored_keys == 6
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_the_garbage_collector_is_as_before(tmp_path, fails):
+    """User code is run with fewer collections, which ends with it, also when it fails."""
+    before, inside = gc.get_threshold(), []
+
+    class Watches(KeyedProcess):
+        def process(self, key, rows, ctx):
+            inside.append(gc.get_threshold()[0])
+            if fails:
+                raise RuntimeError("the user is unhappy")
+
+    with pytest.raises(RuntimeError) if fails else nullcontext():
+        Harness(Watches(), tmp_path).run([("a", 1)])
+    assert inside[0] > before[0]
+    assert gc.get_threshold() == before

@@ -10,6 +10,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.errors import BadRecordError, InternalError
+from penstock.operators.row_order import stable_order
+from penstock.operators.wide_columns import narrowed, widened
 from penstock.state.backends.equality import rows_equal
 from penstock.state.keys import KeyBatch, SortKeys, key_groups, owners
 
@@ -28,7 +30,8 @@ class Grouped:
 def group_rows(table: pa.Table, key_names: list[str]) -> Grouped:
     """Order rows by key; rows of one key keep the order they came in."""
     sort_keys = _sort_keys(table)
-    order = np.argsort(sort_keys, kind="stable")
+    order = stable_order(sort_keys)
+    table = widened(table.drop_columns([SORT_KEY]))
     if not _is_identity(order):
         table, sort_keys = table.take(pa.array(order)), sort_keys[order]
     table = table.combine_chunks()
@@ -39,8 +42,8 @@ def group_rows(table: pa.Table, key_names: list[str]) -> Grouped:
         first = _first_rows(sort_keys, _key_columns(table, key_names), ordered=True)
         if first is None:
             raise InternalError("rows with colliding sort keys could not be ordered")
-    keys = KeyBatch(sort_keys[first], _record_batch(table.select(key_names).take(pa.array(first))))
-    return Grouped(keys, np.append(first, len(sort_keys)), table.drop_columns([SORT_KEY]))
+    keys = KeyBatch(sort_keys[first], _record_batch(narrowed(table.select(key_names).take(pa.array(first)))))
+    return Grouped(keys, np.append(first, len(sort_keys)), table)
 
 
 def distinct_keys(table: pa.Table, key_names: list[str]) -> tuple[KeyBatch, pa.RecordBatch]:
@@ -49,7 +52,7 @@ def distinct_keys(table: pa.Table, key_names: list[str]) -> tuple[KeyBatch, pa.R
     if len(grouped.keys) != table.num_rows:
         raise InternalError(f"{table.num_rows - len(grouped.keys)} keys came in more than one row")
     rest = [name for name in grouped.table.column_names if name not in key_names]
-    return grouped.keys, _record_batch(grouped.table.select(rest))
+    return grouped.keys, _record_batch(narrowed(grouped.table.select(rest)))
 
 
 def check_rows(
@@ -103,12 +106,11 @@ def _first_rows(
     same_number = sort_keys[1:] == sort_keys[:-1]
     changes = ~same_number
     if same_number.any():
-        at = np.flatnonzero(same_number)
-        before, after = pa.array(at), pa.array(at + 1)
-        differs = ~rows_equal([key.take(before) for key in keys], [key.take(after) for key in keys])
+        before, after = [key.slice(0, len(key) - 1) for key in keys], [key.slice(1) for key in keys]
+        differs = same_number & ~rows_equal(before, after)
         if differs.any() and not ordered:
             return None
-        changes[at[differs]] = True
+        changes |= differs
     return np.concatenate(([0], np.flatnonzero(changes) + 1)).astype(np.int64)
 
 

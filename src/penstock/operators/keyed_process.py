@@ -52,7 +52,8 @@ class ValueState:
     def value(self) -> Any:
         """Only an operator that is being run has values; Penstock puts a cell in this place."""
         raise ConfigError(
-            f"state {self.name!r} can be used only inside process(), while a key is being processed"
+            f"state {self.name!r} can be used only inside process(), while a key is being processed; process_batch() has "
+            f"it as state[{self.name!r}]"
         )
 
     @value.setter
@@ -62,7 +63,8 @@ class ValueState:
     def clear(self) -> None:
         """Forget the value of the key."""
         raise ConfigError(
-            f"state {self.name!r} can be used only inside process(), while a key is being processed"
+            f"state {self.name!r} can be used only inside process(), while a key is being processed; process_batch() has "
+            f"it as state[{self.name!r}]"
         )
 
 
@@ -79,16 +81,21 @@ class KeyedProcess(ABC):
 
         Called once per key and batch, for keys that have rows; called again with the same or other rows after a recovery, on the
         state as it was at the checkpoint. `key` is the value of the key column, a tuple for several. `rows` has a length, can
-        be iterated (each row is a named tuple) and indexed. In no promised order, unless `order_by` is given.
+        be iterated (each row acts as a named tuple) and indexed. In no promised order, unless `order_by` is given.
         The classic mistake: changing the outside world here. After a failure that happens again; use a sink.
         """
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if isinstance(getattr(type(self), name, None), ValueState):
-            raise AttributeError(  # noqa: TRY004 - it is about the attribute, not about the value's type
-                f"{name} is state: write self.{name}.value = ... instead of self.{name} = ..."
-            )
+        refuse_state_assignment(self, name, f"self.{name}.value = ...")
         super().__setattr__(name, value)
+
+
+def refuse_state_assignment(operator: object, name: str, instead: str) -> None:
+    """Declared state must not be overwritten by mistake; `instead` is what to write."""
+    if isinstance(getattr(type(operator), name, None), ValueState):
+        raise AttributeError(  # noqa: TRY004 - it is about the attribute, not about the value's type
+            f"{name} is state: write {instead} instead of self.{name} = ..."
+        )
 
 
 class ValueCell:
@@ -144,7 +151,7 @@ class ContainerCell(ValueCell):
         self.dirty[self.index] = 1
 
 
-def declared_state(operator: KeyedProcess) -> dict[str, ValueState]:
+def declared_state(operator: object) -> dict[str, ValueState]:
     """The states of an operator's class, in the order of their names."""
     kind = type(operator)
     return {name: found for name in sorted(dir(kind)) if isinstance(found := getattr(kind, name), ValueState)}

@@ -1,31 +1,33 @@
-"""The rows of one key, as user code sees them: cheap to make, converted only when looked at. Executors."""
+"""The rows of one key, as user code sees them: cheap to make, converted only when looked at. Executors.
+
+A batch has many keys with few rows each, and user code looks at few of the columns. So a row is nothing but its position, and a column
+becomes Python objects once, for all keys, when one of its values is asked for first.
+"""
 
 from __future__ import annotations
 
 from collections import namedtuple
 from collections.abc import Iterator, Sequence
-from typing import Any, overload
+from typing import Any, ClassVar, overload
 
 import pyarrow as pa
 
+from penstock.operators.python_values import python_values
+
 
 class RowTable:
-    """All rows of a task, ordered by key; every `Rows` is a window on it."""
+    """All rows of a task, ordered by key; every `Rows` is a window on it, and every `Row` a line of it."""
 
     def __init__(self, columns: pa.Table) -> None:
         self._columns = columns
-        self._rows: list[Any] | None = None
+        self._values: dict[str, list[Any]] = {}
+        self.row = _row_class(self, tuple(columns.column_names))
 
-    def rows(self) -> list[Any]:
-        """Every row as a named tuple; made at the first look, for all keys at once."""
-        if self._rows is None:
-            make = row_class(tuple(self._columns.column_names))
-            self._rows = list(map(make._make, zip(*self._columns.to_pydict().values(), strict=True)))
-        return self._rows
-
-    def column(self, name: str, start: int, stop: int) -> list[Any]:
-        """A part of one column."""
-        values: list[Any] = self._columns.column(name).slice(start, stop - start).to_pylist()
+    def values(self, name: str) -> list[Any]:
+        """A whole column as Python objects; made at the first look, for all keys at once."""
+        values = self._values.get(name)
+        if values is None:
+            values = self._values[name] = python_values(self._columns.column(name))
         return values
 
     def table(self, start: int, stop: int) -> pa.Table:
@@ -33,18 +35,86 @@ class RowTable:
         return self._columns.slice(start, stop - start)
 
 
-def row_class(names: tuple[str, ...]) -> Any:
-    """A named tuple that can also be asked by column name: `row.app`, `row["app"]`, `row[0]`."""
-    base: Any = namedtuple("Row", list(names), rename=True)  # type: ignore[misc]  # noqa: PYI024
-    position = {name: index for index, name in enumerate(names)}
+class Row:
+    """One row. It acts as the named tuple of its values: `row.app`, `row["app"]`, `row[0]`, `app, user = row`."""
 
-    class Row(base):
-        __slots__ = ()
+    __slots__ = ("_at",)
+    _table: ClassVar[RowTable]
+    _names: ClassVar[tuple[str, ...]]
+    _fields: ClassVar[tuple[str, ...]]
 
-        def __getitem__(self, item: Any) -> Any:
-            return tuple.__getitem__(self, position[item] if isinstance(item, str) else item)
+    def __init__(self, at: int) -> None:
+        self._at = at
 
-    return Row
+    def __getitem__(self, item: Any) -> Any:
+        if isinstance(item, str):
+            return self._table.values(item)[self._at]
+        if isinstance(item, slice):
+            return tuple(self)[item]
+        return self._table.values(self._names[item])[self._at]
+
+    def __iter__(self) -> Iterator[Any]:
+        at = self._at
+        return iter([self._table.values(name)[at] for name in self._names])
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def __eq__(self, other: object) -> bool:
+        return tuple(self) == tuple(other) if isinstance(other, Row | tuple) else NotImplemented
+
+    def __lt__(self, other: Any) -> bool:
+        return tuple(self) < tuple(other)
+
+    def __hash__(self) -> int:
+        return hash(tuple(self))
+
+    def __add__(self, other: Any) -> tuple[Any, ...]:
+        return (*self, *other)
+
+    def __radd__(self, other: Any) -> tuple[Any, ...]:
+        return (*other, *self)
+
+    def __repr__(self) -> str:
+        return repr(self._plain())
+
+    def __reduce__(self) -> Any:
+        return tuple, (tuple(self),)
+
+    def _asdict(self) -> dict[str, Any]:
+        """The values by name."""
+        return dict(zip(self._fields, self, strict=True))
+
+    def _replace(self, **values: Any) -> Any:
+        """A named tuple with some values replaced."""
+        return self._plain()._replace(**values)
+
+    def _plain(self) -> Any:
+        return _named_tuple(self._names)(*self)
+
+
+def _row_class(table: RowTable, names: tuple[str, ...]) -> type[Row]:
+    """A class of rows with an attribute for every column."""
+    fields = _named_tuple(names)._fields
+    kind = type("Row", (Row,), {"__slots__": (), "_table": table, "_names": names, "_fields": fields})
+    for field, name in zip(fields, names, strict=True):
+        setattr(kind, field, property(_first_look(kind, field, table, name)))
+    return kind
+
+
+def _first_look(kind: type[Row], field: str, table: RowTable, name: str) -> Any:
+    """A getter that converts the column and puts a faster getter in its own place."""
+
+    def first(row: Row) -> Any:
+        values = table.values(name)
+        setattr(kind, field, property(lambda row: values[row._at]))  # noqa: SLF001 - this is a method of Row
+        return values[row._at]  # noqa: SLF001 - so is this
+
+    return first
+
+
+def _named_tuple(names: tuple[str, ...]) -> Any:
+    return namedtuple("Row", list(names), rename=True)  # noqa: PYI024 - names are known at run time
 
 
 class Rows(Sequence[Any]):
@@ -61,18 +131,19 @@ class Rows(Sequence[Any]):
         return self._stop - self._start
 
     def __iter__(self) -> Iterator[Any]:
-        return iter(self._table.rows()[self._start : self._stop])
+        return map(self._table.row, range(self._start, self._stop))
 
     @overload
     def __getitem__(self, item: int) -> Any: ...
     @overload
     def __getitem__(self, item: slice) -> list[Any]: ...
     def __getitem__(self, item: int | slice) -> Any:
-        return self._table.rows()[self._start : self._stop][item]
+        at = range(self._start, self._stop)[item]
+        return list(map(self._table.row, at)) if isinstance(at, range) else self._table.row(at)
 
     def column(self, name: str) -> list[Any]:
         """One column of the rows, as a list."""
-        return self._table.column(name, self._start, self._stop)
+        return self._table.values(name)[self._start : self._stop]
 
     def to_arrow(self) -> pa.Table:
         """The rows as an Arrow table, without copying."""

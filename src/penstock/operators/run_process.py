@@ -4,22 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.errors import BadRecordError
+from penstock.operators.garbage_collection import rare_collections
 from penstock.operators.grouping import Grouped, group_rows
 from penstock.operators.keyed_process import Context, KeyedProcess, ValueCell, bind, declared_state
-from penstock.operators.rows import Rows, RowTable
+from penstock.operators.pieces import pieces
+from penstock.operators.python_values import python_values
+from penstock.operators.rows import Row, Rows, RowTable
 from penstock.state.backends.base import OpenState
 from penstock.state.keys import KeyBatch
 
-OUTPUT_ROWS = 50_000
+OUTPUT_ROWS = 8_192
+"""Results that are encoded together: few enough that they are gone before Python's collector looks at them a second time."""
+
+PIECE_ROWS = 1 << 18
+"""Rows whose columns are Python objects at the same time."""
 
 
-def value_schema(operator: KeyedProcess) -> pa.Schema:
+def value_schema(operator: object) -> pa.Schema:
     """The columns of an operator's state."""
     return pa.schema([pa.field(name, state.arrow_type) for name, state in declared_state(operator).items()])
 
@@ -34,47 +43,61 @@ def run_process(
     context: Context,
 ) -> list[pa.RecordBatch]:
     """Process every key of the table once; returns the results in batches."""
-    grouped = group_rows(table, key_names)
     cells = bind(operator)
-    if cells:
-        stored, _ = state.read(grouped.keys)
-        for name, cell in cells.items():
-            cell.load(stored.column(name).to_pylist())
-    results = list(_encode(_call(operator, grouped, cells, context), output, context.operator))
-    if cells:
-        _write_back(operator, grouped.keys, cells, state, context.operator)
+    results: list[pa.RecordBatch] = []
+    with rare_collections():
+        for piece in pieces(group_rows(table, key_names), PIECE_ROWS):
+            if cells:
+                stored, _ = state.read(piece.keys)
+                for name, cell in cells.items():
+                    cell.load(python_values(stored.column(name)))
+            called = _call(operator, piece, list(cells.values()), context)
+            results.extend(_encode(called, output, context.operator))
+            if cells:
+                _write_back(operator, piece.keys, cells, state, context.operator)
     return results
 
 
-def _call(
-    operator: KeyedProcess, grouped: Grouped, cells: Mapping[str, ValueCell], context: Context
-) -> Iterator[Any]:
-    rows = RowTable(grouped.table)
-    starts = grouped.starts.tolist()
+def _call(operator: KeyedProcess, piece: Grouped, cells: list[ValueCell], context: Context) -> Iterator[Any]:
+    """Process the keys of a piece; whatever stands in this loop is paid once per key."""
+    table = RowTable(piece.table)
+    starts = piece.starts.tolist()
     process = operator.process
-    all_cells = list(cells.values())
-    for index, key in enumerate(_python_keys(grouped.keys.columns)):
-        for cell in all_cells:
+    keys = _python_keys(piece.keys.columns)
+    for index, key, start, stop in zip(range(len(keys)), keys, starts[:-1], starts[1:], strict=True):
+        for cell in cells:
             cell.index = index
-        results = process(key, Rows(rows, starts[index], starts[index + 1]), context)
+        results = process(key, Rows(table, start, stop), context)
         if results is not None:
-            yield from results
+            try:
+                yield from results
+            except TypeError as error:
+                _check_iterable(results, context.operator, error)
+                raise
+
+
+def _check_iterable(results: Any, operator: str, cause: TypeError) -> None:
+    if not isinstance(results, Iterable):
+        raise BadRecordError(
+            f"operator {operator}: process() returned {results!r}; yield results, or return a list of them"
+        ) from cause
 
 
 def _python_keys(columns: pa.RecordBatch) -> list[Any]:
-    values = [column.to_pylist() for column in columns.columns]
+    values = [python_values(column) for column in columns.columns]
     return values[0] if len(values) == 1 else list(zip(*values, strict=True))
 
 
-def _encode(results: Iterable[Any], output: pa.Schema, operator: str) -> Iterator[pa.RecordBatch]:
-    results = iter(results)
+def _encode(results: Iterator[Any], output: pa.Schema, operator: str) -> Iterator[pa.RecordBatch]:
     while chunk := list(islice(results, OUTPUT_ROWS)):
         yield _to_batch(chunk, output, operator)
 
 
 def _to_batch(chunk: list[Any], output: pa.Schema, operator: str) -> pa.RecordBatch:
     width = len(output.names)
-    plain = [result if type(result) is tuple else _as_tuple(result, output, operator) for result in chunk]
+    plain = chunk
+    if set(map(type, chunk)) != {tuple}:
+        plain = [_as_tuple(result, output, operator) for result in chunk]
     if set(map(len, plain)) != {width}:
         wrong = next(result for result in plain if len(result) != width)
         raise BadRecordError(
@@ -82,8 +105,8 @@ def _to_batch(chunk: list[Any], output: pa.Schema, operator: str) -> pa.RecordBa
             f"columns ({', '.join(output.names)})"
         )
     columns = [
-        to_array(values, field, f"operator {operator}: process() yielded")
-        for values, field in zip(zip(*plain, strict=True), output, strict=True)
+        to_array(list(map(itemgetter(index), plain)), field, f"operator {operator}: process() yielded")
+        for index, field in enumerate(output)
     ]
     return pa.RecordBatch.from_arrays(columns, schema=output)
 
@@ -96,7 +119,7 @@ def _as_tuple(result: Any, output: pa.Schema, operator: str) -> Any:
                 f"operator {operator}: process() yielded unknown columns {unknown}: {result!r}"
             )
         return tuple(result.get(name) for name in output.names)
-    if isinstance(result, tuple | list):
+    if isinstance(result, tuple | list | Row):
         return result
     raise BadRecordError(
         f"operator {operator}: process() yielded {result!r}; yield a tuple with one value per column "
@@ -135,7 +158,15 @@ def _write_back(
     columns = [
         to_array(cells[field.name].values, field, f"operator {uid}: state was set to") for field in schema
     ]
-    values = pa.RecordBatch.from_arrays(columns, schema=schema)
+    write_values(state, keys, pa.RecordBatch.from_arrays(columns, schema=schema), touched)
+
+
+def write_values(
+    state: OpenState, keys: KeyBatch, values: pa.RecordBatch, touched: npt.NDArray[np.bool_]
+) -> None:
+    """Write the values of the keys that were touched; a key without any value is forgotten."""
+    if not touched.any():
+        return
     if not touched.all():
         at = pa.array(np.flatnonzero(touched))
         keys, values = KeyBatch(keys.sort_keys[touched], keys.columns.take(at)), values.take(at)

@@ -23,9 +23,11 @@ from penstock.checkpoint.completed import PreCommitted, SubtaskReport
 from penstock.errors import InternalError, PenstockError
 from penstock.ids import SubtaskId
 from penstock.operators.aggregates import AggregateSpec
+from penstock.operators.batch_process import BatchProcess
 from penstock.operators.grouping import SORT_KEY, check_rows
 from penstock.operators.keyed_process import Context, KeyedProcess
 from penstock.operators.run_aggregate import run_aggregate
+from penstock.operators.run_batch_process import run_batch_process
 from penstock.operators.run_process import run_process
 from penstock.sinks.two_phase_commit import Transaction, TransactionContext, TwoPhaseCommitSink
 from penstock.snapshot.compactor import COMPACTOR, Merge
@@ -170,16 +172,19 @@ class OperatorTask(ABC):
 class ProcessTask(OperatorTask):
     """The user's own code."""
 
-    operator: KeyedProcess
+    operator: KeyedProcess | BatchProcess
     output: pa.Schema
 
     def apply(self, table: pa.Table, state: OpenState, subtask: int) -> list[pa.RecordBatch]:
         """See `OperatorTask.apply`."""
         plan = self.assignment
         context = Context(self.uid, plan.batch, subtask, plan.parallelism)
-        return run_process(
-            self.operator, table, state, key_names=list(self.keys), output=self.output, context=context
-        )
+        keys, operator = list(self.keys), self.operator
+        if isinstance(operator, BatchProcess):
+            return run_batch_process(
+                operator, table, state, key_names=keys, output=self.output, context=context
+            )
+        return run_process(operator, table, state, key_names=keys, output=self.output, context=context)
 
 
 @dataclass

@@ -1,0 +1,98 @@
+"""The state of many keys as columns, as user code sees it, and what of it has to be written. Executors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from penstock.errors import BadRecordError
+from penstock.operators.array_like import as_array
+from penstock.operators.keyed_process import Context, ValueState
+from penstock.state.backends.equality import rows_equal
+
+Flags = npt.NDArray[np.bool_]
+
+
+class BatchState:
+    """One value per key and state: `state["count"]` is an Arrow array in the order of `keys`, `state["count"] = ...` replaces it.
+
+    What is assigned or deleted is written when `process_batch` has returned, except for keys whose values are what they were.
+    `context` says where the call happens.
+    """
+
+    def __init__(self, declared: dict[str, ValueState], stored: pa.RecordBatch, context: Context) -> None:
+        self._declared = declared
+        self._stored: dict[str, pa.Array] = dict(zip(stored.schema.names, stored.columns, strict=True))
+        self._values = dict(self._stored)
+        self._assigned: set[str] = set()
+        self._keys: int = stored.num_rows
+        self.context = context
+
+    def __len__(self) -> int:
+        return self._keys
+
+    def __getitem__(self, name: str) -> pa.Array:
+        """The values of all keys; the default where there is none, null where there is no default."""
+        values, default = self._values[self._known(name)], self._declared[name].default
+        if default is None or not values.null_count:
+            return values
+        filled = pa.concat_arrays([values, pa.array([default], type=values.type)])
+        at = np.arange(len(values), dtype=np.int64)
+        at[_flags(values.is_null())] = len(values)
+        return filled.take(pa.array(at))
+
+    def __setitem__(self, name: str, values: Any) -> None:
+        field = pa.field(self._known(name), self._declared[name].arrow_type)
+        what = f"operator {self.context.operator}: process_batch() set the state"
+        self._values[name] = self._checked_length(as_array(values, field, what), f"{what} {name!r} to")
+        self._assigned.add(name)
+
+    def delete(self, mask: Any) -> None:
+        """Forget all values of the keys where the mask is true (null counts as false). What is assigned later counts."""
+        what = f"operator {self.context.operator}: process_batch() called delete(): it set"
+        gone = as_array(mask, pa.field("mask", pa.bool_()), what)
+        gone = _flags(self._checked_length(gone, f"{what} 'mask' to").fill_null(fill_value=False))
+        kept = pa.array(np.arange(self._keys, dtype=np.int64), mask=gone)
+        self._values = {name: values.take(kept) for name, values in self._values.items()}
+
+    def changed(self) -> Flags:
+        """The keys of which some value is not what is stored."""
+        changed = np.zeros(self._keys, dtype=np.bool_)
+        for name, values in self._values.items():
+            stored = self._stored[name]
+            if values is stored:
+                continue
+            if not pa.types.is_nested(values.type):
+                changed |= ~rows_equal([values], [stored])
+            elif name in self._assigned:
+                changed |= True  # comparing may cost more than writing
+            else:
+                changed |= _flags(values.is_null()) != _flags(stored.is_null())
+        return changed
+
+    def values(self) -> list[pa.Array]:
+        """The columns as they are now, in the order of the state's schema."""
+        return [self._values[name] for name in self._declared]
+
+    def _known(self, name: str) -> str:
+        if name not in self._declared:
+            declared = ", ".join(self._declared) or "none"
+            raise BadRecordError(
+                f"operator {self.context.operator}: process_batch() used the state {name!r}; declared are: {declared}"
+            )
+        return name
+
+    def _checked_length(self, values: pa.Array, what: str) -> pa.Array:
+        if len(values) != self._keys:
+            raise BadRecordError(
+                f"{what} {len(values)} values, but there are {self._keys} keys; give one value for each of `keys`, in that order"
+            )
+        return values
+
+
+def _flags(array: pa.Array) -> Flags:
+    flags: Flags = array.to_numpy(zero_copy_only=False)
+    return flags

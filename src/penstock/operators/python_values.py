@@ -1,0 +1,81 @@
+"""Arrow columns as Python objects, the same that Arrow gives but in a fraction of its time. Executors.
+
+Arrow makes a timestamp or a date through a scalar of its own, in microseconds each; NumPy makes the same objects in nanoseconds.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, date, datetime, tzinfo
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+_UTC_NAMES = frozenset({"UTC", "Etc/UTC", "Z", "+00:00"})
+_DAYS = (int(np.datetime64(date.min).astype(np.int64)), int(np.datetime64(date.max).astype(np.int64)))
+_MICROSECONDS = (-62_135_596_800_000_000, 253_402_300_799_999_999)
+"""The first and the last day and moment that Python's calendar knows, from 1970."""
+
+
+def python_values(column: pa.Array | pa.ChunkedArray) -> list[Any]:
+    """What `column.to_pylist()` returns."""
+    kind = column.type
+    if pa.types.is_integer(kind) or pa.types.is_floating(kind):
+        return _numbers(column)
+    if pa.types.is_date32(kind) and _within(column, pa.int32(), _DAYS):
+        return _by_numpy(column)
+    if kind in (pa.string(), pa.binary()) or pa.types.is_decimal128(kind):
+        return _by_numpy(column)
+    if pa.types.is_timestamp(kind) and kind.unit == "us" and _within(column, pa.int64(), _MICROSECONDS):
+        return _moments(column)
+    values: list[Any] = column.to_pylist()
+    return values
+
+
+def _numbers(column: pa.Array | pa.ChunkedArray) -> list[Any]:
+    values = _by_numpy(column.fill_null(0) if column.null_count else column)
+    for at in _null_positions(column):
+        values[at] = None
+    return values
+
+
+def _by_numpy(column: pa.Array | pa.ChunkedArray) -> list[Any]:
+    array = (
+        column.to_numpy() if isinstance(column, pa.ChunkedArray) else column.to_numpy(zero_copy_only=False)
+    )
+    values: list[Any] = array.tolist()
+    return values
+
+
+def _within(column: pa.Array | pa.ChunkedArray, number: pa.DataType, calendar: tuple[int, int]) -> bool:
+    """Whether Python can hold all moments; beyond the years 1 to 9999 Arrow raises, and NumPy would give bare numbers."""
+    bounds = pc.min_max(column.cast(number)).as_py()
+    return bounds["min"] is None or calendar[0] <= bounds["min"] <= bounds["max"] <= calendar[1]
+
+
+def _moments(column: pa.Array | pa.ChunkedArray) -> list[Any]:
+    zone_name = column.type.tz
+    zone: tzinfo | None = None if zone_name is None else pa.lib.string_to_tzinfo(zone_name)
+    if zone_name is None or zone_name in _UTC_NAMES:
+        moments = _since(datetime(1970, 1, 1, tzinfo=zone), column)
+    else:
+        moments = [moment.astimezone(zone) for moment in _since(datetime(1970, 1, 1, tzinfo=UTC), column)]
+    for at in _null_positions(column):
+        moments[at] = None
+    return moments
+
+
+def _since(epoch: datetime, column: pa.Array | pa.ChunkedArray) -> list[Any]:
+    """Adding to an epoch that has the time zone costs a tenth of giving every moment its zone; nulls are the epoch."""
+    durations = column.cast(pa.int64()).fill_null(0).to_numpy().astype("timedelta64[us]")
+    return list(map(epoch.__add__, durations.tolist()))
+
+
+def _null_positions(column: pa.Array | pa.ChunkedArray) -> list[int]:
+    if not column.null_count:
+        return []
+    nulls = column.is_null()
+    flags = nulls.to_numpy() if isinstance(nulls, pa.ChunkedArray) else nulls.to_numpy(zero_copy_only=False)
+    positions: list[int] = np.flatnonzero(flags).tolist()
+    return positions

@@ -1,0 +1,112 @@
+"""Run a `BatchProcess` over the rows of a task: columns in, columns out. Executors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import pyarrow as pa
+
+from penstock.errors import BadRecordError
+from penstock.operators.array_like import as_array, as_columns
+from penstock.operators.batch_columns import BatchKeys, BatchRows
+from penstock.operators.batch_process import BatchProcess
+from penstock.operators.batch_state import BatchState
+from penstock.operators.grouping import Grouped, group_rows
+from penstock.operators.keyed_process import Context, ValueState, declared_state
+from penstock.operators.pieces import pieces
+from penstock.operators.run_process import value_schema, write_values
+from penstock.state.backends.base import OpenState
+
+PIECE_BYTES = 256 << 20
+"""Rows that user code gets at once: it will make copies of them."""
+
+OUTPUT_ROWS = 1 << 16
+
+
+def run_batch_process(
+    operator: BatchProcess,
+    table: pa.Table,
+    state: OpenState,
+    *,
+    key_names: list[str],
+    output: pa.Schema,
+    context: Context,
+) -> list[pa.RecordBatch]:
+    """Process every key of the table once; returns the results in batches."""
+    declared = declared_state(operator)
+    schema = value_schema(operator)
+    grouped = group_rows(table, key_names)
+    results: list[pa.RecordBatch] = []
+    for piece in pieces(grouped, _piece_rows(grouped.table)):
+        view = _view(declared, piece, state, context)
+        keys = BatchKeys(pa.Table.from_batches([piece.keys.columns]))
+        returned = operator.process_batch(keys, BatchRows(piece.table, piece.starts), view)
+        for result in _each(returned, context.operator):
+            results.extend(_to_batches(result, output, context.operator))
+        if declared:
+            values = pa.RecordBatch.from_arrays(view.values(), schema=schema)
+            write_values(state, piece.keys, values, view.changed())
+    return results
+
+
+def _piece_rows(table: pa.Table) -> int:
+    rows_in_piece: int = PIECE_BYTES * table.num_rows // max(1, table.nbytes)
+    return max(1, rows_in_piece)
+
+
+def _view(declared: dict[str, ValueState], piece: Grouped, state: OpenState, context: Context) -> BatchState:
+    if declared:
+        stored, _ = state.read(piece.keys)
+    else:
+        stored = pa.RecordBatch.from_struct_array(pa.nulls(len(piece.keys), pa.struct([])))
+    return BatchState(declared, stored, context)
+
+
+def _each(returned: Any, operator: str) -> Iterator[dict[str, Any]]:
+    """The results one by one, each as columns by name."""
+    if returned is None:
+        return
+    columns = as_columns(returned)
+    if columns is not None:
+        yield columns
+        return
+    if not isinstance(returned, Iterable) or isinstance(returned, str | bytes):
+        raise _not_columns(returned, operator)
+    for result in returned:
+        if result is None:
+            continue
+        columns = as_columns(result)
+        if columns is None:
+            raise _not_columns(result, operator)
+        yield columns
+
+
+def _not_columns(result: Any, operator: str) -> BadRecordError:
+    return BadRecordError(
+        f"operator {operator}: process_batch() gave {result!r}; give an Arrow table, a DataFrame of pandas or polars, or a "
+        "dictionary of columns"
+    )
+
+
+def _to_batches(columns: dict[str, Any], output: pa.Schema, operator: str) -> list[pa.RecordBatch]:
+    missing = [name for name in output.names if name not in columns]
+    unknown = [str(name) for name in columns if name not in output.names]
+    if missing or unknown:
+        wrong = " and ".join(
+            f"{what} {', '.join(names)}"
+            for what, names in (("lacks", missing), ("has too much:", unknown))
+            if names
+        )
+        raise BadRecordError(
+            f"operator {operator}: a result of process_batch() {wrong}; its schema has {', '.join(output.names)}"
+        )
+    what = f"operator {operator}: process_batch() set the column"
+    arrays = [as_array(columns[field.name], field, what) for field in output]
+    lengths = {name: len(array) for name, array in zip(output.names, arrays, strict=True)}
+    if len(set(lengths.values())) > 1:
+        raise BadRecordError(
+            f"operator {operator}: a result of process_batch() has columns of different lengths: {lengths}"
+        )
+    table = pa.Table.from_arrays(arrays, schema=output)
+    return [batch for batch in table.to_batches(max_chunksize=OUTPUT_ROWS) if batch.num_rows]

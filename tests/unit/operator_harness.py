@@ -1,0 +1,63 @@
+"""Runs an operator, of either kind, over batches of rows with state in files."""
+
+from __future__ import annotations
+
+from itertools import count
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from penstock.ids import SubtaskId
+from penstock.operators.batch_process import BatchProcess
+from penstock.operators.grouping import SORT_KEY
+from penstock.operators.keyed_process import Context, KeyedProcess
+from penstock.operators.run_batch_process import run_batch_process
+from penstock.operators.run_process import run_process, value_schema
+from penstock.state.backends import FilesystemBackend
+from penstock.state.backends.base import OpenState, StateLayout, Workplace
+from penstock.storage import LocalStorage
+
+CONTEXT = Context("op", 3, 0, 1)
+
+
+class OperatorHarness:
+    """The state goes on from call to call, whichever operator is run."""
+
+    def __init__(self, root: Path, keys: list[str], output: pa.Schema) -> None:
+        self.root = root
+        self.keys = keys
+        self.output = output
+        self.handle = None
+        self.layout = None
+        self.versions = count()
+
+    def run(self, operator: KeyedProcess | BatchProcess, table: pa.Table) -> pa.Table:
+        """Run one batch; returns the results."""
+        self.layout = StateLayout(
+            pa.schema([table.schema.field(key) for key in self.keys]), value_schema(operator)
+        )
+        state = self._open()
+        run = run_batch_process if isinstance(operator, BatchProcess) else run_process
+        table = table.append_column(SORT_KEY, self._sort_keys(table))
+        results = run(operator, table, state, key_names=self.keys, output=self.output, context=CONTEXT)
+        self.handle = state.freeze()
+        return pa.Table.from_batches(results, self.output)
+
+    def state(self) -> dict[tuple[object, ...], tuple[object, ...]]:
+        """Everything that is stored, by key."""
+        stored = {}
+        for batch in self._open().scan():
+            rows = [tuple(row.values()) for row in batch.drop_columns([SORT_KEY]).to_pylist()]
+            stored |= {row[: len(self.keys)]: row[len(self.keys) :] for row in rows}
+        return stored
+
+    def _open(self) -> OpenState:
+        stem = f"1-{next(self.versions)}-0-0"
+        place = Workplace(LocalStorage(self.root), self.root, SubtaskId("op", 0), 1, 128, 0, stem)
+        return FilesystemBackend().open(place, self.layout, self.handle)
+
+    def _sort_keys(self, table: pa.Table) -> pa.Array:
+        """Few different numbers, so that keys share them; equal keys have equal numbers."""
+        rows = zip(*(table.column(key).to_pylist() for key in self.keys), strict=True)
+        return pa.array(np.array([sum(repr(row).encode()) % 13 for row in rows], dtype=np.int64))
