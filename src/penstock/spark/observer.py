@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,6 +11,18 @@ from penstock.checkpoint.completed import Completed, PreCommitted, SubtaskReport
 from penstock.ids import CheckpointId, SubtaskId
 from penstock.recovery.restore import RestorePoint
 from penstock.snapshot.messages import MergeDone
+
+_log = logging.getLogger(__name__)
+
+
+def tell_origins(report: SubtaskReport) -> None:
+    """Say what a subtask found on its machine and what it had to fetch: after a restart, or where an executor was lost."""
+    if report.reused_files or report.fetched_files:
+        _log.info(
+            "%s: state on %s: %d files (%d bytes) used again, %d files (%d bytes) from storage",
+            *(report.subtask, report.host, report.reused_files, report.reused_bytes),
+            *(report.fetched_files, report.fetched_bytes),
+        )
 
 
 @dataclass

@@ -43,7 +43,7 @@ from penstock.spark.assignment import Answer, AnswerList, Assignment, OperatorAn
 from penstock.spark.compiled import Compiled
 from penstock.spark.frames import BatchFrames, merged_sources
 from penstock.spark.going_back import GoingBack
-from penstock.spark.observer import Observer
+from penstock.spark.observer import Observer, tell_origins
 from penstock.state.compaction import RETRY_AFTER_S, Compactions, Merged
 from penstock.state.handle import StateHandle
 from penstock.state.local_files import begin_run, job_dir, run_dir
@@ -296,7 +296,8 @@ class QueryRun:
         answers = self._perform(frame, assignment)
         handles, reports = self._acknowledged(answers, batch)
         self._compactions.not_taken(assignment.merges.keys() - _with_rows(answers))
-        _tell_origins(reports.values())
+        for report in reports.values():
+            tell_origins(report)
         transactions = tuple(
             answer.transaction for answer in answers if isinstance(answer, SinkAnswer) and answer.transaction
         )
@@ -394,17 +395,6 @@ def _with_rows(answers: Iterable[Answer]) -> set[SubtaskId]:
     return {
         answer.handle.subtask for answer in answers if isinstance(answer, OperatorAnswer) and answer.handle
     }
-
-
-def _tell_origins(reports: Iterable[SubtaskReport]) -> None:
-    """Say what a subtask found on its machine and what it had to fetch: after a restart, or where an executor was lost."""
-    for report in reports:
-        if report.reused_files or report.fetched_files:
-            _log.info(
-                "%s: state on %s: %d files (%d bytes) used again, %d files (%d bytes) from storage",
-                *(report.subtask, report.host, report.reused_files, report.reused_bytes),
-                *(report.fetched_files, report.fetched_bytes),
-            )
 
 
 def _check_once(ran: Counter[str], parallelism: int, batch: CheckpointId) -> None:

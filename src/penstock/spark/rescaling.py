@@ -6,21 +6,31 @@ as one Spark job, and the run starts from those.
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Mapping
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import msgspec
 from pyspark import TaskContext
 from pyspark.sql import SparkSession
 
+from penstock.checkpoint.completed import SubtaskReport
 from penstock.ids import SubtaskId
+from penstock.spark.observer import tell_origins
 from penstock.state.backends.base import StateBackend, StateLayout, Workplace
 from penstock.state.handle import StateHandle
 from penstock.storage import Storage
 
+
+class _Taken(msgspec.Struct, frozen=True):
+    handle: StateHandle
+    report: SubtaskReport
+
+
 _HANDLES = msgspec.json.Decoder(StateHandle)
+_TAKEN = msgspec.json.Decoder(_Taken)
 
 
 @dataclass(frozen=True)
@@ -43,8 +53,10 @@ class Rescaling:
         if not items:
             return {}
         results = session.sparkContext.parallelize(items, len(items)).map(self._take_over).collect()
-        taken = [_HANDLES.decode(result) for result in results]
-        return {handle.subtask: handle for handle in taken}
+        taken = [_TAKEN.decode(result) for result in results]
+        for one in taken:
+            tell_origins(one.report)
+        return {one.handle.subtask: one.handle for one in taken}
 
     def _take_over(self, encoded: bytes) -> bytes:
         handle = _HANDLES.decode(encoded)
@@ -53,7 +65,8 @@ class Rescaling:
             taken = state.freeze()
         for name in sorted(taken.files - handle.files):
             self.storage.upload(workplace.local_path(name), name)
-        return msgspec.json.encode(taken)
+        report = SubtaskReport(handle.subtask, host=socket.gethostname(), **asdict(workplace.origins))
+        return msgspec.json.encode(_Taken(taken, report))
 
     def _workplace(self, handle: StateHandle) -> Workplace:
         task = TaskContext.get()
