@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -49,12 +50,6 @@ def working_folders(cluster: Cluster) -> list[Path]:
 def attempt(cluster: Cluster, stem: str) -> OpenState:
     """Another attempt at the present batch."""
     return cluster.backend.open(cluster.workplace(0, stem), cluster.layout, cluster.handles[0])
-
-
-def only_table(cluster: Cluster) -> Path:
-    cluster.batch({p: (p, ["x"]) for p in range(20)})
-    (name,) = stored(cluster, ".sst")
-    return Path(name)
 
 
 def test_unchanged_tables_are_not_uploaded_again(cluster: Cluster) -> None:
@@ -143,7 +138,11 @@ def test_a_damaged_file_is_detected(cluster: Cluster, kind: str) -> None:
 
 def test_a_block_that_cannot_be_read_does_not_end_a_scan(cluster: Cluster) -> None:
     """A working file that was damaged on this machine fails lookup, scan and rescale, instead of hiding rows."""
-    local = cluster.local_dir / only_table(cluster)
+    cluster.batch(
+        {p: (p, ["x" * 5000]) for p in range(20)}
+    )  # a block for each row, so that opening reads another
+    (name,) = stored(cluster, ".sst")
+    local = cluster.local_dir / name
     local.write_bytes(flip(local.read_bytes(), 100))
     with pytest.raises(CorruptStateError, match="checksum mismatch"):
         cluster.looked_up()
@@ -191,6 +190,19 @@ def test_the_number_of_tables_is_bounded(cluster: Cluster) -> None:
         sizes.append(sum(table.rows for table in tables))
     assert cluster.looked_up() == cluster.scanned() == truth
     assert max(sizes) <= 100  # 500 rows were written, 25 keys exist
+
+
+def test_settling_waits_for_merges(tmp_path: Path) -> None:
+    """After settling what was written lies in tables, and there are never more sorted runs than allowed, however large they are."""
+    rng = random.Random(7)
+    database = Database(tmp_path / "db", "views", create=True)
+    for _ in range(12):
+        database.put([rng.randbytes(8) for _ in range(200)], [rng.randbytes(10_000) for _ in range(200)])
+        database.settle()
+        assert 1 <= database._sorted_runs() <= MAX_SORTED_RUNS
+    tables = database.snapshot(tmp_path / "snapshot")
+    assert sum(rows for rows, _ in tables.values()) == 12 * 200
+    database.close()
 
 
 def test_values_of_a_megabyte(cluster: Cluster) -> None:

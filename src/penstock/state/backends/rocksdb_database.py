@@ -44,22 +44,21 @@ class Database:
         with self._explained():
             self._db = rd.Rdict(str(folder), _options(create=create), access_type=access)
 
-    def get(self, keys: list[bytes]) -> list[bytes | None]:
+    def get(self, keys: Sequence[bytes]) -> list[bytes | None]:
         """The value of each key, None where there is none."""
-        if not keys:
-            return []
+        get = self._db.get
         with self._explained():
-            values: list[bytes | None] = self._db.get(keys)  # type: ignore[arg-type,assignment]
-        return values
+            # One by one: from Python the call for many keys takes longer.
+            return [get(key) for key in keys]
 
     def put(self, keys: Sequence[bytes], values: Sequence[bytes | None]) -> None:
         """Set each key to its value, or delete it where the value is None."""
         batch = rd.WriteBatch(raw_mode=True)
         for key, value in zip(keys, values, strict=True):
             if value is None:
-                batch.delete(key)
+                del batch[key]
             else:
-                batch.put(key, value)
+                batch[key] = value
         with self._explained():
             self._db.write(batch, self._unlogged)
 

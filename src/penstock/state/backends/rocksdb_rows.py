@@ -11,6 +11,7 @@ unpickled; bytes that do not fit the columns are corrupt state.
 from __future__ import annotations
 
 import math
+import struct
 from collections.abc import Callable, Sequence
 from decimal import Decimal
 from typing import Any
@@ -26,9 +27,13 @@ from penstock.state.backends.lookup import no_columns
 from penstock.state.keys import SortKeys
 
 SORT_KEY_BYTES = 8
+_PREFIX = struct.Struct(f"{SORT_KEY_BYTES}s")
 
 _ENCODER = msgspec.msgpack.Encoder()
-_ROWS = msgspec.msgpack.Decoder(list)
+_ROWS = msgspec.msgpack.Decoder(list[list[Any] | None])
+_NIL = b"\xc0"
+_ARRAY = struct.Struct(">BI")  # the head of a MessagePack array of up to 2^32 items
+_ARRAY_32 = 0xDD
 _UNREADABLE = (
     msgspec.MsgspecError,
     pa.ArrowException,
@@ -60,9 +65,8 @@ class RowCodec:
     def encode_keys(self, keys: KeyBatch) -> list[bytes]:
         """The bytes of each key."""
         prefixes = keys.sort_keys.astype(">i8").tobytes()
-        starts = range(0, len(prefixes), SORT_KEY_BYTES)
         rows = _encode(self._key, keys.columns)
-        return [prefixes[at : at + SORT_KEY_BYTES] + row for at, row in zip(starts, rows, strict=True)]
+        return [prefix + row for (prefix,), row in zip(_PREFIX.iter_unpack(prefixes), rows, strict=True)]
 
     def encode_values(self, values: pa.RecordBatch) -> list[bytes]:
         """The bytes of each row of values."""
@@ -122,8 +126,10 @@ def _decode(
 ) -> pa.RecordBatch:
     absent = [None] * len(codecs)
     try:
-        decoded = [absent if row is None else _ROWS.decode(row) for row in rows]
-        if any(len(row) != len(codecs) for row in decoded):
+        # All rows in one call: as the items of one array, nil where there is none.
+        joined = [_ARRAY.pack(_ARRAY_32, len(rows)), *(_NIL if row is None else row for row in rows)]
+        decoded = [absent if row is None else row for row in _ROWS.decode(b"".join(joined))]
+        if set(map(len, decoded)) - {len(codecs)}:
             raise _corrupt(label, f"a row does not have {len(codecs)} columns")
         if not codecs:
             return no_columns(len(rows))
