@@ -25,7 +25,7 @@ def large_state(bench: Bench) -> Found:
 
 def _beside(bench: Bench, *, keys: int) -> Found:
     """Both build the state with every key once; then they take turns, and each turn's first batches are left out."""
-    rows = bench.size(500_000, 50_000)
+    rows, turns = bench.size((500_000, ROUNDS), (50_000, 1))
     spark_s: list[float] = []
     penstock_s: list[float] = []
     with bench.scratch() as root:
@@ -35,9 +35,9 @@ def _beside(bench: Bench, *, keys: int) -> Found:
         build = clicks.new_keys(rows, keys)
         bench.run(f"Spark gets {keys:,} keys", theirs, rows=rows, batches=build)
         bench.run(f"Penstock gets {keys:,} keys", ours, rows=rows, batches=build)
-        for turn in range(ROUNDS):
+        for turn in range(turns):
             batches = clicks.uniform(rows, keys, batches=WARM_UP + bench.size(4, 2))
-            what = f"turn {turn + 1} of {ROUNDS}"
+            what = f"turn {turn + 1} of {turns}"
             spark_s += bench.run(f"Spark, {what}", theirs, rows=rows, batches=batches).seconds[WARM_UP:]
             penstock_s += bench.run(f"Penstock, {what}", ours, rows=rows, batches=batches).seconds[WARM_UP:]
     native, aggregate = statistics.median(spark_s), statistics.median(penstock_s)

@@ -75,7 +75,7 @@ def measure(bench: Bench) -> dict[str, Found]:
     with bench.scratch() as root:
         small = Costs.grow(bench, root / "small", keys=small_keys, rows=rows)
         large = Costs.grow(bench, root / "large", keys=large_keys, rows=rows)
-        for _ in range(ROUNDS):
+        for _ in range(bench.size(ROUNDS, 1)):
             small.change(bench, changed, batches)
             large.change(bench, changed, batches)
         costs = {"small": small.found(), "large": large.found()}
@@ -88,7 +88,7 @@ def measure(bench: Bench) -> dict[str, Found]:
 def _compared(costs: dict[str, dict[str, float]], main: str, beside: str) -> Found:
     found = {f"{size}_{what}": values[what] for size, values in costs.items() for what in (main, beside)}
     ratios = {what: costs["large"][what] / costs["small"][what] for what in (main, beside)}
-    return {**found, "ratio": ratios[main], f"ratio_{beside}": ratios[beside]}
+    return {**found, "ratio": ratios[main], f"ratio_{beside.removesuffix('_s')}": ratios[beside]}
 
 
 def _freeze_and_upload_s(checkpoint: Completed) -> float:

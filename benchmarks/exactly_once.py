@@ -18,7 +18,7 @@ WARM_UP = 1
 def measure(bench: Bench) -> Found:
     """The modes take turns; rows a second of the median batch."""
     rows, keys = bench.size((500_000, 200_000), (50_000, 20_000))
-    batches = WARM_UP + bench.size(4, 2)
+    batches, turns = bench.size((WARM_UP + 4, ROUNDS), (WARM_UP + 2, 1))
     seconds: dict[ps.Mode, list[float]] = {ps.AT_LEAST_ONCE: [], ps.EXACTLY_ONCE: []}
     with bench.scratch() as root:
         clicks = Clicks(root)
@@ -26,10 +26,10 @@ def measure(bench: Bench) -> Found:
             mode: jobs.PenstockJob(clicks, root / mode.value, jobs.by_aggregate, mode=mode)
             for mode in seconds
         }
-        for turn in range(ROUNDS):
+        for turn in range(turns):
             clicks.uniform(rows, keys, batches=batches)
             for mode, job in modes.items():
-                what = f"{mode.value}, turn {turn + 1} of {ROUNDS}"
+                what = f"{mode.value}, turn {turn + 1} of {turns}"
                 seconds[mode] += bench.run(what, job, rows=rows, batches=batches).seconds[WARM_UP:]
     least, exact = (statistics.median(times) for times in seconds.values())
     return {

@@ -77,7 +77,7 @@ def measure(bench: Bench) -> dict[str, Found]:
         small = State.grow(bench, root / "small", keys=small_keys, rows=rows)
         large = State.grow(bench, root / "large", keys=large_keys, rows=rows)
         grown = large.memory.peak_bytes / MIB
-        for _ in range(ROUNDS):
+        for _ in range(bench.size(ROUNDS, 1)):
             small.change(bench, batches)
             large.change(bench, batches)
         times = {"small_s": statistics.median(small.seconds), "large_s": statistics.median(large.seconds)}

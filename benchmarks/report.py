@@ -32,10 +32,10 @@ def met(goal: str, ratio: float) -> bool:
 def terminal(figures: Figures, title: str) -> Table:
     """For people who wait for it."""
     table = Table(title=title, show_lines=True)
-    for column in ("figure", "ratio", "goal", "measured", "load before / after"):
-        table.add_column(column, overflow="fold")
+    for column in ("figure, and what was measured", "ratio", "goal", "load"):
+        table.add_column(column)
     for name, found in figures.items():
-        table.add_row(name, _ratio(found), _goal(found), _details(found), _load(found))
+        table.add_row(f"[bold]{name}[/bold]\n{_details(found)}", _ratio(found), _goal(found), _load(found))
     return table
 
 

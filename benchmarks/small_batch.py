@@ -29,7 +29,7 @@ def measure(bench: Bench) -> Found:
     """Median seconds a batch; Penstock with the interval that a job has when nothing is said."""
     with bench.scratch() as root:
         clicks = Clicks(root)
-        batches = clicks.uniform(ROWS, KEYS, batches=bench.size(60, 30))
+        batches = clicks.uniform(ROWS, KEYS, batches=bench.size(60, 20))
 
         def to_parquet(frame: DataFrame, _: int) -> None:
             _counted(frame).write.mode("append").parquet(str(root / "plain"))
