@@ -14,7 +14,7 @@ import jobs
 from bench import Bench
 from data import Clicks
 from measure import Found
-from watch import MIB, CheckpointWatch, FolderWatch, WorkerMemory, repeatedly
+from watch import MIB, CheckpointWatch, FolderWatch, WorkerMemory, repeatedly, sizes_below
 
 from penstock.checkpoint.completed import Completed
 
@@ -107,7 +107,7 @@ def _facts(state: State) -> Found:
     newest = state.checkpoints.in_order[-1]
     row_bytes = _row_bytes(newest)
     live = state.keys * row_bytes
-    on_disk = sum(path.stat().st_size for path in state.job.state_dir.iterdir())
+    on_disk = sum(sizes_below(state.job.state_dir).values())
     return {
         "most_runs": state.checkpoints.most_runs,
         "state_over_live_bytes": newest.state_bytes / live,

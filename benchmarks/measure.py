@@ -27,7 +27,6 @@ class BatchTimes(StreamingQueryListener):
 
     def __init__(self, on_batch: Callable[[], None] = lambda: None) -> None:
         self.seconds: list[float] = []
-        self.phases: list[dict[str, int]] = []
         self._on_batch = on_batch
 
     def onQueryStarted(self, event: Any) -> None:  # noqa: N802 - PySpark's name
@@ -36,7 +35,6 @@ class BatchTimes(StreamingQueryListener):
     def onQueryProgress(self, event: Any) -> None:  # noqa: N802
         """One batch."""
         if event.progress.numInputRows > 0:
-            self.phases.append(dict(event.progress.durationMs))
             self.seconds.append(event.progress.durationMs["triggerExecution"] / 1000)
             self._on_batch()
 

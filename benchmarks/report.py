@@ -8,13 +8,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from goals import PRINTED
+from rich.markup import escape
 from rich.table import Table
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "latest.json"
 PAGES = (ROOT / "README.md", ROOT / "docs" / "performance.md")
 BEGIN, END = "<!-- figures: written by make bench -->", "<!-- end of figures -->"
-PRINTED = "printed"
 _COMPARISONS = {">=": operator.ge, "<=": operator.le}
 _BESIDE = ("ratio", "goal", "met", "load_before", "load_after", "what", "skipped", "failed")
 
@@ -35,7 +36,9 @@ def terminal(figures: Figures, title: str) -> Table:
     for column in ("figure, and what was measured", "ratio", "goal", "load"):
         table.add_column(column)
     for name, found in figures.items():
-        table.add_row(f"[bold]{name}[/bold]\n{_details(found)}", _ratio(found), _goal(found), _load(found))
+        table.add_row(
+            f"[bold]{name}[/bold]\n{escape(_details(found))}", _ratio(found), _goal(found), _load(found)
+        )
     return table
 
 
@@ -47,7 +50,7 @@ def markdown(results: Mapping[str, Any]) -> str:
         "| figure | what is compared | goal | ratio | measured | load |\n|---|---|---|---|---|---|\n"
     )
     rows = (
-        f"| `{name}` | {found.get('what', '')} | {_goal(found)} | {_ratio(found)} | {_details(found)} | {_load(found)} |\n"
+        f"| `{name}` | {found.get('what', '')} | {_goal(found)} | {_ratio(found)} | {_short(found)} | {_load(found)} |\n"
         for name, found in results["figures"].items()
     )
     return head + "".join(rows)
@@ -90,6 +93,12 @@ def _details(found: Mapping[str, Any]) -> str:
     if "ratio" not in found:
         return str(found.get("skipped") or found.get("failed"))
     return ", ".join(_worded(name, value) for name, value in found.items() if name not in _BESIDE)
+
+
+def _short(found: Mapping[str, Any]) -> str:
+    """For a page: of a failure only its kind, because the rest may name folders of the machine."""
+    text = str(found["failed"]).partition(":")[0] if "failed" in found else _details(found)
+    return text.replace("|", "\\|")
 
 
 def _worded(name: str, value: float) -> str:

@@ -20,7 +20,8 @@ import latency
 import report
 import small_batch
 from bench import CORES, Bench, SkippedError
-from figures import MEASUREMENTS, NAMES, Measurement
+from figures import MEASUREMENTS, Measurement
+from goals import FIGURES
 from pyspark import __version__ as spark_version
 from pyspark import cloudpickle
 from rich.console import Console
@@ -35,7 +36,7 @@ def main() -> int:
         cloudpickle.register_pickle_by_value(module)
     console = Console()
     bench = Bench(console, quick=options.quick)
-    wanted = options.only or NAMES
+    wanted = options.only or list(FIGURES)
     figures: dict[str, Any] = {}
     for measurement in MEASUREMENTS:
         if any(figure.name in wanted for figure in measurement.figures):
@@ -54,7 +55,7 @@ def _options() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     arguments.add_argument(
-        "--only", choices=NAMES, action="append", help="this figure; can be given several times"
+        "--only", choices=list(FIGURES), action="append", help="this figure; can be given several times"
     )
     arguments.add_argument(
         "--quick", action="store_true", help="little data: a few minutes, and ratios that say nothing"
@@ -74,7 +75,9 @@ def _measured(bench: Bench, measurement: Measurement) -> dict[str, Any]:
         found = {name: {"skipped": str(reason)} for name in names}
     except Exception as error:  # noqa: BLE001 - whatever it is, the other figures are still worth having
         traceback.print_exc()
-        found = {name: {"failed": f"{type(error).__name__}: {str(error).splitlines()[0]}"} for name in names}
+        found = {
+            name: {"failed": f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"} for name in names
+        }
     loads = {"load_before": round(before, 2), "load_after": round(os.getloadavg()[0], 2)}
     return {
         figure.name: _judged({"what": figure.what, "goal": figure.goal, **found[figure.name], **loads})

@@ -15,6 +15,7 @@ import psutil
 
 from penstock.checkpoint.completed import Completed
 from penstock.spark.handle import JobHandle
+from penstock.storage.names import is_temporary
 
 EVERY_S = 0.02
 MIB = 1024 * 1024
@@ -71,6 +72,18 @@ def _anonymous_bytes(process: psutil.Process) -> int:
     return int(found.group(1)) * 1024 if found else 0
 
 
+def sizes_below(folder: Path) -> dict[str, int]:
+    """The files below a folder that somebody is adding to and deleting from."""
+    sizes: dict[str, int] = {}
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            path = Path(parent, name)
+            with contextlib.suppress(FileNotFoundError):
+                if not is_temporary(name):
+                    sizes[path.relative_to(folder).as_posix()] = path.stat().st_size
+    return sizes
+
+
 @dataclass
 class FolderWatch:
     """Every file that was ever seen in a folder, with its largest size: also what was deleted again, and what no checkpoint names."""
@@ -79,11 +92,9 @@ class FolderWatch:
     sizes: dict[str, int] = field(default_factory=dict)
 
     def look(self) -> None:
-        """List the folder."""
-        with contextlib.suppress(FileNotFoundError), os.scandir(self.folder) as entries:
-            for entry in entries:
-                with contextlib.suppress(FileNotFoundError):
-                    self.sizes[entry.name] = max(self.sizes.get(entry.name, 0), entry.stat().st_size)
+        """Note what is there; writes under way have names of their own and are not counted twice."""
+        for name, size in sizes_below(self.folder).items():
+            self.sizes[name] = max(self.sizes.get(name, 0), size)
 
     @property
     def total_bytes(self) -> int:
