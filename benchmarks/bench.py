@@ -64,6 +64,7 @@ class Bench:
         try:
             yield root
         finally:
+            self.fresh_session()  # or Spark's state store, at work in the background, makes the folder again
             shutil.rmtree(root, ignore_errors=True)
 
     def run(self, what: str, job: Runs, *, rows: int, batches: int) -> BatchTimes:
