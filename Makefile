@@ -35,7 +35,7 @@ types: $(READY)  ## check types with mypy --strict
 	@echo "types: mypy"
 	@$(BIN)/mypy --no-error-summary
 
-bench: $(READY)  ## measure beside a peer, in one run
+bench: $(READY)  ## measure every figure in one run, half an hour (ARGS=--quick: a few minutes, to see that it works)
 	@$(BIN)/python benchmarks/run.py $(ARGS)
 
 chaos: $(READY)  ## kill processes at random, CHAOS_KILLS times (50), while a ledger is kept

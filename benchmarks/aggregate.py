@@ -1,36 +1,44 @@
-"""SQL aggregates: `aggregate` beside Spark's native `groupBy().count()` with the RocksDB state store."""
+"""SQL aggregates: `aggregate` beside Spark's native `groupBy().count()` with the RocksDB state store and its changelog."""
 
 from __future__ import annotations
 
-from measure import clicks, noop, run_query, scratch, timed
-from pyspark.sql import SparkSession
-from pyspark.sql import functions as F
+import statistics
 
-import penstock as ps
+import jobs
+from bench import Bench
+from data import Clicks
+from measure import Found
+
+ROUNDS = 2
+WARM_UP = 2
 
 
-def measure(spark: SparkSession, *, rows: int, keys: int, batches: int = 5) -> dict[str, float]:
-    """Seconds a batch, after two to warm up. Spark's results are dropped, Penstock's go into Parquet, exactly once."""
-    with scratch() as root:
-        log = clicks(root, rows=rows, keys=keys, batches=batches)
+def small_state(bench: Bench) -> Found:
+    """Most keys of the state change in every batch."""
+    return _beside(bench, keys=bench.size(200_000, 20_000))
 
-        def spark_alone() -> None:
-            counted = log.read(spark, rows_per_batch=rows).groupBy("user").count()
-            run_query(noop(counted, "update"), root / "spark")
 
-        def penstock() -> None:
-            job = ps.Job(
-                "bench",
-                storage=root / "store",
-                local_dir=root / "local",
-                checkpoint=ps.Checkpointing(interval="1ms"),
-            )
-            stream = job.read(log.read(spark, rows_per_batch=rows), uid="clicks")
-            stream.key_by("user").aggregate(n=F.count("*"), uid="count").write_to(
-                ps.sinks.Files(root / "out"), uid="out"
-            )
-            job.run(available_now=True)
+def large_state(bench: Bench) -> Found:
+    """The state is ten times a batch."""
+    return _beside(bench, keys=bench.size(5_000_000, 100_000))
 
-        theirs = timed(spark, spark_alone, warm_up=2, batches=batches)
-        ours = timed(spark, penstock, warm_up=2, batches=batches)
-    return {"spark_native_s": theirs, "aggregate_s": ours, "ratio": theirs / ours}
+
+def _beside(bench: Bench, *, keys: int) -> Found:
+    """Both build the state with every key once; then they take turns, and each turn's first batches are left out."""
+    rows, turns = bench.size((500_000, ROUNDS), (50_000, 1))
+    spark_s: list[float] = []
+    penstock_s: list[float] = []
+    with bench.scratch() as root:
+        clicks = Clicks(root)
+        theirs = jobs.SparkQuery(clicks, root, jobs.spark_native)
+        ours = jobs.PenstockJob(clicks, root, jobs.by_aggregate)
+        build = clicks.new_keys(rows, keys)
+        bench.run(f"Spark gets {keys:,} keys", theirs, rows=rows, batches=build)
+        bench.run(f"Penstock gets {keys:,} keys", ours, rows=rows, batches=build)
+        for turn in range(turns):
+            batches = clicks.uniform(rows, keys, batches=WARM_UP + bench.size(4, 2))
+            what = f"turn {turn + 1} of {turns}"
+            spark_s += bench.run(f"Spark, {what}", theirs, rows=rows, batches=batches).seconds[WARM_UP:]
+            penstock_s += bench.run(f"Penstock, {what}", ours, rows=rows, batches=batches).seconds[WARM_UP:]
+    native, aggregate = statistics.median(spark_s), statistics.median(penstock_s)
+    return {"spark_native_s": native, "aggregate_s": aggregate, "ratio": native / aggregate, "keys": keys}

@@ -7,8 +7,8 @@ import time
 from pathlib import Path
 
 import pyarrow as pa
-from measure import scratch
-from pyspark.sql import SparkSession
+from bench import Bench
+from measure import Found
 
 import penstock as ps
 
@@ -22,16 +22,16 @@ class Echo(ps.KeyedProcess):
         yield (key,)
 
 
-def measure(spark: SparkSession, *, records: int = 8) -> dict[str, float]:
+def measure(bench: Bench) -> Found:
     """Median seconds from append to visible file, with a checkpoint every two seconds."""
     result = {}
     for mode in (ps.AT_LEAST_ONCE, ps.EXACTLY_ONCE):
-        with scratch() as root:
-            result[f"{mode.name.lower()}_s"] = _median(spark, root, mode, records)
+        with bench.scratch() as root:
+            result[f"{mode.name.lower()}_s"] = _median(bench, root, mode, records=bench.size(8, 4))
     return {**result, "ratio": result["exactly_once_s"] / result["at_least_once_s"]}
 
 
-def _median(spark: SparkSession, root: Path, mode: ps.Mode, records: int) -> float:
+def _median(bench: Bench, root: Path, mode: ps.Mode, *, records: int) -> float:
     log = ps.sources.PartitionedLog(root / "log", "id long", 1)
     job = ps.Job(
         "bench",
@@ -39,7 +39,7 @@ def _median(spark: SparkSession, root: Path, mode: ps.Mode, records: int) -> flo
         local_dir=root / "local",
         checkpoint=ps.Checkpointing(interval=INTERVAL, mode=mode),
     )
-    job.read(log.read(spark), uid="records").key_by("id").process(
+    job.read(log.read(bench.spark), uid="records").key_by("id").process(
         Echo(), schema="id long", uid="echo"
     ).write_to(ps.sinks.Files(root / "out"), uid="out")
     handle = job.start()

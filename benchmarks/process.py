@@ -1,71 +1,96 @@
-"""Own Python code per key: `KeyedProcess` beside PySpark's `transformWithState`, the same count on the same rows."""
+"""Own Python code per key: `KeyedProcess` beside PySpark's `transformWithState` and its pandas form, the same count on the same rows."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable
+from pathlib import Path
 
-from measure import clicks, noop, run_query, scratch, timed
-from pyspark.sql import Row, SparkSession
-from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
+import jobs
+from bench import Bench, SkippedError
+from data import Clicks
+from measure import Found, median_of
+from pyspark.sql import DataFrame
 
 import penstock as ps
+from penstock.state.backends import backend_named
+
+WARM_UP_ROWS = 2_000
 
 
-class SparkCount(StatefulProcessor):
-    """The peer."""
-
-    def init(self, handle: StatefulProcessorHandle) -> None:
-        self.count = handle.getValueState("count", "n long")
-
-    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:  # noqa: N802, N803
-        before = self.count.get()[0] if self.count.exists() else 0
-        now = before + sum(1 for _ in rows)
-        self.count.update((now,))
-        yield Row(user=key[0], n=now)
-
-    def close(self) -> None:
-        """Nothing is open."""
+def uniform(bench: Bench) -> Found:
+    """Every user as likely as the other."""
+    return _beside(bench, Clicks.uniform, jobs.spark_python, "transform_with_state", peer_batches=3)
 
 
-class PenstockCount(ps.KeyedProcess):
-    """The same with Penstock."""
-
-    count = ps.ValueState("long", default=0)
-
-    def process(self, key, rows, ctx):
-        self.count.value += len(rows)
-        yield key, self.count.value
+def zipf(bench: Bench) -> Found:
+    """Few users with most of the rows."""
+    return _beside(bench, Clicks.zipf, jobs.spark_python, "transform_with_state", peer_batches=3)
 
 
-def measure(spark: SparkSession, *, rows: int, keys: int, batches: int = 3) -> dict[str, float]:
-    """Seconds a batch, after one batch to warm up. Spark's results are dropped, Penstock's go into Parquet, exactly once."""
-    with scratch() as root:
-        log = clicks(root, rows=rows, keys=keys, batches=batches)
+def pandas(bench: Bench) -> Found:
+    """One batch only of the peer: it takes minutes."""
+    return _beside(bench, Clicks.uniform, jobs.spark_pandas, "transform_with_state_in_pandas", peer_batches=1)
 
-        def spark_alone() -> None:
-            frame = log.read(spark, rows_per_batch=rows).groupBy("user")
-            counted = frame.transformWithState(
-                statefulProcessor=SparkCount(),
-                outputStructType="user long, n long",
-                outputMode="Update",
-                timeMode="None",
-            )
-            run_query(noop(counted, "update"), root / "spark")
 
-        def penstock() -> None:
-            job = ps.Job(
-                "bench",
-                storage=root / "store",
-                local_dir=root / "local",
-                checkpoint=ps.Checkpointing(interval="1ms"),
-            )
-            stream = job.read(log.read(spark, rows_per_batch=rows), uid="clicks")
-            stream.key_by("user").process(PenstockCount(), schema="user long, n long", uid="count").write_to(
-                ps.sinks.Files(root / "out"), uid="out"
-            )
-            job.run(available_now=True)
+def _beside(
+    bench: Bench,
+    add: Callable[..., int],
+    peer: Callable[[DataFrame], DataFrame],
+    name: str,
+    *,
+    peer_batches: int,
+) -> Found:
+    """A batch of few rows warms both up; then the first of several whole batches is left out too, on both sides."""
+    rows, keys = bench.size((500_000, 200_000), (20_000, 8_000))
+    with bench.scratch() as root:
+        clicks = Clicks(root)
+        theirs = jobs.SparkQuery(clicks, root, peer)
+        ours = jobs.PenstockJob(clicks, root, jobs.by_process)
+        add(clicks, WARM_UP_ROWS, keys)
+        bench.run("Penstock warms up", ours, rows=rows, batches=1)
+        bench.run("Spark warms up", theirs, rows=rows, batches=1)
+        add(clicks, rows, keys, batches=peer_batches)
+        spark = bench.run(name, theirs, rows=rows, batches=peer_batches).seconds
+        add(clicks, rows, keys, batches=3 - peer_batches)
+        penstock = bench.run("process", ours, rows=rows, batches=3).seconds
+        distinct = _distinct(clicks)
+    seconds = median_of(spark, warm_up=1 if peer_batches > 1 else 0)
+    process_s = median_of(penstock, warm_up=1)
+    return {
+        f"{name}_s": seconds,
+        "process_s": process_s,
+        "ratio": seconds / process_s,
+        "peer_batches": peer_batches,
+        "keys": distinct,
+    }
 
-        ours = timed(spark, penstock, warm_up=1, batches=batches)
-        theirs = timed(spark, spark_alone, warm_up=1, batches=batches)
-    return {"transform_with_state_s": theirs, "process_s": ours, "ratio": theirs / ours}
+
+def _distinct(clicks: Clicks) -> int:
+    return len(clicks.log.table().column("user").unique())
+
+
+def backends(bench: Bench) -> Found:
+    """The same job of Penstock with its state in sorted files and in RocksDB."""
+    try:
+        backend_named("rocksdb")
+    except ps.ConfigError as error:
+        raise SkippedError(str(error)) from error
+    rows, keys = bench.size((500_000, 200_000), (20_000, 8_000))
+    with bench.scratch() as root:
+        clicks = Clicks(root)
+        clicks.uniform(rows, keys, batches=4)
+        found = {name: _seconds(bench, clicks, root, name, rows) for name in ("filesystem", "rocksdb")}
+    return {
+        **{f"{name}_s": seconds for name, seconds in found.items()},
+        "ratio": found["rocksdb"] / found["filesystem"],
+    }
+
+
+def _seconds(bench: Bench, clicks: Clicks, root: Path, backend: str, rows: int) -> float:
+    job = jobs.PenstockJob(clicks, root / backend, jobs.by_process, backend=backend)
+    return median_of(bench.run(backend, job, rows=rows, batches=4).seconds, warm_up=1)
+
+
+def vectorised(bench: Bench) -> Found:  # noqa: ARG001 - the others have it
+    """A batch of keys at a time in Python, beside a key at a time."""
+    raise SkippedError("this version has no process_batch")

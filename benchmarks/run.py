@@ -1,123 +1,115 @@
-"""Run every benchmark beside its peer, in one run; print the ratios and leave them in results/latest.json.
+"""Run every benchmark beside its peer, in one run; print the ratios and leave them in results/latest.json and in the pages.
 
-make bench                        # all of it, about ten minutes
-make bench ARGS='--only small_batch_overhead --quick'
+make bench                                         # all of it, about half an hour
+make bench ARGS='--quick'                          # all of it with little data, to see that it works; writes nothing
+make bench ARGS='--only small_batch_overhead'      # one figure; writes nothing
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import platform
 import sys
-from collections.abc import Callable
+import traceback
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
-import aggregate
+import jobs
 import latency
-import process
+import report
 import small_batch
-from measure import ROCKSDB
+from bench import CORES, Bench, SkippedError
+from figures import MEASUREMENTS, Measurement
+from goals import FIGURES
 from pyspark import __version__ as spark_version
 from pyspark import cloudpickle
 from rich.console import Console
-from rich.table import Table
 
 import penstock as ps
 
-RESULTS = Path(__file__).parent / "results" / "latest.json"
 
-Figure = tuple[str, str, Callable[[Any, bool], dict[str, float]]]
-
-FIGURES: list[Figure] = [
-    (
-        "process_vs_transform_with_state",
-        ">= 30",
-        lambda spark, quick: process.measure(
-            spark, rows=50_000 if quick else 500_000, keys=20_000 if quick else 200_000
-        ),
-    ),
-    (
-        "aggregate_vs_spark_native",
-        ">= 2",
-        lambda spark, quick: aggregate.measure(
-            spark, rows=50_000 if quick else 500_000, keys=20_000 if quick else 200_000
-        ),
-    ),
-    (
-        "small_batch_overhead",
-        "<= 1.5",
-        lambda spark, quick: small_batch.measure(spark, batches=30 if quick else 60),
-    ),
-    (
-        "result_latency_exactly_over_at_least_once",
-        "printed",
-        lambda spark, quick: latency.measure(spark, records=4 if quick else 8),
-    ),
-]
-
-
-def main() -> None:
+def main() -> int:
     """Measure, print, write."""
-    arguments = argparse.ArgumentParser(description=__doc__)
-    arguments.add_argument("--only", choices=[name for name, _, _ in FIGURES], action="append")
-    arguments.add_argument(
-        "--quick", action="store_true", help="a tenth of the data; the ratios are then smaller"
-    )
-    options = arguments.parse_args()
-    for module in (process, latency, small_batch):
+    options = _options()
+    for module in (jobs, latency, small_batch):
         cloudpickle.register_pickle_by_value(module)
-    spark = ps.local_session(
-        "penstock-bench",
-        cores=2,
-        config={
-            "spark.driver.memory": "3g",
-            "spark.sql.shuffle.partitions": "2",
-            "spark.sql.streaming.stateStore.providerClass": ROCKSDB,
-            "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
-        },
-    )
     console = Console()
-    results: dict[str, Any] = {}
-    for name, goal, measure in FIGURES:
-        if options.only and name not in options.only:
-            continue
-        console.print(f"measuring {name} ...")
-        before = os.getloadavg()[0]
-        found = measure(spark, options.quick)
-        results[name] = {**found, "goal": goal, "load_before": before, "load_after": os.getloadavg()[0]}
-    spark.stop()
-    console.print(_table(results))
+    bench = Bench(console, quick=options.quick)
+    wanted = options.only or list(FIGURES)
+    figures: dict[str, Any] = {}
+    for measurement in MEASUREMENTS:
+        if any(figure.name in wanted for figure in measurement.figures):
+            figures |= _measured(bench, measurement)
+    bench.fresh_session()
+    little = ", little data: the ratios say nothing" if options.quick else ""
+    console.print(report.terminal(figures, f"Penstock beside its peers, one run{little}"))
     if not options.only and not options.quick:
-        _write(results)
-        console.print(f"written to {RESULTS.name}")
+        report.write(_results(figures))
+        console.print(f"written to {report.RESULTS.name} and the pages")
+    return _exit_code(console, figures, goals_count=not options.quick)
 
 
-def _table(results: dict[str, Any]) -> Table:
-    table = Table(title="Penstock beside its peers, one run")
-    for column in ("figure", "ratio", "goal", "seconds a batch", "load before/after"):
-        table.add_column(column)
-    for name, found in results.items():
-        seconds = ", ".join(f"{key[:-2]} {value:.3f}" for key, value in found.items() if key.endswith("_s"))
-        load = f"{found['load_before']:.1f} / {found['load_after']:.1f}"
-        table.add_row(name, f"{found['ratio']:.2f}", found["goal"], seconds, load)
-    return table
+def _options() -> argparse.Namespace:
+    arguments = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    arguments.add_argument(
+        "--only", choices=list(FIGURES), action="append", help="this figure; can be given several times"
+    )
+    arguments.add_argument(
+        "--quick", action="store_true", help="little data: a few minutes, and ratios that say nothing"
+    )
+    return arguments.parse_args()
 
 
-def _write(results: dict[str, Any]) -> None:
-    content = {
+def _measured(bench: Bench, measurement: Measurement) -> dict[str, Any]:
+    """The figures of one measurement; one that fails says why, and the others go on."""
+    names = [figure.name for figure in measurement.figures]
+    bench.console.print(f"measuring {', '.join(names)}")
+    bench.fresh_session()
+    before = os.getloadavg()[0]
+    try:
+        found = measurement.run(bench)
+    except SkippedError as reason:
+        found = {name: {"skipped": str(reason)} for name in names}
+    except Exception as error:  # noqa: BLE001 - whatever it is, the other figures are still worth having
+        traceback.print_exc()
+        found = {
+            name: {"failed": f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"} for name in names
+        }
+    loads = {"load_before": round(before, 2), "load_after": round(os.getloadavg()[0], 2)}
+    return {
+        figure.name: _judged({"what": figure.what, "goal": figure.goal, **found[figure.name], **loads})
+        for figure in measurement.figures
+    }
+
+
+def _judged(found: dict[str, Any]) -> dict[str, Any]:
+    if "ratio" not in found:
+        return {**found, "met": False}
+    return {**found, "met": report.met(found["goal"], found["ratio"])}
+
+
+def _results(figures: dict[str, Any]) -> dict[str, Any]:
+    return {
         "when": datetime.now(UTC).isoformat(timespec="seconds"),
         "python": platform.python_version(),
         "spark": spark_version,
         "penstock": ps.__version__,
-        "cores": os.cpu_count(),
-        "figures": results,
+        "cores": CORES,
+        "figures": figures,
     }
-    RESULTS.parent.mkdir(exist_ok=True)
-    RESULTS.write_text(json.dumps(content, indent=2) + "\n")
+
+
+def _exit_code(console: Console, figures: dict[str, Any], *, goals_count: bool) -> int:
+    failed = [name for name, found in figures.items() if "failed" in found]
+    missed = [name for name, found in figures.items() if "ratio" in found and not found["met"]]
+    if failed:
+        console.print(f"failed: {', '.join(failed)}")
+    if missed and goals_count:
+        console.print(f"goal not met: {', '.join(missed)}")
+    return 1 if failed else 0
 
 
 if __name__ == "__main__":

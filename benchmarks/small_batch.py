@@ -6,54 +6,46 @@ batches as state and stages the output. A second peer drops its output, so that 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
+import jobs
 import pyarrow as pa
-from measure import clicks, run_query, scratch, timed
-from pyspark.sql import DataFrame, SparkSession
+from bench import Bench
+from data import Clicks
+from measure import Found, median_of
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-import penstock as ps
-
 ROWS = 1000
+KEYS = 100
+WARM_UP = 15
 
 
 def passed_on(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     yield from batches
 
 
-def measure(spark: SparkSession, *, batches: int = 60, warm_up: int = 15) -> dict[str, float]:
-    """Median seconds a batch."""
-    with scratch() as root:
-        log = clicks(root, rows=ROWS, keys=100, batches=batches)
-
-        def counted(frame: DataFrame) -> DataFrame:
-            frame.sparkSession.conf.set("spark.sql.adaptive.enabled", "false")
-            frame.sparkSession.conf.set("spark.sql.shuffle.partitions", "2")
-            counts = frame.groupBy("user").agg(F.count("*").alias("n"))
-            return counts.mapInArrow(passed_on, counts.schema)
+def measure(bench: Bench) -> Found:
+    """Median seconds a batch; Penstock with the interval that a job has when nothing is said."""
+    with bench.scratch() as root:
+        clicks = Clicks(root)
+        batches = clicks.uniform(ROWS, KEYS, batches=bench.size(60, 20))
 
         def to_parquet(frame: DataFrame, _: int) -> None:
-            counted(frame).write.mode("append").parquet(str(root / "plain"))
+            _counted(frame).write.mode("append").parquet(str(root / "plain"))
 
         def to_nowhere(frame: DataFrame, _: int) -> None:
-            counted(frame).write.mode("append").format("noop").save()
+            _counted(frame).write.mode("append").format("noop").save()
 
-        def foreach(function: object, name: str) -> float:
-            writer = log.read(spark, rows_per_batch=ROWS).writeStream.foreachBatch(function)
-            return timed(spark, lambda: run_query(writer, root / name), warm_up=warm_up, batches=batches)
+        def foreach(function: Callable[[DataFrame, int], None], name: str) -> float:
+            writer = clicks.log.read(bench.spark, ROWS).writeStream.foreachBatch(function)
+            times = bench.watch(name, lambda: jobs.run_query(writer, root / name), batches=batches)
+            return median_of(times.seconds, warm_up=WARM_UP)
 
-        def penstock() -> None:
-            job = ps.Job("bench", storage=root / "store", local_dir=root / "local")
-            stream = job.read(log.read(spark, rows_per_batch=ROWS), uid="clicks")
-            stream.key_by("user").aggregate(n=F.count("*"), uid="count").write_to(
-                ps.sinks.Files(root / "out"), uid="out"
-            )
-            job.run(available_now=True)
-
-        plain = foreach(to_parquet, "parquet")
-        ours = timed(spark, penstock, warm_up=warm_up, batches=batches)
-        bare = foreach(to_nowhere, "nowhere")
+        plain = foreach(to_parquet, "foreachBatch")
+        job = jobs.PenstockJob(clicks, root, jobs.by_aggregate, interval="10s")
+        ours = median_of(bench.run("Penstock", job, rows=ROWS, batches=batches).seconds, warm_up=WARM_UP)
+        bare = foreach(to_nowhere, "foreachBatch without output")
     return {
         "foreach_batch_s": plain,
         "foreach_batch_without_output_s": bare,
@@ -61,3 +53,10 @@ def measure(spark: SparkSession, *, batches: int = 60, warm_up: int = 15) -> dic
         "ratio": ours / plain,
         "ratio_without_output": ours / bare,
     }
+
+
+def _counted(frame: DataFrame) -> DataFrame:
+    frame.sparkSession.conf.set("spark.sql.adaptive.enabled", "false")
+    frame.sparkSession.conf.set("spark.sql.shuffle.partitions", "2")
+    counts = frame.groupBy("user").agg(F.count("*").alias("n"))
+    return counts.mapInArrow(passed_on, counts.schema)

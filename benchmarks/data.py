@@ -1,0 +1,53 @@
+"""Input for the benchmarks: rows made with NumPy, appended to a log of two partitions a batch at a time. Driver."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+import penstock as ps
+
+Ids = npt.NDArray[np.int64]
+PARTITIONS = 2
+ODD = 0x9E3779B97F4A7C15
+"""Times an odd number, modulo 2**64, no two ids become equal: keys come in no order that would favour a sorted store."""
+ZIPF_EXPONENT = 1.1
+
+
+class Clicks:
+    """A log of clicks; each method adds batches of `rows` rows and returns how many batches that were."""
+
+    def __init__(self, root: Path, *, seed: int = 7) -> None:
+        self.log = ps.sources.PartitionedLog(root / "log", "user long, amount long", PARTITIONS)
+        self._rng = np.random.default_rng(seed)
+
+    def uniform(self, rows: int, keys: int, *, batches: int = 1) -> int:
+        """Every row of any of `keys` users, each as likely as the other."""
+        return self._add(batches, lambda _: self._rng.integers(0, keys, rows))
+
+    def zipf(self, rows: int, keys: int, *, batches: int = 1) -> int:
+        """Few users have most of the rows: user k as often as 1 / k**1.1."""
+        weights = np.cumsum(1.0 / np.arange(1, keys + 1) ** ZIPF_EXPONENT)
+        return self._add(
+            batches, lambda _: np.searchsorted(weights, self._rng.random(rows) * weights[-1]).astype(np.int64)
+        )
+
+    def new_keys(self, rows: int, keys: int) -> int:
+        """Users 0 to `keys`, each once, `rows` a batch."""
+        return self._add(-(-keys // rows), lambda at: np.arange(at * rows, min((at + 1) * rows, keys)))
+
+    def changed_keys(self, rows: int, keys: int, *, batches: int = 1) -> int:
+        """`rows` different users out of `keys` in every batch."""
+        return self._add(batches, lambda _: self._rng.choice(keys, rows, replace=False, shuffle=False))
+
+    def _add(self, batches: int, ids: Callable[[int], Ids]) -> int:
+        for number in range(batches):
+            users = (ids(number).astype(np.uint64) * np.uint64(ODD)).view(np.int64)
+            for partition, part in enumerate(np.array_split(users, PARTITIONS)):
+                amounts = self._rng.integers(0, 100, len(part))
+                self.log.append(partition, pa.table({"user": part, "amount": amounts}), sync=False)
+        return batches

@@ -1,0 +1,49 @@
+"""Which measurement finds which figure. One may find several, when building what it needs takes minutes. Driver."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import aggregate
+import checkpoint_cost
+import exactly_once
+import large_state
+import latency
+import process
+import small_batch
+from bench import Bench
+from goals import FIGURES, Figure
+from measure import Found
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """Finds its figures, by their names."""
+
+    figures: tuple[Figure, ...]
+    run: Callable[[Bench], dict[str, Found]]
+
+
+def _one(name: str, measure: Callable[[Bench], Found]) -> Measurement:
+    return Measurement((FIGURES[name],), lambda bench: {name: measure(bench)})
+
+
+def _several(names: tuple[str, ...], measure: Callable[[Bench], dict[str, Found]]) -> Measurement:
+    return Measurement(tuple(FIGURES[name] for name in names), measure)
+
+
+MEASUREMENTS = (
+    _one("process_vs_transform_with_state", process.uniform),
+    _one("process_vs_transform_with_state_zipf", process.zipf),
+    _one("process_vs_transform_with_state_in_pandas", process.pandas),
+    _one("aggregate_vs_spark_native", aggregate.small_state),
+    _one("aggregate_vs_spark_native_large", aggregate.large_state),
+    _several(("state_scale", "worker_memory"), large_state.measure),
+    _several(("checkpoint_scale_bytes", "checkpoint_scale_seconds"), checkpoint_cost.measure),
+    _one("exactly_once_cost", exactly_once.measure),
+    _one("small_batch_overhead", small_batch.measure),
+    _one("result_latency_exactly_over_at_least_once", latency.measure),
+    _one("filesystem_vs_rocksdb", process.backends),
+    _one("process_batch_vs_process", process.vectorised),
+)

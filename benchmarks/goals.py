@@ -1,0 +1,94 @@
+"""Every figure by name: its goal, and in one line what is compared. Needs no Spark, so that the pages can be checked against it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+PRINTED = "printed"
+
+
+@dataclass(frozen=True)
+class Figure:
+    """What is promised."""
+
+    name: str
+    goal: str
+    what: str
+
+
+FIGURES = {
+    figure.name: figure
+    for figure in (
+        Figure(
+            "process_vs_transform_with_state",
+            ">= 50",
+            "own Python per key, against PySpark's `transformWithState`: 500,000 rows a batch over 200,000 keys",
+        ),
+        Figure(
+            "process_vs_transform_with_state_zipf",
+            ">= 50",
+            "the same, but few keys have most of the rows",
+        ),
+        Figure(
+            "process_vs_transform_with_state_in_pandas",
+            ">= 200",
+            "the same as the first, against `transformWithStateInPandas`; the peer runs one batch only",
+        ),
+        Figure(
+            "aggregate_vs_spark_native",
+            ">= 3",
+            "`aggregate`, against `groupBy().count()` with Spark's RocksDB state store and changelog: "
+            "500,000 rows a batch, 200,000 keys of state",
+        ),
+        Figure(
+            "aggregate_vs_spark_native_large",
+            ">= 3",
+            "the same with 5,000,000 keys of state",
+        ),
+        Figure(
+            "state_scale",
+            "<= 1.5",
+            "the time of a batch of 100,000 changed keys: 10,000,000 keys of state over 100,000",
+        ),
+        Figure(
+            "worker_memory",
+            "<= 1.5",
+            "the most memory of a Python worker in these batches, mapped files apart: 10,000,000 keys over 100,000",
+        ),
+        Figure(
+            "checkpoint_scale_bytes",
+            "<= 1.2",
+            "what a checkpoint of 10,000 changed keys adds: 5,000,000 keys of state over 50,000",
+        ),
+        Figure(
+            "checkpoint_scale_seconds",
+            "<= 1.5",
+            "the same checkpoints: freezing and uploading, the slowest subtask",
+        ),
+        Figure(
+            "exactly_once_cost",
+            "<= 1.1",
+            "throughput at least once over exactly once, a checkpoint every batch, 500,000 rows over 200,000 keys",
+        ),
+        Figure(
+            "small_batch_overhead",
+            "<= 1.5",
+            "a batch of 1,000 rows into Parquet, against the same `foreachBatch` without Penstock",
+        ),
+        Figure(
+            "result_latency_exactly_over_at_least_once",
+            PRINTED,
+            "time until a result is seen, with a checkpoint every 2 s",
+        ),
+        Figure(
+            "filesystem_vs_rocksdb",
+            PRINTED,
+            "the same `process` job: seconds on RocksDB over seconds on sorted files",
+        ),
+        Figure(
+            "process_batch_vs_process",
+            PRINTED,
+            "Python for a batch of keys at a time, against a key at a time",
+        ),
+    )
+}

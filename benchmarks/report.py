@@ -1,0 +1,114 @@
+"""The results as JSON, as a table in the terminal, and as tables in the pages: all from the same numbers. Needs no Spark."""
+
+from __future__ import annotations
+
+import json
+import operator
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from goals import PRINTED
+from rich.markup import escape
+from rich.table import Table
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "benchmarks" / "results" / "latest.json"
+PAGES = (ROOT / "README.md", ROOT / "docs" / "performance.md")
+BEGIN, END = "<!-- figures: written by make bench -->", "<!-- end of figures -->"
+_COMPARISONS = {">=": operator.ge, "<=": operator.le}
+_BESIDE = ("ratio", "goal", "met", "load_before", "load_after", "what", "skipped", "failed")
+
+Figures = Mapping[str, Mapping[str, Any]]
+
+
+def met(goal: str, ratio: float) -> bool:
+    """Whether a ratio reaches its goal; a figure that is only printed has none to miss."""
+    if goal == PRINTED:
+        return True
+    sign, limit = goal.split()
+    return bool(_COMPARISONS[sign](ratio, float(limit)))
+
+
+def terminal(figures: Figures, title: str) -> Table:
+    """For people who wait for it."""
+    table = Table(title=title, show_lines=True)
+    for column in ("figure, and what was measured", "ratio", "goal", "load"):
+        table.add_column(column)
+    for name, found in figures.items():
+        table.add_row(
+            f"[bold]{name}[/bold]\n{escape(_details(found))}", _ratio(found), _goal(found), _load(found)
+        )
+    return table
+
+
+def markdown(results: Mapping[str, Any]) -> str:
+    """For the pages."""
+    head = (
+        f"One run of {results['when'][:10]}: {results['cores']} cores, Python {results['python']}, Spark {results['spark']}, "
+        f"Penstock {results['penstock']}.\n\n"
+        "| figure | what is compared | goal | ratio | measured | load |\n|---|---|---|---|---|---|\n"
+    )
+    rows = (
+        f"| `{name}` | {found.get('what', '')} | {_goal(found)} | {_ratio(found)} | {_short(found)} | {_load(found)} |\n"
+        for name, found in results["figures"].items()
+    )
+    return head + "".join(rows)
+
+
+def write(results: Mapping[str, Any]) -> None:
+    """Write the JSON, and the same numbers into the pages."""
+    RESULTS.parent.mkdir(exist_ok=True)
+    RESULTS.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
+    for page in PAGES:
+        page.write_text(with_figures(page.read_text(encoding="utf-8"), markdown(results)), encoding="utf-8")
+
+
+def with_figures(page: str, table: str) -> str:
+    """The page with this table between its marks."""
+    before, rest = page.split(BEGIN)
+    _, after = rest.split(END)
+    return f"{before}{BEGIN}\n{table}{END}{after}"
+
+
+def figures_of(page: str) -> str:
+    """The table that stands in a page."""
+    return page.split(BEGIN)[1].split(END, maxsplit=1)[0].removeprefix("\n")
+
+
+def _goal(found: Mapping[str, Any]) -> str:
+    goal = str(found["goal"])
+    if goal == PRINTED or "ratio" not in found:
+        return goal
+    return f"{goal}: {'met' if met(goal, found['ratio']) else 'NOT met'}"
+
+
+def _ratio(found: Mapping[str, Any]) -> str:
+    if "ratio" in found:
+        return f"{found['ratio']:.2f}"
+    return "skipped" if "skipped" in found else "failed"
+
+
+def _details(found: Mapping[str, Any]) -> str:
+    if "ratio" not in found:
+        return str(found.get("skipped") or found.get("failed"))
+    return ", ".join(_worded(name, value) for name, value in found.items() if name not in _BESIDE)
+
+
+def _short(found: Mapping[str, Any]) -> str:
+    """For a page: of a failure only its kind, because the rest may name folders of the machine."""
+    text = str(found["failed"]).partition(":")[0] if "failed" in found else _details(found)
+    return text.replace("|", "\\|")
+
+
+def _worded(name: str, value: float) -> str:
+    words = name.replace("_", " ")
+    if name.endswith("_s"):
+        return f"{words[:-2]} {value:.3f} s"
+    if name.endswith("_mib"):
+        return f"{words[:-4]} {value:.0f} MiB"
+    return f"{words} {value:,.0f}" if value >= 1000 or value == int(value) else f"{words} {value:.2f}"
+
+
+def _load(found: Mapping[str, Any]) -> str:
+    return f"{found['load_before']:.1f} / {found['load_after']:.1f}"
