@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 from data import Clicks
 from pyspark.sql import DataFrame, Row, SparkSession
@@ -19,6 +20,7 @@ from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
 import penstock as ps
 from penstock.spark.handle import JobHandle
 
+Count = Callable[[ps.Stream], ps.Stream]
 RESULT = "user long, n long"
 AT_ONCE = 4
 """So many checkpoints may be under way, so that a slow one does not spare the next batch its own."""
@@ -71,6 +73,22 @@ def by_process(stream: ps.Stream) -> ps.Stream:
     return stream.key_by("user").process(PenstockCount(), schema=RESULT, uid="count")
 
 
+class PenstockBatchCount(ps.BatchProcess):
+    """The same for all keys of a batch at once."""
+
+    count = ps.ValueState("long", default=0)
+
+    def process_batch(self, keys, batch, state):
+        now = state["count"].to_numpy() + np.bincount(batch.key_index, minlength=len(keys))
+        state["count"] = now
+        return {"user": keys["user"], "n": now}
+
+
+def by_process_batch(stream: ps.Stream) -> ps.Stream:
+    """Own Python code for all keys at once."""
+    return stream.key_by("user").process(PenstockBatchCount(), schema=RESULT, uid="count")
+
+
 def by_aggregate(stream: ps.Stream) -> ps.Stream:
     """An SQL aggregate."""
     return stream.key_by("user").aggregate(n=F.count("*"), uid="count")
@@ -101,7 +119,7 @@ class PenstockJob:
 
     clicks: Clicks
     root: Path
-    count: Callable[[ps.Stream], ps.Stream]
+    count: Count
     backend: str = "filesystem"
     mode: ps.Mode = ps.EXACTLY_ONCE
     interval: str = "1ms"

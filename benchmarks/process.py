@@ -79,18 +79,36 @@ def backends(bench: Bench) -> Found:
     with bench.scratch() as root:
         clicks = Clicks(root)
         clicks.uniform(rows, keys, batches=4)
-        found = {name: _seconds(bench, clicks, root, name, rows) for name in ("filesystem", "rocksdb")}
+        found = {
+            name: _seconds(bench, clicks, root, rows, jobs.by_process, backend=name)
+            for name in ("filesystem", "rocksdb")
+        }
     return {
         **{f"{name}_s": seconds for name, seconds in found.items()},
         "ratio": found["rocksdb"] / found["filesystem"],
     }
 
 
-def _seconds(bench: Bench, clicks: Clicks, root: Path, backend: str, rows: int) -> float:
-    job = jobs.PenstockJob(clicks, root / backend, jobs.by_process, backend=backend)
-    return median_of(bench.run(backend, job, rows=rows, batches=4).seconds, warm_up=1)
+def _seconds(
+    bench: Bench, clicks: Clicks, root: Path, rows: int, count: jobs.Count, *, backend: str = "filesystem"
+) -> float:
+    what = f"{count.__name__} {backend}"
+    job = jobs.PenstockJob(clicks, root / what, count, backend=backend)
+    return median_of(bench.run(what, job, rows=rows, batches=4).seconds, warm_up=1)
 
 
-def vectorised(bench: Bench) -> Found:  # noqa: ARG001 - the others have it
+def vectorised(bench: Bench) -> Found:
     """A batch of keys at a time in Python, beside a key at a time."""
-    raise SkippedError("this version has no process_batch")
+    rows, keys = bench.size((500_000, 200_000), (20_000, 8_000))
+    with bench.scratch() as root:
+        clicks = Clicks(root)
+        clicks.uniform(rows, keys, batches=4)
+        found = {
+            count.__name__: _seconds(bench, clicks, root, rows, count)
+            for count in (jobs.by_process, jobs.by_process_batch)
+        }
+    return {
+        "process_s": found["by_process"],
+        "process_batch_s": found["by_process_batch"],
+        "ratio": found["by_process"] / found["by_process_batch"],
+    }
