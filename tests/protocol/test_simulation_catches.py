@@ -58,7 +58,7 @@ def never_look_whether_another_run_owns_the_job(patch: Patch) -> None:
     patch.setattr(coordinator, "check_owner", lambda storage, run: None)
 
 
-@mutation(29)
+@mutation(1095)
 def discard_without_looking_whether_another_run_owns_the_job(patch: Patch) -> None:
     discard = Coordinator._discard
 
