@@ -37,9 +37,14 @@ class Assignment:
     """Files of the version before that are not known to be in storage."""
     keep: frozenset[str]
     """Local files that a pending checkpoint may still have to upload."""
-    required: bool
-    """Whether a checkpoint waits for the state at the end of this batch."""
+    awaited: frozenset[int]
+    """The checkpoints under way when the batch began."""
     newest_will_do: bool
+
+    @property
+    def required(self) -> bool:
+        """Whether a checkpoint waits for the state at the end of this batch."""
+        return self.batch in self.awaited
 
 
 class OperatorAnswer(msgspec.Struct, frozen=True, tag="operator"):

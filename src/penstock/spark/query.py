@@ -39,7 +39,7 @@ from penstock.recovery.rescale import redistribute
 from penstock.recovery.restore import RestorePoint, restore
 from penstock.snapshot.mailbox import Mailbox
 from penstock.snapshot.messages import Message, TaskFailed, UploadDone, UploadFailed
-from penstock.snapshot.rescue import Rescue
+from penstock.snapshot.rescue import Rescue, in_background
 from penstock.spark import progress_log
 from penstock.spark.assignment import Answer, AnswerList, Assignment, OperatorAnswer, SinkAnswer, read_answers
 from penstock.spark.compiled import Compiled
@@ -181,6 +181,7 @@ class QueryRun:
             self._local_dir,
             SYSTEM_CLOCK,
             lambda handle: self._loop.post(SnapshotDurable(handle)),
+            in_background,
         )
         try:
             self._loop.start()
@@ -297,7 +298,10 @@ class QueryRun:
             case UploadDone():
                 self._loop.post(SnapshotDurable(message.handle, message.async_ms))
             case UploadFailed():
-                self._loop.post(SnapshotDeclined(message.subtask, message.version, message.cause))
+                self._rescue.failed(message.subtask)
+                self._loop.post(
+                    SnapshotDeclined(message.subtask, message.version, message.cause, message.files)
+                )
             case TaskFailed():
                 self._told.append(message)
 
@@ -342,8 +346,9 @@ class QueryRun:
 
     def _assign(self, batch: CheckpointId) -> Assignment:
         coordinator = self._loop.coordinator
-        required = coordinator.begin_batch(batch)
+        coordinator.begin_batch(batch)
         with coordinator.lock:
+            awaited = frozenset(coordinator.protocol.pending)
             # From this run's own handles: the protocol may not have taken the batch before from its queue yet.
             working = {name for handle in self._handles.values() for name in handle.files}
             undurable = frozenset(coordinator.protocol.undurable(working))
@@ -361,7 +366,7 @@ class QueryRun:
             handles=self._handles,
             undurable=undurable,
             keep=keep,
-            required=required,
+            awaited=awaited,
             newest_will_do=self._mode is Mode.AT_LEAST_ONCE,
         )
 

@@ -135,6 +135,7 @@ class OperatorTask(ABC):
                 durable,
                 required=plan.required,
                 newest_will_do=plan.newest_will_do,
+                awaited=plan.awaited,
             )
         )
         _forget_local_files(plan, handle)
