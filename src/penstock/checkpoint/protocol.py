@@ -141,13 +141,17 @@ class Protocol:
         return self.completed[-1].id if self.completed else NO_CHECKPOINT
 
     @property
+    def newest_batch(self) -> CheckpointId:
+        """The newest batch that is known to be finished."""
+        return self._newest.batch if self._newest else NO_CHECKPOINT
+
+    @property
     def settled(self) -> bool:
         """Whether a drain is over: the newest batch is in a completed checkpoint and every transaction is committed.
 
         Never before `Drain` was taken: until then batches may be finished that nothing has been told about here.
         """
-        newest = self._newest.batch if self._newest else NO_CHECKPOINT
-        done = not self.pending and not self.uncommitted and self.last_completed >= newest
+        done = not self.pending and not self.uncommitted and self.last_completed >= self.newest_batch
         return self.draining and done
 
     # ── being told ─────────────────────────────────────────────────────────────────────────────

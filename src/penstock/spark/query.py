@@ -71,6 +71,8 @@ class QueryRun:
     stopping: threading.Event
     failure: BaseException | None = None
     _told: list[TaskFailed] = field(default_factory=list)
+    _posted: dict[CheckpointId, set[str]] = field(default_factory=dict)
+    """The state files of batches that the coordinator, which may be busy with storage, has not heard of yet."""
     _batch_lock: threading.Lock = field(default_factory=threading.Lock)
     _closed: bool = False
     _cancelled: bool = False
@@ -341,6 +343,7 @@ class QueryRun:
         )
         self._handles = handles
         barrier = Barrier(self._positions(entry), entry)
+        self._posted[batch] = _files(handles)
         self._loop.post(BatchFinished(batch, barrier, handles, transactions, reports))
         self.observer.batch_done(batch, reports, transactions, time.monotonic() - started)
 
@@ -350,9 +353,11 @@ class QueryRun:
         with coordinator.lock:
             awaited = frozenset(coordinator.protocol.pending)
             # From this run's own handles: the protocol may not have taken the batch before from its queue yet.
-            working = {name for handle in self._handles.values() for name in handle.files}
+            working = _files(self._handles)
             undurable = frozenset(coordinator.protocol.undurable(working))
-            keep = frozenset(coordinator.protocol.needed_files | working)
+            heard_of = coordinator.protocol.newest_batch
+            self._posted = {number: files for number, files in self._posted.items() if number > heard_of}
+            keep = frozenset(coordinator.protocol.needed_files.union(working, *self._posted.values()))
         return Assignment(
             job=self.job.name,
             run=self.point.run,
@@ -420,6 +425,10 @@ class QueryRun:
             own = [next(found, None) for _ in range(count)]
             result[uid] = own[0] if count == 1 else own
         return result
+
+
+def _files(handles: dict[SubtaskId, StateHandle]) -> set[str]:
+    return {name for handle in handles.values() for name in handle.files}
 
 
 def _check_once(ran: Counter[str], parallelism: int, batch: CheckpointId) -> None:
