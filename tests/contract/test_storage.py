@@ -18,11 +18,17 @@ from penstock.storage import LocalStorage, Storage, open_storage
 from penstock.storage.names import temporary_name
 from penstock.storage.object_store import ArrowStorage
 from penstock.testing.faulty_storage import Failure, FaultPlan, FaultyStorage, SimulatedCrash
+from penstock.testing.kill_points import KillingStorage, KillPoint, Moment
+from penstock.testing.slow_storage import SlowStorage
 
 MAKERS: dict[str, Callable[[Path], Storage]] = {
     "local": LocalStorage,
     "arrow": lambda root: ArrowStorage(root.as_uri()),
     "faultless": lambda root: FaultyStorage(LocalStorage(root)),
+    "slow": lambda root: SlowStorage(LocalStorage(root), seconds=0.0),
+    "killing": lambda root: KillingStorage(
+        LocalStorage(root), KillPoint(moment=Moment.BEFORE_COMPLETE, first=10**9)
+    ),
 }
 
 
@@ -57,6 +63,21 @@ def test_a_missing_file_is_file_not_found(storage: Storage, tmp_path: Path) -> N
         storage.upload(tmp_path / "no-such-file", "x")
     assert list(tmp_path.glob("*copy*")) == []
     assert storage.names() == []
+
+
+def test_size_says_whether_a_file_is_there(storage: Storage, tmp_path: Path) -> None:
+    """The size of a whole file, and None for what was never written, is a folder, or was deleted."""
+    (tmp_path / "run").write_bytes(b"12345")
+    assert storage.size("state/run") is None
+    storage.upload(tmp_path / "run", "state/run")
+    storage.put("state/empty", b"")
+    assert storage.size("state/run") == 5
+    assert storage.size("state/empty") == 0
+    assert storage.size("state") is None
+    storage.delete(["state/run"])
+    assert storage.size("state/run") is None
+    with pytest.raises(ConfigError, match="not allowed"):
+        storage.size("../x")
 
 
 def test_names_lists_below_a_folder_in_order(storage: Storage) -> None:
@@ -314,6 +335,29 @@ class TestOpenStorage:
         with pytest.raises(ConfigError) as raised:
             open_storage(uri)  # type: ignore[arg-type]
         assert repr(uri) in str(raised.value)
+
+
+class TestSlowStorage:
+    def test_only_writes_of_matching_names_wait(self, tmp_path: Path) -> None:
+        """A write waits until the file `until` appears; reading and other names do not wait."""
+        go = tmp_path / "go"
+        plain = LocalStorage(tmp_path / "root")
+        storage = pickle.loads(pickle.dumps(SlowStorage(plain, 3600, pattern="state/*", until=go)))
+        storage.put("chk-1/_metadata", b"x")
+        (tmp_path / "run").write_bytes(b"x")
+        writers = [
+            threading.Thread(target=storage.put, args=("state/put", b"x")),
+            threading.Thread(target=storage.create, args=("state/create", b"x")),
+            threading.Thread(target=storage.upload, args=(tmp_path / "run", "state/upload")),
+        ]
+        for writer in writers:
+            writer.start()
+        assert storage.names() == ["chk-1/_metadata"]
+        assert storage.size("state/put") is None
+        go.touch()
+        for writer in writers:
+            writer.join()
+        assert storage.names("state") == ["state/create", "state/put", "state/upload"]
 
 
 class TestFaultyStorage:

@@ -58,18 +58,6 @@ def never_look_whether_another_run_owns_the_job(patch: Patch) -> None:
     patch.setattr(coordinator, "check_owner", lambda storage, run: None)
 
 
-@mutation(1095)
-def discard_without_looking_whether_another_run_owns_the_job(patch: Patch) -> None:
-    discard = Coordinator._discard
-
-    def careless(self: Coordinator, action: object) -> None:
-        with pytest.MonkeyPatch.context() as inner:
-            inner.setattr(coordinator, "check_owner", lambda storage, run: None)
-            discard(self, action)
-
-    patch.setattr(Coordinator, "_discard", careless)
-
-
 @mutation()
 def forget_the_transactions_of_batches_without_a_checkpoint(patch: Patch) -> None:
     patch.setattr(
@@ -309,6 +297,25 @@ def test_restoring_outside_the_line_of_descent_is_found(monkeypatch: pytest.Monk
     calls = calls_without_a_crash(Mode.EXACTLY_ONCE)
     monkeypatch.setattr(restore, "in_line_of_descent", lambda checkpoint, run, descents: True)
     monkeypatch.setattr(metadata, "in_line_of_descent", lambda checkpoint, run, descents: True)
+    writes = [number for number, call in enumerate(calls, start=1) if call.startswith("create chk-")]
+    with pytest.raises((Violation, PenstockError)):  # noqa: PT012 - any of them may find it
+        for call in writes:
+            come_back(Mode.EXACTLY_ONCE, Fate(pauses_before=call, wakes_at=25), Fate(dies_before=27))
+
+
+def test_discarding_without_looking_whether_another_run_owns_the_job_is_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A zombie that completes its checkpoint after the take-over deletes the one before, from which the new run went on."""
+    calls = calls_without_a_crash(Mode.EXACTLY_ONCE)
+    discard = Coordinator._discard
+
+    def careless(self: Coordinator, action: object) -> None:
+        with pytest.MonkeyPatch.context() as inner:
+            inner.setattr(coordinator, "check_owner", lambda storage, run: None)
+            discard(self, action)
+
+    monkeypatch.setattr(Coordinator, "_discard", careless)
     writes = [number for number, call in enumerate(calls, start=1) if call.startswith("create chk-")]
     with pytest.raises((Violation, PenstockError)):  # noqa: PT012 - any of them may find it
         for call in writes:

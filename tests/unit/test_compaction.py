@@ -9,10 +9,9 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
-from msgspec.structs import replace
 from protocol_story import Story, only
 
-from penstock.checkpoint.events import Discard, JobEnded, SnapshotDurable, WriteMetadata
+from penstock.checkpoint.events import Discard, JobEnded, SnapshotDurable
 from penstock.errors import UnavailableError
 from penstock.ids import CheckpointId, SubtaskId
 from penstock.snapshot.compactor import Compactor, Merge
@@ -133,18 +132,6 @@ def test_a_merged_file_that_its_batch_did_not_take_is_discarded() -> None:
     story.protocol.take_durable({"late"}, CheckpointId(1))
     (discard,) = only(story.tell(JobEnded()), Discard)
     assert "late" in discard.files
-
-
-def test_at_least_once_does_not_acknowledge_with_a_file_that_was_merged_away() -> None:
-    """A late upload of a version, one file of which has been discarded since, completes no checkpoint."""
-    story = Story(mode="at-least-once")
-    story.begin(0, seconds=10)
-    story.finish(0, handles=at("a"))
-    story.finish(1, handles=at("ab"))
-    story.finish(2, handles=at("abc"))
-    assert not only(story.tell(SnapshotDurable(replace(handle("ab"), version=1))), WriteMetadata)
-    (write,) = only(story.tell(SnapshotDurable(replace(handle("abc"), version=2))), WriteMetadata)
-    assert write.completed.files == {"abc"}
 
 
 # ── the worker ─────────────────────────────────────────────────────────────────────────────────

@@ -192,6 +192,31 @@ def test_nothing_is_settled_before_the_drain_was_taken() -> None:
     assert story.protocol.settled
 
 
+def test_drain_keeps_to_max_concurrent() -> None:
+    """The last checkpoint takes the place of one under way, whose data it has, too; the two are never under way together."""
+    story = Story()
+    story.begin(0, seconds=10)
+    story.finish(0)
+    story.begin(1)
+    story.finish(1)
+    assert given_up(story.tell(Drain())) == [(0, "SUBSUMED")]
+    assert list(story.protocol.pending) == [1]
+    (write,) = only(story.store(1), WriteMetadata)
+    assert write.completed.checkpoint == 1
+
+
+def test_drain_waits_for_metadata_that_is_being_written() -> None:
+    """What is being written can no longer be given up: the last checkpoint is triggered when it is there."""
+    story = Story()
+    story.batch(0, seconds=10)
+    story.begin(1)
+    story.finish(1)
+    assert not story.tell(Drain())
+    assert list(story.protocol.pending) == [0]
+    story.written(0)
+    assert list(story.protocol.pending) == [1]
+
+
 def test_drain_tries_again_after_a_failure() -> None:
     """The last checkpoint is triggered again when it was given up and failures are tolerated."""
     story = Story(tolerable_failures=1)
@@ -233,6 +258,51 @@ def test_at_least_once_takes_a_later_version() -> None:
     (write,) = only(story.store(0, SECOND), WriteMetadata)
     assert [one.version for one in write.completed.operators["views"].handles] == [1, 0]
     assert (write.completed.checkpoint, write.completed.barrier.progress_log) == (0, "entry 0")
+
+
+def test_at_least_once_names_no_file_that_was_discarded() -> None:
+    """A later version may be merged away before its upload is reported: its files stay as long as a checkpoint may come to name them."""
+    story = Story(mode=Mode.AT_LEAST_ONCE)
+    story.begin(0, seconds=10)
+    for batch in range(3):
+        story.begin(batch)
+        story.finish(batch)  # every subtask names one new file, and the one before no more
+    (write,) = only(story.store(1), WriteMetadata)
+    assert not write.completed.files & discarded(story.actions)
+    story.written(1)
+    assert discarded(story.actions) >= {file_of(subtask, 0) for subtask in SUBTASKS}
+
+
+def test_at_least_once_does_not_take_what_is_gone() -> None:
+    """A version that Spark did not keep was discarded when its batch finished; a late word that it is stored counts for nothing."""
+    story = Story(mode=Mode.AT_LEAST_ONCE)
+    story.begin(0, seconds=10)
+    story.finish(0)
+    story.begin(1)
+    stray = handle(FIRST, 1, "state/stray")
+    story.finish(1)
+    assert not only(story.tell(SnapshotDurable(stray)), WriteMetadata)
+    assert "state/stray" in discarded(story.actions)
+    (write,) = only(story.store(1), WriteMetadata)
+    assert "state/stray" not in write.completed.files
+
+
+def test_what_a_failed_upload_had_stored_is_discarded() -> None:
+    """Of several files some may be in storage when the upload fails: those that nothing names are deleted, the others stay."""
+    story = Story(tolerable_failures=9)
+    story.begin(0, seconds=10)
+    story.finish(0)
+    story.begin(1)
+    story.finish(1)  # the files of 0 are now those of a pending checkpoint only
+    files = (file_of(FIRST, 0), "state/attempt-not-kept")
+    actions = story.tell(SnapshotDeclined(FIRST, 0, "disk full", files))
+    assert given_up(actions) == [(0, "DECLINED")]
+    assert discarded(actions) >= set(files)
+    late = story.tell(SnapshotDeclined(FIRST, 0, "disk full", (file_of(FIRST, 0), file_of(FIRST, 1))))
+    assert discarded(late) == {file_of(FIRST, 0)}
+    early = SnapshotDeclined(FIRST, 2, "disk full", (file_of(FIRST, 2), "state/stray"))
+    assert not story.tell(early)
+    assert "state/stray" in discarded(story.finish(2))
 
 
 def test_at_least_once_moves_the_cut_along() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from penstock.ids import SubtaskId
-from penstock.snapshot.rescue import STUCK_AFTER_S, Rescue
+from penstock.snapshot.rescue import RETRY_AFTER_S, STUCK_AFTER_S, Rescue
 from penstock.state.backends.run_file import fingerprint
 from penstock.state.handle import RunRef, StateHandle
 from penstock.storage import LocalStorage
@@ -80,3 +80,32 @@ def test_files_on_another_machine_are_not_reported(stuck):
     clock.now += STUCK_AFTER_S
     rescue.look([handle])
     assert reported == []
+
+
+def test_a_failed_upload_is_taken_up_soon(stuck):
+    """When a worker has said that it failed nobody else works on it: it need not be waited for as if somebody did."""
+    rescue, handle, clock, reported = stuck
+    rescue.look([handle])
+    rescue.failed(handle.subtask)
+    clock.now += RETRY_AFTER_S / 2
+    rescue.look([handle])
+    assert reported == []
+    clock.now += RETRY_AFTER_S / 2
+    rescue.look([handle])
+    assert reported == [handle]
+
+
+def test_one_at_a_time(stuck):
+    """While storage takes its time with one rescue no other is begun, and whoever looks does not wait."""
+    rescue, handle, clock, reported = stuck
+    begun = []
+    rescue.run = begun.append
+    rescue.look([handle])
+    for _ in range(3):
+        clock.now += STUCK_AFTER_S
+        rescue.look([handle])
+    assert len(begun) == 1
+    begun[0]()
+    clock.now += STUCK_AFTER_S
+    rescue.look([handle])
+    assert (len(begun), reported) == (2, [handle])

@@ -29,6 +29,7 @@ from penstock.ids import CheckpointId
 from penstock.recovery.fencing import claim, newest_run, read_descents, refuse_if_running
 from penstock.recovery.restore import JobRecord, RestorePoint, check_job_record, restore
 from penstock.storage import LocalStorage, Storage
+from penstock.storage.names import temporary_name
 from penstock.testing.faulty_storage import Failure, FaultPlan, FaultyStorage, SimulatedCrash
 from penstock.testing.simulation.external import External
 
@@ -212,6 +213,21 @@ def test_a_zombie_checkpoint_is_ignored_and_deleted(scene: Scene) -> None:
     assert checkpoint_ids(scene.storage) == [3]
     assert scene.storage.names("state") == ["state/a"]
     assert (visible(scene.external), staged(scene.external)) == ([], [])
+
+
+def test_unfinished_files_of_dead_writers_are_deleted(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a killed writer left goes in a recovery when it is old enough; what may still be written to stays."""
+    scene.checkpoint(3, "state/a")
+    unfinished = scene.storage.root / "state" / temporary_name()
+    unfinished.write_bytes(b"half a ru")
+    scene.restore()
+    assert unfinished.exists()
+    monkeypatch.setattr(
+        "penstock.recovery.restore.ABANDONED_AFTER_S", -1.0
+    )  # nobody can wait ten minutes here
+    scene.restore()
+    assert not unfinished.exists()
+    assert scene.storage.names("state") == ["state/a"]
 
 
 class Disturbed(LocalStorage):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -215,14 +216,93 @@ def test_superseded_uploads_are_left_out(
         handle = place.handle(version, f"state/{version}")
         uploader.submit(
             place.upload(
-                handle, storage=storage, mailbox=mailbox.address, required=required, durable=frozenset()
+                handle,
+                storage=storage,
+                mailbox=mailbox.address,
+                required=required,
+                awaited=frozenset({4}) if version >= 4 else frozenset(),
+            )
+        )
+        if version in (3, 4):
+            storage.arrived.get(timeout=PATIENCE_S)  # it has begun
+    storage.gates[FIRST].set()
+    assert sorted(versions(letters, 3)) == [(FIRST, 3), (FIRST, 4), (FIRST, 6)]
+    assert storage.names("state") == ["state/3", "state/4", "state/6"]
+
+
+def test_what_is_awaited_no_more_is_left_out(
+    place: Place, tmp_path: Path, mailbox: Mailbox, letters: queue.Queue[Message]
+) -> None:
+    """A required version whose checkpoint was given up does not hold up the one that is waited for now."""
+    storage, uploader = Gated(tmp_path / "gated"), Uploader()
+    for version in (3, 4, 5, 6):
+        uploader.submit(
+            place.upload(
+                place.handle(version, f"state/{version}"),
+                storage=storage,
+                mailbox=mailbox.address,
+                awaited=frozenset({version, version - 1}),
             )
         )
         if version == 3:
-            storage.arrived.get(timeout=PATIENCE_S)  # it has begun
+            storage.arrived.get(timeout=PATIENCE_S)
     storage.gates[FIRST].set()
-    assert versions(letters, 3) == [(FIRST, 3), (FIRST, 4), (FIRST, 6)]
-    assert storage.names("state") == ["state/3", "state/4", "state/6"]
+    assert versions(letters, 3) == [(FIRST, 3), (FIRST, 5), (FIRST, 6)]
+
+
+class Withheld(LocalStorage):
+    """Uploads of the named files wait for the gate."""
+
+    def __init__(self, root: Path, *names: str) -> None:
+        super().__init__(root)
+        self.withheld = names
+        self.gate = threading.Event()
+        self.begun: queue.Queue[str] = queue.Queue()
+        self.stored: Counter[str] = Counter()
+
+    def upload(self, local: Path, name: str) -> None:
+        self.begun.put(name)
+        if name in self.withheld:
+            assert self.gate.wait(PATIENCE_S)
+        super().upload(local, name)
+        self.stored[name] += 1
+
+
+def test_a_required_upload_does_not_wait_for_another(
+    place: Place, tmp_path: Path, mailbox: Mailbox, letters: queue.Queue[Message]
+) -> None:
+    """A version that nobody waits for may be on its way for long: one that a checkpoint waits for overtakes it."""
+    storage, uploader = Withheld(tmp_path / "store", "state/3"), Uploader()
+    more = {"storage": storage, "mailbox": mailbox.address}
+    uploader.submit(place.upload(place.handle(3, "state/3"), required=False, **more))
+    assert storage.begun.get(timeout=PATIENCE_S) == "state/3"
+    uploader.submit(place.upload(place.handle(4, "state/4"), awaited=frozenset({4}), **more))
+    assert versions(letters, 1) == [(FIRST, 4)]
+    storage.gate.set()
+    assert versions(letters, 1) == [(FIRST, 3)]
+
+
+def test_jobs_that_share_a_worker_do_not_supersede_each_other(
+    tmp_path: Path, mailbox: Mailbox, letters: queue.Queue[Message]
+) -> None:
+    """Operators of two jobs may have the same uid: what waits of one is not replaced by the other's."""
+    places, uploader = [Place(tmp_path / name) for name in ("one", "two")], Uploader()
+    storage = Gated(tmp_path / "gated")
+    for version in (3, 4):
+        for number, place in enumerate(places):
+            uploader.submit(
+                place.upload(
+                    place.handle(version, f"state/{number}-{version}"),
+                    storage=storage,
+                    mailbox=mailbox.address,
+                    required=False,
+                )
+            )
+            if version == 3:
+                storage.arrived.get(timeout=PATIENCE_S)
+    storage.gates[FIRST].set()
+    assert sorted(versions(letters, 4)) == [(FIRST, 3), (FIRST, 3), (FIRST, 4), (FIRST, 4)]
+    assert storage.names("state") == ["state/0-3", "state/0-4", "state/1-3", "state/1-4"]
 
 
 def test_a_driver_that_does_not_answer_stops_nothing(

@@ -33,11 +33,12 @@ class SnapshotDurable:
 
 @dataclass(frozen=True)
 class SnapshotDeclined:
-    """The asynchronous part of one subtask failed."""
+    """The asynchronous part of one subtask failed; some of `files` may be in storage all the same."""
 
     subtask: SubtaskId
     version: int
     cause: str
+    files: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -113,7 +113,7 @@ class Protocol:
         """Every file that something may still ask for."""
         sets: list[Iterable[str]] = [checkpoint.files for checkpoint in self.completed]
         sets += [pending.files for pending in self.pending.values()]
-        return set().union(*sets, self._working_files())
+        return set().union(*sets, self._working_files(), self._acceptable_files())
 
     def take_durable(self, files: Iterable[str], batch: CheckpointId) -> None:
         """Files that are in storage already and that the handles of this batch may begin with, before anything names them.
@@ -149,13 +149,17 @@ class Protocol:
         return self.completed[-1].id if self.completed else NO_CHECKPOINT
 
     @property
+    def newest_batch(self) -> CheckpointId:
+        """The newest batch that is known to be finished."""
+        return self._newest.batch if self._newest else NO_CHECKPOINT
+
+    @property
     def settled(self) -> bool:
         """Whether a drain is over: the newest batch is in a completed checkpoint and every transaction is committed.
 
         Never before `Drain` was taken: until then batches may be finished that nothing has been told about here.
         """
-        newest = self._newest.batch if self._newest else NO_CHECKPOINT
-        done = not self.pending and not self.uncommitted and self.last_completed >= newest
+        done = not self.pending and not self.uncommitted and self.last_completed >= self.newest_batch
         return self.draining and done
 
     # ── being told ─────────────────────────────────────────────────────────────────────────────
@@ -202,26 +206,34 @@ class Protocol:
 
     def _snapshot_durable(self, event: SnapshotDurable, now: Now) -> list[Action]:
         handle = event.handle
-        # A version that lost a file meanwhile, because later ones had merged it away, is no use to a checkpoint.
-        finished = self._newest is not None and handle.version <= self._newest.batch
-        whole = not finished or handle.files <= self._known
+        there = self._is_early(handle.version) or handle.files <= self._known  # and not discarded meanwhile
         self._durable |= handle.files
         self._async_ms[handle.subtask, handle.version] = event.async_ms
         for pending in self.pending.values():
-            if self._mode is Mode.AT_LEAST_ONCE and whole:
+            if self._mode is Mode.AT_LEAST_ONCE and there:
                 pending.acknowledge_later(handle)
             pending.acknowledge_durable(self._durable)
-        if finished:
-            self._known |= handle.files
-        else:  # whether Spark keeps this attempt is known only when the batch is finished
-            self._early.update(dict.fromkeys(handle.files - self._known, handle.version))
+        self._take_note(handle.files, handle.version)
         return self._completions(now) + self._discard_unnamed()
 
     def _snapshot_declined(self, event: SnapshotDeclined, now: Now) -> list[Action]:
+        self._take_note(event.files, event.version)
         pending = self.pending.get(CheckpointId(event.version))
         if pending is None or pending.writing or event.subtask in pending.acknowledged:
-            return []
+            return self._discard_unnamed()
         return self._give_up(pending, FailureReason.DECLINED, f"{event.subtask}: {event.cause}", now)
+
+    def _is_early(self, version: int) -> bool:
+        return self._newest is None or version > self._newest.batch
+
+    def _take_note(self, files: Iterable[str], version: int) -> None:
+        """These may be in storage: they are discarded once nothing names them."""
+        if self._is_early(
+            version
+        ):  # whether Spark keeps this attempt is known only when the batch is finished
+            self._early.update(dict.fromkeys(set(files) - self._known, version))
+        else:
+            self._known |= set(files)
 
     def _metadata_written(self, checkpoint: CheckpointId, now: Now) -> list[Action]:
         pending = self._being_written(checkpoint)
@@ -285,8 +297,27 @@ class Protocol:
             return []
         if not self.draining and not (self._due(now) and not self.undurable_files):
             return []
+        actions = self._make_room(newest.batch, now)
+        if len(self.pending) >= self._settings.max_concurrent:
+            return actions
         self._trigger(newest.batch, now).attach(newest, self._durable)
-        return self._completions(now)
+        return self._completions(now) + actions
+
+    def _make_room(self, last: CheckpointId, now: Now) -> list[Action]:
+        """The last checkpoint of a run has everything that older ones under way have: they give way to it."""
+        actions: list[Action] = []
+        while len(self.pending) >= self._settings.max_concurrent:
+            oldest = min(
+                (one for one in self.pending.values() if not one.writing),
+                key=lambda one: one.checkpoint,
+                default=None,
+            )
+            if oldest is None:
+                break
+            actions += self._give_up(
+                oldest, FailureReason.SUBSUMED, f"checkpoint {last} is the last one", now
+            )
+        return actions
 
     # ── completing ─────────────────────────────────────────────────────────────────────────────
 
@@ -420,6 +451,14 @@ class Protocol:
         if not garbage and not checkpoints:
             return []
         return [Discard(checkpoints, tuple(garbage))]
+
+    def _acceptable_files(self) -> set[str]:
+        """At least once: a pending checkpoint may be handed any later version, and that is then what it names."""
+        if self._mode is not Mode.AT_LEAST_ONCE or not self.pending:
+            return set()
+        since = min(self.pending)
+        batches = (one for batch, one in self._finished.items() if batch >= since)
+        return {name for one in batches for handle in one.handles.values() for name in handle.files}
 
     def _working_files(self) -> set[str]:
         if self._newest is None:

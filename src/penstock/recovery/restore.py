@@ -39,6 +39,8 @@ from penstock.storage import Storage
 _log = logging.getLogger(__name__)
 
 JOB_FILE = "job.json"
+ABANDONED_AFTER_S = 600.0
+"""How long nobody has written to a temporary file before its writer is taken for dead; a live one writes, or is done, in seconds."""
 
 
 class JobRecord(msgspec.Struct, frozen=True):
@@ -235,3 +237,6 @@ def _delete_leftovers(storage: Storage, point: RestorePoint) -> None:
     check_owner(storage, point.run)  # after listing: nothing in the lists belongs to a newer run
     storage.delete(stale)
     storage.delete(unnamed)
+    cleaned = storage.clean_temporary(ABANDONED_AFTER_S)
+    if cleaned:
+        _log.info("%d unfinished files of dead writers were deleted", cleaned)

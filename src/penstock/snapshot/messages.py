@@ -21,12 +21,13 @@ class UploadDone(msgspec.Struct, frozen=True, tag="upload-done"):
 
 
 class UploadFailed(msgspec.Struct, frozen=True, tag="upload-failed"):
-    """A file of the handle could not be stored."""
+    """A file of the handle could not be stored; others of `files` may have been."""
 
     run: int
     subtask: SubtaskId
     version: int
     cause: str
+    files: tuple[str, ...] = ()
 
 
 class TaskFailed(msgspec.Struct, frozen=True, tag="task-failed"):

@@ -1,4 +1,4 @@
-"""Uploads that nobody works on any more: a Python worker died with them in its queue, and no later batch took them along. Driver.
+"""Uploads that nobody works on any more: a Python worker died with them in its queue or gave them up, and no batch came after. Driver.
 
 The next batch of a subtask uploads what is missing by itself. This is for the time when there is no next batch, or when the next batch
 merged the missing files away and a pending checkpoint still waits for them. It can help only where the driver sees the executors'
@@ -8,52 +8,75 @@ working files; elsewhere the checkpoint expires, and the job goes on from the on
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from penstock.clock import Clock
 from penstock.errors import UnavailableError
-from penstock.snapshot.store import refs_of, store
+from penstock.ids import SubtaskId
+from penstock.snapshot.transfer import Room, store_all
 from penstock.state.handle import StateHandle
 from penstock.storage import Storage
 
 _log = logging.getLogger(__name__)
 
 STUCK_AFTER_S = 30.0
+RETRY_AFTER_S = 2.0
+"""When a worker has said that its upload failed."""
 
 
 @dataclass
 class Rescue:
-    """Watches what is not durable; what does not move for a while is uploaded from here."""
+    """Watches what is not durable; what does not move for a while is uploaded from here, one handle at a time.
+
+    `run` performs an upload: in the background where storage may be slow, so that nobody has to wait for it.
+    """
 
     storage: Storage
     local_dir: Path
     clock: Clock
     report: Callable[[StateHandle], None]
+    run: Callable[[Callable[[], None]], None] = lambda upload: upload()
     _since: dict[StateHandle, float] = field(default_factory=dict)
+    _failed: dict[SubtaskId, float] = field(default_factory=dict)
+    _at_work: threading.Lock = field(default_factory=threading.Lock)
+
+    def failed(self, subtask: SubtaskId) -> None:
+        """A worker has given an upload of this subtask up: unless a batch comes soon, nobody works on its files."""
+        self._failed[subtask] = self.clock.monotonic()
 
     def look(self, undurable: Iterable[StateHandle]) -> None:
         """Called again and again with what is not durable at the moment."""
         now = self.clock.monotonic()
         self._since = {handle: self._since.get(handle, now) for handle in undurable}
         for handle, since in self._since.items():
-            if now - since >= STUCK_AFTER_S:
+            if self._is_stuck(handle, since, now) and self._at_work.acquire(blocking=False):
                 self._since[handle] = now
-                self._upload(handle)
+                self._failed.pop(handle.subtask, None)
+                self.run(partial(self._upload, handle))
+
+    def _is_stuck(self, handle: StateHandle, since: float, now: float) -> bool:
+        failed_at = self._failed.get(handle.subtask, now)
+        return now - since >= STUCK_AFTER_S or now - failed_at >= RETRY_AFTER_S
 
     def _upload(self, handle: StateHandle) -> None:
         try:
-            stored = set(self.storage.names(f"state/{handle.subtask.uid}"))
-            missing = refs_of(handle, handle.files - stored)
-            if all((self.local_dir / ref.name).exists() for ref in missing):
-                for ref in missing:
-                    store(self.storage, self.local_dir, ref)
-                _log.info(
-                    "%s: %d state files of a lost worker were stored by the driver",
-                    handle.subtask,
-                    len(missing),
-                )
-                self.report(handle)
+            files = {run.name: run for run in handle.runs if run.name}
+            store_all(self.storage, self.local_dir, files, Room())
         except (UnavailableError, FileNotFoundError) as error:
-            _log.warning("%s: state files of a lost worker could not be stored: %s", handle.subtask, error)
+            _log.warning(
+                "%s: state files that no worker stores could not be stored: %s", handle.subtask, error
+            )
+        else:
+            _log.info("%s: state files that no worker stored were stored by the driver", handle.subtask)
+            self.report(handle)
+        finally:
+            self._at_work.release()
+
+
+def in_background(upload: Callable[[], None]) -> None:
+    """Perform an upload in a thread of its own."""
+    threading.Thread(target=upload, name="penstock-rescue", daemon=True).start()

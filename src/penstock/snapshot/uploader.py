@@ -2,6 +2,8 @@
 
 The thread lives in the Python worker and outlives its task. The worker may die before the upload ends: the next snapshot of the
 same subtask uploads every file that the driver does not know to be durable, whoever wrote it.
+
+Batches may follow each other faster than storage takes their files. Nothing piles up then: see `Uploader`, and `transfer`.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ import msgspec
 from penstock.ids import SubtaskId
 from penstock.snapshot.mailbox import Address, send
 from penstock.snapshot.messages import Message, UploadDone, UploadFailed
-from penstock.snapshot.store import refs_of, store
+from penstock.snapshot.transfer import Room, store_all
 from penstock.state.handle import RunRef, StateHandle
 from penstock.storage import Storage
 
@@ -31,6 +33,7 @@ class Upload:
     """One version of one subtask to be made durable.
 
     `required`: a checkpoint waits for just this version. Otherwise it may be left out when a newer one is waiting already.
+    `awaited`: the checkpoints that were under way when its batch began; what waits for others waits in vain.
     `newest_will_do`: at least once; whatever version is newest on this machine when the upload begins is handed in.
     """
 
@@ -42,11 +45,12 @@ class Upload:
     durable: frozenset[str]
     required: bool
     newest_will_do: bool = False
+    awaited: frozenset[int] = frozenset()
 
     @property
-    def missing(self) -> list[RunRef]:
-        """The files that may not be in storage yet."""
-        return refs_of(self.handle, self.handle.files - self.durable)
+    def missing(self) -> dict[str, RunRef]:
+        """The files that may not be in storage yet, by name."""
+        return {run.name: run for run in self.handle.runs if run.name and run.name not in self.durable}
 
 
 def remember_newest(local_dir: Path, handle: StateHandle) -> None:
@@ -64,20 +68,19 @@ def _newest_path(local_dir: Path, handle: StateHandle) -> Path:
     return local_dir / "newest" / f"{handle.subtask}.json"
 
 
-def perform(upload: Upload) -> Message:
-    """Upload what is missing and say how it went."""
+def perform(upload: Upload, room: Room | None = None) -> Message:
+    """Upload what is missing and say how it went; several files at a time where there is room."""
     started = time.monotonic()
     asked = upload.handle
     try:
         upload.storage.wait_for_turn(asked.subtask)
         if upload.newest_will_do:
             upload = _with_newest(upload)
-        for ref in upload.missing:
-            store(upload.storage, upload.local_dir, ref)
+        store_all(upload.storage, upload.local_dir, upload.missing, room)
     except Exception as error:  # noqa: BLE001 - whatever it is, the driver must know, and the lane must go on
         cause = f"{type(error).__name__}: {error}"
         # Not the newest, which may have been tried instead: a checkpoint waits for the one that was asked for.
-        return UploadFailed(upload.run, asked.subtask, asked.version, cause)
+        return UploadFailed(upload.run, asked.subtask, asked.version, cause, tuple(sorted(upload.missing)))
     return UploadDone(upload.run, upload.handle, round((time.monotonic() - started) * 1000, 3))
 
 
@@ -87,41 +90,65 @@ def _with_newest(upload: Upload) -> Upload:
     return replace(upload, handle=newest) if newest.version > upload.handle.version else upload
 
 
+@dataclass(frozen=True)
+class _Lane:
+    """What waits in line together. `local_dir` tells jobs and runs apart that share a worker."""
+
+    local_dir: Path
+    subtask: SubtaskId
+    required: bool
+
+
 class Uploader:
-    """One lane a subtask: uploads of one subtask happen in order, and none waits for another subtask's."""
+    """Two lanes a subtask: one for versions that a checkpoint waits for, one for the others, of which only the newest waits.
+
+    Uploads of a lane happen in order. None waits for another subtask's, and a required one never waits behind one that is not:
+    however slow storage is, and however fast batches follow each other, at most one other and what is awaited are in line.
+    """
 
     def __init__(self) -> None:
-        self._lanes: dict[SubtaskId, list[Upload]] = {}
+        self._lanes: dict[_Lane, list[Upload]] = {}
+        self._rooms = {True: Room(), False: Room()}
         self._lock = threading.Lock()
 
     def submit(self, upload: Upload) -> None:
         """Upload later, in the background."""
-        subtask = upload.handle.subtask
+        lane = _Lane(upload.local_dir, upload.handle.subtask, upload.required)
         with self._lock:
-            idle = subtask not in self._lanes
-            waiting = [one for one in self._lanes.get(subtask, []) if not _superseded(one, upload)]
-            self._lanes[subtask] = [*waiting, upload]
+            self._leave_out_superseded(upload)
+            idle = lane not in self._lanes
+            self._lanes.setdefault(lane, []).append(upload)
         if idle:
-            name = f"penstock-upload-{subtask}"
-            threading.Thread(target=self._work, args=(subtask,), name=name, daemon=True).start()
+            name = f"penstock-upload-{lane.subtask}"
+            threading.Thread(target=self._work, args=(lane,), name=name, daemon=True).start()
 
-    def _work(self, subtask: SubtaskId) -> None:
-        while (upload := self._next(subtask)) is not None:
-            _report(upload, perform(upload))
+    @property
+    def waiting(self) -> int:
+        """How many uploads have not begun."""
+        with self._lock:
+            return sum(len(uploads) for uploads in self._lanes.values())
 
-    def _next(self, subtask: SubtaskId) -> Upload | None:
+    def _leave_out_superseded(self, newer: Upload) -> None:
+        for required in (True, False):
+            lane = _Lane(newer.local_dir, newer.handle.subtask, required)
+            if lane in self._lanes:
+                self._lanes[lane] = [one for one in self._lanes[lane] if not _superseded(one, newer)]
+
+    def _work(self, lane: _Lane) -> None:
+        while (upload := self._next(lane)) is not None:
+            _report(upload, perform(upload, self._rooms[lane.required]))
+
+    def _next(self, lane: _Lane) -> Upload | None:
         """The next upload of a lane; a lane with nothing left is closed in the same moment."""
         with self._lock:
-            if not self._lanes[subtask]:
-                del self._lanes[subtask]
+            if not self._lanes[lane]:
+                del self._lanes[lane]
                 return None
-            return self._lanes[subtask].pop(0)
+            return self._lanes[lane].pop(0)
 
 
 def _superseded(waiting: Upload, newer: Upload) -> bool:
-    return (
-        not waiting.required and waiting.run == newer.run and waiting.handle.subtask == newer.handle.subtask
-    )
+    return not waiting.required or waiting.handle.version not in newer.awaited
 
 
 def _report(upload: Upload, message: Message) -> None:

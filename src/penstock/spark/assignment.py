@@ -44,9 +44,14 @@ class Assignment:
     """Files that a merge under way is about to replace."""
     forget_earlier_runs: bool
     """Whether a checkpoint of this run is complete, so that nothing of earlier runs can be taken over any more."""
-    required: bool
-    """Whether a checkpoint waits for the state at the end of this batch."""
+    awaited: frozenset[int]
+    """The checkpoints under way when the batch began."""
     newest_will_do: bool
+
+    @property
+    def required(self) -> bool:
+        """Whether a checkpoint waits for the state at the end of this batch."""
+        return self.batch in self.awaited
 
 
 class OperatorAnswer(msgspec.Struct, frozen=True, tag="operator"):

@@ -37,7 +37,7 @@ from penstock.recovery.fencing import Claimant, beat
 from penstock.recovery.restore import restore
 from penstock.snapshot.mailbox import Mailbox
 from penstock.snapshot.messages import MergeDone, MergeFailed, Message, TaskFailed, UploadDone, UploadFailed
-from penstock.snapshot.rescue import Rescue
+from penstock.snapshot.rescue import Rescue, in_background
 from penstock.spark import progress_log
 from penstock.spark.assignment import Answer, AnswerList, Assignment, OperatorAnswer, SinkAnswer, read_answers
 from penstock.spark.compiled import Compiled
@@ -70,6 +70,8 @@ class QueryRun:
     stopping: threading.Event
     failure: BaseException | None = None
     _told: list[TaskFailed] = field(default_factory=list)
+    _posted: dict[CheckpointId, set[str]] = field(default_factory=dict)
+    """The state files of batches that the coordinator, which may be busy with storage, has not heard of yet."""
     _batch_lock: threading.Lock = field(default_factory=threading.Lock)
     _closed: bool = False
     _cancelled: bool = False
@@ -130,6 +132,7 @@ class QueryRun:
             self._local_dir,
             SYSTEM_CLOCK,
             lambda handle: self._loop.post(SnapshotDurable(handle)),
+            in_background,
         )
         try:
             self._loop.start()
@@ -251,7 +254,10 @@ class QueryRun:
             case UploadDone():
                 self._loop.post(SnapshotDurable(message.handle, message.async_ms))
             case UploadFailed():
-                self._loop.post(SnapshotDeclined(message.subtask, message.version, message.cause))
+                self._rescue.failed(message.subtask)
+                self._loop.post(
+                    SnapshotDeclined(message.subtask, message.version, message.cause, message.files)
+                )
             case TaskFailed():
                 self._told.append(message)
             case MergeDone():
@@ -303,20 +309,24 @@ class QueryRun:
         )
         self._handles = handles
         barrier = Barrier(self._positions(entry), entry)
+        self._posted[batch] = _files(handles)
         self._loop.post(BatchFinished(batch, barrier, handles, transactions, reports))
         self.observer.batch_done(batch, reports, transactions, time.monotonic() - started)
 
     def _assign(self, batch: CheckpointId) -> Assignment:
         coordinator = self._loop.coordinator
         self._handles, merged = self._compactions.adopt(self._handles)
-        required = coordinator.begin_batch(batch)
+        coordinator.begin_batch(batch)
         merges = self._compactions.order(self._handles.values(), SYSTEM_CLOCK.monotonic())
         with coordinator.lock:
             coordinator.protocol.take_durable(merged, batch)
+            awaited = frozenset(coordinator.protocol.pending)
             # From this run's own handles: the protocol may not have taken the batch before from its queue yet.
-            working = {name for handle in self._handles.values() for name in handle.files}
+            working = _files(self._handles)
             undurable = frozenset(coordinator.protocol.undurable(working))
-            keep = frozenset(coordinator.protocol.needed_files | working)
+            heard_of = coordinator.protocol.newest_batch
+            self._posted = {number: files for number, files in self._posted.items() if number > heard_of}
+            keep = frozenset(coordinator.protocol.needed_files.union(working, *self._posted.values()))
             completed_one = coordinator.protocol.last_completed > self.point.id
         return Assignment(
             job=self.job.name,
@@ -334,7 +344,7 @@ class QueryRun:
             merges=merges,
             merging=self._compactions.merging,
             forget_earlier_runs=completed_one,
-            required=required,
+            awaited=awaited,
             newest_will_do=self._mode is Mode.AT_LEAST_ONCE,
         )
 
@@ -388,6 +398,10 @@ class QueryRun:
             own = [next(found, None) for _ in range(count)]
             result[uid] = own[0] if count == 1 else own
         return result
+
+
+def _files(handles: dict[SubtaskId, StateHandle]) -> set[str]:
+    return {name for handle in handles.values() for name in handle.files}
 
 
 def _with_rows(answers: Iterable[Answer]) -> set[SubtaskId]:

@@ -144,6 +144,7 @@ class OperatorTask(ABC):
                 durable,
                 required=plan.required,
                 newest_will_do=plan.newest_will_do,
+                awaited=plan.awaited,
             )
         )
 

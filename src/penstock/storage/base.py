@@ -42,6 +42,10 @@ class Storage(ABC):
         """Read a small file whole."""
 
     @abstractmethod
+    def size(self, name: str) -> int | None:
+        """The bytes of a file, None when there is none. Cheap: the file itself is not read."""
+
+    @abstractmethod
     def upload(self, local: Path, name: str) -> None:
         """Copy an immutable local file here; may be called again for the same file by several processes."""
 
@@ -59,6 +63,10 @@ class Storage(ABC):
 
     def wait_for_turn(self, subtask: SubtaskId) -> None:  # noqa: B027 - most storages need no queue
         """Return when this subtask may begin to upload. Called in the background; a storage that limits uploads blocks here."""
+
+    def clean_temporary(self, older_than_s: float) -> int:  # noqa: ARG002 - most storages leave nothing behind
+        """Delete what writers left that died `older_than_s` ago or earlier; returns how many files."""
+        return 0
 
     def check_writable(self) -> None:
         """Write, read back and delete a probe; raises `UnavailableError` with what to do."""

@@ -13,6 +13,7 @@ import contextlib
 import errno
 import os
 import shutil
+import stat
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
@@ -70,6 +71,15 @@ class LocalStorage(Storage):
         with self._failures("get", name, missing_is_an_answer=True):
             return self._path(name).read_bytes()
 
+    def size(self, name: str) -> int | None:
+        """See `Storage.size`."""
+        with self._failures("look at", name):
+            try:
+                found = self._path(name).stat()
+            except FileNotFoundError:
+                return None
+        return found.st_size if stat.S_ISREG(found.st_mode) else None
+
     def upload(self, local: Path, name: str) -> None:
         """See `Storage.upload`; a hard link where the file system allows it."""
         target = self._path(name)
@@ -103,7 +113,7 @@ class LocalStorage(Storage):
                 self._remove_empty(path.parent)
 
     def clean_temporary(self, older_than_s: float) -> int:
-        """Delete what writers left that died `older_than_s` ago or earlier; returns how many files.
+        """See `Storage.clean_temporary`.
 
         Choose a time longer than any single write can take: the temporary file of a live writer must not go.
         """

@@ -90,6 +90,14 @@ class ArrowStorage(Storage):
         with self._failures("get", name), self._open_input(name) as stream:
             return bytes(stream.read())
 
+    def size(self, name: str) -> int | None:
+        """See `Storage.size`."""
+        path = self._path(name)
+        with self._failures("look at", name):
+            filesystem, _ = self._open()
+            found = filesystem.get_file_info(path)
+        return int(found.size) if found.type == pafs.FileType.File else None
+
     def upload(self, local: Path, name: str) -> None:
         """See `Storage.upload`."""
         # One write of the mapped file: closing an object's stream after a failed read would publish a part.

@@ -10,18 +10,16 @@ from __future__ import annotations
 import fnmatch
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.errors import UnavailableError
-from penstock.ids import SubtaskId
-from penstock.storage.base import Storage
+from penstock.storage import Storage
+from penstock.storage.forwarding import ForwardingStorage, Operation
 
 T = TypeVar("T")
-Operation = Literal["put", "create", "get", "upload", "download", "names", "delete"]
 
 
 class SimulatedCrash(BaseException):
@@ -58,7 +56,7 @@ class Call(msgspec.Struct, frozen=True):
     name: str
 
 
-class FaultyStorage(Storage):
+class FaultyStorage(ForwardingStorage):
     """A storage that does what `inner` does, except where `plan` says otherwise.
 
     After a `SimulatedCrash` every further call raises it too: a dead process does no I/O, nor do its threads.
@@ -66,7 +64,7 @@ class FaultyStorage(Storage):
     """
 
     def __init__(self, inner: Storage, plan: FaultPlan | None = None, *, clock: Clock = SYSTEM_CLOCK) -> None:
-        self.inner = inner
+        super().__init__(inner)
         self.plan = plan or FaultPlan()
         self.calls: list[Call] = []
         self.crashed = False
@@ -81,46 +79,10 @@ class FaultyStorage(Storage):
         self.__dict__.update(state)
         self._lock = threading.Lock()
 
-    @property
-    def uri(self) -> str:
-        """See `Storage.uri`."""
-        return self.inner.uri
-
-    def put(self, name: str, data: bytes) -> None:
-        """See `Storage.put`."""
-        self._perform("put", name, lambda: self.inner.put(name, data))
-
-    def create(self, name: str, data: bytes) -> bool:
-        """See `Storage.create`."""
-        return self._perform("create", name, lambda: self.inner.create(name, data))
-
-    def get(self, name: str) -> bytes:
-        """See `Storage.get`."""
-        return self._perform("get", name, lambda: self.inner.get(name))
-
-    def upload(self, local: Path, name: str) -> None:
-        """See `Storage.upload`."""
-        self._perform("upload", name, lambda: self.inner.upload(local, name))
-
-    def download(self, name: str, local: Path) -> None:
-        """See `Storage.download`."""
-        self._perform("download", name, lambda: self.inner.download(name, local))
-
-    def names(self, prefix: str = "") -> list[str]:
-        """See `Storage.names`."""
-        return self._perform("names", prefix, lambda: self.inner.names(prefix))
-
     def delete(self, names: Iterable[str]) -> None:
         """See `Storage.delete`; one name at a time, so that a crash may fall between two."""
         for name in names:
-            self._delete_one(name)
-
-    def wait_for_turn(self, subtask: SubtaskId) -> None:
-        """See `Storage.wait_for_turn`; no I/O, so it is not counted."""
-        self.inner.wait_for_turn(subtask)
-
-    def _delete_one(self, name: str) -> None:
-        self._perform("delete", name, lambda: self.inner.delete([name]))
+            super().delete([name])
 
     def _perform(self, operation: Operation, name: str, work: Callable[[], T]) -> T:
         call = self._count(operation, name)

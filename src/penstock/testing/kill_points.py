@@ -12,13 +12,12 @@ import os
 import re
 import signal
 import threading
-from collections.abc import Callable, Iterable
-from pathlib import Path
+from collections.abc import Callable
 
 import msgspec
 
-from penstock.ids import SubtaskId
-from penstock.storage.base import Storage
+from penstock.storage import Storage
+from penstock.storage.forwarding import ForwardingStorage
 
 _METADATA = re.compile(r"chk-(\d+)/_metadata")
 
@@ -38,7 +37,7 @@ class KillPoint(msgspec.Struct, frozen=True, kw_only=True):
     first: int = 0
 
 
-class KillingStorage(Storage):
+class KillingStorage(ForwardingStorage):
     """A storage that does what `inner` does until the kill point is reached, and then ends the process with SIGKILL.
 
     `last_words` is called with the number of the checkpoint right before: to wait for what should be true then, or to say goodbye.
@@ -48,7 +47,7 @@ class KillingStorage(Storage):
     def __init__(
         self, inner: Storage, point: KillPoint, *, last_words: Callable[[int], None] = lambda _: None
     ) -> None:
-        self.inner = inner
+        super().__init__(inner)
         self.point = point
         self._last_words = last_words
         self._seen = 0
@@ -57,49 +56,16 @@ class KillingStorage(Storage):
     def __reduce__(self) -> tuple[Callable[[Storage], Storage], tuple[Storage]]:
         return _itself, (self.inner,)
 
-    @property
-    def uri(self) -> str:
-        """See `Storage.uri`."""
-        return self.inner.uri
-
-    def put(self, name: str, data: bytes) -> None:
-        """See `Storage.put`."""
-        self.inner.put(name, data)
-
     def create(self, name: str, data: bytes) -> bool:
         """See `Storage.create`; does not return from the one that is the kill point."""
         checkpoint = self._reached(name)
         if checkpoint is None:
-            return self.inner.create(name, data)
+            return super().create(name, data)
         if self.point.moment is Moment.BEFORE_COMMIT:
-            self.inner.create(name, data)
+            super().create(name, data)
         self._last_words(checkpoint)
         os.kill(os.getpid(), signal.SIGKILL)
         raise AssertionError("a process survived SIGKILL")  # pragma: no cover
-
-    def get(self, name: str) -> bytes:
-        """See `Storage.get`."""
-        return self.inner.get(name)
-
-    def upload(self, local: Path, name: str) -> None:
-        """See `Storage.upload`."""
-        self.inner.upload(local, name)
-
-    def download(self, name: str, local: Path) -> None:
-        """See `Storage.download`."""
-        self.inner.download(name, local)
-
-    def names(self, prefix: str = "") -> list[str]:
-        """See `Storage.names`."""
-        return self.inner.names(prefix)
-
-    def delete(self, names: Iterable[str]) -> None:
-        """See `Storage.delete`."""
-        self.inner.delete(names)
-
-    def wait_for_turn(self, subtask: SubtaskId) -> None:
-        """See `Storage.wait_for_turn`."""
-        self.inner.wait_for_turn(subtask)
 
     def _reached(self, name: str) -> int | None:
         """The number of the checkpoint whose metadata `name` is, if it is the one to die at."""

@@ -124,7 +124,7 @@ def write_run(
         with contextlib.suppress(OSError):
             unfinished.unlink()
         raise UnavailableError(
-            f"cannot write the working file {path}: {cause}; check the space and the permissions there",
+            f"cannot write the working file {path}: {cause}; free space or allow writing there, or give the job another local_dir",
             path=str(path),
         ) from cause
     return RunRef(rows=rows, size=size, checksum=checksum, name=name, tombstones=tombstones)

@@ -363,5 +363,5 @@ def _as_event(message: Message) -> Event:
         case UploadDone():
             return SnapshotDurable(message.handle, message.async_ms)
         case UploadFailed():
-            return SnapshotDeclined(message.subtask, message.version, message.cause)
+            return SnapshotDeclined(message.subtask, message.version, message.cause, message.files)
     raise Violation(f"an upload answered {message}")

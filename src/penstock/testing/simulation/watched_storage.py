@@ -8,7 +8,8 @@ from typing import TypeVar
 
 from penstock.errors import UnavailableError
 from penstock.storage import Storage
-from penstock.testing.faulty_storage import FaultyStorage, Operation
+from penstock.storage.forwarding import Operation
+from penstock.testing.faulty_storage import FaultyStorage
 from penstock.testing.simulation.lifeline import Lifeline
 
 T = TypeVar("T")

@@ -1,0 +1,139 @@
+"""Bring local files into storage: several at a time, each of them once. Executors, and the driver where it helps out.
+
+1. Storage that answers slowly is slow for all files together, not for one after the other.
+2. Workers of one machine may want the same file stored in the same moment: its first version was frozen in one worker, the next
+   in another. The file itself is the lock between them (`flock`), which the system gives back when its holder dies.
+3. A file is compared with its checksum before it goes: a damaged one must not get into storage.
+4. Nothing is left behind: when one file fails no further one is begun, and every thread has ended when the error is raised.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import IO
+
+from penstock.errors import UnavailableError
+from penstock.state.backends.run_file import fingerprint
+from penstock.state.handle import RunRef
+from penstock.storage import Storage
+
+FILES_AT_ONCE = 8
+PATIENCE_S = 60.0
+"""How long another worker may take with a file before this one stores it, too: it may hang in a connection that is dead."""
+
+_LOOK_AGAIN_S = 0.05
+
+
+class Room:
+    """How many files may be on their way at once, shared by all uploads that are given the same room."""
+
+    def __init__(self, files_at_once: int = FILES_AT_ONCE) -> None:
+        self.files_at_once = files_at_once
+        self._places = threading.BoundedSemaphore(files_at_once)
+
+    @contextmanager
+    def place(self) -> Iterator[None]:
+        """Wait for a place, and have it."""
+        with self._places:
+            yield
+
+
+def store_all(
+    storage: Storage, local_dir: Path, files: Mapping[str, RunRef], room: Room | None = None
+) -> None:
+    """Make these files durable. Without a room they go one by one, in the calling thread; raises the first failure."""
+    names = sorted(files)
+    if room is None or len(names) == 1:
+        for name in names:
+            with room.place() if room else nullcontext():
+                store_one(storage, local_dir, name, files[name])
+        return
+    in_room = room
+
+    def store(name: str) -> None:
+        with in_room.place():
+            store_one(storage, local_dir, name, files[name])
+
+    _in_parallel(store, names, min(in_room.files_at_once, len(names)))
+
+
+def store_one(storage: Storage, local_dir: Path, name: str, ref: RunRef) -> None:
+    """Make one file durable, unless it is: a file in storage is there whole, and no other was ever given its name.
+
+    What is uploaded must be what the handle promises: a working file that was damaged since it was written is refused.
+    """
+    try:
+        local = (local_dir / name).open("rb")
+    except FileNotFoundError:
+        if storage.size(name) == ref.size:
+            return
+        raise
+    with local, _alone(local):
+        if storage.size(name) != ref.size:
+            _check(local_dir / name, ref)
+            storage.upload(local_dir / name, name)
+
+
+def _check(path: Path, ref: RunRef) -> None:
+    found = fingerprint(path)
+    if found != (ref.size, ref.checksum):
+        raise UnavailableError(
+            f"the working file {path} has changed since it was written: expected {ref.size} bytes with checksum {ref.checksum}, "
+            f"found {found[0]} bytes with checksum {found[1]}; it is not stored, check the disk",
+            path=str(path),
+            expected=(ref.size, ref.checksum),
+            found=found,
+        )
+
+
+@contextmanager
+def _alone(file: IO[bytes]) -> Iterator[None]:
+    """Keep other workers of this machine from storing the same file meanwhile; closing it ends that."""
+    patient_until = time.monotonic() + PATIENCE_S
+    while not _locked(file) and time.monotonic() < patient_until:
+        time.sleep(_LOOK_AGAIN_S)
+    yield
+
+
+def _locked(file: IO[bytes]) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True  # a file system without locks: then a file may be stored twice, which is no harm
+    return True
+
+
+def _in_parallel(work: Callable[[str], None], names: Iterable[str], threads: int) -> None:
+    """Call `work` for every name; after a failure begin no other, wait for those under way, and raise it."""
+    waiting = iter(names)
+    failures: list[BaseException] = []
+    lock = threading.Lock()
+
+    def next_name() -> str | None:
+        with lock:
+            return None if failures else next(waiting, None)
+
+    def take_turns() -> None:
+        while (name := next_name()) is not None:
+            try:
+                work(name)
+            except BaseException as error:  # noqa: BLE001 - raised below, in the thread that asked
+                failures.append(error)
+
+    crew = [
+        threading.Thread(target=take_turns, name=f"penstock-file-{number}", daemon=True)
+        for number in range(threads)
+    ]
+    for thread in crew:
+        thread.start()
+    for thread in crew:
+        thread.join()
+    if failures:
+        raise failures[0]

@@ -1,0 +1,223 @@
+"""Files go to storage side by side, each of them once, however many workers of a machine want it, and nothing is left behind."""
+
+from __future__ import annotations
+
+import multiprocessing
+import queue
+import threading
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from penstock.errors import UnavailableError
+from penstock.ids import SubtaskId
+from penstock.snapshot.mailbox import Mailbox
+from penstock.snapshot.messages import Message, UploadDone
+from penstock.snapshot.transfer import Room, store_all, store_one
+from penstock.snapshot.uploader import Upload, Uploader
+from penstock.state.backends.run_file import fingerprint
+from penstock.state.handle import RunRef, StateHandle
+from penstock.storage import LocalStorage
+
+PATIENCE_S = 60.0
+
+
+class Meeting(LocalStorage):
+    """An upload waits until `parties` are under way together; notes how often each file was stored, and how many at most at once."""
+
+    def __init__(self, root: Path, parties: int = 1, fails: str = "") -> None:
+        super().__init__(root)
+        self.together = threading.Barrier(parties)
+        self.fails = fails
+        self.stored: Counter[str] = Counter()
+        self.most = 0
+        self._now = 0
+        self._lock = threading.Lock()
+
+    def upload(self, local: Path, name: str) -> None:
+        with self._lock:
+            self._now += 1
+            self.most = max(self.most, self._now)
+        self.together.wait(PATIENCE_S)
+        try:
+            if name == self.fails:
+                raise UnavailableError("no")
+            super().upload(local, name)
+        finally:
+            with self._lock:
+                self._now -= 1
+                self.stored[name] += 1
+
+
+def local_files(folder: Path, count: int) -> dict[str, RunRef]:
+    """So many files, by name."""
+    files = {}
+    for number in range(count):
+        name = f"state/views/{number:03}"
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(b"x" * (number + 1))
+        files[name] = RunRef(1, *fingerprint(folder / name), name)
+    return files
+
+
+def file_threads() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("penstock-file")]
+
+
+def test_several_files_are_on_their_way_at_once(tmp_path: Path) -> None:
+    """As many as there is room for, and never more."""
+    storage = Meeting(tmp_path / "store", parties=4)
+    files = local_files(tmp_path, 12)
+    store_all(storage, tmp_path, files, Room(4))
+    assert (storage.names(), storage.most) == (sorted(files), 4)
+    assert file_threads() == []
+
+
+def test_a_room_is_shared(tmp_path: Path) -> None:
+    """Two uploads with one room have no more files on their way than one would."""
+    storage, room = Meeting(tmp_path / "store", parties=3), Room(3)
+    threads = []
+    for name in ("one", "two"):
+        files = {f"{name}/{file}": ref for file, ref in local_files(tmp_path / name, 9).items()}
+        threads.append(threading.Thread(target=store_all, args=(storage, tmp_path, files, room)))
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (len(storage.names()), storage.most) == (18, 3)
+
+
+def test_one_failure_ends_it_and_leaves_no_thread(tmp_path: Path) -> None:
+    """The first failure is raised after those under way have ended; nothing else is begun."""
+    storage = Meeting(tmp_path / "store", parties=4, fails="state/views/001")
+    files = local_files(tmp_path, 40)
+    with pytest.raises(UnavailableError, match="no"):
+        store_all(storage, tmp_path, files, Room(4))
+    assert file_threads() == []
+    assert 4 <= storage.stored.total() <= 8
+
+
+def test_what_is_in_storage_is_not_stored_again(tmp_path: Path) -> None:
+    """Also when the local file is gone; one of another size is no such file."""
+    storage = Meeting(tmp_path / "store")
+    files = local_files(tmp_path, 3)
+    store_all(storage, tmp_path, files, Room())
+    (tmp_path / "state/views/000").unlink()
+    storage.put("state/views/001", b"something else")
+    store_all(storage, tmp_path, files, Room())
+    assert storage.stored == {"state/views/000": 1, "state/views/001": 2, "state/views/002": 1}
+    assert storage.size("state/views/001") == 2
+    with pytest.raises(FileNotFoundError):
+        store_one(storage, tmp_path, "state/views/none", RunRef(1, 1, "", "state/views/none"))
+
+
+def hold_for_ever(path: Path, has_it: object) -> None:
+    """Another worker, which hangs with the file in its hands."""
+    import fcntl
+
+    with path.open("rb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        has_it.set()  # type: ignore[attr-defined]
+        threading.Event().wait()
+
+
+def test_a_dead_worker_holds_up_nobody(tmp_path: Path) -> None:
+    """What a worker was about to store when it was killed is stored by the next one."""
+    context = multiprocessing.get_context("spawn")
+    files = local_files(tmp_path, 1)
+    has_it = context.Event()
+    worker = context.Process(target=hold_for_ever, args=(tmp_path / "state/views/000", has_it))
+    worker.start()
+    assert has_it.wait(PATIENCE_S)
+    storage = LocalStorage(tmp_path / "store")
+    waits = threading.Thread(target=store_all, args=(storage, tmp_path, files, Room()))
+    waits.start()
+    assert storage.names() == []
+    worker.kill()
+    waits.join(PATIENCE_S)
+    worker.join()
+    assert storage.names() == ["state/views/000"]
+
+
+def test_a_worker_that_hangs_is_waited_for_so_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Patience with a worker that lives and does nothing has an end."""
+    import fcntl
+
+    monkeypatch.setattr("penstock.snapshot.transfer.PATIENCE_S", 0.1)
+    files = local_files(tmp_path, 1)
+    storage = LocalStorage(tmp_path / "store")
+    with (tmp_path / "state/views/000").open("rb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        store_all(storage, tmp_path, files, Room())
+    assert storage.names() == ["state/views/000"]
+
+
+class Trickle(LocalStorage):
+    """Nothing goes through before the gate opens; counts what is stored."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.gate = threading.Event()
+        self.stored: Counter[str] = Counter()
+        self._lock = threading.Lock()
+
+    def upload(self, local: Path, name: str) -> None:
+        assert self.gate.wait(PATIENCE_S)
+        super().upload(local, name)
+        with self._lock:
+            self.stored[name] += 1
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_batches_much_faster_than_uploads(tmp_path: Path, workers: int) -> None:
+    """Storage stands still for 300 batches: what waits stays small, every file is stored at most once, the newest version is."""
+    letters: queue.Queue[Message] = queue.Queue()
+    mailbox = Mailbox("127.0.0.1", letters.put)
+    storage = Trickle(tmp_path / "store")
+    uploaders = [Uploader() for _ in range(workers)]
+    files = local_files(tmp_path, 300)
+    names = sorted(files)
+    most_waiting = 0
+    for version in range(300):
+        runs = tuple(files[name] for name in names[max(0, version - 5) : version + 1])
+        uploader = uploaders[version % workers]
+        required = version % 10 == 0
+        uploader.submit(
+            Upload(
+                storage,
+                tmp_path,
+                mailbox.address,
+                run=1,
+                handle=StateHandle(SubtaskId("views", 0), "filesystem", version, runs),
+                durable=frozenset(),
+                required=required,
+                awaited=frozenset({version - version % 10}),
+            )
+        )
+        most_waiting = max(most_waiting, *(one.waiting for one in uploaders))
+    storage.gate.set()
+    done = []
+    while 299 not in done:
+        letter = letters.get(timeout=PATIENCE_S)
+        assert isinstance(letter, UploadDone)
+        done.append(letter.handle.version)
+    mailbox.close()
+    assert (
+        most_waiting <= 2 + 1
+    )  # one that is not required, one that is, and one that its thread is about to take
+    assert len(done) <= workers * 4
+    assert set(storage.stored.values()) == {1}
+    assert set(names[294:]) <= set(storage.stored)
+
+
+def test_a_damaged_file_does_not_get_into_storage(tmp_path: Path) -> None:
+    """A working file that changed since it was written is refused with both checksums, and storage has nothing of it."""
+    storage = LocalStorage(tmp_path / "store")
+    files = local_files(tmp_path, 3)
+    damaged = sorted(files)[1]
+    (tmp_path / damaged).write_bytes(b"xy")
+    with pytest.raises(UnavailableError, match="has changed since it was written") as refused:
+        store_all(storage, tmp_path, files)
+    assert files[damaged].checksum in str(refused.value)
+    assert damaged not in storage.names()
