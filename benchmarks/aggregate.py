@@ -33,12 +33,12 @@ def _beside(bench: Bench, *, keys: int) -> Found:
         theirs = jobs.SparkQuery(clicks, root, jobs.spark_native)
         ours = jobs.PenstockJob(clicks, root, jobs.by_aggregate)
         build = clicks.new_keys(rows, keys)
-        bench.run(f"Spark gets {keys:,} keys", theirs, rows=rows, batches=build)
-        bench.run(f"Penstock gets {keys:,} keys", ours, rows=rows, batches=build)
+        bench.run(f"Spark gets {keys:,} keys", theirs, batches=build)
+        bench.run(f"Penstock gets {keys:,} keys", ours, batches=build)
         for turn in range(turns):
             batches = clicks.uniform(rows, keys, batches=WARM_UP + bench.size(4, 2))
             what = f"turn {turn + 1} of {turns}"
-            spark_s += bench.run(f"Spark, {what}", theirs, rows=rows, batches=batches).seconds[WARM_UP:]
-            penstock_s += bench.run(f"Penstock, {what}", ours, rows=rows, batches=batches).seconds[WARM_UP:]
+            spark_s += bench.run(f"Spark, {what}", theirs, batches=batches).seconds[WARM_UP:]
+            penstock_s += bench.run(f"Penstock, {what}", ours, batches=batches).seconds[WARM_UP:]
     native, aggregate = statistics.median(spark_s), statistics.median(penstock_s)
     return {"spark_native_s": native, "aggregate_s": aggregate, "ratio": native / aggregate, "keys": keys}

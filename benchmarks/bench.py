@@ -67,9 +67,9 @@ class Bench:
             self.fresh_session()  # or Spark's state store, at work in the background, makes the folder again
             shutil.rmtree(root, ignore_errors=True)
 
-    def run(self, what: str, job: Runs, *, rows: int, batches: int) -> BatchTimes:
-        """Run a job over `batches` batches that are waiting in its log, and show how far it is."""
-        return self.watch(what, lambda: job.run(self.spark, rows), batches=batches)
+    def run(self, what: str, job: Runs, *, batches: int) -> BatchTimes:
+        """Run a job over `batches` batches that are waiting, and show how far it is."""
+        return self.watch(what, lambda: job.run(self.spark), batches=batches)
 
     def watch(self, what: str, run: Callable[[], None], *, batches: int) -> BatchTimes:
         """The same for anything that runs a query of this session."""

@@ -37,7 +37,7 @@ class Costs:
         clicks = Clicks(root)
         job = jobs.PenstockJob(clicks, root, jobs.by_aggregate)
         batches = clicks.new_keys(rows, keys)
-        bench.run(f"state of {keys:,} keys grows", job, rows=rows, batches=batches)
+        bench.run(f"state of {keys:,} keys grows", job, batches=batches)
         before = FolderWatch(job.state_dir)
         before.look()
         job.retained = RETAINED
@@ -49,9 +49,7 @@ class Costs:
         self.job.look_on = watch.look_on
         self.clicks.changed_keys(changed, self.keys, batches=WARM_UP + batches)
         with repeatedly(self.files.look):
-            bench.run(
-                f"{self.keys:,} keys, {changed:,} change", self.job, rows=changed, batches=WARM_UP + batches
-            )
+            bench.run(f"{self.keys:,} keys, {changed:,} change", self.job, batches=WARM_UP + batches)
         self.measured += watch.in_order[-batches:]
         self.batches += WARM_UP + batches
 

@@ -30,7 +30,7 @@ def measure(bench: Bench) -> Found:
             clicks.uniform(rows, keys, batches=batches)
             for mode, job in modes.items():
                 what = f"{mode.value}, turn {turn + 1} of {turns}"
-                seconds[mode] += bench.run(what, job, rows=rows, batches=batches).seconds[WARM_UP:]
+                seconds[mode] += bench.run(what, job, batches=batches).seconds[WARM_UP:]
     least, exact = (statistics.median(times) for times in seconds.values())
     return {
         "at_least_once_s": least,

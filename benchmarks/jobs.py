@@ -131,8 +131,8 @@ class PenstockJob:
         """Where the state files of the operator lie in storage."""
         return self.root / "store" / "bench" / "state" / "count"
 
-    def run(self, spark: SparkSession, rows_per_batch: int) -> None:
-        """Run over what the log holds, and look on with `look_on`."""
+    def run(self, spark: SparkSession) -> None:
+        """Run over what is there, and look on with `look_on`."""
         checkpointing = ps.Checkpointing(
             interval=self.interval, mode=self.mode, retained=self.retained, max_concurrent=AT_ONCE
         )
@@ -143,7 +143,7 @@ class PenstockJob:
             backend=self.backend,
             checkpoint=checkpointing,
         )
-        clicks = job.read(self.clicks.log.read(spark, rows_per_batch), uid="clicks")
+        clicks = job.read(self.clicks.read(spark), uid="clicks")
         self.count(clicks).write_to(ps.sinks.Files(self.root / "out"), uid="out")
         handle = job.start(available_now=True)
         self.look_on(handle)
@@ -158,9 +158,9 @@ class SparkQuery:
     root: Path
     count: Callable[[DataFrame], DataFrame]
 
-    def run(self, spark: SparkSession, rows_per_batch: int) -> None:
-        """Run over what the log holds."""
-        counted = self.count(self.clicks.log.read(spark, rows_per_batch))
+    def run(self, spark: SparkSession) -> None:
+        """Run over what is there."""
+        counted = self.count(self.clicks.read(spark))
         run_query(counted.writeStream.format("noop").outputMode("update"), self.root / "spark")
 
 

@@ -53,11 +53,9 @@ class State:
         self.seconds += times[WARM_UP:]
 
     def run(self, bench: Bench, what: str, batches: int) -> list[float]:
-        """Run over what waits in the log."""
+        """Run over what is waiting."""
         with repeatedly(self.memory.look), repeatedly(self.files.look):
-            times = bench.run(
-                f"state of {self.keys:,} keys {what}", self.job, rows=self.rows, batches=batches
-            )
+            times = bench.run(f"state of {self.keys:,} keys {what}", self.job, batches=batches)
         self.changed_rows += batches * self.rows
         return times.seconds
 

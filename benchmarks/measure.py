@@ -16,10 +16,10 @@ Found = dict[str, Any]
 
 
 class Runs(Protocol):
-    """A job of Penstock, or a query of Spark, over the same log."""
+    """A job of Penstock, or a query of Spark, over the same input."""
 
-    def run(self, spark: SparkSession, rows_per_batch: int) -> None:
-        """Run over what the log holds, from where the last run ended."""
+    def run(self, spark: SparkSession) -> None:
+        """Run over what is there, from where the last run ended."""
 
 
 class BatchTimes(StreamingQueryListener):

@@ -47,13 +47,13 @@ def _beside(
         theirs = jobs.SparkQuery(clicks, root, peer)
         ours = jobs.PenstockJob(clicks, root, jobs.by_process)
         add(clicks, WARM_UP_ROWS, keys)
-        bench.run("Penstock warms up", ours, rows=rows, batches=1)
-        bench.run("Spark warms up", theirs, rows=rows, batches=1)
+        bench.run("Penstock warms up", ours, batches=1)
+        bench.run("Spark warms up", theirs, batches=1)
         add(clicks, rows, keys, batches=peer_batches)
-        spark = bench.run(name, theirs, rows=rows, batches=peer_batches).seconds
+        spark = bench.run(name, theirs, batches=peer_batches).seconds
         add(clicks, rows, keys, batches=3 - peer_batches)
-        penstock = bench.run("process", ours, rows=rows, batches=3).seconds
-        distinct = _distinct(clicks)
+        penstock = bench.run("process", ours, batches=3).seconds
+        distinct = clicks.distinct()
     seconds = median_of(spark, warm_up=1 if peer_batches > 1 else 0)
     process_s = median_of(penstock, warm_up=1)
     return {
@@ -63,10 +63,6 @@ def _beside(
         "peer_batches": peer_batches,
         "keys": distinct,
     }
-
-
-def _distinct(clicks: Clicks) -> int:
-    return len(clicks.log.table().column("user").unique())
 
 
 def backends(bench: Bench) -> Found:
@@ -80,7 +76,7 @@ def backends(bench: Bench) -> Found:
         clicks = Clicks(root)
         clicks.uniform(rows, keys, batches=4)
         found = {
-            name: _seconds(bench, clicks, root, rows, jobs.by_process, backend=name)
+            name: _seconds(bench, clicks, root, jobs.by_process, backend=name)
             for name in ("filesystem", "rocksdb")
         }
     return {
@@ -90,11 +86,11 @@ def backends(bench: Bench) -> Found:
 
 
 def _seconds(
-    bench: Bench, clicks: Clicks, root: Path, rows: int, count: jobs.Count, *, backend: str = "filesystem"
+    bench: Bench, clicks: Clicks, root: Path, count: jobs.Count, *, backend: str = "filesystem"
 ) -> float:
     what = f"{count.__name__} {backend}"
     job = jobs.PenstockJob(clicks, root / what, count, backend=backend)
-    return median_of(bench.run(what, job, rows=rows, batches=4).seconds, warm_up=1)
+    return median_of(bench.run(what, job, batches=4).seconds, warm_up=1)
 
 
 def vectorised(bench: Bench) -> Found:
@@ -104,7 +100,7 @@ def vectorised(bench: Bench) -> Found:
         clicks = Clicks(root)
         clicks.uniform(rows, keys, batches=4)
         found = {
-            count.__name__: _seconds(bench, clicks, root, rows, count)
+            count.__name__: _seconds(bench, clicks, root, count)
             for count in (jobs.by_process, jobs.by_process_batch)
         }
     return {

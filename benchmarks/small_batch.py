@@ -38,13 +38,13 @@ def measure(bench: Bench) -> Found:
             _counted(frame).write.mode("append").format("noop").save()
 
         def foreach(function: Callable[[DataFrame, int], None], name: str) -> float:
-            writer = clicks.log.read(bench.spark, ROWS).writeStream.foreachBatch(function)
+            writer = clicks.read(bench.spark).writeStream.foreachBatch(function)
             times = bench.watch(name, lambda: jobs.run_query(writer, root / name), batches=batches)
             return median_of(times.seconds, warm_up=WARM_UP)
 
         plain = foreach(to_parquet, "foreachBatch")
         job = jobs.PenstockJob(clicks, root, jobs.by_aggregate, interval="10s")
-        ours = median_of(bench.run("Penstock", job, rows=ROWS, batches=batches).seconds, warm_up=WARM_UP)
+        ours = median_of(bench.run("Penstock", job, batches=batches).seconds, warm_up=WARM_UP)
         bare = foreach(to_nowhere, "foreachBatch without output")
     return {
         "foreach_batch_s": plain,
