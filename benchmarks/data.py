@@ -21,7 +21,8 @@ SCHEMA = "user long, amount long"
 FIRST_TIME = 1_700_000_000
 ODD = 0x9E3779B97F4A7C15
 """Times an odd number, modulo 2**64, no two ids become equal: keys come in no order that would favour a sorted store."""
-ZIPF_EXPONENT = 1.1
+ZIPF_EXPONENT = 0.99
+"""YCSB's: the most frequent key has about 7 % of the rows."""
 
 
 class Clicks:
@@ -47,7 +48,7 @@ class Clicks:
         return self._add(batches, lambda _: self._rng.integers(0, keys, rows))
 
     def zipf(self, rows: int, keys: int, *, batches: int = 1) -> int:
-        """Few users have most of the rows: user k as often as 1 / k**1.1."""
+        """Few users have most of the rows: user k as often as 1 / k**0.99."""
         weights = np.cumsum(1.0 / np.arange(1, keys + 1) ** ZIPF_EXPONENT)
         return self._add(
             batches, lambda _: np.searchsorted(weights, self._rng.random(rows) * weights[-1]).astype(np.int64)

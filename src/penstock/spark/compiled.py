@@ -6,7 +6,8 @@ Schemas are learned by running the graph over empty DataFrames, so every mistake
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
 import pyarrow as pa
 from pyspark.errors import AnalysisException
@@ -21,7 +22,7 @@ from penstock.operators.aggregates import AggregateSpec, state_schema
 from penstock.operators.run_process import value_schema
 from penstock.spark.aggregate_columns import describe, partials
 from penstock.spark.inspection import refuse_stateful
-from penstock.spark.key_columns import check_keys
+from penstock.spark.key_columns import check_keys, float_keys
 from penstock.state.backends.base import StateLayout
 
 
@@ -32,6 +33,7 @@ class CompiledOperator:
     node: Keyed
     layout: StateLayout
     result: StructType
+    float_keys: tuple[str, ...] = ()
     specs: tuple[AggregateSpec, ...] = ()
     partials: tuple[Column, ...] = ()
 
@@ -50,6 +52,13 @@ class Compiled:
     operators: dict[str, CompiledOperator]
     shared: frozenset[str]
     """Sources and operators whose rows are used more than once: they are materialised, never computed again."""
+    _columns: dict[object, Column] = field(default_factory=dict)
+
+    def column(self, name: object, make: Callable[[], Column]) -> Column:
+        """A column that is the same in every batch. Making one takes dozens of calls into the JVM, so that it is made once."""
+        if name not in self._columns:
+            self._columns[name] = make()
+        return self._columns[name]
 
 
 def compile_job(graph: Graph) -> Compiled:
@@ -135,8 +144,9 @@ class _Compiler:
         key = pa.schema(
             [pa.field(name, to_arrow_type(frame.schema[name].dataType, timezone="UTC")) for name in node.keys]
         )
+        floats = float_keys(frame, node.keys)
         if isinstance(node, Process):
-            return self._process(node, frame, key)
+            return self._process(node, frame, key, floats)
         specs = tuple(describe(name, column, frame) for name, column in node.columns.items())
         result = (
             frame.groupBy(*node.keys)
@@ -144,16 +154,18 @@ class _Compiler:
             .schema
         )
         parts = tuple(part for spec in specs for part in partials(spec, node.columns[spec.name], frame))
-        return CompiledOperator(node, StateLayout(key, state_schema(specs)), result, specs, parts)
+        return CompiledOperator(node, StateLayout(key, state_schema(specs)), result, floats, specs, parts)
 
-    def _process(self, node: Process, frame: DataFrame, key: pa.Schema) -> CompiledOperator:
+    def _process(
+        self, node: Process, frame: DataFrame, key: pa.Schema, floats: tuple[str, ...]
+    ) -> CompiledOperator:
         missing = [column for column in map(_column_of, node.order_by) if column not in frame.columns]
         if missing:
             raise ConfigError(
                 f"operator {node.uid!r}: order_by names {', '.join(missing)}; there are {', '.join(frame.columns)}"
             )
         result = from_arrow_schema(node.output)
-        return CompiledOperator(node, StateLayout(key, value_schema(node.operator)), result)
+        return CompiledOperator(node, StateLayout(key, value_schema(node.operator)), result, floats)
 
 
 def _column_of(order: str) -> str:

@@ -108,7 +108,7 @@ class BatchFrames:
 
     def _keyed(self, node: Keyed) -> tuple[DataFrame, OperatorTask, CompiledOperator]:
         operator = self.compiled.operators[node.uid]
-        frame = normalised(self._frame(node.upstream), node.keys)
+        frame = normalised(self._frame(node.upstream), operator.float_keys)
         common = (node.uid, node.keys, operator.layout, self.assignment, self.answers)
         if isinstance(node, Process):
             task: OperatorTask = ProcessTask(*common, node.operator, node.output)
@@ -116,19 +116,26 @@ class BatchFrames:
         return self._placed_partials(node, operator, frame), AggregateTask(*common, operator.specs), operator
 
     def _placed_rows(self, node: Process, frame: DataFrame) -> DataFrame:
-        plan = self.assignment
-        rows = frame.select("*", sort_key(node.keys, plan.max_parallelism))
-        placed = rows.repartitionById(plan.parallelism, subtask_of(plan.parallelism))
+        placed = self._by_subtask(frame.select("*", self._sort_key(node)))
         return placed.sortWithinPartitions(*map(_order, node.order_by)) if node.order_by else placed
 
     def _placed_partials(self, node: Aggregate, operator: CompiledOperator, frame: DataFrame) -> DataFrame:
         plan = self.assignment
         rows = frame.groupBy(*map(quoted, node.keys)).agg(*operator.partials)
-        rows = rows.select("*", sort_key(node.keys, plan.max_parallelism))
+        rows = rows.select("*", self._sort_key(node))
         divides = plan.max_parallelism % plan.parallelism == 0
         if divides and placed_by_key(rows, node.keys, plan.parallelism):
             return rows  # Spark's own shuffle has put every key where it belongs
-        return rows.repartitionById(plan.parallelism, subtask_of(plan.parallelism))
+        return self._by_subtask(rows)
+
+    def _sort_key(self, node: Keyed) -> Column:
+        groups = self.assignment.max_parallelism
+        return self.compiled.column(("sort key", node.keys), lambda: sort_key(node.keys, groups))
+
+    def _by_subtask(self, rows: DataFrame) -> DataFrame:
+        parallelism = self.assignment.parallelism
+        subtask = self.compiled.column("subtask", lambda: subtask_of(parallelism))
+        return rows.repartitionById(parallelism, subtask)
 
 
 def _order(column: str) -> Column:

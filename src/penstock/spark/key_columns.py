@@ -40,9 +40,13 @@ def check_keys(frame: DataFrame, keys: tuple[str, ...], uid: str) -> None:
         ) from error
 
 
-def normalised(frame: DataFrame, keys: tuple[str, ...]) -> DataFrame:
+def float_keys(frame: DataFrame, keys: tuple[str, ...]) -> tuple[str, ...]:
+    """The key columns that must be `normalised`."""
+    return tuple(key for key in keys if _is_float(frame.schema[key].dataType))
+
+
+def normalised(frame: DataFrame, floats: tuple[str, ...]) -> DataFrame:
     """Make -0.0 to 0.0 and all NaNs one, as Spark's own groupBy does, so that equal keys have equal hashes."""
-    floats = [key for key in keys if _is_float(frame.schema[key].dataType)]
     return (
         frame.withColumns({key: _one_zero_one_nan(F.col(quoted(key))) for key in floats}) if floats else frame
     )
