@@ -228,9 +228,8 @@ class Protocol:
 
     def _take_note(self, files: Iterable[str], version: int) -> None:
         """These may be in storage: they are discarded once nothing names them."""
-        if self._is_early(
-            version
-        ):  # whether Spark keeps this attempt is known only when the batch is finished
+        if self._is_early(version):
+            # Whether Spark keeps this attempt is known only when the batch is finished.
             self._early.update(dict.fromkeys(set(files) - self._known, version))
         else:
             self._known |= set(files)
