@@ -320,6 +320,18 @@ def test_runs_from_before_and_after_a_rescale_do_not_mix(cluster: Cluster) -> No
         cluster.looked_up()
 
 
+def test_values_from_nothing_to_a_megabyte(cluster: Cluster) -> None:
+    """Values of 8 bytes and of 1 MB live side by side, are replaced by each other, and come back from storage."""
+    megabyte = "x" * 1_000_000
+    truth: Truth = {p: (p, [megabyte] if p % 8 == 0 else None) for p in range(20)}
+    cluster.batch(dict(truth))
+    changes: dict[int, Value | None] = {0: (1, []), 1: (2, [megabyte, ""]), 8: None, 16: (3, None)}
+    cluster.batch(changes)
+    apply(truth, changes)
+    cluster.lose_local_files()
+    assert cluster.looked_up() == cluster.scanned() == truth
+
+
 def test_a_frozen_version_never_changes(cluster: Cluster) -> None:
     """Every old handle reads as it was, after many later batches and merges and from storage alone."""
     history: list[tuple[list[StateHandle | None], Truth]] = []
