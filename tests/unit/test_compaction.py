@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import queue
-from collections.abc import Sequence
+import resource
+import signal
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +17,7 @@ from protocol_story import Story, only
 from penstock.checkpoint.events import Discard, JobEnded, SnapshotDurable
 from penstock.errors import UnavailableError
 from penstock.ids import CheckpointId, SubtaskId
-from penstock.snapshot.compactor import Compactor, Merge
+from penstock.snapshot.compactor import Compactor, Merge, perform
 from penstock.snapshot.mailbox import Mailbox
 from penstock.snapshot.messages import MergeDone, MergeFailed, Message
 from penstock.state.backends import FilesystemBackend
@@ -209,6 +212,34 @@ def test_a_merge_that_cannot_be_stored_leaves_nothing(site: Site) -> None:
     assert "no space left on device" in answer.cause
     assert site.storage.names() == before
     assert not list((site.root / "run-1" / "merged").rglob("*.*"))
+
+
+def test_a_full_disk_stops_a_merge_and_nothing_else(site: Site) -> None:
+    """When the machine has no space the driver hears which file could not be written, nothing is left, and the runs are whole."""
+    assert site.handle is not None
+    before = site.storage.names()
+    with no_file_larger_than(1000):
+        answer = perform(site.merge())
+    assert isinstance(answer, MergeFailed)
+    assert "cannot write the working file" in answer.cause
+    assert "-merged.arrow" in answer.cause
+    assert not list((site.root / "run-1" / "merged").rglob("*.*"))
+    assert site.storage.names() == before
+    state = site.backend.open(site.workplace(4), LAYOUT, site.handle)
+    assert sum(batch.num_rows for batch in state.scan()) == 40
+
+
+@contextmanager
+def no_file_larger_than(size: int) -> Iterator[None]:
+    """The system refuses to write more, as it does when the disk is full."""
+    ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, ignored)
 
 
 def test_a_compactor_takes_one_order_after_the_other(site: Site) -> None:
