@@ -9,8 +9,8 @@ from bench import Bench
 from data import Clicks
 from measure import Found
 
-ROUNDS = 2
-WARM_UP = 2
+ROUNDS = 3
+WARM_UP = 4
 
 
 def small_state(bench: Bench) -> Found:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shutil
 from pathlib import Path
 
 import pytest
@@ -191,6 +192,7 @@ def test_a_missing_state_file_is_an_error_that_names_it(spark, ledger):
 def test_a_state_file_with_flipped_bits_is_found(spark, ledger):
     """The checksum is checked before the state is used, and the message says what to do."""
     job = checkpointed(spark, ledger, retained=1)
+    shutil.rmtree(ledger.root / "local")
     for path in (ledger.root / "store" / "pv" / "state" / "views").iterdir():
         flip_a_bit(path)
     ledger.fill(10)
