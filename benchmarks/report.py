@@ -17,7 +17,7 @@ RESULTS = ROOT / "benchmarks" / "results" / "latest.json"
 PAGES = (ROOT / "README.md", ROOT / "docs" / "performance.md")
 BEGIN, END = "<!-- figures: written by make bench -->", "<!-- end of figures -->"
 _COMPARISONS = {">=": operator.ge, "<=": operator.le}
-_BESIDE = ("ratio", "goal", "met", "load_before", "load_after", "what", "skipped", "failed")
+_BESIDE = ("ratio", "goal", "met", "load_before", "load_after", "when", "what", "skipped", "failed")
 
 Figures = Mapping[str, Mapping[str, Any]]
 
@@ -45,8 +45,8 @@ def terminal(figures: Figures, title: str) -> Table:
 def markdown(results: Mapping[str, Any]) -> str:
     """For the pages."""
     head = (
-        f"One run of {results['when'][:10]}: {results['cores']} cores, Python {results['python']}, Spark {results['spark']}, "
-        f"Penstock {results['penstock']}.\n\n"
+        f"Last written {results['when'][:10]}: {results['cores']} cores, Python {results['python']}, Spark {results['spark']}, "
+        f"Penstock {results['penstock']}. Both sides of a figure are measured in one run; `latest.json` has its time.\n\n"
         "| figure | what is compared | goal | ratio | measured | load |\n|---|---|---|---|---|---|\n"
     )
     rows = (
@@ -54,6 +54,11 @@ def markdown(results: Mapping[str, Any]) -> str:
         for name, found in results["figures"].items()
     )
     return head + "".join(rows)
+
+
+def replaced(figures: Figures) -> dict[str, Any]:
+    """The figures that are written down, with these in the place of their old ones."""
+    return {**json.loads(RESULTS.read_text(encoding="utf-8"))["figures"], **figures}
 
 
 def write(results: Mapping[str, Any]) -> None:

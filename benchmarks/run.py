@@ -3,6 +3,7 @@
 make bench                                         # all of it, about half an hour
 make bench ARGS='--quick'                          # all of it with little data, to see that it works; writes nothing
 make bench ARGS='--only small_batch_overhead'      # one figure; writes nothing
+make bench ARGS='--only state_scale --write'       # one figure again, in the place of its old numbers; the others stay
 """
 
 from __future__ import annotations
@@ -44,8 +45,8 @@ def main() -> int:
     bench.fresh_session()
     little = ", little data: the ratios say nothing" if options.quick else ""
     console.print(report.terminal(figures, f"Penstock beside its peers, one run{little}"))
-    if not options.only and not options.quick:
-        report.write(_results(figures))
+    if not options.quick and (options.write or not options.only):
+        report.write(_results(report.replaced(figures) if options.only else figures))
         console.print(f"written to {report.RESULTS.name} and the pages")
     return _exit_code(console, figures, goals_count=not options.quick)
 
@@ -59,6 +60,9 @@ def _options() -> argparse.Namespace:
     )
     arguments.add_argument(
         "--quick", action="store_true", help="little data: a few minutes, and ratios that say nothing"
+    )
+    arguments.add_argument(
+        "--write", action="store_true", help="with --only: put these figures in the place of their old ones"
     )
     return arguments.parse_args()
 
@@ -78,7 +82,8 @@ def _measured(bench: Bench, measurement: Measurement) -> dict[str, Any]:
         found = {
             name: {"failed": f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"} for name in names
         }
-    loads = {"load_before": round(before, 2), "load_after": round(os.getloadavg()[0], 2)}
+    when = {"when": datetime.now(UTC).isoformat(timespec="seconds")}
+    loads = {**when, "load_before": round(before, 2), "load_after": round(os.getloadavg()[0], 2)}
     return {
         figure.name: _judged({"what": figure.what, "goal": figure.goal, **found[figure.name], **loads})
         for figure in measurement.figures
