@@ -15,8 +15,8 @@ import penstock as ps
 from penstock.state.backends import backend_named
 
 WARM_UP_ROWS = 2_000
-BATCHES = 12
-WARM_UP = 5
+BATCHES = 8
+WARM_UP = 3
 """Spark's compiler needs a few batches; the peer is hardly touched by that, its time goes into Python and sockets."""
 
 
