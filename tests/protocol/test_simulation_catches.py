@@ -293,19 +293,24 @@ def test_a_broken_rule_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> N
     assert any(breaks(seed) for seed in range(first_seed, first_seed + MOST_SEEDS))
 
 
+def wake_before_every_metadata(calls: tuple[str, ...]) -> None:
+    """A run stands still before it writes a metadata, and wakes up at some moment of the run that took over."""
+    writes = [number for number, call in enumerate(calls, start=1) if call.startswith("create chk-")]
+    for call, wakes_at in product(writes, range(15, 60, 2)):
+        come_back(
+            Mode.EXACTLY_ONCE,
+            Fate(pauses_before=call, wakes_at=wakes_at),
+            Fate(dies_before=wakes_at + 2),
+        )
+
+
 def test_restoring_outside_the_line_of_descent_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """A zombie that writes its metadata after the take-over is found when the next recovery goes on from it."""
     calls = calls_without_a_crash(Mode.EXACTLY_ONCE)
     monkeypatch.setattr(restore, "in_line_of_descent", lambda checkpoint, run, descents: True)
     monkeypatch.setattr(metadata, "in_line_of_descent", lambda checkpoint, run, descents: True)
-    writes = [number for number, call in enumerate(calls, start=1) if call.startswith("create chk-")]
-    with pytest.raises((Violation, PenstockError)):  # noqa: PT012 - any of them may find it
-        for call, wakes_at in product(writes, range(15, 60, 2)):
-            come_back(
-                Mode.EXACTLY_ONCE,
-                Fate(pauses_before=call, wakes_at=wakes_at),
-                Fate(dies_before=wakes_at + 2),
-            )
+    with pytest.raises((Violation, PenstockError)):
+        wake_before_every_metadata(calls)
 
 
 def test_discarding_without_looking_whether_another_run_owns_the_job_is_found(
@@ -321,11 +326,5 @@ def test_discarding_without_looking_whether_another_run_owns_the_job_is_found(
             discard(self, action)
 
     monkeypatch.setattr(Coordinator, "_discard", careless)
-    writes = [number for number, call in enumerate(calls, start=1) if call.startswith("create chk-")]
-    with pytest.raises((Violation, PenstockError)):  # noqa: PT012 - any of them may find it
-        for call, wakes_at in product(writes, range(15, 60, 2)):
-            come_back(
-                Mode.EXACTLY_ONCE,
-                Fate(pauses_before=call, wakes_at=wakes_at),
-                Fate(dies_before=wakes_at + 2),
-            )
+    with pytest.raises((Violation, PenstockError)):
+        wake_before_every_metadata(calls)

@@ -17,6 +17,7 @@ from penstock.operators.keyed_process import Context, ValueState, declared_state
 from penstock.operators.pieces import pieces
 from penstock.operators.run_process import value_schema, write_values
 from penstock.state.backends.base import OpenState
+from penstock.state.backends.lookup import no_columns
 
 PIECE_BYTES = 256 << 20
 """Rows that user code gets at once: it will make copies of them."""
@@ -56,10 +57,7 @@ def _piece_rows(table: pa.Table) -> int:
 
 
 def _view(declared: dict[str, ValueState], piece: Grouped, state: OpenState, context: Context) -> BatchState:
-    if declared:
-        stored, _ = state.read(piece.keys)
-    else:
-        stored = pa.RecordBatch.from_struct_array(pa.nulls(len(piece.keys), pa.struct([])))
+    stored = state.read(piece.keys)[0] if declared else no_columns(len(piece.keys))
     return BatchState(declared, stored, context)
 
 

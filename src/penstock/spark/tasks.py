@@ -77,7 +77,7 @@ class OperatorTask(ABC):
         self, table: pa.Table, subtask: SubtaskId, attempt: int, alignment_ms: float
     ) -> list[pa.RecordBatch]:
         plan = self.assignment
-        begin_run(plan.local_dir, frozenset().union(*(handle.files for handle in plan.handles.values())))
+        begin_run(plan.local_dir, plan.keep)
         check_rows(
             table, list(self.keys), operator=self.uid, subtask=subtask.index, parallelism=plan.parallelism
         )

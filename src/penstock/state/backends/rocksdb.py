@@ -25,7 +25,7 @@ from penstock.state.backends.base import (
     Workplace,
 )
 from penstock.state.backends.rocksdb_rows import RowCodec
-from penstock.state.backends.run_file import SORT_KEY
+from penstock.state.backends.run_file import scan_schema
 from penstock.state.backends.write_check import WriteCheck
 
 if TYPE_CHECKING:
@@ -107,8 +107,7 @@ class RocksdbState(OpenState):
 
     def scan(self) -> Iterator[pa.RecordBatch]:
         """See `OpenState.scan`; writes of this batch are included."""
-        fields = [pa.field(SORT_KEY, pa.int64(), nullable=False), *self._layout.key, *self._layout.value]
-        schema = pa.schema(fields)
+        schema = scan_schema(self._layout)
         label = self._version.label
         remaining = self._version.rows()
         while rows := list(islice(remaining, ROWS_AT_ONCE)):

@@ -169,6 +169,11 @@ def load_run(ref: RunRef, source: Path | bytes, layout: StateLayout) -> Run:
     return run
 
 
+def scan_schema(layout: StateLayout) -> pa.Schema:
+    """The columns that `OpenState.scan` gives, whatever the backend."""
+    return pa.schema([pa.field(SORT_KEY, pa.int64(), nullable=False), *layout.key, *layout.value])
+
+
 def fingerprint(path: Path) -> tuple[int, str]:
     """Size and checksum of a file."""
     if os.path.getsize(path) == 0:  # noqa: PTH202  an empty file cannot be mapped

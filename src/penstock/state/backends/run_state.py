@@ -16,7 +16,7 @@ import pyarrow as pa
 from penstock.state.backends.base import KeyBatch, OpenState, RunRef, StateHandle, StateLayout, Workplace
 from penstock.state.backends.lookup import lookup
 from penstock.state.backends.merge import Ownership, merge_runs
-from penstock.state.backends.run_file import SORT_KEY, Run, RunBatch, RunHeader, concat_batches
+from penstock.state.backends.run_file import Run, RunBatch, RunHeader, concat_batches, scan_schema
 from penstock.state.backends.write_check import WriteCheck
 
 BATCH_BYTES = 128 * 1024 * 1024  # far below what the 32-bit offsets of strings can reach
@@ -55,8 +55,7 @@ class RunState(OpenState):
 
     def scan(self) -> Iterator[pa.RecordBatch]:
         """See `OpenState.scan`; writes of this batch are included."""
-        fields = [pa.field(SORT_KEY, pa.int64(), nullable=False), *self._layout.key, *self._layout.value]
-        schema = pa.schema(fields)
+        schema = scan_schema(self._layout)
         runs = [*self._fresh(), *self._runs]
         for batch in merge_runs(runs, ownership=self._ownership, keep_tombstones=False):
             columns = [pa.array(batch.sort_keys), *batch.keys, *batch.values]
