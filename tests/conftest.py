@@ -30,3 +30,12 @@ def postgres_server():
 
     with running() as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def mariadb_server():
+    """One MariaDB for the run; skips, with the reason, where there is none and none can be fetched."""
+    from services.mariadb_process import running
+
+    with running() as server:
+        yield server
