@@ -21,3 +21,21 @@ def spark() -> Iterator[SparkSession]:
     session = local_session("penstock-tests", cores=2)
     yield session
     session.stop()
+
+
+@pytest.fixture(scope="session")
+def postgres_server():
+    """One PostgreSQL for the run; who kills it does so with one of their own."""
+    from services.postgres_process import running
+
+    with running() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def mariadb_server():
+    """One MariaDB for the run; skips, with the reason, where there is none and none can be fetched."""
+    from services.mariadb_process import running
+
+    with running() as server:
+        yield server

@@ -5,7 +5,19 @@ Called by the spark package: in tasks (write, pre-commit) and, through the check
 """
 
 from penstock.sinks.files import Files
+from penstock.sinks.mysql import MariaDB, MySQL
+from penstock.sinks.postgres import Postgres
 from penstock.sinks.sqlite import SQLite
 from penstock.sinks.two_phase_commit import Delivery, Transaction, TransactionContext, TwoPhaseCommitSink
 
-__all__ = ["Delivery", "Files", "SQLite", "Transaction", "TransactionContext", "TwoPhaseCommitSink"]
+__all__ = [
+    "Delivery",
+    "Files",
+    "MariaDB",
+    "MySQL",
+    "Postgres",
+    "SQLite",
+    "Transaction",
+    "TransactionContext",
+    "TwoPhaseCommitSink",
+]

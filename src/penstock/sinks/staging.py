@@ -15,6 +15,7 @@ import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Self
 
 import msgspec
 
@@ -38,7 +39,7 @@ class StagedTransaction(msgspec.Struct, frozen=True):
     rows: int | None = None
 
     @classmethod
-    def begin(cls, context: TransactionContext) -> StagedTransaction:
+    def begin(cls, context: TransactionContext) -> Self:
         """Name a new transaction."""
         return cls(
             job=checked_name("job", context.job),
@@ -51,7 +52,7 @@ class StagedTransaction(msgspec.Struct, frozen=True):
         )
 
     @classmethod
-    def read(cls, transaction: Transaction) -> StagedTransaction:
+    def read(cls, transaction: Transaction) -> Self:
         """Check what came back from a checkpoint: it becomes a path, so nothing odd may be in it."""
         try:
             staged = msgspec.convert(dict(transaction), cls)
@@ -72,7 +73,7 @@ class StagedTransaction(msgspec.Struct, frozen=True):
         return staged
 
     @classmethod
-    def parse(cls, job: str, sink: str, name: str) -> StagedTransaction | None:
+    def parse(cls, job: str, sink: str, name: str) -> Self | None:
         """Read `name` back; None when it is not one of this job and sink."""
         prefix = f"{job}.{sink}."
         found = _NUMBERS_AND_TOKEN.fullmatch(name.removeprefix(prefix)) if name.startswith(prefix) else None

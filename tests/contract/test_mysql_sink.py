@@ -1,0 +1,298 @@
+"""The sinks `MySQL` and `MariaDB` on a real MariaDB: the contract of all sinks, and what they promise beyond it."""
+
+from __future__ import annotations
+
+import datetime as dt
+import decimal
+import json
+import sys
+import traceback
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from mysql_targets import ALL, MySQLPrepared, MySQLStaged, MySQLUpsert, fresh
+
+from penstock.errors import BadRecordError, CommitLostError, ConfigError, CorruptStateError, UnavailableError
+from penstock.sinks import MariaDB, MySQL, TransactionContext
+from penstock.testing.sink_contract import JOB, SINK, through_json
+
+
+class TestMySQLPrepared(MySQLPrepared):
+    pass
+
+
+class TestMySQLStaged(MySQLStaged):
+    pass
+
+
+class TestMySQLUpsert(MySQLUpsert):
+    pass
+
+
+@pytest.fixture(params=ALL, ids=lambda kind: kind.__name__)
+def suite(request, mariadb_server) -> Any:
+    return fresh(request.param, mariadb_server)
+
+
+def written(sink: MySQL, batch: pa.RecordBatch, **context: Any) -> Any:
+    """Validate, write one batch, pre-commit."""
+    usual = {"job": JOB, "sink": SINK, "run": 1, "checkpoint": 1, "subtask": 0, "attempt": 0}
+    sink.validate(batch.schema)
+    transaction = sink.begin_transaction(TransactionContext(**{**usual, **context}))
+    sink.write(transaction, batch)
+    return through_json(sink.pre_commit(transaction))
+
+
+def named(*rows: tuple[int | None, str | None]) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pylist(
+        [{"id": number, "name": name} for number, name in rows], schema=MySQLUpsert.schema
+    )
+
+
+VALUES: dict[str, tuple[pa.DataType, str, list[Any]]] = {
+    "whole": (pa.int64(), "bigint", [2**63 - 1, -(2**63)]),
+    "double": (pa.float64(), "double", [0.1, -1e300]),
+    "exact": (pa.decimal128(30, 10), "decimal(30, 10)", [decimal.Decimal("0.0000000001"), None]),
+    "yes": (pa.bool_(), "boolean", [True, None]),
+    "day": (pa.date32(), "date", [dt.date(1000, 1, 1), dt.date(9999, 12, 31)]),
+    "local": (
+        pa.timestamp("us"),
+        "datetime(6)",
+        [dt.datetime.fromisoformat("2026-03-29T02:30:00.000001"), None],
+    ),
+    "bytes": (pa.binary(), "blob", [b"\x00\xff\n\\'\"%s", b""]),
+    "words": (pa.string(), "text", ["a\"b'c\\'\n%s ? \0", ""]),
+    "choice": (pa.dictionary(pa.int8(), pa.string()), "varchar(5)", ["ä€😀", None]),
+}
+
+
+@pytest.mark.parametrize("transactions", ["prepared", "staged"])
+def test_values_come_back_as_they_were(transactions: str, mariadb_server) -> None:
+    """Every type of column, with its extremes, NULL, empty and awkward texts, arrives unchanged; times with a zone in UTC."""
+    suite = fresh(MySQLPrepared, mariadb_server)
+    columns = ", ".join(f"`{name}` {declared}" for name, (_, declared, _) in VALUES.items())
+    suite.execute(
+        f"CREATE TABLE everything ({columns}, instant datetime(6), some json) DEFAULT CHARSET = utf8mb4"
+    )
+    arrays = {name: pa.array(values, kind) for name, (kind, _, values) in VALUES.items()}
+    noon = dt.datetime(2026, 7, 1, 12, tzinfo=dt.UTC)
+    arrays["instant"] = pa.array([noon, None], pa.timestamp("us", "Europe/Berlin"))
+    arrays["some"] = pa.array([[1, None], None], pa.list_(pa.int64()))
+    sink = MariaDB(suite.server.url(suite.database), "everything", transactions=transactions)
+    sink.commit(written(sink, pa.record_batch(arrays)))
+    rows = suite.query("SELECT * FROM everything ORDER BY whole DESC")
+    assert [row.pop("instant") for row in rows] == [noon.replace(tzinfo=None), None]
+    assert [json.loads(row.pop("some") or "0") for row in rows] == [[1, None], 0]
+    assert rows == [{name: values[n] for name, (_, _, values) in VALUES.items()} for n in range(2)]
+
+
+def test_names_that_need_quoting(mariadb_server) -> None:
+    """Tables and columns with spaces, quotes, percent signs and capitals are taken letter by letter, in every mode."""
+    suite = fresh(MySQLPrepared, mariadb_server)
+    batch = pa.record_batch({"a`b": [1, 1], "100%s %d ?": ["x", "y"], "select": [1.5, 2.5]})
+    for number, options in enumerate(({}, {"transactions": "staged"}, {"mode": "upsert", "key": ["a`b"]})):
+        table = f"The `Table` %s ? {number}"
+        sink = MariaDB(suite.server.url(suite.database), table, create=True, **options)
+        prepared = written(sink, batch)
+        sink.commit(prepared)
+        sink.commit(prepared)
+        quoted = table.replace("`", "``")
+        rows = suite.query(f"SELECT * FROM `{quoted}` ORDER BY 2")
+        assert rows == (batch.to_pylist()[1:] if options.get("key") else batch.to_pylist())
+
+
+def test_upsert_takes_the_last_of_a_key(mariadb_server) -> None:
+    """Within a batch, over batches and over checkpoints the last row of a key counts, and none waits for another."""
+    suite = fresh(MySQLUpsert, mariadb_server)
+    first = written(suite.make_sink(), named((1, "a"), (2, "a"), (1, "b")), checkpoint=1)
+    second = written(suite.make_sink(), named((2, "b"), (3, "a"), (3, "b")), checkpoint=2)
+    suite.sink().commit_all([first, second])
+    suite.sink().commit(first)
+    assert {row["id"]: row["name"] for row in suite.visible_rows()} == {1: "b", 2: "b", 3: "b"}
+
+
+def test_an_upsert_of_nothing_but_the_key(mariadb_server) -> None:
+    """Keys that are there stay, new ones come."""
+    suite = fresh(MySQLUpsert, mariadb_server)
+    suite.execute("INSERT INTO results VALUES (1, 'old')")
+    sink = suite.make_sink()
+    sink.commit(written(sink, pa.record_batch({"id": [1, 2, 2]})))
+    assert {row["id"]: row["name"] for row in suite.visible_rows()} == {1: "old", 2: None}
+
+
+REFUSED = [
+    ("ALTER TABLE results MODIFY name varchar(100) NOT NULL", (7, None), "cannot be null"),
+    ("ALTER TABLE results MODIFY id smallint", (70_000, "x"), "Out of range"),
+    ("ALTER TABLE results MODIFY name varchar(5)", (7, "x" * 6), "too long"),
+]
+
+
+@pytest.mark.parametrize(("change", "row", "said"), REFUSED, ids=["null", "range", "length"])
+def test_a_row_that_the_table_refuses(change: str, row: Any, said: str, suite) -> None:
+    """The row and the reason are named while the job can go back, and nothing of the batch is kept."""
+    suite.execute(change)
+    sink = suite.sink()
+    transaction = sink.begin_transaction(suite.context())
+    sink.write(transaction, named((1, "ok")))
+    with pytest.raises(BadRecordError, match=said) as refused:
+        sink.write(transaction, named((2, "a"), (3, "c"), row, (4, "ok")))
+    assert refused.value.facts["row"] == {"id": row[0], "name": row[1]}
+    sink.abort(transaction)
+    suite.assert_visible()
+    assert suite.left_behind() == 0
+
+
+def test_a_key_that_is_taken(mariadb_server) -> None:
+    """Prepared, it is refused in the task with the row; staged, at commit, and committed when the table is repaired."""
+    prepared, staged = fresh(MySQLPrepared, mariadb_server), fresh(MySQLStaged, mariadb_server)
+    for suite in (prepared, staged):
+        suite.execute("ALTER TABLE results ADD UNIQUE only_one (id)")
+        suite.execute("INSERT INTO results VALUES (5, 'name 5')")
+    with pytest.raises(BadRecordError, match=r"only_one.*name='name 5'"):
+        prepared.begun([4, 5, 6])
+    waiting = [staged.staged([1, 2], checkpoint=1), staged.staged([5, 6], checkpoint=2)]
+    with pytest.raises(CommitLostError, match=r"only_one.*stay staged"):
+        staged.sink().commit_all(waiting)
+    staged.assert_visible(5)
+    staged.execute("DELETE FROM results")
+    staged.sink().commit_all(waiting)
+    staged.assert_visible(1, 2, 5, 6)
+
+
+def test_not_a_number(suite) -> None:
+    """NaN and infinity, which the server does not have, are refused with their column."""
+    suite.execute("ALTER TABLE results ADD weight double")
+    sink = suite.make_sink()
+    with pytest.raises(BadRecordError, match=r"'weight'.*NaN or infinity"):
+        written(sink, pa.record_batch({"id": [1, 2], "weight": [1.0, float("nan")]}))
+
+
+def test_two_jobs_side_by_side(suite) -> None:
+    """A job that recovers aborts its own transactions; those of another job on the table are committed as if nothing was."""
+    mine = suite.staged([1], job="mine")
+    other = suite.staged([2], job="Mine")
+    for found in suite.sink().find_transactions("mine", SINK):
+        suite.sink().abort(through_json(found))
+    suite.sink().commit(other)
+    suite.assert_visible(2)
+    with pytest.raises(CommitLostError):
+        suite.sink().commit(mine)
+
+
+def test_one_job_in_two_databases(mariadb_server) -> None:
+    """The server has one list of prepared transactions for all databases; the same job in another one is not touched."""
+    here, there = fresh(MySQLPrepared, mariadb_server), fresh(MySQLPrepared, mariadb_server)
+    waiting = there.staged([1])
+    assert here.unfinished() == []
+    there.sink().commit(waiting)
+    there.assert_visible(1)
+
+
+def test_names_as_long_as_they_may_be(suite) -> None:
+    """Two jobs whose names differ in the hundredth letter do not meet, and their names fit the server's limits."""
+    names = ["j" * 99 + end for end in "ab"]
+    place = {"run": 2**31, "checkpoint": 2**40, "subtask": 99_999, "attempt": 2**40}
+    waiting = [suite.staged([n], job=job, sink="s" * 100, **place) for n, job in enumerate(names)]
+    for job in names:
+        assert suite.unfinished(job, "s" * 100) == [tuple(place.values())]
+    suite.sink().commit_all(waiting)
+    suite.assert_visible(0, 1)
+
+
+def test_zombie_cannot_pre_commit_what_was_aborted(suite) -> None:
+    """An attempt that goes on after the driver has aborted it has lost its session, and leaves nothing."""
+    zombie = suite.sink()
+    transaction = zombie.begin_transaction(suite.context())
+    zombie.write(transaction, suite.batch([1]))
+    suite.sink().abort(through_json(transaction))
+    with pytest.raises(UnavailableError):
+        zombie.pre_commit(transaction)
+    zombie.abort(transaction)
+    assert suite.left_behind() == 0
+    suite.assert_visible()
+
+
+@pytest.mark.parametrize(
+    "change", [{"token": "x'; DROP"}, {"job": "a.b"}, {"run": "one"}, {"checkpoint": -5}]
+)
+def test_nonsense_from_a_checkpoint(change: dict[str, Any], suite) -> None:
+    """A transaction that was changed in storage becomes no SQL: it is refused as corrupt."""
+    nonsense = {**suite.staged([1]), **change}
+    for call in (suite.sink().commit, suite.sink().abort):
+        with pytest.raises(CorruptStateError):
+            call(nonsense)
+
+
+def test_the_server_is_killed_while_transactions_wait() -> None:
+    """What was pre-committed survives kill -9 of the server, what was not is gone; meanwhile all calls say unavailable."""
+    from services.mariadb_process import running
+
+    with running() as server:
+        suites = [fresh(kind, server) for kind in ALL]
+        waiting = [[suite.staged([n], checkpoint=n) for n in range(3)] for suite in suites]
+        suites[0].sink().commit(waiting[0][0])
+        drivers = [suite.sink() for suite in suites]
+        for suite in suites:
+            suite.begun([9], checkpoint=9)
+        server.kill()
+        for suite, driver, prepared in zip(suites, drivers, waiting, strict=True):
+            with pytest.raises(UnavailableError, match=r"owner@127\.0\.0\.1"):
+                driver.commit_all(prepared)
+            with pytest.raises(UnavailableError):
+                driver.begin_transaction(suite.context())
+        server.start()
+        for suite, driver, prepared in zip(suites, drivers, waiting, strict=True):
+            assert len(suite.unfinished()) == (2 if suite is suites[0] else 3)
+            driver.commit_all(prepared)
+            driver.commit_all(prepared)
+            suite.assert_visible(0, 1, 2)
+            assert suite.left_behind() == 0
+
+
+# ── what is refused before the job starts ──────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("change", "options", "said"),
+    [
+        ("DROP TABLE results", {}, "does not exist.*CREATE TABLE.*create=True"),
+        ("ALTER TABLE results DROP name", {}, r"no column 'name'"),
+        ("ALTER TABLE results ADD must integer NOT NULL", {}, "needs a value for 'must'"),
+        ("ALTER TABLE results MODIFY name integer", {}, "'name' of type string does not fit into int"),
+        ("ALTER TABLE results ENGINE = Aria", {}, "ENGINE = InnoDB"),
+        ("ALTER TABLE results ADD UNIQUE (id, name)", {"mode": "upsert", "key": ["id"]}, "unique index on exactly"),
+        ("ALTER TABLE results ADD UNIQUE (id), ADD UNIQUE other (name)", {"mode": "upsert", "key": ["id"]}, "'other'"),
+    ],
+)  # fmt: skip
+def test_a_table_that_does_not_fit(change: str, options: dict[str, Any], said: str, mariadb_server) -> None:
+    """Each misfit is found before the job starts, and named."""
+    suite = fresh(MySQLPrepared, mariadb_server)
+    suite.execute(change)
+    with pytest.raises(ConfigError, match=said):
+        suite.make_sink(**options).validate(suite.schema)
+
+
+def test_the_password_is_nowhere(mariadb_server) -> None:
+    """Neither a refused login, nor a server that is down, nor an address that cannot be read shows it."""
+    suite = fresh(MySQLPrepared, mariadb_server)
+    wrong = MariaDB(suite.server.url(suite.database, password="wr0ng%2F"), "results")
+    with pytest.raises(ConfigError, match=r"Access denied.*check user, password") as refused:
+        wrong.validate(suite.schema)
+    down = MySQL("mysql://u:wr0ng@127.0.0.1:1/db", "results")
+    with pytest.raises(UnavailableError, match=r"u@127\.0\.0\.1:1/db") as failed:
+        down.validate(suite.schema)
+    said = [repr(wrong), repr(down), repr(down.server)]
+    for bad in ("mysql://u:wr0ng@h:port/x", "mysql://u:1/wr0ng@h/x", "wr0ng", "mysql://h"):
+        with pytest.raises(ConfigError) as unread:
+            MySQL(bad, "results")
+        said.append(str(unread.value))
+    said += ["".join(traceback.format_exception(error.value)) for error in (refused, failed)]
+    assert not [text for text in said if "wr0ng" in text.replace('"mysql://u:wr0ng@', "")]
+
+
+def test_without_pymysql(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The message says what to install."""
+    monkeypatch.setitem(sys.modules, "pymysql", None)
+    with pytest.raises(ConfigError, match=r"penstock\[mysql\]"):
+        MySQL("mysql://h/x", "results")
