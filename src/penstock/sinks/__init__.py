@@ -5,7 +5,8 @@ Called by the spark package: in tasks (write, pre-commit) and, through the check
 """
 
 from penstock.sinks.files import Files
+from penstock.sinks.kafka import Kafka
 from penstock.sinks.sqlite import SQLite
 from penstock.sinks.two_phase_commit import Delivery, Transaction, TransactionContext, TwoPhaseCommitSink
 
-__all__ = ["Delivery", "Files", "SQLite", "Transaction", "TransactionContext", "TwoPhaseCommitSink"]
+__all__ = ["Delivery", "Files", "Kafka", "SQLite", "Transaction", "TransactionContext", "TwoPhaseCommitSink"]
