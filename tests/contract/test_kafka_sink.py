@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import pickle
 import shutil
@@ -12,39 +11,12 @@ from typing import Any, ClassVar
 
 import pyarrow as pa
 import pytest
+from kafka_target import KafkaTarget
 
 from penstock.errors import BadRecordError, CommitLostError, ConfigError, CorruptStateError, UnavailableError
 from penstock.sinks import Kafka
-from penstock.testing.sink_contract import JOB, SINK, SinkContract
+from penstock.testing.sink_contract import JOB, SINK
 from services.kafka_broker import KafkaBroker
-
-
-class KafkaTarget(SinkContract):
-    settings: ClassVar[dict[str, Any]] = {"key": "id"}
-    partitions = 3
-
-    @pytest.fixture(autouse=True)
-    def target(self, kafka: KafkaBroker, tmp_path: Path) -> None:
-        self.use(kafka, tmp_path)
-
-    def use(self, kafka: KafkaBroker, tmp_path: Path) -> KafkaTarget:
-        self.broker = kafka
-        self.topic = kafka.new_topic(self.partitions)
-        self.commits = f"commits-of-{self.topic}"
-        self.staging = tmp_path / "staging"
-        return self
-
-    def make_sink(self, **changes: Any) -> Kafka:
-        settings = {"commits_topic": self.commits, "staging": self.staging, **self.settings, **changes}
-        return Kafka(self.broker.address, self.topic, **settings)
-
-    def visible_rows(self) -> list[dict[str, Any]]:
-        return [self.row_of(message) for message in self.broker.read(self.topic)]
-
-    def row_of(self, message: Any) -> dict[str, Any]:
-        row = json.loads(message.value())
-        assert message.key() == str(row["id"]).encode()
-        return row
 
 
 @pytest.fixture

@@ -156,7 +156,7 @@ class Kafka(TwoPhaseCommitSink):
         found = [parsed for name in names if (parsed := StagedTransaction.parse(job, sink, name)) is not None]
         done = _names(self._log(job, sink).committed(found))
         if any(one.name not in done for one in found):
-            done |= _names(self._last(job, sink))
+            done |= _names(self._session(job, sink).last)  # whoever asks owns the job: zombies end here
         return [one.as_transaction() for one in found if one.name not in done]
 
     # ── committing ─────────────────────────────────────────────────────────────────────────────
@@ -195,13 +195,6 @@ class Kafka(TwoPhaseCommitSink):
             commits = CommitsTopic(self.cluster, self.commits_topic, owner)
             self._sessions[owner] = CommitSession(self.cluster, commits, settings, self.commit_timeout_s)
         return self._sessions[owner]
-
-    def _last(self, job: str, sink: str) -> tuple[StagedTransaction, ...]:
-        """What was committed last; looking must not take the transactional id from a driver that runs."""
-        owner = _owner(self.transactional_id, job, sink)
-        if owner in self._sessions:
-            return self._sessions[owner].last
-        return CommitsTopic(self.cluster, self.commits_topic, owner).last(self.commit_timeout_s)
 
     def _checked(self, transaction: StagedTransaction) -> list[pa.RecordBatch]:
         """The staged messages, mapped into memory; all are looked at before the first one is produced."""

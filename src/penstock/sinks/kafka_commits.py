@@ -21,6 +21,8 @@ from penstock.sinks.staging import StagedTransaction
 _PARTITION = 0
 """All records are in one partition: a number of partitions that changes must not hide one."""
 
+_QUICK = {"auto.offset.reset": "earliest", "enable.partition.eof": True, "fetch.wait.max.ms": 10}
+
 
 class Proof(msgspec.Struct, frozen=True):
     """The record in the topic of commits; names are without job and sink, which are said once."""
@@ -66,18 +68,18 @@ class CommitsTopic:
 
     def _newest(self, end: int, deadline: float) -> bytes | None:
         kafka = imported("confluent_kafka")
-        settings = {"group.id": self.owner, "enable.partition.eof": True, "fetch.wait.max.ms": 10}
-        consumer = self._cluster.consumer(settings)
+        consumer = self._cluster.consumer({"group.id": self.owner, **_QUICK})
         newest: bytes | None = None
         position = 0
         try:
-            consumer.assign([kafka.TopicPartition(self.topic, _PARTITION, kafka.OFFSET_BEGINNING)])
+            consumer.assign([kafka.TopicPartition(self.topic, _PARTITION, 0)])
             while position < end:
                 if SYSTEM_CLOCK.monotonic() > deadline:
                     raise TimeoutError(
                         f"a transaction is open at offset {position}, and {end} was to be reached"
                     )
-                for message in consumer.consume(1000, timeout=0.1):
+                message = consumer.poll(0.1)
+                if message is not None:
                     newest, position = self._step(message, newest)
         finally:
             consumer.close()
