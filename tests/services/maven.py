@@ -63,5 +63,6 @@ def _retrieve(dependency: list[str], folder: Path) -> None:
     except (ConfigError, OSError, subprocess.TimeoutExpired) as error:
         raise JarsMissingError(f"{name} cannot be fetched from Maven Central: {error}") from error
     if done.returncode != 0 or not list(folder.glob(f"{dependency[1]}-*.jar")):
-        lines = (done.stdout + done.stderr).strip().splitlines() or ["no jar came"]
-        raise JarsMissingError(f"{name} cannot be fetched from Maven Central: {lines[-1].strip()}")
+        said = [line.strip(": \t") for line in (done.stdout + done.stderr).splitlines()]
+        why = next((line for line in reversed(said) if line), "no jar came")
+        raise JarsMissingError(f"{name} cannot be fetched from Maven Central: {why}")

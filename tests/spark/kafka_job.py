@@ -7,8 +7,6 @@ import sys
 
 import penstock as ps
 
-CONNECTOR = "org.apache.spark:spark-sql-kafka-0-10_2.13:4.3.0"
-
 
 class Number(ps.KeyedProcess):
     """Numbers the clicks of a user: 1, 2, 3, ... whatever the batches are."""
@@ -21,9 +19,10 @@ class Number(ps.KeyedProcess):
             yield key, self.seen.value
 
 
-def main(servers: str, source: str, target: str, folder: str, ivy: str, mode: str) -> None:
+def main() -> None:
     """Run until killed, or (`available_now`) until the input known now is done; then print what the checkpoint says."""
-    spark = ps.local_session("kafka-job", packages=[CONNECTOR], config={"spark.jars.ivy": ivy})
+    servers, source, target, folder, ivy, connector, mode = sys.argv[1:]
+    spark = ps.local_session("kafka-job", packages=[connector], config={"spark.jars.ivy": ivy})
     clicks = (
         spark.readStream.format("kafka")
         .option("kafka.bootstrap.servers", servers)
@@ -54,4 +53,4 @@ def main(servers: str, source: str, target: str, folder: str, ivy: str, mode: st
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main()

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
@@ -28,7 +29,7 @@ import msgspec
 import pyarrow as pa
 
 from penstock.config import Duration, seconds
-from penstock.errors import CommitLostError, ConfigError, InternalError
+from penstock.errors import CommitLostError, ConfigError, InternalError, UnavailableError
 from penstock.ids import checked_name
 from penstock.sinks.commit_log import CommitLog
 from penstock.sinks.kafka_cluster import KafkaCluster
@@ -41,6 +42,8 @@ from penstock.sinks.two_phase_commit import Transaction, TransactionContext, Two
 _SUFFIX = ".arrow"
 _TIMEOUT = "transaction.timeout.ms"
 _MOST_IN_ONE_PROOF = 10_000
+_LOOK_PATIENCE_S = 10.0
+"""Whoever only looks for leftovers comes again at the next checkpoint, and must not hold it up."""
 
 
 class Kafka(TwoPhaseCommitSink):
@@ -80,6 +83,7 @@ class Kafka(TwoPhaseCommitSink):
         self._transaction_timeout_ms = _transaction_timeout_ms(self.commit_timeout_s, options or {})
         self._writing: StagedRows | None = None
         self._sessions: dict[str, CommitSession] = {}
+        self._opening = threading.Lock()
 
     def __repr__(self) -> str:
         return (
@@ -87,7 +91,10 @@ class Kafka(TwoPhaseCommitSink):
         )
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_writing": None, "_sessions": {}}
+        return {**self.__dict__, "_writing": None, "_sessions": {}, "_opening": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _opening=threading.Lock())
 
     def validate(self, schema: pa.Schema) -> None:
         """Compare columns, staging folder, topics and time-outs with what a commit will need."""
@@ -156,7 +163,8 @@ class Kafka(TwoPhaseCommitSink):
         found = [parsed for name in names if (parsed := StagedTransaction.parse(job, sink, name)) is not None]
         done = _names(self._log(job, sink).committed(found))
         if any(one.name not in done for one in found):
-            done |= _names(self._session(job, sink).last)  # whoever asks owns the job: zombies end here
+            patience_s = min(_LOOK_PATIENCE_S, self.commit_timeout_s)
+            done |= _names(self._session(job, sink, patience_s).last)  # whoever asks owns the job
         return [one.as_transaction() for one in found if one.name not in done]
 
     # ── committing ─────────────────────────────────────────────────────────────────────────────
@@ -167,7 +175,7 @@ class Kafka(TwoPhaseCommitSink):
         left = [one for one in members if one.name not in done]
         if not left:
             return
-        session = self._session(job, sink)
+        session = self._session(job, sink, self.commit_timeout_s)
         unrecorded = set(session.last) - log.committed(session.last)
         if unrecorded:
             log.append(unrecorded)
@@ -179,22 +187,34 @@ class Kafka(TwoPhaseCommitSink):
     def _publish(self, session: CommitSession, members: list[StagedTransaction], log: CommitLog) -> None:
         batches = {one.name: self._checked(one) for one in members}
         try:
-            session.publish(self.topic, _messages(batches.values()), members)
+            session.publish(self.topic, _messages(batches.values()), members, timeout_s=self.commit_timeout_s)
         except BaseException:
             self._sessions.pop(_owner(self.transactional_id, members[0].job, members[0].sink), None)
             session.discard()
             raise
         log.append(members)
 
-    def _session(self, job: str, sink: str) -> CommitSession:
+    def _session(self, job: str, sink: str, patience_s: float) -> CommitSession:
+        """The one session of this process: commits and searches come from two threads, and would fence each other."""
         owner = _owner(self.transactional_id, job, sink)
-        if owner not in self._sessions:
-            settings: dict[str, Any] = {_TIMEOUT: self._transaction_timeout_ms}
-            if "message.max.bytes" not in self.cluster.options:
-                settings["message.max.bytes"] = max(self.layout.limits.message_bytes, 1_000_000)
-            commits = CommitsTopic(self.cluster, self.commits_topic, owner)
-            self._sessions[owner] = CommitSession(self.cluster, commits, settings, self.commit_timeout_s)
-        return self._sessions[owner]
+        if not self._opening.acquire(timeout=patience_s):
+            raise UnavailableError(
+                f"{self!r} is still waiting for the brokers; it is tried again",
+                brokers=self.cluster.bootstrap_servers,
+            )
+        try:
+            if owner not in self._sessions:
+                self._sessions[owner] = self._opened(owner, patience_s)
+            return self._sessions[owner]
+        finally:
+            self._opening.release()
+
+    def _opened(self, owner: str, patience_s: float) -> CommitSession:
+        settings: dict[str, Any] = {_TIMEOUT: self._transaction_timeout_ms}
+        if "message.max.bytes" not in self.cluster.options:
+            settings["message.max.bytes"] = max(self.layout.limits.message_bytes, 1_000_000)
+        commits = CommitsTopic(self.cluster, self.commits_topic, owner)
+        return CommitSession(self.cluster, commits, settings, patience_s)
 
     def _checked(self, transaction: StagedTransaction) -> list[pa.RecordBatch]:
         """The staged messages, mapped into memory; all are looked at before the first one is produced."""

@@ -122,22 +122,26 @@ class CommitSession:
     """The producer of one job and sink; opening it makes every earlier one powerless."""
 
     def __init__(
-        self, cluster: KafkaCluster, commits: CommitsTopic, settings: dict[str, Any], timeout_s: float
+        self, cluster: KafkaCluster, commits: CommitsTopic, settings: dict[str, Any], patience_s: float
     ) -> None:
         self._cluster = cluster
         self._commits = commits
-        self._timeout_s = timeout_s
         self._producer = cluster.producer({**settings, "transactional.id": commits.owner})
         with cluster.errors(f"begin transactions as {commits.owner!r}"):
-            self._producer.init_transactions(timeout_s)
-        self.last = commits.last(timeout_s)
+            self._producer.init_transactions(patience_s)
+        self.last = commits.last(patience_s)
         """What the last Kafka transaction committed; after `init_transactions`, so nobody can add to it."""
 
     def publish(
-        self, topic: str, messages: Iterable[Message], transactions: Sequence[StagedTransaction]
+        self,
+        topic: str,
+        messages: Iterable[Message],
+        transactions: Sequence[StagedTransaction],
+        *,
+        timeout_s: float,
     ) -> None:
         """Make the messages visible together with their proof. After an error the session is of no use any more."""
-        deadline = SYSTEM_CLOCK.monotonic() + self._timeout_s
+        deadline = _Deadline(timeout_s)
         with self._cluster.errors(f"commit to the topic {topic!r}"):
             self._producer.begin_transaction()
             self._produce(topic, messages, deadline)
@@ -145,14 +149,14 @@ class CommitSession:
             self._producer.produce(
                 self._commits.topic, _proof(transactions), self._commits.owner.encode(), _PARTITION
             )
-            self._producer.commit_transaction(max(deadline - SYSTEM_CLOCK.monotonic(), 1.0))
+            self._producer.commit_transaction(max(deadline.left_s, 1.0))
         self.last = tuple(transactions)
 
     def discard(self) -> None:
         """Forget what is under way; the broker aborts it when the next session begins, or after the time-out."""
         self._producer.purge(blocking=False)
 
-    def _produce(self, topic: str, messages: Iterable[Message], deadline: float) -> None:
+    def _produce(self, topic: str, messages: Iterable[Message], deadline: _Deadline) -> None:
         produce = self._producer.produce
         for key, value, partition, headers in messages:
             while True:
@@ -160,15 +164,25 @@ class CommitSession:
                     produce(topic, value, key, partition, headers=headers)
                     break
                 except BufferError:
-                    self._in_time(deadline)
+                    deadline.check()
                     self._producer.poll(0.05)
 
-    def _flush(self, deadline: float) -> None:
+    def _flush(self, deadline: _Deadline) -> None:
         while self._producer.flush(1.0):
-            self._in_time(deadline)
+            deadline.check()
 
-    def _in_time(self, deadline: float) -> None:
-        if SYSTEM_CLOCK.monotonic() > deadline:
+
+class _Deadline:
+    def __init__(self, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+        self._end = SYSTEM_CLOCK.monotonic() + timeout_s
+
+    @property
+    def left_s(self) -> float:
+        return self._end - SYSTEM_CLOCK.monotonic()
+
+    def check(self) -> None:
+        if self.left_s < 0:
             raise UnavailableError(
                 f"a commit to Kafka was not done in {self._timeout_s:g} s and is tried again; if the brokers are well, there are too "
                 "many rows for one Kafka transaction: raise commit_timeout, or take checkpoints more often",
