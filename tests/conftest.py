@@ -1,14 +1,18 @@
-"""Shared by all tests: one Spark session for the run, started when first asked for, and patience with slow machines."""
+"""Shared by all tests: one Spark session and one Kafka broker for the run, started when first asked for, and patience with slow machines."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import settings
 from pyspark.sql import SparkSession
 
 from penstock.spark.session import local_session
+
+if TYPE_CHECKING:
+    from services.kafka_broker import KafkaBroker
 
 settings.register_profile(
     "penstock", deadline=None, print_blob=True
@@ -39,3 +43,16 @@ def mariadb_server():
 
     with running() as server:
         yield server
+def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaBroker]:
+    from services.kafka_broker import KafkaBroker
+    from services.maven import JarsMissingError
+
+    try:
+        broker = KafkaBroker(tmp_path_factory.mktemp("kafka"))
+    except JarsMissingError as missing:
+        pytest.skip(f"no Kafka broker to test with: {missing}")
+    try:
+        broker.start()
+        yield broker
+    finally:
+        broker.kill()

@@ -5,6 +5,7 @@ Called by the spark package: in tasks (write, pre-commit) and, through the check
 """
 
 from penstock.sinks.files import Files
+from penstock.sinks.kafka import Kafka
 from penstock.sinks.mysql import MariaDB, MySQL
 from penstock.sinks.postgres import Postgres
 from penstock.sinks.sqlite import SQLite
@@ -13,6 +14,7 @@ from penstock.sinks.two_phase_commit import Delivery, Transaction, TransactionCo
 __all__ = [
     "Delivery",
     "Files",
+    "Kafka",
     "MariaDB",
     "MySQL",
     "Postgres",

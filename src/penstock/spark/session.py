@@ -11,7 +11,7 @@ import os
 import re
 import sys
 import sysconfig
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from py4j.protocol import Py4JError
@@ -46,12 +46,14 @@ def local_session(
     *,
     cores: int = 2,
     master: str | None = None,
+    packages: Sequence[str] = (),
     config: Mapping[str, str] | None = None,
 ) -> SparkSession:
     """Start Spark on this machine, or return the session that already runs with the same master.
 
     `master` replaces `local[cores]`, for example "local-cluster[2,1,512]" for two executors in processes of
-    their own with one core and 512 MB each. `config` has the last word over every setting made here.
+    their own with one core and 512 MB each. `packages` are fetched from Maven Central with all they need, for example
+    "org.apache.spark:spark-sql-kafka-0-10_2.13:4.3.0". `config` has the last word over every setting made here.
     """
     if cores < 1:
         raise ConfigError(f"cores is {cores}; a local session needs at least 1", cores=cores)
@@ -62,7 +64,8 @@ def local_session(
     os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     os.environ["SPARK_LOCAL_IP"] = LOOPBACK
     builder = SparkSession.builder.master(master).appName(app_name)
-    for name, value in _settings(master, java_home, config or {}).items():
+    given = {**({"spark.jars.packages": ",".join(packages)} if packages else {}), **(config or {})}
+    for name, value in _settings(master, java_home, given).items():
         builder = builder.config(name, value)
     session = builder.getOrCreate()
     session.sparkContext.setLogLevel("ERROR")

@@ -1,0 +1,41 @@
+"""A topic of a real broker as the contract suite drives it, and as an ordinary reader sees it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+
+from penstock.sinks import Kafka
+from penstock.testing.sink_contract import SinkContract
+from services.kafka_broker import KafkaBroker
+
+
+class KafkaTarget(SinkContract):
+    settings: ClassVar[dict[str, Any]] = {"key": "id"}
+    partitions = 3
+
+    @pytest.fixture(autouse=True)
+    def target(self, kafka: KafkaBroker, tmp_path: Path) -> None:
+        self.use(kafka, tmp_path)
+
+    def use(self, kafka: KafkaBroker, tmp_path: Path) -> KafkaTarget:
+        self.broker = kafka
+        self.topic = kafka.new_topic(self.partitions)
+        self.commits = f"commits-of-{self.topic}"
+        self.staging = tmp_path / "staging"
+        return self
+
+    def make_sink(self, **changes: Any) -> Kafka:
+        settings = {"commits_topic": self.commits, "staging": self.staging, **self.settings, **changes}
+        return Kafka(self.broker.address, self.topic, **settings)
+
+    def visible_rows(self) -> list[dict[str, Any]]:
+        return [self.row_of(message) for message in self.broker.read(self.topic)]
+
+    def row_of(self, message: Any) -> dict[str, Any]:
+        row = json.loads(message.value())
+        assert message.key() == str(row["id"]).encode()
+        return row

@@ -1,0 +1,259 @@
+"""The sink `Kafka` while drivers die, come back as zombies, and brokers are killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import Producer
+from kafka_target import KafkaTarget
+
+from penstock.errors import UnavailableError
+from penstock.sinks import Kafka
+from penstock.sinks.kafka_cluster import KafkaCluster
+from penstock.testing.sink_contract import JOB, SINK
+from services.kafka_broker import KafkaBroker
+
+
+@pytest.fixture
+def suite(kafka: KafkaBroker, tmp_path: Path) -> KafkaTarget:
+    return KafkaTarget().use(kafka, tmp_path)
+
+
+class WatchedProducer:
+    """A real producer that calls `before` and `after` around each of its calls."""
+
+    def __init__(self, producer: Any, before: Callable[[str], None], after: Callable[[str], None]) -> None:
+        self._producer, self._before, self._after = producer, before, after
+
+    def __getattr__(self, name: str) -> Any:
+        def call(*arguments: Any, **options: Any) -> Any:
+            self._before(name)
+            result = getattr(self._producer, name)(*arguments, **options)
+            self._after(name)
+            return result
+
+        return call
+
+
+KILLED_COMMIT = """
+import json, os, signal, sys
+sys.path.insert(0, sys.argv[1])
+from test_kafka_crashes import WatchedProducer
+from penstock.sinks import Kafka
+from penstock.sinks.kafka_cluster import KafkaCluster
+
+settings, where, nth, transactions = json.loads(sys.argv[2]), sys.argv[3], int(sys.argv[4]), json.loads(sys.argv[5])
+seen = 0
+
+def die_at(place):
+    global seen
+    seen += place == where
+    if seen == nth:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+def watched(cluster, settings):
+    return WatchedProducer(made(cluster, settings), lambda name: die_at("before " + name), lambda name: die_at("after " + name))
+
+made, KafkaCluster.producer = KafkaCluster.producer, watched
+sys.addaudithook(lambda event, args: event == "os.remove" and die_at("remove"))
+sys.addaudithook(lambda event, args: event == "open" and str(args[0]).endswith(".log") and args[1] == "a" and die_at("log"))
+Kafka(**settings).commit_all(transactions)
+"""
+
+STEPS = [
+    ("before init_transactions", 1, 0),
+    ("after init_transactions", 1, 0),
+    ("after begin_transaction", 1, 0),
+    ("after produce", 1, 0),
+    ("after produce", 37, 0),
+    ("after flush", 1, 0),
+    ("after produce", 61, 0),
+    ("after commit_transaction", 1, 60),
+    ("log", 1, 60),
+    ("remove", 1, 60),
+    ("remove", 2, 60),
+]
+
+
+def killed(suite: KafkaTarget, where: str, nth: int, staged: list[Any]) -> None:
+    """Commit in a process that is killed there."""
+    settings = {
+        "bootstrap_servers": suite.broker.address,
+        "topic": suite.topic,
+        "staging": str(suite.staging),
+        "commits_topic": suite.commits,
+        **suite.settings,
+    }
+    here = Path(__file__).parent
+    command = [
+        sys.executable,
+        "-c",
+        KILLED_COMMIT,
+        str(here),
+        json.dumps(settings),
+        where,
+        str(nth),
+        json.dumps(staged),
+    ]
+    paths = [str(here.parent), os.environ.get("PYTHONPATH", "")]
+    done = subprocess.run(
+        command,
+        check=False,
+        timeout=120,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
+    )
+    assert done.returncode == -signal.SIGKILL
+
+
+def stage_three(suite: KafkaTarget) -> list[Any]:
+    return [suite.staged(range(20 * c, 20 * c + 20), checkpoint=c) for c in range(3)]
+
+
+@pytest.mark.parametrize(("where", "nth", "visible"), STEPS)
+def test_killed_in_commit_all(suite: KafkaTarget, where: str, nth: int, visible: int) -> None:
+    """After kill -9 at any step a reader sees all or nothing, and the next commit_all makes it all, once."""
+    staged = stage_three(suite)
+    killed(suite, where, nth, staged)
+    suite.assert_visible(*range(visible))
+    suite.sink().commit_all(staged)
+    suite.assert_visible(*range(60))
+    assert suite.unfinished() == []
+    assert list(suite.staging.rglob("*.arrow")) == []
+
+
+@pytest.mark.parametrize(("where", "nth", "visible"), [STEPS[5], STEPS[7]])
+def test_what_a_killed_commit_left_is_found(suite: KafkaTarget, where: str, nth: int, visible: int) -> None:
+    """A driver that comes back and only looks finds what was not committed, and nothing that was."""
+    staged = stage_three(suite)
+    killed(suite, where, nth, staged)
+    assert len(suite.unfinished()) == (0 if visible else 3)
+    for found in suite.sink().find_transactions(JOB, SINK):
+        suite.sink().abort(found)
+    suite.assert_visible(*range(visible))
+
+
+def test_only_read_committed_is_exact(suite: KafkaTarget) -> None:
+    """A reader that does not ask for committed messages also sees those of a commit that died: the guarantee is not for it."""
+    staged = stage_three(suite)
+    killed(suite, "after flush", 1, staged)
+    suite.sink().commit_all(staged)
+    assert len(suite.broker.read(suite.topic, isolation="read_uncommitted")) == 120
+    suite.assert_visible(*range(60))
+
+
+def with_hook(sink: Kafka, monkeypatch: pytest.MonkeyPatch, at: str, hook: Callable[[], None]) -> None:
+    """Let `hook` run once, just before the producer of this sink does `at`."""
+    hooks = [hook]
+
+    def before(name: str) -> None:
+        if name == at and hooks:
+            hooks.pop()()
+
+    plain = KafkaCluster.producer
+
+    def watched(cluster: KafkaCluster, settings: Any) -> Any:
+        made = plain(cluster, settings)
+        return WatchedProducer(made, before, lambda name: None) if cluster is sink.cluster else made
+
+    monkeypatch.setattr(KafkaCluster, "producer", watched)
+
+
+def test_a_zombie_is_fenced(suite: KafkaTarget) -> None:
+    """A driver whose successor has committed can commit nothing any more; the successor can."""
+    zombie = suite.sink()
+    zombie.commit(suite.staged([1], checkpoint=1))
+    second, third = suite.staged([2], checkpoint=2), suite.staged([3], checkpoint=3)
+    successor = suite.sink()
+    successor.commit(second)
+    with pytest.raises(UnavailableError, match="fenced"):
+        zombie.commit(third)
+    suite.assert_visible(1, 2)
+    successor.commit(third)
+    suite.assert_visible(1, 2, 3)
+
+
+@pytest.mark.parametrize("at", ["begin_transaction", "produce", "flush", "commit_transaction"])
+def test_overtaken_in_the_middle_of_a_commit(
+    suite: KafkaTarget, monkeypatch: pytest.MonkeyPatch, at: str
+) -> None:
+    """When a successor commits the same transactions in the middle of a zombie's commit, each is visible once."""
+    staged = stage_three(suite)
+    zombie = suite.sink()
+    with_hook(zombie, monkeypatch, at, lambda: suite.sink().commit_all(staged))
+    with pytest.raises(UnavailableError):
+        zombie.commit_all(staged)
+    suite.assert_visible(*range(60))
+    zombie.commit_all(staged)
+    suite.assert_visible(*range(60))
+
+
+def test_broker_killed_between_pre_commit_and_commit(suite: KafkaTarget) -> None:
+    """While the broker is down a commit says so and can be repeated; after its return every row is visible once."""
+    suite.settings = {**suite.settings, "commit_timeout": "2s"}
+    driver = suite.sink()
+    driver.commit(suite.staged([100], checkpoint=0))
+    staged = [suite.staged(range(20), checkpoint=1)]
+    suite.broker.kill()
+    try:
+        for sink in (driver, suite.make_sink()):
+            with pytest.raises(UnavailableError):
+                sink.commit_all(staged)
+    finally:
+        suite.broker.start()
+    again = suite.make_sink(commit_timeout="2min")
+    again.commit_all(staged)
+    again.commit_all(staged)
+    suite.assert_visible(100, *range(20))
+
+
+@pytest.mark.parametrize("at", ["flush", "commit_transaction"])
+def test_broker_killed_in_the_middle_of_a_commit(
+    suite: KafkaTarget, monkeypatch: pytest.MonkeyPatch, at: str
+) -> None:
+    """A commit during which the broker dies fails or not, and repeated it leaves every row visible once."""
+    staged = stage_three(suite)
+    driver = suite.sink()
+    driver.commit_timeout_s = 3.0
+
+    def restart() -> None:
+        suite.broker.kill()
+        suite.broker.start()
+
+    with_hook(driver, monkeypatch, at, restart)
+    try:
+        driver.commit_all(staged)
+    except UnavailableError:
+        suite.make_sink(commit_timeout="2min").commit_all(staged)
+    suite.assert_visible(*range(60))
+
+
+def test_a_proof_behind_an_open_transaction_of_somebody_else(suite: KafkaTarget, tmp_path: Path) -> None:
+    """A proof that cannot be seen yet is waited for: it is never taken for one that does not exist."""
+    driver = suite.sink()
+    driver.commit(suite.staged([100], checkpoint=9))
+    staged = stage_three(suite)
+    shutil.copytree(suite.staging, tmp_path / "copy")
+    stranger = Producer(
+        {"bootstrap.servers": suite.broker.address, "transactional.id": f"stranger-{suite.topic}"}
+    )
+    stranger.init_transactions(30)
+    stranger.begin_transaction()
+    stranger.produce(suite.commits, b"{}", b"stranger")
+    stranger.flush(30)
+    driver.commit_all(staged)
+    shutil.rmtree(suite.staging)
+    (tmp_path / "copy").rename(suite.staging)  # as if the driver had died right after Kafka's commit
+    with pytest.raises(UnavailableError, match="a transaction is open at offset"):
+        suite.make_sink(commit_timeout="1s").commit_all(staged)
+    stranger.abort_transaction(30)
+    suite.sink().commit_all(staged)
+    suite.assert_visible(100, *range(60))

@@ -1,0 +1,161 @@
+"""A real Kafka broker (KRaft, one node, loopback) in a folder, for the tests of one session."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import socket
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from penstock.spark.java import find_java
+from services import maven
+
+VERSION = "4.1.2"
+START_TIMEOUT_S = 120
+_CLUSTER_ID = "AAAAAAAAAAAAAAAAAAAAAQ"
+_JVM = ["-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto"]
+_LOGGING = ("slf4j-api-*", "log4j-slf4j2-impl-*", "log4j-core-*", "log4j-api-*")
+_SETTINGS = """\
+process.roles=broker,controller
+node.id=1
+controller.quorum.voters=1@127.0.0.1:{controller}
+listeners=PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller}
+advertised.listeners=PLAINTEXT://127.0.0.1:{port}
+controller.listener.names=CONTROLLER
+log.dirs={folder}/data
+offsets.topic.replication.factor=1
+offsets.topic.num.partitions=1
+transaction.state.log.replication.factor=1
+transaction.state.log.min.isr=1
+transaction.state.log.num.partitions=1
+share.coordinator.state.topic.replication.factor=1
+share.coordinator.state.topic.min.isr=1
+group.initial.rebalance.delay.ms=0
+auto.create.topics.enable=false
+"""
+
+
+class KafkaBroker:
+    """One broker; `kill` and `start` make it die and come back on the same port, with the same data."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._jars = maven.resolve("org.apache.kafka", "kafka_2.13", VERSION)
+        self._process: subprocess.Popen[bytes] | None = None
+        self._names = itertools.count()
+        port, controller = _free_ports(2)
+        self.address = f"127.0.0.1:{port}"
+        self._settings = folder / "server.properties"
+        self._settings.write_text(_SETTINGS.format(port=port, controller=controller, folder=folder))
+        formatted = self._java(
+            "kafka.tools.StorageTool", "format", "-t", _CLUSTER_ID, "-c", str(self._settings)
+        )
+        if formatted.wait(START_TIMEOUT_S) != 0:
+            raise RuntimeError(f"the broker's folder cannot be formatted: {self._output()}")
+
+    def start(self) -> None:
+        """Return when it answers."""
+        self._process = self._java("kafka.Kafka", str(self._settings))
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while not self._answers():
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                raise RuntimeError(f"the broker does not come up: {self._output()}")
+
+    def kill(self) -> None:
+        """Kill -9."""
+        if self._process is not None:
+            self._process.send_signal(signal.SIGKILL)
+            self._process.wait()
+            self._process = None
+
+    def admin(self) -> AdminClient:
+        return AdminClient({"bootstrap.servers": self.address, "log_level": 0})
+
+    def new_topic(self, partitions: int = 1, **config: str) -> str:
+        """Create a topic that no other test uses."""
+        name = f"topic-{next(self._names)}"
+        topic = NewTopic(
+            name, partitions, config={key.replace("_", "."): value for key, value in config.items()}
+        )
+        admin = self.admin()  # must live until the answer is there
+        admin.create_topics([topic])[name].result(30)
+        return name
+
+    def produce(self, topic: str, values: list[bytes], **options: Any) -> None:
+        """Write plain messages, outside of any transaction."""
+        producer = Producer({"bootstrap.servers": self.address, "log_level": 0})
+        for value in values:
+            producer.produce(topic, value, **options)
+        assert producer.flush(30) == 0
+
+    def read(self, topic: str, isolation: str = "read_committed") -> list[Any]:
+        """All messages that a reader sees now, partition by partition."""
+        consumer = Consumer(
+            {
+                "bootstrap.servers": self.address,
+                "group.id": "reader",
+                "isolation.level": isolation,
+                "enable.auto.commit": False,
+                "enable.partition.eof": True,
+                "fetch.wait.max.ms": 10,
+                "log_level": 0,
+            }
+        )
+        try:
+            partitions = consumer.list_topics(topic, timeout=30).topics[topic].partitions
+            consumer.assign([TopicPartition(topic, number, 0) for number in partitions])
+            return _until_the_end(consumer, len(partitions))
+        finally:
+            consumer.close()
+
+    def _answers(self) -> bool:
+        try:
+            self.admin().list_topics(timeout=1)
+        except KafkaException:
+            return False
+        return True
+
+    def _java(self, *arguments: str) -> subprocess.Popen[bytes]:
+        logging = [str(jar) for pattern in _LOGGING for jar in maven.SPARK_JARS.glob(pattern)]
+        classpath = os.pathsep.join([*logging, f"{self._jars}/*"])
+        java = find_java().path / "bin" / "java"
+        with (self._folder / "output.txt").open("ab") as output:
+            return subprocess.Popen(
+                [str(java), *_JVM, "-cp", classpath, *arguments],
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                cwd=self._folder,
+            )
+
+    def _output(self) -> str:
+        return (self._folder / "output.txt").read_text(errors="replace")[-2000:]
+
+
+def _until_the_end(consumer: Consumer, partitions: int) -> list[Any]:
+    messages: list[Any] = []
+    ended: set[int] = set()
+    while len(ended) < partitions:
+        for message in consumer.consume(1000, timeout=0.2):
+            error = message.error()
+            if error is None:
+                messages.append(message)
+            elif error.code() == KafkaError._PARTITION_EOF:
+                ended.add(message.partition())
+            else:
+                raise KafkaException(error)
+    return sorted(messages, key=lambda message: (message.partition(), message.offset()))
+
+
+def _free_ports(count: int) -> list[int]:
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [one.getsockname()[1] for one in sockets]
+    for one in sockets:
+        one.close()
+    return ports
