@@ -5,7 +5,18 @@ Called by the spark package: in tasks (write, pre-commit) and, through the check
 """
 
 from penstock.sinks.files import Files
+from penstock.sinks.foreach import Foreach
 from penstock.sinks.sqlite import SQLite
 from penstock.sinks.two_phase_commit import Delivery, Transaction, TransactionContext, TwoPhaseCommitSink
+from penstock.sinks.write_ahead_log import WriteAheadLog
 
-__all__ = ["Delivery", "Files", "SQLite", "Transaction", "TransactionContext", "TwoPhaseCommitSink"]
+__all__ = [
+    "Delivery",
+    "Files",
+    "Foreach",
+    "SQLite",
+    "Transaction",
+    "TransactionContext",
+    "TwoPhaseCommitSink",
+    "WriteAheadLog",
+]
