@@ -10,6 +10,7 @@ import pytest
 from ledger import Ledger, fail_for_good
 
 import penstock as ps
+from redis_server import Server
 
 pytestmark = pytest.mark.spark
 
@@ -116,3 +117,49 @@ def test_the_write_ahead_log_hands_over_what_is_complete(spark, ledger):
     assert (guarantee.level, guarantee.limited_by) == (ps.AT_LEAST_ONCE, "out")
     assert "between the call and the note of it" in guarantee.reason
     assert list((ledger.root / "staging").rglob("*.arrow")) == []
+
+
+def stepped_back(history: list[tuple[str, int]]) -> bool:
+    """Whether a reader of some key saw a smaller count after a larger one."""
+    largest: Counter = Counter()
+    for app, count in history:
+        if count < largest[app]:
+            return True
+        largest[app] = count
+    return False
+
+
+@pytest.mark.parametrize("visible", ["at once", "with the checkpoint"])
+def test_redis_ends_up_right(spark, ledger, visible):
+    """After a failure the values are right either way; at once a reader saw a step back, with the checkpoint none."""
+    server = Server(ledger.root / "server")
+    staging = {"staging": ledger.root / "staging"} if visible == "with the checkpoint" else {}
+    try:
+        sink = ps.sinks.Redis(server.url, key="views:{app}", value="n", visible=visible, **staging)
+        guarantee = run_with_one_failure(spark, ledger, sink)
+        values = {key.removeprefix("views:"): int(count) for key, count in server.texts().items()}
+        history = [(key, int(count)) for key, count, *_ in server.history("SET")]
+    finally:
+        server.kill()
+    assert values == ledger.truth()
+    assert stepped_back(history) == (visible == "at once")
+    assert (guarantee.level, guarantee.limited_by) == (ps.EXACTLY_ONCE, None)
+
+
+def test_a_table_ends_up_right(spark, ledger):
+    """SQLUpsert at once: a trigger that writes down every change saw a step back, and the table is right in the end."""
+    path = str(ledger.root / "table.db")
+    with sqlite3.connect(path) as target:
+        target.executescript("""
+            CREATE TABLE views (app TEXT PRIMARY KEY, n INTEGER, increment INTEGER);
+            CREATE TABLE history (app TEXT, n INTEGER);
+            CREATE TRIGGER written AFTER UPDATE ON views BEGIN INSERT INTO history VALUES (new.app, new.n); END;
+        """)
+
+    def connect():
+        return sqlite3.connect(path, timeout=60)
+
+    run_with_one_failure(spark, ledger, ps.sinks.SQLUpsert(connect, "views", ["app"]))
+    assert dict(target.execute("SELECT app, n FROM views")) == ledger.truth()
+    assert stepped_back(target.execute("SELECT * FROM history").fetchall())
+    target.close()

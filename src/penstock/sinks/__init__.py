@@ -6,6 +6,8 @@ Called by the spark package: in tasks (write, pre-commit) and, through the check
 
 from penstock.sinks.files import Files
 from penstock.sinks.foreach import Foreach
+from penstock.sinks.redis import Redis
+from penstock.sinks.sql_upsert import SQLUpsert
 from penstock.sinks.sqlite import SQLite
 from penstock.sinks.two_phase_commit import Delivery, Transaction, TransactionContext, TwoPhaseCommitSink
 from penstock.sinks.write_ahead_log import WriteAheadLog
@@ -14,6 +16,8 @@ __all__ = [
     "Delivery",
     "Files",
     "Foreach",
+    "Redis",
+    "SQLUpsert",
     "SQLite",
     "Transaction",
     "TransactionContext",
