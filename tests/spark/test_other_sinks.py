@@ -163,3 +163,16 @@ def test_a_table_ends_up_right(spark, ledger):
     assert dict(target.execute("SELECT app, n FROM views")) == ledger.truth()
     assert stepped_back(target.execute("SELECT * FROM history").fetchall())
     target.close()
+
+
+def test_a_delta_table_has_every_row_once(spark, ledger):
+    """After a failure between commits the table has each increment once, and a version of it for each checkpoint."""
+    import deltalake
+
+    guarantee = run_with_one_failure(spark, ledger, ps.sinks.DeltaLake(ledger.root / "delta"), interval="1ms")
+    written: Counter = Counter()
+    for row in deltalake.DeltaTable(ledger.root / "delta").to_pyarrow_table().to_pylist():
+        written[row["app"]] += row["increment"]
+    assert written == ledger.truth()
+    assert (guarantee.level, guarantee.limited_by) == (ps.EXACTLY_ONCE, None)
+    assert guarantee.reason.endswith("every sink commits with the checkpoint")

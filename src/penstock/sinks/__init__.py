@@ -4,6 +4,7 @@ Called by the spark package: in tasks (write, pre-commit) and, through the check
 (commit, abort).
 """
 
+from penstock.sinks.delta_lake import DeltaLake
 from penstock.sinks.files import Files
 from penstock.sinks.foreach import Foreach
 from penstock.sinks.redis import Redis
@@ -14,6 +15,7 @@ from penstock.sinks.write_ahead_log import WriteAheadLog
 
 __all__ = [
     "Delivery",
+    "DeltaLake",
     "Files",
     "Foreach",
     "Redis",
