@@ -43,6 +43,9 @@ def mariadb_server():
 
     with running() as server:
         yield server
+
+
+@pytest.fixture(scope="session")
 def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaBroker]:
     from services.kafka_broker import KafkaBroker
     from services.maven import JarsMissingError

@@ -12,6 +12,14 @@ from penstock.sinks.two_phase_commit import Delivery
 _STRENGTH = [Mode.AT_MOST_ONCE, Mode.AT_LEAST_ONCE, Mode.EXACTLY_ONCE]
 
 
+_USUAL_WORDS = {
+    Delivery.TRANSACTIONAL: "commits with the checkpoint",
+    Delivery.IDEMPOTENT: "writes by key: rows written again change nothing, though a reader may for a moment see an older "
+    "value after a recovery",
+    Delivery.AT_LEAST_ONCE: "has no transactions: after a failure it may receive rows again",
+}
+
+
 @dataclass(frozen=True)
 class SourceFacts:
     """What matters about a source: whether it can go back and deliver the same records again."""
@@ -23,11 +31,15 @@ class SourceFacts:
 
 @dataclass(frozen=True)
 class SinkFacts:
-    """What matters about a sink."""
+    """What matters about a sink. `explanation` completes 'the sink ...'; empty for the usual words of its delivery."""
 
     uid: str
     kind: str
     delivery: Delivery
+    explanation: str = ""
+
+    def __str__(self) -> str:
+        return f"the sink {self.uid!r} ({self.kind}) {self.explanation or _USUAL_WORDS[self.delivery]}"
 
 
 @dataclass(frozen=True)
@@ -54,7 +66,7 @@ def derive(mode: Mode, sources: Sequence[SourceFacts], sinks: Sequence[SinkFacts
                 mode=mode.value,
             )
     if mode is not Mode.EXACTLY_ONCE:
-        return Guarantee(mode, "checkpoint.mode", _MODE_REASONS[mode])
+        return Guarantee(mode, "checkpoint.mode", _MODE_REASONS[mode] + _repeating(mode, sinks))
     return _limited_by_sinks(sinks)
 
 
@@ -64,23 +76,24 @@ _MODE_REASONS = {
 }
 
 
+def _repeating(mode: Mode, sinks: Sequence[SinkFacts]) -> str:
+    """At most once holds for what is read; a sink that is called again for the same rows is said."""
+    if mode is not Mode.AT_MOST_ONCE:
+        return ""
+    return "".join(f"; but {sink}" for sink in sinks if sink.delivery is Delivery.AT_LEAST_ONCE)
+
+
 def _limited_by_sinks(sinks: Sequence[SinkFacts]) -> Guarantee:
     for sink in sinks:
         if sink.delivery is Delivery.AT_LEAST_ONCE:
-            return Guarantee(
-                Mode.AT_LEAST_ONCE,
-                sink.uid,
-                f"state is exactly once, but the sink {sink.uid!r} ({sink.kind}) has no transactions: after a failure it may "
-                "receive rows again",
-            )
-    for sink in sinks:
-        if sink.delivery is Delivery.IDEMPOTENT:
-            return Guarantee(
-                Mode.EXACTLY_ONCE,
-                None,
-                f"sources replay, state is exactly once, and the sink {sink.uid!r} ({sink.kind}) writes by key: rows written again "
-                "change nothing, though a reader may for a moment see an older value after a recovery",
-            )
+            return Guarantee(Mode.AT_LEAST_ONCE, sink.uid, f"state is exactly once, but {sink}")
+    noted = [sink for sink in sinks if sink.delivery is Delivery.IDEMPOTENT or sink.explanation]
+    if noted:
+        return Guarantee(
+            Mode.EXACTLY_ONCE,
+            None,
+            f"sources replay, state is exactly once, and {'; '.join(map(str, noted))}",
+        )
     return Guarantee(
         Mode.EXACTLY_ONCE,
         None,

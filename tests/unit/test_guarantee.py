@@ -60,3 +60,20 @@ def test_a_mode_that_a_source_cannot_keep_is_refused(mode: Mode) -> None:
 def test_at_most_once_needs_no_replay() -> None:
     """A socket can be read at most once."""
     assert derive(Mode.AT_MOST_ONCE, [SOCKET], [FILES]).level is Mode.AT_MOST_ONCE
+
+
+def test_a_sink_explains_itself() -> None:
+    """What a sink says of itself replaces the usual words, and every sink with something to say is heard."""
+    log = SinkFacts("log", "WriteAheadLog", Delivery.IDEMPOTENT, "hands rows over late")
+    guarantee = derive(Mode.EXACTLY_ONCE, [LOG], [FILES, log, REDIS])
+    assert (
+        "the sink 'log' (WriteAheadLog) hands rows over late; the sink 'cache' (Redis) writes by key"
+        in guarantee.reason
+    )
+    assert "files-out" not in guarantee.reason
+
+
+def test_at_most_once_with_a_sink_that_repeats() -> None:
+    """The level is what the mode keeps, and the sink that may write rows twice is named beside it."""
+    assert "but the sink 'hook' (Webhook)" in derive(Mode.AT_MOST_ONCE, [SOCKET], [FILES, HTTP]).reason
+    assert "hook" not in derive(Mode.AT_LEAST_ONCE, [LOG], [HTTP]).reason

@@ -24,7 +24,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -116,17 +116,18 @@ class Files(TwoPhaseCommitSink):
 
     def commit_all(self, transactions: Iterable[Transaction]) -> None:
         """Move the files of all transactions, then sync each folder and write the log once."""
-        moved: list[StagedTransaction] = []
+        moved: dict[StagedTransaction, Manifest] = {}
         folders: set[Path] = set()
         for transaction in map(StagedTransaction.read, transactions):
             manifest = self._claim(transaction)
             if manifest is not None:
                 with storage_errors("move files into", self.path):
                     folders |= self._move(transaction, manifest)
-                moved.append(transaction)
+                moved[transaction] = manifest
         with storage_errors("make durable", self.path):
             for folder in folders:
                 sync_folder(folder)
+        self._publish(moved)
         for (job, sink), members in _by_owner(moved).items():
             self._log(job, sink).append(members)
         for transaction in moved:
@@ -160,6 +161,9 @@ class Files(TwoPhaseCommitSink):
             each.as_transaction()
             for each in sorted(unfinished, key=lambda each: (each.run, each.checkpoint, each.name))
         ]
+
+    def _publish(self, moved: Mapping[StagedTransaction, Manifest]) -> None:
+        """Tell readers of files that are durable in their places; listing the folder is enough for plain files."""
 
     def _owner(self, job: str, sink: str) -> Path:
         return self.path / _HIDDEN / job / sink

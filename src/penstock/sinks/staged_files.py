@@ -51,6 +51,11 @@ def read_manifest(path: Path) -> Manifest:
     return manifest
 
 
+def name_prefix(of: StagedTransaction) -> str:
+    """How the names of a transaction's files begin, in their final places, and of no other's."""
+    return f"part-{of.run}-{of.checkpoint}-{of.subtask}-{of.attempt}-{of.token}"
+
+
 class StagedFiles:
     """Writes the rows of one transaction into `folder`, which exists and is empty."""
 
@@ -112,11 +117,9 @@ class StagedFiles:
         return file
 
     def _final_name(self, partition: str) -> str:
-        of = self.transaction
         number = f"-{len(self._finals)}" if self._partition_by else ""
         folder = f"{partition}/" if partition else ""
-        name = f"part-{of.run}-{of.checkpoint}-{of.subtask}-{of.attempt}-{of.token}{number}"
-        return f"{folder}{name}.{self._format.extension}"
+        return f"{folder}{name_prefix(self.transaction)}{number}.{self._format.extension}"
 
     def _durable(self, number: int, final: str) -> StagedFile:
         path = self._folder / f"{number}.staged"

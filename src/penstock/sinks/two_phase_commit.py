@@ -59,6 +59,9 @@ class TwoPhaseCommitSink(ABC):
     """
 
     delivery: Delivery = Delivery.TRANSACTIONAL
+    explanation: str = ""
+    """What may be seen twice or late with this sink, and when, as the end of the sentence 'the sink ...'; empty for the
+    usual words of its `delivery`. It becomes part of the job's guarantee."""
 
     def validate(self, schema: pa.Schema) -> None:  # noqa: B027 - a sink that accepts everything need not say so
         """Refuse what can never work (a missing table, a wrong column type) with `ConfigError`.

@@ -70,7 +70,7 @@ def guarantee_of(job: Job) -> Guarantee:
     """See `Job.guarantee`."""
     sources = [_facts(source) for source in job.graph.sources]
     sinks = [
-        SinkFacts(output.uid, type(output.sink).__name__, output.sink.delivery)
+        SinkFacts(output.uid, type(output.sink).__name__, output.sink.delivery, output.sink.explanation)
         for output in job.graph.outputs
     ]
     return derive(job.checkpoint.delivery_mode, sources, sinks)

@@ -1,0 +1,101 @@
+"""The SQL of an upsert in the styles of the databases, and the ways of their drivers to mark a value. Pure."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from penstock.errors import ConfigError
+
+ON_CONFLICT = "on conflict"
+ON_DUPLICATE_KEY = "on duplicate key"
+DELETE_AND_INSERT = "delete and insert"
+STYLES = (ON_CONFLICT, ON_DUPLICATE_KEY, DELETE_AND_INSERT)
+PARAMSTYLES = ("qmark", "format", "pyformat", "numeric", "named")
+
+
+class UpsertStatement:
+    """The statements for one table; `columns` are all that are written, `key` is among them."""
+
+    def __init__(
+        self, table: str, columns: Sequence[str], key: Sequence[str], style: str, paramstyle: str
+    ) -> None:
+        self.key = tuple(key)
+        self.columns = tuple(columns)
+        self._style = style
+        self._paramstyle = paramstyle
+        self._table = ".".join(map(self._quoted, table.split(".")))
+
+    def statements(self) -> list[tuple[str, Sequence[str]]]:
+        """Each statement to run over all rows, with the columns whose values it takes, in this order."""
+        insert = (
+            f"INSERT INTO {self._table} ({self._names(self.columns)}) VALUES ({self._marks(self.columns)})"  # noqa: S608 - all quoted
+        )
+        if self._style == DELETE_AND_INSERT:
+            equal = " AND ".join(
+                f"{self._quoted(name)} = {mark}"
+                for name, mark in zip(self.key, self._each_mark(self.key), strict=True)
+            )
+            return [(f"DELETE FROM {self._table} WHERE {equal}", self.key), (insert, self.columns)]  # noqa: S608 - all quoted
+        return [(insert + self._action(), self.columns)]
+
+    def probes(self) -> list[str]:
+        """Statements that change nothing, and fail if the table, a column or (where the database checks it) the unique key is missing."""
+        names = self._names(self.columns)
+        select = f"SELECT {names} FROM {self._table} WHERE 1 = 0"  # noqa: S608 - all quoted
+        if self._style == DELETE_AND_INSERT:
+            return [select]
+        return [select, f"INSERT INTO {self._table} ({names}) {select}{self._action()}"]
+
+    def parameters(self, row: Sequence[Any]) -> Sequence[Any] | dict[str, Any]:
+        """The values of one row as the driver takes them."""
+        if self._paramstyle == "named":
+            return {f"c{number}": value for number, value in enumerate(row)}
+        return tuple(row)
+
+    def _action(self) -> str:
+        others = [self._quoted(name) for name in self.columns if name not in self.key]
+        if self._style == ON_DUPLICATE_KEY:
+            changed = others or [self._quoted(self.key[0])]
+            return " ON DUPLICATE KEY UPDATE " + ", ".join(f"{name} = VALUES({name})" for name in changed)
+        target = f" ON CONFLICT ({self._names(self.key)}) DO "
+        if not others:
+            return target + "NOTHING"
+        return target + "UPDATE SET " + ", ".join(f"{name} = excluded.{name}" for name in others)
+
+    def _quoted(self, name: str) -> str:
+        quote = "`" if self._style == ON_DUPLICATE_KEY else '"'
+        name = name.replace(quote, quote * 2)
+        return (
+            quote + (name.replace("%", "%%") if self._paramstyle in {"format", "pyformat"} else name) + quote
+        )
+
+    def _names(self, columns: Sequence[str]) -> str:
+        return ", ".join(map(self._quoted, columns))
+
+    def _marks(self, columns: Sequence[str]) -> str:
+        return ", ".join(self._each_mark(columns))
+
+    def _each_mark(self, columns: Sequence[str]) -> list[str]:
+        count = range(len(columns))
+        match self._paramstyle:
+            case "qmark":
+                return ["?" for _ in count]
+            case "numeric":
+                return [f":{number + 1}" for number in count]
+            case "named":
+                return [f":c{number}" for number in count]
+        return ["%s" for _ in count]
+
+
+def paramstyle_of(connection: Any) -> str:
+    """How the driver of this connection marks values (PEP 249)."""
+    package = type(connection).__module__.partition(".")[0]
+    found = getattr(sys.modules.get(package), "paramstyle", None)
+    if found not in PARAMSTYLES:
+        raise ConfigError(
+            f"the package {package} of the connection does not say how it marks values; say it: paramstyle=one of {PARAMSTYLES}",
+            package=package,
+        )
+    return str(found)

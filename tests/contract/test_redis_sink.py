@@ -1,0 +1,369 @@
+"""`sinks.Redis` on a real server: the contract where it applies, values, repetition, the step back, a server that dies."""
+
+from __future__ import annotations
+
+import datetime as dt
+import decimal
+import pickle
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from services.redis_process import PASSWORD, Server
+from test_sink_crashes import CRASHES
+
+from penstock.config import Mode
+from penstock.errors import BadRecordError, ConfigError, InternalError, UnavailableError
+from penstock.guarantee import SinkFacts, derive
+from penstock.sinks import Delivery, Redis, TransactionContext
+from penstock.testing.sink_contract import SinkContract
+
+CONTEXT = TransactionContext(job="contract", sink="cache", run=1, checkpoint=1, subtask=0, attempt=0)
+SCHEMA = pa.schema([("app", pa.string()), ("n", pa.int64())])
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    server = Server(tmp_path_factory.mktemp("redis"))
+    yield server
+    server.kill()
+
+
+@pytest.fixture
+def server(running: Server) -> Server:
+    with running.client() as client:
+        client.flushall()
+    return running
+
+
+class Staged(SinkContract):
+    """Redis behind a staging folder is held to the contract of all sinks."""
+
+    def make_sink(self) -> Redis:
+        return Redis(self.server.url, key="row:{id}", visible="with the checkpoint", staging=self.staging)
+
+    def visible_rows(self) -> list[dict[str, Any]]:
+        return [
+            {"id": int(key.removeprefix("row:")), **fields} for key, fields in self.server.hashes().items()
+        ]
+
+
+class TestRedisWithTheCheckpoint(Staged):
+    @pytest.fixture(autouse=True)
+    def target(self, server: Server, tmp_path: Path) -> None:
+        self.server, self.staging = server, tmp_path / "staging"
+
+
+def batch(rows: list[dict[str, Any]], schema: pa.Schema = SCHEMA) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pylist(rows, schema=schema)
+
+
+def task(sink: Redis, *batches: pa.RecordBatch) -> Any:
+    """One task, on an instance as a task gets it."""
+    copy = pickle.loads(pickle.dumps(sink))
+    transaction = copy.begin_transaction(CONTEXT)
+    for one in batches:
+        copy.write(transaction, one)
+    return copy.pre_commit(transaction)
+
+
+def write(sink: Redis, rows: list[dict[str, Any]], schema: pa.Schema = SCHEMA) -> None:
+    sink.validate(schema)
+    task(sink, batch(rows, schema))
+
+
+def test_the_same_rows_twice_are_no_harm(server: Server) -> None:
+    """Values are there when the task ends; written again, aborted or committed, they stay as they are."""
+    sink = Redis(server.url, key="views:{app}")
+    for end in (sink.commit, sink.abort):
+        rows = [{"app": "a", "n": 1}, {"app": "b", "n": 2}, {"app": "a", "n": 3}]
+        prepared = task(sink, batch(rows[:1]), batch([]), batch(rows[1:]))
+        assert server.hashes() == {"views:a": {"n": "3"}, "views:b": {"n": "2"}}
+        end(prepared)
+    assert server.hashes() == {"views:a": {"n": "3"}, "views:b": {"n": "2"}}
+    assert list(sink.find_transactions("contract", "cache")) == []
+
+
+def counts(server: Server, sink: Redis, *batches: dict[str, int]) -> list[str]:
+    """What a reader sees of the key after each batch of a job that counts."""
+    seen = []
+    for rows in batches:
+        sink.commit(task(sink, batch([{"app": app, "n": n} for app, n in rows.items()])))
+        seen.append(server.texts()["views:a"])
+    return seen
+
+
+def test_the_step_back_that_a_reader_may_see(server: Server) -> None:
+    """At once: after a recovery with smaller batches a reader sees 30, then 20 again, then 30, and the end is right."""
+    sink = Redis(server.url, key="views:{app}", value="n")
+    before = counts(server, sink, {"a": 10}, {"a": 30})  # the checkpoint holds 10; the job fails here
+    after = counts(server, sink, {"a": 20}, {"a": 30})  # it goes back to 10, and reads fewer rows a batch
+    assert [*before, *after] == ["10", "30", "20", "30"]
+
+
+def test_with_the_checkpoint_there_is_no_step_back(server: Server, tmp_path: Path) -> None:
+    """The same story with a staging folder: 30 is not seen until a checkpoint that holds it is complete."""
+    sink = Redis(server.url, key="views:{app}", value="n", visible="with the checkpoint", staging=tmp_path)
+    seen = counts(server, sink, {"a": 10})
+    lost = task(sink, batch([{"app": "a", "n": 30}]))
+    seen.append(server.texts()["views:a"])
+    sink.abort(lost)
+    seen += counts(server, sink, {"a": 20}, {"a": 30})
+    assert seen == ["10", "10", "20", "30"]
+
+
+def test_a_key_that_only_the_failed_attempt_wrote_stays(server: Server) -> None:
+    """At once cannot take back a key that the second attempt does not write: so says the page, and so does guarantee()."""
+    sink = Redis(server.url, key="views:{app}", value="n")
+    sink.abort(task(sink, batch([{"app": "ghost", "n": 1}])))
+    assert server.texts() == {"views:ghost": "1"}
+    assert "a key that only the failed attempt wrote stays" in sink.explanation
+
+
+def test_a_crash_anywhere_in_a_commit_shows_no_older_value(server: Server, tmp_path: Path) -> None:
+    """Wherever the driver stops in three commits, a reader sees values grow, and the next commit_all ends with the last."""
+    for changes in range(100):
+        suite = Staged()
+        suite.server, suite.staging = server, tmp_path / str(changes)
+        suite.schema = SCHEMA
+        with server.client() as client:
+            client.flushall()
+        sink = Redis(server.url, key="{app}", value="n", visible="with the checkpoint", staging=suite.staging)
+        suite.make_sink = lambda sink=sink: sink
+        suite.row = lambda number: {"app": "a", "n": number}
+        staged = [suite.staged([c], checkpoint=c) for c in (1, 2, 3)]
+        stopped = CRASHES.run(lambda: suite.sink().commit_all(staged), changes=changes)  # noqa: B023 - called at once
+        seen = int(server.texts().get("a", 0))
+        for prepared in staged:
+            suite.sink().commit(prepared)
+            now = int(server.texts()["a"])
+            assert now >= seen, f"a reader saw {seen} and then {now}"
+            seen = now
+        assert seen == 3
+        assert suite.unfinished() == []
+        if not stopped:
+            return
+    raise AssertionError("the commit never got through")
+
+
+def test_a_server_that_is_killed(tmp_path: Path) -> None:
+    """While it is away writing is UnavailableError, which is retried; back again with its file, everything ends up right."""
+    server = Server(tmp_path / "server")
+    try:
+        at_once = Redis(server.url, key="views:{app}", value="n")
+        later = Redis(
+            server.url, key="late:{app}", value="n", visible="with the checkpoint", staging=tmp_path / "st"
+        )
+        task(at_once, batch([{"app": "a", "n": 1}, {"app": "b", "n": 1}]))
+        prepared = task(later, batch([{"app": "a", "n": 5}]))
+        server.kill()
+        for call in (lambda: task(at_once, batch([{"app": "a", "n": 2}])), lambda: later.commit(prepared)):
+            with pytest.raises(UnavailableError, match=r"127\.0\.0\.1") as failed:
+                call()
+            assert PASSWORD not in str(failed.value)
+        server.start()
+        task(at_once, batch([{"app": "a", "n": 2}]))
+        later.commit(prepared)
+        later.commit(prepared)
+        assert server.texts() == {"late:a": "5", "views:a": "2", "views:b": "1"}
+    finally:
+        server.kill()
+
+
+def test_forms_of_values(server: Server) -> None:
+    """Every type has one text; JSON objects keep their types; bytes stay bytes."""
+    row = {
+        "k": 7,
+        "flag": True,
+        "ratio": 0.1,
+        "text": "ünï",
+        "day": dt.date(2026, 11, 15),
+        "at": dt.datetime(2026, 11, 15, 1, 2, 3, tzinfo=dt.UTC),
+        "price": decimal.Decimal("1.50"),
+        "list": [1, 2],
+    }
+    schema = pa.schema(
+        [
+            ("k", pa.int32()),
+            ("flag", pa.bool_()),
+            ("ratio", pa.float64()),
+            ("text", pa.string()),
+            ("day", pa.date32()),
+            ("at", pa.timestamp("us", "UTC")),
+            ("price", pa.decimal128(10, 2)),
+            ("list", pa.list_(pa.int64())),
+        ]
+    )
+    write(Redis(server.url, key="hash:{k}:{day}"), [row], schema)
+    write(Redis(server.url, key="json:{k}", json=["k", "flag", "list"]), [row], schema)
+    write(Redis(server.url, key="some:{{{text}}}", fields=["ratio"]), [row], schema)
+    assert server.hashes("hash:*") == {
+        "hash:7:2026-11-15": {
+            "flag": "1",
+            "ratio": "0.1",
+            "text": "ünï",
+            "at": "2026-11-15T01:02:03.000000Z",
+            "price": "1.50",
+            "list": "[1,2]",
+        }
+    }
+    assert server.texts("json:*") == {"json:7": '{"k":7,"flag":true,"list":[1,2]}'}
+    assert server.hashes("some:*") == {"some:{ünï}": {"ratio": "0.1"}}
+
+
+def test_nulls_and_deletions(server: Server) -> None:
+    """A null removes its field, or its text; a row that says so deletes its key, and a later row brings it back."""
+    schema = pa.schema([("app", pa.string()), ("n", pa.int64()), ("note", pa.string()), ("gone", pa.bool_())])
+    sink = Redis(server.url, key="h:{app}", delete_when="gone")
+    text = Redis(server.url, key="t:{app}", value="n", delete_when="gone")
+    for one in (sink, text):
+        write(one, [{"app": app, "n": 1, "note": "x", "gone": None} for app in "abcd"], schema)
+        write(
+            one,
+            [
+                {"app": "a", "n": None, "note": "y", "gone": False},
+                {"app": "b", "n": 2, "note": None, "gone": True},
+                {"app": "c", "n": 2, "note": None, "gone": True},
+                {"app": "c", "n": 3, "note": None, "gone": False},
+            ],
+            schema,
+        )
+    expected = {"h:a": {"note": "y"}, "h:c": {"n": "3"}, "h:d": {"n": "1", "note": "x"}}
+    assert server.hashes("h:*") == expected
+    assert server.texts("t:*") == {"t:c": "3", "t:d": "1"}
+
+
+def test_time_to_live(server: Server) -> None:
+    """Each written key gets the time to live, whatever its form; without it keys stay."""
+    write(Redis(server.url, key="h:{app}", expire_s=100), [{"app": "a", "n": 1}])
+    write(Redis(server.url, key="t:{app}", value="n", expire_s=100), [{"app": "a", "n": 1}])
+    write(Redis(server.url, key="stays:{app}"), [{"app": "a", "n": 1}])
+    with server.client() as client:
+        assert 0 < client.pttl("h:a") <= 100_000
+        assert 0 < client.pttl("t:a") <= 100_000
+        assert client.pttl("stays:a") == -1
+
+
+def test_many_rows(server: Server) -> None:
+    """More rows than fit into one call are all written."""
+    write(Redis(server.url, key="{app}", value="n"), [{"app": f"k{n}", "n": n} for n in range(2345)])
+    assert server.texts() == {f"k{n}": str(n) for n in range(2345)}
+
+
+def test_a_null_in_the_key_is_refused(server: Server) -> None:
+    """A row without a key is a bad record, found in the task."""
+    with pytest.raises(BadRecordError, match="'app' is part of the key"):
+        write(Redis(server.url, key="{app}"), [{"app": None, "n": 1}])
+
+
+def test_a_key_of_another_kind(server: Server) -> None:
+    """A hash where a text is, is said with the key."""
+    write(Redis(server.url, key="{app}", value="n"), [{"app": "taken", "n": 1}])
+    with pytest.raises(BadRecordError, match=r"another kind.*taken"):
+        write(Redis(server.url, key="{app}"), [{"app": "taken", "n": 1}])
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"key": "views"}, "at least one column"),
+        ({"key": "views:{}"}, "at least one column"),
+        ({"key": "views:{app!r}"}, "at least one column"),
+        ({"key": "views:{app:>9}"}, "at least one column"),
+        ({"key": "views:{app"}, "cannot be understood"),
+        ({"key": 7}, "must be a text"),
+        ({"fields": ["n"], "value": "n"}, "exclude each other"),
+        ({"fields": "n"}, "list of column names"),
+        ({"json": []}, "list of column names"),
+        ({"expire_s": 0}, "expire_s"),
+        ({"expire_s": "1h"}, "expire_s"),
+        ({"timeout_s": 0}, "timeout_s"),
+        ({"visible": "later"}, "visible='later' is not known"),
+        ({"visible": "with the checkpoint"}, "needs staging"),
+        ({"staging": "x"}, "has no meaning"),
+    ],
+)
+def test_bad_settings(settings: dict[str, Any], said: str) -> None:
+    """What can never work is refused when the sink is made."""
+    with pytest.raises(ConfigError, match=said):
+        Redis("redis://127.0.0.1:1", **{"key": "{app}", **settings})
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"key": "{apq}"}, "'apq'"),
+        ({"key": "{app}{ratio}"}, "'ratio' of type double cannot be part of the key"),
+        ({"key": "{app}{list}"}, "'list' of type .* cannot be part of the key"),
+        ({"value": "m"}, "'m'"),
+        ({"fields": ["n", "m"]}, "'m'"),
+        ({"delete_when": "m"}, "'m'"),
+        ({"delete_when": "n"}, "not boolean"),
+        ({"key": "{app}{n}{day}", "delete_when": "n"}, "not boolean"),
+    ],
+)
+def test_columns_that_do_not_fit(settings: dict[str, Any], said: str, server: Server) -> None:
+    """Columns are compared with the settings before the query starts."""
+    schema = pa.schema(
+        [*SCHEMA, ("ratio", pa.float64()), ("list", pa.list_(pa.int64())), ("day", pa.date32())]
+    )
+    with pytest.raises(ConfigError, match=said):
+        Redis(server.url, **{"key": "{app}", **settings}).validate(schema)
+
+
+def test_no_column_left(server: Server) -> None:
+    """A row that is all key has nothing to write."""
+    with pytest.raises(ConfigError, match="no column left"):
+        Redis(server.url, key="{app}{n}").validate(SCHEMA)
+
+
+@pytest.mark.parametrize("url", ["http://x", "trout", "redis://:tro/ut@host", "redis://h:trout", None, 7])
+def test_urls_that_are_none(url: Any) -> None:
+    """A url that makes no sense is refused without a part of it in the text: it may be a password."""
+    with pytest.raises(ConfigError, match="not one of a Redis server") as refused:
+        Redis(url, key="{app}")
+    assert "tro" not in str(refused.value)
+    assert refused.value.__cause__ is None
+
+
+def test_a_password_is_never_shown(server: Server) -> None:
+    """Neither the sink nor an error says it; a wrong one is found before the query starts."""
+    assert PASSWORD not in repr(Redis(server.url, key="{app}"))
+    wrong = server.url.replace(PASSWORD, "tro%2Fut")
+    with pytest.raises(ConfigError, match="refuses this user or password") as refused:
+        Redis(wrong, key="{app}").validate(SCHEMA)
+    assert "tro" not in str(refused.value)
+
+
+def test_nobody_there() -> None:
+    """A server that does not answer is said before the query starts."""
+    with pytest.raises(UnavailableError, match=r"127\.0\.0\.1:1, database 0"):
+        Redis("redis://127.0.0.1:1", key="{app}").validate(SCHEMA)
+
+
+def test_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What to install is said when the sink is made."""
+    monkeypatch.setitem(sys.modules, "redis", None)
+    with pytest.raises(ConfigError, match=r"pip install 'penstock\[redis\]'"):
+        Redis("redis://127.0.0.1:1", key="{app}")
+
+
+@pytest.mark.parametrize("visible", ["at once", "with the checkpoint"])
+def test_the_guarantee(visible: str, tmp_path: Path) -> None:
+    """Exactly once in the end, with the words that fit the way it writes."""
+    staging = {"staging": tmp_path} if visible == "with the checkpoint" else {}
+    sink = Redis("redis://127.0.0.1:1", key="{app}", visible=visible, **staging)
+    assert sink.delivery is Delivery.IDEMPOTENT
+    guarantee = derive(Mode.EXACTLY_ONCE, [], [SinkFacts("cache", "Redis", sink.delivery, sink.explanation)])
+    assert (guarantee.level, guarantee.limited_by) == (Mode.EXACTLY_ONCE, None)
+    assert ("older value until the job has caught up" in guarantee.reason) == (visible == "at once")
+    assert ("no reader sees a value that a failure takes back" in guarantee.reason) == (visible != "at once")
+
+
+def test_an_instance_writes_only_to_what_it_has_begun(server: Server) -> None:
+    """A transaction of another attempt is refused, at once as well as staged."""
+    with pytest.raises(InternalError, match="did not begin"):
+        Redis(server.url, key="{app}").write({"run": 1}, batch([{"app": "a", "n": 1}]))

@@ -1,0 +1,276 @@
+"""`sinks.SQLUpsert` through a DB-API driver: the contract where it applies, styles, repetition, bad rows."""
+
+from __future__ import annotations
+
+import functools
+import pickle
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from sink_targets import rows_in_table
+
+from penstock.errors import BadRecordError, ConfigError, UnavailableError
+from penstock.sinks import Delivery, SQLUpsert, TransactionContext
+from penstock.sinks.sql_upsert_statement import UpsertStatement
+from penstock.testing.sink_contract import SinkContract
+
+CONTEXT = TransactionContext(job="contract", sink="table", run=1, checkpoint=1, subtask=0, attempt=0)
+SCHEMA = pa.schema([("app", pa.string()), ("day", pa.int64()), ("n", pa.int64())])
+KEY = ("app", "day")
+
+
+class StagedUpsert(SinkContract):
+    """Behind a staging folder it is held to the contract of all sinks."""
+
+    style = "on conflict"
+
+    @pytest.fixture(autouse=True)
+    def target(self, tmp_path: Path) -> None:
+        self.path, self.staging = tmp_path / "out.db", tmp_path / "staging"
+        make_table(self.path, "CREATE TABLE results (id INTEGER PRIMARY KEY, name TEXT)")
+
+    def make_sink(self) -> SQLUpsert:
+        connect = functools.partial(sqlite3.connect, self.path)
+        return SQLUpsert(
+            connect, "results", ["id"], style=self.style, visible="with the checkpoint", staging=self.staging
+        )
+
+    def visible_rows(self) -> list[dict[str, Any]]:
+        return rows_in_table(self.path, "results")
+
+
+class TestOnConflict(StagedUpsert):
+    pass
+
+
+class TestDeleteAndInsert(StagedUpsert):
+    style = "delete and insert"
+
+
+def make_table(
+    path: Path, sql: str = "CREATE TABLE results (app TEXT, day INTEGER, n INTEGER, UNIQUE (app, day))"
+) -> None:
+    database = sqlite3.connect(path)
+    database.execute(sql)
+    database.close()
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    make_table(tmp_path / "out.db")
+    return tmp_path / "out.db"
+
+
+def sink_on(path: Path, **settings: Any) -> SQLUpsert:
+    return SQLUpsert(functools.partial(sqlite3.connect, path), "results", KEY, **settings)
+
+
+def task(sink: SQLUpsert, rows: list[tuple[Any, ...]], schema: pa.Schema = SCHEMA) -> Any:
+    """One task, on an instance as a task gets it."""
+    sink.validate(schema)
+    copy = pickle.loads(pickle.dumps(sink))
+    transaction = copy.begin_transaction(CONTEXT)
+    for row in rows:
+        named = dict(zip(schema.names, row, strict=True))
+        copy.write(transaction, pa.RecordBatch.from_pylist([named], schema=schema))
+    return copy.pre_commit(transaction)
+
+
+def seen(path: Path) -> list[tuple[Any, ...]]:
+    return sorted(tuple(row.values()) for row in rows_in_table(path, "results"))
+
+
+@pytest.mark.parametrize("style", ["on conflict", "delete and insert"])
+def test_the_same_rows_twice_are_no_harm(style: str, path: Path) -> None:
+    """Rows are there when the task ends; of several with one key the last counts; written again they stay as they are."""
+    sink = sink_on(path, style=style)
+    for _ in range(2):
+        sink.commit(task(sink, [("a", 1, 1), ("b", 1, 2), ("a", 1, 3), ("a", 2, 4)]))
+        assert seen(path) == [("a", 1, 3), ("a", 2, 4), ("b", 1, 2)]
+    assert sink.delivery is Delivery.IDEMPOTENT
+
+
+def test_a_step_back_at_once_and_none_with_the_checkpoint(path: Path, tmp_path: Path) -> None:
+    """What a failed attempt wrote at once is seen, then an older value, then the right one; staged it is never seen."""
+    at_once = sink_on(path)
+    history = []
+    for n in (10, 30, 20, 30):  # the checkpoint holds 10; after 30 the job fails and reads smaller batches
+        task(at_once, [("a", 1, n)])
+        history.append(seen(path)[0][2])
+    assert history == [10, 30, 20, 30]
+    later = sink_on(path, visible="with the checkpoint", staging=tmp_path / "staging")
+    later.abort(task(later, [("a", 1, 99)]))
+    assert seen(path) == [("a", 1, 30)]
+    later.commit(task(later, [("a", 1, 40)]))
+    assert seen(path) == [("a", 1, 40)]
+
+
+def test_a_task_writes_all_or_nothing(path: Path) -> None:
+    """A row that the table refuses takes the others of its task with it, and is a bad record."""
+    path.unlink()
+    make_table(
+        path,
+        "CREATE TABLE results (app TEXT, day INTEGER, n INTEGER CHECK (n < 100), PRIMARY KEY (app, day))",
+    )
+    with pytest.raises(BadRecordError, match=r"IntegrityError: CHECK constraint failed"):
+        task(sink_on(path), [("a", 1, 1), ("b", 1, 100)])
+    assert seen(path) == []
+
+
+def test_a_locked_database_is_tried_again(path: Path) -> None:
+    """What may pass is UnavailableError, and the same rows go through afterwards."""
+    locked = sqlite3.connect(path)
+    sink = SQLUpsert(
+        functools.partial(sqlite3.connect, path, timeout=0), "results", KEY, style="delete and insert"
+    )
+    locked.execute("BEGIN EXCLUSIVE")
+    copy = pickle.loads(pickle.dumps(sink))
+    batch = pa.RecordBatch.from_pylist([{"app": "a", "day": 1, "n": 1}], schema=SCHEMA)
+    transaction = copy.begin_transaction(CONTEXT)
+    copy.write(transaction, batch)
+    with pytest.raises(UnavailableError, match="database is locked"):
+        copy.pre_commit(transaction)
+    locked.rollback()
+    locked.close()
+    task(sink, [("a", 1, 1)])
+    assert seen(path) == [("a", 1, 1)]
+
+
+def test_columns_that_are_not_written_stay(path: Path) -> None:
+    """On conflict only the columns of the stream change."""
+    database = sqlite3.connect(path)
+    with database:
+        database.execute("ALTER TABLE results ADD COLUMN note TEXT")
+        database.execute("INSERT INTO results VALUES ('a', 1, 1, 'by hand')")
+    database.close()
+    task(sink_on(path), [("a", 1, 2)])
+    assert seen(path) == [("a", 1, 2, "by hand")]
+
+
+def test_only_a_key(tmp_path: Path) -> None:
+    """A table that has no other columns takes each key once."""
+    make_table(tmp_path / "out.db", "CREATE TABLE results (app TEXT PRIMARY KEY)")
+    sink = SQLUpsert(functools.partial(sqlite3.connect, tmp_path / "out.db"), "main.results", "app")
+    for _ in range(2):
+        task(sink, [("a",), ("b",)], pa.schema([("app", pa.string())]))
+    assert seen(tmp_path / "out.db") == [("a",), ("b",)]
+
+
+def test_lists_become_json_and_names_are_quoted(tmp_path: Path) -> None:
+    """Nested values are JSON texts; a name with quotes and percent signs is a name."""
+    make_table(tmp_path / "out.db", 'CREATE TABLE results ("a ""b%" TEXT PRIMARY KEY, tags TEXT)')
+    schema = pa.schema([('a "b%', pa.string()), ("tags", pa.list_(pa.int64()))])
+    sink = SQLUpsert(functools.partial(sqlite3.connect, tmp_path / "out.db"), "results", 'a "b%')
+    task(sink, [("x", [1, 2])], schema)
+    assert seen(tmp_path / "out.db") == [("x", "[1,2]")]
+
+
+@pytest.mark.parametrize(
+    ("paramstyle", "marks"),
+    [
+        ("qmark", "?, ?"),
+        ("format", "%s, %s"),
+        ("pyformat", "%s, %s"),
+        ("numeric", ":1, :2"),
+        ("named", ":c0, :c1"),
+    ],
+)
+def test_marks_of_values(paramstyle: str, marks: str) -> None:
+    """Each way of PEP 249 to mark a value is known; a percent sign in a name is doubled where it would be a mark."""
+    statement = UpsertStatement("s.t", ["k", "a%"], ["k"], "on conflict", paramstyle)
+    name = '"a%%"' if marks.startswith("%") else '"a%"'
+    assert statement.statements() == [
+        (
+            f'INSERT INTO "s"."t" ("k", {name}) VALUES ({marks}) ON CONFLICT ("k") DO UPDATE SET {name} = excluded.{name}',
+            ("k", "a%"),
+        )
+    ]
+    assert statement.parameters([1, 2]) == ({"c0": 1, "c1": 2} if paramstyle == "named" else (1, 2))
+
+
+def test_the_words_of_mysql() -> None:
+    """MySQL quotes with backticks and updates on a duplicate key; with nothing to update the key is set to itself."""
+    both = UpsertStatement("t", ["k", "a`b"], ["k"], "on duplicate key", "pyformat").statements()
+    assert both[0][0] == (
+        "INSERT INTO `t` (`k`, `a``b`) VALUES (%s, %s) ON DUPLICATE KEY UPDATE `a``b` = VALUES(`a``b`)"
+    )
+    only = UpsertStatement("t", ["k"], ["k"], "on duplicate key", "pyformat").statements()
+    assert only[0][0].endswith("ON DUPLICATE KEY UPDATE `k` = VALUES(`k`)")
+
+
+def test_named_values_go_through_a_driver(path: Path) -> None:
+    """What a driver with names is given, it takes."""
+    task(sink_on(path, paramstyle="named"), [("a", 1, 1), ("a", 1, 2)])
+    assert seen(path) == [("a", 1, 2)]
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"connect": "sqlite:///x"}, "takes a function"),
+        ({"connect": lambda path: None}, "cannot be called so"),
+        ({"table": ""}, "is not a name"),
+        ({"table": "a..b"}, "is not a name"),
+        ({"key": []}, "key must name"),
+        ({"key": [7]}, "key must name"),
+        ({"style": "merge"}, "style 'merge'"),
+        ({"paramstyle": "dollar"}, "paramstyle 'dollar'"),
+        ({"visible": "with the checkpoint"}, "needs staging"),
+    ],
+)
+def test_bad_settings(settings: dict[str, Any], said: str) -> None:
+    """What can never work is refused when the sink is made."""
+    usual = {"connect": sqlite3.connect, "table": "results", "key": ["id"]}
+    with pytest.raises(ConfigError, match=said):
+        SQLUpsert(**{**usual, "connect": lambda: None, **settings})
+
+
+def test_targets_that_do_not_fit(path: Path) -> None:
+    """A missing table, column, unique key or connection is found before the query starts, and nothing is changed."""
+    connect = functools.partial(sqlite3.connect, path)
+    wrong = [
+        SQLUpsert(connect, "nowhere", KEY),
+        SQLUpsert(connect, "results", ["app"]),
+        SQLUpsert(connect, "results", ["m"]),
+        SQLUpsert(functools.partial(sqlite3.connect, path / "x"), "results", KEY),
+    ]
+    for sink in wrong:
+        with pytest.raises(ConfigError):
+            sink.validate(SCHEMA)
+    with pytest.raises(ConfigError, match="'results' cannot be written"):
+        sink_on(path).validate(pa.schema([*SCHEMA, ("extra", pa.int64())]))
+    with pytest.raises(ConfigError, match="more than once"):
+        sink_on(path).validate(pa.schema([*SCHEMA, ("n", pa.int64())]))
+    assert seen(path) == []
+
+
+def test_a_null_in_the_key_is_refused(path: Path) -> None:
+    """A row without a key is a bad record, found in the task."""
+    with pytest.raises(BadRecordError, match="'day' is part of the key"):
+        task(sink_on(path), [("a", None, 1)])
+
+
+class Silent:
+    """A connection whose package says nothing about its marks."""
+
+    def cursor(self) -> sqlite3.Cursor:
+        return sqlite3.connect(":memory:").cursor()
+
+    def commit(self) -> None: ...
+
+    rollback = close = commit
+
+
+def test_a_driver_that_does_not_say_how_it_marks_values() -> None:
+    """The setting to give is named."""
+    with pytest.raises(ConfigError, match="paramstyle=one of"):
+        SQLUpsert(Silent, "results", KEY).validate(SCHEMA)
+
+
+def test_a_secret_in_the_connection_is_not_shown() -> None:
+    """A partial may hold a password: only its kind is printed."""
+    sink = SQLUpsert(functools.partial(sqlite3.connect, "password=trout"), "results", KEY)
+    assert "trout" not in repr(sink)
