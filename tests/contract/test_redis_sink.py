@@ -12,7 +12,6 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from services.redis_process import PASSWORD, Server
 from test_sink_crashes import CRASHES
 
 from penstock.config import Mode
@@ -20,6 +19,7 @@ from penstock.errors import BadRecordError, ConfigError, InternalError, Unavaila
 from penstock.guarantee import SinkFacts, derive
 from penstock.sinks import Delivery, Redis, TransactionContext
 from penstock.testing.sink_contract import SinkContract
+from services.redis_process import PASSWORD, Server
 
 CONTEXT = TransactionContext(job="contract", sink="cache", run=1, checkpoint=1, subtask=0, attempt=0)
 SCHEMA = pa.schema([("app", pa.string()), ("n", pa.int64())])

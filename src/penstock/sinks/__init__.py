@@ -17,8 +17,8 @@ from penstock.sinks.two_phase_commit import Delivery, Transaction, TransactionCo
 from penstock.sinks.write_ahead_log import WriteAheadLog
 
 __all__ = [
-    "DeltaLake",
     "Delivery",
+    "DeltaLake",
     "Files",
     "Foreach",
     "Kafka",
