@@ -24,6 +24,7 @@ import contextlib
 import json
 import pickle
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -31,6 +32,7 @@ import pyarrow as pa
 
 from penstock.errors import CommitLostError
 from penstock.sinks.two_phase_commit import Transaction, TransactionContext, TwoPhaseCommitSink
+from penstock.testing.simulation.sink_job import SinkJob, Step, sink_job
 
 JOB = "contract"
 SINK = "out"
@@ -91,9 +93,16 @@ class SinkContract(ABC):
 
     def assert_visible(self, *numbers: int) -> None:
         """Compare what a reader sees with these rows, each once, in any order."""
-        seen = sorted(repr(sorted(dict(row).items())) for row in self.visible_rows())
-        expected = sorted(repr(sorted(self.row(number).items())) for number in numbers)
-        assert seen == expected, f"a reader should see {expected} but sees {seen}"
+        seen, expected = self._seen(), self._as_read(numbers)
+        assert seen == expected, (
+            f"a reader should see {sorted(expected.elements())} but sees {sorted(seen.elements())}"
+        )
+
+    def _seen(self) -> Counter[str]:
+        return Counter(repr(sorted(dict(row).items())) for row in self.visible_rows())
+
+    def _as_read(self, numbers: Iterable[int]) -> Counter[str]:
+        return Counter(repr(sorted(self.row(number).items())) for number in numbers)
 
     # The contract.
 
@@ -266,6 +275,59 @@ class SinkContract(ABC):
         self.sink().commit_all(prepared)
         self.assert_visible(1, 2, 3, 4, 5)
         assert self.unfinished() == []
+
+    # A whole job, without Spark: the real coordinator and recovery, on the real target.
+
+    def test_a_job_dies_after_begin_transaction(self) -> None:
+        """A driver that dies when a task has begun leaves nothing, and the job comes to its end."""
+        self._job_dies(Step.BEGIN, times=3)
+
+    def test_a_job_dies_after_write(self) -> None:
+        """The same when a task has written."""
+        self._job_dies(Step.WRITE, times=3)
+
+    def test_a_job_dies_after_pre_commit(self) -> None:
+        """The same when a task has pre-committed and no checkpoint names its rows."""
+        self._job_dies(Step.PRE_COMMIT, times=3)
+
+    def test_a_job_dies_after_the_checkpoint_completed(self) -> None:
+        """A checkpoint that completed is committed by the next run."""
+        self._job_dies(Step.COMPLETE, times=2)
+
+    def test_a_job_dies_after_half_of_the_commits(self) -> None:
+        """The next run commits the other half, and the first one once."""
+        self._job_dies(Step.HALF_OF_THE_COMMITS)
+
+    def test_a_job_dies_after_commit(self) -> None:
+        """What was committed is not committed a second time."""
+        self._job_dies(Step.COMMIT)
+
+    def test_a_job_dies_in_its_recovery(self) -> None:
+        """A recovery that dies when it has looked, and one that dies when it has aborted, change nothing either."""
+        with sink_job(self.sink, self.batch) as job:
+            job.dies_after(Step.PRE_COMMIT, times=2)
+            job.dies_after(Step.FIND)
+            job.dies_after(Step.ABORT)
+            self._comes_to_its_end(job)
+
+    def test_a_job_whose_tasks_are_attempted_twice(self) -> None:
+        """What an attempt left that Spark did not keep never becomes visible, and is cleared away."""
+        with sink_job(self.sink, self.batch, drops_attempts=0.5) as job:
+            self._comes_to_its_end(job)
+
+    def _job_dies(self, step: Step, *, times: int = 1) -> None:
+        with sink_job(self.sink, self.batch) as job:
+            job.dies_after(step, times=times)
+            early = self._seen() - self._as_read(job.promised())
+            assert not early, f"a reader sees rows that no completed checkpoint stands for: {sorted(early)}"
+            self._comes_to_its_end(job)
+
+    def _comes_to_its_end(self, job: SinkJob) -> None:
+        job.comes_to_its_end()
+        self.assert_visible(*job.all_rows())
+        assert job.unfinished() == []
+        job.comes_to_its_end()
+        self.assert_visible(*job.all_rows())
 
 
 def through_json(transaction: Transaction) -> Transaction:

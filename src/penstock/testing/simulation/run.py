@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -26,6 +26,7 @@ from penstock.errors import CheckpointFailedError, CorruptStateError, FencedErro
 from penstock.ids import CheckpointId, SubtaskId
 from penstock.recovery.rescale import redistribute
 from penstock.recovery.restore import RestorePoint, restore
+from penstock.sinks.two_phase_commit import TwoPhaseCommitSink
 from penstock.snapshot.compactor import Merge
 from penstock.snapshot.compactor import perform as compact
 from penstock.snapshot.messages import MergeDone, Message, UploadDone, UploadFailed
@@ -69,8 +70,7 @@ class SimulatedRun:
         self._parallelism = self._work.parallelism(conditions.index)
         self._backend = backend_named(self._work.backend)
         self._storage = WatchedStorage(site.storage, lifeline, self._rng, flakiness=conditions.flakiness)
-        sink = SimulatedSink(site.external, lifeline, self._rng, flakiness=conditions.flakiness)
-        self._sinks = {sink_of(uid): sink for uid in OPERATORS}
+        self._sinks = self._make_sinks(lifeline) if site.make_sinks is None else site.make_sinks(lifeline)
         self._events: deque[Event] = deque()
         self._commits: deque[Callable[[], None]] = deque()
         self._uploads: list[Upload] = []
@@ -79,6 +79,11 @@ class SimulatedRun:
         self._batch: Iterator[None] | None = None
         self._draining = False
         self.finished = False
+
+    def _make_sinks(self, lifeline: Lifeline) -> Mapping[str, TwoPhaseCommitSink]:
+        external, flakiness = self._site.external, self._conditions.flakiness
+        sink = SimulatedSink(external, lifeline, self._rng, flakiness=flakiness)
+        return {sink_of(uid): sink for uid in OPERATORS}
 
     # ── life ───────────────────────────────────────────────────────────────────────────────────
 

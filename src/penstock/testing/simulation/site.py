@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from penstock.checkpoint.completed import Completed
 from penstock.recovery.restore import RestorePoint
+from penstock.sinks.two_phase_commit import TwoPhaseCommitSink
 from penstock.snapshot.compactor import Merge
 from penstock.snapshot.uploader import Upload
 from penstock.state.local_files import run_dir
 from penstock.storage import LocalStorage
 from penstock.testing.simulation.external import External
+from penstock.testing.simulation.lifeline import Lifeline
 from penstock.testing.simulation.source import ScriptedSource
 from penstock.testing.simulation.workload import Workload
 from penstock.testing.virtual_clock import VirtualClock
@@ -42,6 +44,8 @@ class Site:
     """Uploads and merges of runs that failed: their workers may still live and perform them."""
     disturbed: bool = False
     """Whether anything of an earlier run moved since the present one began."""
+    make_sinks: Callable[[Lifeline], Mapping[str, TwoPhaseCommitSink]] | None = None
+    """The sinks of a run, by uid, where they do not write to `external`."""
     on_restored: Callable[[RestorePoint], None] = lambda _: None
     on_completed: Callable[[Completed], None] = lambda _: None
 

@@ -1,0 +1,97 @@
+"""A real sink in a simulated job: every call is one of the process's I/O calls, before and after which it may die."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Iterable
+
+import pyarrow as pa
+
+from penstock.errors import CommitLostError, FencedError
+from penstock.sinks.two_phase_commit import Transaction, TransactionContext, TwoPhaseCommitSink
+from penstock.testing.simulation.lifeline import Lifeline
+from penstock.testing.simulation.violation import Violation
+
+MOST_TRIES = 20
+"""Time passes at once here, so a commit that never succeeds would be tried until memory is full."""
+
+
+class WatchedSink(TwoPhaseCommitSink):
+    """The sink as one simulated driver and its tasks use it; `rows_for` makes the target's rows of a result.
+
+    Each transaction is written by an instance of its own, pickled and unpickled, as in a task.
+    """
+
+    def __init__(
+        self,
+        driver: TwoPhaseCommitSink,
+        lifeline: Lifeline,
+        rows_for: Callable[[pa.RecordBatch], pa.RecordBatch],
+    ) -> None:
+        self._driver = driver
+        self._pickled = pickle.dumps(driver)
+        self._task = driver
+        self._failed = 0
+        self._lifeline = lifeline
+        self._rows_for = rows_for
+
+    def begin_transaction(self, context: TransactionContext) -> Transaction:
+        """See `TwoPhaseCommitSink.begin_transaction`."""
+        self._lifeline.enter(f"begin {context.transaction_id}")
+        self._task = pickle.loads(self._pickled)  # noqa: S301 - our own bytes, a moment old
+        transaction = self._task.begin_transaction(context)
+        self._lifeline.leave()
+        return transaction
+
+    def write(self, transaction: Transaction, batch: pa.RecordBatch) -> None:
+        """See `TwoPhaseCommitSink.write`."""
+        self._lifeline.enter("write")
+        self._task.write(transaction, self._rows_for(batch))
+        self._lifeline.leave()
+
+    def pre_commit(self, transaction: Transaction) -> Transaction:
+        """See `TwoPhaseCommitSink.pre_commit`."""
+        self._lifeline.enter("pre_commit")
+        prepared = self._task.pre_commit(transaction)
+        self._lifeline.leave()
+        return prepared
+
+    def commit(self, transaction: Transaction) -> None:
+        """See `TwoPhaseCommitSink.commit`."""
+        self.commit_all([transaction])
+
+    def commit_all(self, transactions: Iterable[Transaction]) -> None:
+        """Commit in two halves where there are two, so that a process can die between them; the next one commits all."""
+        left = list(transactions)
+        half = len(left) // 2
+        if half:
+            self._lifeline.enter("half_of_the_commits")
+            self._commit(left[:half])
+            self._lifeline.leave()
+        self._lifeline.enter("commit")
+        self._commit(left[half:])
+        self._lifeline.leave()
+
+    def _commit(self, transactions: list[Transaction]) -> None:
+        try:
+            self._driver.commit_all(transactions)
+        except (CommitLostError, FencedError):
+            raise
+        except Exception as error:
+            self._failed += 1
+            if self._failed == MOST_TRIES:
+                raise Violation(f"commit failed {MOST_TRIES} times, at last with {error!r}") from error
+            raise
+
+    def abort(self, transaction: Transaction) -> None:
+        """See `TwoPhaseCommitSink.abort`."""
+        self._lifeline.enter("abort")
+        self._driver.abort(transaction)
+        self._lifeline.leave()
+
+    def find_transactions(self, job: str, sink: str) -> Iterable[Transaction]:
+        """See `TwoPhaseCommitSink.find_transactions`."""
+        self._lifeline.enter(f"find_transactions {sink}")
+        found = list(self._driver.find_transactions(job, sink))
+        self._lifeline.leave()
+        return found
