@@ -17,7 +17,9 @@ from test_sink_crashes import CRASHES, with_reader
 
 from penstock.errors import BadRecordError, CommitLostError, ConfigError
 from penstock.sinks import Delivery, DeltaLake
+from penstock.sinks.commit_log import CommitLog
 from penstock.sinks.delta_lake import app_id, partition_values
+from penstock.sinks.staging import StagedTransaction
 from penstock.testing.sink_contract import JOB, SINK, SinkContract
 
 
@@ -187,6 +189,21 @@ def test_killed_around_the_delta_commit(
     delta.assert_visible(10, 11, 20, 21)
     delta.sink().commit_all(staged)
     delta.assert_visible(10, 11, 20, 21)
+    assert delta.unfinished() == []
+
+
+def test_abort_of_what_delta_has(delta: DeltaTarget) -> None:
+    """What Delta has committed cannot be aborted any more: it is noted as committed, for good, and its files stay."""
+    staged = staged_checkpoints(delta, 1)
+    command = [sys.executable, "-c", KILLED, str(delta.path), "after", json.dumps(staged)]
+    assert subprocess.run(command, check=False, timeout=120).returncode == -signal.SIGKILL
+    delta.sink().abort(staged[0])
+    delta.assert_visible(10, 11)
+    assert CommitLog(delta.path / "_penstock" / JOB / SINK / "committed").committed(
+        [StagedTransaction.read(staged[0])]
+    )
+    delta.sink().commit_all(staged)
+    delta.assert_visible(10, 11)
     assert delta.unfinished() == []
 
 
