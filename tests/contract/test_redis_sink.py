@@ -6,7 +6,6 @@ import datetime as dt
 import decimal
 import pickle
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,18 +24,11 @@ CONTEXT = TransactionContext(job="contract", sink="cache", run=1, checkpoint=1, 
 SCHEMA = pa.schema([("app", pa.string()), ("n", pa.int64())])
 
 
-@pytest.fixture(scope="module")
-def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    server = Server(tmp_path_factory.mktemp("redis"))
-    yield server
-    server.kill()
-
-
 @pytest.fixture
-def server(running: Server) -> Server:
-    with running.client() as client:
+def server(redis_server: Server) -> Server:
+    with redis_server.client() as client:
         client.flushall()
-    return running
+    return redis_server
 
 
 class Staged(SinkContract):
