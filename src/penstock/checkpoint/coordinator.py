@@ -29,7 +29,13 @@ from penstock.checkpoint.events import (
 from penstock.checkpoint.metadata import exists, files_of, mark_committed, write_metadata
 from penstock.checkpoint.protocol import Now, Protocol
 from penstock.clock import Clock
-from penstock.errors import CheckpointFailedError, CommitLostError, FencedError, UnavailableError
+from penstock.errors import (
+    BadRecordError,
+    CheckpointFailedError,
+    CommitLostError,
+    FencedError,
+    UnavailableError,
+)
 from penstock.ids import CheckpointId, RunId
 from penstock.recovery.fencing import check_owner
 from penstock.sinks.two_phase_commit import Transaction, TwoPhaseCommitSink
@@ -164,8 +170,8 @@ class Coordinator:
             try:
                 check_owner(self._storage, self._run)
                 commit_in_order(self._sinks, action.transactions)
-            except (FencedError, CommitLostError):
-                raise
+            except (FencedError, CommitLostError, BadRecordError):
+                raise  # no further try would end otherwise
             except Exception as error:  # noqa: BLE001 - a promised commit is retried, whatever the reason
                 if self.stopping.is_set():
                     _log.warning(
