@@ -1,4 +1,4 @@
-"""Shared by all tests: one Spark session and one Kafka broker for the run, started when first asked for, and patience with slow machines."""
+"""Shared by all tests: one Spark session and one server of each kind for the run, started when first asked for, and patience."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from penstock.spark.session import local_session
 
 if TYPE_CHECKING:
     from services.kafka_broker import KafkaBroker
+    from services.redis_process import Server
 
 settings.register_profile(
     "penstock", deadline=None, print_blob=True
@@ -46,6 +47,16 @@ def mariadb_server():
 
 
 @pytest.fixture(scope="session")
+def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """One server that speaks Redis for the run; who kills it does so with one of their own."""
+    from services.redis_process import Server
+
+    server = Server(tmp_path_factory.mktemp("redis"))
+    yield server
+    server.kill()
+
+
+@pytest.fixture(scope="session")
 def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaBroker]:
     from services.kafka_broker import KafkaBroker
     from services.maven import JarsMissingError
@@ -53,9 +64,20 @@ def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaBroker]:
     try:
         broker = KafkaBroker(tmp_path_factory.mktemp("kafka"))
     except JarsMissingError as missing:
-        pytest.skip(f"no Kafka broker to test with: {missing}")
+        pytest.skip(f"Kafka: no broker to test with: {missing}")
     try:
         broker.start()
         yield broker
     finally:
         broker.kill()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say which servers there were, and which tests were skipped for want of one."""
+    from services import summary
+
+    skips = [report.longrepr[2] for report in terminalreporter.stats.get("skipped", [])]
+    said = summary.line(skips)
+    if said:
+        terminalreporter.write_line(said)

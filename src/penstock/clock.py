@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from typing import Protocol
 
 
 class Clock(Protocol):
-    """Time for decisions (`monotonic`), for people (`wall`), and a way to let it pass (`sleep`)."""
+    """Time for decisions (`monotonic`), for people (`wall`), and ways to let it pass (`sleep`, `wait`)."""
 
     def monotonic(self) -> float:
         """Seconds that never go back; comparable only inside one process."""
@@ -19,6 +20,10 @@ class Clock(Protocol):
 
     def sleep(self, seconds: float) -> None:
         """Let this much time pass."""
+        ...
+
+    def wait(self, until: threading.Event, seconds: float) -> bool:
+        """Let this much time pass, or less if the event is set before; whether it is set."""
         ...
 
 
@@ -36,6 +41,10 @@ class SystemClock:
     def sleep(self, seconds: float) -> None:
         """See `Clock.sleep`."""
         time.sleep(seconds)
+
+    def wait(self, until: threading.Event, seconds: float) -> bool:
+        """See `Clock.wait`."""
+        return until.wait(seconds)
 
 
 SYSTEM_CLOCK = SystemClock()

@@ -378,6 +378,20 @@ def test_without_the_package(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
         DeltaLake(tmp_path)
 
 
+def test_paths_that_hold_something_else(tmp_path: Path) -> None:
+    """A file in the way, and a table whose log is broken, are said before anything starts, with the path and one line of why."""
+    schema = pa.schema([("app", pa.string())])
+    (tmp_path / "file").write_text("not a folder")
+    with pytest.raises(ConfigError, match="of a DeltaLake sink cannot be written"):
+        DeltaLake(tmp_path / "file").validate(schema)
+    log = tmp_path / "broken" / "_delta_log"
+    log.mkdir(parents=True)
+    (log / f"{0:020d}.json").write_text("nonsense")
+    with pytest.raises(ConfigError, match=r"broken did not do as asked.*repair the table") as refused:
+        DeltaLake(tmp_path / "broken").validate(schema)
+    assert "\n" not in str(refused.value)
+
+
 def test_only_local_paths() -> None:
     """A path in an object store is refused when the sink is made."""
     with pytest.raises(ConfigError, match="s3"):

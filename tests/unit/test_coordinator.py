@@ -17,7 +17,13 @@ from penstock.checkpoint.events import BatchFinished, SnapshotDurable, Tick
 from penstock.checkpoint.metadata import checkpoint_ids, is_committed, metadata_name
 from penstock.checkpoint.protocol import Identity, Now, Protocol
 from penstock.config import Checkpointing
-from penstock.errors import CheckpointFailedError, CommitLostError, FencedError, UnavailableError
+from penstock.errors import (
+    BadRecordError,
+    CheckpointFailedError,
+    CommitLostError,
+    FencedError,
+    UnavailableError,
+)
 from penstock.ids import CheckpointId
 from penstock.recovery.fencing import claim
 from penstock.storage import LocalStorage
@@ -162,6 +168,20 @@ def test_a_lost_commit_is_not_retried(tmp_path: Path) -> None:
     with pytest.raises(CommitLostError, match="neither there nor committed"):
         commits[0]()
     assert scene.clock.slept == []
+
+
+def test_a_row_that_is_refused_at_commit_is_not_tried_again(tmp_path: Path) -> None:
+    """A sink that writes on commit may find a row that its target never takes: the job ends and says so, it does not try for ever."""
+    scene = Scene(tmp_path)
+
+    def refuse(transaction):
+        raise BadRecordError("the table refuses the row {'n': 1}")
+
+    scene.sink.commit = refuse  # type: ignore[method-assign]
+    with pytest.raises(BadRecordError, match="refuses the row"):
+        scene.batch(0)
+    assert (scene.checkpoints, scene.clock.slept) == ([0], [])
+    assert staged(scene.external) == [(1, 0, 0)]
 
 
 def test_a_fenced_run_completes_nothing(tmp_path: Path) -> None:

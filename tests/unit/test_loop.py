@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import re
+import threading
+import time
+
 import pytest
+from sink_double import TroubledSink, staged, visible
 
 from penstock.checkpoint.completed import Barrier
 from penstock.checkpoint.coordinator import Coordinator
 from penstock.checkpoint.events import BatchFinished
 from penstock.checkpoint.loop import CoordinatorLoop
+from penstock.checkpoint.metadata import is_committed
 from penstock.checkpoint.protocol import Identity, Now, Protocol
 from penstock.clock import SYSTEM_CLOCK
 from penstock.config import Checkpointing
-from penstock.errors import FencedError
+from penstock.errors import FencedError, UnavailableError
 from penstock.ids import CheckpointId, RunId
 from penstock.recovery.fencing import claim
 from penstock.storage import LocalStorage
+from penstock.testing.simulation.external import External
 
 
 def make_loop(storage, run, failures):
@@ -54,3 +61,84 @@ def test_a_failure_in_the_loop_is_raised_by_drain_and_reported_once(tmp_path):
     loop.stop()
     assert len(failures) == 1
     assert not (tmp_path / "chk-0").exists()
+
+
+class Stubborn(TroubledSink):
+    """Commits nothing until it is allowed to, and remembers what it was asked for."""
+
+    def __init__(self) -> None:
+        super().__init__(External())
+        self.allowed = threading.Event()
+        self.asked: list[int] = []
+
+    def commit(self, transaction):
+        self.asked.append(transaction["checkpoint"])
+        if not self.allowed.is_set():
+            raise UnavailableError("the database is restarting")
+        super().commit(transaction)
+
+
+def until(true) -> None:
+    """Wait for what another thread does; a test that waits in vain is ended by pytest."""
+    while not true():
+        time.sleep(0.005)
+
+
+def loop_with(storage, run, sinks) -> CoordinatorLoop:
+    def make(run_commit):
+        protocol = Protocol(
+            Checkpointing(interval="1ms"), Identity("job", run, 1, 128, {}), [], Now(0.0, 0.0)
+        )
+        return Coordinator(
+            protocol, storage=storage, sinks=sinks, run=run, clock=SYSTEM_CLOCK, run_commit=run_commit
+        )
+
+    return CoordinatorLoop(make, storage=storage, run=run, on_failure=pytest.fail)
+
+
+def finish_batch(loop, run, sinks, number) -> None:
+    transactions = tuple(sink.stage("job", uid, run=run, batch=number) for uid, sink in sinks.items())
+    loop.coordinator.begin_batch(CheckpointId(number))
+    loop.post(BatchFinished(CheckpointId(number), Barrier(), {}, transactions))
+    until(lambda: loop.coordinator.protocol.last_completed == number)
+
+
+def test_a_sink_that_is_down_holds_up_nobody_else(tmp_path, caplog):
+    """The other sink commits checkpoint by checkpoint; what waits is promised by each metadata, and is committed in order in the end."""
+    storage = LocalStorage(tmp_path)
+    run = claim(storage, 0.0)
+    sinks = {"down": Stubborn(), "well": TroubledSink(External())}
+    loop = loop_with(storage, run, sinks)
+    loop.start()
+    for number in range(4):
+        finish_batch(loop, run, sinks, number)
+        until(lambda number=number: len(visible(sinks["well"]._external)) == number + 1)
+    until(lambda: loop.coordinator.protocol.waiting_commits == 4)
+    (newest,) = loop.coordinator.protocol.completed
+    assert [one.checkpoint for one in newest.transactions if one.sink == "down"] == [0, 1, 2, 3]
+    until(lambda: caplog.text.count("sink down: commit failed") >= 3)
+    assert visible(sinks["down"]._external) == []
+    assert not is_committed(storage, newest)
+    sinks["down"].allowed.set()
+    loop.drain()
+    assert visible(sinks["down"]._external) == visible(sinks["well"]._external)
+    assert [number for _, number, _ in visible(sinks["down"]._external)] == [0, 1, 2, 3]
+    loop.stop()
+    assert is_committed(storage, newest)
+    pauses = [float(text) for text in re.findall(r"sink down: .* next try in ([0-9.]+) s", caplog.text)]
+    assert pauses[:3] == [0.1, 0.2, 0.4]
+
+
+def test_a_stop_does_not_sit_out_the_pause_between_two_tries(tmp_path, monkeypatch):
+    """A sink that has been down for long is tried every half minute; who stops the job is not kept waiting for that."""
+    monkeypatch.setattr("penstock.checkpoint.coordinator.FIRST_PAUSE_S", 3600.0)
+    storage = LocalStorage(tmp_path)
+    run = claim(storage, 0.0)
+    sinks = {"down": Stubborn()}
+    loop = loop_with(storage, run, sinks)
+    loop.start()
+    finish_batch(loop, run, sinks, 0)
+    until(lambda: sinks["down"].asked == [0])
+    loop.stop()
+    assert sinks["down"].asked == [0, 0]
+    assert staged(sinks["down"]._external) == [(run, 0, 0)]

@@ -415,6 +415,28 @@ def test_a_checkpoint_is_marked_when_all_it_promised_is_committed() -> None:
     assert mark.completed.checkpoint == 1
 
 
+def test_every_sink_commits_by_itself() -> None:
+    """One action a sink; what one of them has not committed is promised again, and the mark waits for it."""
+    story = Story()
+    story.batch(0, transaction(0, "a"), transaction(0, "b"), transaction(0, "a", subtask=1), seconds=10)
+    of_a, of_b = only(story.written(0), Commit)
+    assert [(one.sink, one.subtask) for one in of_a.transactions] == [("a", 0), ("a", 1)]
+    assert (of_a.sink, of_b.sink, story.protocol.waiting_commits) == ("a", "b", 3)
+    assert not only(story.tell(Committed(of_b.transactions)), MarkCommitted)
+    assert story.protocol.waiting_commits == 2
+    (write,) = only(story.batch(1, transaction(1, "b"), seconds=10), WriteMetadata)
+    assert [(one.sink, one.checkpoint) for one in write.completed.transactions] == [
+        ("a", 0),
+        ("a", 0),
+        ("b", 1),
+    ]
+    (next_of_b,) = only(story.written(1), Commit)
+    story.tell(Committed(next_of_b.transactions))
+    (mark,) = only(story.tell(Committed(of_a.transactions)), MarkCommitted)
+    assert mark.completed.checkpoint == 1
+    assert story.protocol.waiting_commits == 0
+
+
 # ── failures ───────────────────────────────────────────────────────────────────────────────────
 
 

@@ -19,6 +19,7 @@ from penstock.checkpoint.metadata import (
 )
 from penstock.config import Mode
 from penstock.errors import (
+    CommitLostError,
     ConfigError,
     CorruptStateError,
     FencedError,
@@ -323,6 +324,30 @@ def test_a_sink_that_is_down_ends_the_recovery(scene: Scene) -> None:
         scene.restore()
     scene.restore()
     assert visible(scene.external) == [(1, 5, 0)]
+
+
+def test_a_sink_that_is_down_does_not_keep_the_others_from_committing(scene: Scene) -> None:
+    """Whatever their order, the healthy sinks commit what was promised; the error names the one that did not."""
+    down = TroubledSink(External(), refusals=1)
+    sinks = {"a-down": down, UID: scene.sink}
+    promises = (down.stage(JOB, "a-down", run=1, batch=5), scene.stage(5))
+    scene.checkpoint(5, promises=promises)
+    with pytest.raises(UnavailableError, match=r"checkpoint 5 .* the sink a-down did not commit") as failed:
+        restore(scene.storage, sinks, job=JOB, mode=Mode.EXACTLY_ONCE, now=NOW)
+    assert failed.value.facts == {"sinks": ("a-down",)}
+    assert visible(scene.external) == [(1, 5, 0)]
+    assert restore(scene.storage, sinks, job=JOB, mode=Mode.EXACTLY_ONCE, now=NOW).id == 5
+    assert (visible(scene.external), visible(down._external)) == ([(1, 5, 0)], [(1, 5, 0)])
+
+
+def test_a_lost_commit_is_said_before_a_sink_that_is_down(scene: Scene) -> None:
+    """Waiting helps the one and not the other, so a person hears of what needs a person."""
+    down = TroubledSink(External(), refusals=1)
+    promises = (down.stage(JOB, "a-down", run=1, batch=5), scene.stage(5))
+    scene.checkpoint(5, promises=promises)
+    scene.external.staged.clear()
+    with pytest.raises(CommitLostError):
+        restore(scene.storage, {"a-down": down, UID: scene.sink}, job=JOB, mode=Mode.EXACTLY_ONCE, now=NOW)
 
 
 def test_old_runs_are_forgotten(scene: Scene) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from itertools import groupby
 
 from penstock.checkpoint.completed import Completed, PreCommitted
@@ -28,7 +29,13 @@ from penstock.checkpoint.events import (
 from penstock.checkpoint.metadata import exists, files_of, mark_committed, write_metadata
 from penstock.checkpoint.protocol import Now, Protocol
 from penstock.clock import Clock
-from penstock.errors import CheckpointFailedError, CommitLostError, FencedError, UnavailableError
+from penstock.errors import (
+    BadRecordError,
+    CheckpointFailedError,
+    CommitLostError,
+    FencedError,
+    UnavailableError,
+)
 from penstock.ids import CheckpointId, RunId
 from penstock.recovery.fencing import check_owner
 from penstock.sinks.two_phase_commit import Transaction, TwoPhaseCommitSink
@@ -40,11 +47,24 @@ METADATA_TRIES = 3
 FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 30.0
 
-Run = Callable[[Callable[[], None]], None]
+
+@dataclass(frozen=True)
+class SinkTask:
+    """Work that calls one sink. Tasks of one sink are done one after another, in the order in which they come."""
+
+    sink: str
+    work: Callable[[], None]
+
+    def __call__(self) -> None:
+        """Do it."""
+        self.work()
 
 
-def run_now(task: Callable[[], None]) -> None:
-    """Perform commits in the calling thread."""
+Run = Callable[[SinkTask], None]
+
+
+def run_now(task: SinkTask) -> None:
+    """Perform it in the calling thread."""
     task()
 
 
@@ -73,6 +93,7 @@ class Coordinator:
         self._on_completed = on_completed
         self._forgotten: list[str] = []
         self._unnamed: list[str] = []
+        self._to_sweep: dict[str, SweepTransactions] = {}
         self.post: Callable[[Event], None] = self.handle
         """How answers come back; a loop replaces it by its queue."""
 
@@ -96,7 +117,7 @@ class Coordinator:
             case WriteMetadata():
                 self._complete(action.completed)
             case Commit():
-                self._run_commit(lambda: self._commit(action.transactions))
+                self._run_commit(SinkTask(action.sink, lambda: self._commit(action)))
             case MarkCommitted():
                 self._mark(action.completed)
             case SweepTransactions():
@@ -142,27 +163,30 @@ class Coordinator:
 
     # ── committing ─────────────────────────────────────────────────────────────────────────────
 
-    def _commit(self, transactions: tuple[PreCommitted, ...]) -> None:
+    def _commit(self, action: Commit) -> None:
         pause_s = FIRST_PAUSE_S
+        waiting = len(action.transactions)
         while True:
             try:
                 check_owner(self._storage, self._run)
-                commit_in_order(self._sinks, transactions)
-            except (FencedError, CommitLostError):
-                raise
+                commit_in_order(self._sinks, action.transactions)
+            except (FencedError, CommitLostError, BadRecordError):
+                raise  # no further try would end otherwise
             except Exception as error:  # noqa: BLE001 - a promised commit is retried, whatever the reason
-                if self.stopping.wait(0):
+                if self.stopping.is_set():
                     _log.warning(
-                        "%d transactions stay to be committed by the next run: %s", len(transactions), error
+                        "sink %s: %d transactions stay to be committed by the next run: %s",
+                        *(action.sink, waiting, error),
                     )
                     return
                 _log.warning(
-                    "commit failed, next try in %.1f s: %s: %s", pause_s, type(error).__name__, error
+                    "sink %s: commit failed, next try in %.1f s (%d transactions): %s: %s",
+                    *(action.sink, pause_s, waiting, type(error).__name__, error),
                 )
-                self._clock.sleep(pause_s)
+                self._clock.wait(self.stopping, pause_s)
                 pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
             else:
-                self.post(Committed(transactions))
+                self.post(Committed(action.transactions))
                 return
 
     def _mark(self, completed: Completed) -> None:
@@ -174,14 +198,23 @@ class Coordinator:
     # ── forgetting ─────────────────────────────────────────────────────────────────────────────
 
     def _sweep(self, action: SweepTransactions) -> None:
-        keep = {(one.sink, identity(one.transaction)) for one in action.keep}
-        for uid, sink in self._sinks.items():
-            try:
-                for transaction in list(sink.find_transactions(self.protocol.job, uid)):
-                    if self._is_stray(transaction, action.up_to) and (uid, identity(transaction)) not in keep:
-                        sink.abort(transaction)
-            except UnavailableError as error:
-                _log.warning("sink %s: strays are left for the next checkpoint: %s", uid, error)
+        """Each sink in its turn behind its commits: one that does not answer must not hold up the coordinator."""
+        for uid in self._sinks:
+            self._to_sweep[uid] = action
+            self._run_commit(SinkTask(uid, lambda uid=uid: self._sweep_sink(uid)))  # type: ignore[misc]
+
+    def _sweep_sink(self, uid: str) -> None:
+        action = self._to_sweep.pop(uid, None)
+        if action is None:
+            return  # sweeps had piled up behind a commit: the first of them has done what the newest asks for
+        sink = self._sinks[uid]
+        keep = {identity(one.transaction) for one in action.keep if one.sink == uid}
+        try:
+            for transaction in list(sink.find_transactions(self.protocol.job, uid)):
+                if self._is_stray(transaction, action.up_to) and identity(transaction) not in keep:
+                    sink.abort(transaction)
+        except UnavailableError as error:
+            _log.warning("sink %s: strays are left for the next checkpoint: %s", uid, error)
 
     def _is_stray(self, transaction: Transaction, up_to: CheckpointId) -> bool:
         if transaction["run"] == self._run:

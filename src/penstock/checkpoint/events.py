@@ -102,8 +102,12 @@ class WriteMetadata:
 
 @dataclass(frozen=True)
 class Commit:
-    """Check the fence, then commit these in order, until it succeeds; answer with `Committed`."""
+    """Check the fence, then commit these of one sink in order, until it succeeds; answer with `Committed`.
 
+    One action a sink: a sink that is down holds up its own transactions and nobody else's.
+    """
+
+    sink: str
     transactions: tuple[PreCommitted, ...]
 
 

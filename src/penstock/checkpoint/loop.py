@@ -1,6 +1,6 @@
 """The coordinator's thread: takes events one by one, lets time pass, and remembers why it failed. Driver.
 
-Commits have a thread of their own, so that a sink that is down holds up neither checkpoints nor batches.
+Each sink has a thread of its own (`SinkLanes`), so that one that is down holds up neither checkpoints and batches nor the other sinks.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ import threading
 import time
 from collections.abc import Callable
 
-from penstock.checkpoint.coordinator import Coordinator
+from penstock.checkpoint.coordinator import Coordinator, SinkTask
 from penstock.checkpoint.events import Drain, Event, JobEnded, Tick
+from penstock.checkpoint.sink_lanes import SinkLanes
 from penstock.clock import SYSTEM_CLOCK
 from penstock.errors import PenstockError
 from penstock.ids import RunId
@@ -29,15 +30,15 @@ class CoordinatorLoop:
 
     def __init__(
         self,
-        make: Callable[[Callable[[Callable[[], None]], None]], Coordinator],
+        make: Callable[[Callable[[SinkTask], None]], Coordinator],
         *,
         storage: Storage,
         run: RunId,
         on_failure: Callable[[BaseException], None],
     ) -> None:
         self._events: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
-        self._commits: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self.coordinator = make(self._commits.put)
+        self._lanes = SinkLanes(self._guard)
+        self.coordinator = make(self._lanes.put)
         self.coordinator.post = self._events.put
         self.failure: BaseException | None = None
         self._on_failure = on_failure
@@ -48,7 +49,6 @@ class CoordinatorLoop:
             threading.Thread(target=target, name=f"penstock-{name}", daemon=True)
             for name, target in (
                 ("coordinator", self._work),
-                ("commits", self._commit),
                 ("heart", self._beat),
             )
         ]
@@ -82,9 +82,10 @@ class CoordinatorLoop:
         if self.failure is None:
             self.post(JobEnded())
         self._events.put(None)
-        self._commits.put(None)
+        self._lanes.close()
         for thread in self._threads:
             thread.join()
+        self._lanes.join()
 
     def _settled(self) -> bool:
         with self.coordinator.lock:
@@ -98,11 +99,6 @@ class CoordinatorLoop:
             except queue.Empty:
                 event, next_tick = Tick(), time.monotonic() + TICK_S
             if event is None or not self._guard(lambda event=event: self.coordinator.handle(event)):  # type: ignore[misc]
-                return
-
-    def _commit(self) -> None:
-        while (commit := self._commits.get()) is not None:
-            if not self._guard(commit):
                 return
 
     def _beat(self) -> None:

@@ -4,7 +4,8 @@ What always holds:
 1. `WriteMetadata(n)` is emitted only when every subtask of every operator has acknowledged barrier n with a durable handle and every
    sink has pre-committed. Exactly once: the handle is the state at n, no later.
 2. A transaction is committed only after the metadata that names it is written (exactly once), and every metadata names all
-   transactions up to its barrier that are not known to be committed.
+   transactions up to its barrier that are not known to be committed. Each sink commits in the order of the batches; between
+   sinks there is no order.
 3. A file is discarded only when no retained checkpoint, no pending one and no working version names it.
 4. A checkpoint is given up once, is never completed afterwards, and what only it named is discarded.
 """
@@ -152,6 +153,11 @@ class Protocol:
     def newest_batch(self) -> CheckpointId:
         """The newest batch that is known to be finished."""
         return self._newest.batch if self._newest else NO_CHECKPOINT
+
+    @property
+    def waiting_commits(self) -> int:
+        """How many transactions may be committed, and are not known to be."""
+        return len(self._committing)
 
     @property
     def settled(self) -> bool:
@@ -390,13 +396,12 @@ class Protocol:
             yield msgspec.structs.replace(batch.reports[subtask], async_ms=async_ms)
 
     def _commit_up_to(self, checkpoint: CheckpointId) -> list[Action]:
-        wanted = tuple(
-            one
-            for one in self.uncommitted
-            if one.checkpoint <= checkpoint and id(one) not in self._committing
-        )
-        self._committing |= {id(one) for one in wanted}
-        return [Commit(wanted)] if wanted else []
+        wanted: dict[str, list[PreCommitted]] = {}
+        for one in self.uncommitted:
+            if one.checkpoint <= checkpoint and id(one) not in self._committing:
+                wanted.setdefault(one.sink, []).append(one)
+                self._committing.add(id(one))
+        return [Commit(sink, tuple(transactions)) for sink, transactions in wanted.items()]
 
     # ── giving up ──────────────────────────────────────────────────────────────────────────────
 

@@ -16,11 +16,11 @@ from dataclasses import dataclass
 
 import msgspec
 
-from penstock.checkpoint.completed import Completed
+from penstock.checkpoint.completed import Completed, PreCommitted
 from penstock.checkpoint.coordinator import commit_in_order, identity
 from penstock.checkpoint.metadata import checkpoint_ids, files_of, is_committed, read_metadata
 from penstock.config import Mode
-from penstock.errors import ConfigError, CorruptStateError, IncompatibleStateError
+from penstock.errors import ConfigError, CorruptStateError, IncompatibleStateError, UnavailableError
 from penstock.ids import NO_CHECKPOINT, CheckpointId, RunId
 from penstock.recovery.fencing import (
     Claimant,
@@ -218,7 +218,7 @@ def _settle_transactions(
             f"checkpoint {point.id} promises to commit transactions of the sinks {', '.join(lost)}, which the job no longer "
             "has; run the job once more with them, then remove them"
         )
-    commit_in_order(sinks, promised)
+    _commit_promised(point.id, promised, sinks)
     keep = {(one.sink, identity(one.transaction)) for one in promised}
     for uid, sink in sinks.items():
         for transaction in list(sink.find_transactions(job, uid)):
@@ -227,6 +227,28 @@ def _settle_transactions(
                     "sink %s: transaction %s is aborted, no checkpoint names it", uid, identity(transaction)
                 )
                 sink.abort(transaction)
+
+
+def _commit_promised(
+    checkpoint: CheckpointId, promised: Sequence[PreCommitted], sinks: Mapping[str, TwoPhaseCommitSink]
+) -> None:
+    """Each sink that can commit does, whatever becomes of the others. A run needs all of them: it must know what to abort."""
+    failures: dict[str, Exception] = {}
+    for uid in dict.fromkeys(one.sink for one in promised):
+        try:
+            commit_in_order(sinks, [one for one in promised if one.sink == uid])
+        except Exception as error:  # noqa: BLE001 - raised below, after the other sinks had their turn
+            failures[uid] = error
+    for failure in failures.values():
+        if not isinstance(failure, UnavailableError):
+            raise failure
+    if failures:
+        raise UnavailableError(
+            f"the job cannot go on from checkpoint {checkpoint} before all that it promised is committed, and "
+            + "; ".join(f"the sink {uid} did not commit: {error}" for uid, error in failures.items())
+            + ". The other sinks have committed; bring it back, or start the job again when it is",
+            sinks=tuple(failures),
+        ) from next(iter(failures.values()))
 
 
 def _delete_leftovers(storage: Storage, point: RestorePoint) -> None:

@@ -27,7 +27,7 @@ from urllib.parse import unquote
 import pyarrow as pa
 import pyarrow.parquet
 
-from penstock.errors import BadRecordError, UnavailableError
+from penstock.errors import BadRecordError, ConfigError, PenstockError, UnavailableError
 from penstock.sinks.delta_table import check_table, create_table, never_null
 from penstock.sinks.files import Files
 from penstock.sinks.hive_partitions import NULL_VALUE
@@ -61,7 +61,9 @@ class DeltaLake(Files):
         super().validate(schema)
         deltalake = _package()
         create_table(deltalake, self.path, schema, self.partition_by)
-        with self._table_errors():
+        with self._table_errors(
+            ConfigError, "nothing was started: repair the table, or write to another path"
+        ):
             table = deltalake.DeltaTable(self.path)
         check_table(deltalake, table, schema, self.partition_by)
         self._never_null = never_null(table, schema.names)
@@ -156,15 +158,18 @@ class DeltaLake(Files):
         return any(transaction.name in _names(entry) for entry in table.history())
 
     @contextmanager
-    def _table_errors(self) -> Iterator[None]:
-        """Report whatever Delta says as something that may pass."""
+    def _table_errors(
+        self, kind: type[PenstockError] = UnavailableError, follows: str = "it is tried again"
+    ) -> Iterator[None]:
+        """Report whatever Delta says, once the job runs as something that may pass."""
         try:
             yield
         except _package().exceptions.DeltaError as error:
-            raise UnavailableError(
-                f"the Delta table {self.path} did not do as asked: {type(error).__name__}: {error}; it is tried again",
+            text = str(error).partition("\n")[0]  # a stack of the library follows
+            raise kind(
+                f"the Delta table {self.path} did not do as asked: {type(error).__name__}: {text}; {follows}",
                 path=str(self.path),
-                cause=str(error),
+                cause=text,
             ) from error
 
 

@@ -239,7 +239,7 @@ class Files(TwoPhaseCommitSink):
             sync_folder(self.path.parent)
         except OSError as error:
             raise ConfigError(
-                f"the folder {self.path} of a Files sink cannot be written: {error}; "
+                f"the folder {self.path} of a {type(self).__name__} sink cannot be written: {error}; "
                 "create it, or give this user the right to write there",
                 path=str(self.path),
             ) from error

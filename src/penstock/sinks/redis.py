@@ -95,6 +95,11 @@ class RedisServer:
             return ConfigError(
                 f"the Redis server at {self.shown} refuses this user or password: {text}", server=self.shown
             )
+        if "DB index" in text:
+            return ConfigError(
+                f"the Redis server at {self.shown} has no such database: {text}; use another number at the end of the url",
+                server=self.shown,
+            )
         if "WRONGTYPE" in text:
             return BadRecordError(
                 f"a key on the Redis server at {self.shown} holds a value of another kind: {text}; delete it, or choose other keys",

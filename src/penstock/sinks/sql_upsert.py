@@ -27,6 +27,9 @@ _BAD_ROWS = {"IntegrityError", "DataError", "ProgrammingError", "NotSupportedErr
 """What PEP 249 calls errors that the same rows would meet again."""
 
 
+_LONGEST_ROW = 500
+
+
 class SQLUpsert(UpsertSink):
     """A table in any database that has a DB-API driver. The same rows twice are no harm.
 
@@ -121,13 +124,39 @@ class SQLWriter(KeyedWriter):
         values = list(zip(*(column.to_pylist() for column in rows.columns), strict=True))
         places = [rows.column_names.index(name) for name in self._key]
         last = list({tuple(row[place] for place in places): row for row in values}.values())
-        with self._errors(), self._transaction() as (connection, cursor):
-            statement = self._statement(connection, rows.column_names)
-            for sql, columns in statement.statements():
-                wanted = [rows.column_names.index(name) for name in columns]
-                cursor.executemany(
-                    sql, [statement.parameters([row[place] for place in wanted]) for row in last]
-                )
+        with self._errors(rows.column_names, last), self._transaction() as (connection, cursor):
+            for sql, parameters in self._calls(connection, rows.column_names, last):
+                cursor.executemany(sql, parameters)
+
+    def _calls(
+        self, connection: Any, columns: Sequence[str], rows: Sequence[Sequence[Any]]
+    ) -> Iterator[tuple[str, list[Any]]]:
+        statement = self._statement(connection, columns)
+        for sql, names in statement.statements():
+            wanted = [columns.index(name) for name in names]
+            yield sql, [statement.parameters([row[place] for place in wanted]) for row in rows]
+
+    def _first_refused(self, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+        """Write row by row, in a transaction that is taken back, until the database refuses one: say which."""
+        connection = self._connect()
+        try:
+            with contextlib.closing(connection.cursor()) as cursor:
+                for row in rows:
+                    if not self._takes(connection, cursor, columns, row):
+                        return f"the row {dict(zip(columns, row, strict=True))}"[:_LONGEST_ROW]
+            return "none of the rows alone"
+        finally:
+            with contextlib.suppress(Exception):
+                connection.rollback()
+            connection.close()
+
+    def _takes(self, connection: Any, cursor: Any, columns: Sequence[str], row: Sequence[Any]) -> bool:
+        try:
+            for sql, (parameters,) in self._calls(connection, columns, [row]):
+                cursor.execute(sql, parameters)
+        except Exception:  # noqa: BLE001 - what it is has been said; this is about the row
+            return False
+        return True
 
     def _statement(self, connection: Any, columns: Sequence[str]) -> UpsertStatement:
         paramstyle = self._paramstyle or paramstyle_of(connection)
@@ -166,7 +195,7 @@ class SQLWriter(KeyedWriter):
             connection.close()
 
     @contextmanager
-    def _errors(self) -> Iterator[None]:
+    def _errors(self, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> Iterator[None]:
         """Tell what may pass from what the same rows would meet again."""
         try:
             yield
@@ -175,8 +204,10 @@ class SQLWriter(KeyedWriter):
         except Exception as error:
             text = f"table {self._table!r} took no rows: {type(error).__name__}: {error}"
             if _BAD_ROWS & {kind.__name__ for kind in type(error).__mro__}:
+                refused = self._first_refused(columns, rows)
                 raise BadRecordError(
-                    f"{text}; the same rows would meet it again", table=self._table
+                    f"{text}; it refuses {refused}, and would again: filter or repair such rows before write_to",
+                    table=self._table,
                 ) from error
             raise UnavailableError(
                 f"{text}; it is tried again", table=self._table, cause=str(error)

@@ -55,6 +55,8 @@ _log = logging.getLogger(__name__)
 
 POLL_S = 0.1
 BATCH_GRACE_S = 60.0
+MOST_WAITING_COMMITS = 10_000
+"""Each metadata names every transaction that waits for its commit, so a sink that stays down must stop the batches some day."""
 LOOPBACK = "127.0.0.1"
 FATAL = (ConfigError, IncompatibleStateError, BadRecordError)
 
@@ -273,6 +275,7 @@ class QueryRun:
     # ── one batch ──────────────────────────────────────────────────────────────────────────────
 
     def _on_batch(self, frame: DataFrame, number: int) -> None:
+        self._wait_for_commits()
         with self._batch_lock:
             if self._closed or self.failure is not None or number <= self._restored_batch:
                 return  # stopping, or already in the checkpoint; what Spark notes about it is cut back in recovery
@@ -283,6 +286,25 @@ class QueryRun:
             except BaseException as error:
                 self._fail(error)
                 raise
+
+    def _wait_for_commits(self) -> None:
+        told = False
+        while (waiting := self._waiting_commits()) >= MOST_WAITING_COMMITS:
+            if self._closed or self.failure is not None or self.stopping.is_set():
+                self._closed = True  # Spark takes this batch for done: none may follow it
+                return
+            if not told:
+                _log.warning(
+                    "%d transactions wait for their commit, the most is %d: the next batch begins when the sinks have caught up",
+                    *(waiting, MOST_WAITING_COMMITS),
+                )
+                told = True
+            self.stopping.wait(POLL_S)
+
+    def _waiting_commits(self) -> int:
+        coordinator = self._loop.coordinator
+        with coordinator.lock:
+            return coordinator.protocol.waiting_commits
 
     def _check_follows(self, number: int) -> None:
         """A run that was fenced, but does not know it yet, writes to the same progress log: Spark would take its batches as done."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import threading
+
 EPOCH_S = 1_700_000_000.0
 
 
 class VirtualClock:
-    """A `Clock` whose time passes only by `sleep` and `advance`; `slept` remembers every pause that somebody took."""
+    """A `Clock` whose time passes only by `sleep`, `wait` and `advance`; `slept` remembers every pause that somebody took."""
 
     def __init__(self, wall_s: float = EPOCH_S) -> None:
         self._passed_s = 0.0
@@ -25,6 +27,12 @@ class VirtualClock:
         """See `Clock.sleep`; returns at once, later."""
         self.slept.append(seconds)
         self.advance(seconds)
+
+    def wait(self, until: threading.Event, seconds: float) -> bool:
+        """See `Clock.wait`; nobody sets the event meanwhile."""
+        if not until.is_set():
+            self.sleep(seconds)
+        return until.is_set()
 
     def advance(self, seconds: float) -> None:
         """Let time pass."""
