@@ -12,6 +12,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
@@ -23,7 +24,7 @@ listen_addresses = '127.0.0.1'
 max_prepared_transactions = {prepared}
 max_connections = 60
 shared_buffers = 32MB
-fsync = off
+fsync = {fsync}
 """
 
 
@@ -41,7 +42,7 @@ def binaries() -> Path:
 class PostgresProcess:
     """One server; it can be killed and started again. PostgreSQL refuses to run as root: then it runs as nobody."""
 
-    def __init__(self, *, prepared: int = 500) -> None:
+    def __init__(self, *, prepared: int = 500, fsync: str = "off") -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="penstock-pg-"))
         self.user = NOBODY if os.geteuid() == 0 else None
         self.bin = self._reachable(binaries())
@@ -59,7 +60,7 @@ class PostgresProcess:
             "--auth-host=scram-sha-256", "--encoding=UTF8", "--locale=C", f"--pgdata={self.data}",
         )  # fmt: skip
         with (self.data / "postgresql.conf").open("a") as file:
-            file.write(CONFIGURATION.format(prepared=prepared))
+            file.write(CONFIGURATION.format(prepared=prepared, fsync=fsync))
         self.start()
 
     @property
@@ -150,7 +151,7 @@ class PostgresProcess:
 
 
 @contextlib.contextmanager
-def running(**settings: int) -> Iterator[PostgresProcess]:
+def running(**settings: Any) -> Iterator[PostgresProcess]:
     """A server for the time of a block."""
     server = PostgresProcess(**settings)
     try:
