@@ -24,6 +24,7 @@ def postgres() -> Iterator[PostgresProcess]:
     """A PostgreSQL that syncs to disk as a fresh one does; the one of the tests does not."""
     try:
         import pytest
+
         from services.postgres_process import PostgresProcess
     except ImportError as error:
         raise SkippedError(f"no PostgreSQL to measure with: {error}") from error

@@ -224,32 +224,6 @@ def test_nonsense_from_a_checkpoint(change: dict[str, Any], suite) -> None:
             call(nonsense)
 
 
-def test_the_server_is_killed_while_transactions_wait() -> None:
-    """What was pre-committed survives kill -9 of the server, what was not is gone; meanwhile all calls say unavailable."""
-    from services.mariadb_process import running
-
-    with running() as server:
-        suites = [fresh(kind, server) for kind in ALL]
-        waiting = [[suite.staged([n], checkpoint=n) for n in range(3)] for suite in suites]
-        suites[0].sink().commit(waiting[0][0])
-        drivers = [suite.sink() for suite in suites]
-        for suite in suites:
-            suite.begun([9], checkpoint=9)
-        server.kill()
-        for suite, driver, prepared in zip(suites, drivers, waiting, strict=True):
-            with pytest.raises(UnavailableError, match=r"owner@127\.0\.0\.1"):
-                driver.commit_all(prepared)
-            with pytest.raises(UnavailableError):
-                driver.begin_transaction(suite.context())
-        server.start()
-        for suite, driver, prepared in zip(suites, drivers, waiting, strict=True):
-            assert len(suite.unfinished()) == (2 if suite is suites[0] else 3)
-            driver.commit_all(prepared)
-            driver.commit_all(prepared)
-            suite.assert_visible(0, 1, 2)
-            assert suite.left_behind() == 0
-
-
 # ── what is refused before the job starts ──────────────────────────────────────────────────────
 
 

@@ -50,6 +50,7 @@ class PostgresProcess:
             probe.bind(("127.0.0.1", 0))
             self.port = probe.getsockname()[1]
         self.process: subprocess.Popen[bytes] | None = None
+        self._readers: dict[str, psycopg.Connection] = {}
         secret = self.folder / "secret"
         secret.write_text(PASSWORD)
         if self.user is not None:
@@ -57,7 +58,7 @@ class PostgresProcess:
                 os.chown(path, NOBODY, NOBODY)
         self._run(
             "initdb", "--no-sync", "--username=owner", f"--pwfile={secret}", "--auth-local=trust",
-            "--auth-host=scram-sha-256", "--encoding=UTF8", "--locale=C", f"--pgdata={self.data}",
+            "--auth-host=scram-sha-256", "--set=scram_iterations=1", "--encoding=UTF8", "--locale=C", f"--pgdata={self.data}",
         )  # fmt: skip
         with (self.data / "postgresql.conf").open("a") as file:
             file.write(CONFIGURATION.format(prepared=prepared, fsync=fsync))
@@ -75,6 +76,17 @@ class PostgresProcess:
     def connect(self, database: str = "postgres") -> psycopg.Connection:
         """Connect as a reader does, not as the sink does."""
         return psycopg.connect(self.dsn(database=database), autocommit=True)
+
+    def reader(self, database: str) -> psycopg.Connection:
+        """A connection that stays open, for the next who looks into this database."""
+        if database not in self._readers:
+            self._readers[database] = self.connect(database)
+        return self._readers[database]
+
+    def _end_readers(self) -> None:
+        for connection in self._readers.values():
+            connection.close()
+        self._readers.clear()
 
     def start(self) -> None:
         """Start and wait until it answers."""
@@ -94,8 +106,9 @@ class PostgresProcess:
         raise RuntimeError("PostgreSQL does not answer")
 
     def kill(self) -> None:
-        """Kill -9 the server; its sessions end by themselves when they notice."""
+        """Kill -9 the server and start it again; its sessions end by themselves when they notice."""
         assert self.process is not None
+        self._end_readers()
         self.process.kill()
         self.process.wait()
         for _ in range(600):
@@ -112,6 +125,7 @@ class PostgresProcess:
 
     def stop(self) -> None:
         """Stop at once, without waiting for sessions."""
+        self._end_readers()
         if self.process is not None and self.process.poll() is None:
             self.process.send_signal(signal.SIGQUIT)
             self.process.wait()
