@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import pyarrow as pa
@@ -14,8 +14,8 @@ from penstock.sinks.mysql_values import sql_type
 
 _FIND = "SELECT table_type, engine FROM information_schema.tables WHERE table_schema = DATABASE() AND table_name = ?"
 _COLUMNS = """SELECT column_name, column_type, data_type, is_nullable = 'NO', column_default IS NOT NULL OR
-    extra LIKE '%auto_increment%', extra LIKE '%GENERATED' AND extra NOT LIKE '%DEFAULT_GENERATED%', collation_name
-    FROM information_schema.columns WHERE table_schema = DATABASE() AND table_name = ? ORDER BY ordinal_position"""
+    extra LIKE '%auto_increment%', extra LIKE '%GENERATED' AND extra NOT LIKE '%DEFAULT_GENERATED%', collation_name,
+    privileges FROM information_schema.columns WHERE table_schema = DATABASE() AND table_name = ? ORDER BY ordinal_position"""
 _UNIQUE = """SELECT index_name, column_name, sub_part FROM information_schema.statistics
     WHERE table_schema = DATABASE() AND table_name = ? AND non_unique = 0"""
 _KEY_TYPES = {"longtext": "varchar(255)", "longblob": "varbinary(255)"}
@@ -126,11 +126,14 @@ class TargetTable:
                 table=self.name,
                 engine=engine,
             )
+        rows = session.execute(_COLUMNS, [self.name])
         declared = [
             Column(name, kind, base, bool(null), bool(default), bool(made), collation)
-            for name, kind, base, null, default, made, collation in session.execute(_COLUMNS, [self.name])
+            for name, kind, base, null, default, made, collation, _ in rows
         ]
         self._check_declared(schema, declared)
+        written = {name.lower() for name in schema.names}
+        self._check_rights(row[-1] for row in rows if row[0].lower() in written)
         if self.key:
             self._check_unique(session)
         key = {name.lower() for name in self.key}
@@ -139,6 +142,15 @@ class TargetTable:
             for column in declared
         }
         return Layout(self.name, tuple(by_name[name.lower()] for name in schema.names))
+
+    def _check_rights(self, of_columns: Iterable[str]) -> None:
+        needed = ("insert", "select", "update") if self.key else ("insert",)
+        if not all(right in granted.lower().split(",") for granted in of_columns for right in needed):
+            rights = ", ".join(needed).upper()
+            raise ConfigError(
+                f"this user may not write to table {quoted(self.name)}; run GRANT {rights} ON {quoted(self.name)} TO ...",
+                table=self.name,
+            )
 
     def _check_unique(self, session: Session) -> None:
         """ON DUPLICATE KEY takes any unique index for the key, so there may be no other."""

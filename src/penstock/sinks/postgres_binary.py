@@ -91,7 +91,7 @@ def _whole(column: pa.Array, declared: str) -> Bytes | None:
 
 def _float(column: pa.Array, declared: str) -> Bytes | None:
     width = {"float4": 4, "float8": 8}.get(declared)
-    return None if width is None else _numbers(column, "float" if width == 4 else "double", f">f{width}")
+    return None if width is None else _numbers(column, f"float{width * 8}", f">f{width}")
 
 
 def _boolean(column: pa.Array, declared: str) -> Bytes | None:
