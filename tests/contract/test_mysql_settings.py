@@ -73,13 +73,13 @@ def test_a_table_that_does_not_fit(change: str, options: dict[str, Any], said: s
 def test_a_view(target) -> None:
     """Nothing is written through views."""
     target.execute("CREATE VIEW seen AS SELECT * FROM results")
-    with pytest.raises(ConfigError, match="VIEW.*name another table"):
+    with pytest.raises(ConfigError, match=r"VIEW.*name another table"):
         sink_of(target, "seen").validate(SCHEMA)
 
 
 def test_a_column_that_no_table_can_hold(target) -> None:
     """There is no span of time in these servers."""
-    with pytest.raises(ConfigError, match="'span'.*cast or drop"):
+    with pytest.raises(ConfigError, match=r"'span'.*cast or drop"):
         sink_of(target).validate(pa.schema([("id", pa.int64()), ("span", pa.duration("us"))]))
 
 
@@ -118,7 +118,7 @@ def guest(target: MySQLPrepared, *grants: str) -> MariaDB:
 
 def test_a_user_who_may_not(target) -> None:
     """Missing rights are named with what has to be granted: for the database, for the table, for the tables of records."""
-    with pytest.raises(ConfigError, match="Access denied.*check user, password and database"):
+    with pytest.raises(ConfigError, match=r"Access denied.*check user, password and database"):
         guest(target).validate(SCHEMA)
     table = f"{target.database}.results"
     with pytest.raises(ConfigError, match=r"may not write to table `results`.*GRANT INSERT ON `results`"):

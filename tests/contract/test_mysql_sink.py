@@ -221,3 +221,16 @@ def test_nonsense_from_a_checkpoint(change: dict[str, Any], suite) -> None:
     for call in (suite.sink().commit, suite.sink().abort):
         with pytest.raises(CorruptStateError):
             call(nonsense)
+
+
+def test_a_check_that_needs_a_column_that_is_not_written(mariadb_server) -> None:
+    """It cannot be made where rows are staged, so the commit makes it; those that can are made in the task."""
+    suite = fresh(MySQLStaged, mariadb_server)
+    suite.execute("ALTER TABLE results ADD least bigint DEFAULT 5, ADD CONSTRAINT enough CHECK (id >= least)")
+    suite.execute("ALTER TABLE results ADD CONSTRAINT few CHECK (id < 100 AND name <> 'a''b')")
+    with pytest.raises(BadRecordError, match="few"):
+        suite.begun([100])
+    waiting = suite.staged([1])
+    with pytest.raises(CommitLostError, match=r"enough.*stay staged"):
+        suite.sink().commit(waiting)
+    suite.assert_visible()

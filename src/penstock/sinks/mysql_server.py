@@ -214,6 +214,11 @@ def code(error: Any) -> int:
     return error.args[0] if error.args and isinstance(error.args[0], int) else 0
 
 
+def server_kind(session: Session) -> str:
+    """Which of the two servers it is."""
+    return "MariaDB" if "mariadb" in str(session.execute("SELECT VERSION()")[0][0]).lower() else "MySQL"
+
+
 def said(error: Any) -> str:
     """What the server has to say about an error."""
     return " ".join(str(error.args[-1] if error.args else "no answer").split()) or "the connection is closed"
