@@ -28,6 +28,8 @@ ZIPF_EXPONENT = 0.99
 class Clicks:
     """A folder of clicks; each method adds batches of `rows` rows and returns how many batches that were."""
 
+    schema = SCHEMA
+
     def __init__(self, root: Path, *, seed: int = 7) -> None:
         self.folder = root / "clicks"
         self.folder.mkdir(parents=True)
@@ -36,7 +38,7 @@ class Clicks:
 
     def read(self, spark: SparkSession) -> DataFrame:
         """The stream, in the batches that were added."""
-        reader = spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", PARTITIONS)
+        reader = spark.readStream.schema(self.schema).option("maxFilesPerTrigger", PARTITIONS)
         return reader.parquet(str(self.folder))
 
     def distinct(self) -> int:

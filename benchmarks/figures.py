@@ -10,6 +10,7 @@ import checkpoint_cost
 import exactly_once
 import large_state
 import latency
+import postgres_sink
 import process
 import small_batch
 from bench import Bench
@@ -43,6 +44,7 @@ MEASUREMENTS = (
     _several(("checkpoint_scale_bytes", "checkpoint_scale_seconds"), checkpoint_cost.measure),
     _one("exactly_once_cost", exactly_once.measure),
     _one("small_batch_overhead", small_batch.measure),
+    _one("postgres_vs_spark_jdbc", postgres_sink.measure),
     _one("result_latency_exactly_over_at_least_once", latency.measure),
     _one("filesystem_vs_rocksdb", process.backends),
     _one("process_batch_vs_process", process.vectorised),

@@ -76,6 +76,12 @@ FIGURES = {
             "a batch of 1,000 rows into Parquet, against the same `foreachBatch` without Penstock",
         ),
         Figure(
+            "postgres_vs_spark_jdbc",
+            ">= 3",
+            "`sinks.Postgres`, exactly once with a checkpoint every batch, against `foreachBatch` with Spark's JDBC writer: "
+            "200,000 rows of five columns a batch into a table of the same server",
+        ),
+        Figure(
             "result_latency_exactly_over_at_least_once",
             PRINTED,
             "time until a result is seen, with a checkpoint every 2 s",

@@ -26,8 +26,7 @@ class MySQLTarget(SinkContract):
     def use(self, server) -> None:
         self.server = server
         self.database = f"test_{next(_NUMBERS)}"
-        with server.connect() as connection, connection.cursor() as cursor:
-            cursor.execute(f"CREATE DATABASE {self.database}")
+        server.query(f"CREATE DATABASE {self.database}")
         self.execute(self.create_table)
 
     def make_sink(self, **changes: Any) -> MariaDB:
@@ -40,9 +39,12 @@ class MySQLTarget(SinkContract):
         self.query(statement)
 
     def query(self, statement: str) -> list[dict[str, Any]]:
-        with self.server.connect(self.database) as connection, connection.cursor() as cursor:
-            cursor.execute(statement)
-            return list(cursor.fetchall())
+        return self.server.query(statement, self.database)
+
+    def drop_records(self) -> None:
+        """Make the server forget all that the sink has ever made in it."""
+        for row in self.query("SHOW TABLES LIKE '\\_penstock\\_%'"):
+            self.execute(f"DROP TABLE {next(iter(row.values()))}")
 
     def left_behind(self) -> int:
         """How many rows or transactions of any job of this test wait in the server."""

@@ -7,141 +7,73 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
 from typing import Any
 
 import psycopg
 import pytest
 from postgres_targets import ALL, PostgresPrepared, PostgresStaged, PostgresUpsert, fresh
+from sql_crashes import (
+    CrashPlan,
+    stop_abort_everywhere,
+    stop_commit_everywhere,
+    stop_task_everywhere,
+    stop_validate_everywhere,
+)
 
-from penstock.errors import CommitLostError, UnavailableError
-from penstock.testing.sink_contract import JOB, SINK, through_json
+from penstock.errors import UnavailableError
+from penstock.testing.sink_contract import JOB, SINK
 from services.postgres_process import running
-
-
-class CrashError(BaseException):
-    """The process is gone; no handler of the sink may catch it."""
-
-
-class CrashPlan:
-    """Counts what is sent to the server; cuts the connection before, or right after, the statement it is armed for."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.left: int | None = None
-        self.after = False
-        self._execute = psycopg.Connection.execute
-        self._exit = psycopg.Transaction.__exit__
-        plan = self
-
-        def execute(connection: Any, *args: Any, **options: Any) -> Any:
-            return plan._counted(connection, lambda: plan._execute(connection, *args, **options))
-
-        def leave(transaction: Any, kind: Any, *rest: Any) -> Any:
-            if kind is not None:
-                return plan._exit(transaction, kind, *rest)
-            return plan._counted(transaction.connection, lambda: plan._exit(transaction, kind, *rest))
-
-        monkeypatch.setattr(psycopg.Connection, "execute", execute)
-        monkeypatch.setattr(psycopg.Transaction, "__exit__", leave)
-
-    def _counted(self, connection: Any, call: Callable[[], Any]) -> Any:
-        if self.left is None:
-            return call()
-        self.left -= 1
-        if self.left >= 0:
-            return call()
-        self.left = None
-        if self.after:
-            call()
-        connection.close()
-        raise CrashError
-
-    def run(self, call: Callable[[], object], *, statements: int, after: bool) -> bool:
-        """Run `call` until it has sent that many statements; True if it was stopped."""
-        self.left, self.after = statements, after
-        try:
-            call()
-        except CrashError:
-            return True
-        finally:
-            self.left = None
-        return False
 
 
 @pytest.fixture
 def crashes(monkeypatch: pytest.MonkeyPatch) -> CrashPlan:
-    return CrashPlan(monkeypatch)
+    """Statements and the ends of transactions are counted; rows that are copied are not a statement of their own."""
+    plan = CrashPlan(lambda connection: connection.close())
+    execute, leave = psycopg.Connection.execute, psycopg.Transaction.__exit__
+
+    def counted_execute(connection: Any, *args: Any, **options: Any) -> Any:
+        return plan.send(connection, lambda: execute(connection, *args, **options))
+
+    def counted_leave(transaction: Any, kind: Any, *rest: Any) -> Any:
+        if kind is not None:
+            return leave(transaction, kind, *rest)
+        return plan.send(transaction.connection, lambda: leave(transaction, kind, *rest))
+
+    monkeypatch.setattr(psycopg.Connection, "execute", counted_execute)
+    monkeypatch.setattr(psycopg.Transaction, "__exit__", counted_leave)
+    return plan
 
 
-def everywhere(crashes: CrashPlan, server, kind, *, stage, call, afterwards) -> int:
-    """For n = 0, 1, ...: stop `call` before and after statement n and check `afterwards`; until it gets through."""
-    suite = fresh(kind, server)
-    for statements in range(100):
-        for after in (False, True):
-            staged = stage(suite)
-            stopped = crashes.run(lambda: call(suite, staged), statements=statements, after=after)  # noqa: B023
-            afterwards(suite, staged)
-            suite.execute("DELETE FROM results")
-            if not stopped:
-                return statements
-    raise AssertionError("the call never got through")
-
-
-def stage_two(suite) -> list[Any]:
-    return [suite.staged(range(4), checkpoint=1), suite.staged(range(4, 8), checkpoint=2)]
-
-
-@pytest.mark.parametrize("kind", ALL, ids=lambda kind: kind.__name__)
-def test_commit_goes_on_after_a_crash_anywhere(kind, crashes: CrashPlan, postgres_server) -> None:
+@pytest.mark.parametrize(
+    ("kind", "at_least"), [(PostgresPrepared, 4), (PostgresStaged, 12), (PostgresUpsert, 12)]
+)
+def test_commit_goes_on_after_a_crash_anywhere(
+    kind, at_least: int, crashes: CrashPlan, postgres_server
+) -> None:
     """Wherever commit_all stops, the next one makes every row visible once and leaves nothing."""
-
-    def recover(suite, staged: list[Any]) -> None:
-        suite.sink().commit_all(staged)
-        suite.sink().commit_all(staged)
-        suite.assert_visible(*range(8))
-        assert suite.unfinished() == []
-        assert suite.left_behind() == 0
-
-    def commit(suite, staged: list[Any]) -> None:
-        suite.sink().commit_all(staged)
-
-    assert everywhere(crashes, postgres_server, kind, stage=stage_two, call=commit, afterwards=recover) >= 5
+    assert stop_commit_everywhere(crashes, fresh(kind, postgres_server)) >= at_least
 
 
-@pytest.mark.parametrize("kind", ALL, ids=lambda kind: kind.__name__)
-def test_abort_goes_on_after_a_crash_anywhere(kind, crashes: CrashPlan, postgres_server) -> None:
+@pytest.mark.parametrize(
+    ("kind", "at_least"), [(PostgresPrepared, 4), (PostgresStaged, 6), (PostgresUpsert, 6)]
+)
+def test_abort_goes_on_after_a_crash_anywhere(
+    kind, at_least: int, crashes: CrashPlan, postgres_server
+) -> None:
     """Wherever abort stops, aborting what is listed removes the rest, and a commit is refused."""
-
-    def abort(suite, staged: Any) -> None:
-        suite.sink().abort(staged)
-
-    def recover(suite, staged: Any) -> None:
-        for found in suite.sink().find_transactions(JOB, SINK):
-            suite.sink().abort(through_json(found))
-        assert suite.left_behind() == 0
-        suite.assert_visible()
-        with pytest.raises(CommitLostError):
-            suite.sink().commit(staged)
-
-    assert everywhere(
-        crashes, postgres_server, kind, stage=lambda suite: suite.staged(range(4)), call=abort, afterwards=recover
-    ) >= 4  # fmt: skip
+    assert stop_abort_everywhere(crashes, fresh(kind, postgres_server)) >= at_least
 
 
 @pytest.mark.parametrize("kind", ALL, ids=lambda kind: kind.__name__)
 def test_task_that_dies_anywhere_leaves_what_abort_removes(kind, crashes: CrashPlan, postgres_server) -> None:
     """Wherever a task stops before pre_commit has returned, the driver finds what is left, if anything, and removes it."""
+    assert stop_task_everywhere(crashes, fresh(kind, postgres_server)) >= 4
 
-    def recover(suite, staged: None) -> None:
-        for found in suite.sink().find_transactions(JOB, SINK):
-            suite.sink().abort(through_json(found))
-        suite.assert_visible()
-        assert suite.left_behind() == 0
 
-    def task(suite, staged: None) -> None:
-        suite.staged(range(4))
-
-    everywhere(crashes, postgres_server, kind, stage=lambda suite: None, call=task, afterwards=recover)
+@pytest.mark.parametrize("kind", [PostgresPrepared, PostgresStaged], ids=lambda kind: kind.__name__)
+def test_validate_goes_on_after_a_crash_anywhere(kind, crashes: CrashPlan, postgres_server) -> None:
+    """Wherever validate stops, the next one finds or makes all that a task and a commit need."""
+    assert stop_validate_everywhere(crashes, fresh(kind, postgres_server)) >= 6
 
 
 KILLED_COMMIT = """

@@ -69,6 +69,7 @@ class MariaDBProcess:
             probe.bind(("127.0.0.1", 0))
             self.port = probe.getsockname()[1]
         self.process: subprocess.Popen[bytes] | None = None
+        self._reader: Any = None
         self._install()
         self.start()
 
@@ -79,8 +80,18 @@ class MariaDBProcess:
         """Connect as a reader does, not as the sink does."""
         return pymysql.connect(
             host="127.0.0.1", port=self.port, user="owner", password=PASSWORD, database=database, autocommit=True,
-            charset="utf8mb4", cursorclass=pymysql.cursors.DictCursor,
+            ssl_disabled=True, charset="utf8mb4", cursorclass=pymysql.cursors.DictCursor,
         )  # fmt: skip
+
+    def query(self, statement: str, database: str | None = None) -> list[dict[str, Any]]:
+        """Run a statement on a connection that stays open."""
+        if self._reader is None:
+            self._reader = self.connect()
+        if database is not None:
+            self._reader.select_db(database)
+        with self._reader.cursor() as cursor:
+            cursor.execute(statement)
+            return list(cursor.fetchall())
 
     def start(self) -> None:
         """Start and wait until it answers."""
@@ -103,6 +114,9 @@ class MariaDBProcess:
     def kill(self) -> None:
         """Kill -9."""
         assert self.process is not None
+        if self._reader is not None:
+            self._reader.close()
+            self._reader = None
         self.process.kill()
         self.process.wait()
 

@@ -12,6 +12,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
@@ -25,7 +26,7 @@ listen_addresses = '127.0.0.1'
 max_prepared_transactions = {prepared}
 max_connections = 60
 shared_buffers = 32MB
-fsync = off
+fsync = {fsync}
 """
 
 
@@ -43,7 +44,7 @@ def binaries() -> Path:
 class PostgresProcess:
     """One server; it can be killed and started again. PostgreSQL refuses to run as root: then it runs as nobody."""
 
-    def __init__(self, *, prepared: int = 500) -> None:
+    def __init__(self, *, prepared: int = 500, fsync: str = "off") -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="penstock-pg-"))
         self.user = NOBODY if os.geteuid() == 0 else None
         self.bin = self._reachable(binaries())
@@ -51,6 +52,7 @@ class PostgresProcess:
             probe.bind(("127.0.0.1", 0))
             self.port = probe.getsockname()[1]
         self.process: subprocess.Popen[bytes] | None = None
+        self._readers: dict[str, psycopg.Connection] = {}
         secret = self.folder / "secret"
         secret.write_text(PASSWORD)
         if self.user is not None:
@@ -58,10 +60,10 @@ class PostgresProcess:
                 os.chown(path, NOBODY, NOBODY)
         self._run(
             "initdb", "--no-sync", "--username=owner", f"--pwfile={secret}", "--auth-local=trust",
-            "--auth-host=scram-sha-256", "--encoding=UTF8", "--locale=C", f"--pgdata={self.data}",
+            "--auth-host=scram-sha-256", "--set=scram_iterations=1", "--encoding=UTF8", "--locale=C", f"--pgdata={self.data}",
         )  # fmt: skip
         with (self.data / "postgresql.conf").open("a") as file:
-            file.write(CONFIGURATION.format(prepared=prepared))
+            file.write(CONFIGURATION.format(prepared=prepared, fsync=fsync))
         self.start()
 
     @property
@@ -76,6 +78,17 @@ class PostgresProcess:
     def connect(self, database: str = "postgres") -> psycopg.Connection:
         """Connect as a reader does, not as the sink does."""
         return psycopg.connect(self.dsn(database=database), autocommit=True)
+
+    def reader(self, database: str) -> psycopg.Connection:
+        """A connection that stays open, for the next who looks into this database."""
+        if database not in self._readers:
+            self._readers[database] = self.connect(database)
+        return self._readers[database]
+
+    def _end_readers(self) -> None:
+        for connection in self._readers.values():
+            connection.close()
+        self._readers.clear()
 
     def start(self) -> None:
         """Start and wait until it answers."""
@@ -97,8 +110,9 @@ class PostgresProcess:
         raise RuntimeError("PostgreSQL does not answer")
 
     def kill(self) -> None:
-        """Kill -9 the server; its sessions end by themselves when they notice."""
+        """Kill -9 the server and start it again; its sessions end by themselves when they notice."""
         assert self.process is not None
+        self._end_readers()
         self.process.kill()
         self.process.wait()
         for _ in range(600):
@@ -115,6 +129,7 @@ class PostgresProcess:
 
     def stop(self) -> None:
         """Stop at once, without waiting for sessions."""
+        self._end_readers()
         if self.process is not None and self.process.poll() is None:
             self.process.send_signal(signal.SIGQUIT)
             self.process.wait()
@@ -154,7 +169,7 @@ class PostgresProcess:
 
 
 @contextlib.contextmanager
-def running(**settings: int) -> Iterator[PostgresProcess]:
+def running(**settings: Any) -> Iterator[PostgresProcess]:
     """A server for the time of a block."""
     server = PostgresProcess(**settings)
     try:

@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from penstock.errors import CommitLostError, ConfigError, InternalError, PenstockError, UnavailableError
 from penstock.sinks import mysql_records
-from penstock.sinks.mysql_server import MySQLServer, Session, code, pymysql_module
+from penstock.sinks.mysql_server import MySQLServer, Session, code, pymysql_module, server_kind
 from penstock.sinks.mysql_table import Layout, TargetTable, quoted
 from penstock.sinks.mysql_writing import OpenTransaction, end_session, global_part, xid
 from penstock.sinks.sql_transaction import (
@@ -246,7 +246,7 @@ def _prepared(session: Session, part: str) -> set[str]:
 
 def _check_version(session: Session) -> None:
     text = str(session.execute("SELECT VERSION()")[0][0])
-    kind = "MariaDB" if "mariadb" in text.lower() else "MySQL"
+    kind = server_kind(session)
     numbers = re.search(r"(\d+)\.(\d+)\.(\d+)", text)
     if numbers is not None and tuple(map(int, numbers.groups())) < _OLDEST[kind]:
         raise ConfigError(

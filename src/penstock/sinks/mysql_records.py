@@ -123,7 +123,8 @@ def _staging_columns(layout: Layout) -> str:
         for column in layout.columns
     ]
     own = ["_penstock_transaction bigint", "_penstock_row bigint"]
-    return f"({', '.join([*own, *columns, 'PRIMARY KEY (_penstock_transaction, _penstock_row)'])})"
+    parts = [*own, *columns, *layout.checks, "PRIMARY KEY (_penstock_transaction, _penstock_row)"]
+    return f"({', '.join(parts)})"
 
 
 def _identity(transaction: SqlTransaction) -> list[Any]:

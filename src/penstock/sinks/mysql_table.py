@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
 from penstock.errors import ConfigError
 from penstock.sinks.json_text import unsupported_in_json
-from penstock.sinks.mysql_server import Session
+from penstock.sinks.mysql_server import Session, pymysql_module, server_kind
 from penstock.sinks.mysql_values import sql_type
 
 _FIND = "SELECT table_type, engine FROM information_schema.tables WHERE table_schema = DATABASE() AND table_name = ?"
 _COLUMNS = """SELECT column_name, column_type, data_type, is_nullable = 'NO', column_default IS NOT NULL OR
-    extra LIKE '%auto_increment%', extra LIKE '%GENERATED' AND extra NOT LIKE '%DEFAULT_GENERATED%', collation_name
-    FROM information_schema.columns WHERE table_schema = DATABASE() AND table_name = ? ORDER BY ordinal_position"""
+    extra LIKE '%auto_increment%', extra LIKE '%GENERATED' AND extra NOT LIKE '%DEFAULT_GENERATED%', collation_name,
+    privileges FROM information_schema.columns WHERE table_schema = DATABASE() AND table_name = ? ORDER BY ordinal_position"""
 _UNIQUE = """SELECT index_name, column_name, sub_part FROM information_schema.statistics
     WHERE table_schema = DATABASE() AND table_name = ? AND non_unique = 0"""
+_CHECKS = {
+    "MariaDB": """SELECT constraint_name, check_clause FROM information_schema.check_constraints
+        WHERE constraint_schema = DATABASE() AND table_name = ? ORDER BY 1""",
+    "MySQL": """SELECT constraint_name, check_clause FROM information_schema.check_constraints
+        JOIN information_schema.table_constraints USING (constraint_schema, constraint_name)
+        WHERE table_schema = DATABASE() AND table_name = ? AND constraint_type = 'CHECK' ORDER BY 1""",
+}
 _KEY_TYPES = {"longtext": "varchar(255)", "longblob": "varbinary(255)"}
 
 
@@ -46,10 +53,11 @@ class Column:
 
 @dataclass(frozen=True)
 class Layout:
-    """A table that was found and fits, and how the written columns are declared."""
+    """A table that was found and fits, how the written columns are declared, and the checks that need no other columns."""
 
     table: str
     columns: tuple[Column, ...]
+    checks: tuple[str, ...]
 
 
 class TargetTable:
@@ -126,11 +134,14 @@ class TargetTable:
                 table=self.name,
                 engine=engine,
             )
+        rows = session.execute(_COLUMNS, [self.name])
         declared = [
             Column(name, kind, base, bool(null), bool(default), bool(made), collation)
-            for name, kind, base, null, default, made, collation in session.execute(_COLUMNS, [self.name])
+            for name, kind, base, null, default, made, collation, _ in rows
         ]
         self._check_declared(schema, declared)
+        written = {name.lower() for name in schema.names}
+        self._check_rights(row[-1] for row in rows if row[0].lower() in written)
         if self.key:
             self._check_unique(session)
         key = {name.lower() for name in self.key}
@@ -138,7 +149,29 @@ class TargetTable:
             column.name.lower(): replace(column, not_null=column.not_null or column.name.lower() in key)
             for column in declared
         }
-        return Layout(self.name, tuple(by_name[name.lower()] for name in schema.names))
+        columns = tuple(by_name[name.lower()] for name in schema.names)
+        return Layout(self.name, columns, tuple(self._checks(session, schema.names)))
+
+    def _checks(self, session: Session, columns: Sequence[str]) -> Iterator[str]:
+        """Which checks can be made where the rows are staged: neither server says what columns a check needs, so it is tried."""
+        written = f"SELECT {listed(columns)} FROM {quoted(self.name)}"  # noqa: S608 - quoted
+        kind = server_kind(session)
+        for name, clause in session.execute(_CHECKS[kind], [self.name]):
+            try:
+                session.execute(f"SELECT 1 FROM ({written} LIMIT 0) AS written WHERE {clause}")  # noqa: S608 - the server's own
+            except pymysql_module().Error:
+                continue  # it is made at commit
+            named = f"CONSTRAINT {quoted(name)} " if kind == "MariaDB" else ""  # MySQL: one name a database
+            yield f"{named}CHECK ({clause})"
+
+    def _check_rights(self, of_columns: Iterable[str]) -> None:
+        needed = ("insert", "select", "update") if self.key else ("insert",)
+        if not all(right in granted.lower().split(",") for granted in of_columns for right in needed):
+            rights = ", ".join(needed).upper()
+            raise ConfigError(
+                f"this user may not write to table {quoted(self.name)}; run GRANT {rights} ON {quoted(self.name)} TO ...",
+                table=self.name,
+            )
 
     def _check_unique(self, session: Session) -> None:
         """ON DUPLICATE KEY takes any unique index for the key, so there may be no other."""

@@ -91,14 +91,16 @@ class PostgresServer:
             raise self._translated(error, ConfigError, "change the table or the sink's settings") from error
 
     @contextmanager
-    def task_errors(self, table: str, batch: pa.RecordBatch | None = None) -> Iterator[None]:
+    def task_errors(
+        self, table: str, batch: pa.RecordBatch | None = None, *, is_text: bool = True
+    ) -> Iterator[None]:
         """Report what the server says while rows are written: nothing of them is visible yet."""
         psycopg = psycopg_module()
         try:
             yield
         except psycopg.Error as error:
             if (error.sqlstate or "")[:2] in _REFUSES_ROWS:
-                raise bad_record(table, said(error), _refused_row(error, batch)) from error
+                raise bad_record(table, said(error), _refused_row(error, batch, is_text=is_text)) from error
             raise self._translated(error, ConfigError, "was the table changed while the job ran?") from error
 
     @contextmanager
@@ -132,11 +134,13 @@ def said(error: Any) -> str:
     return "; ".join(found) or _one_line(error)
 
 
-def _refused_row(error: Any, batch: pa.RecordBatch | None) -> dict[str, Any] | None:
-    """Find the row that COPY was at: it counts lines, and a text may hold some (of the first row, carriage returns)."""
+def _refused_row(error: Any, batch: pa.RecordBatch | None, *, is_text: bool) -> dict[str, Any] | None:
+    """Find the row that COPY was at. In CSV it counts lines, and a value may hold some (of the first row, carriage returns)."""
     found = re.search(r"line (\d+)", error.diag.context or "")
     if found is None or batch is None:
         return None
+    if not is_text:
+        return dict(batch.slice(int(found[1]) - 1, 1).to_pylist()[0])
     line, end = 0, "\r"
     for row in batch.to_pylist():
         line += 1 + sum(value.count(end) for value in row.values() if isinstance(value, str))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
+from penstock.sinks.postgres_binary import binary_rows
 from penstock.sinks.postgres_records import Records, staging_table
 from penstock.sinks.postgres_server import PostgresServer
 from penstock.sinks.postgres_table import Layout, listed, quoted
@@ -36,22 +37,22 @@ class OpenTransaction:
 
     def write(self, batch: pa.RecordBatch) -> None:
         """Send rows; a row that the table refuses is named."""
-        names = list(batch.schema.names)
-        rows = self._numbered(batch)
-        into = (
-            self._layout.name
-            if self._number is None
-            else quoted(self._layout.schema, staging_table(self._layout))
+        into, rows = self._layout.name, batch
+        declared = [column.type for column in self._layout.columns]
+        if self._number is not None:
+            into, rows = quoted(self._layout.schema, staging_table(self._layout)), self._numbered(batch)
+            declared = ["int8", "int8", *declared]
+        binary = binary_rows(rows, declared)
+        statement = (
+            f"COPY {into} ({listed(rows.schema.names)}) FROM STDIN (FORMAT {'binary' if binary else 'csv'})"
         )
-        columns = names if self._number is None else ["_penstock_transaction", "_penstock_row", *names]
-        text = csv_rows(rows)
-        statement = f"COPY {into} ({listed(columns)}) FROM STDIN (FORMAT csv)"
+        data = binary or csv_rows(rows)
         with (
-            self._server.task_errors(self._layout.name, batch),
+            self._server.task_errors(self._layout.name, batch, is_text=binary is None),
             self._connection.cursor() as cursor,
             cursor.copy(statement) as copy,
         ):
-            copy.write(text)
+            copy.write(data)
         self.rows += batch.num_rows
 
     def finish(self) -> None:
