@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from measure import BatchTimes, Runs, batch_times
+from pyspark import SparkContext
 from pyspark.sql import SparkSession
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -39,12 +40,13 @@ class Bench:
         self.console = console
         self.quick = quick
         self._spark: SparkSession | None = None
+        self._jars: dict[str, str] = {}
 
     @property
     def spark(self) -> SparkSession:
         """The session; started when first asked for."""
         if self._spark is None:
-            self._spark = ps.local_session("penstock-bench", cores=CORES, config=CONFIG)
+            self._spark = ps.local_session("penstock-bench", cores=CORES, config={**CONFIG, **self._jars})
         return self._spark
 
     def fresh_session(self) -> None:
@@ -52,6 +54,26 @@ class Bench:
         if self._spark is not None:
             self._spark.stop()
             self._spark = None
+
+    @contextmanager
+    def jars(self, settings: dict[str, str]) -> Iterator[None]:
+        """In this block the session has these jars: they are loaded when its JVM starts, so it gets one of its own."""
+        self._end_jvm()
+        self._jars = settings
+        try:
+            yield
+        finally:
+            self._jars = {}
+            self._end_jvm()
+
+    def _end_jvm(self) -> None:
+        self.fresh_session()
+        gateway = SparkContext._gateway  # noqa: SLF001 - PySpark has no other way to end its JVM
+        if gateway is not None:
+            gateway.shutdown()
+            gateway.proc.stdin.close()  # for which it waits
+            gateway.proc.wait()
+            SparkContext._gateway = SparkContext._jvm = None  # noqa: SLF001
 
     def size(self, full: Size, quick: Size) -> Size:
         """The size for this run."""

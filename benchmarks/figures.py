@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import aggregate
 import checkpoint_cost
 import exactly_once
+import kafka_sink
 import large_state
 import latency
 import postgres_sink
@@ -45,6 +46,7 @@ MEASUREMENTS = (
     _one("exactly_once_cost", exactly_once.measure),
     _one("small_batch_overhead", small_batch.measure),
     _one("postgres_vs_spark_jdbc", postgres_sink.measure),
+    _one("kafka_vs_spark", kafka_sink.measure),
     _one("result_latency_exactly_over_at_least_once", latency.measure),
     _one("filesystem_vs_rocksdb", process.backends),
     _one("process_batch_vs_process", process.vectorised),

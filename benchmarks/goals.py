@@ -82,6 +82,12 @@ FIGURES = {
             "200,000 rows of five columns a batch into a table of the same server",
         ),
         Figure(
+            "kafka_vs_spark",
+            ">= 0.7",
+            "Spark's Kafka sink, at least once, over `sinks.Kafka`, exactly once: seconds until the 200,000 rows of a batch are "
+            "readable with read_committed",
+        ),
+        Figure(
             "result_latency_exactly_over_at_least_once",
             PRINTED,
             "time until a result is seen, with a checkpoint every 2 s",

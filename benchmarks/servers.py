@@ -16,6 +16,7 @@ from bench import SkippedError
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
 if TYPE_CHECKING:
+    from services.kafka_broker import KafkaBroker
     from services.postgres_process import PostgresProcess
 
 
@@ -46,3 +47,34 @@ def jar(organisation: str, module: str, version: str) -> Path:
         return resolve(organisation, module, version) / f"{module}-{version}.jar"
     except JarsMissingError as missing:
         raise SkippedError(str(missing)) from missing
+
+
+@contextmanager
+def kafka(folder: Path) -> Iterator[KafkaBroker]:
+    """A Kafka broker with its data in `folder`."""
+    try:
+        from services.kafka_broker import KafkaBroker
+        from services.maven import JarsMissingError
+    except ImportError as error:
+        raise SkippedError(f"no Kafka broker to measure with: {error}") from error
+    folder.mkdir()
+    try:
+        broker = KafkaBroker(folder)
+    except JarsMissingError as missing:
+        raise SkippedError(f"no Kafka broker to measure with: {missing}") from missing
+    try:
+        broker.start()
+        yield broker
+    finally:
+        broker.kill()
+
+
+def kafka_connector() -> dict[str, str]:
+    """The settings that give Spark's Kafka connector to a session."""
+    from services.maven import JarsMissingError
+    from services.spark_kafka_connector import connector
+
+    try:
+        return connector().settings
+    except JarsMissingError as missing:
+        raise SkippedError(f"no Kafka connector to measure with: {missing}") from missing

@@ -15,6 +15,7 @@ from penstock.errors import (
     InternalError,
     JobFailedError,
     PenstockError,
+    SourceLostError,
     UnavailableError,
 )
 from penstock.guarantee import Guarantee
@@ -64,6 +65,7 @@ __all__ = [
     "Mode",
     "OnCancel",
     "PenstockError",
+    "SourceLostError",
     "Stream",
     "UnavailableError",
     "ValueState",

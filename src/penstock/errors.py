@@ -9,6 +9,7 @@
     ├── IncompatibleStateError  change the job back, or start from another checkpoint
     ├── BadRecordError          fix the data or the user code; a restart would meet it again
     ├── CommitLostError         a person must look: a promised commit cannot be made
+    ├── SourceLostError         a person must look: input that was not read yet is gone
     ├── JobFailedError          the restart strategy gave up; its cause says why
     └── InternalError           a bug in Penstock: report it with the text
 
@@ -57,6 +58,10 @@ class BadRecordError(PenstockError):
 
 class CommitLostError(PenstockError):
     """A transaction that a completed checkpoint names can no longer be committed."""
+
+
+class SourceLostError(PenstockError):
+    """A source no longer has records that come after the last checkpoint."""
 
 
 class JobFailedError(PenstockError):

@@ -25,15 +25,15 @@ def ivy_dir() -> Path:
     return cache_dir() / "ivy"
 
 
-def resolve(organisation: str, module: str, version: str) -> Path:
-    """A folder with the module and all it depends on; fetched once, then taken from the cache."""
-    folder = cache_dir() / "jars" / f"{module}-{version}"
+def resolve(organisation: str, module: str, version: str, *, transitive: bool = True) -> Path:
+    """A folder with the module and all it depends on (or the module alone); fetched once, then taken from the cache."""
+    folder = cache_dir() / "jars" / f"{module}-{version}{'' if transitive else '-alone'}"
     if folder.is_dir():
         return folder
     folder.parent.mkdir(parents=True, exist_ok=True)
     fresh = Path(tempfile.mkdtemp(prefix=f"{folder.name}.", dir=folder.parent))
     try:
-        _retrieve([organisation, module, version], fresh)
+        _retrieve([organisation, module, version], fresh, [] if transitive else ["-notransitive"])
         if not folder.is_dir():  # another test run may have been faster
             fresh.rename(folder)
     finally:
@@ -41,7 +41,7 @@ def resolve(organisation: str, module: str, version: str) -> Path:
     return folder
 
 
-def _retrieve(dependency: list[str], folder: Path) -> None:
+def _retrieve(dependency: list[str], folder: Path, options: list[str]) -> None:
     name = ":".join(dependency)
     try:
         java = find_java().path / "bin" / "java"
@@ -57,7 +57,7 @@ def _retrieve(dependency: list[str], folder: Path) -> None:
             "-cache",
             str(ivy_dir() / "cache"),
         ]
-        command += ["-dependency", *dependency, "-confs", "default"]
+        command += ["-dependency", *dependency, "-confs", "default", *options]
         command += ["-retrieve", f"{folder}/[artifact]-[revision](-[classifier]).[ext]"]
         done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
     except (ConfigError, OSError, subprocess.TimeoutExpired) as error:

@@ -21,8 +21,8 @@ class Number(ps.KeyedProcess):
 
 def main() -> None:
     """Run until killed, or (`available_now`) until the input known now is done; then print what the checkpoint says."""
-    servers, source, target, folder, ivy, connector, mode = sys.argv[1:]
-    spark = ps.local_session("kafka-job", packages=[connector], config={"spark.jars.ivy": ivy})
+    servers, source, target, folder, connector, mode = sys.argv[1:]
+    spark = ps.local_session("kafka-job", config=json.loads(connector))
     clicks = (
         spark.readStream.format("kafka")
         .option("kafka.bootstrap.servers", servers)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import os
 import subprocess
@@ -15,22 +14,20 @@ from typing import Any
 
 import kafka_job
 import pytest
-from confluent_kafka.admin import NewPartitions
+from confluent_kafka.admin import NewPartitions, NewTopic
 
-from services import maven
 from services.kafka_broker import KafkaBroker
+from services.maven import JarsMissingError
+from services.spark_kafka_connector import Connector, connector
 
 pytestmark = pytest.mark.spark
 PATIENCE_S = 180
-CONNECTOR = "org.apache.spark:spark-sql-kafka-0-10_2.13"
-VERSIONS = ("4.3.0", "4.2.0")
-"""The one of this Spark, then the one before: some mirrors of Maven Central are late."""
 
 
 class Pipeline:
     """The job of `kafka_job` between two topics."""
 
-    def __init__(self, kafka: KafkaBroker, folder: Path, connector: str) -> None:
+    def __init__(self, kafka: KafkaBroker, folder: Path, connector: Connector) -> None:
         self.kafka, self.folder, self.connector = kafka, folder, connector
         self.source, self.target = kafka.new_topic(2), kafka.new_topic(3)
         self.sent: Counter[str] = Counter()
@@ -44,7 +41,7 @@ class Pipeline:
     def start(self, mode: str) -> subprocess.Popen[str]:
         """Run the job in a process of its own."""
         script = Path(kafka_job.__file__)
-        places = [self.source, self.target, str(self.folder), str(maven.ivy_dir()), self.connector]
+        places = [self.source, self.target, str(self.folder), json.dumps(self.connector.settings)]
         with (self.folder / "errors.txt").open("w") as errors:
             return subprocess.Popen(
                 [sys.executable, str(script), self.kafka.address, *places, mode],
@@ -61,6 +58,14 @@ class Pipeline:
         assert process.returncode == 0, self.errors()
         report: dict[str, Any] = json.loads(output.splitlines()[-1])
         return report
+
+    def failure(self) -> str:
+        """Run the job, which fails; the last line of what it says."""
+        process = self.start("available_now")
+        process.communicate(timeout=PATIENCE_S)
+        assert process.returncode == 1, self.errors()
+        said = [line for line in self.errors().splitlines() if line.startswith("penstock.errors.")]
+        return said[-1]
 
     def errors(self) -> str:
         return (self.folder / "errors.txt").read_text()
@@ -84,23 +89,21 @@ class Pipeline:
             time.sleep(0.2)
 
 
+@pytest.fixture(scope="module")
+def spark_connector(request: pytest.FixtureRequest) -> Connector:
+    """Which one it is stands in the output of the run."""
+    try:
+        found = connector()
+    except JarsMissingError as missing:
+        pytest.skip(f"no Kafka connector to test with: {missing}")
+    with request.config.pluginmanager.get_plugin("capturemanager").global_and_fixture_disabled():
+        print(f"\n{found.story}")
+    return found
+
+
 @pytest.fixture
-def pipeline(kafka: KafkaBroker, tmp_path: Path) -> Pipeline:
-    return Pipeline(kafka, tmp_path, connector())
-
-
-@functools.cache
-def connector() -> str:
-    """The newest connector that can be fetched."""
-    reasons = []
-    for version in VERSIONS:
-        try:
-            maven.resolve(*CONNECTOR.split(":"), version)
-        except maven.JarsMissingError as missing:
-            reasons.append(str(missing))
-        else:
-            return f"{CONNECTOR}:{version}"
-    pytest.skip(f"no Kafka connector to test with: {'; '.join(reasons)}")
+def pipeline(kafka: KafkaBroker, tmp_path: Path, spark_connector: Connector) -> Pipeline:
+    return Pipeline(kafka, tmp_path, spark_connector)
 
 
 def test_kafka_to_kafka_with_a_kill_in_between(pipeline: Pipeline) -> None:
@@ -126,13 +129,22 @@ def test_kafka_to_kafka_with_a_kill_in_between(pipeline: Pipeline) -> None:
 
 
 def test_a_source_topic_that_was_deleted(pipeline: Pipeline) -> None:
-    """When the source lost messages that were not read yet, the job ends with an error that names the topic."""
+    """The job ends with one error that names the topic, what follows and what to do; also when a topic of that name is there again."""
     pipeline.send(["ann"], partition=0)
     pipeline.run()
     admin = pipeline.kafka.admin()
     admin.delete_topics([pipeline.source])[pipeline.source].result(30)
-    process = pipeline.start("available_now")
-    process.communicate(timeout=PATIENCE_S)
-    assert process.returncode != 0
-    assert pipeline.source in pipeline.errors()
+    gone = pipeline.failure()
+    assert gone.startswith("penstock.errors.JobFailedError: job kafka-job failed for good after 1 failures")
+    assert (
+        f"Kafka does not know a topic that the job reads (topics of its sources: {pipeline.source})" in gone
+    )
+    assert "create it again" in gone
+    admin.create_topics([NewTopic(pipeline.source, 2)])[pipeline.source].result(30)
+    lost = pipeline.failure()
+    assert lost.startswith(
+        "penstock.errors.SourceLostError: Kafka no longer has messages that were not read yet"
+    )
+    assert f"{pipeline.source}-0 offset was changed from 10 to 0" in lost
+    assert "failOnDataLoss" in lost
     assert pipeline.results() == pipeline.expected()

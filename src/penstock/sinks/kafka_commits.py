@@ -8,14 +8,16 @@ staging folder: a new Kafka transaction begins only after the one before is writ
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import chain
 from typing import Any
 
 import msgspec
+import pyarrow as pa
 
 from penstock.clock import SYSTEM_CLOCK
 from penstock.errors import CommitLostError, UnavailableError
 from penstock.sinks.kafka_cluster import REQUEST_TIMEOUT_S, KafkaCluster, imported
-from penstock.sinks.kafka_messages import Message
+from penstock.sinks.kafka_messages import Message, staged_messages
 from penstock.sinks.staging import StagedTransaction
 
 _PARTITION = 0
@@ -135,16 +137,16 @@ class CommitSession:
     def publish(
         self,
         topic: str,
-        messages: Iterable[Message],
+        batches: Iterable[pa.RecordBatch],
         transactions: Sequence[StagedTransaction],
         *,
         timeout_s: float,
     ) -> None:
-        """Make the messages visible together with their proof. After an error the session is of no use any more."""
+        """Make staged messages visible together with their proof. After an error the session is of no use any more."""
         deadline = _Deadline(timeout_s)
         with self._cluster.errors(f"commit to the topic {topic!r}"):
             self._producer.begin_transaction()
-            self._produce(topic, messages, deadline)
+            self._produce(topic, batches, deadline)
             self._flush(deadline)  # so that the proof keeps readers of its topic waiting for a moment only
             self._producer.produce(
                 self._commits.topic, _proof(transactions), self._commits.owner.encode(), _PARTITION
@@ -156,16 +158,25 @@ class CommitSession:
         """Forget what is under way; the broker aborts it when the next session begins, or after the time-out."""
         self._producer.purge(blocking=False)
 
-    def _produce(self, topic: str, messages: Iterable[Message], deadline: _Deadline) -> None:
+    def _produce(self, topic: str, batches: Iterable[pa.RecordBatch], deadline: _Deadline) -> None:
+        """The hot loop of a commit: whatever is done here is done once a message."""
         produce = self._producer.produce
-        for key, value, partition, headers in messages:
-            while True:
-                try:
-                    produce(topic, value, key, partition, headers=headers)
-                    break
-                except BufferError:
-                    deadline.check()
-                    self._producer.poll(0.05)
+        for message in chain.from_iterable(map(staged_messages, batches)):
+            try:
+                produce(topic, *message)
+            except BufferError:
+                self._produce_later(topic, message, deadline)
+
+    def _produce_later(self, topic: str, message: Message, deadline: _Deadline) -> None:
+        """Wait until the queue has room."""
+        while True:
+            deadline.check()
+            self._producer.poll(0.05)
+            try:
+                self._producer.produce(topic, *message)
+            except BufferError:
+                continue
+            return
 
     def _flush(self, deadline: _Deadline) -> None:
         while self._producer.flush(1.0):

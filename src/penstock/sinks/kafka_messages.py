@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import repeat
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -21,8 +23,8 @@ MESSAGE_OVERHEAD_BYTES = 128
 _HEADER = "header:"
 _FORMATS = ("json", "bytes")
 
-Message = tuple[bytes | None, bytes | None, int, list[tuple[str, bytes]] | None]
-"""Key, value, partition, headers."""
+Message = tuple[Any, ...]
+"""What a producer takes behind the topic, by position: value, key, partition; with headers also two callbacks, a time, the headers."""
 
 
 @dataclass(frozen=True)
@@ -173,19 +175,16 @@ class MessageLayout:
 
 def staged_messages(batch: pa.RecordBatch) -> Iterator[Message]:
     """Read staged messages back, one by one."""
+    columns = [batch.column(name).to_pylist() for name in ("value", "key", "partition")]
     names = [name.removeprefix(_HEADER) for name in batch.schema.names if name.startswith(_HEADER)]
-    keys, values, partitions = (batch.column(name).to_pylist() for name in ("key", "value", "partition"))
     if not names:
-        yield from ((k, v, p, None) for k, v, p in zip(keys, values, partitions, strict=True))
-        return
-    columns = [batch.column(_HEADER + name).to_pylist() for name in names]
-    for k, v, p, *headers in zip(keys, values, partitions, *columns, strict=True):
-        yield (
-            k,
-            v,
-            p,
-            [(name, header) for name, header in zip(names, headers, strict=True) if header is not None],
-        )
+        return zip(*columns, strict=True)
+    values = zip(*(batch.column(_HEADER + name).to_pylist() for name in names), strict=True)
+    headers = (
+        [(name, header) for name, header in zip(names, row, strict=True) if header is not None]
+        for row in values
+    )
+    return zip(*columns, repeat(None), repeat(None), repeat(0), headers)
 
 
 def _field(schema: pa.Schema, name: str) -> pa.Field:

@@ -1,24 +1,16 @@
-"""Sinks that keep rows beside the checkpoint and hand them over when it completes. Staged in tasks, handed over on the driver.
+"""The life of rows that wait in a file until their checkpoint completes. Staged in tasks; found, read and deleted on the driver.
 
     <staging>/<job>/<sink>/<transaction>.arrow      rows, durable before the checkpoint names them
-    <staging>/<job>/<sink>/committed/               the note of each handover, see `commit_log`
+    <staging>/<job>/<sink>/committed/               the note of each commit, see `commit_log`
 
-Transactions are handed over one by one, in order: hand over, note it down, delete the file. What a crash leaves:
-
-    found                   meaning                                         commit
-    file, no note           not handed over, or handed over and not noted   hand over (again)
-    file and note           handed over                                     delete the file
-    note only               handed over                                     nothing
-    neither                 aborted, or deleted by somebody                 CommitLostError
-
-So at most one transaction is handed over twice for one crash, and none out of order.
+How they are committed is what tells these sinks apart: see `handover_sink` and `kafka`.
 """
 
 from __future__ import annotations
 
 import os
 import tempfile
-from abc import abstractmethod
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,15 +27,15 @@ _SUFFIX = ".arrow"
 
 
 class StagedSink(TwoPhaseCommitSink):
-    """All of a sink but `hand_over`. `staging` is a folder that the driver and all executors share."""
+    """All of a sink but its commit. `staging` is a folder that the driver and all executors share."""
 
     def __init__(self, staging: str | os.PathLike[str]) -> None:
         self.staging = local_path("staging", staging)
         self._writing: StagedRows | None = None
 
-    @abstractmethod
-    def hand_over(self, rows: pa.Table, transaction: StagedTransaction) -> None:
-        """Give the rows of one transaction to the target; may be called again for the same transaction. Driver only."""
+    def staged_form(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """What is kept of these rows; a sink refuses here, in the task, what its target would refuse."""
+        return batch
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_writing": None}
@@ -75,8 +67,9 @@ class StagedSink(TwoPhaseCommitSink):
         """Add rows to the staged file."""
         writing = self._begun(transaction)
         if batch.num_rows:
+            kept = self.staged_form(batch)
             with storage_errors("write to", writing.path):
-                writing.write(batch)
+                writing.write(kept)
 
     def pre_commit(self, transaction: Transaction) -> Transaction:
         """Close and sync the file, and every folder above it that may be new."""
@@ -88,41 +81,54 @@ class StagedSink(TwoPhaseCommitSink):
         self._writing = None
         return msgspec.structs.replace(writing.transaction, rows=writing.rows).as_transaction()
 
-    def commit(self, transaction: Transaction) -> None:
-        """Hand the rows over, unless that was noted."""
-        staged = StagedTransaction.read(transaction)
-        if not self._is_noted(staged):
-            rows = self._read(staged)
-            if rows is not None:
-                self.hand_over(rows, staged)
-            self._log(staged.job, staged.sink).append([staged])
-        self._delete(staged)
-
     def abort(self, transaction: Transaction) -> None:
         """Delete the staged file; nothing else exists before a commit."""
         target = StagedTransaction.read(transaction)
         if self._writing is not None and self._writing.transaction.name == target.name:
             self._writing.discard()
             self._writing = None
-        self._delete(target)
+        self.delete_staged(target)
 
     def find_transactions(self, job: str, sink: str) -> list[Transaction]:
-        """List the staged files that are left, without those whose handover is noted."""
+        """List the staged files that are left, without those that are committed."""
         folder = self.staging / job / sink
         with storage_errors("list", folder):
             names = sorted(path.stem for path in folder.glob(f"*{_SUFFIX}")) if folder.exists() else []
         found = [parsed for name in names if (parsed := StagedTransaction.parse(job, sink, name)) is not None]
-        noted = self._log(job, sink).committed(found)
-        return [each.as_transaction() for each in found if each not in noted]
+        committed = self.committed_of(job, sink, found)
+        return [each.as_transaction() for each in found if each.name not in committed]
+
+    def committed_of(self, job: str, sink: str, found: Sequence[StagedTransaction]) -> set[str]:
+        """The names of those that are known to be committed."""
+        return {each.name for each in self.log(job, sink).committed(found)}
+
+    def log(self, job: str, sink: str) -> CommitLog:
+        """Where commits are noted."""
+        return CommitLog(self.staging / job / sink / "committed")
+
+    def staged_rows(self, transaction: StagedTransaction) -> pa.Table | None:
+        """The staged rows, mapped into memory, None when there are none; the file must hold what `pre_commit` counted."""
+        path = self._path(transaction)
+        with storage_errors("read", path):
+            try:
+                empty = path.stat().st_size == 0
+                table = None if empty else pa.ipc.open_file(pa.memory_map(str(path))).read_all()
+            except FileNotFoundError:
+                raise self._lost(transaction, "it is neither staged nor recorded as committed") from None
+            except pa.ArrowInvalid as error:
+                raise self._lost(transaction, f"its staged file {path} is damaged ({error})") from error
+        rows = 0 if table is None else table.num_rows
+        if transaction.rows is not None and rows != transaction.rows:
+            raise self._lost(transaction, f"its staged file {path} holds {rows} rows")
+        return table
+
+    def delete_staged(self, transaction: StagedTransaction) -> None:
+        """Delete the file, if it is still there."""
+        with storage_errors("delete", self._path(transaction)):
+            self._path(transaction).unlink(missing_ok=True)
 
     def _path(self, transaction: StagedTransaction) -> Path:
         return self.staging / transaction.job / transaction.sink / (transaction.name + _SUFFIX)
-
-    def _log(self, job: str, sink: str) -> CommitLog:
-        return CommitLog(self.staging / job / sink / "committed")
-
-    def _is_noted(self, transaction: StagedTransaction) -> bool:
-        return bool(self._log(transaction.job, transaction.sink).committed([transaction]))
 
     def _begun(self, transaction: Transaction) -> StagedRows:
         name = StagedTransaction.read(transaction).name
@@ -132,29 +138,9 @@ class StagedSink(TwoPhaseCommitSink):
             )
         return self._writing
 
-    def _read(self, transaction: StagedTransaction) -> pa.Table | None:
-        """The staged rows, None when there are none; the file must hold what `pre_commit` counted."""
-        path = self._path(transaction)
-        with storage_errors("read", path):
-            try:
-                empty = path.stat().st_size == 0
-                table = None if empty else pa.ipc.open_file(pa.memory_map(str(path))).read_all()
-            except FileNotFoundError:
-                raise self._lost(transaction, "it is neither staged nor noted as handed over") from None
-            except pa.ArrowInvalid as error:
-                raise self._lost(transaction, f"its staged file {path} is damaged ({error})") from error
-        rows = 0 if table is None else table.num_rows
-        if transaction.rows is not None and rows != transaction.rows:
-            raise self._lost(transaction, f"its staged file {path} holds {rows} rows")
-        return table
-
-    def _delete(self, transaction: StagedTransaction) -> None:
-        with storage_errors("delete", self._path(transaction)):
-            self._path(transaction).unlink(missing_ok=True)
-
     def _lost(self, transaction: StagedTransaction, why: str) -> CommitLostError:
         return CommitLostError(
-            f"transaction {transaction.name} cannot be handed over by {self!r}: {why}. A completed checkpoint promised its "
+            f"transaction {transaction.name} cannot be committed by {self!r}: {why}. A completed checkpoint promised its "
             f"{transaction.rows} rows, so the target lacks them. Look for its file below {self.staging}; if staging was changed, "
             "start the job once with the old one; otherwise restore an older checkpoint",
             transaction=transaction.name,

@@ -1,7 +1,7 @@
 """Sinks that write by key, so that the same rows twice are no harm. In tasks, or on the driver when the checkpoint completes.
 
 visible="at once"                each task writes at its end, before the checkpoint is complete
-visible="with the checkpoint"    rows are staged (see `staged_sink`) and written when it is complete
+visible="with the checkpoint"    rows are staged (see `handover_sink`) and written when it is complete
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import msgspec
 import pyarrow as pa
 
 from penstock.errors import ConfigError, InternalError
-from penstock.sinks.staged_sink import StagedSink
+from penstock.sinks.handover_sink import HandoverSink
 from penstock.sinks.staging import StagedTransaction
 from penstock.sinks.two_phase_commit import Delivery, Transaction, TransactionContext, TwoPhaseCommitSink
 
@@ -137,7 +137,7 @@ class _AtOnce(TwoPhaseCommitSink):
         return []
 
 
-class _WithTheCheckpoint(StagedSink):
+class _WithTheCheckpoint(HandoverSink):
     """Hands prepared rows to the writer when the checkpoint is complete."""
 
     explanation = (

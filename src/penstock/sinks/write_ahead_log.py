@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from penstock.errors import InternalError
-from penstock.sinks.staged_sink import StagedSink
+from penstock.sinks.handover_sink import HandoverSink
 from penstock.sinks.staging import StagedTransaction
 from penstock.sinks.two_phase_commit import Delivery
 from penstock.sinks.user_function import checked_function, shown_function
@@ -17,7 +17,7 @@ from penstock.sinks.user_function import checked_function, shown_function
 HandoverFunction = Callable[[pa.Table, int, str], object]
 
 
-class WriteAheadLog(StagedSink):
+class WriteAheadLog(HandoverSink):
     """Call `function(table, checkpoint, transaction)` on the driver, after the checkpoint completed, in checkpoint order.
 
     Nothing is handed over that a failure could take back. One call gets the rows of one task; `transaction` is unique

@@ -19,6 +19,7 @@ from penstock.errors import (
     FencedError,
     JobFailedError,
     PenstockError,
+    SourceLostError,
     UnavailableError,
 )
 from penstock.ids import RunId
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-FINAL = (*FATAL, FencedError, CorruptStateError, CommitLostError)
+FINAL = (*FATAL, FencedError, CorruptStateError, CommitLostError, SourceLostError)
 """What another attempt would only meet again."""
 
 

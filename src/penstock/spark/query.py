@@ -44,6 +44,7 @@ from penstock.spark.compiled import Compiled
 from penstock.spark.frames import BatchFrames, merged_sources
 from penstock.spark.going_back import GoingBack
 from penstock.spark.observer import Observer, tell_origins
+from penstock.spark.source_errors import source_failure
 from penstock.state.compaction import RETRY_AFTER_S, Compactions, Merged
 from penstock.state.handle import StateHandle
 from penstock.state.local_files import begin_run, job_dir, run_dir
@@ -230,8 +231,14 @@ class QueryRun:
             self.failure = self._explained(error)
 
     def _explained(self, error: BaseException) -> BaseException:
-        """A task's own account of its failure says more than Spark's."""
-        if isinstance(error, PenstockError) or not self._told:
+        """A task's own account of its failure says more than Spark's; of a source that fails there is only Spark's, which is long."""
+        if isinstance(error, PenstockError):
+            return error
+        lost = source_failure(error)
+        if lost is not None:
+            lost.__cause__ = error
+            return lost
+        if not self._told:
             return error
         told = self._told[0]
         kind = getattr(errors, told.error, None)
