@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import settings
@@ -70,6 +70,30 @@ def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaBroker]:
         yield broker
     finally:
         broker.kill()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Deal out tests to two processes: what starts Spark to one of them, everything else a module at a time."""
+    for item in items:
+        heavy = item.get_closest_marker("spark") or item.get_closest_marker("chaos")
+        item.add_marker(pytest.mark.xdist_group("spark" if heavy else item.path.stem))
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """A process among several tells the first one which servers it had."""
+    from services import summary
+
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["services"] = summary.versions()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """The first one hears it; a process that died says nothing."""
+    from services import summary
+
+    for name, version in getattr(node, "workeroutput", {}).get("services", {}).items():
+        summary.started(name, version)
 
 
 @pytest.hookimpl(trylast=True)

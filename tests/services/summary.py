@@ -14,6 +14,11 @@ def started(name: str, version: str) -> None:
     _versions[name] = version
 
 
+def versions() -> dict[str, str]:
+    """The servers that answered in this process."""
+    return dict(_versions)
+
+
 def line(skips: Iterable[str], versions: dict[str, str] | None = None) -> str:
     """What ran, and what was skipped and why; empty when no test needed a server.
 
