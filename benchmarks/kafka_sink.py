@@ -17,8 +17,6 @@ from typing import TYPE_CHECKING, Protocol
 import pyarrow as pa
 import servers
 from bench import Bench
-from confluent_kafka import IsolationLevel, TopicPartition
-from confluent_kafka.admin import OffsetSpec
 from data import Clicks
 from measure import Found
 from pyspark.sql import DataFrame, SparkSession
@@ -76,6 +74,9 @@ class Topic:
 
     def readable(self) -> int:
         """The offsets up to which everything is decided, over all partitions."""
+        from confluent_kafka import IsolationLevel, TopicPartition
+        from confluent_kafka.admin import OffsetSpec
+
         latest = {TopicPartition(self.name, number): OffsetSpec.latest() for number in range(PARTITIONS)}
         asked = self._admin.list_offsets(latest, isolation_level=IsolationLevel.READ_COMMITTED)
         return sum(answer.result(30).offset for answer in asked.values())
