@@ -17,8 +17,6 @@ from typing import TYPE_CHECKING, Protocol
 import pyarrow as pa
 import servers
 from bench import Bench
-from confluent_kafka import IsolationLevel, TopicPartition
-from confluent_kafka.admin import OffsetSpec
 from data import Clicks
 from measure import Found
 from pyspark.sql import DataFrame, SparkSession
@@ -32,8 +30,8 @@ if TYPE_CHECKING:
 KEYS = 50_000
 PARTITIONS = 4
 ROUNDS = 3
-BATCHES = 5
-WARM_UP = 2
+BATCHES = 6
+WARM_UP = 3
 LOOK_EVERY_S = 0.01
 PATIENCE_S = 300.0
 
@@ -76,6 +74,9 @@ class Topic:
 
     def readable(self) -> int:
         """The offsets up to which everything is decided, over all partitions."""
+        from confluent_kafka import IsolationLevel, TopicPartition
+        from confluent_kafka.admin import OffsetSpec
+
         latest = {TopicPartition(self.name, number): OffsetSpec.latest() for number in range(PARTITIONS)}
         asked = self._admin.list_offsets(latest, isolation_level=IsolationLevel.READ_COMMITTED)
         return sum(answer.result(30).offset for answer in asked.values())
@@ -164,13 +165,13 @@ def measure(bench: Bench) -> Found:
         }
         for turn in range(turns):
             for name, stream in streams.items():
-                bench.console.print(f"  {name}, turn {turn + 1} of {turns}")
                 with stream.running(bench.spark):
                     times = [_batch_s(stream, rows) for _ in range(WARM_UP + BATCHES)]
                 seconds[name] += times[WARM_UP:]
-        _compare(
-            broker, rows * turns * (WARM_UP + BATCHES), *(stream.topic.name for stream in streams.values())
-        )
+                shown = ", ".join(f"{one:.2f}" for one in times)
+                bench.console.print(f"  {name}, turn {turn + 1} of {turns}: {shown} s")
+        topics = [stream.topic.name for stream in streams.values()]
+        _compare(bench.spark, broker.address, rows * turns * (WARM_UP + BATCHES), topics)
     theirs, ours = (statistics.median(times) for times in seconds.values())
     return {
         "spark_at_least_once_s": theirs,
@@ -190,12 +191,19 @@ def _batch_s(stream: Stream, rows: int) -> float:
     return time.monotonic() - started
 
 
-def _compare(broker: KafkaBroker, rows: int, theirs: str, ours: str) -> None:
+def _compare(spark: SparkSession, brokers: str, rows: int, topics: list[str]) -> None:
     """The same messages in both topics, each as often, or the comparison is void."""
-    first, second = (
-        sorted((message.key(), message.value()) for message in broker.read(topic)) for topic in (theirs, ours)
-    )
-    if first != second or len(first) != rows:
-        raise RuntimeError(
-            f"{rows} messages were written; {len(first)} are in {theirs} and {len(second)} in {ours}"
+    reader = spark.read.format("kafka").option("kafka.bootstrap.servers", brokers)
+    reader = reader.option("kafka.isolation.level", "read_committed")
+    facts = [
+        tuple(
+            reader.option("subscribe", topic)
+            .load()
+            .agg(F.count("*"), F.bit_xor(F.xxhash64("key", "value")), F.sum(F.crc32("value")))
+            .first()
+            or ()
         )
+        for topic in topics
+    ]
+    if facts[0] != facts[1] or facts[0][0] != rows:
+        raise RuntimeError(f"{rows} messages were written, and the topics {topics} differ: {facts}")

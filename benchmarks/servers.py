@@ -1,4 +1,4 @@
-"""Servers for the benchmarks: those that the tests start, with the settings that their users have. Driver.
+"""Servers for the benchmarks: those that the tests start. Driver.
 
 What cannot be had on this machine is a reason to skip a figure.
 """

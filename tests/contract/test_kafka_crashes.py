@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import signal
 import subprocess
@@ -15,6 +14,7 @@ from typing import Any
 import pytest
 from confluent_kafka import Producer
 from kafka_target import KafkaTarget
+from watched_producer import WatchedProducer
 
 from penstock.errors import UnavailableError
 from penstock.sinks import Kafka
@@ -28,26 +28,10 @@ def suite(kafka: KafkaBroker, tmp_path: Path) -> KafkaTarget:
     return KafkaTarget().use(kafka, tmp_path)
 
 
-class WatchedProducer:
-    """A real producer that calls `before` and `after` around each of its calls."""
-
-    def __init__(self, producer: Any, before: Callable[[str], None], after: Callable[[str], None]) -> None:
-        self._producer, self._before, self._after = producer, before, after
-
-    def __getattr__(self, name: str) -> Any:
-        def call(*arguments: Any, **options: Any) -> Any:
-            self._before(name)
-            result = getattr(self._producer, name)(*arguments, **options)
-            self._after(name)
-            return result
-
-        return call
-
-
 KILLED_COMMIT = """
 import json, os, signal, sys
 sys.path.insert(0, sys.argv[1])
-from test_kafka_crashes import WatchedProducer
+from watched_producer import WatchedProducer
 from penstock.sinks import Kafka
 from penstock.sinks.kafka_cluster import KafkaCluster
 
@@ -104,13 +88,7 @@ def killed(suite: KafkaTarget, where: str, nth: int, staged: list[Any]) -> None:
         str(nth),
         json.dumps(staged),
     ]
-    paths = [str(here.parent), os.environ.get("PYTHONPATH", "")]
-    done = subprocess.run(
-        command,
-        check=False,
-        timeout=120,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
-    )
+    done = subprocess.run(command, check=False, timeout=120)
     assert done.returncode == -signal.SIGKILL
 
 

@@ -117,8 +117,14 @@ class KafkaBroker:
             consumer.close()
 
     def _answers(self) -> bool:
+        """Clients look again for a broker only after a while, so none is made before somebody listens."""
+        host, _, port = self.address.partition(":")
         try:
+            socket.create_connection((host, int(port)), timeout=1).close()
             self.admin().list_topics(timeout=1)
+        except OSError:
+            time.sleep(0.02)
+            return False
         except KafkaException:
             return False
         return True
@@ -143,7 +149,7 @@ def _until_the_end(consumer: Consumer, partitions: int) -> list[Any]:
     messages: list[Any] = []
     ended: set[int] = set()
     while len(ended) < partitions:
-        for message in consumer.consume(1000, timeout=0.2):
+        for message in consumer.consume(1000, timeout=0.02):  # it waits so long unless there are as many
             error = message.error()
             if error is None:
                 messages.append(message)

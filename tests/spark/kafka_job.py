@@ -20,7 +20,7 @@ class Number(ps.KeyedProcess):
 
 
 def main() -> None:
-    """Run until killed, or (`available_now`) until the input known now is done; then print what the checkpoint says."""
+    """Run until killed, or until the input known now is done (`available_now`, `without lost`); then print what the checkpoint says."""
     servers, source, target, folder, connector, mode = sys.argv[1:]
     spark = ps.local_session("kafka-job", config=json.loads(connector))
     clicks = (
@@ -29,6 +29,7 @@ def main() -> None:
         .option("subscribe", source)
         .option("startingOffsets", "earliest")
         .option("maxOffsetsPerTrigger", 40)
+        .option("failOnDataLoss", str(mode != "without lost").lower())
         .load()
         .selectExpr("CAST(key AS STRING) AS user", "CAST(value AS STRING) AS page")
     )
@@ -46,7 +47,7 @@ def main() -> None:
     )
     numbered.write_to(sink, uid="out")
     guarantee = job.guarantee()
-    handle = job.start(available_now=mode == "available_now")
+    handle = job.start(available_now=mode != "until killed")
     handle.wait()
     last = handle.checkpoints()[-1]
     print(json.dumps({"positions": last.barrier.positions["clicks"], "guarantee": guarantee.level.value}))

@@ -51,9 +51,9 @@ class Pipeline:
                 env=dict(os.environ),
             )
 
-    def run(self) -> dict[str, Any]:
+    def run(self, mode: str = "available_now") -> dict[str, Any]:
         """Run the job to the end of the input known now."""
-        process = self.start("available_now")
+        process = self.start(mode)
         output, _ = process.communicate(timeout=PATIENCE_S)
         assert process.returncode == 0, self.errors()
         report: dict[str, Any] = json.loads(output.splitlines()[-1])
@@ -129,7 +129,7 @@ def test_kafka_to_kafka_with_a_kill_in_between(pipeline: Pipeline) -> None:
 
 
 def test_a_source_topic_that_was_deleted(pipeline: Pipeline) -> None:
-    """The job ends with one error that names the topic, what follows and what to do; also when a topic of that name is there again."""
+    """The job ends with one error that names the topic, what follows and what to do, and does so until it is told to go on without."""
     pipeline.send(["ann"], partition=0)
     pipeline.run()
     admin = pipeline.kafka.admin()
@@ -147,4 +147,8 @@ def test_a_source_topic_that_was_deleted(pipeline: Pipeline) -> None:
     )
     assert f"{pipeline.source}-0 offset was changed from 10 to 0" in lost
     assert "failOnDataLoss" in lost
+    assert pipeline.results() == pipeline.expected()
+    pipeline.run("without lost")
+    pipeline.send(["bob"], partition=0)
+    pipeline.run()
     assert pipeline.results() == pipeline.expected()

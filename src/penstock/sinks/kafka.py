@@ -95,9 +95,10 @@ class Kafka(StagedSink):
         """Compare columns, staging folder, topics and time-outs with what a commit will need."""
         self.layout.check(schema)
         super().validate(schema)
-        self.layout = self.layout.within(self.cluster.check_topic(self.topic))
-        self.cluster.check_transaction_timeout(self._transaction_timeout_ms)
-        self.cluster.ensure_compacted(self.commits_topic)
+        admin = self.cluster.admin()
+        self.layout = self.layout.within(self.cluster.check_topic(admin, self.topic))
+        self.cluster.check_transaction_timeout(admin, self._transaction_timeout_ms)
+        self.cluster.ensure_compacted(admin, self.commits_topic)
 
     def staged_form(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Make messages of the rows; what the topic would refuse is refused while the job can go back."""

@@ -112,9 +112,8 @@ class KafkaCluster:
 
     # ── what the cluster must offer ────────────────────────────────────────────────────────────
 
-    def check_topic(self, topic: str) -> Limits:
+    def check_topic(self, admin: Any, topic: str) -> Limits:
         """The limits of a topic; a missing one is a `ConfigError`."""
-        admin = self.admin()
         partitions = self._partitions(admin, topic)
         if partitions is None:
             raise ConfigError(
@@ -125,11 +124,11 @@ class KafkaCluster:
         found = self._settings(admin, "TOPIC", topic).get("max.message.bytes")
         return Limits(partitions) if found is None else Limits(partitions, int(found))
 
-    def check_transaction_timeout(self, timeout_ms: int) -> None:
+    def check_transaction_timeout(self, admin: Any, timeout_ms: int) -> None:
         """Refuse a transaction that may stay open longer than the brokers allow."""
-        admin = self.admin()
         with self.errors("ask for the brokers"):
-            brokers = admin.list_topics(timeout=REQUEST_TIMEOUT_S).brokers
+            described = admin.describe_cluster(request_timeout=REQUEST_TIMEOUT_S)
+            brokers = [node.id for node in described.result(REQUEST_TIMEOUT_S).nodes]
         largest = self._settings(admin, "BROKER", str(next(iter(brokers), 1))).get(
             "transaction.max.timeout.ms"
         )
@@ -141,9 +140,8 @@ class KafkaCluster:
                 largest=int(largest),
             )
 
-    def ensure_compacted(self, topic: str) -> None:
+    def ensure_compacted(self, admin: Any, topic: str) -> None:
         """Create the topic of commits if it is missing; refuse one that forgets."""
-        admin = self.admin()
         if self._partitions(admin, topic) is None:
             self._create_compacted(admin, topic)
         elif "compact" not in self._settings(admin, "TOPIC", topic).get("cleanup.policy", "compact").split(

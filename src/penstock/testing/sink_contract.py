@@ -147,9 +147,11 @@ class SinkContract(ABC):
     def test_an_old_commit_repeated_is_harmless(self) -> None:
         """A commit repeated after many newer ones, as when an old checkpoint is restored, changes nothing."""
         first = self.staged([0], checkpoint=0)
-        self.sink().commit(first)
+        driver = self.sink()
+        driver.commit(first)
         for checkpoint in range(1, 20):
-            self.sink().commit(self.staged([checkpoint], checkpoint=checkpoint))
+            driver.commit(self.staged([checkpoint], checkpoint=checkpoint))
+        driver.commit(first)
         self.sink().commit(first)
         self.assert_visible(*range(20))
 
