@@ -41,6 +41,7 @@ def _make_empty(reader: psycopg.Connection) -> None:
     for (schema,) in reader.execute(_SCHEMAS).fetchall():
         reader.execute(f"DROP SCHEMA {schema} CASCADE")
     reader.execute("CREATE SCHEMA public")
+    reader.execute("GRANT USAGE ON SCHEMA public TO public")
 
 
 class PostgresTarget(SinkContract):

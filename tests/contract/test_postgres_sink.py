@@ -18,6 +18,7 @@ from penstock.errors import (
     UnavailableError,
 )
 from penstock.sinks import Postgres, TransactionContext
+from penstock.sinks.postgres_binary import binary_rows
 from penstock.testing.sink_contract import JOB, SINK, through_json
 
 
@@ -102,6 +103,43 @@ def test_values_come_back_as_they_were(transactions: str, postgres_server) -> No
         assert [list(row) for row in connection.execute("SELECT * FROM everything")] == [
             list(row.values()) for row in expected
         ]
+
+
+BY_TEXT = {"exact"}
+"""Of these types, those that have no binary form here."""
+
+
+def test_values_by_themselves(postgres_server) -> None:
+    """Each type in a table of its own arrives unchanged, in binary form wherever there is one, also from the middle of a batch."""
+    suite = fresh(PostgresPrepared, postgres_server)
+    for name, (kind, declared, values) in VALUES.items():
+        suite.execute(f'CREATE TABLE "{name}" (value {declared})')
+        sink = Postgres(suite.server.dsn(database=suite.database), name)
+        batch = pa.record_batch({"value": pa.array([None, *values, *values, None], kind)}).slice(1, 6)
+        sink.validate(batch.schema)
+        written_as_text = binary_rows(batch, [sink._layout.columns[0].type]) is None
+        assert written_as_text == (name in BY_TEXT), name
+        sink.commit(written(sink, batch))
+        with suite.server.connect(suite.database) as connection:
+            connection.execute("SET TimeZone = 'UTC'")
+            found = [value for (value,) in connection.execute(f'SELECT value FROM "{name}"')]
+        assert found == [*values, *values], name
+
+
+@pytest.mark.parametrize(
+    ("values", "declared"),
+    [
+        (pa.array([1], pa.timestamp("ns")), "timestamp"),
+        (pa.array([2**40], pa.int64()), "int4"),
+        (pa.array([2**63], pa.uint64()), "int8"),
+        (pa.array([10_000_000], pa.date32()), "date"),
+        (pa.array([5], pa.int64()), "numeric"),
+        (pa.array(["6a2f41a3-c54c-fce8-32d2-0324e1c32e22"]), "uuid"),
+    ],
+)
+def test_what_the_server_has_to_read_as_text(values: pa.Array, declared: str) -> None:
+    """A value that the binary form of its column cannot hold as it is, or of a type without one, is not bent to fit."""
+    assert binary_rows(pa.record_batch({"value": values}), [declared]) is None
 
 
 @pytest.mark.parametrize("transactions", ["prepared", "staged"])

@@ -38,6 +38,7 @@ _MAY_PASS = {0, 1021, 1040, 1053, 1077, 1114, 1129, 1158, 1159, 1160, 1161, 1203
              1613, 1614, 1836, 1927, *_REFUSED_LOGIN, *range(2000, 3000)}  # fmt: skip
 """Disk, connections, locks, shutdown, read-only, an XA transaction that was rolled back before it was prepared."""
 _DEFAULT_PORT = 3306
+_HAS = "SELECT 1 FROM information_schema.tables WHERE table_schema = DATABASE() AND table_name = ?"
 _SESSION = (
     "SET SESSION sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION', time_zone = '+00:00', "
     "innodb_lock_wait_timeout = {lock_timeout_s:d}"
@@ -80,6 +81,8 @@ def _unverified() -> ssl.SSLContext:
 class Session:
     """One connection; statements go out as they are, so a `%` in a name is only a `%`."""
 
+    mark = "?"
+
     def __init__(self, connection: Any) -> None:
         self._connection = connection
 
@@ -89,10 +92,18 @@ class Session:
             cursor.execute(self._filled(statement, values))
             return list(cursor.fetchall())
 
-    def change(self, statement: str) -> int:
+    def change(self, statement: str, values: Sequence[Any] = ()) -> int:
         """Run a statement; returns how many rows it has changed."""
         with self._connection.cursor() as cursor:
-            return int(cursor.execute(statement))
+            return int(cursor.execute(self._filled(statement, values)))
+
+    def named(self, table: str) -> str:
+        """The name of one of the tables of records, which needs no quotes."""
+        return table
+
+    def has(self, table: str) -> bool:
+        """Tell whether a table is there."""
+        return bool(self.execute(_HAS, [table]))
 
     def literal(self, value: Any) -> str:
         """Write a value for SQL."""

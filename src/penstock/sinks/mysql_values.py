@@ -13,8 +13,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.errors import BadRecordError
-from penstock.sinks.json_text import check_years, json_texts, timestamp_texts
-from penstock.sinks.postgres_values import SqlType, is_bytes
+from penstock.sinks.json_text import json_texts, timestamp_texts
+from penstock.sinks.sql_values import SqlType, date_texts, is_bytes
 
 _TEXTS = ("char", "varchar", "tinytext", "text", "mediumtext", "longtext", "json")
 _BYTES = ("binary", "varbinary", "tinyblob", "blob", "mediumblob", "longblob")
@@ -80,11 +80,6 @@ def _literal_values(column: pa.Array) -> pa.Array:
     return column
 
 
-def _date_texts(column: pa.Array) -> pa.Array:
-    check_years(column.cast(pa.date32()).view(pa.int32()), units_per_day=1)
-    return column.cast(pa.string())
-
-
 def _finite(column: pa.Array) -> pa.Array:
     if not pc.all(pc.is_finite(column.cast(pa.float64())), min_count=0).as_py():
         raise BadRecordError("NaN or infinity, which MySQL and MariaDB do not have; filter or replace it")
@@ -93,7 +88,7 @@ def _finite(column: pa.Array) -> pa.Array:
 
 _CONVERSIONS: list[tuple[Callable[[pa.DataType], bool], Callable[[pa.Array], pa.Array]]] = [
     (pa.types.is_timestamp, lambda column: timestamp_texts(column.view(pa.timestamp(column.type.unit)))),
-    (pa.types.is_date, _date_texts),
+    (pa.types.is_date, date_texts),
     (pa.types.is_nested, json_texts),
     (pa.types.is_floating, _finite),
     (pa.types.is_decimal, lambda column: column.cast(pa.string())),

@@ -10,14 +10,14 @@ from collections.abc import Iterator
 
 import pyarrow as pa
 
-from penstock.sinks import mysql_records
-from penstock.sinks.mysql_server import REFUSED_ROWS, MySQLServer, Session, code, pymysql_module, said
+from penstock.sinks.mysql_records import staged_in
+from penstock.sinks.mysql_server import REFUSED_ROWS, MySQLServer, code, pymysql_module, said
 from penstock.sinks.mysql_table import Layout, listed, quoted
 from penstock.sinks.mysql_values import python_rows
+from penstock.sinks.sql_records import STAGED_KEY, Records
 from penstock.sinks.sql_transaction import PREPARED, SqlTransaction, bad_record, owner_digest
 
 _SHOWN_BYTES = 20
-_NO_SUCH_SESSION = 1094
 _STATEMENT_CHARACTERS = 500_000
 """Servers refuse statements above `max_allowed_packet`, which is 16 MB or more unless somebody has lowered it."""
 
@@ -39,16 +39,14 @@ class OpenTransaction:
                 self._session.execute(f"XA START {self._xid}")
             else:
                 self._session.execute("START TRANSACTION")
-                staged_in = mysql_records.staging_table(layout)
-                self._number = mysql_records.register(self._session, transaction, staged_in)
+                self._number = Records(self._session).register(transaction, staged_in(layout))
 
     def write(self, batch: pa.RecordBatch) -> None:
         """Send rows; a row that the table refuses is named."""
         names = [column.name for column in self._layout.columns]
         into, columns = self._layout.table, names
         if self._number is not None:
-            into = mysql_records.staging_table(self._layout)
-            columns = ["_penstock_transaction", "_penstock_row", *names]
+            into, columns = staged_in(self._layout), [*STAGED_KEY, *names]
         insert = f"INSERT INTO {quoted(into)} ({listed(columns)}) VALUES "  # noqa: S608 - all quoted
         with self._server.task_errors(quoted(self._layout.table)):
             for rows in _chunks(self._literals(batch)):
@@ -58,7 +56,7 @@ class OpenTransaction:
         """Make the rows durable and invisible; when the session has ended any other can commit or abort them."""
         with self._server.task_errors(quoted(self._layout.table)):
             if self._number is None:
-                mysql_records.record(self._session, self.transaction, self.rows)
+                Records(self._session).record(self.transaction, self.rows)
                 self._session.execute(f"XA END {self._xid}")
                 self._session.execute(f"XA PREPARE {self._xid}")
             else:
@@ -120,14 +118,3 @@ def xid(transaction: SqlTransaction, database: str) -> str:
 def session_lock(transaction: SqlTransaction, database: str) -> str:
     """The name of the lock by which the session of an attempt is found."""
     return f"penstock {owner_digest(transaction.job, transaction.sink, database)} {transaction.token}"
-
-
-def end_session(session: Session, transaction: SqlTransaction, database: str) -> None:
-    """End the session of an attempt that is still writing, if there is one."""
-    holder = session.execute("SELECT IS_USED_LOCK(?)", [session_lock(transaction, database)])[0][0]
-    if holder is not None:
-        try:
-            session.execute(f"KILL {int(holder):d}")
-        except pymysql_module().Error as error:
-            if code(error) != _NO_SUCH_SESSION:
-                raise

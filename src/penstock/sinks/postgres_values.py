@@ -8,24 +8,16 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv
 
 from penstock.errors import BadRecordError
-from penstock.sinks.json_text import check_years, json_texts, timestamp_texts
+from penstock.sinks.json_text import json_texts, timestamp_texts
+from penstock.sinks.sql_values import SqlType, date_texts, is_bytes
 
 _CSV = pyarrow.csv.WriteOptions(include_header=False, quoting_style="needed")
-
-
-@dataclass(frozen=True)
-class SqlType:
-    """The type that `CREATE TABLE` would use for a column, and all that can hold its values unchanged."""
-
-    name: str
-    fitting: frozenset[str]
 
 
 def _type(name: str, *fitting: str) -> SqlType:
@@ -74,17 +66,6 @@ def sql_type(data_type: pa.DataType) -> SqlType:
     return PLAIN_TEXT
 
 
-def is_bytes(data_type: pa.DataType) -> bool:
-    """Tell whether a column holds bytes, of any of Arrow's layouts."""
-    types = pa.types
-    return bool(
-        types.is_binary(data_type)
-        or types.is_large_binary(data_type)
-        or types.is_fixed_size_binary(data_type)
-        or types.is_binary_view(data_type)
-    )
-
-
 def csv_rows(batch: pa.RecordBatch) -> bytes:
     """Write the rows of a batch for COPY."""
     columns = []
@@ -125,14 +106,9 @@ def _microseconds(column: pa.Array) -> pa.Array:
     return pc.binary_join_element_wise(numbers, "microseconds", " ")
 
 
-def _date_texts(column: pa.Array) -> pa.Array:
-    check_years(column.cast(pa.date32()).view(pa.int32()), units_per_day=1)
-    return column.cast(pa.string())
-
-
 _CONVERSIONS: list[tuple[Callable[[pa.DataType], bool], Callable[[pa.Array], pa.Array]]] = [
     (pa.types.is_timestamp, timestamp_texts),
-    (pa.types.is_date, _date_texts),
+    (pa.types.is_date, date_texts),
     (pa.types.is_duration, _microseconds),
     (pa.types.is_nested, json_texts),
     (is_bytes, _hexadecimal),

@@ -10,10 +10,11 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.sinks.postgres_binary import binary_rows
-from penstock.sinks.postgres_records import Records, staging_table
+from penstock.sinks.postgres_records import RecordSession, staged_in
 from penstock.sinks.postgres_server import PostgresServer
 from penstock.sinks.postgres_table import Layout, listed, quoted
 from penstock.sinks.postgres_values import csv_rows
+from penstock.sinks.sql_records import STAGED_KEY, Records
 from penstock.sinks.sql_transaction import PREPARED, SqlTransaction, owner_digest
 
 _SHOWN_BYTES = 40
@@ -27,20 +28,20 @@ class OpenTransaction:
         self.rows = 0
         self._server = server
         self._layout = layout
-        self._records = Records(layout.schema)
         with server.task_errors(layout.name):
             self._connection = server.connect(session_name(transaction))
             self._connection.execute("BEGIN")
+            self._records = Records(RecordSession(self._connection, layout.schema))
             self._number: int | None = None
             if transaction.how != PREPARED:
-                self._number = self._records.register(self._connection, transaction, staging_table(layout))
+                self._number = self._records.register(transaction, staged_in(layout))
 
     def write(self, batch: pa.RecordBatch) -> None:
         """Send rows; a row that the table refuses is named."""
         into, rows = self._layout.name, batch
         declared = [column.type for column in self._layout.columns]
         if self._number is not None:
-            into, rows = quoted(self._layout.schema, staging_table(self._layout)), self._numbered(batch)
+            into, rows = quoted(self._layout.schema, staged_in(self._layout)), self._numbered(batch)
             declared = ["int8", "int8", *declared]
         binary = binary_rows(rows, declared)
         statement = (
@@ -59,7 +60,7 @@ class OpenTransaction:
         """Make the rows durable and invisible; from here on any session can commit or abort them."""
         with self._server.task_errors(self._layout.name):
             if self._number is None:
-                self._records.record(self._connection, self.transaction, self.rows)
+                self._records.record(self.transaction, self.rows)
                 self._connection.execute(f"PREPARE TRANSACTION '{global_id(self.transaction)}'")
             else:
                 self._connection.execute("COMMIT")
@@ -78,9 +79,7 @@ class OpenTransaction:
             pa.array(numbers),
             *batch.columns,
         ]
-        return pa.RecordBatch.from_arrays(
-            columns, names=["_penstock_transaction", "_penstock_row", *batch.schema.names]
-        )
+        return pa.RecordBatch.from_arrays(columns, names=[*STAGED_KEY, *batch.schema.names])
 
 
 def id_prefix(job: str, sink: str) -> str:
