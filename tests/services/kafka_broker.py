@@ -18,6 +18,7 @@ from penstock.spark.java import find_java
 from services import maven, summary
 
 VERSION = "4.1.2"
+PASSWORD = "s3cret-of-the-tests"
 START_TIMEOUT_S = 120
 _CLUSTER_ID = "AAAAAAAAAAAAAAAAAAAAAQ"
 _JVM = ["-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto"]
@@ -26,8 +27,12 @@ _SETTINGS = """\
 process.roles=broker,controller
 node.id=1
 controller.quorum.voters=1@127.0.0.1:{controller}
-listeners=PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller}
-advertised.listeners=PLAINTEXT://127.0.0.1:{port}
+listeners=PLAINTEXT://127.0.0.1:{port},SASL_PLAINTEXT://127.0.0.1:{guarded},CONTROLLER://127.0.0.1:{controller}
+advertised.listeners=PLAINTEXT://127.0.0.1:{port},SASL_PLAINTEXT://127.0.0.1:{guarded}
+listener.security.protocol.map=PLAINTEXT:PLAINTEXT,SASL_PLAINTEXT:SASL_PLAINTEXT,CONTROLLER:PLAINTEXT
+sasl.enabled.mechanisms=PLAIN
+listener.name.sasl_plaintext.plain.sasl.jaas.config=\
+  org.apache.kafka.common.security.plain.PlainLoginModule required user_me="{password}";
 controller.listener.names=CONTROLLER
 log.dirs={folder}/data
 offsets.topic.replication.factor=1
@@ -50,10 +55,16 @@ class KafkaBroker:
         self._jars = maven.resolve("org.apache.kafka", "kafka_2.13", VERSION)
         self._process: subprocess.Popen[bytes] | None = None
         self._names = itertools.count()
-        port, controller = _free_ports(2)
+        port, guarded, controller = _free_ports(3)
         self.address = f"127.0.0.1:{port}"
+        self.guarded_address = f"127.0.0.1:{guarded}"
+        """Where the user `me` needs the password."""
         self._settings = folder / "server.properties"
-        self._settings.write_text(_SETTINGS.format(port=port, controller=controller, folder=folder))
+        self._settings.write_text(
+            _SETTINGS.format(
+                port=port, guarded=guarded, controller=controller, folder=folder, password=PASSWORD
+            )
+        )
         formatted = self._java(
             "kafka.tools.StorageTool", "format", "-t", _CLUSTER_ID, "-c", str(self._settings)
         )

@@ -6,6 +6,7 @@ import sqlite3
 from collections import Counter
 from pathlib import Path
 
+import msgspec
 import pytest
 from ledger import Ledger, fail_for_good
 
@@ -98,6 +99,55 @@ def test_a_sink_that_commits_on_its_own_clock_doubles_rows(spark, ledger):
     assert all(summed(path)[app] >= count for app, count in truth.items())
     assert (guarantee.level, guarantee.limited_by) == (ps.AT_LEAST_ONCE, "out")
     assert "(Foreach) writes on its own" in guarantee.reason
+
+
+class Impatient(ps.sinks.TwoPhaseCommitSink):
+    """Written by a user who shows rows three at a time, in the task, whatever the checkpoints do."""
+
+    delivery = ps.sinks.Delivery.AT_LEAST_ONCE
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.rows: list = []
+
+    def begin_transaction(self, context):
+        self.rows = []
+        return msgspec.structs.asdict(context)
+
+    def write(self, transaction, batch):
+        self.rows += batch.to_pylist()
+        while len(self.rows) >= 3:
+            insert(self.path, self.rows[:3], transaction["checkpoint"])
+            self.rows = self.rows[3:]
+
+    def pre_commit(self, transaction):
+        insert(self.path, self.rows, transaction["checkpoint"])
+        return transaction
+
+    def commit(self, transaction):
+        pass
+
+    abort = commit
+
+    def find_transactions(self, job, sink):
+        return []
+
+
+def test_a_sink_of_a_user_that_does_not_wait_for_checkpoints(spark, ledger):
+    """Asked for exactly once, the job runs and says beforehand which sink limits it; its rows of three batches really are there twice."""
+    path = str(ledger.root / "impatient.db")
+    guarantee = run_with_one_failure(spark, ledger, Impatient(path))
+    assert (guarantee.level, guarantee.limited_by) == (ps.AT_LEAST_ONCE, "out")
+    assert guarantee.reason.startswith(
+        "state is exactly once, but the sink 'out' (Impatient) has no transactions"
+    )
+    target = database(path)
+    before = dict(target.execute("SELECT checkpoint, sum(increment) FROM increments GROUP BY checkpoint"))
+    target.close()
+    doubled = summed(path) - Counter(ledger.truth())
+    assert sum(before.values()) == sum(ledger.truth().values()) + doubled.total()
+    assert [before[batch] for batch in range(FAILS_IN)] == [2 * ROWS_PER_BATCH] * FAILS_IN
+    assert FAILS_IN * ROWS_PER_BATCH <= doubled.total() < (FAILS_IN + 1) * ROWS_PER_BATCH
 
 
 def test_the_write_ahead_log_hands_over_what_is_complete(spark, ledger):

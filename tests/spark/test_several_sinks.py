@@ -98,6 +98,9 @@ def test_the_same_rows_in_all_of_them_over_a_failure(spark, tmp_path, postgres_s
     assert site.in_files() == site.in_postgres() == site.in_kafka() == site.truth()
     assert site.prepared() == 0
     assert job.guarantee().level is ps.EXACTLY_ONCE
+    kept = b"".join(path.read_bytes() for path in (tmp_path / "store").rglob("*") if path.is_file())
+    assert b"to-postgres" in kept
+    assert postgres_process.PASSWORD.encode() not in kept
 
 
 class BeforeTheMetadata(ForwardingStorage):

@@ -129,6 +129,19 @@ def test_a_sink_that_is_down_holds_up_nobody_else(tmp_path, caplog):
     assert pauses[:3] == [0.1, 0.2, 0.4]
 
 
+def test_whoever_drains_can_give_up(tmp_path):
+    """A drain that waits for a sink that is down ends when it is told to; the transaction stays for the next run."""
+    storage = LocalStorage(tmp_path)
+    run = claim(storage, 0.0)
+    sinks = {"down": Stubborn()}
+    loop = loop_with(storage, run, sinks)
+    loop.start()
+    finish_batch(loop, run, sinks, 0)
+    loop.drain(given_up=lambda: len(sinks["down"].asked) >= 2)
+    loop.stop()
+    assert staged(sinks["down"]._external) == [(run, 0, 0)]
+
+
 def test_a_stop_does_not_sit_out_the_pause_between_two_tries(tmp_path, monkeypatch):
     """A sink that has been down for long is tried every half minute; who stops the job is not kept waiting for that."""
     monkeypatch.setattr("penstock.checkpoint.coordinator.FIRST_PAUSE_S", 3600.0)

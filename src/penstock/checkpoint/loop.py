@@ -63,10 +63,17 @@ class CoordinatorLoop:
         """Hand in an event; returns at once."""
         self._events.put(event)
 
-    def drain(self, meanwhile: Callable[[], None] = lambda: None) -> None:
-        """Wait until the newest batch is completed and committed, however long that takes; raises what made it impossible."""
+    def drain(
+        self,
+        meanwhile: Callable[[], None] = lambda: None,
+        given_up: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """Wait until the newest batch is completed and committed, however long that takes; raises what made it impossible.
+
+        A sink that is down may make that long: whoever waits can give up, and leaves the commits to the next run.
+        """
         self.post(Drain())
-        while not self._settled() and self.failure is None:
+        while not self._settled() and self.failure is None and not given_up():
             with self._changed:
                 self._changed.wait(TICK_S)
             meanwhile()

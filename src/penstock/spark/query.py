@@ -145,7 +145,7 @@ class QueryRun:
             finally:
                 self._close(query)
             if self.failure is None and not self._cancelled:
-                self._loop.drain(self._look_after_uploads)
+                self._loop.drain(self._look_after_uploads, lambda: self._cancelled)
         except BaseException as error:
             self._fail(error)
             raise
