@@ -10,6 +10,7 @@ from protocol_story import JOB, LAYOUT
 
 from penstock.checkpoint.completed import PreCommitted
 from penstock.checkpoint.coordinator import Coordinator
+from penstock.checkpoint.events import Commit
 from penstock.checkpoint.protocol import Identity, Now, Protocol
 from penstock.config import Checkpointing
 from penstock.recovery.fencing import claim
@@ -33,7 +34,7 @@ def test_a_function_that_raises_is_retried_with_a_growing_pause(tmp_path: Path) 
     protocol = Protocol(Checkpointing(), Identity(JOB, run, 1, 8, {"views": LAYOUT}), (), Now(0.0, 0.0))
     coordinator = Coordinator(protocol, storage=storage, sinks={"out": sink}, run=run, clock=clock)
     coordinator.post = lambda event: None
-    coordinator._commit(tuple(staged(sink, run, checkpoint) for checkpoint in (1, 2, 3)))
+    coordinator._commit(Commit("out", tuple(staged(sink, run, checkpoint) for checkpoint in (1, 2, 3))))
     assert calls == [1, 2, 2, 2, 2, 3]
     assert clock.slept == pytest.approx([0.1, 0.2, 0.4])
 
