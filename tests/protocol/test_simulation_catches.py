@@ -101,7 +101,7 @@ def restore_without_aborting(patch: Patch) -> None:
     patch.setattr(restore, "_settle_transactions", lazy)
 
 
-@mutation(8)
+@mutation(30)
 def restore_without_committing(patch: Patch) -> None:
     patch.setattr(restore, "commit_in_order", lambda sinks, transactions: None)
 
@@ -138,7 +138,7 @@ def acknowledge_exactly_once_with_a_later_version(patch: Patch) -> None:
     patch.setattr(Protocol, "_barrier", lambda self, pending: pending.batch)
 
 
-@mutation(29)
+@mutation(19)
 def write_an_older_checkpoint_behind_a_newer_one(patch: Patch) -> None:
     patch.setattr(Protocol, "_overtaken", lambda self, pending: False)
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from penstock.checkpoint.completed import Barrier, Completed
-from penstock.checkpoint.coordinator import Coordinator
+from penstock.checkpoint.coordinator import Coordinator, SinkTask
 from penstock.checkpoint.events import (
     BatchFinished,
     Drain,
@@ -72,7 +72,7 @@ class SimulatedRun:
         self._storage = WatchedStorage(site.storage, lifeline, self._rng, flakiness=conditions.flakiness)
         self._sinks = self._make_sinks(lifeline) if site.make_sinks is None else site.make_sinks(lifeline)
         self._events: deque[Event] = deque()
-        self._commits: deque[Callable[[], None]] = deque()
+        self._commits: list[SinkTask] = []
         self._uploads: list[Upload] = []
         self._merges: list[Merge] = []
         self._compactions = Compactions(self._choose_merge)
@@ -221,7 +221,10 @@ class SimulatedRun:
         self._coordinator.handle(self._events.popleft())
 
     def _commit(self) -> None:
-        self._commits.popleft()()
+        """What a sink has to do is done in order; which sink moves is chance."""
+        sink = self._rng.choice(sorted({task.sink for task in self._commits}))
+        first = next(index for index, task in enumerate(self._commits) if task.sink == sink)
+        self._commits.pop(first)()
 
     def _upload(self) -> None:
         upload = self._uploads.pop(self._rng.randrange(len(self._uploads)))

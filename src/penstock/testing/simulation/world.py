@@ -6,6 +6,7 @@ import random
 from collections.abc import Sequence
 from pathlib import Path
 
+from penstock.config import Mode
 from penstock.errors import PenstockError
 from penstock.recovery.restore import RestorePoint
 from penstock.testing.faulty_storage import SimulatedCrash
@@ -35,6 +36,7 @@ class World:
         self.site.on_completed = self.audit.completed
         self.site.on_restored = self._restored
         self.site.external.before_visible = self.audit.visible
+        self.site.external.checkpoints_decide = workload.mode is Mode.EXACTLY_ONCE
         self._fates = list(fates)
         self._zombies: list[Process] = []
         self.calls: list[list[str]] = []
