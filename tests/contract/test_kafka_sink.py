@@ -289,6 +289,13 @@ def test_many_transactions_in_several_proofs(suite: KafkaTarget, monkeypatch: py
     suite.assert_visible(*range(5))
 
 
+def test_a_commit_larger_than_the_queue(suite: KafkaTarget) -> None:
+    """A commit waits for room in the queue of the producer, and leaves out nothing and repeats nothing."""
+    suite.settings = {**suite.settings, "options": {"queue.buffering.max.messages": 10}}
+    suite.sink().commit(suite.staged(range(200)))
+    suite.assert_visible(*range(200))
+
+
 def test_a_sink_that_has_committed_can_be_sent_to_tasks(suite: KafkaTarget) -> None:
     """An open session stays on the driver; the copy in a task stages, and the driver goes on committing."""
     driver = suite.sink()

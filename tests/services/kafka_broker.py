@@ -44,6 +44,8 @@ share.coordinator.state.topic.replication.factor=1
 share.coordinator.state.topic.min.isr=1
 group.initial.rebalance.delay.ms=0
 auto.create.topics.enable=false
+broker.session.timeout.ms=3000
+broker.heartbeat.interval.ms=300
 """
 
 
