@@ -328,7 +328,7 @@ class NoRoomOnce(Count):
         task = TaskContext.get()
         (run,) = self.local.glob("*/run-*")
         folder = run / "state" / "count"
-        number = run.name.removeprefix("run-")
+        number = run.name.split("-")[1]
         mine = f"{number}-{ctx.checkpoint}-{ctx.subtask}-{task.taskAttemptId()}.arrow.tmp"
         left = [
             one.name

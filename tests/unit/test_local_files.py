@@ -133,6 +133,15 @@ def test_earlier_runs_only(machine: Machine) -> None:
     assert sorted(path.name for path in machine.job.iterdir()) == ["run-3", "run-4", "something else"]
 
 
+def test_tokens_are_no_part_of_the_order(machine: Machine) -> None:
+    """With a token in its name a folder is found by its number; one of the same number, of another life of the job, is not an earlier run."""
+    second, third = run_dir(machine.job, 2, "0a0b0c0d"), run_dir(machine.job, 3, "ffffffff")
+    for folder in (second, third):
+        folder.mkdir(parents=True)
+    own = run_dir(machine.job, 3, "00000000")
+    assert earlier_runs(own) == [second, run_dir(machine.job, 1)]
+
+
 def test_a_subtask_forgets_its_own_files_only(machine: Machine) -> None:
     """Unnamed files of earlier batches of this run and subtask go; named ones, other subtasks, runs and batches stay."""
     folder = machine.local / "state" / "views"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import secrets
 import shutil
 import threading
 import time
@@ -115,7 +116,7 @@ class QueryRun:
         folder = job_dir(self.job.local_dir, self.job.name, self.job.storage.uri)
         if not self.job.local_recovery:
             shutil.rmtree(folder, ignore_errors=True)
-        local = run_dir(folder, self.point.run)
+        local = run_dir(folder, self.point.run, secrets.token_hex(4))
         begin_run(local, {name for handle in handles.values() for name in handle.files})
         return local
 

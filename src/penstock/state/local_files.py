@@ -1,16 +1,20 @@
 """Working files of one machine: a folder for each run of the job, side by side. Driver and executors.
 
-    <local_dir>/<job>-<hash of its storage>/run-<k>/state/<operator>/...
+    <local_dir>/<job>-<hash of its storage>/run-<k>-<token>/state/<operator>/...
 
 Every file here is a copy of what is, or will be, in storage, and may be lost at any time. A new run takes over what an earlier run left,
 file by file, where size and checksum are right: that is local recovery. It links such a file into its own folder, so that an earlier
 run, should it still be alive, can delete nothing that a later one uses.
+
+The token is drawn for every run. Run numbers start again when somebody deletes a job's storage; without it the new life would find a
+folder of its own name with files of their names in it, and take what the old life counted for its own state.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -23,6 +27,7 @@ import xxhash
 _log = logging.getLogger(__name__)
 
 _PREFIX = "run-"
+_NAME = re.compile(rf"{_PREFIX}(\d+)(?:-[0-9a-f]+)?")
 
 
 @dataclass
@@ -51,9 +56,9 @@ def job_dir(base: Path | None, job: str, storage_uri: str) -> Path:
     return root / f"{job}-{xxhash.xxh3_64_hexdigest(storage_uri.encode())}"
 
 
-def run_dir(job_folder: Path, run: int) -> Path:
+def run_dir(job_folder: Path, run: int, token: str = "") -> Path:
     """The folder of one run."""
-    return job_folder / f"{_PREFIX}{run}"
+    return job_folder / (f"{_PREFIX}{run}-{token}" if token else f"{_PREFIX}{run}")
 
 
 def begin_run(local_dir: Path, named: AbstractSet[str]) -> None:
@@ -108,8 +113,8 @@ def forget_unnamed(
 
 
 def _number(path: Path) -> int | None:
-    digits = path.name.removeprefix(_PREFIX)
-    return int(digits) if path.name.startswith(_PREFIX) and digits.isdigit() else None
+    found = _NAME.fullmatch(path.name)
+    return None if found is None else int(found[1])
 
 
 def _files(folder: Path) -> Iterator[Path]:
