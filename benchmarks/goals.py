@@ -79,7 +79,7 @@ FIGURES = {
             "postgres_vs_spark_jdbc",
             ">= 3",
             "`sinks.Postgres`, exactly once with a checkpoint every batch, against `foreachBatch` with Spark's JDBC writer: "
-            "200,000 rows of five columns a batch into a table of the same server",
+            "1,000,000 rows of five columns a batch into a table of the same server",
         ),
         Figure(
             "kafka_vs_spark",

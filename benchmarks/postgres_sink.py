@@ -7,7 +7,7 @@ The peer as its users run it: `foreachBatch`, mode append, no further options. A
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 DRIVER = ("org.postgresql", "postgresql", "42.7.8")
 COLUMNS = "id bigint, customer text, amount double precision, at timestamptz, paid boolean"
-ROUNDS = 3
-BATCHES = 4
+ROUNDS = 2
+BATCHES = 3
 WARM_UP = 2
 FIRST_MICROSECOND = 1_700_000_000_000_000
 
@@ -110,15 +110,18 @@ class JdbcRows:
         return write
 
 
+Writer = JdbcRows | PenstockRows
+
+
 def measure(bench: Bench) -> Found:
-    """Median seconds a batch; at the end all three tables must have the same rows."""
-    rows, turns = bench.size((200_000, ROUNDS), (4_000, 1))
+    """Median seconds a batch of many rows, and of fewer; at the end all three tables must have the same rows."""
+    sizes, turns = bench.size(((1_000_000, 200_000), ROUNDS), ((4_000, 2_000), 1))
     driver = servers.jar(*DRIVER)
     with servers.postgres() as server, bench.scratch() as root:
         bench.spark.sql(f"ADD JAR '{driver}'")
         orders = Orders(root)
         rewriting = "?reWriteBatchedInserts=true"
-        writers = {
+        writers: dict[str, Writer] = {
             "spark_jdbc": JdbcRows(orders, root, server.dsn(), "by_jdbc"),
             "spark_jdbc_rewritten": JdbcRows(orders, root, server.dsn(), "by_rewritten", rewriting),
             "penstock": PenstockRows(orders, root, server.dsn()),
@@ -126,20 +129,28 @@ def measure(bench: Bench) -> Found:
         with server.connect() as connection:
             for writer in writers.values():
                 connection.execute(f"CREATE TABLE {writer.table} ({COLUMNS})")
-        seconds: dict[str, list[float]] = {name: [] for name in writers}
-        for turn in range(turns):
-            batches = orders.orders(rows, batches=WARM_UP + BATCHES)
-            for name, writer in writers.items():
-                times = bench.run(f"{name}, turn {turn + 1} of {turns}", writer, batches=batches)
-                seconds[name] += times.seconds[WARM_UP:]
+        large, small = (_medians(bench, orders, writers, rows=rows, turns=turns) for rows in sizes)
         _compare_tables(server, [writer.table for writer in writers.values()])
-    medians = {name: statistics.median(times) for name, times in seconds.items()}
     return {
-        **{f"{name}_s": value for name, value in medians.items()},
-        "ratio": medians["spark_jdbc"] / medians["penstock"],
-        "ratio_rewritten": medians["spark_jdbc_rewritten"] / medians["penstock"],
-        "penstock_rows_per_second": rows / medians["penstock"],
+        **{f"{name}_s": value for name, value in large.items()},
+        "ratio": large["spark_jdbc"] / large["penstock"],
+        "ratio_rewritten": large["spark_jdbc_rewritten"] / large["penstock"],
+        "penstock_rows_per_second": sizes[0] / large["penstock"],
+        "ratio_small_batches": small["spark_jdbc"] / small["penstock"],
+        "ratio_rewritten_small_batches": small["spark_jdbc_rewritten"] / small["penstock"],
     }
+
+
+def _medians(
+    bench: Bench, orders: Orders, writers: Mapping[str, Writer], *, rows: int, turns: int
+) -> dict[str, float]:
+    seconds: dict[str, list[float]] = {name: [] for name in writers}
+    for turn in range(turns):
+        batches = orders.orders(rows, batches=WARM_UP + BATCHES)
+        for name, writer in writers.items():
+            title = f"{name}, {rows:,} rows, turn {turn + 1} of {turns}"
+            seconds[name] += bench.run(title, writer, batches=batches).seconds[WARM_UP:]
+    return {name: statistics.median(times) for name, times in seconds.items()}
 
 
 def _compare_tables(server: PostgresProcess, tables: list[str]) -> None:
