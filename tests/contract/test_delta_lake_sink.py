@@ -17,9 +17,9 @@ from test_sink_crashes import CRASHES, with_reader
 
 from penstock.errors import BadRecordError, CommitLostError, ConfigError
 from penstock.sinks import Delivery, DeltaLake
-from penstock.sinks.commit_log import CommitLog
-from penstock.sinks.delta_lake import app_id, partition_values
-from penstock.sinks.staging import StagedTransaction
+from penstock.sinks.delta.sink import app_id, partition_values
+from penstock.sinks.staged.commit_log import CommitLog
+from penstock.sinks.staged.staging import StagedTransaction
 from penstock.testing.sink_contract import JOB, SINK, SinkContract
 
 

@@ -18,7 +18,7 @@ from watched_producer import WatchedProducer
 
 from penstock.errors import UnavailableError
 from penstock.sinks import Kafka
-from penstock.sinks.kafka_cluster import KafkaCluster
+from penstock.sinks.kafka.cluster import KafkaCluster
 from penstock.testing.sink_contract import JOB, SINK
 from services.kafka_broker import KafkaBroker
 
@@ -33,7 +33,7 @@ import json, os, signal, sys
 sys.path.insert(0, sys.argv[1])
 from watched_producer import WatchedProducer
 from penstock.sinks import Kafka
-from penstock.sinks.kafka_cluster import KafkaCluster
+from penstock.sinks.kafka.cluster import KafkaCluster
 
 settings, where, nth, transactions = json.loads(sys.argv[2]), sys.argv[3], int(sys.argv[4]), json.loads(sys.argv[5])
 seen = 0

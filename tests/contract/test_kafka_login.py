@@ -42,7 +42,7 @@ def test_a_wrong_password(
 ) -> None:
     """It is refused before the query starts, with the address and what to check, and is shown nowhere."""
     caplog.set_level(logging.DEBUG)
-    monkeypatch.setattr("penstock.sinks.kafka_cluster.REQUEST_TIMEOUT_S", 2.0)
+    monkeypatch.setattr("penstock.sinks.kafka.cluster.REQUEST_TIMEOUT_S", 2.0)
     sink = sink_with(kafka, kafka.new_topic(), tmp_path, "hunter2-hunter2")
     with pytest.raises((ConfigError, UnavailableError), match=kafka.guarded_address) as refused:
         sink.validate(SCHEMA)

@@ -198,7 +198,7 @@ def test_a_topic_of_commits_that_forgets(suite: KafkaTarget) -> None:
 
 def test_brokers_that_do_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a broker the error names the address, and that nobody answered."""
-    monkeypatch.setattr("penstock.sinks.kafka_cluster.REQUEST_TIMEOUT_S", 1.0)
+    monkeypatch.setattr("penstock.sinks.kafka.cluster.REQUEST_TIMEOUT_S", 1.0)
     sink = Kafka("127.0.0.1:1", "t", staging=tmp_path)
     with pytest.raises(UnavailableError, match=r"127\.0\.0\.1:1"):
         sink.validate(KafkaTarget.schema)
@@ -208,7 +208,7 @@ def test_passwords_are_never_shown(
     suite: KafkaTarget, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Neither repr nor errors nor logs show a password, also when an option beside it is wrong."""
-    monkeypatch.setattr("penstock.sinks.kafka_cluster.REQUEST_TIMEOUT_S", 1.0)
+    monkeypatch.setattr("penstock.sinks.kafka.cluster.REQUEST_TIMEOUT_S", 1.0)
     caplog.set_level(logging.DEBUG)
     secret = "hunter2-hunter2"
     login = {"security.protocol": "SASL_PLAINTEXT", "sasl.username": "me", "sasl.password": secret}
@@ -282,7 +282,7 @@ def test_a_record_that_nobody_understands(suite: KafkaTarget) -> None:
 
 def test_many_transactions_in_several_proofs(suite: KafkaTarget, monkeypatch: pytest.MonkeyPatch) -> None:
     """More transactions than one proof holds are committed in several Kafka transactions, each once."""
-    monkeypatch.setattr("penstock.sinks.kafka._MOST_IN_ONE_PROOF", 2)
+    monkeypatch.setattr("penstock.sinks.kafka.sink._MOST_IN_ONE_PROOF", 2)
     prepared = [suite.staged([number], checkpoint=number) for number in range(5)]
     suite.sink().commit_all(prepared)
     suite.sink().commit_all(prepared)

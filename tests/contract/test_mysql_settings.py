@@ -13,7 +13,7 @@ from mysql_targets import MySQLPrepared, MySQLUpsert, fresh
 
 from penstock.errors import ConfigError, UnavailableError
 from penstock.sinks import MariaDB, MySQL
-from penstock.sinks.mysql_server import MySQLServer
+from penstock.sinks.mysql.server import MySQLServer
 from services.mariadb_process import PASSWORD
 
 SCHEMA = MySQLPrepared.schema
@@ -193,7 +193,7 @@ def test_a_certificate_that_is_given_is_verified(monkeypatch: pytest.MonkeyPatch
         asked.update(settings)
         raise ConnectionError
 
-    monkeypatch.setattr("penstock.sinks.mysql_server._connection_class", lambda: connect)
+    monkeypatch.setattr("penstock.sinks.mysql.server._connection_class", lambda: connect)
     with pytest.raises(ConnectionError):
         MySQLServer("mysql://u@h/x?ssl_ca=/etc/ca.pem").connect()
     assert (asked["ssl_ca"], asked["ssl_verify_cert"]) == ("/etc/ca.pem", True)

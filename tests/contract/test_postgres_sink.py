@@ -18,7 +18,7 @@ from penstock.errors import (
     UnavailableError,
 )
 from penstock.sinks import Postgres, TransactionContext
-from penstock.sinks.postgres_binary import binary_rows
+from penstock.sinks.postgres.binary import binary_rows
 from penstock.testing.sink_contract import JOB, SINK, through_json
 
 

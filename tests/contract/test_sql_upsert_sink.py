@@ -14,7 +14,7 @@ from sink_targets import rows_in_table
 
 from penstock.errors import BadRecordError, ConfigError, UnavailableError
 from penstock.sinks import Delivery, SQLUpsert, TransactionContext
-from penstock.sinks.sql_upsert_statement import UpsertStatement
+from penstock.sinks.by_key.sql_upsert_statement import UpsertStatement
 from penstock.testing.sink_contract import SinkContract
 
 CONTEXT = TransactionContext(job="contract", sink="table", run=1, checkpoint=1, subtask=0, attempt=0)

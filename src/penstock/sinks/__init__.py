@@ -4,17 +4,17 @@ Called by the spark package: in tasks (write, pre-commit) and, through the check
 (commit, abort).
 """
 
-from penstock.sinks.delta_lake import DeltaLake
-from penstock.sinks.files import Files
-from penstock.sinks.foreach import Foreach
-from penstock.sinks.kafka import Kafka
-from penstock.sinks.mysql import MariaDB, MySQL
-from penstock.sinks.postgres import Postgres
-from penstock.sinks.redis import Redis
-from penstock.sinks.sql_upsert import SQLUpsert
-from penstock.sinks.sqlite import SQLite
+from penstock.sinks.by_key.redis import Redis
+from penstock.sinks.by_key.sql_upsert import SQLUpsert
+from penstock.sinks.delta.sink import DeltaLake
+from penstock.sinks.files.sink import Files
+from penstock.sinks.functions.foreach import Foreach
+from penstock.sinks.functions.write_ahead_log import WriteAheadLog
+from penstock.sinks.kafka.sink import Kafka
+from penstock.sinks.mysql.sink import MariaDB, MySQL
+from penstock.sinks.postgres.sink import Postgres
+from penstock.sinks.sqlite.sink import SQLite
 from penstock.sinks.two_phase_commit import Delivery, Transaction, TransactionContext, TwoPhaseCommitSink
-from penstock.sinks.write_ahead_log import WriteAheadLog
 
 __all__ = [
     "Delivery",

@@ -1,0 +1,234 @@
+"""The sink `Redis`: upserts by key into hashes, texts or JSON texts. Tasks, or the driver; see `upsert`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import pyarrow as pa
+
+from penstock.errors import BadRecordError, ConfigError, UnavailableError
+from penstock.sinks.by_key.redis_rows import KeyTemplate, RedisForm, check_column, stored_as_text
+from penstock.sinks.by_key.sink import AT_ONCE, KeyedWriter, UpsertSink
+from penstock.sinks.optional_package import optional_package
+
+ROWS_PER_CALL = 500
+
+
+class Redis(UpsertSink):
+    """Keys of a Redis or Valkey server. The same rows twice are no harm.
+
+    `key` is a text with columns in braces, such as "views:{app}". What is written is a hash with the columns `fields` (by default
+    all that are not in the key), or the column `value` as a text, or the columns `json` as a JSON object. `expire_s` gives each
+    written key that time to live. A row whose boolean column `delete_when` is true deletes its key. `visible` is "at once" or
+    "with the checkpoint"; the second needs `staging`, a folder that the driver and all executors share.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        key: str,
+        fields: Sequence[str] | None = None,
+        value: str | None = None,
+        json: Sequence[str] | None = None,
+        expire_s: float | None = None,
+        delete_when: str | None = None,
+        visible: str = AT_ONCE,
+        staging: str | os.PathLike[str] | None = None,
+        timeout_s: float = 10.0,
+    ) -> None:
+        writer = RedisWriter(
+            RedisServer(url, timeout_s),
+            KeyTemplate(key),
+            _form(fields, value, json),
+            expire_ms=_milliseconds(expire_s),
+            delete_when=delete_when,
+        )
+        super().__init__(writer, visible=visible, staging=staging)
+
+
+class RedisServer:
+    """Where the server is; its password is used and never shown."""
+
+    def __init__(self, url: str, timeout_s: float) -> None:
+        redis = _package()
+        try:
+            settings = redis.connection.parse_url(url)
+        except (ValueError, AttributeError, TypeError):
+            # The parser's words may hold a part of the password.
+            raise ConfigError(
+                "url is not one of a Redis server: use redis://[user:password@]host:port/database, rediss://... or "
+                "unix://path; a special character in a password is written as %XX"
+            ) from None
+        if not isinstance(timeout_s, int | float) or timeout_s <= 0:
+            raise ConfigError(f"timeout_s must be above 0, not {timeout_s!r}", timeout_s=timeout_s)
+        self._url = url
+        self._timeout_s = timeout_s
+        self._secrets = [secret for name in ("password",) if (secret := settings.get(name))]
+        place = settings.get("path") or f"{settings.get('host', 'localhost')}:{settings.get('port', 6379)}"
+        self.shown = f"{place}, database {settings.get('db', 0)}"
+
+    @contextmanager
+    def client(self) -> Iterator[Any]:
+        """Open a client for one piece of work, and speak of its errors in our words."""
+        redis = _package()
+        retry = redis.retry.Retry(redis.backoff.NoBackoff(), 1)  # Penstock retries by itself
+        try:
+            with redis.Redis.from_url(
+                self._url, socket_timeout=self._timeout_s, socket_connect_timeout=self._timeout_s, retry=retry
+            ) as client:
+                yield client
+        except redis.exceptions.RedisError as error:
+            raise self._translated(redis, error) from error
+
+    def _translated(self, redis: Any, error: Exception) -> Exception:
+        text = self._without_secrets(str(error))
+        refused = (
+            redis.exceptions.AuthenticationError,
+            redis.exceptions.AuthorizationError,
+            redis.exceptions.NoPermissionError,
+        )
+        if isinstance(error, refused):
+            return ConfigError(
+                f"the Redis server at {self.shown} refuses this user or password: {text}", server=self.shown
+            )
+        if "DB index" in text:
+            return ConfigError(
+                f"the Redis server at {self.shown} has no such database: {text}; use another number at the end of the url",
+                server=self.shown,
+            )
+        if "WRONGTYPE" in text:
+            return BadRecordError(
+                f"a key on the Redis server at {self.shown} holds a value of another kind: {text}; delete it, or choose other keys",
+                server=self.shown,
+            )
+        return UnavailableError(
+            f"the Redis server at {self.shown} did not do as asked: {text}; it is tried again",
+            server=self.shown,
+            cause=text,
+        )
+
+    def _without_secrets(self, text: str) -> str:
+        for secret in self._secrets:
+            text = text.replace(secret, "***")
+        return text
+
+
+class RedisWriter(KeyedWriter):
+    """Rows into one form of value; see `Redis`."""
+
+    def __init__(
+        self,
+        server: RedisServer,
+        key: KeyTemplate,
+        form: RedisForm,
+        *,
+        expire_ms: int | None,
+        delete_when: str | None,
+    ) -> None:
+        self._server = server
+        self._key = key
+        self._form = form
+        self._expire_ms = expire_ms
+        self._delete_when = delete_when
+        self._taken = {*key.columns, *([delete_when] if delete_when else [])}
+
+    def __repr__(self) -> str:
+        return f"Redis({self._server.shown!r}, key={self._key.template!r})"
+
+    def check(self, schema: pa.Schema) -> None:
+        """Refuse columns that do not fit, and a server that does not let us in."""
+        self._key.check(schema)
+        self._form.check(schema, self._taken)
+        if self._delete_when is not None:
+            check_column("delete_when", self._delete_when, schema)
+            kind = schema.field(self._delete_when).type
+            if not pa.types.is_boolean(kind):
+                raise ConfigError(
+                    f"delete_when names {self._delete_when!r}, which is {kind}, not boolean",
+                    column=self._delete_when,
+                )
+        with self._server.client() as client:
+            client.ping()
+
+    def prepare(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Make keys and values; see `redis_rows` for the columns."""
+        stored = stored_as_text(batch)
+        keys = self._key.texts(stored)
+        if self._delete_when is None:
+            deleted = pa.repeat(pa.scalar(value=False), batch.num_rows)
+        else:
+            deleted = batch.column(self._delete_when).fill_null(fill_value=False)
+        values = self._form.values(batch, stored, self._taken)
+        return pa.RecordBatch.from_arrays(
+            [keys, deleted, *values.columns], names=["", "", *values.schema.names]
+        )
+
+    def upsert(self, rows: pa.Table) -> None:
+        """Write the last row of each key, some hundred keys a call; each key changes at one moment."""
+        keys, deleted, *columns = (column.to_pylist() for column in rows.columns)
+        last = list({key: number for number, key in enumerate(keys)}.values())
+        with self._server.client() as client:
+            for start in range(0, len(last), ROWS_PER_CALL):
+                pipeline = client.pipeline(transaction=True)
+                for number in last[start : start + ROWS_PER_CALL]:
+                    if deleted[number]:
+                        pipeline.delete(keys[number])
+                    else:
+                        values = [column[number] for column in columns]
+                        self._write(pipeline, keys[number], rows.column_names[2:], values)
+                pipeline.execute()
+
+    def _write(self, pipeline: Any, key: str, names: Sequence[str], values: Sequence[Any]) -> None:
+        if self._form.kind == "hash":
+            self._write_hash(pipeline, key, dict(zip(names, values, strict=True)))
+        elif values[0] is None:
+            pipeline.delete(key)
+        else:
+            pipeline.set(key, values[0], px=self._expire_ms)
+
+    def _write_hash(self, pipeline: Any, key: str, fields: dict[str, Any]) -> None:
+        present = {name: value for name, value in fields.items() if value is not None}
+        absent = [name for name in fields if name not in present]
+        if present:
+            pipeline.hset(key, mapping=present)
+        if absent:
+            pipeline.hdel(key, *absent)
+        if self._expire_ms is not None:
+            pipeline.pexpire(key, self._expire_ms)
+
+
+def _package() -> Any:
+    return optional_package("redis", sink="Redis", extra="redis")
+
+
+def _form(fields: Sequence[str] | None, value: str | None, json: Sequence[str] | None) -> RedisForm:
+    given = [
+        name
+        for name, setting in (("fields", fields), ("value", value), ("json", json))
+        if setting is not None
+    ]
+    if len(given) > 1:
+        raise ConfigError(f"{' and '.join(given)} exclude each other: say one form of value", settings=given)
+    if value is not None:
+        return RedisForm("text", [value])
+    if json is not None:
+        return RedisForm("json", _names("json", json))
+    return RedisForm("hash", None if fields is None else _names("fields", fields))
+
+
+def _names(setting: str, names: Sequence[str]) -> list[str]:
+    if isinstance(names, str) or not names or not all(isinstance(name, str) for name in names):
+        raise ConfigError(f"{setting} must be a list of column names, not {names!r}", setting=setting)
+    return list(names)
+
+
+def _milliseconds(expire_s: float | None) -> int | None:
+    if expire_s is None:
+        return None
+    if isinstance(expire_s, bool) or not isinstance(expire_s, int | float) or expire_s < 0.001:  # noqa: PLR2004 - one millisecond
+        raise ConfigError(f"expire_s must be a time in seconds above 0, not {expire_s!r}", expire_s=expire_s)
+    return int(expire_s * 1000)

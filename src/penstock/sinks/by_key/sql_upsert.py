@@ -1,0 +1,238 @@
+"""The sink `SQLUpsert`: upserts by key through any DB-API connection. Tasks, or the driver; see `upsert`."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from penstock.errors import BadRecordError, ConfigError, PenstockError, UnavailableError
+from penstock.sinks.by_key.sink import AT_ONCE, KeyedWriter, UpsertSink
+from penstock.sinks.by_key.sql_upsert_statement import (
+    ON_CONFLICT,
+    PARAMSTYLES,
+    STYLES,
+    UpsertStatement,
+    paramstyle_of,
+)
+from penstock.sinks.functions.user_function import checked_function, shown_function
+from penstock.sinks.json_text import json_texts, unsupported_in_json
+
+_BAD_ROWS = {"IntegrityError", "DataError", "ProgrammingError", "NotSupportedError"}
+"""What PEP 249 calls errors that the same rows would meet again."""
+
+
+_LONGEST_ROW = 500
+
+
+class SQLUpsert(UpsertSink):
+    """A table in any database that has a DB-API driver. The same rows twice are no harm.
+
+    `connect()` returns a new connection; it is pickled into tasks. The table exists, with a unique key on the columns `key`. `style` is
+    "on conflict" (PostgreSQL, SQLite), "on duplicate key" (MySQL, MariaDB) or "delete and insert" (any other). `paramstyle` is found out
+    from the driver. Each task's rows are written in one transaction of the database. `visible` is "at once" or "with the
+    checkpoint"; the second needs `staging`, a folder that the driver and all executors share.
+    """
+
+    def __init__(
+        self,
+        connect: Callable[[], Any],
+        table: str,
+        key: Sequence[str],
+        *,
+        style: str = ON_CONFLICT,
+        paramstyle: str | None = None,
+        visible: str = AT_ONCE,
+        staging: str | os.PathLike[str] | None = None,
+    ) -> None:
+        if not isinstance(table, str) or not all(table.split(".")) or "\0" in table:
+            raise ConfigError(
+                f"table {table!r} is not a name such as 'results' or 'schema.results'", table=table
+            )
+        if style not in STYLES:
+            raise ConfigError(f"style {style!r} is not known; use one of {STYLES}", style=style)
+        if paramstyle is not None and paramstyle not in PARAMSTYLES:
+            raise ConfigError(
+                f"paramstyle {paramstyle!r} is not known; use one of {PARAMSTYLES}", paramstyle=paramstyle
+            )
+        writer = SQLWriter(
+            checked_function("SQLUpsert", connect, ()), table, _key(key), style=style, paramstyle=paramstyle
+        )
+        super().__init__(writer, visible=visible, staging=staging)
+
+
+class SQLWriter(KeyedWriter):
+    """Rows into one table; see `SQLUpsert`."""
+
+    def __init__(
+        self,
+        connect: Callable[[], Any],
+        table: str,
+        key: Sequence[str],
+        *,
+        style: str,
+        paramstyle: str | None,
+    ) -> None:
+        self._connect = connect
+        self._table = table
+        self._key = tuple(key)
+        self._style = style
+        self._paramstyle = paramstyle
+
+    def __repr__(self) -> str:
+        return f"SQLUpsert({shown_function(self._connect)}, table={self._table!r}, key={list(self._key)})"
+
+    def check(self, schema: pa.Schema) -> None:
+        """Refuse columns that do not fit; the database itself looks at the statements, without a change."""
+        repeated = sorted({name for name in schema.names if schema.names.count(name) > 1})
+        missing = [name for name in self._key if name not in schema.names]
+        if repeated or missing:
+            raise ConfigError(
+                f"key names {missing}, but the columns are {schema.names}"
+                if missing
+                else f"columns appear more than once: {repeated}",
+                columns=missing or repeated,
+            )
+        for field in schema:
+            part = unsupported_in_json(field.type)
+            if part is not None or (field.name in self._key and pa.types.is_nested(field.type)):
+                raise ConfigError(
+                    f"column {field.name!r} of type {field.type} cannot be written; cast or drop it",
+                    column=field.name,
+                )
+        self._check_table(schema)
+
+    def prepare(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Values that a driver takes: lists and structs become JSON; a null in the key is refused."""
+        for name in self._key:
+            if batch.column(name).null_count:
+                raise BadRecordError(
+                    f"column {name!r} is part of the key of table {self._table!r}, but is null in {batch.column(name).null_count} rows; "
+                    "filter or fill them before write_to",
+                    column=name,
+                )
+        columns = [_plain(field, column) for field, column in zip(batch.schema, batch.columns, strict=True)]
+        return pa.RecordBatch.from_arrays(columns, names=batch.schema.names)
+
+    def upsert(self, rows: pa.Table) -> None:
+        """Write the last row of each key, in one transaction of the database."""
+        values = list(zip(*(column.to_pylist() for column in rows.columns), strict=True))
+        places = [rows.column_names.index(name) for name in self._key]
+        last = list({tuple(row[place] for place in places): row for row in values}.values())
+        with self._errors(rows.column_names, last), self._transaction() as (connection, cursor):
+            for sql, parameters in self._calls(connection, rows.column_names, last):
+                cursor.executemany(sql, parameters)
+
+    def _calls(
+        self, connection: Any, columns: Sequence[str], rows: Sequence[Sequence[Any]]
+    ) -> Iterator[tuple[str, list[Any]]]:
+        statement = self._statement(connection, columns)
+        for sql, names in statement.statements():
+            wanted = [columns.index(name) for name in names]
+            yield sql, [statement.parameters([row[place] for place in wanted]) for row in rows]
+
+    def _first_refused(self, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+        """Write row by row, in a transaction that is taken back, until the database refuses one: say which."""
+        connection = self._connect()
+        try:
+            with contextlib.closing(connection.cursor()) as cursor:
+                for row in rows:
+                    if not self._takes(connection, cursor, columns, row):
+                        return f"the row {dict(zip(columns, row, strict=True))}"[:_LONGEST_ROW]
+            return "none of the rows alone"
+        finally:
+            with contextlib.suppress(Exception):
+                connection.rollback()
+            connection.close()
+
+    def _takes(self, connection: Any, cursor: Any, columns: Sequence[str], row: Sequence[Any]) -> bool:
+        try:
+            for sql, (parameters,) in self._calls(connection, columns, [row]):
+                cursor.execute(sql, parameters)
+        except Exception:  # noqa: BLE001 - what it is has been said; this is about the row
+            return False
+        return True
+
+    def _statement(self, connection: Any, columns: Sequence[str]) -> UpsertStatement:
+        paramstyle = self._paramstyle or paramstyle_of(connection)
+        return UpsertStatement(self._table, columns, self._key, self._style, paramstyle)
+
+    def _check_table(self, schema: pa.Schema) -> None:
+        try:
+            with self._transaction() as (connection, cursor):
+                for probe in self._statement(connection, schema.names).probes():
+                    cursor.execute(probe)
+                    if cursor.description is not None:
+                        cursor.fetchall()
+        except PenstockError:
+            raise
+        except Exception as error:
+            raise ConfigError(
+                f"table {self._table!r} cannot be written through {shown_function(self._connect)}: {type(error).__name__}: {error}; it "
+                f"must exist with the columns {schema.names} and a unique key on {list(self._key)}",
+                table=self._table,
+                key=list(self._key),
+            ) from error
+
+    @contextmanager
+    def _transaction(self) -> Iterator[tuple[Any, Any]]:
+        """A connection and a cursor; commits at the end, or rolls back."""
+        connection = self._connect()
+        try:
+            with contextlib.closing(connection.cursor()) as cursor:
+                yield connection, cursor
+            connection.commit()
+        except BaseException:
+            with contextlib.suppress(Exception):
+                connection.rollback()
+            raise
+        finally:
+            connection.close()
+
+    @contextmanager
+    def _errors(self, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> Iterator[None]:
+        """Tell what may pass from what the same rows would meet again."""
+        try:
+            yield
+        except PenstockError:
+            raise
+        except Exception as error:
+            text = f"table {self._table!r} took no rows: {type(error).__name__}: {error}"
+            if _BAD_ROWS & {kind.__name__ for kind in type(error).__mro__}:
+                refused = self._first_refused(columns, rows)
+                raise BadRecordError(
+                    f"{text}; it refuses {refused}, and would again: filter or repair such rows before write_to",
+                    table=self._table,
+                ) from error
+            raise UnavailableError(
+                f"{text}; it is tried again", table=self._table, cause=str(error)
+            ) from error
+
+
+def _plain(field: pa.Field, column: pa.Array) -> pa.Array:
+    """A column whose values are plain in Python, all of them."""
+    if pa.types.is_dictionary(column.type):
+        column = column.cast(column.type.value_type)
+    if pa.types.is_nested(column.type):
+        return json_texts(column)
+    if pa.types.is_temporal(column.type) and not pa.types.is_duration(column.type):
+        try:
+            pc.min_max(column).as_py()
+        except (ValueError, OverflowError) as error:
+            raise BadRecordError(
+                f"column {field.name!r} holds a time that Python cannot: {error}; filter such rows",
+                column=field.name,
+            ) from error
+    return column
+
+
+def _key(key: Sequence[str]) -> list[str]:
+    names = [key] if isinstance(key, str) else list(key or ())
+    if not names or not all(isinstance(name, str) for name in names):
+        raise ConfigError(f"key must name the columns that identify a row, not {key!r}", key=key)
+    return names

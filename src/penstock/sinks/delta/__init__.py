@@ -1,0 +1,1 @@
+"""Delta Lake: Parquet files staged in tasks, one Delta commit a checkpoint on the driver."""

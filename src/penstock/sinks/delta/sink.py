@@ -1,0 +1,199 @@
+"""The sink `DeltaLake`: rows in a Delta table. Parquet files are staged in tasks; one Delta commit a checkpoint, on the driver.
+
+The files go the way of `files`: staged below `_penstock`, then moved to their places in the table's folder, where no reader of
+Delta looks for them. The Delta commit that names them all comes between the move and the commit log:
+
+    found                                   meaning                       commit             abort
+    moved, not in the table                 not committed                 commit to Delta    take the files back
+    moved, in the table, no log entry       committed, not recorded       record it          record it, touch no file
+
+Each Delta commit carries an application transaction (the job and sink, and the number of the checkpoint) and the names of Penstock's
+transactions. Delta accepts the same application version twice and would double the rows, so it is read first. A version that is not
+older is only a doubt, not a proof: numbers begin again when a job's storage is deleted or an older checkpoint is restored. In
+doubt, the table's files and history are asked for the transaction itself.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path, PurePosixPath
+from typing import Any
+from urllib.parse import unquote
+
+import pyarrow as pa
+import pyarrow.parquet
+
+from penstock.errors import BadRecordError, ConfigError, PenstockError, UnavailableError
+from penstock.sinks.delta.table import check_table, create_table, never_null
+from penstock.sinks.files.hive_partitions import NULL_VALUE
+from penstock.sinks.files.sink import Files
+from penstock.sinks.files.staged_files import Manifest, StagedFile, name_prefix
+from penstock.sinks.optional_package import optional_package
+from penstock.sinks.staged.staging import StagedTransaction, storage_errors, sync_file, sync_folder
+from penstock.sinks.two_phase_commit import Transaction
+
+_NAMES = "penstock.transactions"
+
+
+class DeltaLake(Files):
+    """A Delta table on a file system that the driver and all executors share; a reader sees a commit whole or not at all.
+
+    Rows are appended. A missing table is created before the query starts, with the columns of the stream, partitioned by
+    `partition_by`; an existing one must have these columns. `compression` is that of the Parquet files.
+    """
+
+    def __init__(
+        self, path: str | os.PathLike[str], *, partition_by: Sequence[str] = (), compression: str = "zstd"
+    ) -> None:
+        _package()
+        super().__init__(path, "parquet", partition_by=partition_by, compression=compression)
+        self._never_null: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        return f"DeltaLake({str(self.path)!r})"
+
+    def validate(self, schema: pa.Schema) -> None:
+        """Refuse columns that Delta cannot hold or the table does not have; create the table if it is missing."""
+        super().validate(schema)
+        deltalake = _package()
+        create_table(deltalake, self.path, schema, self.partition_by)
+        with self._table_errors(
+            ConfigError, "nothing was started: repair the table, or write to another path"
+        ):
+            table = deltalake.DeltaTable(self.path)
+        check_table(deltalake, table, schema, self.partition_by)
+        self._never_null = never_null(table, schema.names)
+
+    def write(self, transaction: Transaction, batch: pa.RecordBatch) -> None:
+        """Add rows; a null that the table forbids is refused while the job can go back."""
+        for name in self._never_null:
+            if batch.column(name).null_count:
+                raise BadRecordError(
+                    f"column {name!r} of the Delta table {self.path} may not be null, but is in {batch.column(name).null_count} rows; "
+                    "filter or fill them before write_to",
+                    column=name,
+                )
+        super().write(transaction, batch)
+
+    def _publish(self, moved: Mapping[StagedTransaction, Manifest]) -> None:
+        """Name all files in one Delta commit, without those of transactions that the table has."""
+        if not moved:
+            return
+        with self._table_errors():
+            table = _package().DeltaTable(self.path)
+            fresh = {one: files for one, files in moved.items() if not self._is_in(table, one)}
+            adds = [self._add(one, file) for one, manifest in fresh.items() for file in manifest.files]
+            if adds:
+                self._commit_to_delta(table, list(fresh), adds)
+
+    def _commit_to_delta(self, table: Any, fresh: Sequence[StagedTransaction], adds: Sequence[Any]) -> None:
+        deltalake = _package()
+        before = table.version()
+        versions: dict[str, int] = {}
+        for one in fresh:
+            name = app_id(one.job, one.sink)
+            versions[name] = max(one.checkpoint, versions.get(name, 0))
+        properties = deltalake.CommitProperties(
+            custom_metadata={_NAMES: json.dumps([one.name for one in fresh])},
+            app_transactions=[deltalake.Transaction(name, version) for name, version in versions.items()],
+        )
+        table.create_write_transaction(
+            adds, "append", table.schema(), partition_by=list(self.partition_by), commit_properties=properties
+        )
+        self._sync_log(before, deltalake.DeltaTable(self.path).version())
+
+    def _sync_log(self, before: int, after: int) -> None:
+        """Delta's writer leaves syncing to the system; the commit log may not be more durable than the commit."""
+        log = self.path / "_delta_log"
+        with storage_errors("make durable", log):
+            for version in range(before + 1, after + 1):
+                entry = log / f"{version:020d}.json"
+                if entry.exists():
+                    sync_file(entry)
+            sync_folder(log)
+
+    def _add(self, transaction: StagedTransaction, file: StagedFile) -> Any:
+        path = self.path / file.final
+        with storage_errors("read", path):
+            if not path.exists() or path.stat().st_size != file.size_bytes:
+                raise self._lost(transaction, f"its file {path} is not there as it was written")
+            rows = pyarrow.parquet.read_metadata(path).num_rows
+        return _package().transaction.AddAction(
+            path=file.final,
+            size=file.size_bytes,
+            partition_values=partition_values(file.final),
+            modification_time=int(time.time() * 1000),
+            data_change=True,
+            stats=json.dumps({"numRecords": rows}),
+        )
+
+    def _is_recorded(self, transaction: StagedTransaction) -> bool:
+        if super()._is_recorded(transaction):
+            return True
+        with self._table_errors():
+            deltalake = _package()
+            if not deltalake.DeltaTable.is_deltatable(str(self.path)):
+                return False
+            return self._is_in(deltalake.DeltaTable(self.path), transaction)
+
+    def _take_back(self, transaction: StagedTransaction) -> None:
+        """A commit that Delta has is recorded, so that it is known for good; any other gives its files back."""
+        if self._is_recorded(transaction):
+            self._log(transaction.job, transaction.sink).append([transaction])
+        else:
+            super()._take_back(transaction)
+
+    def _is_in(self, table: Any, transaction: StagedTransaction) -> bool:
+        """Whether a Delta commit has this transaction: usually one look at the application version."""
+        version = table.transaction_version(app_id(transaction.job, transaction.sink))
+        if version is None or version < transaction.checkpoint:
+            return False
+        prefix = name_prefix(transaction)
+        if any(Path(uri).name.startswith(prefix) for uri in table.file_uris()):
+            return True
+        return any(transaction.name in _names(entry) for entry in table.history())
+
+    @contextmanager
+    def _table_errors(
+        self, kind: type[PenstockError] = UnavailableError, follows: str = "it is tried again"
+    ) -> Iterator[None]:
+        """Report whatever Delta says, once the job runs as something that may pass."""
+        try:
+            yield
+        except _package().exceptions.DeltaError as error:
+            text = str(error).partition("\n")[0]  # a stack of the library follows
+            raise kind(
+                f"the Delta table {self.path} did not do as asked: {type(error).__name__}: {text}; {follows}",
+                path=str(self.path),
+                cause=text,
+            ) from error
+
+
+def app_id(job: str, sink: str) -> str:
+    """Under which name a sink's application transactions stand in the table."""
+    return f"penstock.{job}.{sink}"
+
+
+def partition_values(final: str) -> dict[str, str | None]:
+    """The values in the folders of a path, as Delta writes them."""
+    pairs = (folder.partition("=") for folder in PurePosixPath(final).parent.parts)
+    return {unquote(name): None if value == NULL_VALUE else unquote(value) for name, _, value in pairs}
+
+
+def _names(entry: Mapping[str, Any]) -> list[str]:
+    try:
+        names = json.loads(entry.get(_NAMES, "[]"))
+    except (TypeError, ValueError):
+        return []
+    return names if isinstance(names, list) else []
+
+
+def _package() -> Any:
+    deltalake = optional_package("deltalake", sink="DeltaLake", extra="delta")
+    optional_package("deltalake.transaction", sink="DeltaLake", extra="delta")
+    optional_package("deltalake.exceptions", sink="DeltaLake", extra="delta")
+    return deltalake

@@ -1,0 +1,286 @@
+"""The sink `Files`: Parquet, JSON lines or CSV in a folder. Written in tasks, moved into place on the driver.
+
+    <path>/part-<run>-<checkpoint>-<subtask>-<attempt>-<token>.parquet   what readers see
+    <path>/_penstock/<job>/<sink>/<transaction>/                         staged, see `staged_files`
+    <path>/_penstock/<job>/<sink>/committed/                             proofs of commit, see `commit_log`
+
+A commit is: rename `manifest` to `moving`; rename each staged file into place; sync the folders; write the
+commit log; remove `moving` and the staging folder. What a crash leaves, and what is made of it next:
+
+    found                               meaning                   commit           abort
+    manifest, all files staged          not begun                 move             delete
+    moving, some files staged           half moved                go on            take the moved ones back
+    moving, none staged, no log entry   all moved, not recorded   record it        take them back
+    log entry, `moving` or folder left  committed                 tidy up          tidy up, touch no output
+    log entry, nothing left             committed                 nothing to do    nothing to do
+    no folder, no log entry             never staged, or aborted  CommitLostError  nothing to do
+
+Once `moving` exists, a staged file that is gone has been moved: if it is not in its place either, a
+reader's compaction or a person took it, and that is theirs to do.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+
+from penstock.errors import CommitLostError, ConfigError, InternalError
+from penstock.sinks.files import hive_partitions
+from penstock.sinks.files.formats import file_format
+from penstock.sinks.files.staged_files import MANIFEST, Manifest, StagedFiles, read_manifest
+from penstock.sinks.staged.commit_log import CommitLog
+from penstock.sinks.staged.staging import (
+    StagedTransaction,
+    folders_up_to,
+    local_path,
+    storage_errors,
+    sync_folder,
+)
+from penstock.sinks.two_phase_commit import Transaction, TransactionContext, TwoPhaseCommitSink
+
+_HIDDEN = "_penstock"
+_MOVING = "moving"
+_ABORTED = ".aborted"
+
+
+class Files(TwoPhaseCommitSink):
+    """Files in a folder that any reader can list: a file is there whole or not at all.
+
+    `path` is a folder on a file system that the driver and all executors share. `format` is "parquet"
+    (options `compression`, `row_group_rows`), "json" (one object a line) or "csv" (options `delimiter`,
+    `header`). `partition_by` puts rows into Hive-style folders; each file still appears whole, but several
+    files of one commit appear one after the other.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        format: str = "parquet",  # noqa: A002 - the word that Spark uses for it
+        *,
+        partition_by: Sequence[str] = (),
+        **options: Any,
+    ) -> None:
+        self.path = local_path("path", path)
+        self.partition_by = (partition_by,) if isinstance(partition_by, str) else tuple(partition_by)
+        self.format = file_format(format, options)
+        self._writing: StagedFiles | None = None
+
+    def __repr__(self) -> str:
+        return f"Files({str(self.path)!r}, format={self.format.extension!r})"
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_writing": None}
+
+    def validate(self, schema: pa.Schema) -> None:
+        """Refuse columns that the format cannot hold, and a folder that cannot be written."""
+        repeated = sorted({name for name in schema.names if schema.names.count(name) > 1})
+        if repeated:
+            raise ConfigError(
+                f"columns appear more than once: {repeated}; rename them before write_to", columns=repeated
+            )
+        if self.partition_by:
+            hive_partitions.check(schema, self.partition_by)
+        self.format.check(pa.schema([field for field in schema if field.name not in self.partition_by]))
+        self._check_folder()
+
+    def begin_transaction(self, context: TransactionContext) -> Transaction:
+        """Make the staging folder of one attempt."""
+        transaction = StagedTransaction.begin(context)
+        folder = self._staging(transaction)
+        with storage_errors("stage files in", folder):
+            folder.mkdir(parents=True)
+        self._writing = StagedFiles(transaction, folder, self.format, self.partition_by)
+        return transaction.as_transaction()
+
+    def write(self, transaction: Transaction, batch: pa.RecordBatch) -> None:
+        """Add rows to the staged files."""
+        writing = self._begun(transaction)
+        with storage_errors("write to", self._staging(writing.transaction)):
+            writing.write(batch)
+
+    def pre_commit(self, transaction: Transaction) -> Transaction:
+        """Close and sync the files, and every folder above them that may be new."""
+        writing = self._begun(transaction)
+        folder = self._staging(writing.transaction)
+        with storage_errors("make durable", folder):
+            writing.finish()
+            for above in folders_up_to(folder.parent, self.path):
+                sync_folder(above)
+        self._writing = None
+        return msgspec.structs.replace(writing.transaction, rows=writing.rows).as_transaction()
+
+    def commit(self, transaction: Transaction) -> None:
+        """Move the files into place, once."""
+        self.commit_all([transaction])
+
+    def commit_all(self, transactions: Iterable[Transaction]) -> None:
+        """Move the files of all transactions, then sync each folder and write the log once."""
+        moved: dict[StagedTransaction, Manifest] = {}
+        folders: set[Path] = set()
+        for transaction in map(StagedTransaction.read, transactions):
+            manifest = self._claim(transaction)
+            if manifest is not None:
+                with storage_errors("move files into", self.path):
+                    folders |= self._move(transaction, manifest)
+                moved[transaction] = manifest
+        with storage_errors("make durable", self.path):
+            for folder in folders:
+                sync_folder(folder)
+        self._publish(moved)
+        for (job, sink), members in _by_owner(moved).items():
+            self._log(job, sink).append(members)
+        for transaction in moved:
+            self._tidy(transaction)
+
+    def abort(self, transaction: Transaction) -> None:
+        """Delete what is staged, and take back what a commit that never finished has moved."""
+        target = StagedTransaction.read(transaction)
+        if self._writing is not None and self._writing.transaction.name == target.name:
+            self._writing.discard()
+            self._writing = None
+        folder = self._staging(target)
+        aborted = folder.with_name(folder.name + _ABORTED)
+        with storage_errors("delete", folder):
+            self._take_back(target)
+            if folder.exists():
+                folder.rename(
+                    aborted
+                )  # from here on no commit can take a half deleted folder for a whole one
+            if aborted.exists():
+                shutil.rmtree(aborted)
+
+    def find_transactions(self, job: str, sink: str) -> list[Transaction]:
+        """List the staging folders that are left, half aborted ones included, without those the log knows."""
+        with storage_errors("list", self._owner(job, sink)):
+            names = _names(self._owner(job, sink))
+        found = [StagedTransaction.parse(job, sink, name.removesuffix(_ABORTED)) for name in names]
+        unfinished = {transaction for transaction in found if transaction is not None}
+        unfinished -= self._log(job, sink).committed(unfinished)
+        return [
+            each.as_transaction()
+            for each in sorted(unfinished, key=lambda each: (each.run, each.checkpoint, each.name))
+        ]
+
+    def _publish(self, moved: Mapping[StagedTransaction, Manifest]) -> None:
+        """Tell readers of files that are durable in their places; listing the folder is enough for plain files."""
+
+    def _owner(self, job: str, sink: str) -> Path:
+        return self.path / _HIDDEN / job / sink
+
+    def _staging(self, transaction: StagedTransaction) -> Path:
+        return self._owner(transaction.job, transaction.sink) / transaction.name
+
+    def _log(self, job: str, sink: str) -> CommitLog:
+        return CommitLog(self._owner(job, sink) / "committed")
+
+    def _is_recorded(self, transaction: StagedTransaction) -> bool:
+        return bool(self._log(transaction.job, transaction.sink).committed([transaction]))
+
+    def _begun(self, transaction: Transaction) -> StagedFiles:
+        name = StagedTransaction.read(transaction).name
+        if self._writing is None or self._writing.transaction.name != name:
+            raise InternalError(
+                f"{self!r} was asked to write to {name}, which it did not begin", transaction=name
+            )
+        return self._writing
+
+    def _claim(self, transaction: StagedTransaction) -> Manifest | None:
+        """Begin, or go on with, the move; None when a commit before did it all."""
+        folder = self._staging(transaction)
+        with storage_errors("read", folder):
+            try:
+                if (folder / MANIFEST).exists():
+                    _check_sizes(folder, read_manifest(folder / MANIFEST))
+                    (folder / MANIFEST).rename(folder / _MOVING)
+                return read_manifest(folder / _MOVING)
+            except FileNotFoundError:
+                if not self._is_recorded(transaction):
+                    raise self._lost(transaction, "it is neither staged nor recorded as committed") from None
+            except ValueError as error:
+                raise self._lost(transaction, str(error)) from error
+        self._tidy(transaction)
+        return None
+
+    def _move(self, transaction: StagedTransaction, manifest: Manifest) -> set[Path]:
+        """Rename each file into place; returns the folders whose names changed."""
+        folders: set[Path] = set()
+        for file in manifest.files:
+            source, target = self._staging(transaction) / file.staged, self.path / file.final
+            if source.exists():
+                target.parent.mkdir(parents=True, exist_ok=True)
+                source.rename(target)
+            if target.parent.exists():
+                folders.update(folders_up_to(target.parent, self.path))
+        return folders
+
+    def _take_back(self, transaction: StagedTransaction) -> None:
+        try:
+            manifest = read_manifest(self._staging(transaction) / _MOVING)
+        except (FileNotFoundError, ValueError):
+            return
+        if not self._is_recorded(transaction):
+            for file in manifest.files:
+                (self.path / file.final).unlink(missing_ok=True)
+
+    def _tidy(self, transaction: StagedTransaction) -> None:
+        """Remove what is left of a recorded commit; it never deletes a file of rows."""
+        folder = self._staging(transaction)
+        with storage_errors("tidy up", folder):
+            (folder / _MOVING).unlink(missing_ok=True)
+            if folder.exists() and not any(folder.iterdir()):
+                folder.rmdir()
+
+    def _check_folder(self) -> None:
+        try:
+            (self.path / _HIDDEN).mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=self.path / _HIDDEN) as probe:
+                probe.write(b"penstock")
+            sync_folder(self.path.parent)
+        except OSError as error:
+            raise ConfigError(
+                f"the folder {self.path} of a {type(self).__name__} sink cannot be written: {error}; "
+                "create it, or give this user the right to write there",
+                path=str(self.path),
+            ) from error
+
+    def _lost(self, transaction: StagedTransaction, why: str) -> CommitLostError:
+        return CommitLostError(
+            f"transaction {transaction.name} cannot be committed to {self.path}: {why}. A completed "
+            "checkpoint promised "
+            f"its {transaction.rows} rows, so they are missing from the output. Look for its files below "
+            f"{self._owner(transaction.job, transaction.sink)}; if the sink's path was changed, start the "
+            "job once with the "
+            "old path; otherwise restore an older checkpoint",
+            transaction=transaction.name,
+            path=str(self.path),
+            rows=transaction.rows,
+        )
+
+
+def _check_sizes(folder: Path, manifest: Manifest) -> None:
+    for file in manifest.files:
+        path = folder / file.staged
+        size = path.stat().st_size if path.exists() else None
+        if size != file.size_bytes:
+            raise ValueError(f"{path} should have {file.size_bytes} bytes but has {size}")
+
+
+def _by_owner(transactions: Iterable[StagedTransaction]) -> dict[tuple[str, str], list[StagedTransaction]]:
+    owners: dict[tuple[str, str], list[StagedTransaction]] = {}
+    for transaction in transactions:
+        owners.setdefault((transaction.job, transaction.sink), []).append(transaction)
+    return owners
+
+
+def _names(folder: Path) -> list[str]:
+    try:
+        return os.listdir(folder)  # noqa: PTH208 - names are all that is needed
+    except FileNotFoundError:
+        return []

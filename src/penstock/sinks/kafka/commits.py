@@ -1,0 +1,209 @@
+"""Messages and the proof of their commit in one Kafka transaction. Driver only.
+
+The proof is the newest record of `<transactional id>` in a compacted topic: the transactions of the last Kafka transaction
+of this job and sink. It settles the one question that a crash leaves open. Older commits are in the `CommitLog` of the
+staging folder: a new Kafka transaction begins only after the one before is written down there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import chain
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+
+from penstock.clock import SYSTEM_CLOCK
+from penstock.errors import CommitLostError, UnavailableError
+from penstock.sinks.kafka.cluster import REQUEST_TIMEOUT_S, KafkaCluster, imported
+from penstock.sinks.kafka.messages import Message, staged_messages
+from penstock.sinks.staged.staging import StagedTransaction
+
+_PARTITION = 0
+"""All records are in one partition: a number of partitions that changes must not hide one."""
+
+_QUICK = {"auto.offset.reset": "earliest", "enable.partition.eof": True, "fetch.wait.max.ms": 10}
+
+
+class Proof(msgspec.Struct, frozen=True):
+    """The record in the topic of commits; names are without job and sink, which are said once."""
+
+    job: str
+    sink: str
+    transactions: list[str]
+    format: int = 1
+
+
+_PROOFS = msgspec.json.Decoder(Proof)
+
+
+class CommitsTopic:
+    """Where the proofs of one job and sink are kept; `owner` is the transactional id."""
+
+    def __init__(self, cluster: KafkaCluster, topic: str, owner: str) -> None:
+        self._cluster = cluster
+        self.topic = topic
+        self.owner = owner
+
+    def last(self, timeout_s: float) -> tuple[StagedTransaction, ...]:
+        """What the newest committed record names; nothing if there is none.
+
+        It waits until every transaction in the topic that is open now, also of other jobs, has ended: behind an open one a
+        reader sees nothing, and a record that is not seen would be taken for one that does not exist.
+        """
+        with self._cluster.errors(f"read the topic {self.topic!r}"):
+            end = self._end()
+            record = self._newest(end, SYSTEM_CLOCK.monotonic() + timeout_s) if end else None
+        return () if record is None else self._understood(record)
+
+    def _end(self) -> int:
+        kafka, admin = imported("confluent_kafka"), imported("confluent_kafka.admin")
+        partition = kafka.TopicPartition(self.topic, _PARTITION)
+        client = self._cluster.admin()  # it must live until the answer is there
+        asked = client.list_offsets(
+            {partition: admin.OffsetSpec.latest()},
+            isolation_level=kafka.IsolationLevel.READ_UNCOMMITTED,
+            request_timeout=REQUEST_TIMEOUT_S,
+        )
+        return int(asked[partition].result(REQUEST_TIMEOUT_S).offset)
+
+    def _newest(self, end: int, deadline: float) -> bytes | None:
+        kafka = imported("confluent_kafka")
+        consumer = self._cluster.consumer({"group.id": self.owner, **_QUICK})
+        newest: bytes | None = None
+        position = 0
+        try:
+            consumer.assign([kafka.TopicPartition(self.topic, _PARTITION, 0)])
+            while position < end:
+                if SYSTEM_CLOCK.monotonic() > deadline:
+                    raise TimeoutError(
+                        f"a transaction is open at offset {position}, and {end} was to be reached"
+                    )
+                message = consumer.poll(0.1)
+                if message is not None:
+                    newest, position = self._step(message, newest)
+        finally:
+            consumer.close()
+        return newest
+
+    def _step(self, message: Any, newest: bytes | None) -> tuple[bytes | None, int]:
+        """The newest value of our key, and the offset up to which everything is read."""
+        kafka = imported("confluent_kafka")
+        error = message.error()
+        if error is None:
+            mine = message.key() == self.owner.encode()
+            return (message.value() if mine else newest), message.offset() + 1
+        if error.code() == kafka.KafkaError._PARTITION_EOF:  # noqa: SLF001 - that is its public name
+            return newest, message.offset()
+        raise kafka.KafkaException(error)
+
+    def _understood(self, record: bytes) -> tuple[StagedTransaction, ...]:
+        try:
+            proof = _PROOFS.decode(record)
+            found = [
+                StagedTransaction.parse(proof.job, proof.sink, f"{proof.job}.{proof.sink}.{name}")
+                for name in proof.transactions
+            ]
+        except msgspec.DecodeError as error:
+            raise self._unreadable(str(error)) from error
+        if None in found or proof.format != 1:
+            raise self._unreadable(f"format {proof.format}")
+        return tuple(one for one in found if one is not None)
+
+    def _unreadable(self, why: str) -> CommitLostError:
+        return CommitLostError(
+            f"the record of {self.owner!r} in the topic {self.topic!r} cannot be understood ({why}), so it is not known what was "
+            "committed last, and nothing is committed. See who else writes to this topic",
+            topic=self.topic,
+            key=self.owner,
+        )
+
+
+class CommitSession:
+    """The producer of one job and sink; opening it makes every earlier one powerless."""
+
+    def __init__(
+        self, cluster: KafkaCluster, commits: CommitsTopic, settings: dict[str, Any], patience_s: float
+    ) -> None:
+        self._cluster = cluster
+        self._commits = commits
+        self._producer = cluster.producer({**settings, "transactional.id": commits.owner})
+        with cluster.errors(f"begin transactions as {commits.owner!r}"):
+            self._producer.init_transactions(patience_s)
+        self.last = commits.last(patience_s)
+        """What the last Kafka transaction committed; after `init_transactions`, so nobody can add to it."""
+
+    def publish(
+        self,
+        topic: str,
+        batches: Iterable[pa.RecordBatch],
+        transactions: Sequence[StagedTransaction],
+        *,
+        timeout_s: float,
+    ) -> None:
+        """Make staged messages visible together with their proof. After an error the session is of no use any more."""
+        deadline = _Deadline(timeout_s)
+        with self._cluster.errors(f"commit to the topic {topic!r}"):
+            self._producer.begin_transaction()
+            self._produce(topic, batches, deadline)
+            self._flush(deadline)  # so that the proof keeps readers of its topic waiting for a moment only
+            self._producer.produce(
+                self._commits.topic, _proof(transactions), self._commits.owner.encode(), _PARTITION
+            )
+            self._producer.commit_transaction(max(deadline.left_s, 1.0))
+        self.last = tuple(transactions)
+
+    def discard(self) -> None:
+        """Forget what is under way; the broker aborts it when the next session begins, or after the time-out."""
+        self._producer.purge(blocking=False)
+
+    def _produce(self, topic: str, batches: Iterable[pa.RecordBatch], deadline: _Deadline) -> None:
+        """The hot loop of a commit: whatever is done here is done once a message."""
+        produce = self._producer.produce
+        for message in chain.from_iterable(map(staged_messages, batches)):
+            try:
+                produce(topic, *message)
+            except BufferError:
+                self._produce_later(topic, message, deadline)
+
+    def _produce_later(self, topic: str, message: Message, deadline: _Deadline) -> None:
+        """Wait until the queue has room."""
+        while True:
+            deadline.check()
+            self._producer.poll(0.05)
+            try:
+                self._producer.produce(topic, *message)
+            except BufferError:
+                continue
+            return
+
+    def _flush(self, deadline: _Deadline) -> None:
+        while self._producer.flush(1.0):
+            deadline.check()
+
+
+class _Deadline:
+    def __init__(self, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+        self._end = SYSTEM_CLOCK.monotonic() + timeout_s
+
+    @property
+    def left_s(self) -> float:
+        return self._end - SYSTEM_CLOCK.monotonic()
+
+    def check(self) -> None:
+        if self.left_s < 0:
+            raise UnavailableError(
+                f"a commit to Kafka was not done in {self._timeout_s:g} s and is tried again; if the brokers are well, there are too "
+                "many rows for one Kafka transaction: raise commit_timeout, or take checkpoints more often",
+                timeout_s=self._timeout_s,
+            )
+
+
+def _proof(transactions: Sequence[StagedTransaction]) -> bytes:
+    first = transactions[0]
+    prefix = f"{first.job}.{first.sink}."
+    return msgspec.json.encode(
+        Proof(first.job, first.sink, [one.name.removeprefix(prefix) for one in transactions])
+    )

@@ -1,0 +1,199 @@
+"""The sink `Kafka`: messages in a topic. Staged in tasks as files, produced on the driver in one Kafka transaction.
+
+    <staging>/<job>/<sink>/<transaction>.arrow     staged messages
+    <staging>/<job>/<sink>/committed/              proofs of commit, see `commit_log`
+    topic `commits_topic`, key <transactional id>  what the last Kafka transaction committed, see `commits`
+
+A commit is: take the transactional id over; write into the log what the last Kafka transaction is known to have
+committed; ONE Kafka transaction with the messages and the new proof; write the log; delete the staged files.
+
+    found                                  meaning                     commit makes of it
+    staged, in no proof                    not committed               produce
+    staged, in the record of the topic     committed, then a crash     write the log, delete
+    staged, in the log                     committed, then a crash     delete
+    not staged, in either                  committed                   nothing to do
+    not staged, in neither                 aborted, or taken away      CommitLostError
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
+from typing import Any
+
+import pyarrow as pa
+
+from penstock.config import Duration, seconds
+from penstock.errors import ConfigError, UnavailableError
+from penstock.ids import checked_name
+from penstock.sinks.kafka.cluster import KafkaCluster
+from penstock.sinks.kafka.commits import CommitSession, CommitsTopic
+from penstock.sinks.kafka.messages import MessageLayout
+from penstock.sinks.staged.commit_log import CommitLog
+from penstock.sinks.staged.sink import StagedSink
+from penstock.sinks.staged.staging import StagedTransaction
+from penstock.sinks.two_phase_commit import Transaction
+
+_TIMEOUT = "transaction.timeout.ms"
+_MOST_IN_ONE_PROOF = 10_000
+_LOOK_PATIENCE_S = 10.0
+"""Whoever only looks for leftovers comes again at the next checkpoint, and must not hold it up."""
+
+
+class Kafka(StagedSink):
+    """Messages in a topic; a reader with `isolation.level=read_committed` sees each once, a commit's all at once.
+
+    `staging` is a folder that the driver and all executors share. `key`, `partition` and the values of `headers` name
+    columns. `value` names one column, or several that become a JSON object; without it all columns do. With
+    `format="bytes"` key and value are taken as they are. `options` are settings of librdkafka, for all clients.
+    """
+
+    def __init__(
+        self,
+        bootstrap_servers: str | Sequence[str],
+        topic: str,
+        *,
+        staging: str | os.PathLike[str],
+        key: str | None = None,
+        value: str | Sequence[str] | None = None,
+        headers: Mapping[str, str] | Sequence[str] = (),
+        partition: str | None = None,
+        format: str = "json",  # noqa: A002 - the word that Spark uses for it
+        commits_topic: str = "penstock-commits",
+        transactional_id: str = "penstock",
+        commit_timeout: Duration = "5min",
+        options: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__(staging)
+        servers = bootstrap_servers if isinstance(bootstrap_servers, str) else ",".join(bootstrap_servers)
+        self.cluster = KafkaCluster(servers, options or {})
+        self.topic = topic
+        self.layout = MessageLayout.of(
+            key=key, value=value, headers=headers, partition=partition, form=format
+        )
+        self.commits_topic = commits_topic
+        self.transactional_id = checked_name("transactional_id", transactional_id)
+        self.commit_timeout_s = seconds("commit_timeout", commit_timeout, minimum_s=1.0)
+        self._transaction_timeout_ms = _transaction_timeout_ms(self.commit_timeout_s, options or {})
+        self._sessions: dict[str, CommitSession] = {}
+        self._opening = threading.Lock()
+
+    def __repr__(self) -> str:
+        return (
+            f"Kafka({self.cluster.bootstrap_servers!r}, topic={self.topic!r}, format={self.layout.format!r})"
+        )
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_sessions": {}, "_opening": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _opening=threading.Lock())
+
+    def validate(self, schema: pa.Schema) -> None:
+        """Compare columns, staging folder, topics and time-outs with what a commit will need."""
+        self.layout.check(schema)
+        super().validate(schema)
+        admin = self.cluster.admin()
+        self.layout = self.layout.within(self.cluster.check_topic(admin, self.topic))
+        self.cluster.check_transaction_timeout(admin, self._transaction_timeout_ms)
+        self.cluster.ensure_compacted(admin, self.commits_topic)
+
+    def staged_form(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Make messages of the rows; what the topic would refuse is refused while the job can go back."""
+        return self.layout.messages(batch)
+
+    def commit(self, transaction: Transaction) -> None:
+        """Produce the messages, once."""
+        self.commit_all([transaction])
+
+    def commit_all(self, transactions: Iterable[Transaction]) -> None:
+        """Produce the messages of all in one Kafka transaction: they become visible at the same moment."""
+        staged = [StagedTransaction.read(transaction) for transaction in transactions]
+        for (job, sink), members in groupby(staged, key=lambda one: (one.job, one.sink)):
+            group = list(members)
+            self._commit_owned(job, sink, group)
+            for transaction in group:
+                self.delete_staged(transaction)
+
+    def committed_of(self, job: str, sink: str, found: Sequence[StagedTransaction]) -> set[str]:
+        """The names of those that log or topic know as committed."""
+        done = super().committed_of(job, sink, found)
+        if any(one.name not in done for one in found):
+            patience_s = min(_LOOK_PATIENCE_S, self.commit_timeout_s)
+            done |= _names(self._session(job, sink, patience_s).last)  # whoever asks owns the job
+        return done
+
+    # ── committing ─────────────────────────────────────────────────────────────────────────────
+
+    def _commit_owned(self, job: str, sink: str, members: list[StagedTransaction]) -> None:
+        log = self.log(job, sink)
+        done = _names(log.committed(members))
+        left = [one for one in members if one.name not in done]
+        if not left:
+            return
+        session = self._session(job, sink, self.commit_timeout_s)
+        unrecorded = set(session.last) - log.committed(session.last)
+        if unrecorded:
+            log.append(unrecorded)
+        done = _names(session.last)
+        left = [one for one in left if one.name not in done]
+        for first in range(0, len(left), _MOST_IN_ONE_PROOF):
+            self._publish(session, left[first : first + _MOST_IN_ONE_PROOF], log)
+
+    def _publish(self, session: CommitSession, members: list[StagedTransaction], log: CommitLog) -> None:
+        tables = [
+            self.staged_rows(one) for one in members
+        ]  # all are looked at before the first one is produced
+        batches = (batch for table in tables if table is not None for batch in table.to_batches())
+        try:
+            session.publish(self.topic, batches, members, timeout_s=self.commit_timeout_s)
+        except BaseException:
+            self._sessions.pop(_owner(self.transactional_id, members[0].job, members[0].sink), None)
+            session.discard()
+            raise
+        log.append(members)
+
+    def _session(self, job: str, sink: str, patience_s: float) -> CommitSession:
+        """The one session of this process: commits and searches come from two threads, and would fence each other."""
+        owner = _owner(self.transactional_id, job, sink)
+        if not self._opening.acquire(timeout=patience_s):
+            raise UnavailableError(
+                f"{self!r} is still waiting for the brokers; it is tried again",
+                brokers=self.cluster.bootstrap_servers,
+            )
+        try:
+            if owner not in self._sessions:
+                self._sessions[owner] = self._opened(owner, patience_s)
+            return self._sessions[owner]
+        finally:
+            self._opening.release()
+
+    def _opened(self, owner: str, patience_s: float) -> CommitSession:
+        settings: dict[str, Any] = {_TIMEOUT: self._transaction_timeout_ms}
+        if "message.max.bytes" not in self.cluster.options:
+            settings["message.max.bytes"] = max(self.layout.limits.message_bytes, 1_000_000)
+        commits = CommitsTopic(self.cluster, self.commits_topic, owner)
+        return CommitSession(self.cluster, commits, settings, patience_s)
+
+
+def _owner(transactional_id: str, job: str, sink: str) -> str:
+    return f"{transactional_id}.{job}.{sink}"
+
+
+def _names(transactions: Iterable[StagedTransaction]) -> set[str]:
+    return {transaction.name for transaction in transactions}
+
+
+def _transaction_timeout_ms(commit_timeout_s: float, options: Mapping[str, Any]) -> int:
+    least = int(commit_timeout_s * 1000)
+    given = options.get(_TIMEOUT, least)
+    if isinstance(given, bool) or not str(given).isdigit() or int(given) < least:
+        raise ConfigError(
+            f"{_TIMEOUT} is {given!r}, and a commit may take {least} ms (commit_timeout): the brokers would abort it half way; give "
+            "at least as much, or lower commit_timeout",
+            setting=_TIMEOUT,
+            value=given,
+        )
+    return int(given)

@@ -1,0 +1,1 @@
+"""MySQL and MariaDB: XA or staged rows. Written in tasks, committed on the driver."""

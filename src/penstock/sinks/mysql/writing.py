@@ -1,0 +1,120 @@
+"""One transaction of a `MySQL` sink while its rows come in. Executors.
+
+The rows go by INSERTs of many rows through one open transaction of the server, so a task that dies leaves nothing behind. At the
+end it is either prepared (XA), or committed where the rows are only staged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pyarrow as pa
+
+from penstock.sinks.mysql.records import staged_in
+from penstock.sinks.mysql.server import REFUSED_ROWS, MySQLServer, code, pymysql_module, said
+from penstock.sinks.mysql.table import Layout, listed, quoted
+from penstock.sinks.mysql.values import python_rows
+from penstock.sinks.sql.records import STAGED_KEY, Records
+from penstock.sinks.sql.transaction import PREPARED, SqlTransaction, bad_record, owner_digest
+
+_SHOWN_BYTES = 20
+_STATEMENT_CHARACTERS = 500_000
+"""Servers refuse statements above `max_allowed_packet`, which is 16 MB or more unless somebody has lowered it."""
+
+
+class OpenTransaction:
+    """A session of its own, in a transaction."""
+
+    def __init__(self, server: MySQLServer, layout: Layout, transaction: SqlTransaction) -> None:
+        self.transaction = transaction
+        self.rows = 0
+        self._server = server
+        self._layout = layout
+        self._number: int | None = None
+        self._xid = xid(transaction, server.database)
+        with server.task_errors(quoted(layout.table)):
+            self._session = server.connect()
+            self._session.execute("SELECT GET_LOCK(?, 0)", [session_lock(transaction, server.database)])
+            if transaction.how == PREPARED:
+                self._session.execute(f"XA START {self._xid}")
+            else:
+                self._session.execute("START TRANSACTION")
+                self._number = Records(self._session).register(transaction, staged_in(layout))
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        """Send rows; a row that the table refuses is named."""
+        names = [column.name for column in self._layout.columns]
+        into, columns = self._layout.table, names
+        if self._number is not None:
+            into, columns = staged_in(self._layout), [*STAGED_KEY, *names]
+        insert = f"INSERT INTO {quoted(into)} ({listed(columns)}) VALUES "  # noqa: S608 - all quoted
+        with self._server.task_errors(quoted(self._layout.table)):
+            for rows in _chunks(self._literals(batch)):
+                self._insert(insert, rows, batch)
+
+    def finish(self) -> None:
+        """Make the rows durable and invisible; when the session has ended any other can commit or abort them."""
+        with self._server.task_errors(quoted(self._layout.table)):
+            if self._number is None:
+                Records(self._session).record(self.transaction, self.rows)
+                self._session.execute(f"XA END {self._xid}")
+                self._session.execute(f"XA PREPARE {self._xid}")
+            else:
+                self._session.execute("COMMIT")
+        self._session.close()
+
+    def discard(self) -> None:
+        """Close the session: the server rolls back."""
+        self._session.close()
+
+    def _literals(self, batch: pa.RecordBatch) -> Iterator[tuple[int, str]]:
+        for index, row in enumerate(python_rows(batch)):
+            marked = row if self._number is None else (self._number, self.rows, *row)
+            self.rows += 1
+            yield index, f"({', '.join(map(self._session.literal, marked))})"
+
+    def _insert(self, insert: str, rows: list[tuple[int, str]], batch: pa.RecordBatch) -> None:
+        try:
+            self._session.execute(insert + ", ".join(literal for _, literal in rows))
+        except pymysql_module().Error as error:
+            if code(error) in REFUSED_ROWS:
+                self._name_the_row(insert, rows, batch)
+            raise
+
+    def _name_the_row(self, insert: str, rows: list[tuple[int, str]], batch: pa.RecordBatch) -> None:
+        """Insert them one by one: the server has taken back the statement, and will refuse the same row."""
+        for index, literal in rows:
+            try:
+                self._session.execute(insert + literal)
+            except pymysql_module().Error as error:
+                row = batch.slice(index, 1).to_pylist()[0]
+                raise bad_record(quoted(self._layout.table), said(error), row) from error
+
+
+def _chunks(rows: Iterator[tuple[int, str]]) -> Iterator[list[tuple[int, str]]]:
+    """Put rows together to statements of a size that servers take."""
+    chunk: list[tuple[int, str]] = []
+    size = 0
+    for index, literal in rows:
+        if chunk and size + len(literal) > _STATEMENT_CHARACTERS:
+            yield chunk
+            chunk, size = [], 0
+        chunk.append((index, literal))
+        size += len(literal)
+    if chunk:
+        yield chunk
+
+
+def global_part(job: str, sink: str, database: str) -> str:
+    """What the names of all prepared transactions of a job and sink in a database share, and no others."""
+    return f"{job[:_SHOWN_BYTES]}:{sink[:_SHOWN_BYTES]}:{owner_digest(job, sink, database)}"
+
+
+def xid(transaction: SqlTransaction, database: str) -> str:
+    """The name of a prepared transaction in SQL: two parts of at most 64 bytes, of letters, digits and `-_:.`."""
+    return f"'{global_part(transaction.job, transaction.sink, database)}','{transaction.numbers}'"
+
+
+def session_lock(transaction: SqlTransaction, database: str) -> str:
+    """The name of the lock by which the session of an attempt is found."""
+    return f"penstock {owner_digest(transaction.job, transaction.sink, database)} {transaction.token}"

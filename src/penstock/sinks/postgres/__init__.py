@@ -1,0 +1,1 @@
+"""PostgreSQL: `PREPARE TRANSACTION` or staged rows. Written in tasks, committed on the driver."""

@@ -1,0 +1,111 @@
+"""What the sinks for SQL servers share: the name of a transaction, what was asked for, and a row in a message. Driver and executors.
+
+A server limits the length of a transaction's name (PostgreSQL 199 bytes, XA 64 and 64), so a name holds the
+beginnings of job and sink for people, and a digest of both in full for the comparison.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from penstock.errors import BadRecordError, CommitLostError, ConfigError
+from penstock.sinks.staged.staging import StagedTransaction
+
+PREPARED = "prepared"
+STAGED = "staged"
+_SHOWN_CHARACTERS = 500
+
+
+class SqlTransaction(StagedTransaction, frozen=True, kw_only=True):
+    """One transaction as the checkpoint stores it; `how` it waits for its commit stays true when settings change."""
+
+    how: str = PREPARED
+
+    @property
+    def numbers(self) -> str:
+        """The part of the name behind job and sink."""
+        return self.name.removeprefix(f"{self.job}.{self.sink}.")
+
+
+def owner_digest(*parts: str) -> str:
+    """Tell job and sink (and where they write) from all others, in 16 characters."""
+    return hashlib.blake2s("\0".join(parts).encode(), digest_size=8).hexdigest()
+
+
+def checked_mode(mode: str, key: Sequence[str] | str | None) -> tuple[str, tuple[str, ...]]:
+    """Return the mode and the columns of the key, which only an upsert has."""
+    if mode not in {"append", "upsert"}:
+        raise ConfigError(f"mode {mode!r} is not known; use 'append' or 'upsert'", mode=mode)
+    columns = (key,) if isinstance(key, str) else tuple(key or ())
+    if mode == "upsert" and not columns:
+        raise ConfigError("mode='upsert' needs key=[...], the columns that identify a row", mode=mode)
+    if mode == "append" and columns:
+        raise ConfigError(f"key={key!r} has no meaning with mode='append'; use mode='upsert'", key=columns)
+    return mode, columns
+
+
+def checked_transactions(transactions: str | None, mode: str) -> str:
+    """Return how transactions wait for their commit: prepared for appended rows, staged for upserted ones."""
+    if transactions is None:
+        return PREPARED if mode == "append" else STAGED
+    if transactions not in {PREPARED, STAGED}:
+        raise ConfigError(
+            f"transactions {transactions!r} is not known; use {PREPARED!r} or {STAGED!r}",
+            transactions=transactions,
+        )
+    if transactions == PREPARED and mode == "upsert":
+        raise ConfigError(
+            "mode='upsert' with transactions='prepared' would stop the job: a prepared transaction keeps its rows locked "
+            "until the checkpoint completes, and the next batch with the same key waits for them; leave transactions out",
+            transactions=transactions,
+            mode=mode,
+        )
+    return transactions
+
+
+def checked_identifier(setting: str, value: object, *, longest: int) -> str:
+    """Return a name of a table or schema; it is taken letter by letter, and none of Penstock's own."""
+    if not isinstance(value, str) or not value or "\0" in value or value.lower().startswith("_penstock"):
+        raise ConfigError(
+            f"{setting} {value!r} cannot be used: give a name that does not start with '_penstock'",
+            setting=setting,
+            value=value,
+        )
+    if len(value.encode()) > longest:
+        raise ConfigError(
+            f"{setting} {value!r} is longer than the {longest} bytes that the server keeps of a name",
+            setting=setting,
+            value=value,
+        )
+    return value
+
+
+def shown_row(row: Mapping[str, Any]) -> str:
+    """Write a row for a message, cut where it is long."""
+    text = ", ".join(f"{name}={value!r}" for name, value in row.items())
+    return text if len(text) <= _SHOWN_CHARACTERS else text[:_SHOWN_CHARACTERS] + "..."
+
+
+def bad_record(table: str, cause: str, row: Mapping[str, Any] | None) -> BadRecordError:
+    """Say which row the table refuses, if the server has told."""
+    which = "" if row is None else f"; the row is {shown_row(row)}"
+    return BadRecordError(
+        f"table {table} refuses a row: {cause}{which}. Nothing of this batch was kept; filter or repair such rows before "
+        "write_to, or change the table",
+        table=table,
+        cause=cause,
+        row=None if row is None else dict(row),
+    )
+
+
+def lost(transaction: SqlTransaction, where: str, why: str) -> CommitLostError:
+    """Say that a promised commit cannot be made."""
+    return CommitLostError(
+        f"transaction {transaction.name} cannot be committed in {where}: {why}. A completed checkpoint promised its "
+        f"{transaction.rows} rows, so they are missing from the table. If the sink's address, schema or table was changed, "
+        "start the job once with the old one; otherwise restore an older checkpoint",
+        transaction=transaction.name,
+        rows=transaction.rows,
+    )

@@ -1,0 +1,170 @@
+"""The table that a `SQLite` sink writes to: its SQL, and what an existing one must look like. Driver only."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Sequence
+
+import pyarrow as pa
+
+from penstock.errors import ConfigError
+from penstock.sinks.json_text import unsupported_in_json
+from penstock.sinks.sqlite.values import is_plain_text, storage_class
+
+# Which declared affinities keep a value as it is (https://sqlite.org/datatype3.html, section 3).
+_KEPT_BY = {
+    "INTEGER": {"INTEGER", "NUMERIC", "BLOB"},
+    "REAL": {"REAL", "NUMERIC", "BLOB"},
+    "TEXT": {"TEXT", "BLOB"},
+    "BLOB": {"BLOB"},
+}
+
+
+def quoted(identifier: str) -> str:
+    """Quote a name for SQL."""
+    return '"' + identifier.replace('"', '""') + '"'
+
+
+class TargetTable:
+    """One table, and the columns of its key when rows are upserted."""
+
+    def __init__(self, name: str, key: Sequence[str]) -> None:
+        self.name = name
+        self.key = tuple(key)
+
+    def create_sql(self, columns: pa.Schema) -> str:
+        """Create the table if it is missing; without NOT NULL, SQLite would take any number of NULL keys."""
+        key = {name.lower() for name in self.key}
+        parts = [
+            f"{quoted(field.name)} "
+            f"{storage_class(field.type)}{' NOT NULL' if field.name.lower() in key else ''}"
+            for field in columns
+        ]
+        if self.key:
+            parts.append(f"PRIMARY KEY ({', '.join(map(quoted, self.key))})")
+        return f"CREATE TABLE IF NOT EXISTS {quoted(self.name)} ({', '.join(parts)})"
+
+    def insert_sql(self, columns: Sequence[str]) -> str:
+        """Insert one row, or replace the other columns of the row with the same key."""
+        names = ", ".join(map(quoted, columns))
+        holes = ", ".join("?" * len(columns))
+        insert = f"INSERT INTO {quoted(self.name)} ({names}) VALUES ({holes})"  # noqa: S608 - all quoted
+        if not self.key:
+            return insert
+        key = {name.lower() for name in self.key}
+        changes = [f"{quoted(name)} = excluded.{quoted(name)}" for name in columns if name.lower() not in key]
+        action = f"UPDATE SET {', '.join(changes)}" if changes else "NOTHING"
+        return f"{insert} ON CONFLICT ({', '.join(map(quoted, self.key))}) DO {action}"
+
+    def check_columns(self, schema: pa.Schema) -> None:
+        """Refuse columns that no table can hold, and keys that are not among them."""
+        lowered = [name.lower() for name in schema.names]
+        repeated = sorted({name for name in lowered if lowered.count(name) > 1})
+        if repeated:
+            raise ConfigError(
+                f"columns appear more than once (SQLite ignores case): {repeated}; rename them",
+                columns=repeated,
+            )
+        missing = [name for name in self.key if name.lower() not in lowered]
+        if missing:
+            raise ConfigError(f"key names {missing}, but the columns are {schema.names}", columns=missing)
+        for field in schema:
+            part = unsupported_in_json(field.type)
+            if part is not None or (field.name in self.key and pa.types.is_nested(field.type)):
+                raise ConfigError(
+                    f"column {field.name!r} of type {field.type} cannot be written to SQLite"
+                    f"{' as a key' if part is None else f': there is no form for {part}'}; cast or drop it",
+                    column=field.name,
+                )
+
+    def check_existing(self, database: sqlite3.Connection, schema: pa.Schema) -> list[str]:
+        """Compare with the table, if there is one; returns its columns that refuse NULL."""
+        kind = database.execute(
+            "SELECT type FROM sqlite_master WHERE lower(name) = lower(?)", [self.name]
+        ).fetchone()
+        if kind is None:
+            return []
+        if kind[0] != "table":
+            raise ConfigError(f"{self.name!r} is a {kind[0]}, not a table; name a table", table=self.name)
+        declared = database.execute(
+            'SELECT name, type, "notnull", dflt_value IS NOT NULL, pk FROM pragma_table_info(?)', [self.name]
+        ).fetchall()
+        self._check_declared(schema, declared)
+        if self.key and not self._has_unique_key(database, declared):
+            raise ConfigError(
+                f"mode='upsert' needs a primary key or unique index on exactly {list(self.key)} of table "
+                f"{self.name!r}; run "
+                f"CREATE UNIQUE INDEX ... ON {quoted(self.name)} ({', '.join(map(quoted, self.key))})",
+                table=self.name,
+                key=list(self.key),
+            )
+        return [name for name, _, not_null, _, _ in declared if not_null]
+
+    def _check_declared(self, schema: pa.Schema, declared: Sequence[tuple[str, str, int, int, int]]) -> None:
+        types = {name.lower(): declared_type for name, declared_type, *_ in declared}
+        missing = [name for name in schema.names if name.lower() not in types]
+        if missing:
+            raise ConfigError(
+                f"table {self.name!r} has no column {', '.join(map(repr, missing))}; add it with ALTER "
+                "TABLE, "
+                f"or drop it before write_to (the table has {[name for name, *_ in declared]})",
+                table=self.name,
+                columns=missing,
+            )
+        written = {name.lower() for name in schema.names}
+        for name, _, not_null, has_default, _ in declared:
+            if not_null and not has_default and name.lower() not in written:
+                raise ConfigError(
+                    f"table {self.name!r} needs a value for {name!r} (NOT NULL, no default), but the "
+                    "columns written are "
+                    f"{schema.names}",
+                    table=self.name,
+                    column=name,
+                )
+        for field in schema:
+            _check_affinity(self.name, field, types[field.name.lower()])
+
+    def _has_unique_key(
+        self, database: sqlite3.Connection, declared: Sequence[tuple[str, str, int, int, int]]
+    ) -> bool:
+        key = {name.lower() for name in self.key}
+        if {name.lower() for name, *_, pk in declared if pk} == key:
+            return True
+        indexes = database.execute(
+            'SELECT name FROM pragma_index_list(?) WHERE "unique" AND NOT partial', [self.name]
+        ).fetchall()
+        for (index,) in indexes:
+            columns = database.execute("SELECT name FROM pragma_index_info(?)", [index]).fetchall()
+            if {str(name).lower() for (name,) in columns} == key:
+                return True
+        return False
+
+
+def _check_affinity(table: str, field: pa.Field, declared_type: str) -> None:
+    affinity = _affinity(declared_type)
+    stored = storage_class(field.type)
+    if affinity in _KEPT_BY[stored] or declared_type.upper() == "ANY":
+        return
+    if stored == "TEXT" and affinity == "NUMERIC" and not is_plain_text(field.type):
+        return  # a column declared DATE, TIMESTAMP or DECIMAL: what the user wants there
+    raise ConfigError(
+        f"column {field.name!r} of type {field.type} is stored as {stored}, but table {table!r} declares "
+        "it as "
+        f"{declared_type!r}, which would change or refuse the values; cast it before write_to, or change "
+        "the table",
+        table=table,
+        column=field.name,
+        declared=declared_type,
+    )
+
+
+def _affinity(declared_type: str) -> str:
+    """The rules of https://sqlite.org/datatype3.html#determination_of_column_affinity, in their order."""
+    name = declared_type.upper()
+    if "INT" in name:
+        return "INTEGER"
+    if any(word in name for word in ("CHAR", "CLOB", "TEXT")):
+        return "TEXT"
+    if not name or "BLOB" in name:
+        return "BLOB"
+    return "REAL" if any(word in name for word in ("REAL", "FLOA", "DOUB")) else "NUMERIC"

@@ -1,0 +1,155 @@
+"""The life of rows that wait in a file until their checkpoint completes. Staged in tasks; found, read and deleted on the driver.
+
+    <staging>/<job>/<sink>/<transaction>.arrow      rows, durable before the checkpoint names them
+    <staging>/<job>/<sink>/committed/               the note of each commit, see `commit_log`
+
+How they are committed is what tells these sinks apart: see `handover` and `penstock.sinks.kafka`.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+
+from penstock.errors import CommitLostError, ConfigError, InternalError
+from penstock.sinks.staged.commit_log import CommitLog
+from penstock.sinks.staged.rows import StagedRows
+from penstock.sinks.staged.staging import (
+    StagedTransaction,
+    folders_up_to,
+    local_path,
+    storage_errors,
+    sync_folder,
+)
+from penstock.sinks.two_phase_commit import Transaction, TransactionContext, TwoPhaseCommitSink
+
+_SUFFIX = ".arrow"
+
+
+class StagedSink(TwoPhaseCommitSink):
+    """All of a sink but its commit. `staging` is a folder that the driver and all executors share."""
+
+    def __init__(self, staging: str | os.PathLike[str]) -> None:
+        self.staging = local_path("staging", staging)
+        self._writing: StagedRows | None = None
+
+    def staged_form(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """What is kept of these rows; a sink refuses here, in the task, what its target would refuse."""
+        return batch
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_writing": None}
+
+    def validate(self, schema: pa.Schema) -> None:  # noqa: ARG002 - an Arrow file holds every column
+        """Refuse a folder that cannot be written."""
+        try:
+            self.staging.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=self.staging) as probe:
+                probe.write(b"penstock")
+            sync_folder(self.staging.parent)
+        except OSError as error:
+            raise ConfigError(
+                f"the staging folder {self.staging} cannot be written: {error}; create it, or give this user the right to "
+                "write there",
+                staging=str(self.staging),
+            ) from error
+
+    def begin_transaction(self, context: TransactionContext) -> Transaction:
+        """Create the staged file of one attempt."""
+        transaction = StagedTransaction.begin(context)
+        path = self._path(transaction)
+        with storage_errors("stage rows in", path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._writing = StagedRows(transaction, path)
+        return transaction.as_transaction()
+
+    def write(self, transaction: Transaction, batch: pa.RecordBatch) -> None:
+        """Add rows to the staged file."""
+        writing = self._begun(transaction)
+        if batch.num_rows:
+            kept = self.staged_form(batch)
+            with storage_errors("write to", writing.path):
+                writing.write(kept)
+
+    def pre_commit(self, transaction: Transaction) -> Transaction:
+        """Close and sync the file, and every folder above it that may be new."""
+        writing = self._begun(transaction)
+        with storage_errors("make durable", writing.path):
+            writing.finish()
+            for folder in folders_up_to(writing.path.parent, self.staging):
+                sync_folder(folder)
+        self._writing = None
+        return msgspec.structs.replace(writing.transaction, rows=writing.rows).as_transaction()
+
+    def abort(self, transaction: Transaction) -> None:
+        """Delete the staged file; nothing else exists before a commit."""
+        target = StagedTransaction.read(transaction)
+        if self._writing is not None and self._writing.transaction.name == target.name:
+            self._writing.discard()
+            self._writing = None
+        self.delete_staged(target)
+
+    def find_transactions(self, job: str, sink: str) -> list[Transaction]:
+        """List the staged files that are left, without those that are committed."""
+        folder = self.staging / job / sink
+        with storage_errors("list", folder):
+            names = sorted(path.stem for path in folder.glob(f"*{_SUFFIX}")) if folder.exists() else []
+        found = [parsed for name in names if (parsed := StagedTransaction.parse(job, sink, name)) is not None]
+        committed = self.committed_of(job, sink, found)
+        return [each.as_transaction() for each in found if each.name not in committed]
+
+    def committed_of(self, job: str, sink: str, found: Sequence[StagedTransaction]) -> set[str]:
+        """The names of those that are known to be committed."""
+        return {each.name for each in self.log(job, sink).committed(found)}
+
+    def log(self, job: str, sink: str) -> CommitLog:
+        """Where commits are noted."""
+        return CommitLog(self.staging / job / sink / "committed")
+
+    def staged_rows(self, transaction: StagedTransaction) -> pa.Table | None:
+        """The staged rows, mapped into memory, None when there are none; the file must hold what `pre_commit` counted."""
+        path = self._path(transaction)
+        with storage_errors("read", path):
+            try:
+                empty = path.stat().st_size == 0
+                table = None if empty else pa.ipc.open_file(pa.memory_map(str(path))).read_all()
+            except FileNotFoundError:
+                raise self._lost(transaction, "it is neither staged nor recorded as committed") from None
+            except pa.ArrowInvalid as error:
+                raise self._lost(transaction, f"its staged file {path} is damaged ({error})") from error
+        rows = 0 if table is None else table.num_rows
+        if transaction.rows is not None and rows != transaction.rows:
+            raise self._lost(transaction, f"its staged file {path} holds {rows} rows")
+        return table
+
+    def delete_staged(self, transaction: StagedTransaction) -> None:
+        """Delete the file, if it is still there."""
+        with storage_errors("delete", self._path(transaction)):
+            self._path(transaction).unlink(missing_ok=True)
+
+    def _path(self, transaction: StagedTransaction) -> Path:
+        return self.staging / transaction.job / transaction.sink / (transaction.name + _SUFFIX)
+
+    def _begun(self, transaction: Transaction) -> StagedRows:
+        name = StagedTransaction.read(transaction).name
+        if self._writing is None or self._writing.transaction.name != name:
+            raise InternalError(
+                f"{self!r} was asked to write to {name}, which it did not begin", transaction=name
+            )
+        return self._writing
+
+    def _lost(self, transaction: StagedTransaction, why: str) -> CommitLostError:
+        return CommitLostError(
+            f"transaction {transaction.name} cannot be committed by {self!r}: {why}. A completed checkpoint promised its "
+            f"{transaction.rows} rows, so the target lacks them. Look for its file below {self.staging}; if staging was changed, "
+            "start the job once with the old one; otherwise restore an older checkpoint",
+            transaction=transaction.name,
+            staging=str(self.staging),
+            rows=transaction.rows,
+        )
