@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from penstock.errors import ConfigError, UnavailableError
+from penstock.sinks.kafka.admin import Admin
 from penstock.sinks.kafka.messages import Limits
 
 REQUEST_TIMEOUT_S = 15.0
@@ -70,9 +71,13 @@ class KafkaCluster:
         fixed = {"enable.auto.commit": False, "isolation.level": "read_committed"}
         return self._client("Consumer", {**self._connection(), **fixed, **settings})
 
-    def admin(self) -> Any:
+    def admin(self) -> Admin:
         """A client that looks at topics and settings."""
-        return self._client("admin.AdminClient", self._connection())
+        return Admin(
+            lambda settings: self._client("admin.AdminClient", {**self._connection(), **settings}),
+            self.bootstrap_servers,
+            self.redacted,
+        )
 
     def _connection(self) -> dict[str, Any]:
         return {name: value for name, value in self.options.items() if name.startswith(_CONNECTION)}
@@ -112,7 +117,7 @@ class KafkaCluster:
 
     # ── what the cluster must offer ────────────────────────────────────────────────────────────
 
-    def check_topic(self, admin: Any, topic: str) -> Limits:
+    def check_topic(self, admin: Admin, topic: str) -> Limits:
         """The limits of a topic; a missing one is a `ConfigError`."""
         partitions = self._partitions(admin, topic)
         if partitions is None:
@@ -124,11 +129,11 @@ class KafkaCluster:
         found = self._settings(admin, "TOPIC", topic).get("max.message.bytes")
         return Limits(partitions) if found is None else Limits(partitions, int(found))
 
-    def check_transaction_timeout(self, admin: Any, timeout_ms: int) -> None:
+    def check_transaction_timeout(self, admin: Admin, timeout_ms: int) -> None:
         """Refuse a transaction that may stay open longer than the brokers allow."""
         with self.errors("ask for the brokers"):
-            described = admin.describe_cluster(request_timeout=REQUEST_TIMEOUT_S)
-            brokers = [node.id for node in described.result(REQUEST_TIMEOUT_S).nodes]
+            asked = admin.client.describe_cluster(request_timeout=REQUEST_TIMEOUT_S)
+            brokers = [node.id for node in admin.answer(asked, REQUEST_TIMEOUT_S).nodes]
         largest = self._settings(admin, "BROKER", str(next(iter(brokers), 1))).get(
             "transaction.max.timeout.ms"
         )
@@ -140,7 +145,7 @@ class KafkaCluster:
                 largest=int(largest),
             )
 
-    def ensure_compacted(self, admin: Any, topic: str) -> None:
+    def ensure_compacted(self, admin: Admin, topic: str) -> None:
         """Create the topic of commits if it is missing; refuse one that forgets."""
         if self._partitions(admin, topic) is None:
             self._create_compacted(admin, topic)
@@ -153,13 +158,13 @@ class KafkaCluster:
                 topic=topic,
             )
 
-    def _create_compacted(self, admin: Any, topic: str) -> None:
+    def _create_compacted(self, admin: Admin, topic: str) -> None:
         config = {"cleanup.policy": "compact", "segment.ms": "3600000", "min.cleanable.dirty.ratio": "0.1"}
         new = imported("confluent_kafka.admin").NewTopic(
             topic, num_partitions=1, replication_factor=-1, config=config
         )
         try:
-            admin.create_topics([new])[topic].result(REQUEST_TIMEOUT_S)
+            admin.answer(admin.client.create_topics([new])[topic], REQUEST_TIMEOUT_S)
         except (kafka_exception(), TimeoutError) as error:
             if self._partitions(admin, topic) is None:
                 raise ConfigError(
@@ -168,26 +173,25 @@ class KafkaCluster:
                     topic=topic,
                 ) from None
 
-    def _partitions(self, admin: Any, topic: str) -> int | None:
+    def _partitions(self, admin: Admin, topic: str) -> int | None:
         """How many partitions a topic has; None if there is none. Asking must not create it."""
         kafka = imported("confluent_kafka")
         with self.errors(f"look at the topic {topic!r}"):
             try:
                 wanted = kafka.TopicCollection([topic])
-                described = admin.describe_topics(wanted, request_timeout=REQUEST_TIMEOUT_S)
-                return len(described[topic].result(REQUEST_TIMEOUT_S).partitions)
+                asked = admin.client.describe_topics(wanted, request_timeout=REQUEST_TIMEOUT_S)
+                return len(admin.answer(asked[topic], REQUEST_TIMEOUT_S).partitions)
             except kafka.KafkaException as error:
                 if error.args[0].code() == kafka.KafkaError.UNKNOWN_TOPIC_OR_PART:
                     return None
                 raise
 
-    def _settings(self, admin: Any, kind: str, name: str) -> dict[str, str]:
+    def _settings(self, admin: Admin, kind: str, name: str) -> dict[str, str]:
         """Settings as the cluster tells them; none if this user may not ask."""
         resource = imported("confluent_kafka.admin").ConfigResource(kind.lower(), name)
         try:
-            found = admin.describe_configs([resource], request_timeout=REQUEST_TIMEOUT_S)[resource].result(
-                REQUEST_TIMEOUT_S
-            )
+            asked = admin.client.describe_configs([resource], request_timeout=REQUEST_TIMEOUT_S)
+            found = admin.answer(asked[resource], REQUEST_TIMEOUT_S)
         except (kafka_exception(), TimeoutError) as error:
             _log.warning(
                 "the settings of %s %s cannot be checked: %s", kind.lower(), name, self.redacted(error)

@@ -60,13 +60,13 @@ class CommitsTopic:
     def _end(self) -> int:
         kafka, admin = imported("confluent_kafka"), imported("confluent_kafka.admin")
         partition = kafka.TopicPartition(self.topic, _PARTITION)
-        client = self._cluster.admin()  # it must live until the answer is there
-        asked = client.list_offsets(
+        admin_client = self._cluster.admin()  # it must live until the answer is there
+        asked = admin_client.client.list_offsets(
             {partition: admin.OffsetSpec.latest()},
             isolation_level=kafka.IsolationLevel.READ_UNCOMMITTED,
             request_timeout=REQUEST_TIMEOUT_S,
         )
-        return int(asked[partition].result(REQUEST_TIMEOUT_S).offset)
+        return int(admin_client.answer(asked[partition], REQUEST_TIMEOUT_S).offset)
 
     def _newest(self, end: int, deadline: float) -> bytes | None:
         kafka = imported("confluent_kafka")
