@@ -72,6 +72,7 @@ def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaBroker]:
         broker.kill()
 
 
+@pytest.hookimpl(tryfirst=True)  # the plugin that deals them out reads the marker in its own hook
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Deal out tests to two processes: what starts Spark to one of them, everything else a module at a time."""
     for item in items:

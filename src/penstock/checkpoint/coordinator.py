@@ -94,6 +94,8 @@ class Coordinator:
         self._forgotten: list[str] = []
         self._unnamed: list[str] = []
         self._to_sweep: dict[str, SweepTransactions] = {}
+        self._left_to_next_run: set[str] = set()
+        """Sinks of which a commit was given up while stopping: a later one must not overtake it."""
         self.post: Callable[[Event], None] = self.handle
         """How answers come back; a loop replaces it by its queue."""
 
@@ -164,6 +166,8 @@ class Coordinator:
     # ── committing ─────────────────────────────────────────────────────────────────────────────
 
     def _commit(self, action: Commit) -> None:
+        if action.sink in self._left_to_next_run:
+            return
         pause_s = FIRST_PAUSE_S
         waiting = len(action.transactions)
         while True:
@@ -174,8 +178,9 @@ class Coordinator:
                 raise  # no further try would end otherwise
             except Exception as error:  # noqa: BLE001 - a promised commit is retried, whatever the reason
                 if self.stopping.is_set():
+                    self._left_to_next_run.add(action.sink)
                     _log.warning(
-                        "sink %s: %d transactions stay to be committed by the next run: %s",
+                        "sink %s: %d transactions, and those behind them, stay to be committed by the next run: %s",
                         *(action.sink, waiting, error),
                     )
                     return
@@ -205,7 +210,7 @@ class Coordinator:
 
     def _sweep_sink(self, uid: str) -> None:
         action = self._to_sweep.pop(uid, None)
-        if action is None:
+        if action is None or uid in self._left_to_next_run:
             return  # sweeps had piled up behind a commit: the first of them has done what the newest asks for
         sink = self._sinks[uid]
         keep = {identity(one.transaction) for one in action.keep if one.sink == uid}

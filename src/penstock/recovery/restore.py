@@ -20,7 +20,13 @@ from penstock.checkpoint.completed import Completed, PreCommitted
 from penstock.checkpoint.coordinator import commit_in_order, identity
 from penstock.checkpoint.metadata import checkpoint_ids, files_of, is_committed, read_metadata
 from penstock.config import Mode
-from penstock.errors import ConfigError, CorruptStateError, IncompatibleStateError, UnavailableError
+from penstock.errors import (
+    ConfigError,
+    CorruptStateError,
+    IncompatibleStateError,
+    PenstockError,
+    UnavailableError,
+)
 from penstock.ids import NO_CHECKPOINT, CheckpointId, RunId
 from penstock.recovery.fencing import (
     Claimant,
@@ -240,12 +246,15 @@ def _commit_promised(
         except Exception as error:  # noqa: BLE001 - raised below, after the other sinks had their turn
             failures[uid] = error
     for failure in failures.values():
-        if not isinstance(failure, UnavailableError):
-            raise failure
+        if isinstance(failure, PenstockError) and not isinstance(failure, UnavailableError):
+            raise failure  # whatever else it is may pass, as it may while the job runs
     if failures:
         raise UnavailableError(
             f"the job cannot go on from checkpoint {checkpoint} before all that it promised is committed, and "
-            + "; ".join(f"the sink {uid} did not commit: {error}" for uid, error in failures.items())
+            + "; ".join(
+                f"the sink {uid} did not commit: {type(error).__name__}: {error}"
+                for uid, error in failures.items()
+            )
             + ". The other sinks have committed; bring it back, or start the job again when it is",
             sinks=tuple(failures),
         ) from next(iter(failures.values()))

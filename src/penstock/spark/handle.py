@@ -178,10 +178,17 @@ class JobHandle:
                 raise
             except Exception as error:  # noqa: BLE001 - the restart strategy decides about everything else
                 self._check_spark(error)
+                if self._cancelled:
+                    _log.warning("job %s is cancelled while it fails: %s", self._job.name, error)
+                    break
                 failures.append(SYSTEM_CLOCK.monotonic())
-                delay_s = None if self._cancelled else self._job.restart.delay_s(failures, rng)
-                self._go_back_or_give_up(error, delay_s, len(failures))
+                self._go_back_or_give_up(error, self._job.restart.delay_s(failures, rng), len(failures))
                 if self._stopping.is_set():
+                    _log.warning(
+                        "job %s is stopped while it goes back: there is no last checkpoint, the next start goes on from the one before. It "
+                        "had failed with: %s",
+                        *(self._job.name, error),
+                    )
                     break
             else:
                 self._clean = not self._cancelled
@@ -201,6 +208,8 @@ class JobHandle:
         if self._run is None:
             self._run = self._prepared_run()
             self._status = Status.RUNNING
+        if self._cancelled:  # while it was being prepared, when there was no run to tell it to
+            self._run.cancel()
         try:
             self._run.run()
         finally:

@@ -136,15 +136,21 @@ class SQLWriter(KeyedWriter):
             wanted = [columns.index(name) for name in names]
             yield sql, [statement.parameters([row[place] for place in wanted]) for row in rows]
 
-    def _first_refused(self, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-        """Write row by row, in a transaction that is taken back, until the database refuses one: say which."""
-        connection = self._connect()
+    def _first_refused(self, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str | None:
+        """Write row by row, in a transaction that is taken back, until the database refuses one: say which.
+
+        None when it takes them all now: another attempt of the task was at the same keys, say.
+        """
+        try:
+            connection = self._connect()
+        except Exception:  # noqa: BLE001 - gone meanwhile: then it is tried again, and asked again
+            return None
         try:
             with contextlib.closing(connection.cursor()) as cursor:
                 for row in rows:
                     if not self._takes(connection, cursor, columns, row):
-                        return f"the row {dict(zip(columns, row, strict=True))}"[:_LONGEST_ROW]
-            return "none of the rows alone"
+                        return str(dict(zip(columns, row, strict=True)))[:_LONGEST_ROW]
+            return None
         finally:
             with contextlib.suppress(Exception):
                 connection.rollback()
@@ -162,7 +168,18 @@ class SQLWriter(KeyedWriter):
         paramstyle = self._paramstyle or paramstyle_of(connection)
         return UpsertStatement(self._table, columns, self._key, self._style, paramstyle)
 
+    def _check_connect(self) -> None:
+        try:
+            self._connect().close()
+        except Exception as error:
+            raise UnavailableError(
+                f"the database of table {self._table!r} cannot be reached: {shown_function(self._connect)} raised {type(error).__name__}: "
+                f"{error}; nothing was started",
+                table=self._table,
+            ) from error
+
     def _check_table(self, schema: pa.Schema) -> None:
+        self._check_connect()
         try:
             with self._transaction() as (connection, cursor):
                 for probe in self._statement(connection, schema.names).probes():
@@ -203,15 +220,20 @@ class SQLWriter(KeyedWriter):
             raise
         except Exception as error:
             text = f"table {self._table!r} took no rows: {type(error).__name__}: {error}"
-            if _BAD_ROWS & {kind.__name__ for kind in type(error).__mro__}:
-                refused = self._first_refused(columns, rows)
+            refused = self._first_refused(columns, rows) if _kinds(error) & _BAD_ROWS else None
+            if refused is not None:
                 raise BadRecordError(
-                    f"{text}; it refuses {refused}, and would again: filter or repair such rows before write_to",
+                    f"{text}; it refuses the row {refused}, and would again: filter or repair such rows before write_to",
                     table=self._table,
                 ) from error
             raise UnavailableError(
                 f"{text}; it is tried again", table=self._table, cause=str(error)
             ) from error
+
+
+def _kinds(error: Exception) -> set[str]:
+    """What a driver's error is, in the words of the DB-API."""
+    return {kind.__name__ for kind in type(error).__mro__}
 
 
 def _plain(field: pa.Field, column: pa.Array) -> pa.Array:

@@ -30,7 +30,7 @@ import pyarrow.parquet
 from penstock.errors import BadRecordError, ConfigError, PenstockError, UnavailableError
 from penstock.sinks.delta.table import check_table, create_table, never_null
 from penstock.sinks.files.hive_partitions import NULL_VALUE
-from penstock.sinks.files.sink import Files
+from penstock.sinks.files.sink import MOVING, Files
 from penstock.sinks.files.staged_files import Manifest, StagedFile, name_prefix
 from penstock.sinks.optional_package import optional_package
 from penstock.sinks.staged.staging import StagedTransaction, storage_errors, sync_file, sync_folder
@@ -141,8 +141,15 @@ class DeltaLake(Files):
             return self._is_in(deltalake.DeltaTable(self.path), transaction)
 
     def _take_back(self, transaction: StagedTransaction) -> None:
-        """A commit that Delta has is recorded, so that it is known for good; any other gives its files back."""
-        if self._is_recorded(transaction):
+        """A commit that Delta has is recorded, so that it is known for good; any other gives its files back.
+
+        Files are about to be deleted, so the application version is no proof: in another life of the job it began again.
+        """
+        with self._table_errors():
+            named = (self._staging(transaction) / MOVING).exists() and self._names(
+                _package().DeltaTable(self.path), transaction
+            )
+        if named:
             self._log(transaction.job, transaction.sink).append([transaction])
         else:
             super()._take_back(transaction)
@@ -150,8 +157,10 @@ class DeltaLake(Files):
     def _is_in(self, table: Any, transaction: StagedTransaction) -> bool:
         """Whether a Delta commit has this transaction: usually one look at the application version."""
         version = table.transaction_version(app_id(transaction.job, transaction.sink))
-        if version is None or version < transaction.checkpoint:
-            return False
+        return version is not None and version >= transaction.checkpoint and self._names(table, transaction)
+
+    def _names(self, table: Any, transaction: StagedTransaction) -> bool:
+        """Whether the table has its files, or had them before somebody rewrote them."""
         prefix = name_prefix(transaction)
         if any(Path(uri).name.startswith(prefix) for uri in table.file_uris()):
             return True

@@ -46,7 +46,7 @@ from penstock.sinks.staged.staging import (
 from penstock.sinks.two_phase_commit import Transaction, TransactionContext, TwoPhaseCommitSink
 
 _HIDDEN = "_penstock"
-_MOVING = "moving"
+MOVING = "moving"
 _ABORTED = ".aborted"
 
 
@@ -198,8 +198,8 @@ class Files(TwoPhaseCommitSink):
             try:
                 if (folder / MANIFEST).exists():
                     _check_sizes(folder, read_manifest(folder / MANIFEST))
-                    (folder / MANIFEST).rename(folder / _MOVING)
-                return read_manifest(folder / _MOVING)
+                    (folder / MANIFEST).rename(folder / MOVING)
+                return read_manifest(folder / MOVING)
             except FileNotFoundError:
                 if not self._is_recorded(transaction):
                     raise self._lost(transaction, "it is neither staged nor recorded as committed") from None
@@ -222,7 +222,7 @@ class Files(TwoPhaseCommitSink):
 
     def _take_back(self, transaction: StagedTransaction) -> None:
         try:
-            manifest = read_manifest(self._staging(transaction) / _MOVING)
+            manifest = read_manifest(self._staging(transaction) / MOVING)
         except (FileNotFoundError, ValueError):
             return
         if not self._is_recorded(transaction):
@@ -233,7 +233,7 @@ class Files(TwoPhaseCommitSink):
         """Remove what is left of a recorded commit; it never deletes a file of rows."""
         folder = self._staging(transaction)
         with storage_errors("tidy up", folder):
-            (folder / _MOVING).unlink(missing_ok=True)
+            (folder / MOVING).unlink(missing_ok=True)
             if folder.exists() and not any(folder.iterdir()):
                 folder.rmdir()
 

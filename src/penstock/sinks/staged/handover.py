@@ -17,6 +17,7 @@ from abc import abstractmethod
 
 import pyarrow as pa
 
+from penstock.errors import BadRecordError, CommitLostError
 from penstock.sinks.staged.sink import StagedSink
 from penstock.sinks.staged.staging import StagedTransaction
 from penstock.sinks.two_phase_commit import Transaction
@@ -36,6 +37,18 @@ class HandoverSink(StagedSink):
         if not log.committed([staged]):
             rows = self.staged_rows(staged)
             if rows is not None:
-                self.hand_over(rows, staged)
+                self._hand_over(rows, staged)
             log.append([staged])
         self.delete_staged(staged)
+
+    def _hand_over(self, rows: pa.Table, staged: StagedTransaction) -> None:
+        """A row that the target refuses here was promised by a checkpoint: no start of the job gets past it."""
+        try:
+            self.hand_over(rows, staged)
+        except BadRecordError as error:
+            raise CommitLostError(
+                f"{self!r} cannot hand over transaction {staged.name}, which a checkpoint promised: {error}. Its rows stay staged "
+                f"below {self.staging}; change the target so that it takes them, then start the job again: it hands them over first",
+                transaction=staged.name,
+                staging=str(self.staging),
+            ) from error
