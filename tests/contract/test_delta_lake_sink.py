@@ -207,6 +207,16 @@ def test_abort_of_what_delta_has(delta: DeltaTarget) -> None:
     assert delta.unfinished() == []
 
 
+def test_abort_in_another_life_of_the_job(delta: DeltaTarget) -> None:
+    """Numbers that began again prove nothing: what Delta has committed keeps its files."""
+    old = [delta.staged([1], run=9, checkpoint=700)]
+    command = [sys.executable, "-c", KILLED, str(delta.path), "after", json.dumps(old)]
+    assert subprocess.run(command, check=False, timeout=120).returncode == -signal.SIGKILL
+    delta.sink().commit(delta.staged([2], run=1, checkpoint=1))
+    delta.sink().abort(old[0])
+    delta.assert_visible(1, 2)
+
+
 def test_a_reader_never_sees_a_part(delta: DeltaTarget) -> None:
     """A reader sees the rows of all transactions of a commit_all or of none, and never a file that is gone."""
     delta.sink()

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import pickle
 import sqlite3
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pyarrow as pa
 import pytest
 from sink_targets import rows_in_table
 
-from penstock.errors import BadRecordError, ConfigError, UnavailableError
+from penstock.errors import BadRecordError, CommitLostError, ConfigError, UnavailableError
 from penstock.sinks import Delivery, SQLUpsert, TransactionContext
 from penstock.sinks.by_key.sql_upsert_statement import UpsertStatement
 from penstock.testing.sink_contract import SinkContract
@@ -230,13 +231,12 @@ def test_bad_settings(settings: dict[str, Any], said: str) -> None:
 
 
 def test_targets_that_do_not_fit(path: Path) -> None:
-    """A missing table, column, unique key or connection is found before the query starts, and nothing is changed."""
+    """A missing table, column or unique key is found before the query starts, and nothing is changed."""
     connect = functools.partial(sqlite3.connect, path)
     wrong = [
         SQLUpsert(connect, "nowhere", KEY),
         SQLUpsert(connect, "results", ["app"]),
         SQLUpsert(connect, "results", ["m"]),
-        SQLUpsert(functools.partial(sqlite3.connect, path / "x"), "results", KEY),
     ]
     for sink in wrong:
         with pytest.raises(ConfigError):
@@ -246,6 +246,63 @@ def test_targets_that_do_not_fit(path: Path) -> None:
     with pytest.raises(ConfigError, match="more than once"):
         sink_on(path).validate(pa.schema([*SCHEMA, ("n", pa.int64())]))
     assert seen(path) == []
+
+
+def test_a_database_that_cannot_be_reached(path: Path) -> None:
+    """It is not taken for one without the table, before the query starts."""
+    sink = SQLUpsert(functools.partial(sqlite3.connect, path / "x"), "results", KEY)
+    with pytest.raises(UnavailableError, match=r"cannot be reached.*unable to open database file"):
+        sink.validate(SCHEMA)
+
+
+class Overtaken(sqlite3.Connection):
+    """Another attempt of the task writes the same key first, once."""
+
+    others: ClassVar[list[str]] = []
+
+    def cursor(self, *arguments: Any) -> Any:
+        if self.others:
+            raise sqlite3.IntegrityError(self.others.pop())
+        return super().cursor(*arguments)
+
+
+def test_a_key_that_another_attempt_wrote_in_between(path: Path) -> None:
+    """A database that takes every row when it is asked again has no bad row: the task is tried again."""
+    sink = SQLUpsert(
+        functools.partial(sqlite3.connect, path, factory=Overtaken), "results", KEY, paramstyle="qmark"
+    )
+    transaction = sink.begin_transaction(CONTEXT)
+    sink.write(transaction, pa.RecordBatch.from_pylist([{"app": "a", "day": 1, "n": 1}], schema=SCHEMA))
+    Overtaken.others.append("UNIQUE constraint failed")
+    with pytest.raises(UnavailableError, match="UNIQUE constraint failed; it is tried again"):
+        sink.pre_commit(transaction)
+    task(sink, [("a", 1, 1)])
+    assert len(seen(path)) == 1
+
+
+def test_a_row_refused_at_commit(path: Path, tmp_path: Path) -> None:
+    """Rows that a checkpoint promised stay staged, and the error says how the next start gets past them."""
+    path.unlink()
+    make_table(
+        path,
+        "CREATE TABLE results (app TEXT, day INTEGER, n INTEGER CHECK (n < 100), PRIMARY KEY (app, day))",
+    )
+    sink = SQLUpsert(
+        functools.partial(sqlite3.connect, path),
+        "results",
+        KEY,
+        visible="with the checkpoint",
+        staging=tmp_path / "staging",
+    )
+    sink.validate(SCHEMA)
+    prepared = task(sink, [("a", 1, 100)])
+    with pytest.raises(CommitLostError, match=r"refuses the row \{'app': 'a'.*hands them over first"):
+        sink.commit(prepared)
+    with contextlib.closing(sqlite3.connect(path)) as database:
+        database.execute("DROP TABLE results")
+        database.execute("CREATE TABLE results (app TEXT, day INTEGER, n INTEGER, PRIMARY KEY (app, day))")
+    sink.commit(prepared)
+    assert len(seen(path)) == 1
 
 
 def test_a_null_in_the_key_is_refused(path: Path) -> None:

@@ -155,3 +155,33 @@ def test_a_stop_does_not_sit_out_the_pause_between_two_tries(tmp_path, monkeypat
     loop.stop()
     assert sinks["down"].asked == [0, 0]
     assert staged(sinks["down"]._external) == [(run, 0, 0)]
+
+
+class BackAgain(Stubborn):
+    """Comes back right after the last try that was made while the job stops."""
+
+    def commit(self, transaction):
+        try:
+            super().commit(transaction)
+        finally:
+            if self.stopping.is_set():
+                self.allowed.set()
+
+
+def test_a_stop_never_commits_behind_what_it_gave_up(tmp_path, monkeypatch):
+    """A sink that comes back in the middle of a stop commits nothing out of order: the next run begins with the oldest."""
+    monkeypatch.setattr("penstock.checkpoint.coordinator.FIRST_PAUSE_S", 3600.0)
+    storage = LocalStorage(tmp_path)
+    run = claim(storage, 0.0)
+    sinks = {"down": BackAgain()}
+    loop = loop_with(storage, run, sinks)
+    sinks["down"].stopping = loop.coordinator.stopping
+    loop.start()
+    for number in range(3):
+        finish_batch(loop, run, sinks, number)
+    until(lambda: loop.coordinator.protocol.waiting_commits == 3)
+    loop.stop()
+    assert sinks["down"].asked == [0, 0]
+    assert visible(sinks["down"]._external) == []
+    (newest,) = loop.coordinator.protocol.completed
+    assert [one.checkpoint for one in newest.transactions] == [0, 1, 2]

@@ -340,6 +340,29 @@ def test_a_sink_that_is_down_does_not_keep_the_others_from_committing(scene: Sce
     assert (visible(scene.external), visible(down._external)) == ([(1, 5, 0)], [(1, 5, 0)])
 
 
+class Raises(TroubledSink):
+    """A sink, or a function of the user, that raises whatever its library raises."""
+
+    def commit(self, transaction):
+        if self.refusals:
+            self.refusals -= 1
+            raise ConnectionResetError("by peer")
+        super().commit(transaction)
+
+
+def test_a_commit_that_raises_anything_may_pass(scene: Scene) -> None:
+    """What is tried again while the job runs is tried again when it starts: the error names the sink and what it raised."""
+    down = Raises(External(), refusals=1)
+    scene.checkpoint(5, promises=(down.stage(JOB, "function", run=1, batch=5),))
+    sinks = {"function": down, UID: scene.sink}
+    with pytest.raises(
+        UnavailableError, match="the sink function did not commit: ConnectionResetError: by peer"
+    ):
+        restore(scene.storage, sinks, job=JOB, mode=Mode.EXACTLY_ONCE, now=NOW)
+    restore(scene.storage, sinks, job=JOB, mode=Mode.EXACTLY_ONCE, now=NOW)
+    assert visible(down._external) == [(1, 5, 0)]
+
+
 def test_a_lost_commit_is_said_before_a_sink_that_is_down(scene: Scene) -> None:
     """Waiting helps the one and not the other, so a person hears of what needs a person."""
     down = TroubledSink(External(), refusals=1)

@@ -253,6 +253,18 @@ class SinkContract(ABC):
             self.sink().commit(transaction)
         self.assert_visible(0, 1, 2)
 
+    def test_another_run_with_the_same_numbers(self) -> None:
+        """Two runs may write under one checkpoint number, as when an older checkpoint is restored: no row is taken for another's."""
+        self.sink().commit(self.staged([1], run=1, checkpoint=3))
+        self.sink().commit(self.staged([2], run=2, checkpoint=3))
+        self.assert_visible(1, 2)
+
+    def test_another_life_of_the_job(self) -> None:
+        """When the job's storage was deleted all numbers begin again: new rows under old numbers are new rows."""
+        self.sink().commit(self.staged([1]))
+        self.sink().commit(self.staged([2]))
+        self.assert_visible(1, 2)
+
     def test_commit_all_over_checkpoints(self) -> None:
         """`commit_all` makes all its transactions visible, and no other."""
         first = self.staged([1], checkpoint=1)

@@ -160,8 +160,8 @@ class SQLWriter(KeyedWriter):
         try:
             for sql, (parameters,) in self._calls(connection, columns, [row]):
                 cursor.execute(sql, parameters)
-        except Exception:  # noqa: BLE001 - what it is has been said; this is about the row
-            return False
+        except Exception as error:  # noqa: BLE001 - what it is has been said; this is about the row
+            return not _kinds(error) & _BAD_ROWS
         return True
 
     def _statement(self, connection: Any, columns: Sequence[str]) -> UpsertStatement:
