@@ -24,7 +24,7 @@ demo: $(READY)  ## run the demonstration: a job that is killed and comes back ex
 
 test: lint types  ## lint, types and all tests but the long chaos runs
 	@echo "test: pytest, without the long runs of tests/chaos (marked chaos_long): make chaos has them"
-	@$(BIN)/python -m pytest -q -n 2 --dist loadgroup --durations=15 -m "not chaos_long" $(ARGS)
+	@$(BIN)/python -m pytest -q -n 2 --no-loadscope-reorder --durations=15 -m "not chaos_long" $(ARGS)
 
 lint: $(READY)  ## check rules and formatting with ruff
 	@echo "lint: ruff check, ruff format --check"

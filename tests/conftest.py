@@ -72,12 +72,12 @@ def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaBroker]:
         broker.kill()
 
 
-@pytest.hookimpl(tryfirst=True)  # the plugin that deals them out reads the marker in its own hook
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Deal out tests to two processes: what starts Spark to one of them, everything else a module at a time."""
-    for item in items:
-        heavy = item.get_closest_marker("spark") or item.get_closest_marker("chaos")
-        item.add_marker(pytest.mark.xdist_group("spark" if heavy else item.path.stem))
+    from services.dealing import TwoHands
+
+    return TwoHands(config, log)
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
