@@ -16,6 +16,8 @@ from penstock.sinks.sql.transaction import bad_record
 _MAY_PASS = ("08", "25", "40", "53", "55", "57", "58", "XX")
 """Classes of SQLSTATE: connection, transaction state, conflict, resources, not ready, operator, system, internal."""
 _REFUSES_ROWS = ("22", "23", "P0")
+_COPY_LINE = re.compile(r"^COPY .*?, line (\d+)", re.MULTILINE)
+"""Where COPY was; the functions of triggers, which the context names before it, have lines too."""
 _BUSY_SERVER = ("starting up", "shutting down", "too many", "connection slots", "recovery")
 
 
@@ -136,16 +138,17 @@ def said(error: Any) -> str:
 
 def _refused_row(error: Any, batch: pa.RecordBatch | None, *, is_text: bool) -> dict[str, Any] | None:
     """Find the row that COPY was at. In CSV it counts lines, and a value may hold some (of the first row, carriage returns)."""
-    found = re.search(r"line (\d+)", error.diag.context or "")
-    if found is None or batch is None:
+    found = _COPY_LINE.findall(error.diag.context or "")
+    if not found or batch is None:
         return None
+    at = int(found[-1])
     if not is_text:
-        return dict(batch.slice(int(found[1]) - 1, 1).to_pylist()[0])
+        return next((dict(row) for row in batch.slice(at - 1, 1).to_pylist()), None)
     line, end = 0, "\r"
     for row in batch.to_pylist():
         line += 1 + sum(value.count(end) for value in row.values() if isinstance(value, str))
         end = "\n"
-        if line >= int(found[1]):
+        if line >= at:
             return dict(row)
     return None
 

@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from penstock.errors import ConfigError
 from penstock.sinks.json_text import unsupported_in_json
+from penstock.sinks.postgres.server import psycopg_module
 from penstock.sinks.postgres.values import PLAIN_TEXT, sql_type
 
 _FIND = """SELECT c.oid::bigint, n.nspname, c.relkind::text, c.relpersistence::text,
@@ -20,6 +21,11 @@ _COLUMNS = """SELECT a.attname, format_type(a.atttypid, a.atttypmod), t.typname,
     FROM pg_attribute a JOIN pg_type d ON d.oid = a.atttypid
     JOIN pg_type t ON t.oid = CASE d.typtype WHEN 'd' THEN d.typbasetype ELSE d.oid END
     WHERE a.attrelid = %s AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum"""
+_NOW = """LOCK TABLE ONLY {table} IN ROW EXCLUSIVE MODE;
+    SELECT a.attname, format_type(a.atttypid, a.atttypmod), t.typname
+    FROM pg_attribute a JOIN pg_type d ON d.oid = a.atttypid
+    JOIN pg_type t ON t.oid = CASE d.typtype WHEN 'd' THEN d.typbasetype ELSE d.oid END
+    WHERE a.attrelid = to_regclass({name}) AND a.attnum > 0 AND NOT a.attisdropped"""
 _UNIQUE = """SELECT array_agg(a.attname::text) FROM pg_index i
     CROSS JOIN LATERAL unnest(i.indkey::int2[]) WITH ORDINALITY AS k(attnum, place)
     JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = k.attnum
@@ -75,6 +81,15 @@ class Layout:
     def name(self) -> str:
         """The quoted name."""
         return quoted(self.schema, self.table)
+
+    def locked(self, connection: Any, schema: pa.Schema) -> Layout:
+        """How the columns are declared now, and until the open transaction ends; a table that no longer fits is refused."""
+        literal = psycopg_module().sql.Literal(self.name).as_string(connection)
+        answer = connection.execute(_NOW.format(table=self.name, name=literal))
+        answer.nextset()
+        if {(column.name, column.declared, column.type) for column in self.columns} <= set(answer.fetchall()):
+            return self
+        return TargetTable(self.table, self.schema, ()).check_existing(connection, schema)
 
 
 class TargetTable:
