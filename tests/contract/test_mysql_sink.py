@@ -8,11 +8,13 @@ import json
 from typing import Any
 
 import pyarrow as pa
+import pymysql
 import pytest
 from mysql_targets import ALL, MySQLPrepared, MySQLStaged, MySQLUpsert, fresh
 
 from penstock.errors import BadRecordError, CommitLostError, CorruptStateError, UnavailableError
 from penstock.sinks import MariaDB, MySQL, TransactionContext
+from penstock.sinks.mysql.server import REFUSED_ROWS, MySQLServer
 from penstock.testing.sink_contract import JOB, SINK, through_json
 
 
@@ -140,6 +142,44 @@ def test_a_row_that_the_table_refuses(change: str, row: Any, said: str, suite) -
     sink.abort(transaction)
     suite.assert_visible()
     assert suite.left_behind() == 0
+
+
+def test_a_server_that_goes_while_the_row_is_looked_for(suite) -> None:
+    """The row that was being tried when the connection broke is not blamed: the server is unavailable."""
+    suite.execute("ALTER TABLE results ADD CONSTRAINT positive CHECK (id > 0)")
+    sink = suite.sink()
+    transaction = sink.begin_transaction(suite.context())
+    session = sink._writing._session
+    (number,) = session.execute("SELECT CONNECTION_ID()")[0]
+    execute = session.execute
+
+    def break_after_a_refusal(statement: str) -> Any:
+        try:
+            return execute(statement)
+        except pymysql.Error as error:
+            if error.args[0] in REFUSED_ROWS:
+                suite.execute(f"KILL {number}")
+            raise
+
+    session.execute = break_after_a_refusal
+    with pytest.raises(UnavailableError):
+        sink.write(transaction, named((1, "innocent"), (-7, "refused")))
+    sink.abort(transaction)
+    assert suite.left_behind() == 0
+
+
+def test_a_lock_of_the_whole_table(mariadb_server) -> None:
+    """It is waited for no longer than for a lock of a row; the default of the server is a day or more."""
+    suite = fresh(MySQLPrepared, mariadb_server)
+    sink = suite.make_sink(lock_timeout_s=0.2)
+    sink.validate(suite.schema)
+    transaction = sink.begin_transaction(suite.context())
+    assert sink._writing._session.execute("SELECT @@lock_wait_timeout") == [(1,)]
+    with MySQLServer(sink.server.url).session() as other:
+        other.execute("LOCK TABLES results WRITE")
+        with pytest.raises(UnavailableError, match=r"Lock wait timeout.*tried again"):
+            sink.write(transaction, suite.batch([1]))
+    sink.abort(transaction)
 
 
 def test_a_key_that_is_taken(mariadb_server) -> None:

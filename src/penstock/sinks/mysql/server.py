@@ -41,8 +41,9 @@ _DEFAULT_PORT = 3306
 _HAS = "SELECT 1 FROM information_schema.tables WHERE table_schema = DATABASE() AND table_name = ?"
 _SESSION = (
     "SET SESSION sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION', time_zone = '+00:00', "
-    "innodb_lock_wait_timeout = {lock_timeout_s:d}"
+    "innodb_lock_wait_timeout = {lock_timeout_s:d}, lock_wait_timeout = {lock_timeout_s:d}"
 )
+"""The second is for locks of whole tables: an ALTER TABLE that waits for a prepared transaction holds up all that comes after it."""
 
 
 def pymysql_module() -> Any:

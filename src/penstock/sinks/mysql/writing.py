@@ -87,6 +87,8 @@ class OpenTransaction:
             try:
                 self._session.execute(insert + literal)
             except pymysql_module().Error as error:
+                if code(error) not in REFUSED_ROWS:
+                    raise
                 row = batch.slice(index, 1).to_pylist()[0]
                 raise bad_record(quoted(self._layout.table), said(error), row) from error
 
