@@ -8,12 +8,13 @@ import traceback
 from typing import Any
 
 import pyarrow as pa
+import pymysql
 import pytest
 from mysql_targets import MySQLPrepared, MySQLUpsert, fresh
 
 from penstock.errors import ConfigError, UnavailableError
 from penstock.sinks import MariaDB, MySQL
-from penstock.sinks.mysql.server import MySQLServer
+from penstock.sinks.mysql.server import MySQLServer, Session
 from services.mariadb_process import PASSWORD
 
 SCHEMA = MySQLPrepared.schema
@@ -140,6 +141,21 @@ def test_a_user_with_just_enough_rights(target) -> None:
     target.sink().commit(target.staged([1]))
     target.assert_visible(1)
     assert target.unfinished() == []
+
+
+def test_a_user_who_may_not_list_prepared_transactions(target, monkeypatch: pytest.MonkeyPatch) -> None:
+    """MySQL 8 says 1401 to who has no XA_RECOVER_ADMIN: no failure that passes, and the message has the statement."""
+    execute = Session.execute
+
+    def as_mysql_does(session: Session, statement: str, values: Any = ()) -> Any:
+        if statement == "XA RECOVER":
+            raise pymysql.OperationalError(1401, "XAER_RMERR: Fatal error occurred in the transaction branch")
+        return execute(session, statement, values)
+
+    monkeypatch.setattr(Session, "execute", as_mysql_does)
+    with pytest.raises(ConfigError, match=r"GRANT XA_RECOVER_ADMIN ON \*\.\* TO .*transactions='staged'"):
+        sink_of(target).validate(SCHEMA)
+    sink_of(target, transactions="staged").validate(SCHEMA)
 
 
 def everything_said(error: BaseException) -> str:

@@ -12,9 +12,10 @@ import pymysql
 import pytest
 from mysql_targets import ALL, MySQLPrepared, MySQLStaged, MySQLUpsert, fresh
 
-from penstock.errors import BadRecordError, CommitLostError, CorruptStateError, UnavailableError
+from penstock.errors import BadRecordError, CommitLostError, ConfigError, CorruptStateError, UnavailableError
 from penstock.sinks import MariaDB, MySQL, TransactionContext
-from penstock.sinks.mysql.server import REFUSED_ROWS, MySQLServer
+from penstock.sinks.mysql.codes import REFUSED_ROWS
+from penstock.sinks.mysql.server import MySQLServer
 from penstock.testing.sink_contract import JOB, SINK, through_json
 
 
@@ -197,6 +198,49 @@ def test_a_key_that_is_taken(mariadb_server) -> None:
     staged.execute("DELETE FROM results")
     staged.sink().commit_all(waiting)
     staged.assert_visible(1, 2, 5, 6)
+
+
+FAULT = (
+    "CREATE TRIGGER fault BEFORE INSERT ON results FOR EACH ROW SIGNAL SQLSTATE 'HY000' SET MYSQL_ERRNO = {}"
+)
+
+
+@pytest.mark.parametrize("number", [1026, 1030, 1180, 1969, 3100, 3101])
+def test_a_server_in_trouble(number: int, mariadb_server) -> None:
+    """A full disk, a statement that took too long, a group that refuses: a task and a commit that meet it are tried again."""
+    prepared, staged = fresh(MySQLPrepared, mariadb_server), fresh(MySQLStaged, mariadb_server)
+    waiting = staged.staged([1])
+    for suite in (prepared, staged):
+        suite.execute(FAULT.format(number))
+    with pytest.raises(UnavailableError, match="tried again"):
+        prepared.begun([1])
+    with pytest.raises(UnavailableError, match="tried again"):
+        staged.sink().commit(waiting)
+    staged.execute("DROP TRIGGER fault")
+    staged.sink().commit(waiting)
+    staged.assert_visible(1)
+
+
+def test_an_error_without_a_meaning(mariadb_server) -> None:
+    """At commit, whatever the table itself does not refuse is tried again; in a task it ends the job."""
+    prepared, staged = fresh(MySQLPrepared, mariadb_server), fresh(MySQLStaged, mariadb_server)
+    waiting = staged.staged([1])
+    for suite in (prepared, staged):
+        suite.execute(FAULT.format(9999))
+    with pytest.raises(ConfigError):
+        prepared.begun([1])
+    with pytest.raises(UnavailableError):
+        staged.sink().commit(waiting)
+
+
+@pytest.mark.parametrize("change", ["DROP name", "RENAME TO other", "ADD missing int NOT NULL"])
+def test_a_table_that_was_changed_before_the_commit(change: str, mariadb_server) -> None:
+    """Repeating the commit would not help: somebody has to repair the table, and the rows stay staged."""
+    suite = fresh(MySQLStaged, mariadb_server)
+    waiting = suite.staged([1])
+    suite.execute(f"ALTER TABLE results {change}")
+    with pytest.raises(CommitLostError, match="stay staged"):
+        suite.make_sink().commit(waiting)
 
 
 def test_not_a_number(suite) -> None:

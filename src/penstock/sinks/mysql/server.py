@@ -12,31 +12,9 @@ from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
 from penstock.errors import ConfigError, PenstockError, UnavailableError
+from penstock.sinks.mysql.codes import MAY_PASS, REFUSED_FOR_EVER, REFUSED_LOGIN, REFUSED_ROWS
 from penstock.sinks.sql.transaction import bad_record
 
-REFUSED_ROWS = {
-    1048,
-    1062,
-    1216,
-    1264,
-    1265,
-    1292,
-    1364,
-    1366,
-    1367,
-    1406,
-    1411,
-    1452,
-    1644,
-    3140,
-    3819,
-    4025,
-}
-"""NULL, duplicate, foreign key, out of range, too long, not a value of the type, a trigger's SIGNAL, JSON, CHECK."""
-_REFUSED_LOGIN = {1044, 1045, 1049, 1698}
-_MAY_PASS = {0, 1021, 1040, 1053, 1077, 1114, 1129, 1158, 1159, 1160, 1161, 1203, 1205, 1213, 1290, 1317, 1399, 1401, 1402,
-             1613, 1614, 1836, 1927, *_REFUSED_LOGIN, *range(2000, 3000)}  # fmt: skip
-"""Disk, connections, locks, shutdown, read-only, an XA transaction that was rolled back before it was prepared."""
 _DEFAULT_PORT = 3306
 _HAS = "SELECT 1 FROM information_schema.tables WHERE table_schema = DATABASE() AND table_name = ?"
 _SESSION = (
@@ -182,7 +160,7 @@ class MySQLServer:
         try:
             yield
         except pymysql_module().Error as error:
-            if code(error) in _REFUSED_LOGIN:
+            if code(error) in REFUSED_LOGIN:
                 raise ConfigError(
                     f"the server at {self} refuses the connection: {said(error)}; check user, password and database",
                     server=self.shown,
@@ -205,10 +183,13 @@ class MySQLServer:
         try:
             yield
         except pymysql_module().Error as error:
-            raise self._translated(error, for_good, follows) from error
+            may_pass = code(error) not in REFUSED_FOR_EVER
+            raise self._translated(error, for_good, follows, may_pass=may_pass) from error
 
-    def _translated(self, error: Any, for_good: type[PenstockError], follows: str) -> PenstockError:
-        if code(error) in _MAY_PASS:
+    def _translated(
+        self, error: Any, for_good: type[PenstockError], follows: str, *, may_pass: bool = False
+    ) -> PenstockError:
+        if may_pass or code(error) in MAY_PASS:
             for_good, follows = (
                 UnavailableError,
                 "it is tried again; check the server, its locks and its limits",

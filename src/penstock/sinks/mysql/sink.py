@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from penstock.errors import ConfigError, InternalError, PenstockError
 from penstock.sinks.mysql.records import create_records
-from penstock.sinks.mysql.server import MySQLServer, Session, pymysql_module, server_kind
+from penstock.sinks.mysql.server import MySQLServer, Session, code, pymysql_module, said, server_kind
 from penstock.sinks.mysql.settling import MySQLSettling
 from penstock.sinks.mysql.table import Layout, TargetTable
 from penstock.sinks.mysql.writing import OpenTransaction
@@ -29,6 +29,7 @@ from penstock.sinks.sql.transaction import (
 )
 
 _LONGEST_NAME = 64
+_MAY_NOT_RECOVER = 1401
 _OLDEST = {"MariaDB": (10, 5, 2), "MySQL": (8, 0, 0)}
 """Before these, the end of a session rolled back what it had prepared, or XA was not safe in a crash."""
 
@@ -71,9 +72,7 @@ class MySQL(SqlServerSink):
         with self.server.config_errors(), self.server.session() as session:
             _check_version(session)
             if self.transactions == PREPARED:
-                session.execute(
-                    "XA RECOVER"
-                )  # needs XA_RECOVER_ADMIN in MySQL 8: better now than in recovery
+                _check_recovery(session)
             if self.create:
                 session.execute(self.table.create_sql(schema).replace("TABLE", "TABLE IF NOT EXISTS", 1))
             self._layout = self.table.check_existing(session, schema)
@@ -104,3 +103,17 @@ def _check_version(session: Session) -> None:
             "their session and a crash",
             version=text,
         )
+
+
+def _check_recovery(session: Session) -> None:
+    """See whether this user may list what is prepared: better now than in recovery."""
+    try:
+        session.execute("XA RECOVER")
+    except pymysql_module().Error as error:
+        if code(error) != _MAY_NOT_RECOVER:
+            raise
+        raise ConfigError(
+            f"this user may not list prepared transactions (XA RECOVER: {said(error)}), so they could not be found after a crash; "
+            "run GRANT XA_RECOVER_ADMIN ON *.* TO ..., or use transactions='staged', which needs no such right",
+            code=code(error),
+        ) from error
