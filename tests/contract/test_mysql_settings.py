@@ -155,7 +155,11 @@ def test_a_user_who_may_not_list_prepared_transactions(target, monkeypatch: pyte
     monkeypatch.setattr(Session, "execute", as_mysql_does)
     with pytest.raises(ConfigError, match=r"GRANT XA_RECOVER_ADMIN ON \*\.\* TO .*transactions='staged'"):
         sink_of(target).validate(SCHEMA)
-    sink_of(target, transactions="staged").validate(SCHEMA)
+    with pytest.raises(UnavailableError):
+        sink_of(target).find_transactions("job", "sink")
+    staged = sink_of(target, transactions="staged")
+    staged.validate(SCHEMA)
+    assert staged.find_transactions("job", "sink") == []
 
 
 def everything_said(error: BaseException) -> str:

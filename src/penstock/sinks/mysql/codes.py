@@ -9,6 +9,8 @@ from __future__ import annotations
 REFUSED_ROWS = {1048, 1062, 1216, 1264, 1265, 1292, 1364, 1366, 1367, 1406, 1411, 1452, 1644, 3140, 3819, 4025}  # fmt: skip
 """NULL, duplicate, foreign key, out of range, too long, not a value of the type, a trigger's SIGNAL, JSON, CHECK."""
 REFUSED_LOGIN = {1044, 1045, 1049, 1698}
+MAY_NOT_RECOVER = 1401
+"""What MySQL says to XA RECOVER of a user without XA_RECOVER_ADMIN."""
 _SERVER = {1021, 1024, 1026, 1030, 1037, 1038, 1041, 1053, 1077, 1114, 1135, 1290, 1836, 3168, 3170}
 """Disk, files, memory, threads, shutdown, read-only."""
 _CONNECTION = {0, 1040, 1047, 1129, 1158, 1159, 1160, 1161, 1203, 1226, 1317, 1927, 1969, 3024, 4031, *range(2000, 3000)}  # fmt: skip

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 import pyarrow as pa
 
 from penstock.errors import ConfigError, InternalError, PenstockError
+from penstock.sinks.mysql.codes import MAY_NOT_RECOVER
 from penstock.sinks.mysql.records import create_records
 from penstock.sinks.mysql.server import MySQLServer, Session, code, pymysql_module, said, server_kind
 from penstock.sinks.mysql.settling import MySQLSettling
@@ -29,7 +30,6 @@ from penstock.sinks.sql.transaction import (
 )
 
 _LONGEST_NAME = 64
-_MAY_NOT_RECOVER = 1401
 _OLDEST = {"MariaDB": (10, 5, 2), "MySQL": (8, 0, 0)}
 """Before these, the end of a session rolled back what it had prepared, or XA was not safe in a crash."""
 
@@ -86,7 +86,7 @@ class MySQL(SqlServerSink):
     @contextmanager
     def _driver(self, for_good: type[PenstockError], follows: str) -> Iterator[Settling]:
         with self.server.commit_errors(for_good, follows), self.server.session() as session:
-            yield MySQLSettling(session, self.table, self.server)
+            yield MySQLSettling(session, self.table, self.server, only_staged=self.transactions == STAGED)
 
 
 class MariaDB(MySQL):
@@ -110,7 +110,7 @@ def _check_recovery(session: Session) -> None:
     try:
         session.execute("XA RECOVER")
     except pymysql_module().Error as error:
-        if code(error) != _MAY_NOT_RECOVER:
+        if code(error) != MAY_NOT_RECOVER:
             raise
         raise ConfigError(
             f"this user may not list prepared transactions (XA RECOVER: {said(error)}), so they could not be found after a crash; "
