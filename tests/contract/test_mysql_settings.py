@@ -21,7 +21,7 @@ SCHEMA = MySQLPrepared.schema
 WIDE = pa.schema(
     [
         ("n", pa.int64()), ("f", pa.float64()), ("s", pa.string()), ("b", pa.binary()), ("t", pa.timestamp("us", "UTC")),
-        ("l", pa.timestamp("us")), ("d", pa.date32()), ("j", pa.list_(pa.int64())), ("y", pa.bool_()),
+        ("l", pa.timestamp("us")), ("d", pa.date32()), ("j", pa.list_(pa.int64())), ("y", pa.bool_()), ("c", pa.time64("us")), ("r", pa.float32()),
     ]
 )  # fmt: skip
 UPSERT = {"mode": "upsert", "key": ["id"]}
@@ -82,6 +82,33 @@ def test_a_column_that_no_table_can_hold(target) -> None:
     """There is no span of time in these servers."""
     with pytest.raises(ConfigError, match=r"'span'.*cast or drop"):
         sink_of(target).validate(pa.schema([("id", pa.int64()), ("span", pa.duration("us"))]))
+
+
+SHORT = [
+    ("datetime", pa.timestamp("us"), r"datetime\(6\)"),
+    ("datetime(3)", pa.timestamp("us", "UTC"), r"datetime\(6\)"),
+    ("timestamp(0) NULL", pa.timestamp("ms", "UTC"), r"timestamp\(6\)"),
+    ("time(2)", pa.time32("ms"), r"time\(6\)"),
+    ("float(7,2)", pa.float32(), "float"),
+    ("double(9,3) unsigned", pa.float64(), "double"),
+]
+
+
+@pytest.mark.parametrize(("declared", "kind", "wanted"), SHORT, ids=[row[0] for row in SHORT])
+def test_columns_that_would_lose_digits(declared: str, kind: pa.DataType, wanted: str, target) -> None:
+    """A column with fewer digits than the values have is refused with the statement that changes it, which helps."""
+    target.execute(f"CREATE TABLE digits (at {declared})")
+    with pytest.raises(ConfigError, match=rf"'at'.*ALTER TABLE `digits` MODIFY `at` {wanted} \(") as refused:
+        sink_of(target, "digits").validate(pa.schema([("at", kind)]))
+    target.execute(str(refused.value).partition("run ")[2].partition(" (with")[0])
+    sink_of(target, "digits").validate(pa.schema([("at", kind)]))
+
+
+def test_times_with_just_enough_digits(target) -> None:
+    """Seconds need no digits, milliseconds three; a column with more is as good."""
+    target.execute("CREATE TABLE times (s datetime, ms datetime(3), t time(6))")
+    kinds = {"s": pa.timestamp("s"), "ms": pa.timestamp("ms", "UTC"), "t": pa.time32("ms")}
+    sink_of(target, "times").validate(pa.schema(kinds))
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ SCHEMA = PostgresPrepared.schema
 WIDE = pa.schema(
     [
         ("n", pa.int64()), ("f", pa.float64()), ("s", pa.string()), ("b", pa.binary()), ("t", pa.timestamp("us", "UTC")),
-        ("l", pa.timestamp("us")), ("d", pa.date32()), ("j", pa.list_(pa.int64())), ("y", pa.bool_()),
+        ("l", pa.timestamp("us")), ("d", pa.date32()), ("j", pa.list_(pa.int64())), ("y", pa.bool_()), ("c", pa.time64("us")), ("i", pa.duration("us")),
     ]
 )  # fmt: skip
 
@@ -83,6 +83,36 @@ def test_times_with_and_without_a_zone(target) -> None:
     for name, kind in (("local", pa.timestamp("us", "UTC")), ("instant", pa.timestamp("us"))):
         with pytest.raises(ConfigError, match=f"'{name}'"):
             sink_of(target, "times").validate(pa.schema([(name, kind)]))
+
+
+SHORT_TIMES = [
+    ("timestamp(0)", pa.timestamp("us"), "timestamp"),
+    ("timestamptz(5)", pa.timestamp("us", "UTC"), "timestamptz"),
+    ("time(2)", pa.time32("ms"), "time"),
+    ("interval(3)", pa.duration("us"), "interval"),
+    ("interval hour", pa.duration("s"), "interval"),
+    ("whole_seconds", pa.timestamp("ms"), "timestamp"),
+]
+
+
+@pytest.mark.parametrize(("declared", "kind", "wanted"), SHORT_TIMES, ids=[row[0] for row in SHORT_TIMES])
+def test_times_that_would_be_rounded(declared: str, kind: pa.DataType, wanted: str, target) -> None:
+    """A column with fewer digits than the unit of the stream is refused with the statement that changes it, which helps."""
+    target.execute("CREATE DOMAIN whole_seconds AS timestamp(0)")
+    target.execute(f"CREATE TABLE times (at {declared})")
+    with pytest.raises(ConfigError, match=f"'at'.*ALTER TABLE.*TYPE {wanted}, or cast") as refused:
+        sink_of(target, "times").validate(pa.schema([("at", kind)]))
+    target.execute(str(refused.value).partition("run ")[2].partition(", or")[0])
+    sink_of(target, "times").validate(pa.schema([("at", kind)]))
+
+
+def test_times_with_just_enough_digits(target) -> None:
+    """Seconds need no digits, milliseconds three; a column with more is as good."""
+    target.execute(
+        "CREATE TABLE times (s timestamp(0), ms timestamp(3), t time(6), i interval day to second(3))"
+    )
+    kinds = {"s": pa.timestamp("s"), "ms": pa.timestamp("ms"), "t": pa.time32("ms"), "i": pa.duration("ms")}
+    sink_of(target, "times").validate(pa.schema(kinds))
 
 
 @pytest.mark.parametrize(

@@ -216,6 +216,23 @@ def test_upsert_keeps_columns_that_it_does_not_write(postgres_server) -> None:
     assert rows == [(1, "name 1", "mine"), (2, "name 2", "new")]
 
 
+def test_upsert_with_a_collation_of_its_own(postgres_server) -> None:
+    """Which of the staged rows have one key is decided by the collation of the table's key, not by that of the database."""
+    suite = fresh(PostgresUpsert, postgres_server)
+    suite.execute('CREATE COLLATION "My %s Order" FROM "C"')
+    suite.execute('CREATE TABLE words (word text COLLATE "My %s Order" PRIMARY KEY, note text)')
+    sink = Postgres(suite.server.dsn(database=suite.database), "words", mode="upsert", key=["word"])
+    waiting = written(sink, pa.record_batch({"word": ["a", "B", "a"], "note": ["1", "2", "3"]}))
+    staged = suite.query("SELECT staged_in FROM _penstock_transactions")[0]["staged_in"]
+    columns = (
+        f"SELECT column_name, collation_name FROM information_schema.columns WHERE table_name = '{staged}'"
+    )
+    collations = {row["column_name"]: row["collation_name"] for row in suite.query(columns)}
+    assert (collations["word"], collations["note"]) == ("My %s Order", None)
+    sink.commit(waiting)
+    assert {row["word"]: row["note"] for row in suite.query("SELECT * FROM words")} == {"a": "3", "B": "2"}
+
+
 def test_an_upsert_of_nothing_but_the_key(postgres_server) -> None:
     """Keys that are there stay, new ones come."""
     suite = fresh(PostgresUpsert, postgres_server)
