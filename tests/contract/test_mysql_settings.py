@@ -246,6 +246,15 @@ def test_a_certificate_that_is_given_is_verified(monkeypatch: pytest.MonkeyPatch
     assert (asked["ssl_ca"], asked["ssl_verify_cert"]) == ("/etc/ca.pem", True)
 
 
+def test_a_server_that_is_cut_off(target) -> None:
+    """A network that drops everything is noticed after about a minute, not after hours."""
+    options = (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT, socket.TCP_USER_TIMEOUT)
+    with MySQLServer(target.server.url(target.database)).session() as session:
+        used = session._connection._sock
+        assert used.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+        assert [used.getsockopt(socket.IPPROTO_TCP, each) for each in options] == [30, 10, 3, 60_000]
+
+
 def test_without_pymysql(monkeypatch: pytest.MonkeyPatch) -> None:
     """The message says what to install."""
     monkeypatch.setitem(sys.modules, "pymysql", None)

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import sys
 import traceback
 from typing import Any
 
+import psycopg
 import pyarrow as pa
 import pytest
 from postgres_targets import PostgresPrepared, PostgresUpsert, fresh
 
 from penstock.errors import ConfigError, PenstockError, UnavailableError
 from penstock.sinks import Postgres
+from penstock.sinks.postgres.server import PostgresServer
 from services.postgres_process import PASSWORD, running
 
 SCHEMA = PostgresPrepared.schema
@@ -221,6 +224,19 @@ def test_a_server_that_is_down() -> None:
             with pytest.raises(UnavailableError, match=r"u@127\.0\.0\.1.*refused") as failed:
                 call()
             assert PASSWORD not in everything_said(failed.value)
+
+
+def test_a_server_that_is_cut_off(target) -> None:
+    """A network that drops everything is noticed in about a minute, or after the wait for a lock; an address may say otherwise."""
+    options = (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT, socket.TCP_USER_TIMEOUT)
+    dsn = target.server.dsn(database=target.database)
+    for server, expected in (
+        (PostgresServer(dsn), [30, 10, 3, 60_000]),
+        (PostgresServer(psycopg.conninfo.make_conninfo(dsn, keepalives_idle=77)), [77, 10, 3, 60_000]),
+        (PostgresServer(dsn, lock_timeout_s=300), [30, 10, 3, 330_000]),
+    ):
+        with server.session() as session, socket.socket(fileno=os.dup(session.fileno())) as probe:
+            assert [probe.getsockopt(socket.IPPROTO_TCP, each) for each in options] == expected
 
 
 def test_without_psycopg(monkeypatch: pytest.MonkeyPatch) -> None:

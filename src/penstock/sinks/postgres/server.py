@@ -18,6 +18,9 @@ _MAY_PASS = ("08", "25", "40", "53", "55", "57", "58", "XX")
 _REFUSES_ROWS = ("22", "23", "P0")
 _COPY_LINE = re.compile(r"^COPY .*?, line (\d+)", re.MULTILINE)
 """Where COPY was; the functions of triggers, which the context names before it, have lines too."""
+_KEEPALIVES = {"keepalives_idle": 30, "keepalives_interval": 10, "keepalives_count": 3}
+"""A server that is cut off without a word is given up after a minute; the system's own limits are hours."""
+_SILENCE_S = 30
 _BUSY_SERVER = ("starting up", "shutting down", "too many", "connection slots", "recovery")
 
 
@@ -53,13 +56,18 @@ class PostgresServer:
         """Open a session whose statements are transactions of their own until BEGIN."""
         psycopg = psycopg_module()
         given = psycopg.conninfo.conninfo_to_dict(self.dsn)
+        defaults = {
+            "connect_timeout": self.connect_timeout_s,
+            **_KEEPALIVES,
+            "tcp_user_timeout": self._unread_ms(),
+        }
         connection = psycopg.connect(
             self.dsn,
             autocommit=True,
             prepare_threshold=None,
             application_name=name,
-            connect_timeout=given.get("connect_timeout", self.connect_timeout_s),
             client_encoding="UTF8",
+            **{setting: given.get(setting, value) for setting, value in defaults.items()},
         )
         connection.execute(
             "SELECT set_config('synchronous_commit', 'on', false), set_config('TimeZone', 'UTC', false), "
@@ -67,6 +75,10 @@ class PostgresServer:
             [f"{round(self.lock_timeout_s * 1000)}ms"],
         )
         return connection
+
+    def _unread_ms(self) -> int:
+        """How long sent rows may stay unread: a COPY that waits for a lock reads nothing meanwhile."""
+        return round((_SILENCE_S + max(_SILENCE_S, self.lock_timeout_s)) * 1000)
 
     @contextmanager
     def session(self) -> Iterator[Any]:
