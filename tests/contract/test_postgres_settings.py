@@ -157,6 +157,20 @@ def test_a_user_who_may_not(target) -> None:
         sink.validate(SCHEMA)
 
 
+def test_a_user_with_just_enough_rights(target) -> None:
+    """Once the table of proofs is there, INSERT on the target and rights on that suffice, for a prepared append."""
+    sink_of(target).validate(SCHEMA)
+    target.execute("DROP ROLE IF EXISTS writer")
+    target.execute(f"CREATE ROLE writer LOGIN PASSWORD '{PASSWORD}'")
+    target.execute("GRANT INSERT ON results TO writer")
+    target.execute("GRANT SELECT, INSERT ON _penstock_commits TO writer")
+    dsn = target.server.dsn(user="writer", database=target.database)
+    target.make_sink = lambda: Postgres(dsn, "results")
+    target.sink().commit(target.staged([1]))
+    target.assert_visible(1)
+    assert target.unfinished() == []
+
+
 def test_a_server_without_prepared_transactions() -> None:
     """The message names the setting, the restart and the way around, which works; a limit that is reached may pass."""
     with running(prepared=0) as server:
