@@ -8,19 +8,20 @@ import traceback
 from typing import Any
 
 import pyarrow as pa
+import pymysql
 import pytest
 from mysql_targets import MySQLPrepared, MySQLUpsert, fresh
 
 from penstock.errors import ConfigError, UnavailableError
 from penstock.sinks import MariaDB, MySQL
-from penstock.sinks.mysql.server import MySQLServer
+from penstock.sinks.mysql.server import MySQLServer, Session
 from services.mariadb_process import PASSWORD
 
 SCHEMA = MySQLPrepared.schema
 WIDE = pa.schema(
     [
         ("n", pa.int64()), ("f", pa.float64()), ("s", pa.string()), ("b", pa.binary()), ("t", pa.timestamp("us", "UTC")),
-        ("l", pa.timestamp("us")), ("d", pa.date32()), ("j", pa.list_(pa.int64())), ("y", pa.bool_()),
+        ("l", pa.timestamp("us")), ("d", pa.date32()), ("j", pa.list_(pa.int64())), ("y", pa.bool_()), ("c", pa.time64("us")), ("r", pa.float32()),
     ]
 )  # fmt: skip
 UPSERT = {"mode": "upsert", "key": ["id"]}
@@ -83,6 +84,33 @@ def test_a_column_that_no_table_can_hold(target) -> None:
         sink_of(target).validate(pa.schema([("id", pa.int64()), ("span", pa.duration("us"))]))
 
 
+SHORT = [
+    ("datetime", pa.timestamp("us"), r"datetime\(6\)"),
+    ("datetime(3)", pa.timestamp("us", "UTC"), r"datetime\(6\)"),
+    ("timestamp(0) NULL", pa.timestamp("ms", "UTC"), r"timestamp\(6\)"),
+    ("time(2)", pa.time32("ms"), r"time\(6\)"),
+    ("float(7,2)", pa.float32(), "float"),
+    ("double(9,3) unsigned", pa.float64(), "double"),
+]
+
+
+@pytest.mark.parametrize(("declared", "kind", "wanted"), SHORT, ids=[row[0] for row in SHORT])
+def test_columns_that_would_lose_digits(declared: str, kind: pa.DataType, wanted: str, target) -> None:
+    """A column with fewer digits than the values have is refused with the statement that changes it, which helps."""
+    target.execute(f"CREATE TABLE digits (at {declared})")
+    with pytest.raises(ConfigError, match=rf"'at'.*ALTER TABLE `digits` MODIFY `at` {wanted} \(") as refused:
+        sink_of(target, "digits").validate(pa.schema([("at", kind)]))
+    target.execute(str(refused.value).partition("run ")[2].partition(" (with")[0])
+    sink_of(target, "digits").validate(pa.schema([("at", kind)]))
+
+
+def test_times_with_just_enough_digits(target) -> None:
+    """Seconds need no digits, milliseconds three; a column with more is as good."""
+    target.execute("CREATE TABLE times (s datetime, ms datetime(3), t time(6))")
+    kinds = {"s": pa.timestamp("s"), "ms": pa.timestamp("ms", "UTC"), "t": pa.time32("ms")}
+    sink_of(target, "times").validate(pa.schema(kinds))
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
@@ -142,6 +170,25 @@ def test_a_user_with_just_enough_rights(target) -> None:
     assert target.unfinished() == []
 
 
+def test_a_user_who_may_not_list_prepared_transactions(target, monkeypatch: pytest.MonkeyPatch) -> None:
+    """MySQL 8 says 1401 to who has no XA_RECOVER_ADMIN: no failure that passes, and the message has the statement."""
+    execute = Session.execute
+
+    def as_mysql_does(session: Session, statement: str, values: Any = ()) -> Any:
+        if statement == "XA RECOVER":
+            raise pymysql.OperationalError(1401, "XAER_RMERR: Fatal error occurred in the transaction branch")
+        return execute(session, statement, values)
+
+    monkeypatch.setattr(Session, "execute", as_mysql_does)
+    with pytest.raises(ConfigError, match=r"GRANT XA_RECOVER_ADMIN ON \*\.\* TO .*transactions='staged'"):
+        sink_of(target).validate(SCHEMA)
+    with pytest.raises(UnavailableError):
+        sink_of(target).find_transactions("job", "sink")
+    staged = sink_of(target, transactions="staged")
+    staged.validate(SCHEMA)
+    assert staged.find_transactions("job", "sink") == []
+
+
 def everything_said(error: BaseException) -> str:
     return "".join(traceback.format_exception(error)) + repr(getattr(error, "facts", ""))
 
@@ -197,6 +244,15 @@ def test_a_certificate_that_is_given_is_verified(monkeypatch: pytest.MonkeyPatch
     with pytest.raises(ConnectionError):
         MySQLServer("mysql://u@h/x?ssl_ca=/etc/ca.pem").connect()
     assert (asked["ssl_ca"], asked["ssl_verify_cert"]) == ("/etc/ca.pem", True)
+
+
+def test_a_server_that_is_cut_off(target) -> None:
+    """A network that drops everything is noticed after about a minute, not after hours."""
+    options = (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT, socket.TCP_USER_TIMEOUT)
+    with MySQLServer(target.server.url(target.database)).session() as session:
+        used = session._connection._sock
+        assert used.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+        assert [used.getsockopt(socket.IPPROTO_TCP, each) for each in options] == [30, 10, 3, 60_000]
 
 
 def test_without_pymysql(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,11 +8,14 @@ import json
 from typing import Any
 
 import pyarrow as pa
+import pymysql
 import pytest
 from mysql_targets import ALL, MySQLPrepared, MySQLStaged, MySQLUpsert, fresh
 
-from penstock.errors import BadRecordError, CommitLostError, CorruptStateError, UnavailableError
+from penstock.errors import BadRecordError, CommitLostError, ConfigError, CorruptStateError, UnavailableError
 from penstock.sinks import MariaDB, MySQL, TransactionContext
+from penstock.sinks.mysql.codes import REFUSED_ROWS
+from penstock.sinks.mysql.server import MySQLServer
 from penstock.testing.sink_contract import JOB, SINK, through_json
 
 
@@ -142,6 +145,44 @@ def test_a_row_that_the_table_refuses(change: str, row: Any, said: str, suite) -
     assert suite.left_behind() == 0
 
 
+def test_a_server_that_goes_while_the_row_is_looked_for(suite) -> None:
+    """The row that was being tried when the connection broke is not blamed: the server is unavailable."""
+    suite.execute("ALTER TABLE results ADD CONSTRAINT positive CHECK (id > 0)")
+    sink = suite.sink()
+    transaction = sink.begin_transaction(suite.context())
+    session = sink._writing._session
+    (number,) = session.execute("SELECT CONNECTION_ID()")[0]
+    execute = session.execute
+
+    def break_after_a_refusal(statement: str) -> Any:
+        try:
+            return execute(statement)
+        except pymysql.Error as error:
+            if error.args[0] in REFUSED_ROWS:
+                suite.execute(f"KILL {number}")
+            raise
+
+    session.execute = break_after_a_refusal
+    with pytest.raises(UnavailableError):
+        sink.write(transaction, named((1, "innocent"), (-7, "refused")))
+    sink.abort(transaction)
+    assert suite.left_behind() == 0
+
+
+def test_a_lock_of_the_whole_table(mariadb_server) -> None:
+    """It is waited for no longer than for a lock of a row; the default of the server is a day or more."""
+    suite = fresh(MySQLPrepared, mariadb_server)
+    sink = suite.make_sink(lock_timeout_s=0.2)
+    sink.validate(suite.schema)
+    transaction = sink.begin_transaction(suite.context())
+    assert sink._writing._session.execute("SELECT @@lock_wait_timeout") == [(1,)]
+    with MySQLServer(sink.server.url).session() as other:
+        other.execute("LOCK TABLES results WRITE")
+        with pytest.raises(UnavailableError, match=r"Lock wait timeout.*tried again"):
+            sink.write(transaction, suite.batch([1]))
+    sink.abort(transaction)
+
+
 def test_a_key_that_is_taken(mariadb_server) -> None:
     """Prepared, it is refused in the task with the row; staged, at commit, and committed when the table is repaired."""
     prepared, staged = fresh(MySQLPrepared, mariadb_server), fresh(MySQLStaged, mariadb_server)
@@ -157,6 +198,49 @@ def test_a_key_that_is_taken(mariadb_server) -> None:
     staged.execute("DELETE FROM results")
     staged.sink().commit_all(waiting)
     staged.assert_visible(1, 2, 5, 6)
+
+
+FAULT = (
+    "CREATE TRIGGER fault BEFORE INSERT ON results FOR EACH ROW SIGNAL SQLSTATE 'HY000' SET MYSQL_ERRNO = {}"
+)
+
+
+@pytest.mark.parametrize("number", [1026, 1030, 1180, 1969, 3100, 3101])
+def test_a_server_in_trouble(number: int, mariadb_server) -> None:
+    """A full disk, a statement that took too long, a group that refuses: a task and a commit that meet it are tried again."""
+    prepared, staged = fresh(MySQLPrepared, mariadb_server), fresh(MySQLStaged, mariadb_server)
+    waiting = staged.staged([1])
+    for suite in (prepared, staged):
+        suite.execute(FAULT.format(number))
+    with pytest.raises(UnavailableError, match="tried again"):
+        prepared.begun([1])
+    with pytest.raises(UnavailableError, match="tried again"):
+        staged.sink().commit(waiting)
+    staged.execute("DROP TRIGGER fault")
+    staged.sink().commit(waiting)
+    staged.assert_visible(1)
+
+
+def test_an_error_without_a_meaning(mariadb_server) -> None:
+    """At commit, whatever the table itself does not refuse is tried again; in a task it ends the job."""
+    prepared, staged = fresh(MySQLPrepared, mariadb_server), fresh(MySQLStaged, mariadb_server)
+    waiting = staged.staged([1])
+    for suite in (prepared, staged):
+        suite.execute(FAULT.format(9999))
+    with pytest.raises(ConfigError):
+        prepared.begun([1])
+    with pytest.raises(UnavailableError):
+        staged.sink().commit(waiting)
+
+
+@pytest.mark.parametrize("change", ["DROP name", "RENAME TO other", "ADD missing int NOT NULL"])
+def test_a_table_that_was_changed_before_the_commit(change: str, mariadb_server) -> None:
+    """Repeating the commit would not help: somebody has to repair the table, and the rows stay staged."""
+    suite = fresh(MySQLStaged, mariadb_server)
+    waiting = suite.staged([1])
+    suite.execute(f"ALTER TABLE results {change}")
+    with pytest.raises(CommitLostError, match="stay staged"):
+        suite.make_sink().commit(waiting)
 
 
 def test_not_a_number(suite) -> None:

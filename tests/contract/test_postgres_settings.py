@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import sys
 import traceback
 from typing import Any
 
+import psycopg
 import pyarrow as pa
 import pytest
 from postgres_targets import PostgresPrepared, PostgresUpsert, fresh
 
 from penstock.errors import ConfigError, PenstockError, UnavailableError
 from penstock.sinks import Postgres
+from penstock.sinks.postgres.server import PostgresServer
 from services.postgres_process import PASSWORD, running
 
 SCHEMA = PostgresPrepared.schema
 WIDE = pa.schema(
     [
         ("n", pa.int64()), ("f", pa.float64()), ("s", pa.string()), ("b", pa.binary()), ("t", pa.timestamp("us", "UTC")),
-        ("l", pa.timestamp("us")), ("d", pa.date32()), ("j", pa.list_(pa.int64())), ("y", pa.bool_()),
+        ("l", pa.timestamp("us")), ("d", pa.date32()), ("j", pa.list_(pa.int64())), ("y", pa.bool_()), ("c", pa.time64("us")), ("i", pa.duration("us")),
     ]
 )  # fmt: skip
 
@@ -85,6 +88,36 @@ def test_times_with_and_without_a_zone(target) -> None:
             sink_of(target, "times").validate(pa.schema([(name, kind)]))
 
 
+SHORT_TIMES = [
+    ("timestamp(0)", pa.timestamp("us"), "timestamp"),
+    ("timestamptz(5)", pa.timestamp("us", "UTC"), "timestamptz"),
+    ("time(2)", pa.time32("ms"), "time"),
+    ("interval(3)", pa.duration("us"), "interval"),
+    ("interval hour", pa.duration("s"), "interval"),
+    ("whole_seconds", pa.timestamp("ms"), "timestamp"),
+]
+
+
+@pytest.mark.parametrize(("declared", "kind", "wanted"), SHORT_TIMES, ids=[row[0] for row in SHORT_TIMES])
+def test_times_that_would_be_rounded(declared: str, kind: pa.DataType, wanted: str, target) -> None:
+    """A column with fewer digits than the unit of the stream is refused with the statement that changes it, which helps."""
+    target.execute("CREATE DOMAIN whole_seconds AS timestamp(0)")
+    target.execute(f"CREATE TABLE times (at {declared})")
+    with pytest.raises(ConfigError, match=f"'at'.*ALTER TABLE.*TYPE {wanted}, or cast") as refused:
+        sink_of(target, "times").validate(pa.schema([("at", kind)]))
+    target.execute(str(refused.value).partition("run ")[2].partition(", or")[0])
+    sink_of(target, "times").validate(pa.schema([("at", kind)]))
+
+
+def test_times_with_just_enough_digits(target) -> None:
+    """Seconds need no digits, milliseconds three; a column with more is as good."""
+    target.execute(
+        "CREATE TABLE times (s timestamp(0), ms timestamp(3), t time(6), i interval day to second(3))"
+    )
+    kinds = {"s": pa.timestamp("s"), "ms": pa.timestamp("ms"), "t": pa.time32("ms"), "i": pa.duration("ms")}
+    sink_of(target, "times").validate(pa.schema(kinds))
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
@@ -122,6 +155,20 @@ def test_a_user_who_may_not(target) -> None:
     target.execute("GRANT INSERT ON results TO guest")
     with pytest.raises(ConfigError, match=r"_penstock_commits.*permission denied.*CREATE TABLE"):
         sink.validate(SCHEMA)
+
+
+def test_a_user_with_just_enough_rights(target) -> None:
+    """Once the table of proofs is there, INSERT on the target and rights on that suffice, for a prepared append."""
+    sink_of(target).validate(SCHEMA)
+    target.execute("DROP ROLE IF EXISTS writer")
+    target.execute(f"CREATE ROLE writer LOGIN PASSWORD '{PASSWORD}'")
+    target.execute("GRANT INSERT ON results TO writer")
+    target.execute("GRANT SELECT, INSERT ON _penstock_commits TO writer")
+    dsn = target.server.dsn(user="writer", database=target.database)
+    target.make_sink = lambda: Postgres(dsn, "results")
+    target.sink().commit(target.staged([1]))
+    target.assert_visible(1)
+    assert target.unfinished() == []
 
 
 def test_a_server_without_prepared_transactions() -> None:
@@ -191,6 +238,19 @@ def test_a_server_that_is_down() -> None:
             with pytest.raises(UnavailableError, match=r"u@127\.0\.0\.1.*refused") as failed:
                 call()
             assert PASSWORD not in everything_said(failed.value)
+
+
+def test_a_server_that_is_cut_off(target) -> None:
+    """A network that drops everything is noticed in about a minute, or after the wait for a lock; an address may say otherwise."""
+    options = (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT, socket.TCP_USER_TIMEOUT)
+    dsn = target.server.dsn(database=target.database)
+    for server, expected in (
+        (PostgresServer(dsn), [30, 10, 3, 60_000]),
+        (PostgresServer(psycopg.conninfo.make_conninfo(dsn, keepalives_idle=77)), [77, 10, 3, 60_000]),
+        (PostgresServer(dsn, lock_timeout_s=300), [30, 10, 3, 330_000]),
+    ):
+        with server.session() as session, socket.socket(fileno=os.dup(session.fileno())) as probe:
+            assert [probe.getsockopt(socket.IPPROTO_TCP, each) for each in options] == expected
 
 
 def test_without_psycopg(monkeypatch: pytest.MonkeyPatch) -> None:

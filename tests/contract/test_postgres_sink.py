@@ -6,6 +6,7 @@ import datetime as dt
 import decimal
 from typing import Any
 
+import psycopg
 import pyarrow as pa
 import pytest
 from postgres_targets import ALL, PostgresPrepared, PostgresStaged, PostgresUpsert, fresh, new_database
@@ -13,6 +14,7 @@ from postgres_targets import ALL, PostgresPrepared, PostgresStaged, PostgresUpse
 from penstock.errors import (
     BadRecordError,
     CommitLostError,
+    ConfigError,
     CorruptStateError,
     InternalError,
     UnavailableError,
@@ -214,6 +216,23 @@ def test_upsert_keeps_columns_that_it_does_not_write(postgres_server) -> None:
     assert rows == [(1, "name 1", "mine"), (2, "name 2", "new")]
 
 
+def test_upsert_with_a_collation_of_its_own(postgres_server) -> None:
+    """Which of the staged rows have one key is decided by the collation of the table's key, not by that of the database."""
+    suite = fresh(PostgresUpsert, postgres_server)
+    suite.execute('CREATE COLLATION "My %s Order" FROM "C"')
+    suite.execute('CREATE TABLE words (word text COLLATE "My %s Order" PRIMARY KEY, note text)')
+    sink = Postgres(suite.server.dsn(database=suite.database), "words", mode="upsert", key=["word"])
+    waiting = written(sink, pa.record_batch({"word": ["a", "B", "a"], "note": ["1", "2", "3"]}))
+    staged = suite.query("SELECT staged_in FROM _penstock_transactions")[0]["staged_in"]
+    columns = (
+        f"SELECT column_name, collation_name FROM information_schema.columns WHERE table_name = '{staged}'"
+    )
+    collations = {row["column_name"]: row["collation_name"] for row in suite.query(columns)}
+    assert (collations["word"], collations["note"]) == ("My %s Order", None)
+    sink.commit(waiting)
+    assert {row["word"]: row["note"] for row in suite.query("SELECT * FROM words")} == {"a": "3", "B": "2"}
+
+
 def test_an_upsert_of_nothing_but_the_key(postgres_server) -> None:
     """Keys that are there stay, new ones come."""
     suite = fresh(PostgresUpsert, postgres_server)
@@ -262,6 +281,32 @@ def test_a_key_that_is_taken(postgres_server) -> None:
     suite.execute("ALTER TABLE results ADD FOREIGN KEY (name) REFERENCES known NOT VALID")
     with pytest.raises(BadRecordError, match="foreign key"):
         suite.begun([8])
+
+
+GUARD = """CREATE FUNCTION guard() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+
+
+
+    IF NEW.id = 7 THEN
+        RAISE EXCEPTION 'seven is not welcome';
+    END IF;
+    RETURN NEW;
+END $$"""
+
+
+@pytest.mark.parametrize(
+    ("when", "row"), [("BEFORE", {"id": 7, "name": "name 7"}), ("AFTER", None)], ids=["before", "after"]
+)
+@pytest.mark.parametrize("size", [3, 30])
+def test_a_row_that_a_trigger_refuses(when: str, row: Any, size: int, postgres_server) -> None:
+    """The line of COPY names the row, not the line of the trigger's function; without one no row is named."""
+    suite = fresh(PostgresPrepared, postgres_server)
+    suite.execute(GUARD)
+    suite.execute(f"CREATE TRIGGER t {when} INSERT ON results FOR EACH ROW EXECUTE FUNCTION guard()")
+    with pytest.raises(BadRecordError, match="seven is not welcome") as refused:
+        suite.begun([8, 7, *range(9, 7 + size)])
+    assert refused.value.facts["row"] == row
 
 
 def test_a_constraint_that_is_checked_late(postgres_server) -> None:
@@ -417,6 +462,44 @@ def test_a_table_that_was_changed_between_runs(suite) -> None:
     sink.commit(written(sink, pa.record_batch({"id": [2], "extra": ["e"]}), checkpoint=2))
     rows = sorted((row["id"], row["extra"]) for row in suite.visible_rows())
     assert rows == [(1, "none"), (2, "e")]
+
+
+@pytest.mark.parametrize(("kind", "value"), [("numeric", decimal.Decimal(5)), ("integer", 5)])
+def test_a_type_that_is_changed_while_the_job_runs(kind: str, value: Any, postgres_server) -> None:
+    """The next batch is written for the type that the column has now, not in the binary form of the old one."""
+    suite = fresh(PostgresPrepared, postgres_server)
+    sink = suite.sink()
+    suite.execute(f"ALTER TABLE results ALTER id TYPE {kind}")
+    transaction = sink.begin_transaction(suite.context())
+    sink.write(transaction, suite.batch([5]))
+    sink.commit(through_json(sink.pre_commit(transaction)))
+    assert suite.visible_rows() == [{"id": value, "name": "name 5"}]
+
+
+@pytest.mark.parametrize("change", ["ALTER id TYPE double precision", "DROP id", "ALTER id TYPE text"])
+def test_a_type_that_no_longer_fits(change: str, postgres_server) -> None:
+    """A column that is changed while the job runs to one that could not hold the values unchanged is refused by name."""
+    suite = fresh(PostgresPrepared, postgres_server)
+    sink = suite.sink()
+    suite.execute(f"ALTER TABLE results {change}")
+    transaction = sink.begin_transaction(suite.context())
+    with pytest.raises(ConfigError, match="'id'"):
+        sink.write(transaction, suite.batch([5]))
+    sink.abort(transaction)
+    assert suite.left_behind() == 0
+
+
+def test_no_type_is_changed_once_it_was_looked_at(postgres_server) -> None:
+    """From the look at the columns to the end of the transaction ALTER TABLE waits."""
+    suite = fresh(PostgresPrepared, postgres_server)
+    layout = suite.sink()._layout
+    with suite.server.connect(suite.database) as writer, suite.server.connect(suite.database) as other:
+        writer.execute("BEGIN")
+        assert layout.locked(writer, suite.schema) is layout
+        other.execute("SET lock_timeout = '20ms'")
+        with pytest.raises(psycopg.errors.LockNotAvailable):
+            other.execute("ALTER TABLE results ALTER id TYPE double precision")
+        other.rollback()
 
 
 def test_nothing_is_left_after_commits(suite) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import ssl
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -12,37 +13,18 @@ from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
 from penstock.errors import ConfigError, PenstockError, UnavailableError
+from penstock.sinks.mysql.codes import MAY_PASS, REFUSED_FOR_EVER, REFUSED_LOGIN, REFUSED_ROWS
 from penstock.sinks.sql.transaction import bad_record
 
-REFUSED_ROWS = {
-    1048,
-    1062,
-    1216,
-    1264,
-    1265,
-    1292,
-    1364,
-    1366,
-    1367,
-    1406,
-    1411,
-    1452,
-    1644,
-    3140,
-    3819,
-    4025,
-}
-"""NULL, duplicate, foreign key, out of range, too long, not a value of the type, a trigger's SIGNAL, JSON, CHECK."""
-_REFUSED_LOGIN = {1044, 1045, 1049, 1698}
-_MAY_PASS = {0, 1021, 1040, 1053, 1077, 1114, 1129, 1158, 1159, 1160, 1161, 1203, 1205, 1213, 1290, 1317, 1399, 1401, 1402,
-             1613, 1614, 1836, 1927, *_REFUSED_LOGIN, *range(2000, 3000)}  # fmt: skip
-"""Disk, connections, locks, shutdown, read-only, an XA transaction that was rolled back before it was prepared."""
 _DEFAULT_PORT = 3306
+_PARTITION = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 60_000}
+"""A server that is cut off without a word is given up after a minute; the system's own limits are hours. Not all systems have all."""
 _HAS = "SELECT 1 FROM information_schema.tables WHERE table_schema = DATABASE() AND table_name = ?"
 _SESSION = (
     "SET SESSION sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION', time_zone = '+00:00', "
-    "innodb_lock_wait_timeout = {lock_timeout_s:d}"
+    "innodb_lock_wait_timeout = {lock_timeout_s:d}, lock_wait_timeout = {lock_timeout_s:d}"
 )
+"""The second is for locks of whole tables: an ALTER TABLE that waits for a prepared transaction holds up all that comes after it."""
 
 
 def pymysql_module() -> Any:
@@ -60,11 +42,21 @@ def pymysql_module() -> Any:
 
 @cache
 def _connection_class() -> Any:
-    """PyMySQL's connection; where no certificate is asked for, it would load all of the system's each time (30 ms of CPU)."""
+    """PyMySQL's connection, with limits for a server that is silent from its first word on.
+
+    Where no certificate is asked for, PyMySQL would load all of the system's each time (30 ms of CPU).
+    """
 
     class Connection(pymysql_module().connections.Connection):  # type: ignore[misc]
         def _create_ssl_ctx(self, given: Any) -> Any:
             return super()._create_ssl_ctx(given) if given else _unverified()
+
+        def _get_server_information(self) -> None:
+            if not self.unix_socket:
+                for name, value in _PARTITION.items():
+                    if hasattr(socket, name):
+                        self._sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+            super()._get_server_information()
 
     return Connection
 
@@ -181,7 +173,7 @@ class MySQLServer:
         try:
             yield
         except pymysql_module().Error as error:
-            if code(error) in _REFUSED_LOGIN:
+            if code(error) in REFUSED_LOGIN:
                 raise ConfigError(
                     f"the server at {self} refuses the connection: {said(error)}; check user, password and database",
                     server=self.shown,
@@ -204,10 +196,13 @@ class MySQLServer:
         try:
             yield
         except pymysql_module().Error as error:
-            raise self._translated(error, for_good, follows) from error
+            may_pass = code(error) not in REFUSED_FOR_EVER
+            raise self._translated(error, for_good, follows, may_pass=may_pass) from error
 
-    def _translated(self, error: Any, for_good: type[PenstockError], follows: str) -> PenstockError:
-        if code(error) in _MAY_PASS:
+    def _translated(
+        self, error: Any, for_good: type[PenstockError], follows: str, *, may_pass: bool = False
+    ) -> PenstockError:
+        if may_pass or code(error) in MAY_PASS:
             for_good, follows = (
                 UnavailableError,
                 "it is tried again; check the server, its locks and its limits",

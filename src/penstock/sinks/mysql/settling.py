@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 from penstock.errors import UnavailableError
+from penstock.sinks.mysql.codes import MAY_NOT_RECOVER
 from penstock.sinks.mysql.server import MySQLServer, Session, code, pymysql_module
 from penstock.sinks.mysql.table import TargetTable
 from penstock.sinks.mysql.writing import global_part, session_lock, xid
@@ -22,11 +23,14 @@ _STAGED_COLUMNS = """SELECT column_name FROM information_schema.columns WHERE ta
 class MySQLSettling(Settling):
     """One session of the driver."""
 
-    def __init__(self, session: Session, table: TargetTable, server: MySQLServer) -> None:
+    def __init__(
+        self, session: Session, table: TargetTable, server: MySQLServer, *, only_staged: bool
+    ) -> None:
         super().__init__(session, str(server))
         self._mysql = session
         self._table = table
         self._server = server
+        self._only_staged = only_staged
 
     def settle(self, verb: str, transaction: SqlTransaction) -> bool:
         """See `Settling.settle`. 'Unknown' is also said while the session that prepared it has not ended, so the list is looked at."""
@@ -38,7 +42,7 @@ class MySQLSettling(Settling):
                     raise
             else:
                 return True
-            if transaction.numbers not in self.prepared(transaction.job, transaction.sink):
+            if transaction.numbers not in self._listed(transaction.job, transaction.sink):
                 return False
             time.sleep(_ATTACHED_PAUSE_S)
         raise UnavailableError(
@@ -59,7 +63,16 @@ class MySQLSettling(Settling):
                     raise
 
     def prepared(self, job: str, sink: str) -> set[str]:
-        """See `Settling.prepared`: the second halves of the names whose first half says job, sink and database."""
+        """See `Settling.prepared`. Who stages needs no right to list them: without it nothing was ever prepared."""
+        try:
+            return self._listed(job, sink)
+        except pymysql_module().Error as error:
+            if self._only_staged and code(error) == MAY_NOT_RECOVER:
+                return set()
+            raise
+
+    def _listed(self, job: str, sink: str) -> set[str]:
+        """The second halves of the names whose first half says job, sink and database."""
         part = global_part(job, sink, self._server.database).encode()
         found = set()
         for _, global_length, branch_length, data in self._mysql.execute("XA RECOVER"):

@@ -12,8 +12,9 @@ from contextlib import contextmanager
 import pyarrow as pa
 
 from penstock.errors import ConfigError, InternalError, PenstockError
+from penstock.sinks.mysql.codes import MAY_NOT_RECOVER
 from penstock.sinks.mysql.records import create_records
-from penstock.sinks.mysql.server import MySQLServer, Session, pymysql_module, server_kind
+from penstock.sinks.mysql.server import MySQLServer, Session, code, pymysql_module, said, server_kind
 from penstock.sinks.mysql.settling import MySQLSettling
 from penstock.sinks.mysql.table import Layout, TargetTable
 from penstock.sinks.mysql.writing import OpenTransaction
@@ -71,9 +72,7 @@ class MySQL(SqlServerSink):
         with self.server.config_errors(), self.server.session() as session:
             _check_version(session)
             if self.transactions == PREPARED:
-                session.execute(
-                    "XA RECOVER"
-                )  # needs XA_RECOVER_ADMIN in MySQL 8: better now than in recovery
+                _check_recovery(session)
             if self.create:
                 session.execute(self.table.create_sql(schema).replace("TABLE", "TABLE IF NOT EXISTS", 1))
             self._layout = self.table.check_existing(session, schema)
@@ -87,7 +86,7 @@ class MySQL(SqlServerSink):
     @contextmanager
     def _driver(self, for_good: type[PenstockError], follows: str) -> Iterator[Settling]:
         with self.server.commit_errors(for_good, follows), self.server.session() as session:
-            yield MySQLSettling(session, self.table, self.server)
+            yield MySQLSettling(session, self.table, self.server, only_staged=self.transactions == STAGED)
 
 
 class MariaDB(MySQL):
@@ -104,3 +103,17 @@ def _check_version(session: Session) -> None:
             "their session and a crash",
             version=text,
         )
+
+
+def _check_recovery(session: Session) -> None:
+    """See whether this user may list what is prepared: better now than in recovery."""
+    try:
+        session.execute("XA RECOVER")
+    except pymysql_module().Error as error:
+        if code(error) != MAY_NOT_RECOVER:
+            raise
+        raise ConfigError(
+            f"this user may not list prepared transactions (XA RECOVER: {said(error)}), so they could not be found after a crash; "
+            "run GRANT XA_RECOVER_ADMIN ON *.* TO ..., or use transactions='staged', which needs no such right",
+            code=code(error),
+        ) from error

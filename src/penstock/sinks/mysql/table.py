@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -11,6 +12,7 @@ from penstock.errors import ConfigError
 from penstock.sinks.json_text import unsupported_in_json
 from penstock.sinks.mysql.server import Session, pymysql_module, server_kind
 from penstock.sinks.mysql.values import sql_type
+from penstock.sinks.sql.values import fraction_digits
 
 _FIND = "SELECT table_type, engine FROM information_schema.tables WHERE table_schema = DATABASE() AND table_name = ?"
 _COLUMNS = """SELECT column_name, column_type, data_type, is_nullable = 'NO', column_default IS NOT NULL OR
@@ -25,6 +27,9 @@ _CHECKS = {
         JOIN information_schema.table_constraints USING (constraint_schema, constraint_name)
         WHERE table_schema = DATABASE() AND table_name = ? AND constraint_type = 'CHECK' ORDER BY 1""",
 }
+_FLOATS = {"float", "double"}
+_TIMES = {"datetime", "timestamp", "time"}
+_MOST_DIGITS = 6
 _KEY_TYPES = {"longtext": "varchar(255)", "longblob": "varbinary(255)"}
 
 
@@ -49,6 +54,18 @@ class Column:
     has_default: bool
     made_by_server: bool
     collation: str | None
+
+    @property
+    def full_type(self) -> str:
+        """The same type with all digits that the server can keep."""
+        return self.type if self.type in _FLOATS else f"{self.type}({_MOST_DIGITS})"
+
+    def keeps_digits(self, data_type: pa.DataType) -> bool:
+        """Tell whether values keep all digits below a second; of FLOAT(M,D), below one."""
+        if self.type in _FLOATS:
+            return "," not in self.declared
+        found = re.search(r"\((\d)\)", self.declared)
+        return self.type not in _TIMES or int(found[1] if found else 0) >= fraction_digits(data_type)
 
 
 @dataclass(frozen=True)
@@ -232,6 +249,15 @@ class TargetTable:
             raise ConfigError(
                 f"column {field.name!r} of type {field.type} does not fit into {column.declared} of table {quoted(self.name)}: "
                 f"the values would be changed or refused; cast it before write_to, or make the column {wanted and wanted.name}",
+                table=self.name,
+                column=field.name,
+                declared=column.declared,
+            )
+        if not column.keeps_digits(field.type):
+            raise ConfigError(
+                f"column {field.name!r} of type {field.type} does not fit into {column.declared} of table {quoted(self.name)}: the "
+                f"server would cut or round digits; run ALTER TABLE {quoted(self.name)} MODIFY {quoted(field.name)} "
+                f"{column.full_type} (with what else it declares, such as NOT NULL), or cast it before write_to",
                 table=self.name,
                 column=field.name,
                 declared=column.declared,

@@ -10,8 +10,9 @@ from collections.abc import Iterator
 
 import pyarrow as pa
 
+from penstock.sinks.mysql.codes import REFUSED_ROWS
 from penstock.sinks.mysql.records import staged_in
-from penstock.sinks.mysql.server import REFUSED_ROWS, MySQLServer, code, pymysql_module, said
+from penstock.sinks.mysql.server import MySQLServer, code, pymysql_module, said
 from penstock.sinks.mysql.table import Layout, listed, quoted
 from penstock.sinks.mysql.values import python_rows
 from penstock.sinks.sql.records import STAGED_KEY, Records
@@ -87,6 +88,8 @@ class OpenTransaction:
             try:
                 self._session.execute(insert + literal)
             except pymysql_module().Error as error:
+                if code(error) not in REFUSED_ROWS:
+                    raise
                 row = batch.slice(index, 1).to_pylist()[0]
                 raise bad_record(quoted(self._layout.table), said(error), row) from error
 

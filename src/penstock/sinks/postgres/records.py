@@ -82,7 +82,8 @@ def staged_in(layout: Layout) -> str:
 
 def _staging_columns(layout: Layout) -> str:
     columns = [
-        f"{quoted(column.name)} {column.declared}{' NOT NULL' if column.not_null else ''}"
+        f"{quoted(column.name)} {column.declared}{f' COLLATE {column.collation}' if column.collation else ''}"
+        f"{' NOT NULL' if column.not_null else ''}"
         for column in layout.columns
     ]
     return staging_columns(columns, layout.checks)

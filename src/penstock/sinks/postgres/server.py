@@ -16,6 +16,11 @@ from penstock.sinks.sql.transaction import bad_record
 _MAY_PASS = ("08", "25", "40", "53", "55", "57", "58", "XX")
 """Classes of SQLSTATE: connection, transaction state, conflict, resources, not ready, operator, system, internal."""
 _REFUSES_ROWS = ("22", "23", "P0")
+_COPY_LINE = re.compile(r"^COPY .*?, line (\d+)", re.MULTILINE)
+"""Where COPY was; the functions of triggers, which the context names before it, have lines too."""
+_KEEPALIVES = {"keepalives_idle": 30, "keepalives_interval": 10, "keepalives_count": 3}
+"""A server that is cut off without a word is given up after a minute; the system's own limits are hours."""
+_SILENCE_S = 30
 _BUSY_SERVER = ("starting up", "shutting down", "too many", "connection slots", "recovery")
 
 
@@ -51,13 +56,18 @@ class PostgresServer:
         """Open a session whose statements are transactions of their own until BEGIN."""
         psycopg = psycopg_module()
         given = psycopg.conninfo.conninfo_to_dict(self.dsn)
+        defaults = {
+            "connect_timeout": self.connect_timeout_s,
+            **_KEEPALIVES,
+            "tcp_user_timeout": self._unread_ms(),
+        }
         connection = psycopg.connect(
             self.dsn,
             autocommit=True,
             prepare_threshold=None,
             application_name=name,
-            connect_timeout=given.get("connect_timeout", self.connect_timeout_s),
             client_encoding="UTF8",
+            **{setting: given.get(setting, value) for setting, value in defaults.items()},
         )
         connection.execute(
             "SELECT set_config('synchronous_commit', 'on', false), set_config('TimeZone', 'UTC', false), "
@@ -65,6 +75,10 @@ class PostgresServer:
             [f"{round(self.lock_timeout_s * 1000)}ms"],
         )
         return connection
+
+    def _unread_ms(self) -> int:
+        """How long sent rows may stay unread: a COPY that waits for a lock reads nothing meanwhile."""
+        return round((_SILENCE_S + max(_SILENCE_S, self.lock_timeout_s)) * 1000)
 
     @contextmanager
     def session(self) -> Iterator[Any]:
@@ -136,16 +150,17 @@ def said(error: Any) -> str:
 
 def _refused_row(error: Any, batch: pa.RecordBatch | None, *, is_text: bool) -> dict[str, Any] | None:
     """Find the row that COPY was at. In CSV it counts lines, and a value may hold some (of the first row, carriage returns)."""
-    found = re.search(r"line (\d+)", error.diag.context or "")
-    if found is None or batch is None:
+    found = _COPY_LINE.findall(error.diag.context or "")
+    if not found or batch is None:
         return None
+    at = int(found[-1])
     if not is_text:
-        return dict(batch.slice(int(found[1]) - 1, 1).to_pylist()[0])
+        return next((dict(row) for row in batch.slice(at - 1, 1).to_pylist()), None)
     line, end = 0, "\r"
     for row in batch.to_pylist():
         line += 1 + sum(value.count(end) for value in row.values() if isinstance(value, str))
         end = "\n"
-        if line >= int(found[1]):
+        if line >= at:
             return dict(row)
     return None
 

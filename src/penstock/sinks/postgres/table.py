@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -10,16 +11,26 @@ import pyarrow as pa
 
 from penstock.errors import ConfigError
 from penstock.sinks.json_text import unsupported_in_json
+from penstock.sinks.postgres.server import psycopg_module
 from penstock.sinks.postgres.values import PLAIN_TEXT, sql_type
+from penstock.sinks.sql.values import fraction_digits
 
 _FIND = """SELECT c.oid::bigint, n.nspname, c.relkind::text, c.relpersistence::text,
     has_table_privilege(c.oid, 'INSERT'), has_table_privilege(c.oid, 'SELECT') AND has_table_privilege(c.oid, 'UPDATE')
     FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = to_regclass(%s)"""
 _COLUMNS = """SELECT a.attname, format_type(a.atttypid, a.atttypmod), t.typname, t.typcategory::text, a.attnotnull,
-    a.atthasdef OR a.attidentity <> '', a.attgenerated <> '' OR a.attidentity = 'a'
+    a.atthasdef OR a.attidentity <> '', a.attgenerated <> '' OR a.attidentity = 'a',
+    format_type(t.oid, CASE d.typtype WHEN 'd' THEN d.typtypmod ELSE a.atttypmod END),
+    (SELECT quote_ident(n.nspname) || '.' || quote_ident(l.collname) FROM pg_collation l
+        JOIN pg_namespace n ON n.oid = l.collnamespace WHERE l.oid = a.attcollation AND l.oid <> d.typcollation)
     FROM pg_attribute a JOIN pg_type d ON d.oid = a.atttypid
     JOIN pg_type t ON t.oid = CASE d.typtype WHEN 'd' THEN d.typbasetype ELSE d.oid END
     WHERE a.attrelid = %s AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum"""
+_NOW = """LOCK TABLE ONLY {table} IN ROW EXCLUSIVE MODE;
+    SELECT a.attname, format_type(a.atttypid, a.atttypmod), t.typname
+    FROM pg_attribute a JOIN pg_type d ON d.oid = a.atttypid
+    JOIN pg_type t ON t.oid = CASE d.typtype WHEN 'd' THEN d.typbasetype ELSE d.oid END
+    WHERE a.attrelid = to_regclass({name}) AND a.attnum > 0 AND NOT a.attisdropped"""
 _UNIQUE = """SELECT array_agg(a.attname::text) FROM pg_index i
     CROSS JOIN LATERAL unnest(i.indkey::int2[]) WITH ORDINALITY AS k(attnum, place)
     JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = k.attnum
@@ -30,6 +41,7 @@ _CHECKS = """SELECT c.conname, pg_get_constraintdef(c.oid), array(SELECT a.attna
     WHERE c.conrelid = %s AND c.contype = 'c' ORDER BY 1"""
 _NOT_FROM_TEXT = {"N", "B", "D", "T"}
 """Categories of types (number, boolean, date and time, span of time) that a column of texts does not belong into."""
+_MOST_DIGITS = 6
 _KINDS = {
     "v": "a view",
     "m": "a materialized view",
@@ -51,7 +63,7 @@ def listed(names: Sequence[str]) -> str:
 
 @dataclass(frozen=True)
 class Column:
-    """A column as the catalog has it; a domain counts as the type below it."""
+    """A column as the catalog has it; a domain counts as the type below it. `collation` only if it is not that of the type."""
 
     name: str
     declared: str
@@ -60,6 +72,16 @@ class Column:
     not_null: bool
     has_default: bool
     made_by_server: bool
+    below: str
+    collation: str | None
+
+    @property
+    def kept_digits(self) -> int:
+        """How many digits below a second a column of times keeps; -1 if not even all seconds."""
+        if self.type == "interval" and " " in self.below and "second" not in self.below:
+            return -1
+        found = re.search(r"\((\d)\)", self.below)
+        return int(found[1]) if found else _MOST_DIGITS
 
 
 @dataclass(frozen=True)
@@ -75,6 +97,15 @@ class Layout:
     def name(self) -> str:
         """The quoted name."""
         return quoted(self.schema, self.table)
+
+    def locked(self, connection: Any, schema: pa.Schema) -> Layout:
+        """How the columns are declared now, and until the open transaction ends; a table that no longer fits is refused."""
+        literal = psycopg_module().sql.Literal(self.name).as_string(connection)
+        answer = connection.execute(_NOW.format(table=self.name, name=literal))
+        answer.nextset()
+        if {(column.name, column.declared, column.type) for column in self.columns} <= set(answer.fetchall()):
+            return self
+        return TargetTable(self.table, self.schema, ()).check_existing(connection, schema)
 
 
 class TargetTable:
@@ -232,6 +263,15 @@ class TargetTable:
             raise ConfigError(
                 f"column {field.name!r} of type {field.type} does not fit into {column.declared} of table {self.quoted}: the "
                 f"values would be changed or refused; cast it before write_to, or make the column {wanted.name}",
+                table=self.name,
+                column=field.name,
+                declared=column.declared,
+            )
+        if column.kept_digits < fraction_digits(field.type):
+            raise ConfigError(
+                f"column {field.name!r} of type {field.type} does not fit into {column.declared} of table {self.quoted}: the server "
+                f"would cut or round digits; run ALTER TABLE {self.quoted} ALTER COLUMN {quoted(field.name)} TYPE "
+                f"{wanted.name}, or cast it before write_to",
                 table=self.name,
                 column=field.name,
                 declared=column.declared,

@@ -38,6 +38,7 @@ class OpenTransaction:
 
     def write(self, batch: pa.RecordBatch) -> None:
         """Send rows; a row that the table refuses is named."""
+        self._know_the_columns(batch.schema)
         into, rows = self._layout.name, batch
         declared = [column.type for column in self._layout.columns]
         if self._number is not None:
@@ -69,6 +70,12 @@ class OpenTransaction:
     def discard(self) -> None:
         """Close the session: the server rolls back."""
         self._connection.close()
+
+    def _know_the_columns(self, schema: pa.Schema) -> None:
+        """Before the first rows: binary values of a type that ALTER TABLE has replaced since the job began would be read as others."""
+        if self._number is None and self.rows == 0:
+            with self._server.task_errors(self._layout.name):
+                self._layout = self._layout.locked(self._connection, schema)
 
     def _numbered(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         if self._number is None:

@@ -17,6 +17,19 @@ class SqlType:
     fitting: frozenset[str]
 
 
+_DIGITS = {"s": 0, "ms": 3, "us": 6, "ns": 6}
+"""Below a second; servers keep six at most."""
+
+
+def fraction_digits(data_type: pa.DataType) -> int:
+    """How many digits below a second a column needs; 0 if it holds no times."""
+    types = pa.types
+    if types.is_dictionary(data_type):
+        return fraction_digits(data_type.value_type)
+    holds_times = types.is_timestamp(data_type) or types.is_time(data_type) or types.is_duration(data_type)
+    return _DIGITS[data_type.unit] if holds_times else 0
+
+
 def is_bytes(data_type: pa.DataType) -> bool:
     """Tell whether a column holds bytes, of any of Arrow's layouts."""
     types = pa.types
