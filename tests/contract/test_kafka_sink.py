@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import pickle
 import shutil
@@ -133,6 +134,15 @@ def test_what_the_topic_would_refuse(
     """A row that can never be committed is refused in the task, before a checkpoint promises it."""
     with pytest.raises(BadRecordError, match=said):
         written(suite, [row], COLUMNS, **settings)
+
+
+@pytest.mark.parametrize("options", [{}, {"batch.size": 500_000}, {"batch.size": "5000"}])
+def test_a_topic_that_takes_only_small_batches(suite: KafkaTarget, options: dict[str, Any]) -> None:
+    """Many rows that are small enough one by one are committed: no batch is larger than the topic takes."""
+    suite.topic = suite.broker.new_topic(max_message_bytes="20000")
+    rows = [{"n": number, "user": "x" * 15_000 if number % 100 == 0 else "small"} for number in range(3000)]
+    seen = written(suite, rows, COLUMNS, value=["n", "user"], options=options)
+    assert [json.loads(m.value())["n"] for m in seen] == list(range(3000))
 
 
 # What is refused before anything starts

@@ -26,17 +26,17 @@ from typing import Any
 import pyarrow as pa
 
 from penstock.config import Duration, seconds
-from penstock.errors import ConfigError, UnavailableError
+from penstock.errors import UnavailableError
 from penstock.ids import checked_name
 from penstock.sinks.kafka.cluster import KafkaCluster
 from penstock.sinks.kafka.commits import CommitSession, CommitsTopic
 from penstock.sinks.kafka.messages import MessageLayout
+from penstock.sinks.kafka.producer_settings import producer_settings, transaction_timeout_ms
 from penstock.sinks.staged.commit_log import CommitLog
 from penstock.sinks.staged.sink import StagedSink
 from penstock.sinks.staged.staging import StagedTransaction
 from penstock.sinks.two_phase_commit import Transaction
 
-_TIMEOUT = "transaction.timeout.ms"
 _MOST_IN_ONE_PROOF = 10_000
 _LOOK_PATIENCE_S = 10.0
 """Whoever only looks for leftovers comes again at the next checkpoint, and must not hold it up."""
@@ -76,7 +76,7 @@ class Kafka(StagedSink):
         self.commits_topic = commits_topic
         self.transactional_id = checked_name("transactional_id", transactional_id)
         self.commit_timeout_s = seconds("commit_timeout", commit_timeout, minimum_s=1.0)
-        self._transaction_timeout_ms = _transaction_timeout_ms(self.commit_timeout_s, options or {})
+        self._transaction_timeout_ms = transaction_timeout_ms(self.commit_timeout_s, options or {})
         self._sessions: dict[str, CommitSession] = {}
         self._opening = threading.Lock()
 
@@ -171,11 +171,11 @@ class Kafka(StagedSink):
             self._opening.release()
 
     def _opened(self, owner: str, patience_s: float) -> CommitSession:
-        settings: dict[str, Any] = {_TIMEOUT: self._transaction_timeout_ms}
-        if "message.max.bytes" not in self.cluster.options:
-            settings["message.max.bytes"] = max(self.layout.limits.message_bytes, 1_000_000)
         commits = CommitsTopic(self.cluster, self.commits_topic, owner)
-        return CommitSession(self.cluster, commits, settings, patience_s)
+        return CommitSession(self.cluster, commits, self._producer_settings(), patience_s)
+
+    def _producer_settings(self) -> dict[str, Any]:
+        return producer_settings(self.layout.limits, self.cluster.options, self._transaction_timeout_ms)
 
 
 def _owner(transactional_id: str, job: str, sink: str) -> str:
@@ -184,16 +184,3 @@ def _owner(transactional_id: str, job: str, sink: str) -> str:
 
 def _names(transactions: Iterable[StagedTransaction]) -> set[str]:
     return {transaction.name for transaction in transactions}
-
-
-def _transaction_timeout_ms(commit_timeout_s: float, options: Mapping[str, Any]) -> int:
-    least = int(commit_timeout_s * 1000)
-    given = options.get(_TIMEOUT, least)
-    if isinstance(given, bool) or not str(given).isdigit() or int(given) < least:
-        raise ConfigError(
-            f"{_TIMEOUT} is {given!r}, and a commit may take {least} ms (commit_timeout): the brokers would abort it half way; give "
-            "at least as much, or lower commit_timeout",
-            setting=_TIMEOUT,
-            value=given,
-        )
-    return int(given)
