@@ -126,6 +126,7 @@ def murmur2_of(text: str) -> int:
         ({"place": 3}, {"partition": "place"}, "partition 3"),
         ({"place": -1}, {"partition": "place"}, "partition -1"),
         ({"user": "x" * 2_000_000}, {}, "larger than the topic accepts"),
+        ({"user": "x" * 60_000}, {"options": {"message.max.bytes": "50000"}}, r"accepts \(50000 bytes"),
     ],
 )
 def test_what_the_topic_would_refuse(
@@ -134,6 +135,13 @@ def test_what_the_topic_would_refuse(
     """A row that can never be committed is refused in the task, before a checkpoint promises it."""
     with pytest.raises(BadRecordError, match=said):
         written(suite, [row], COLUMNS, **settings)
+
+
+def test_a_limit_of_the_user_and_the_proof(suite: KafkaTarget) -> None:
+    """A low message.max.bytes holds for rows, not for the proof of many transactions, which is larger."""
+    suite.settings = {**suite.settings, "options": {"message.max.bytes": 1000}}
+    suite.sink().commit_all([suite.staged([number], checkpoint=number) for number in range(100)])
+    suite.assert_visible(*range(100))
 
 
 @pytest.mark.parametrize("options", [{}, {"batch.size": 500_000}, {"batch.size": "5000"}])

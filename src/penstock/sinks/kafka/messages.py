@@ -167,7 +167,7 @@ class MessageLayout:
         if largest > self.limits.message_bytes:
             raise BadRecordError(
                 f"a message of {largest} bytes is larger than the topic accepts ({self.limits.message_bytes} bytes); raise "
-                "max.message.bytes of the topic, or filter such rows before write_to",
+                "max.message.bytes of the topic (and the option message.max.bytes, if you gave it), or filter such rows before write_to",
                 size_bytes=largest,
                 limit_bytes=self.limits.message_bytes,
             )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from penstock.errors import ConfigError
@@ -13,6 +14,14 @@ MESSAGE_BYTES = "message.max.bytes"
 BATCH_BYTES = "batch.size"
 _MOST_IN_ONE_BATCH = 1_000_000
 """What librdkafka puts into one batch unless it is told otherwise; a proof of the most transactions is smaller."""
+
+
+def within_options(limits: Limits, options: Mapping[str, Any]) -> Limits:
+    """The limits of a topic, or the user's own where that is lower: a task must refuse what the producer would."""
+    return replace(
+        limits,
+        message_bytes=min(limits.message_bytes, _number(options, MESSAGE_BYTES, limits.message_bytes)),
+    )
 
 
 def producer_settings(limits: Limits, options: Mapping[str, Any], timeout_ms: int) -> dict[str, Any]:

@@ -31,7 +31,7 @@ from penstock.ids import checked_name
 from penstock.sinks.kafka.cluster import KafkaCluster
 from penstock.sinks.kafka.commits import CommitSession, CommitsTopic
 from penstock.sinks.kafka.messages import MessageLayout
-from penstock.sinks.kafka.producer_settings import producer_settings, transaction_timeout_ms
+from penstock.sinks.kafka.producer_settings import producer_settings, transaction_timeout_ms, within_options
 from penstock.sinks.staged.commit_log import CommitLog
 from penstock.sinks.staged.sink import StagedSink
 from penstock.sinks.staged.staging import StagedTransaction
@@ -96,7 +96,8 @@ class Kafka(StagedSink):
         self.layout.check(schema)
         super().validate(schema)
         admin = self.cluster.admin()
-        self.layout = self.layout.within(self.cluster.check_topic(admin, self.topic))
+        limits = self.cluster.check_topic(admin, self.topic)
+        self.layout = self.layout.within(within_options(limits, self.cluster.options))
         self.cluster.check_transaction_timeout(admin, self._transaction_timeout_ms)
         self.cluster.ensure_compacted(admin, self.commits_topic)
 
