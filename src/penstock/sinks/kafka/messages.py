@@ -1,7 +1,8 @@
 """Rows as Kafka messages: which columns make key, value, headers and partition. Checked on the driver, made in tasks.
 
 Messages are staged as Arrow batches that say everything about themselves: `key`, `value` (bytes, null for none),
-`partition` (-1: by key), and a column `header:<name>` for each header. So a commit depends on no setting of the sink.
+`partition` (-1: by key), and a column `header:<name>` for each header. So a commit depends on no setting that shapes
+messages; where they go is settled by the transaction, see `transaction`.
 """
 
 from __future__ import annotations
