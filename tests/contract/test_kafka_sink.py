@@ -207,9 +207,10 @@ def test_a_transaction_longer_than_the_brokers_allow(suite: KafkaTarget) -> None
         suite.make_sink(commit_timeout="1h").validate(suite.schema)
 
 
-def test_a_topic_of_commits_that_forgets(suite: KafkaTarget) -> None:
-    """A topic from which Kafka deletes the proofs is refused."""
-    forgetting = suite.broker.new_topic(cleanup_policy="delete")
+@pytest.mark.parametrize("policy", ["delete", "compact,delete", "delete,compact"])
+def test_a_topic_of_commits_that_forgets(suite: KafkaTarget, policy: str) -> None:
+    """A topic from which Kafka deletes the proofs, be it after a while, is refused."""
+    forgetting = suite.broker.new_topic(cleanup_policy=policy)
     with pytest.raises(ConfigError, match=r"cleanup\.policy=compact"):
         suite.make_sink(commits_topic=forgetting).validate(suite.schema)
 
