@@ -193,6 +193,21 @@ def test_settings_that_cannot_work(tmp_path: Path, settings: dict[str, Any], sai
         Kafka("127.0.0.1:1", "t", **{"staging": tmp_path, **settings})
 
 
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"compression.type": "zipp"}, "zipp"),
+        ({"message.timeout.ms": 600_000}, "message.timeout.ms"),
+        ({"batch.size": "many"}, "batch.size"),
+        ({"message.max.bytes": "many"}, "message.max.bytes"),
+    ],
+)
+def test_options_that_no_producer_takes(suite: KafkaTarget, options: dict[str, Any], said: str) -> None:
+    """A wrong option of the producer is refused before the job starts, not at every commit."""
+    with pytest.raises(ConfigError, match=said):
+        suite.make_sink(options=options).validate(suite.schema)
+
+
 def test_a_missing_topic(suite: KafkaTarget) -> None:
     """A topic that does not exist is refused, and looking for it does not create it."""
     suite.topic = "no-such-topic"

@@ -96,13 +96,14 @@ class Kafka(StagedSink):
         self.__dict__.update(state, _opening=threading.Lock())
 
     def validate(self, schema: pa.Schema) -> None:
-        """Compare columns, staging folder, topics and time-outs with what a commit will need."""
+        """Compare columns, staging folder, topics, time-outs and options with what a commit will need."""
         self.layout.check(schema)
         super().validate(schema)
         admin = self.cluster.admin()
         limits = self.cluster.check_topic(admin, self.topic)
         self.layout = self.layout.within(within_options(limits, self.cluster.options))
         self.cluster.check_transaction_timeout(admin, self._transaction_timeout_ms)
+        self.cluster.producer({**self._producer_settings(), "transactional.id": self.transactional_id})
         self.cluster.ensure_compacted(admin, self.commits_topic)
 
     def staged_form(self, batch: pa.RecordBatch) -> pa.RecordBatch:
