@@ -165,6 +165,27 @@ def test_a_zombie_is_fenced(suite: KafkaTarget) -> None:
     suite.assert_visible(1, 2, 3)
 
 
+def test_a_zombie_that_slept_before_it_took_the_id_over(
+    suite: KafkaTarget, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """What a successor committed and went on from, after a zombie had looked into the log, is not produced again."""
+    staged = stage_three(suite)
+    later = suite.staged([100], checkpoint=4)
+    shutil.copytree(suite.staging, tmp_path / "copy")
+
+    def overtake() -> None:
+        successor = suite.sink()
+        successor.commit_all(staged)
+        successor.commit(later)
+        for path in (tmp_path / "copy").rglob("*.arrow"):  # as if it had not come to delete them
+            shutil.copy(path, suite.staging / JOB / SINK)
+
+    zombie = suite.sink()
+    with_hook(zombie, monkeypatch, "init_transactions", overtake)
+    zombie.commit_all(staged)
+    suite.assert_visible(*range(60), 100)
+
+
 @pytest.mark.parametrize("at", ["begin_transaction", "produce", "flush", "commit_transaction"])
 def test_overtaken_in_the_middle_of_a_commit(
     suite: KafkaTarget, monkeypatch: pytest.MonkeyPatch, at: str

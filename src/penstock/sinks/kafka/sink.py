@@ -145,17 +145,16 @@ class Kafka(StagedSink):
 
     def _commit_owned(self, owner: Owner, topic: str, members: list[KafkaTransaction]) -> None:
         log = self.log(owner.job, owner.sink)
-        done = _names(log.committed(members))
-        left = [one for one in members if one.name not in done]
-        if not left:
+        if len(log.committed(members)) == len(members):
             return
         session = self._session(owner, self.commit_timeout_s)
         last = session.last or ()
-        unrecorded = set(last) - log.committed(last)
-        if unrecorded:
-            log.append(unrecorded)
-        done = _names(last)
-        left = [one for one in left if one.name not in done]
+        recorded = log.committed(
+            [*last, *members]
+        )  # again: from now on nobody else can commit, until now a successor could
+        log.append(set(last) - recorded)
+        done = _names(last) | _names(recorded)
+        left = [one for one in members if one.name not in done]
         with self._discarded_after_an_error(session, owner):
             if left:
                 self._introduce(session, owner, left)
