@@ -33,16 +33,23 @@ _DEFAULTS = {
     "queue.buffering.max.kbytes": 262_144,
 }
 _CONNECTION = (
-    "security.",
-    "sasl.",
-    "ssl.",
-    "enable.ssl",
-    "socket.",
-    "client.",
+    "api.version.",
     "broker.",
-    "reconnect.",
+    "client.",
+    "connections.",
+    "enable.sasl",
+    "enable.ssl",
     "https.",
+    "metadata.",
+    "oauth_cb",
+    "reconnect.",
+    "sasl.",
+    "security.",
+    "socket.",
+    "ssl.",
+    "topic.metadata.",
 )
+"""How the options begin that are for every client; the others are for the producer."""
 _SECRETS = ("password", "secret", "token", "key.pem", "oauthbearer.config", "jaas")
 _log = logging.getLogger("penstock.sinks.kafka.sink")
 

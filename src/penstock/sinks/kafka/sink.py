@@ -51,7 +51,8 @@ class Kafka(StagedSink):
 
     `staging` is a folder that the driver and all executors share. `key`, `partition` and the values of `headers` name
     columns. `value` names one column, or several that become a JSON object; without it all columns do. With
-    `format="bytes"` key and value are taken as they are. `options` are settings of librdkafka, for all clients.
+    `format="bytes"` key and value are taken as they are. `options` are settings of librdkafka: those of
+    the connection for all clients, the others for the producer.
     """
 
     def __init__(
