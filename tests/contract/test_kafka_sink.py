@@ -297,6 +297,16 @@ def test_nonsense_from_a_checkpoint(suite: KafkaTarget) -> None:
             call(nonsense)
 
 
+def test_a_transaction_that_does_not_say_where_it_goes(suite: KafkaTarget) -> None:
+    """What is only found in the staging folder can be aborted; a commit does not guess its topic."""
+    suite.staged([1])
+    (found,) = suite.sink().find_transactions(JOB, SINK)
+    with pytest.raises(CorruptStateError, match="topic"):
+        suite.sink().commit(found)
+    suite.sink().abort(found)
+    assert suite.unfinished() == []
+
+
 def test_a_second_life_of_the_job(suite: KafkaTarget) -> None:
     """When storage and staging were deleted and the numbers start again, new rows are not taken for old ones."""
     suite.sink().commit(suite.staged([1]))
