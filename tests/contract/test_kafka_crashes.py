@@ -16,7 +16,7 @@ from confluent_kafka import Producer
 from kafka_target import KafkaTarget
 from watched_producer import WatchedProducer
 
-from penstock.errors import UnavailableError
+from penstock.errors import CommitLostError, UnavailableError
 from penstock.sinks import Kafka
 from penstock.sinks.kafka.cluster import KafkaCluster
 from penstock.testing.sink_contract import JOB, SINK
@@ -50,6 +50,7 @@ def watched(cluster, settings):
 made, KafkaCluster.producer = KafkaCluster.producer, watched
 sys.addaudithook(lambda event, args: event == "os.remove" and die_at("remove"))
 sys.addaudithook(lambda event, args: event == "open" and str(args[0]).endswith(".log") and args[1] == "a" and die_at("log"))
+sys.addaudithook(lambda event, args: event == "open" and str(args[0]).endswith("owners") and args[1] == "a" and die_at("owners"))
 Kafka(**settings).commit_all(transactions)
 """
 
@@ -58,14 +59,19 @@ STEPS = [
     ("after init_transactions", 1, 0),
     ("after begin_transaction", 1, 0),
     ("after produce", 1, 0),
-    ("after produce", 37, 0),
+    ("after commit_transaction", 1, 0),
+    ("owners", 1, 0),
+    ("after begin_transaction", 2, 0),
+    ("after produce", 2, 0),
+    ("after produce", 38, 0),
     ("after flush", 1, 0),
-    ("after produce", 61, 0),
-    ("after commit_transaction", 1, 60),
+    ("after produce", 62, 0),
+    ("after commit_transaction", 2, 60),
     ("log", 1, 60),
     ("remove", 1, 60),
     ("remove", 2, 60),
 ]
+SENT, COMMITTED = ("after flush", 1, 0), ("after commit_transaction", 2, 60)
 
 
 def killed(suite: KafkaTarget, where: str, nth: int, staged: list[Any]) -> None:
@@ -108,7 +114,7 @@ def test_killed_in_commit_all(suite: KafkaTarget, where: str, nth: int, visible:
     assert list(suite.staging.rglob("*.arrow")) == []
 
 
-@pytest.mark.parametrize(("where", "nth", "visible"), [STEPS[5], STEPS[7]])
+@pytest.mark.parametrize(("where", "nth", "visible"), [SENT, COMMITTED])
 def test_what_a_killed_commit_left_is_found(suite: KafkaTarget, where: str, nth: int, visible: int) -> None:
     """A driver that comes back and only looks finds what was not committed, and nothing that was."""
     staged = stage_three(suite)
@@ -157,6 +163,27 @@ def test_a_zombie_is_fenced(suite: KafkaTarget) -> None:
     suite.assert_visible(1, 2)
     successor.commit(third)
     suite.assert_visible(1, 2, 3)
+
+
+def test_a_zombie_that_slept_before_it_took_the_id_over(
+    suite: KafkaTarget, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """What a successor committed and went on from, after a zombie had looked into the log, is not produced again."""
+    staged = stage_three(suite)
+    later = suite.staged([100], checkpoint=4)
+    shutil.copytree(suite.staging, tmp_path / "copy")
+
+    def overtake() -> None:
+        successor = suite.sink()
+        successor.commit_all(staged)
+        successor.commit(later)
+        for path in (tmp_path / "copy").rglob("*.arrow"):  # as if it had not come to delete them
+            shutil.copy(path, suite.staging / JOB / SINK)
+
+    zombie = suite.sink()
+    with_hook(zombie, monkeypatch, "init_transactions", overtake)
+    zombie.commit_all(staged)
+    suite.assert_visible(*range(60), 100)
 
 
 @pytest.mark.parametrize("at", ["begin_transaction", "produce", "flush", "commit_transaction"])
@@ -233,5 +260,65 @@ def test_a_proof_behind_an_open_transaction_of_somebody_else(suite: KafkaTarget,
     with pytest.raises(UnavailableError, match="a transaction is open at offset"):
         suite.make_sink(commit_timeout="1s").commit_all(staged)
     stranger.abort_transaction(30)
+    suite.sink().commit_all(staged)
+    suite.assert_visible(100, *range(60))
+
+
+# Between a crash and the next start
+
+
+@pytest.mark.parametrize(("where", "nth", "visible"), [SENT, COMMITTED])
+@pytest.mark.parametrize("changed", ["topic", "commits_topic", "transactional_id"])
+def test_settings_that_change_while_a_commit_is_in_doubt(
+    suite: KafkaTarget, changed: str, where: str, nth: int, visible: int
+) -> None:
+    """What was promised goes to the topic of then, once, whatever the settings are now; what is new goes by the new ones."""
+    staged = stage_three(suite)
+    killed(suite, where, nth, staged)
+    suite.assert_visible(*range(visible))
+    old, new = suite.topic, suite.broker.new_topic(cleanup_policy="compact")
+    suite.topic = new if changed == "topic" else old
+    suite.settings = {**suite.settings, **({} if changed == "topic" else {changed: new})}
+    suite.sink().commit_all([*staged, suite.staged([60], checkpoint=3)])
+    suite.assert_visible(*([60] if changed == "topic" else range(61)))
+    suite.topic = old
+    suite.assert_visible(*(range(60) if changed == "topic" else range(61)))
+
+
+def made_anew(suite: KafkaTarget) -> None:
+    """Delete the topic of commits; the next start creates it again."""
+    admin = suite.broker.admin()
+    admin.delete_topics([suite.commits])[suite.commits].result(30)
+    while suite.commits in admin.list_topics(timeout=30).topics:
+        pass
+
+
+@pytest.mark.parametrize("earlier", [True, False])
+def test_a_topic_of_commits_made_anew_while_a_commit_is_in_doubt(suite: KafkaTarget, earlier: bool) -> None:
+    """Without the record nothing is guessed, also if the commit was the first; with the record of the error it goes on."""
+    if earlier:
+        suite.sink().commit(suite.staged([100], checkpoint=0))
+    staged = [suite.staged(range(20), checkpoint=1)]
+    killed(suite, "after commit_transaction", 1 if earlier else 2, staged)
+    made_anew(suite)
+    expected = [*range(20), *([100] if earlier else [])]
+    for _ in range(2):
+        with pytest.raises(CommitLostError, match="has no record of") as lost:
+            suite.sink().commit_all(staged)
+        suite.assert_visible(*expected)
+    facts = lost.value.facts
+    suite.broker.produce(suite.commits, [facts["record"].encode()], key=facts["key"], partition=0)
+    suite.sink().commit_all([*staged, suite.staged([200], checkpoint=2)])
+    suite.assert_visible(*expected, 200)
+
+
+def test_a_topic_of_commits_made_anew_without_a_commit_in_doubt(suite: KafkaTarget) -> None:
+    """Whoever has looked and found nothing in the topic deletes the file that the error names, and the rows are produced."""
+    suite.sink().commit(suite.staged([100], checkpoint=0))
+    staged = stage_three(suite)
+    made_anew(suite)
+    with pytest.raises(CommitLostError, match="owners and start the job again"):
+        suite.sink().commit_all(staged)
+    (suite.staging / JOB / SINK / "owners").unlink()
     suite.sink().commit_all(staged)
     suite.assert_visible(100, *range(60))

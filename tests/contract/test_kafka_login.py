@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import base64
+import json
 import logging
+import time
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -35,6 +39,37 @@ def test_the_right_password(kafka: KafkaBroker, tmp_path: Path, caplog: pytest.L
     assert [message.value() for message in kafka.read(topic)] == [b'{"n":1}']
     assert PASSWORD.encode() not in staged
     assert PASSWORD not in f"{prepared} {sink!r} {caplog.text}"
+
+
+def token(_: str) -> tuple[str, float]:
+    """An unsigned token, which this broker takes, and until when it is valid."""
+    until = time.time() + 3600
+    claims = {"sub": "me", "iat": until - 3600, "exp": until}
+    parts = (json.dumps(part).encode() for part in ({"alg": "none"}, claims))
+    return ".".join([*(base64.urlsafe_b64encode(part).decode().rstrip("=") for part in parts), ""]), until
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"oauth_cb": token},
+        {"enable.sasl.oauthbearer.unsecure.jwt": True, "sasl.oauthbearer.config": "principal=me"},
+    ],
+)
+def test_a_token(kafka: KafkaBroker, tmp_path: Path, options: dict[str, Any]) -> None:
+    """All clients of the sink log in with it: those that look at topics, produce, and read the record."""
+    topic = kafka.new_topic()
+    login = {"security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "OAUTHBEARER", **options}
+    for number in (1, 2):
+        sink = Kafka(
+            kafka.guarded_address, topic, staging=tmp_path, options=login, commits_topic=f"of-{topic}"
+        )
+        sink.validate(SCHEMA)
+        context = TransactionContext(job="token", sink="out", run=1, checkpoint=number, subtask=0, attempt=0)
+        transaction = sink.begin_transaction(context)
+        sink.write(transaction, pa.RecordBatch.from_pylist([{"n": number}], schema=SCHEMA))
+        sink.commit(sink.pre_commit(transaction))
+    assert [message.value() for message in kafka.read(topic)] == [b'{"n":1}', b'{"n":2}']
 
 
 def test_a_wrong_password(kafka: KafkaBroker, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

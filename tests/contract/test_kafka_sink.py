@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import pickle
 import shutil
@@ -125,6 +126,7 @@ def murmur2_of(text: str) -> int:
         ({"place": 3}, {"partition": "place"}, "partition 3"),
         ({"place": -1}, {"partition": "place"}, "partition -1"),
         ({"user": "x" * 2_000_000}, {}, "larger than the topic accepts"),
+        ({"user": "x" * 60_000}, {"options": {"message.max.bytes": "50000"}}, r"accepts \(50000 bytes"),
     ],
 )
 def test_what_the_topic_would_refuse(
@@ -133,6 +135,22 @@ def test_what_the_topic_would_refuse(
     """A row that can never be committed is refused in the task, before a checkpoint promises it."""
     with pytest.raises(BadRecordError, match=said):
         written(suite, [row], COLUMNS, **settings)
+
+
+def test_a_limit_of_the_user_and_the_proof(suite: KafkaTarget) -> None:
+    """A low message.max.bytes holds for rows, not for the proof of many transactions, which is larger."""
+    suite.settings = {**suite.settings, "options": {"message.max.bytes": 1000}}
+    suite.sink().commit_all([suite.staged([number], checkpoint=number) for number in range(100)])
+    suite.assert_visible(*range(100))
+
+
+@pytest.mark.parametrize("options", [{}, {"batch.size": 500_000}, {"batch.size": "5000"}])
+def test_a_topic_that_takes_only_small_batches(suite: KafkaTarget, options: dict[str, Any]) -> None:
+    """Many rows that are small enough one by one are committed: no batch is larger than the topic takes."""
+    suite.topic = suite.broker.new_topic(max_message_bytes="20000")
+    rows = [{"n": number, "user": "x" * 15_000 if number % 100 == 0 else "small"} for number in range(3000)]
+    seen = written(suite, rows, COLUMNS, value=["n", "user"], options=options)
+    assert [json.loads(m.value())["n"] for m in seen] == list(range(3000))
 
 
 # What is refused before anything starts
@@ -175,6 +193,21 @@ def test_settings_that_cannot_work(tmp_path: Path, settings: dict[str, Any], sai
         Kafka("127.0.0.1:1", "t", **{"staging": tmp_path, **settings})
 
 
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"compression.type": "zipp"}, "zipp"),
+        ({"message.timeout.ms": 600_000}, "message.timeout.ms"),
+        ({"batch.size": "many"}, "batch.size"),
+        ({"message.max.bytes": "many"}, "message.max.bytes"),
+    ],
+)
+def test_options_that_no_producer_takes(suite: KafkaTarget, options: dict[str, Any], said: str) -> None:
+    """A wrong option of the producer is refused before the job starts, not at every commit."""
+    with pytest.raises(ConfigError, match=said):
+        suite.make_sink(options=options).validate(suite.schema)
+
+
 def test_a_missing_topic(suite: KafkaTarget) -> None:
     """A topic that does not exist is refused, and looking for it does not create it."""
     suite.topic = "no-such-topic"
@@ -189,9 +222,10 @@ def test_a_transaction_longer_than_the_brokers_allow(suite: KafkaTarget) -> None
         suite.make_sink(commit_timeout="1h").validate(suite.schema)
 
 
-def test_a_topic_of_commits_that_forgets(suite: KafkaTarget) -> None:
-    """A topic from which Kafka deletes the proofs is refused."""
-    forgetting = suite.broker.new_topic(cleanup_policy="delete")
+@pytest.mark.parametrize("policy", ["delete", "compact,delete", "delete,compact"])
+def test_a_topic_of_commits_that_forgets(suite: KafkaTarget, policy: str) -> None:
+    """A topic from which Kafka deletes the proofs, be it after a while, is refused."""
+    forgetting = suite.broker.new_topic(cleanup_policy=policy)
     with pytest.raises(ConfigError, match=r"cleanup\.policy=compact"):
         suite.make_sink(commits_topic=forgetting).validate(suite.schema)
 
@@ -261,6 +295,16 @@ def test_nonsense_from_a_checkpoint(suite: KafkaTarget) -> None:
     for call in (suite.sink().commit, suite.sink().abort):
         with pytest.raises(CorruptStateError):
             call(nonsense)
+
+
+def test_a_transaction_that_does_not_say_where_it_goes(suite: KafkaTarget) -> None:
+    """What is only found in the staging folder can be aborted; a commit does not guess its topic."""
+    suite.staged([1])
+    (found,) = suite.sink().find_transactions(JOB, SINK)
+    with pytest.raises(CorruptStateError, match="topic"):
+        suite.sink().commit(found)
+    suite.sink().abort(found)
+    assert suite.unfinished() == []
 
 
 def test_a_second_life_of_the_job(suite: KafkaTarget) -> None:

@@ -33,16 +33,23 @@ _DEFAULTS = {
     "queue.buffering.max.kbytes": 262_144,
 }
 _CONNECTION = (
-    "security.",
-    "sasl.",
-    "ssl.",
-    "enable.ssl",
-    "socket.",
-    "client.",
+    "api.version.",
     "broker.",
-    "reconnect.",
+    "client.",
+    "connections.",
+    "enable.sasl",
+    "enable.ssl",
     "https.",
+    "metadata.",
+    "oauth_cb",
+    "reconnect.",
+    "sasl.",
+    "security.",
+    "socket.",
+    "ssl.",
+    "topic.metadata.",
 )
+"""How the options begin that are for every client; the others are for the producer."""
 _SECRETS = ("password", "secret", "token", "key.pem", "oauthbearer.config", "jaas")
 _log = logging.getLogger("penstock.sinks.kafka.sink")
 
@@ -149,13 +156,14 @@ class KafkaCluster:
         """Create the topic of commits if it is missing; refuse one that forgets."""
         if self._partitions(admin, topic) is None:
             self._create_compacted(admin, topic)
-        elif "compact" not in self._settings(admin, "TOPIC", topic).get("cleanup.policy", "compact").split(
-            ","
-        ):
+            return
+        policy = self._settings(admin, "TOPIC", topic).get("cleanup.policy", "compact")
+        if {part.strip() for part in policy.split(",")} != {"compact"}:
             raise ConfigError(
-                f"the topic {topic!r} has no cleanup.policy=compact: Kafka would delete the proof of what is committed, and rows could "
-                "come twice. Set it, or name another commits_topic",
+                f"the topic {topic!r} has cleanup.policy={policy}: Kafka would delete the proof of what is committed. Set "
+                "cleanup.policy=compact and nothing else, or name another commits_topic",
                 topic=topic,
+                policy=policy,
             )
 
     def _create_compacted(self, admin: Admin, topic: str) -> None:

@@ -3,6 +3,8 @@
 The proof is the newest record of `<transactional id>` in a compacted topic: the transactions of the last Kafka transaction
 of this job and sink. It settles the one question that a crash leaves open. Older commits are in the `CommitLog` of the
 staging folder: a new Kafka transaction begins only after the one before is written down there.
+
+The first record names no transaction. It is there before the first message, so that a missing one always means: lost.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from penstock.clock import SYSTEM_CLOCK
 from penstock.errors import CommitLostError, UnavailableError
 from penstock.sinks.kafka.cluster import REQUEST_TIMEOUT_S, KafkaCluster, imported
 from penstock.sinks.kafka.messages import Message, staged_messages
+from penstock.sinks.kafka.transaction import Owner
 from penstock.sinks.staged.staging import StagedTransaction
 
 _PARTITION = 0
@@ -39,15 +42,16 @@ _PROOFS = msgspec.json.Decoder(Proof)
 
 
 class CommitsTopic:
-    """Where the proofs of one job and sink are kept; `owner` is the transactional id."""
+    """Where the proofs of one job and sink are kept."""
 
-    def __init__(self, cluster: KafkaCluster, topic: str, owner: str) -> None:
+    def __init__(self, cluster: KafkaCluster, owner: Owner) -> None:
         self._cluster = cluster
-        self.topic = topic
-        self.owner = owner
+        self._owner = owner
+        self.topic = owner.commits_topic
+        self.key = owner.transactional_id
 
-    def last(self, timeout_s: float) -> tuple[StagedTransaction, ...]:
-        """What the newest committed record names; nothing if there is none.
+    def last(self, timeout_s: float) -> tuple[StagedTransaction, ...] | None:
+        """What the newest committed record names; None if there is no record.
 
         It waits until every transaction in the topic that is open now, also of other jobs, has ended: behind an open one a
         reader sees nothing, and a record that is not seen would be taken for one that does not exist.
@@ -55,7 +59,7 @@ class CommitsTopic:
         with self._cluster.errors(f"read the topic {self.topic!r}"):
             end = self._end()
             record = self._newest(end, SYSTEM_CLOCK.monotonic() + timeout_s) if end else None
-        return () if record is None else self._understood(record)
+        return None if record is None else self._understood(record)
 
     def _end(self) -> int:
         kafka, admin = imported("confluent_kafka"), imported("confluent_kafka.admin")
@@ -70,7 +74,7 @@ class CommitsTopic:
 
     def _newest(self, end: int, deadline: float) -> bytes | None:
         kafka = imported("confluent_kafka")
-        consumer = self._cluster.consumer({"group.id": self.owner, **_QUICK})
+        consumer = self._cluster.consumer({"group.id": self.key, **_QUICK})
         newest: bytes | None = None
         position = 0
         try:
@@ -92,11 +96,17 @@ class CommitsTopic:
         kafka = imported("confluent_kafka")
         error = message.error()
         if error is None:
-            mine = message.key() == self.owner.encode()
+            mine = message.key() == self.key.encode()
             return (message.value() if mine else newest), message.offset() + 1
         if error.code() == kafka.KafkaError._PARTITION_EOF:  # noqa: SLF001 - that is its public name
             return newest, message.offset()
         raise kafka.KafkaException(error)
+
+    def proof(self, transactions: Sequence[StagedTransaction]) -> bytes:
+        """The record that names these."""
+        prefix = f"{self._owner.job}.{self._owner.sink}."
+        names = [one.name.removeprefix(prefix) for one in transactions]
+        return msgspec.json.encode(Proof(self._owner.job, self._owner.sink, names))
 
     def _understood(self, record: bytes) -> tuple[StagedTransaction, ...]:
         try:
@@ -113,10 +123,10 @@ class CommitsTopic:
 
     def _unreadable(self, why: str) -> CommitLostError:
         return CommitLostError(
-            f"the record of {self.owner!r} in the topic {self.topic!r} cannot be understood ({why}), so it is not known what was "
+            f"the record of {self.key!r} in the topic {self.topic!r} cannot be understood ({why}), so it is not known what was "
             "committed last, and nothing is committed. See who else writes to this topic",
             topic=self.topic,
-            key=self.owner,
+            key=self.key,
         )
 
 
@@ -127,12 +137,18 @@ class CommitSession:
         self, cluster: KafkaCluster, commits: CommitsTopic, settings: dict[str, Any], patience_s: float
     ) -> None:
         self._cluster = cluster
-        self._commits = commits
-        self._producer = cluster.producer({**settings, "transactional.id": commits.owner})
-        with cluster.errors(f"begin transactions as {commits.owner!r}"):
+        self.commits = commits
+        self._producer = cluster.producer({**settings, "transactional.id": commits.key})
+        with cluster.errors(f"begin transactions as {commits.key!r}"):
             self._producer.init_transactions(patience_s)
         self.last = commits.last(patience_s)
-        """What the last Kafka transaction committed; after `init_transactions`, so nobody can add to it."""
+        """What the last Kafka transaction committed, None before the first; after `init_transactions`, so nobody can add to it."""
+
+    def introduce(self, timeout_s: float) -> None:
+        """Write the first record. After an error the session is of no use any more."""
+        with self._cluster.errors(f"write to the topic {self.commits.topic!r}"):
+            self._producer.begin_transaction()
+            self._commit(timeout_s, ())
 
     def publish(
         self,
@@ -148,10 +164,12 @@ class CommitSession:
             self._producer.begin_transaction()
             self._produce(topic, batches, deadline)
             self._flush(deadline)  # so that the proof keeps readers of its topic waiting for a moment only
-            self._producer.produce(
-                self._commits.topic, _proof(transactions), self._commits.owner.encode(), _PARTITION
-            )
-            self._producer.commit_transaction(max(deadline.left_s, 1.0))
+            self._commit(deadline.left_s, transactions)
+
+    def _commit(self, timeout_s: float, transactions: Sequence[StagedTransaction]) -> None:
+        proof = self.commits.proof(transactions)
+        self._producer.produce(self.commits.topic, proof, self.commits.key.encode(), _PARTITION)
+        self._producer.commit_transaction(max(timeout_s, 1.0))
         self.last = tuple(transactions)
 
     def discard(self) -> None:
@@ -199,11 +217,3 @@ class _Deadline:
                 "many rows for one Kafka transaction: raise commit_timeout, or take checkpoints more often",
                 timeout_s=self._timeout_s,
             )
-
-
-def _proof(transactions: Sequence[StagedTransaction]) -> bytes:
-    first = transactions[0]
-    prefix = f"{first.job}.{first.sink}."
-    return msgspec.json.encode(
-        Proof(first.job, first.sink, [one.name.removeprefix(prefix) for one in transactions])
-    )

@@ -1,7 +1,8 @@
 """Rows as Kafka messages: which columns make key, value, headers and partition. Checked on the driver, made in tasks.
 
 Messages are staged as Arrow batches that say everything about themselves: `key`, `value` (bytes, null for none),
-`partition` (-1: by key), and a column `header:<name>` for each header. So a commit depends on no setting of the sink.
+`partition` (-1: by key), and a column `header:<name>` for each header. So a commit depends on no setting that shapes
+messages; where they go is settled by the transaction, see `transaction`.
 """
 
 from __future__ import annotations
@@ -167,7 +168,7 @@ class MessageLayout:
         if largest > self.limits.message_bytes:
             raise BadRecordError(
                 f"a message of {largest} bytes is larger than the topic accepts ({self.limits.message_bytes} bytes); raise "
-                "max.message.bytes of the topic, or filter such rows before write_to",
+                "max.message.bytes of the topic (and the option message.max.bytes, if you gave it), or filter such rows before write_to",
                 size_bytes=largest,
                 limit_bytes=self.limits.message_bytes,
             )

@@ -2,6 +2,7 @@
 
     <staging>/<job>/<sink>/<transaction>.arrow     staged messages
     <staging>/<job>/<sink>/committed/              proofs of commit, see `commit_log`
+    <staging>/<job>/<sink>/owners                  whose record must be in the topic, see `transaction`
     topic `commits_topic`, key <transactional id>  what the last Kafka transaction committed, see `commits`
 
 A commit is: take the transactional id over; write into the log what the last Kafka transaction is known to have
@@ -13,30 +14,33 @@ committed; ONE Kafka transaction with the messages and the new proof; write the 
     staged, in the log                     committed, then a crash     delete
     not staged, in either                  committed                   nothing to do
     not staged, in neither                 aborted, or taken away      CommitLostError
+    in no log, and the record is gone      nobody knows                CommitLostError
 """
 
 from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import groupby
 from typing import Any
 
 import pyarrow as pa
 
 from penstock.config import Duration, seconds
-from penstock.errors import ConfigError, UnavailableError
+from penstock.errors import CommitLostError, UnavailableError
 from penstock.ids import checked_name
 from penstock.sinks.kafka.cluster import KafkaCluster
 from penstock.sinks.kafka.commits import CommitSession, CommitsTopic
 from penstock.sinks.kafka.messages import MessageLayout
+from penstock.sinks.kafka.producer_settings import producer_settings, transaction_timeout_ms, within_options
+from penstock.sinks.kafka.transaction import KafkaTransaction, KnownOwners, Owner
 from penstock.sinks.staged.commit_log import CommitLog
 from penstock.sinks.staged.sink import StagedSink
 from penstock.sinks.staged.staging import StagedTransaction
 from penstock.sinks.two_phase_commit import Transaction
 
-_TIMEOUT = "transaction.timeout.ms"
 _MOST_IN_ONE_PROOF = 10_000
 _LOOK_PATIENCE_S = 10.0
 """Whoever only looks for leftovers comes again at the next checkpoint, and must not hold it up."""
@@ -47,7 +51,8 @@ class Kafka(StagedSink):
 
     `staging` is a folder that the driver and all executors share. `key`, `partition` and the values of `headers` name
     columns. `value` names one column, or several that become a JSON object; without it all columns do. With
-    `format="bytes"` key and value are taken as they are. `options` are settings of librdkafka, for all clients.
+    `format="bytes"` key and value are taken as they are. `options` are settings of librdkafka: those of
+    the connection for all clients, the others for the producer.
     """
 
     def __init__(
@@ -76,8 +81,8 @@ class Kafka(StagedSink):
         self.commits_topic = commits_topic
         self.transactional_id = checked_name("transactional_id", transactional_id)
         self.commit_timeout_s = seconds("commit_timeout", commit_timeout, minimum_s=1.0)
-        self._transaction_timeout_ms = _transaction_timeout_ms(self.commit_timeout_s, options or {})
-        self._sessions: dict[str, CommitSession] = {}
+        self._transaction_timeout_ms = transaction_timeout_ms(self.commit_timeout_s, options or {})
+        self._sessions: dict[Owner, CommitSession] = {}
         self._opening = threading.Lock()
 
     def __repr__(self) -> str:
@@ -92,17 +97,28 @@ class Kafka(StagedSink):
         self.__dict__.update(state, _opening=threading.Lock())
 
     def validate(self, schema: pa.Schema) -> None:
-        """Compare columns, staging folder, topics and time-outs with what a commit will need."""
+        """Compare columns, staging folder, topics, time-outs and options with what a commit will need."""
         self.layout.check(schema)
         super().validate(schema)
         admin = self.cluster.admin()
-        self.layout = self.layout.within(self.cluster.check_topic(admin, self.topic))
+        limits = self.cluster.check_topic(admin, self.topic)
+        self.layout = self.layout.within(within_options(limits, self.cluster.options))
         self.cluster.check_transaction_timeout(admin, self._transaction_timeout_ms)
+        self.cluster.producer({**self._producer_settings(), "transactional.id": self.transactional_id})
         self.cluster.ensure_compacted(admin, self.commits_topic)
 
     def staged_form(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Make messages of the rows; what the topic would refuse is refused while the job can go back."""
         return self.layout.messages(batch)
+
+    def pre_commit(self, transaction: Transaction) -> Transaction:
+        """Make the messages durable, and settle where they go and where their proof will be."""
+        where = {
+            "topic": self.topic,
+            "commits_topic": self.commits_topic,
+            "transactional_id": self.transactional_id,
+        }
+        return {**super().pre_commit(transaction), **where}
 
     def commit(self, transaction: Transaction) -> None:
         """Produce the messages, once."""
@@ -110,10 +126,10 @@ class Kafka(StagedSink):
 
     def commit_all(self, transactions: Iterable[Transaction]) -> None:
         """Produce the messages of all in one Kafka transaction: they become visible at the same moment."""
-        staged = [StagedTransaction.read(transaction) for transaction in transactions]
-        for (job, sink), members in groupby(staged, key=lambda one: (one.job, one.sink)):
+        staged = [KafkaTransaction.read(transaction) for transaction in transactions]
+        for (owner, topic), members in groupby(staged, key=lambda one: (one.owner, one.topic)):
             group = list(members)
-            self._commit_owned(job, sink, group)
+            self._commit_owned(owner, topic, group)
             for transaction in group:
                 self.delete_staged(transaction)
 
@@ -122,42 +138,62 @@ class Kafka(StagedSink):
         done = super().committed_of(job, sink, found)
         if any(one.name not in done for one in found):
             patience_s = min(_LOOK_PATIENCE_S, self.commit_timeout_s)
-            done |= _names(self._session(job, sink, patience_s).last)  # whoever asks owns the job
+            owner = Owner(job, sink, self.commits_topic, self.transactional_id)
+            done |= _names(self._session(owner, patience_s).last or ())  # whoever asks owns the job
         return done
 
     # ── committing ─────────────────────────────────────────────────────────────────────────────
 
-    def _commit_owned(self, job: str, sink: str, members: list[StagedTransaction]) -> None:
-        log = self.log(job, sink)
-        done = _names(log.committed(members))
-        left = [one for one in members if one.name not in done]
-        if not left:
+    def _commit_owned(self, owner: Owner, topic: str, members: list[KafkaTransaction]) -> None:
+        log = self.log(owner.job, owner.sink)
+        if len(log.committed(members)) == len(members):
             return
-        session = self._session(job, sink, self.commit_timeout_s)
-        unrecorded = set(session.last) - log.committed(session.last)
-        if unrecorded:
-            log.append(unrecorded)
-        done = _names(session.last)
-        left = [one for one in left if one.name not in done]
-        for first in range(0, len(left), _MOST_IN_ONE_PROOF):
-            self._publish(session, left[first : first + _MOST_IN_ONE_PROOF], log)
+        session = self._session(owner, self.commit_timeout_s)
+        last = session.last or ()
+        recorded = log.committed(
+            [*last, *members]
+        )  # again: from now on nobody else can commit, until now a successor could
+        log.append(set(last) - recorded)
+        done = _names(last) | _names(recorded)
+        left = [one for one in members if one.name not in done]
+        with self._discarded_after_an_error(session, owner):
+            if left:
+                self._introduce(session, owner, left)
+            for first in range(0, len(left), _MOST_IN_ONE_PROOF):
+                self._publish(session, topic, left[first : first + _MOST_IN_ONE_PROOF], log)
 
-    def _publish(self, session: CommitSession, members: list[StagedTransaction], log: CommitLog) -> None:
+    def _introduce(self, session: CommitSession, owner: Owner, members: list[KafkaTransaction]) -> None:
+        """See that there is a record before anything is produced: its absence would not mean anything otherwise."""
+        known = KnownOwners(self.staging / owner.job / owner.sink / "owners")
+        listed = owner in known
+        if session.last is None:
+            if listed:
+                raise _record_lost(session, members, known)
+            session.introduce(self.commit_timeout_s)
+        if not listed:
+            known.add(owner)
+
+    def _publish(
+        self, session: CommitSession, topic: str, members: list[KafkaTransaction], log: CommitLog
+    ) -> None:
         tables = [
             self.staged_rows(one) for one in members
         ]  # all are looked at before the first one is produced
         batches = (batch for table in tables if table is not None for batch in table.to_batches())
-        try:
-            session.publish(self.topic, batches, members, timeout_s=self.commit_timeout_s)
-        except BaseException:
-            self._sessions.pop(_owner(self.transactional_id, members[0].job, members[0].sink), None)
-            session.discard()
-            raise
+        session.publish(topic, batches, members, timeout_s=self.commit_timeout_s)
         log.append(members)
 
-    def _session(self, job: str, sink: str, patience_s: float) -> CommitSession:
+    @contextmanager
+    def _discarded_after_an_error(self, session: CommitSession, owner: Owner) -> Iterator[None]:
+        try:
+            yield
+        except BaseException:
+            self._sessions.pop(owner, None)
+            session.discard()
+            raise
+
+    def _session(self, owner: Owner, patience_s: float) -> CommitSession:
         """The one session of this process: commits and searches come from two threads, and would fence each other."""
-        owner = _owner(self.transactional_id, job, sink)
         if not self._opening.acquire(timeout=patience_s):
             raise UnavailableError(
                 f"{self!r} is still waiting for the brokers; it is tried again",
@@ -170,30 +206,29 @@ class Kafka(StagedSink):
         finally:
             self._opening.release()
 
-    def _opened(self, owner: str, patience_s: float) -> CommitSession:
-        settings: dict[str, Any] = {_TIMEOUT: self._transaction_timeout_ms}
-        if "message.max.bytes" not in self.cluster.options:
-            settings["message.max.bytes"] = max(self.layout.limits.message_bytes, 1_000_000)
-        commits = CommitsTopic(self.cluster, self.commits_topic, owner)
-        return CommitSession(self.cluster, commits, settings, patience_s)
+    def _opened(self, owner: Owner, patience_s: float) -> CommitSession:
+        commits = CommitsTopic(self.cluster, owner)
+        return CommitSession(self.cluster, commits, self._producer_settings(), patience_s)
+
+    def _producer_settings(self) -> dict[str, Any]:
+        return producer_settings(self.layout.limits, self.cluster.options, self._transaction_timeout_ms)
 
 
-def _owner(transactional_id: str, job: str, sink: str) -> str:
-    return f"{transactional_id}.{job}.{sink}"
+def _record_lost(
+    session: CommitSession, members: list[KafkaTransaction], known: KnownOwners
+) -> CommitLostError:
+    commits, topic = session.commits, members[0].topic
+    return CommitLostError(
+        f"the topic {commits.topic!r} has no record of {commits.key!r} any more: it was deleted or made anew, or these are other "
+        f"brokers. So nobody knows whether the rows of {len(members)} transactions, from {members[0].name} on, are in the topic "
+        f"{topic!r}, and none is produced. Look there. If they are missing, delete {known.path} and start the job again. If they "
+        f"are there, first produce the `record` of this error with the key {commits.key!r} to partition 0 of {commits.topic!r}",
+        topic=topic,
+        commits_topic=commits.topic,
+        key=commits.key,
+        record=commits.proof(members).decode(),
+    )
 
 
 def _names(transactions: Iterable[StagedTransaction]) -> set[str]:
     return {transaction.name for transaction in transactions}
-
-
-def _transaction_timeout_ms(commit_timeout_s: float, options: Mapping[str, Any]) -> int:
-    least = int(commit_timeout_s * 1000)
-    given = options.get(_TIMEOUT, least)
-    if isinstance(given, bool) or not str(given).isdigit() or int(given) < least:
-        raise ConfigError(
-            f"{_TIMEOUT} is {given!r}, and a commit may take {least} ms (commit_timeout): the brokers would abort it half way; give "
-            "at least as much, or lower commit_timeout",
-            setting=_TIMEOUT,
-            value=given,
-        )
-    return int(given)

@@ -64,7 +64,7 @@ class StagedTransaction(msgspec.Struct, frozen=True):
                 "checkpoint",
                 transaction=dict(transaction),
             ) from error
-        if cls.parse(staged.job, staged.sink, staged.name) is None:
+        if StagedTransaction.parse(staged.job, staged.sink, staged.name) is None:
             raise CorruptStateError(
                 f"a sink's transaction in the checkpoint has the impossible name {staged.name!r}; "
                 "restore an older checkpoint",
