@@ -17,6 +17,7 @@ import pymysql
 import pytest
 
 from services import summary
+from services.one_at_a_time import one_at_a_time
 
 PASSWORD = "s3cret-of-the-tests"
 PACKAGES = ["mariadb-server-core", "mariadb-server", "libaio1", "liburing2"]
@@ -31,8 +32,13 @@ def cache_folder() -> Path:
 def fetched() -> Path:
     """The root of an unpacked package; downloaded once, without root's rights."""
     root = cache_folder()
-    if (root / "complete").exists():
-        return root
+    with one_at_a_time(root):
+        if not (root / "complete").exists():
+            _fetch(root)
+    return root
+
+
+def _fetch(root: Path) -> None:
     if shutil.which("apt-get") is None or shutil.which("dpkg") is None:
         pytest.skip("MariaDB: mariadbd is not installed, and without apt-get it cannot be fetched")
     root.mkdir(parents=True, exist_ok=True)
@@ -47,7 +53,6 @@ def fetched() -> Path:
         for archive in Path(folder).glob("*.deb"):
             subprocess.run(["dpkg", "-x", archive, root], check=True)
     (root / "complete").touch()
-    return root
 
 
 class MariaDBProcess:

@@ -11,6 +11,7 @@ import pyspark
 
 from penstock.errors import ConfigError
 from penstock.spark.java import cache_dir, find_java
+from services.one_at_a_time import one_at_a_time
 
 SPARK_JARS = Path(pyspark.__file__).parent / "jars"
 TIMEOUT_S = 300
@@ -30,15 +31,20 @@ def resolve(organisation: str, module: str, version: str, *, transitive: bool = 
     folder = cache_dir() / "jars" / f"{module}-{version}{'' if transitive else '-alone'}"
     if folder.is_dir():
         return folder
+    with one_at_a_time(ivy_dir()):  # Ivy's cache bears one process
+        if not folder.is_dir():
+            _fetch([organisation, module, version], folder, [] if transitive else ["-notransitive"])
+    return folder
+
+
+def _fetch(dependency: list[str], folder: Path, options: list[str]) -> None:
     folder.parent.mkdir(parents=True, exist_ok=True)
     fresh = Path(tempfile.mkdtemp(prefix=f"{folder.name}.", dir=folder.parent))
     try:
-        _retrieve([organisation, module, version], fresh, [] if transitive else ["-notransitive"])
-        if not folder.is_dir():  # another test run may have been faster
-            fresh.rename(folder)
+        _retrieve(dependency, fresh, options)
+        fresh.rename(folder)
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
-    return folder
 
 
 def _retrieve(dependency: list[str], folder: Path, options: list[str]) -> None:
