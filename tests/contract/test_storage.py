@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import multiprocessing
 import pickle
 import tempfile
@@ -164,6 +165,21 @@ def test_a_reader_never_sees_a_part(storage: Storage, tmp_path: Path) -> None:
     stop.set()
     reader.join()
     assert wrong == []
+
+
+def test_a_name_that_is_replaced_while_it_is_linked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Linux then says that there is no such file; the one that is there now is brought. A missing one is missing."""
+    storage = LocalStorage(tmp_path / "root")
+    storage.put("f", b"new")
+
+    def replaced(source: Path, target: Path) -> None:
+        raise FileNotFoundError(errno.ENOENT, "replaced", str(source))
+
+    monkeypatch.setattr("penstock.storage.local.os.link", replaced)
+    storage.download("f", tmp_path / "copy")
+    assert (tmp_path / "copy").read_bytes() == b"new"
+    with pytest.raises(FileNotFoundError):
+        storage.download("g", tmp_path / "copy")
 
 
 def test_create_has_one_winner_among_threads(storage: Storage) -> None:

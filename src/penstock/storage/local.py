@@ -227,7 +227,8 @@ def _link_or_copy(source: Path, target: Path, *, sync: bool) -> None:
     try:
         os.link(source, target)
     except OSError as error:
-        if error.errno not in _NO_HARD_LINK:
+        # ENOENT also means that the name was given to another file in this very moment; a copy of a missing one says so itself
+        if error.errno not in _NO_HARD_LINK and error.errno != errno.ENOENT:
             raise
         shutil.copyfile(source, target)
         if sync:
