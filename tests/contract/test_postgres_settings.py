@@ -122,6 +122,7 @@ def test_times_with_just_enough_digits(target) -> None:
     ("options", "said"),
     [
         ({"mode": "replace"}, "'append' or 'upsert'"),
+        ({"mode": "staged"}, "transactions='staged'"),
         ({"mode": "upsert"}, "needs key"),
         ({"key": ["id"]}, "has no meaning"),
         ({"transactions": "two"}, "'prepared' or 'staged'"),

@@ -42,15 +42,20 @@ def away(spark, tmp_path):
     sink.answer.set()
 
 
-def test_cancel(away) -> None:
-    """It ends cancelled, not failed for good: the strategy had attempts left, and the user wanted none of them."""
-    handle, sink = away
-    waiting = threading.Thread(target=handle.cancel)
+def end_by(call, handle, sink) -> None:
+    """Call it while recovery waits for the sink; then the sink says that it is away."""
+    waiting = threading.Thread(target=call)
     waiting.start()
     while not handle._stopping.is_set():
         waiting.join(0.01)
     sink.answer.set()
     waiting.join()
+
+
+def test_cancel(away) -> None:
+    """It ends cancelled, not failed for good: the strategy had attempts left, and the user wanted none of them."""
+    handle, sink = away
+    end_by(handle.cancel, handle, sink)
     assert handle.status.value == "cancelled"
     assert handle.failure is None
 
@@ -58,12 +63,7 @@ def test_cancel(away) -> None:
 def test_stop(away, caplog) -> None:
     """It ends, and the log says that there is no last checkpoint."""
     handle, sink = away
-    waiting = threading.Thread(target=handle.stop)
-    waiting.start()
-    while not handle._stopping.is_set():
-        waiting.join(0.01)
-    sink.answer.set()
-    waiting.join()
+    end_by(handle.stop, handle, sink)
     assert handle.status.value == "stopped"
     assert "there is no last checkpoint" in caplog.text
     assert "the server is away" in caplog.text

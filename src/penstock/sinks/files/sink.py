@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -38,6 +37,7 @@ from penstock.sinks.files.staged_files import MANIFEST, Manifest, StagedFiles, r
 from penstock.sinks.staged.commit_log import CommitLog
 from penstock.sinks.staged.staging import (
     StagedTransaction,
+    check_writable,
     folders_up_to,
     local_path,
     storage_errors,
@@ -88,7 +88,8 @@ class Files(TwoPhaseCommitSink):
         if self.partition_by:
             hive_partitions.check(schema, self.partition_by)
         self.format.check(pa.schema([field for field in schema if field.name not in self.partition_by]))
-        self._check_folder()
+        called = f"the folder {self.path} of a {type(self).__name__} sink"
+        check_writable(self.path / _HIDDEN, called, below=self.path.parent)
 
     def begin_transaction(self, context: TransactionContext) -> Transaction:
         """Make the staging folder of one attempt."""
@@ -236,19 +237,6 @@ class Files(TwoPhaseCommitSink):
             (folder / MOVING).unlink(missing_ok=True)
             if folder.exists() and not any(folder.iterdir()):
                 folder.rmdir()
-
-    def _check_folder(self) -> None:
-        try:
-            (self.path / _HIDDEN).mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryFile(dir=self.path / _HIDDEN) as probe:
-                probe.write(b"penstock")
-            sync_folder(self.path.parent)
-        except OSError as error:
-            raise ConfigError(
-                f"the folder {self.path} of a {type(self).__name__} sink cannot be written: {error}; "
-                "create it, or give this user the right to write there",
-                path=str(self.path),
-            ) from error
 
     def _lost(self, transaction: StagedTransaction, why: str) -> CommitLostError:
         return CommitLostError(

@@ -25,8 +25,7 @@ from penstock.sinks.sql.transaction import (
     STAGED,
     SqlTransaction,
     checked_identifier,
-    checked_mode,
-    checked_transactions,
+    checked_way,
 )
 
 _LONGEST_NAME = 64
@@ -54,8 +53,7 @@ class MySQL(SqlServerSink):
     ) -> None:
         pymysql_module()
         self.server = MySQLServer(url, lock_timeout_s)
-        self.mode, columns = checked_mode(mode, key)
-        self.transactions = checked_transactions(transactions, self.mode)
+        self.mode, columns, self.transactions = checked_way(mode, key, transactions)
         self.table = TargetTable(checked_identifier("table", table, longest=_LONGEST_NAME), columns)
         self.create = create
         self._layout: Layout | None = None

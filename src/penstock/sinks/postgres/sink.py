@@ -24,8 +24,7 @@ from penstock.sinks.sql.transaction import (
     STAGED,
     SqlTransaction,
     checked_identifier,
-    checked_mode,
-    checked_transactions,
+    checked_way,
 )
 
 _LONGEST_NAME = 63
@@ -51,8 +50,7 @@ class Postgres(SqlServerSink):
         lock_timeout_s: float = 30.0,
     ) -> None:
         self.server = PostgresServer(dsn, lock_timeout_s)
-        self.mode, columns = checked_mode(mode, key)
-        self.transactions = checked_transactions(transactions, self.mode)
+        self.mode, columns, self.transactions = checked_way(mode, key, transactions)
         if schema is not None:
             checked_identifier("schema", schema, longest=_LONGEST_NAME)
         self.table = TargetTable(checked_identifier("table", table, longest=_LONGEST_NAME), schema, columns)

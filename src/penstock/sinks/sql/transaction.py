@@ -12,6 +12,7 @@ from typing import Any
 
 from penstock.errors import BadRecordError, CommitLostError, ConfigError
 from penstock.sinks.staged.staging import StagedTransaction
+from penstock.sinks.table_mode import checked_mode
 
 PREPARED = "prepared"
 STAGED = "staged"
@@ -34,19 +35,20 @@ def owner_digest(*parts: str) -> str:
     return hashlib.blake2s("\0".join(parts).encode(), digest_size=8).hexdigest()
 
 
-def checked_mode(mode: str, key: Sequence[str] | str | None) -> tuple[str, tuple[str, ...]]:
-    """Return the mode and the columns of the key, which only an upsert has."""
-    if mode not in {"append", "upsert"}:
-        raise ConfigError(f"mode {mode!r} is not known; use 'append' or 'upsert'", mode=mode)
-    columns = (key,) if isinstance(key, str) else tuple(key or ())
-    if mode == "upsert" and not columns:
-        raise ConfigError("mode='upsert' needs key=[...], the columns that identify a row", mode=mode)
-    if mode == "append" and columns:
-        raise ConfigError(f"key={key!r} has no meaning with mode='append'; use mode='upsert'", key=columns)
-    return mode, columns
+def checked_way(
+    mode: str, key: Sequence[str] | str | None, transactions: str | None
+) -> tuple[str, tuple[str, ...], str]:
+    """Return the mode, the columns of the key, and how transactions wait for their commit."""
+    if mode in {PREPARED, STAGED}:
+        raise ConfigError(
+            f"mode {mode!r} is not known; mode is 'append' or 'upsert', and how rows wait for their commit is transactions={mode!r}",
+            mode=mode,
+        )
+    checked, columns = checked_mode(mode, key)
+    return checked, columns, _checked_transactions(transactions, checked)
 
 
-def checked_transactions(transactions: str | None, mode: str) -> str:
+def _checked_transactions(transactions: str | None, mode: str) -> str:
     """Return how transactions wait for their commit: prepared for appended rows, staged for upserted ones."""
     if transactions is None:
         return PREPARED if mode == "append" else STAGED

@@ -23,6 +23,7 @@ from penstock.sinks.sqlite.table import TargetTable
 from penstock.sinks.sqlite.values import storage_batch
 from penstock.sinks.staged.sink import StagedSink
 from penstock.sinks.staged.staging import StagedTransaction, local_path, storage_errors, sync_folder
+from penstock.sinks.table_mode import checked_mode
 from penstock.sinks.two_phase_commit import Transaction
 
 _SHOWN_CHARACTERS = 500
@@ -47,8 +48,8 @@ class SQLite(StagedSink):
     ) -> None:
         self.path = local_path("path", path)
         super().__init__(self.path.with_name(self.path.name + ".penstock"))
-        self.mode = _checked_mode(mode, key)
-        self.table = TargetTable(_checked_table(table), [key] if isinstance(key, str) else list(key or ()))
+        self.mode, columns = checked_mode(mode, key)
+        self.table = TargetTable(_checked_table(table), columns)
         self.busy_timeout_s = busy_timeout_s
         self._never_null: tuple[str, ...] = self.table.key
 
@@ -175,16 +176,6 @@ class _Remembering:
         for row in self._rows:
             self.last = row
             yield row
-
-
-def _checked_mode(mode: str, key: Sequence[str] | None) -> str:
-    if mode not in {"append", "upsert"}:
-        raise ConfigError(f"mode {mode!r} is not known; use 'append' or 'upsert'", mode=mode)
-    if mode == "upsert" and not key:
-        raise ConfigError("mode='upsert' needs key=[...], the columns that identify a row", mode=mode)
-    if mode == "append" and key:
-        raise ConfigError(f"key={key!r} has no meaning with mode='append'; use mode='upsert'", key=key)
-    return mode
 
 
 def _checked_table(table: str) -> str:

@@ -9,7 +9,6 @@ How they are committed is what tells these sinks apart: see `handover` and `pens
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,11 +16,12 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
-from penstock.errors import CommitLostError, ConfigError, InternalError
+from penstock.errors import CommitLostError, InternalError
 from penstock.sinks.staged.commit_log import CommitLog
 from penstock.sinks.staged.rows import StagedRows
 from penstock.sinks.staged.staging import (
     StagedTransaction,
+    check_writable,
     folders_up_to,
     local_path,
     storage_errors,
@@ -48,17 +48,7 @@ class StagedSink(TwoPhaseCommitSink):
 
     def validate(self, schema: pa.Schema) -> None:  # noqa: ARG002 - an Arrow file holds every column
         """Refuse a folder that cannot be written."""
-        try:
-            self.staging.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryFile(dir=self.staging) as probe:
-                probe.write(b"penstock")
-            sync_folder(self.staging.parent)
-        except OSError as error:
-            raise ConfigError(
-                f"the staging folder {self.staging} cannot be written: {error}; create it, or give this user the right to "
-                "write there",
-                staging=str(self.staging),
-            ) from error
+        check_writable(self.staging, f"the staging folder {self.staging}")
 
     def begin_transaction(self, context: TransactionContext) -> Transaction:
         """Create the staged file of one attempt."""

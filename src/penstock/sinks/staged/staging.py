@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import re
 import secrets
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -115,6 +116,24 @@ def local_path(setting: str, value: str | os.PathLike[str]) -> Path:
     if not plain or "\0" in plain:
         raise ConfigError(f"{setting} {text!r} is not a path", setting=setting, value=text)
     return Path(os.path.abspath(plain))  # noqa: PTH100 - resolve() follows links, which may change later
+
+
+def check_writable(folder: Path, called: str, *, below: Path | None = None) -> None:
+    """Make a folder and write to it, or refuse it with `ConfigError`; `called` is what a message calls it. Before the query.
+
+    The folders above it that may be new are made durable, up to `below`; without it only the one above.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder) as probe:
+            probe.write(b"penstock")
+        for above in folders_up_to(folder.parent, below or folder.parent):
+            sync_folder(above)
+    except OSError as error:
+        raise ConfigError(
+            f"{called} cannot be written: {error}; create it, or give this user the right to write there",
+            path=str(folder),
+        ) from error
 
 
 @contextmanager
