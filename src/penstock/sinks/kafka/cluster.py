@@ -51,7 +51,7 @@ _CONNECTION = (
 )
 """How the options begin that are for every client; the others are for the producer."""
 _SECRETS = ("password", "secret", "token", "key.pem", "oauthbearer.config", "jaas")
-_log = logging.getLogger("penstock.sinks.kafka.sink")
+_log = logging.getLogger(__name__)
 
 
 class KafkaCluster:
