@@ -102,8 +102,26 @@ class Graph:
                 )
         return uid
 
+    def upstream_operators(self) -> dict[str, tuple[str, ...]]:
+        """The uids of the operators in front of each operator, near and far; those in front come first in it."""
+        return {operator.uid: tuple(_operators_before(operator.upstream)) for operator in self.operators}
+
     def parts(self) -> Iterator[Source | Keyed | Output]:
         """Everything that has a uid."""
         yield from self.sources
         yield from self.operators
         yield from self.outputs
+
+
+def _operators_before(node: Node) -> Iterator[str]:
+    match node:
+        case Source():
+            return
+        case Union():
+            yield from _operators_before(node.left)
+            yield from _operators_before(node.right)
+        case Transform():
+            yield from _operators_before(node.upstream)
+        case Aggregate() | Process():
+            yield node.uid
+            yield from _operators_before(node.upstream)

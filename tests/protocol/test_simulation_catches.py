@@ -10,10 +10,11 @@ import msgspec
 import pytest
 from simulations import calls_without_a_crash, come_back, world
 
-from penstock.checkpoint import coordinator, metadata
+from penstock.checkpoint import coordinator, metadata, protocol
 from penstock.checkpoint.completed import Completed
 from penstock.checkpoint.coordinator import Coordinator, commit_in_order
 from penstock.checkpoint.events import SweepTransactions
+from penstock.checkpoint.later_versions import versions_to_take
 from penstock.checkpoint.pending import Pending
 from penstock.checkpoint.protocol import Protocol
 from penstock.config import Mode
@@ -127,15 +128,27 @@ def complete_before_the_files_are_in_storage(patch: Patch) -> None:
 
 @mutation(8)
 def acknowledge_exactly_once_with_a_later_version(patch: Patch) -> None:
-    acknowledge = Protocol._snapshot_durable
+    def late(self: Protocol, pending: Pending) -> None:
+        batches = [one for number, one in sorted(self._finished.items()) if number >= pending.checkpoint]
+        pending.take(versions_to_take(batches[::-1], self._durable, self._identity.upstream))
 
-    def late(self: Protocol, event, now):
-        for pending in self.pending.values():
-            pending.acknowledge_later(event.handle)
-        return acknowledge(self, event, now)
-
-    patch.setattr(Protocol, "_snapshot_durable", late)
+    patch.setattr(Protocol, "_acknowledge", late)
     patch.setattr(Protocol, "_barrier", lambda self, pending: pending.batch)
+
+
+@mutation()
+def promise_at_least_once_only_what_lies_before_the_cut(patch: Patch) -> None:
+    patch.setattr(Pending, "last_version", property(lambda self: self.checkpoint))
+
+
+@mutation(279)
+def take_an_earlier_version_behind_a_later_one(patch: Patch) -> None:
+    taken = protocol.versions_to_take
+
+    def careless(batches, durable, upstream):
+        return taken(batches, durable, dict.fromkeys(upstream, ()))
+
+    patch.setattr(protocol, "versions_to_take", careless)
 
 
 @mutation(19)

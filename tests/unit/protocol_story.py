@@ -78,7 +78,7 @@ class Story:
     def __init__(self, *, restored: tuple[Completed, ...] = (), **settings: Any) -> None:
         self.clock = VirtualClock()
         self.settings = Checkpointing(**{"interval": "10s", "timeout": "60s", **settings})
-        identity = Identity(JOB, RUN, len(SUBTASKS), 8, {"views": LAYOUT})
+        identity = Identity(JOB, RUN, len(SUBTASKS), 8, {"views": LAYOUT}, {"views": ()})
         self.protocol = Protocol(self.settings, identity, restored, self.now)
         self.actions: list[Action] = []
 

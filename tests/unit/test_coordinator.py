@@ -51,7 +51,7 @@ class Scene:
         self.external = External()
         self.sink = TroubledSink(self.external, self.refusals)
         settings = Checkpointing(interval="1s", tolerable_failures=self.tolerable_failures)
-        identity = Identity(JOB, self.run, 1, 8, {"views": LAYOUT})
+        identity = Identity(JOB, self.run, 1, 8, {"views": LAYOUT}, {"views": ()})
         protocol = Protocol(settings, identity, (), Now(0.0, 0.0))
         self.coordinator = Coordinator(
             protocol, storage=self.storage, sinks={UID: self.sink}, run=self.run, clock=self.clock

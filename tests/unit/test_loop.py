@@ -26,7 +26,7 @@ from penstock.testing.simulation.external import External
 
 def make_loop(storage, run, failures):
     def make(run_commit):
-        identity = Identity("job", run, 1, 128, {})
+        identity = Identity("job", run, 1, 128, {}, {})
         protocol = Protocol(Checkpointing(interval="1h"), identity, [], Now(SYSTEM_CLOCK.monotonic(), 0.0))
         return Coordinator(
             protocol, storage=storage, sinks={}, run=run, clock=SYSTEM_CLOCK, run_commit=run_commit
@@ -87,7 +87,7 @@ def until(true) -> None:
 def loop_with(storage, run, sinks) -> CoordinatorLoop:
     def make(run_commit):
         protocol = Protocol(
-            Checkpointing(interval="1ms"), Identity("job", run, 1, 128, {}), [], Now(0.0, 0.0)
+            Checkpointing(interval="1ms"), Identity("job", run, 1, 128, {}, {}), [], Now(0.0, 0.0)
         )
         return Coordinator(
             protocol, storage=storage, sinks=sinks, run=run, clock=SYSTEM_CLOCK, run_commit=run_commit

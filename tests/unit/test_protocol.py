@@ -260,6 +260,30 @@ def test_at_least_once_takes_a_later_version() -> None:
     assert (write.completed.checkpoint, write.completed.barrier.progress_log) == (0, "entry 0")
 
 
+def test_at_least_once_promises_what_a_later_version_has_put_out() -> None:
+    """State that has seen batch 1 will not emit its rows again, so the checkpoint that takes it promises them, whatever its cut."""
+    story = Story(mode=Mode.AT_LEAST_ONCE)
+    story.begin(0, seconds=10)
+    story.finish(0, transaction(0))
+    story.begin(1)
+    assert not only(story.tell(later(FIRST)), WriteMetadata)
+    story.finish(1, transaction(1))
+    actions = story.store(0, SECOND)
+    assert promised(actions) == [0, 1]
+    assert only(actions, WriteMetadata)[0].completed.checkpoint == 0
+
+
+def test_at_least_once_takes_no_version_before_its_batch_is_finished() -> None:
+    """What a version has put out is known when its batch is finished, so no checkpoint takes it before."""
+    story = Story(mode=Mode.AT_LEAST_ONCE)
+    story.begin(0, seconds=10)
+    story.finish(0, transaction(0))
+    story.begin(1)
+    story.tell(later(FIRST))
+    assert not only(story.store(0, SECOND), WriteMetadata)
+    assert promised(story.finish(1, transaction(1))) == [0, 1]
+
+
 def test_at_least_once_names_no_file_that_was_discarded() -> None:
     """A later version may be merged away before its upload is reported: its files stay as long as a checkpoint may come to name them."""
     story = Story(mode=Mode.AT_LEAST_ONCE)

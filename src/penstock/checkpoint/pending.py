@@ -22,10 +22,9 @@ class Pending:
     acknowledged: dict[SubtaskId, StateHandle] = field(default_factory=dict)
     writing: Completed | None = None
 
-    def attach(self, batch: BatchFinished, durable: AbstractSet[str]) -> None:
-        """The barrier has passed the whole job; a subtask whose files are all in storage has nothing left to do."""
+    def attach(self, batch: BatchFinished) -> None:
+        """The barrier has passed the whole job."""
         self.batch = batch
-        self.acknowledge_durable(durable)
 
     def acknowledge_durable(self, durable: AbstractSet[str]) -> None:
         """Acknowledge every subtask whose state at this very barrier is in storage."""
@@ -35,10 +34,17 @@ class Pending:
             if subtask not in self.acknowledged and handle.files <= durable:
                 self.acknowledged[subtask] = handle
 
-    def acknowledge_later(self, handle: StateHandle) -> None:
-        """At least once: a version at or after the barrier will do."""
-        if handle.version >= self.checkpoint:
-            self.acknowledged.setdefault(handle.subtask, handle)
+    def take(self, versions: dict[SubtaskId, StateHandle]) -> None:
+        """At least once: a version at or after the barrier will do. What is being written stays as it is."""
+        if self.batch is not None and self.writing is None:
+            self.acknowledged = versions
+
+    @property
+    def last_version(self) -> CheckpointId:
+        """The latest batch that some part of its state has seen."""
+        return CheckpointId(
+            max((handle.version for handle in self.acknowledged.values()), default=self.checkpoint)
+        )
 
     def missing(self) -> list[SubtaskId]:
         """The subtasks that have not acknowledged."""

@@ -5,7 +5,7 @@ What always holds:
    sink has pre-committed. Exactly once: the handle is the state at n, no later.
 2. A transaction is committed only after the metadata that names it is written (exactly once), and every metadata names all
    transactions up to its barrier that are not known to be committed. Each sink commits in the order of the batches; between
-   sinks there is no order.
+   sinks there is no order. At least once: up to the latest batch that the state in it has seen.
 3. A file is discarded only when no retained checkpoint, no pending one and no working version names it.
 4. A checkpoint is given up once, is never completed afterwards, and what only it named is discarded.
 """
@@ -39,6 +39,7 @@ from penstock.checkpoint.events import (
     WriteMetadata,
 )
 from penstock.checkpoint.failures import FailureReason
+from penstock.checkpoint.later_versions import Upstream, versions_to_take
 from penstock.checkpoint.pending import Pending
 from penstock.checkpoint.retention import subsumed, unnamed_files
 from penstock.config import Checkpointing, Mode
@@ -64,6 +65,7 @@ class Identity:
     parallelism: int
     max_parallelism: int
     layouts: dict[str, tuple[dict[str, str], dict[str, str]]]
+    upstream: Upstream
     restored_from: CheckpointId = NO_CHECKPOINT
 
 
@@ -202,7 +204,7 @@ class Protocol:
         self.uncommitted += event.transactions
         pending = self.pending.get(event.batch)
         if pending:
-            pending.attach(event, self._durable)
+            pending.attach(event)
         self._known |= {name for name, version in self._early.items() if version <= event.batch}
         self._early = {name: version for name, version in self._early.items() if version > event.batch}
         actions = self._completions(now) + self._discard_unnamed()
@@ -212,13 +214,8 @@ class Protocol:
 
     def _snapshot_durable(self, event: SnapshotDurable, now: Now) -> list[Action]:
         handle = event.handle
-        there = self._is_early(handle.version) or handle.files <= self._known  # and not discarded meanwhile
         self._durable |= handle.files
         self._async_ms[handle.subtask, handle.version] = event.async_ms
-        for pending in self.pending.values():
-            if self._mode is Mode.AT_LEAST_ONCE and there:
-                pending.acknowledge_later(handle)
-            pending.acknowledge_durable(self._durable)
         self._take_note(handle.files, handle.version)
         return self._completions(now) + self._discard_unnamed()
 
@@ -305,7 +302,7 @@ class Protocol:
         actions = self._make_room(newest.batch, now)
         if len(self.pending) >= self._settings.max_concurrent:
             return actions
-        self._trigger(newest.batch, now).attach(newest, self._durable)
+        self._trigger(newest.batch, now).attach(newest)
         return self._completions(now) + actions
 
     def _make_room(self, last: CheckpointId, now: Now) -> list[Action]:
@@ -329,10 +326,19 @@ class Protocol:
     def _completions(self, now: Now) -> list[Action]:
         actions: list[Action] = []
         for pending in sorted(self.pending.values(), key=lambda one: one.checkpoint):
+            self._acknowledge(pending)
             if pending.ready and not self._overtaken(pending):
                 pending.writing = self._content(pending, now)
                 actions.append(WriteMetadata(pending.writing))
         return actions
+
+    def _acknowledge(self, pending: Pending) -> None:
+        """Every subtask with a version in storage that the checkpoint may take has acknowledged it."""
+        if self._mode is not Mode.AT_LEAST_ONCE:
+            pending.acknowledge_durable(self._durable)
+            return
+        batches = [one for number, one in sorted(self._finished.items()) if number >= pending.checkpoint]
+        pending.take(versions_to_take(batches, self._durable, self._identity.upstream))
 
     def _being_written(self, checkpoint: CheckpointId) -> Pending:
         for pending in self.pending.values():
@@ -369,7 +375,7 @@ class Protocol:
             max_parallelism=self._identity.max_parallelism,
             barrier=batch.barrier,
             operators=self._operators(pending.acknowledged),
-            transactions=self._promised(batch.batch),
+            transactions=self._promised(pending.last_version),
             subtasks=tuple(self._reports(batch)),
             triggered_at=pending.triggered_wall,
             completed_at=now.wall,

@@ -174,6 +174,7 @@ class QueryRun:
             self.job.parallelism,
             self.job.max_parallelism,
             layouts,
+            self.job.graph.upstream_operators(),
             self.point.id,
         )
         now = Now(SYSTEM_CLOCK.monotonic(), SYSTEM_CLOCK.wall())

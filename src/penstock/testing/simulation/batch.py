@@ -58,6 +58,7 @@ class Batch:
     required: bool
     newest_will_do: bool
     in_sequence: bool
+    emits_once: bool
     drops_attempts: float
     rng: random.Random
     submit: Submit
@@ -118,7 +119,7 @@ class Batch:
         before = self.before.get(subtask)
         workplace = self._workplace(subtask)
         with closing(self.backend.open(workplace, LAYOUT, before)) as state:
-            rows = count(state, items, MAX_PARALLELISM, self.rng)
+            rows = count(state, items, MAX_PARALLELISM, self.rng, once=self.emits_once)
             handle = state.freeze()
         self._upload(handle, before)
         if subtask in self.merges:

@@ -44,10 +44,18 @@ def subtask_of(key: str, parallelism: int, max_parallelism: int) -> int:
     return (sort_key(key, max_parallelism) >> GROUP_SHIFT) % parallelism
 
 
+def first_sight(key: str) -> str:
+    """What an operator that emits once emits as the records of a key, whichever of them it saw first."""
+    return f"first of {key}"
+
+
 def count(
-    state: OpenState, items: Iterable[Item], max_parallelism: int, rng: random.Random
+    state: OpenState, items: Iterable[Item], max_parallelism: int, rng: random.Random, *, once: bool
 ) -> pa.RecordBatch | None:
-    """Add the items to the state; return one row a key, with a number that no replay repeats. None without items."""
+    """Add the items to the state; return one row a key, with a number that no replay repeats. None without items or results.
+
+    `once`: only keys that the state did not know are in the result.
+    """
     by_key: dict[str, list[str]] = {}
     for item in items:
         by_key.setdefault(item.key, []).extend(item.records)
@@ -62,8 +70,12 @@ def count(
     before = values.column(0).to_pylist()
     after = [(old or 0) + len(by_key[name]) for name, old in zip(names, before, strict=True)]
     state.write(keys, pa.record_batch([pa.array(after, pa.int64())], schema=LAYOUT.value))
+    records = [[first_sight(name)] if once else by_key[name] for name in names]
     nonces = [rng.getrandbits(60) for _ in names]
-    return pa.record_batch([names, after, [by_key[name] for name in names], nonces], schema=OUTPUT)
+    rows = pa.record_batch([names, after, records, nonces], schema=OUTPUT)
+    if once:
+        rows = rows.filter(pa.array([old is None for old in before]))
+    return rows if rows.num_rows else None
 
 
 def scan(state: OpenState) -> Mapping[str, int]:

@@ -41,7 +41,7 @@ from penstock.testing.simulation.begun import begin, last_begun
 from penstock.testing.simulation.counting import DESCRIBED_LAYOUT, LAYOUT
 from penstock.testing.simulation.external import SimulatedSink
 from penstock.testing.simulation.lifeline import Lifeline
-from penstock.testing.simulation.site import JOB, OPERATORS, Conditions, Site, sink_of
+from penstock.testing.simulation.site import FIRST, JOB, OPERATORS, SECOND, Conditions, Site, sink_of
 from penstock.testing.simulation.source import Positions
 from penstock.testing.simulation.violation import Violation
 from penstock.testing.simulation.watched_storage import WatchedStorage
@@ -177,7 +177,10 @@ class SimulatedRun:
 
     def _make_coordinator(self) -> Coordinator:
         layouts = dict.fromkeys(OPERATORS, DESCRIBED_LAYOUT)
-        identity = Identity(JOB, self._point.run, self._parallelism, MAX_PARALLELISM, layouts, self._point.id)
+        upstream = {FIRST: (), SECOND: (FIRST,) if self._work.in_sequence else ()}
+        identity = Identity(
+            JOB, self._point.run, self._parallelism, MAX_PARALLELISM, layouts, upstream, self._point.id
+        )
         now = Now(self._site.clock.monotonic(), self._site.clock.wall())
         self._protocol = Protocol(
             self._work.checkpoint, identity, self._point.retained, now, self._handles.values()
@@ -309,6 +312,7 @@ class SimulatedRun:
             required=required,
             newest_will_do=self._work.mode is Mode.AT_LEAST_ONCE,
             in_sequence=self._work.in_sequence,
+            emits_once=self._work.emits_once,
             drops_attempts=self._conditions.drops_attempts,
             rng=self._rng,
             submit=self._submit,

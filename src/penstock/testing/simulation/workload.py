@@ -22,6 +22,8 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     batch_size: int = 6
     in_sequence: bool = True
     """The second operator counts what the first one emits; otherwise both read the source."""
+    emits_once: bool = False
+    """The operators emit a key when they first see it, and never again: output that is lost once is lost for good."""
     parallelisms: tuple[int, ...] = (2,)
     """Of the first run, the second, ...; the last one stays."""
     troubled_runs: int = 0
@@ -65,4 +67,5 @@ def random_workload(seed: int) -> Workload:
         troubled_runs=rng.randint(0, 5),
         flakiness=rng.choice([0.0, 0.0, 0.01, 0.05]),
         mischief=rng.choice([0.0, 0.02, 0.1]),
+        emits_once=rng.choice([True, False]),
     )
