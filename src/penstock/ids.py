@@ -21,7 +21,8 @@ RunId = NewType("RunId", int)
 
 NO_CHECKPOINT = CheckpointId(-1)
 
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}")
+LONGEST_NAME = 100
+_NAME = re.compile(rf"[A-Za-z0-9][A-Za-z0-9_-]{{0,{LONGEST_NAME - 1}}}")
 
 
 class SubtaskId(msgspec.Struct, frozen=True, order=True):
@@ -38,7 +39,7 @@ def checked_name(kind: str, value: object) -> str:
     """Return `value` if it can stand in a file name, a table name and a log line alike."""
     if not isinstance(value, str) or not _NAME.fullmatch(value):
         raise ConfigError(
-            f"{kind} {value!r} is not allowed: use 1 to 100 letters, digits, '_' and '-', "
+            f"{kind} {value!r} is not allowed: use 1 to {LONGEST_NAME} letters, digits, '_' and '-', "
             "starting with a letter or digit",
             kind=kind,
             value=value,

@@ -9,7 +9,7 @@ from pathlib import Path
 from penstock.storage import Storage
 from penstock.storage.forwarding import ForwardingStorage
 
-_METADATA = re.compile(r"chk-(\d+)/_metadata")
+_METADATA = re.compile(r"chk-(\d+)-r\d+/_metadata")
 POLL_S = 0.02
 
 

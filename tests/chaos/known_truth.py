@@ -17,8 +17,8 @@ import pyarrow.dataset as ds
 
 import penstock as ps
 from penstock.checkpoint.completed import Completed
-from penstock.checkpoint.metadata import checkpoint_ids, files_of, read_metadata
-from penstock.recovery.restore import restore
+from penstock.checkpoint.metadata import found_checkpoints, name_of, read_metadata
+from penstock.recovery.restore import JobRecord, check_job_record, restore
 from penstock.sinks.two_phase_commit import TwoPhaseCommitSink
 from penstock.state.backends.run_file import fingerprint
 from penstock.state.handle import RunRef
@@ -160,7 +160,8 @@ def assert_nothing_left_after_recovery(traffic: Traffic, *, shuffled: bool = Fal
     sinks: dict[str, TwoPhaseCommitSink] = {"links-out": site.links_sink()}
     if not shuffled:
         sinks["views-out"] = site.views_sink()
-    restore(site.storage, sinks, job=JOB, mode=ps.EXACTLY_ONCE, now=time.time())
+    record = check_job_record(site.storage, JobRecord(JOB, ps.job.DEFAULT_MAX_PARALLELISM))
+    restore(site.storage, sinks, owner=record.owner, mode=ps.EXACTLY_ONCE, now=time.time())
     assert_nothing_left(traffic)
 
 
@@ -235,13 +236,13 @@ def _broken_links(whose: str, rows: list[dict[str, object]], before: str, name: 
 
 def _staging_leftovers(site: Site) -> list[str]:
     hidden = site.files_path / "_penstock"
-    staged = [path for path in hidden.rglob(f"{JOB}.*") if path.parent.name != "committed"]
+    staged = [path for path in hidden.rglob(f"{JOB}-*.*") if path.parent.name != "committed"]
     staged += site.root.glob("views.db.penstock/**/*.arrow")
     return [f"staged and forgotten: {path.relative_to(site.root)}" for path in staged]
 
 
 def _retained(site: Site) -> list[Completed]:
-    return [read_metadata(site.storage, number) for number in checkpoint_ids(site.storage)]
+    return [read_metadata(site.storage, name) for name in found_checkpoints(site.storage)]
 
 
 def _named_runs(site: Site) -> dict[str, RunRef]:
@@ -265,7 +266,7 @@ def _broken_checkpoints(site: Site) -> list[str]:
 def _storage_leftovers(site: Site) -> list[str]:
     storage = site.storage
     unnamed = set(storage.names("state")) - _named_runs(site).keys()
-    known = {"job.json", *(name for one in _retained(site) for name in files_of(one.checkpoint))}
+    known = {"job.json", *(name for one in _retained(site) for name in name_of(one).files)}
     folders = ("state/", "spark/", "runs/")
     unknown = {name for name in storage.names() if not name.startswith(folders)} - known
     return [f"no checkpoint names {name}" for name in sorted(unnamed)] + [

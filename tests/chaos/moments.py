@@ -52,8 +52,8 @@ def look(site: Site, moment: Moment) -> set[str]:  # noqa: PLR0911 - one line a 
             return set().union(*(state_files(site, uid) for uid in _entries(store / "state")))
         case Moment.ROWS_STAGED:
             folders = (
-                site.root / "views.db.penstock" / JOB / "views-out",
-                site.files_path / "_penstock" / JOB / "links-out",
+                *site.root.glob("views.db.penstock/*/views-out"),
+                *site.files_path.glob("_penstock/*/links-out"),
             )
             return {name for folder in folders for name in _entries(folder) if name.startswith(JOB)}
         case Moment.COMPLETED:

@@ -7,8 +7,9 @@ import random
 import pytest
 from simulations import SEED, calls_without_a_crash, come_back
 
-from penstock.checkpoint.metadata import metadata_name
+from penstock.checkpoint.metadata import CheckpointName
 from penstock.config import Mode
+from penstock.ids import CheckpointId, RunId
 from penstock.testing.simulation import Fate
 
 PARTS = 4
@@ -36,7 +37,7 @@ def test_the_workload_reaches_every_kind_of_call() -> None:
     assert sum(call.endswith("/_metadata") and call.startswith("create") for call in calls) >= 3
     assert any(call.startswith("delete state/") for call in calls)
     assert any(call.startswith("upload") and "-merged" in call for call in calls)
-    assert f"delete {metadata_name(1)}" in calls
+    assert f"delete {CheckpointName(CheckpointId(1), RunId(1)).metadata}" in calls
 
 
 @pytest.mark.parametrize("part", range(PARTS))

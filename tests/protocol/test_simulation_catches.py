@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from simulations import calls_without_a_crash, come_back, world
 
-from penstock.checkpoint import coordinator, metadata, protocol
+from penstock.checkpoint import coordinator, protocol
 from penstock.checkpoint.completed import Completed
 from penstock.checkpoint.coordinator import Coordinator, commit_in_order
 from penstock.checkpoint.events import SweepTransactions
@@ -20,7 +20,7 @@ from penstock.checkpoint.protocol import Protocol
 from penstock.config import Mode
 from penstock.errors import PenstockError
 from penstock.ids import NO_CHECKPOINT
-from penstock.recovery import restore
+from penstock.recovery import history, restore
 from penstock.snapshot.uploader import Upload
 from penstock.state import compaction
 from penstock.state.backends import fetch
@@ -94,12 +94,7 @@ def never_forget_a_checkpoint(patch: Patch) -> None:
 
 @mutation()
 def restore_without_aborting(patch: Patch) -> None:
-    settle = restore._settle_transactions
-
-    def lazy(point, sinks, *, job, commit):
-        settle(point, sinks, job="no such job", commit=commit)
-
-    patch.setattr(restore, "_settle_transactions", lazy)
+    patch.setattr(restore, "_abort_others", lambda point, promised, sinks, owner: None)
 
 
 @mutation(30)
@@ -320,8 +315,7 @@ def wake_before_every_metadata(calls: tuple[str, ...]) -> None:
 def test_restoring_outside_the_line_of_descent_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """A zombie that writes its metadata after the take-over is found when the next recovery goes on from it."""
     calls = calls_without_a_crash(Mode.EXACTLY_ONCE)
-    monkeypatch.setattr(restore, "in_line_of_descent", lambda checkpoint, run, descents: True)
-    monkeypatch.setattr(metadata, "in_line_of_descent", lambda checkpoint, run, descents: True)
+    monkeypatch.setattr(history, "in_line_of_descent", lambda checkpoint, run, descents: True)
     with pytest.raises((Violation, PenstockError)):
         wake_before_every_metadata(calls)
 

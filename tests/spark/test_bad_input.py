@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import shutil
 from pathlib import Path
 
@@ -11,7 +10,8 @@ from ledger import Count, Ledger
 from pyspark.sql import functions as F
 
 import penstock as ps
-from penstock.checkpoint.metadata import metadata_name
+from penstock.checkpoint.metadata import CheckpointName, found_checkpoints
+from penstock.storage import LocalStorage
 
 pytestmark = pytest.mark.spark
 
@@ -153,29 +153,30 @@ def checkpointed(spark, ledger: Ledger, retained: int) -> ps.Job:
     return job_over(ledger.log.read(spark, rows_per_batch=50), ledger, checkpoint=settings)
 
 
-def newest(ledger: Ledger) -> int:
-    return max(int(path.parent.name[4:]) for path in (ledger.root / "store" / "pv").glob("chk-*/_metadata"))
+def newest(ledger: Ledger) -> CheckpointName:
+    return found_checkpoints(LocalStorage(ledger.root / "store" / "pv"))[-1]
 
 
-def test_a_corrupt_metadata_falls_back_to_the_checkpoint_before(spark, ledger, caplog):
-    """The previous retained checkpoint is used, and it is said."""
+def test_a_corrupt_metadata_is_not_stepped_over(spark, ledger):
+    """Exactly once, the job goes back to the checkpoint before only when it is told to: what the newest committed comes again."""
     job = checkpointed(spark, ledger, retained=2)
-    number = newest(ledger)
-    path = ledger.root / "store" / "pv" / metadata_name(number)
-    flip_a_bit(path)
-    with caplog.at_level(logging.WARNING, "penstock"):
-        handle = job.start(available_now=True)
-        handle.wait()
-    assert f"chk-{number}/_metadata is corrupt" in caplog.text
-    assert f"goes on from checkpoint {number - 1}" in caplog.text
-    assert handle.progress.restored_from == number - 1
+    name = newest(ledger)
+    flip_a_bit(ledger.root / "store" / "pv" / name.metadata)
+    before = name.checkpoint - 1
+    with pytest.raises(
+        ps.CorruptStateError, match=f"{name.metadata} is corrupt.*start with restore={before}"
+    ):
+        job.start(available_now=True)
+    handle = job.start(available_now=True, restore=before)
+    handle.wait()
+    assert handle.progress.restored_from == before
     assert ledger.counts() == ledger.truth()
 
 
 def test_the_only_checkpoint_being_corrupt_is_an_error(spark, ledger):
     """A job never silently starts from nothing."""
     job = checkpointed(spark, ledger, retained=1)
-    flip_a_bit(ledger.root / "store" / "pv" / metadata_name(newest(ledger)))
+    flip_a_bit(ledger.root / "store" / "pv" / newest(ledger).metadata)
     with pytest.raises(ps.CorruptStateError, match="no checkpoint can be restored"):
         job.start()
 

@@ -2,10 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.checkpoint.completed import Barrier, Completed
-from penstock.checkpoint.metadata import write_metadata
 from penstock.errors import FencedError
-from penstock.recovery.fencing import Claimant, claim, record_descent
+from penstock.recovery.fencing import Claimant, claim
 from penstock.storage import LocalStorage
 
 NOW = 0.0
@@ -36,26 +34,3 @@ def test_a_start_that_lost_the_job_does_not_take_it_back(storage):
     with pytest.raises(FencedError, match="run 2"):
         claim(storage, NOW, zombie)
     assert claim(storage, NOW, owner) == 3
-
-
-def test_metadata_that_a_newer_run_wrote_fences(storage):
-    """A run that slept before it wrote its metadata, and finds the number taken by a newer run, learns that it is fenced."""
-
-    def completed(run: int) -> Completed:
-        return Completed(
-            job="j",
-            checkpoint=2,
-            run=run,
-            mode="m",
-            max_parallelism=1,
-            parallelism=1,
-            barrier=Barrier(),
-            operators={},
-        )
-
-    for run in (1, 2):
-        assert claim(storage, NOW) == run
-        record_descent(storage, run, 1)
-    write_metadata(storage, completed(2))
-    with pytest.raises(FencedError):
-        write_metadata(storage, completed(1))

@@ -15,7 +15,7 @@ import pytest
 
 from penstock import __version__
 from penstock.checkpoint.completed import Barrier, Completed, OperatorState, PreCommitted, SubtaskReport
-from penstock.checkpoint.metadata import metadata_name, write_metadata
+from penstock.checkpoint.metadata import found_checkpoints, write_metadata
 from penstock.cli import main
 from penstock.cli.job_file import load_job
 from penstock.demo.settings import DemoSettings, prepare_folder
@@ -168,7 +168,7 @@ def test_a_checkpoint_with_a_missing_file(penstock: Penstock, storage: LocalStor
 
 def test_a_corrupt_checkpoint(penstock: Penstock, storage: LocalStorage) -> None:
     """Metadata that cannot be read is listed as not usable, and the others are listed as ever."""
-    name = metadata_name(4)
+    name = found_checkpoints(storage)[1].metadata
     storage.put(name, storage.get(name).replace(b'"pv"', b'"xx"'))
     found = listed(penstock, storage)
     assert list(found) == [3, 4, 5, 6]
@@ -200,7 +200,7 @@ def test_checkpoints_verbose(penstock: Penstock, storage: LocalStorage) -> None:
 
 def test_a_job_without_checkpoints(penstock: Penstock, storage: LocalStorage) -> None:
     """A job that completed nothing yet is no error."""
-    storage.delete([metadata_name(number) for number in (3, 4, 5, 6)])
+    storage.delete([name.metadata for name in found_checkpoints(storage)])
     assert penstock("checkpoints", storage.root.parent, JOB).out == f"job {JOB} has no completed checkpoint\n"
 
 

@@ -14,7 +14,7 @@ from sink_double import TroubledSink, staged, visible
 from penstock.checkpoint.completed import Barrier, PreCommitted
 from penstock.checkpoint.coordinator import Coordinator
 from penstock.checkpoint.events import BatchFinished, SnapshotDurable, SweepTransactions, Tick
-from penstock.checkpoint.metadata import checkpoint_ids, is_committed, metadata_name
+from penstock.checkpoint.metadata import CheckpointName, checkpoint_ids, is_committed
 from penstock.checkpoint.protocol import Identity, Now, Protocol
 from penstock.config import Checkpointing
 from penstock.errors import (
@@ -24,7 +24,7 @@ from penstock.errors import (
     FencedError,
     UnavailableError,
 )
-from penstock.ids import CheckpointId
+from penstock.ids import CheckpointId, RunId
 from penstock.recovery.fencing import claim
 from penstock.storage import LocalStorage
 from penstock.testing.faulty_storage import Failure, FaultPlan, FaultyStorage
@@ -54,7 +54,7 @@ class Scene:
         identity = Identity(JOB, self.run, 1, 8, {"views": LAYOUT}, {"views": ()})
         protocol = Protocol(settings, identity, (), Now(0.0, 0.0))
         self.coordinator = Coordinator(
-            protocol, storage=self.storage, sinks={UID: self.sink}, run=self.run, clock=self.clock
+            protocol, storage=self.storage, sinks={UID: self.sink}, run=self.run, owner=JOB, clock=self.clock
         )
 
     def stage(self, number: int, attempt: int = 0, run: int | None = None) -> PreCommitted:
@@ -193,6 +193,11 @@ def test_a_fenced_run_completes_nothing(tmp_path: Path) -> None:
     assert (scene.checkpoints, visible(scene.external)) == ([], [])
 
 
+def chk(number: int) -> str:
+    """The metadata of a checkpoint of the first run."""
+    return CheckpointName(CheckpointId(number), RunId(1)).metadata
+
+
 def take_over_after(scene: Scene, operation: str, pattern: str) -> None:
     """Let another run claim the job right after a certain call."""
     perform = scene.storage._perform
@@ -209,7 +214,7 @@ def take_over_after(scene: Scene, operation: str, pattern: str) -> None:
 def test_a_run_fenced_in_the_middle_commits_nothing(tmp_path: Path) -> None:
     """A run that is fenced between its metadata and its commit leaves the commit to its successor."""
     scene = Scene(tmp_path)
-    take_over_after(scene, "create", metadata_name(0))
+    take_over_after(scene, "create", chk(0))
     with pytest.raises(FencedError):
         scene.batch(0)
     assert scene.checkpoints == [0]
@@ -222,7 +227,7 @@ def test_a_run_fenced_in_the_middle_deletes_nothing(tmp_path: Path) -> None:
     scene.batch(0)
     commits: list[object] = []
     scene.coordinator._run_commit = commits.append  # commits have a thread of their own
-    take_over_after(scene, "create", metadata_name(1))
+    take_over_after(scene, "create", chk(1))
     with pytest.raises(FencedError):
         scene.batch(1)
     assert scene.checkpoints == [0, 1]
@@ -233,7 +238,7 @@ def test_what_could_not_be_deleted_goes_first_the_next_time(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A checkpoint never outlives a file that it names, even when storage refuses to delete for a while."""
-    scene = Scene(tmp_path, FaultPlan(failures=(Failure(pattern=metadata_name(0), operation="delete"),)))
+    scene = Scene(tmp_path, FaultPlan(failures=(Failure(pattern=chk(0), operation="delete"),)))
     scene.batch(0)
     scene.batch(1)
     assert "left to be deleted later" in caplog.text
@@ -243,7 +248,7 @@ def test_what_could_not_be_deleted_goes_first_the_next_time(
     assert scene.checkpoints == [2]
     assert scene.plain.names("state") == ["state/views/2"]
     deletions = [call.name for call in scene.storage.calls if call.operation == "delete"]
-    assert deletions.index("state/views/0") > len(deletions) - 1 - deletions[::-1].index(metadata_name(0))
+    assert deletions.index("state/views/0") > len(deletions) - 1 - deletions[::-1].index(chk(0))
 
 
 def test_strays(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ storage = KillingStorage(LocalStorage(sys.argv[1]), point, last_words=lambda n: 
 storage.create("job.json", b"{}")
 for number in range(10):
     storage.put(f"state/{number}", b"x")
-    storage.create(f"chk-{number}/_metadata", b"{}")
+    storage.create(f"chk-{number}-r1/_metadata", b"{}")
     print(number, flush=True)
 """
 
@@ -40,7 +40,7 @@ def test_dies_before_or_after_the_metadata(tmp_path: Path, moment: Moment, compl
     ended = run(tmp_path, moment, nth=3)
     assert ended.returncode == -signal.SIGKILL
     assert ended.stdout.split("\n") == ["0", "1", "bye 2", ""]
-    found = [int(path.parent.name[4:]) for path in tmp_path.glob("chk-*/_metadata")]
+    found = [int(path.parent.name[4:-3]) for path in tmp_path.glob("chk-*/_metadata")]
     assert sorted(found) == complete
     assert (tmp_path / "state" / "2").exists()
 

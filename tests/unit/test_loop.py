@@ -29,7 +29,13 @@ def make_loop(storage, run, failures):
         identity = Identity("job", run, 1, 128, {}, {})
         protocol = Protocol(Checkpointing(interval="1h"), identity, [], Now(SYSTEM_CLOCK.monotonic(), 0.0))
         return Coordinator(
-            protocol, storage=storage, sinks={}, run=run, clock=SYSTEM_CLOCK, run_commit=run_commit
+            protocol,
+            storage=storage,
+            sinks={},
+            run=run,
+            owner="job",
+            clock=SYSTEM_CLOCK,
+            run_commit=run_commit,
         )
 
     return CoordinatorLoop(make, storage=storage, run=run, on_failure=failures.append)
@@ -60,7 +66,7 @@ def test_a_failure_in_the_loop_is_raised_by_drain_and_reported_once(tmp_path):
         loop.drain()
     loop.stop()
     assert len(failures) == 1
-    assert not (tmp_path / "chk-0").exists()
+    assert not (tmp_path / "chk-0-r1").exists()
 
 
 class Stubborn(TroubledSink):
@@ -90,7 +96,13 @@ def loop_with(storage, run, sinks) -> CoordinatorLoop:
             Checkpointing(interval="1ms"), Identity("job", run, 1, 128, {}, {}), [], Now(0.0, 0.0)
         )
         return Coordinator(
-            protocol, storage=storage, sinks=sinks, run=run, clock=SYSTEM_CLOCK, run_commit=run_commit
+            protocol,
+            storage=storage,
+            sinks=sinks,
+            run=run,
+            owner="job",
+            clock=SYSTEM_CLOCK,
+            run_commit=run_commit,
         )
 
     return CoordinatorLoop(make, storage=storage, run=run, on_failure=pytest.fail)

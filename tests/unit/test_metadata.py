@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from pathlib import Path
 
 import msgspec
@@ -14,16 +13,13 @@ from penstock.checkpoint.metadata import (
     decode,
     encode,
     exists,
-    files_of,
     is_committed,
     mark_committed,
-    metadata_name,
+    name_of,
     read_metadata,
     write_metadata,
 )
-from penstock.errors import CorruptStateError, InternalError, UnavailableError
-from penstock.ids import CheckpointId, RunId
-from penstock.recovery.fencing import claim, record_descent
+from penstock.errors import CorruptStateError, IncompatibleStateError, InternalError, UnavailableError
 from penstock.storage import LocalStorage
 from penstock.testing.faulty_storage import Failure, FaultPlan, FaultyStorage
 
@@ -37,7 +33,7 @@ def test_round_trip(storage: LocalStorage) -> None:
     """Everything in it comes back."""
     written = completed(7, "state/a", "state/b", transactions=(transaction(7),))
     write_metadata(storage, written)
-    assert read_metadata(storage, CheckpointId(7)) == written
+    assert read_metadata(storage, name_of(written)) == written
     assert written.files == {"state/a", "state/b"}
     assert written.state_bytes == 20
 
@@ -46,8 +42,8 @@ def test_only_metadata_makes_a_checkpoint(storage: LocalStorage) -> None:
     """Checkpoints are listed by number, and a folder without metadata is none."""
     for number in (10, 9):
         write_metadata(storage, completed(number))
-    storage.put("chk-11/_committed", b"")
-    storage.put("chk-12/_metadata.old", b"")
+    storage.put("chk-11-r3/_committed", b"")
+    storage.put("chk-12-r3/_metadata.old", b"")
     assert checkpoint_ids(storage) == [9, 10]
 
 
@@ -56,8 +52,8 @@ def test_any_changed_byte_is_noticed(position: int) -> None:
     """No damage goes unseen, wherever it is."""
     data = bytearray(encode(completed(7, "state/a", transactions=(transaction(7),))))
     data[position % len(data)] ^= 0x10
-    with pytest.raises(CorruptStateError, match="chk-7/_metadata"):
-        decode(bytes(data), "chk-7/_metadata")
+    with pytest.raises((CorruptStateError, IncompatibleStateError), match="chk-7-r1/_metadata"):
+        decode(bytes(data), "chk-7-r1/_metadata")
 
 
 @pytest.mark.parametrize(
@@ -65,15 +61,17 @@ def test_any_changed_byte_is_noticed(position: int) -> None:
 )
 def test_anything_else_is_refused(data: bytes) -> None:
     """A cut or foreign file is corrupt, not a crash of the reader."""
-    with pytest.raises(CorruptStateError, match="chk-7/_metadata"):
-        decode(data, "chk-7/_metadata")
+    with pytest.raises(CorruptStateError, match="chk-7-r1/_metadata"):
+        decode(data, "chk-7-r1/_metadata")
 
 
 def test_another_format_is_refused() -> None:
     """A file of a later version says so."""
     envelope = msgspec.json.decode(encode(completed(7))) | {"format": 99}
-    with pytest.raises(CorruptStateError, match="has format 99; this version reads format 1"):
-        decode(msgspec.json.encode(envelope), "chk-7/_metadata")
+    with pytest.raises(
+        IncompatibleStateError, match="has format 99, this version of Penstock reads format 2"
+    ):
+        decode(msgspec.json.encode(envelope), "chk-7-r1/_metadata")
 
 
 def test_writing_again_what_is_there(storage: LocalStorage) -> None:
@@ -84,30 +82,28 @@ def test_writing_again_what_is_there(storage: LocalStorage) -> None:
 
 
 def test_a_checkpoint_is_never_written_over(storage: LocalStorage) -> None:
-    """A different checkpoint of the job's own history under the same number is a bug."""
+    """A different checkpoint of the same number and the same run is a bug."""
     write_metadata(storage, completed(7))
-    with pytest.raises(InternalError, match="exists already and belongs to this job's history"):
+    with pytest.raises(InternalError, match="exists already, with other content"):
         write_metadata(storage, completed(7, "state/other"))
     assert not exists(storage, completed(7, "state/other"))
 
 
-def test_what_a_zombie_left_is_replaced(storage: LocalStorage, caplog: pytest.LogCaptureFixture) -> None:
-    """A checkpoint beyond the point that a later run went on from gives way, with a word in the log."""
+def test_two_runs_never_use_one_name(storage: LocalStorage) -> None:
+    """Checkpoints of one number by two runs lie side by side, so that deleting the one leaves the other."""
     for run in (1, 2):
-        claim(storage, 0.0)
-        record_descent(storage, RunId(run), CheckpointId(5))
-    write_metadata(storage, completed(7, run=1))
-    with caplog.at_level(logging.WARNING):
-        write_metadata(storage, completed(7, run=2))
-    assert read_metadata(storage, CheckpointId(7)).run == 2
-    assert "does not belong to this job's history" in caplog.text
+        write_metadata(storage, completed(7, run=run))
+    storage.delete(name_of(completed(7, run=1)).files)
+    assert read_metadata(storage, name_of(completed(7, run=2))).run == 2
 
 
-def test_damaged_metadata_is_replaced(storage: LocalStorage) -> None:
-    """A file that nobody could restore from does not stand in the way."""
-    storage.put(metadata_name(7), b"rubbish")
-    write_metadata(storage, completed(7))
-    assert exists(storage, completed(7))
+def test_metadata_in_the_folder_of_another_checkpoint_is_refused(storage: LocalStorage) -> None:
+    """A file that was copied to another place is not the checkpoint that the place is named after."""
+    storage.put(name_of(completed(8)).metadata, encode(completed(7)))
+    with pytest.raises(
+        CorruptStateError, match="chk-8-r3/_metadata is corrupt: it holds checkpoint 7 of run 3"
+    ):
+        read_metadata(storage, name_of(completed(8)))
 
 
 def test_a_lost_answer_is_seen_through(storage: LocalStorage) -> None:
@@ -126,4 +122,4 @@ def test_committed_mark(storage: LocalStorage) -> None:
     mark_committed(storage, completed(7, run=1))
     assert is_committed(storage, completed(7, run=1))
     assert not is_committed(storage, completed(7, run=2))
-    assert files_of(7)[-1] == metadata_name(7)
+    assert name_of(completed(7)).files[-1] == name_of(completed(7)).metadata

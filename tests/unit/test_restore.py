@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
+import msgspec
 import pytest
 from protocol_story import JOB, completed
 from sink_double import TroubledSink, staged, visible
 
 from penstock.checkpoint.completed import PreCommitted
 from penstock.checkpoint.metadata import (
+    CheckpointName,
     checkpoint_ids,
-    files_of,
     mark_committed,
-    metadata_name,
     write_metadata,
 )
 from penstock.config import Mode
@@ -26,8 +27,9 @@ from penstock.errors import (
     IncompatibleStateError,
     UnavailableError,
 )
-from penstock.ids import CheckpointId
-from penstock.recovery.fencing import claim, newest_run, read_descents, refuse_if_running
+from penstock.ids import CheckpointId, RunId, checked_name
+from penstock.recovery.fencing import Claimant, claim, newest_run, read_descents, refuse_if_running
+from penstock.recovery.forget import forget_everything
 from penstock.recovery.restore import JobRecord, RestorePoint, check_job_record, restore
 from penstock.storage import LocalStorage, Storage
 from penstock.storage.names import temporary_name
@@ -48,11 +50,21 @@ class Scene:
         assert self.restore().run == 1
 
     def restore(
-        self, wanted: int | None = None, mode: Mode = Mode.EXACTLY_ONCE, storage: Storage | None = None
+        self,
+        wanted: int | None = None,
+        mode: Mode = Mode.EXACTLY_ONCE,
+        storage: Storage | None = None,
+        check: Callable[[RestorePoint], None] = lambda _: None,
     ) -> RestorePoint:
         wanted_id = None if wanted is None else CheckpointId(wanted)
         return restore(
-            storage or self.storage, {UID: self.sink}, job=JOB, mode=mode, now=NOW, wanted=wanted_id
+            storage or self.storage,
+            {UID: self.sink},
+            owner=JOB,
+            mode=mode,
+            now=NOW,
+            wanted=wanted_id,
+            check=check,
         )
 
     def stage(self, batch: int, run: int = 1) -> PreCommitted:
@@ -64,6 +76,10 @@ class Scene:
         for name in files:
             self.storage.put(name, b"rows")
         write_metadata(self.storage, completed(number, *files, run=run, transactions=promises))
+
+
+def chk(number: int, run: int = 1) -> CheckpointName:
+    return CheckpointName(CheckpointId(number), RunId(run))
 
 
 @pytest.fixture
@@ -94,7 +110,7 @@ def test_a_mark_without_its_checkpoint_is_deleted(scene: Scene) -> None:
     for number in (3, 5):
         mark_committed(scene.storage, completed(number, run=1))
     scene.restore()
-    assert [name for name in scene.storage.names() if name.startswith("chk-")] == files_of(5)
+    assert [name for name in scene.storage.names() if name.startswith("chk-")] == chk(5).files
 
 
 def test_promised_transactions_are_committed_and_others_aborted(scene: Scene) -> None:
@@ -128,11 +144,12 @@ def test_a_checkpoint_noted_as_committed_needs_its_sink_no_more(scene: Scene) ->
     assert scene.restore().id == 5
 
 
-def test_at_most_once_commits_nothing_again(scene: Scene) -> None:
-    """A commit in doubt is not made again."""
+@pytest.mark.parametrize("mode", list(Mode))
+def test_what_was_promised_under_a_mode_is_kept_under_another(scene: Scene, mode: Mode) -> None:
+    """A start in another mode commits what the checkpoint promised; one that was completed at most once promises nothing."""
     scene.checkpoint(5, promises=(scene.stage(5),))
-    scene.restore(mode=Mode.AT_MOST_ONCE)
-    assert (visible(scene.external), staged(scene.external)) == ([], [])
+    scene.restore(mode=mode)
+    assert (visible(scene.external), staged(scene.external)) == ([(1, 5, 0)], [])
 
 
 def test_transactions_of_a_newer_run_are_not_touched(scene: Scene) -> None:
@@ -142,14 +159,26 @@ def test_transactions_of_a_newer_run_are_not_touched(scene: Scene) -> None:
     assert staged(scene.external) == [(9, 0, 0)]
 
 
-def test_corrupt_metadata_falls_back(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
-    """The newest whole checkpoint is used instead, and the log says what is wrong and what follows."""
+def test_exactly_once_does_not_go_back_by_itself(scene: Scene) -> None:
+    """What a broken checkpoint had committed would be written again: the job stops, says so, and leaves everything as it is."""
     scene.checkpoint(3, "state/a")
-    scene.storage.put(metadata_name(5), b"rubbish")
+    scene.storage.put(chk(5).metadata, b"rubbish")
+    scene.storage.put("state/of-5", b"")
+    with pytest.raises(CorruptStateError, match=r"chk-5-r1/_metadata is corrupt.*start with restore=3"):
+        scene.restore()
+    assert "state/of-5" in scene.storage.names()
+    assert checkpoint_ids(scene.storage) == [3, 5]
+    assert scene.restore(wanted=3).id == 3
+
+
+def test_corrupt_metadata_falls_back(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
+    """At least once, the newest whole checkpoint is used instead, and the log says what is wrong and what follows."""
+    scene.checkpoint(3, "state/a")
+    scene.storage.put(chk(5).metadata, b"rubbish")
     with caplog.at_level(logging.WARNING):
-        point = scene.restore()
+        point = scene.restore(mode=Mode.AT_LEAST_ONCE)
     assert point.id == 3
-    assert "chk-5/_metadata is corrupt" in caplog.text
+    assert "chk-5-r1/_metadata is corrupt" in caplog.text
     assert "goes on from checkpoint 3" in caplog.text
     assert checkpoint_ids(scene.storage) == [3]
 
@@ -159,7 +188,9 @@ def test_a_missing_state_file_falls_back(scene: Scene, caplog: pytest.LogCapture
     scene.checkpoint(3, "state/a")
     scene.checkpoint(5, "state/b")
     scene.storage.delete(["state/b"])
-    assert scene.restore().id == 3
+    with pytest.raises(CorruptStateError, match=r"such as state/b.*start with restore=3"):
+        scene.restore()
+    assert scene.restore(mode=Mode.AT_LEAST_ONCE).id == 3
     assert "checkpoint 5 needs 1 state files that are gone, such as state/b" in caplog.text
 
 
@@ -251,7 +282,7 @@ def test_a_checkpoint_subsumed_during_the_take_over(scene: Scene) -> None:
     """A live run that deletes an old checkpoint between listing and reading does not break the take-over."""
     scene.checkpoint(3, "state/a")
     scene.checkpoint(5, "state/b")
-    storage = Disturbed(scene.storage.root, "", lambda: scene.storage.delete([metadata_name(3)]))
+    storage = Disturbed(scene.storage.root, "", lambda: scene.storage.delete([chk(3).metadata]))
     assert [one.checkpoint for one in scene.restore(storage=storage).retained] == [5]
 
 
@@ -333,10 +364,10 @@ def test_a_sink_that_is_down_does_not_keep_the_others_from_committing(scene: Sce
     promises = (down.stage(JOB, "a-down", run=1, batch=5), scene.stage(5))
     scene.checkpoint(5, promises=promises)
     with pytest.raises(UnavailableError, match=r"checkpoint 5 .* the sink a-down did not commit") as failed:
-        restore(scene.storage, sinks, job=JOB, mode=Mode.EXACTLY_ONCE, now=NOW)
+        restore(scene.storage, sinks, owner=JOB, mode=Mode.EXACTLY_ONCE, now=NOW)
     assert failed.value.facts == {"sinks": ("a-down",)}
     assert visible(scene.external) == [(1, 5, 0)]
-    assert restore(scene.storage, sinks, job=JOB, mode=Mode.EXACTLY_ONCE, now=NOW).id == 5
+    assert restore(scene.storage, sinks, owner=JOB, mode=Mode.EXACTLY_ONCE, now=NOW).id == 5
     assert (visible(scene.external), visible(down._external)) == ([(1, 5, 0)], [(1, 5, 0)])
 
 
@@ -358,8 +389,8 @@ def test_a_commit_that_raises_anything_may_pass(scene: Scene) -> None:
     with pytest.raises(
         UnavailableError, match="the sink function did not commit: ConnectionResetError: by peer"
     ):
-        restore(scene.storage, sinks, job=JOB, mode=Mode.EXACTLY_ONCE, now=NOW)
-    restore(scene.storage, sinks, job=JOB, mode=Mode.EXACTLY_ONCE, now=NOW)
+        restore(scene.storage, sinks, owner=JOB, mode=Mode.EXACTLY_ONCE, now=NOW)
+    restore(scene.storage, sinks, owner=JOB, mode=Mode.EXACTLY_ONCE, now=NOW)
     assert visible(down._external) == [(1, 5, 0)]
 
 
@@ -370,7 +401,7 @@ def test_a_lost_commit_is_said_before_a_sink_that_is_down(scene: Scene) -> None:
     scene.checkpoint(5, promises=promises)
     scene.external.staged.clear()
     with pytest.raises(CommitLostError):
-        restore(scene.storage, {"a-down": down, UID: scene.sink}, job=JOB, mode=Mode.EXACTLY_ONCE, now=NOW)
+        restore(scene.storage, {"a-down": down, UID: scene.sink}, owner=JOB, mode=Mode.EXACTLY_ONCE, now=NOW)
 
 
 def test_old_runs_are_forgotten(scene: Scene) -> None:
@@ -408,5 +439,158 @@ def test_a_storage_belongs_to_one_job(tmp_path: Path) -> None:
     check_job_record(storage, JobRecord("views", 128))
     with pytest.raises(ConfigError, match="belongs to the job 'views'"):
         check_job_record(storage, JobRecord("visits", 128))
-    with pytest.raises(ConfigError, match=r"this is 'views' \(format 2"):
-        check_job_record(storage, JobRecord("views", 128, 2))
+    with pytest.raises(ConfigError, match=r"this is 'views' \(format 3"):
+        check_job_record(storage, JobRecord("views", 128, format=3))
+
+
+def test_two_jobs_of_one_name_are_two_owners(tmp_path: Path) -> None:
+    """Each storage draws an identity at the first start and keeps it, so that jobs of one name tell their transactions apart."""
+    first, second = (
+        check_job_record(LocalStorage(tmp_path / name), JobRecord("views", 128)) for name in ("a", "b")
+    )
+    assert first.owner != second.owner
+    assert check_job_record(LocalStorage(tmp_path / "a"), JobRecord("views", 128)).owner == first.owner
+    assert first.owner.startswith("views-")
+
+
+def test_an_owner_is_as_short_as_a_name(tmp_path: Path) -> None:
+    """The longest job name leaves room for the identity."""
+    record = check_job_record(LocalStorage(tmp_path), JobRecord("x" * 100, 128))
+    assert checked_name("job", record.owner).endswith(record.identity)
+
+
+# ── nothing is destroyed before everything is checked, and nothing of another run ever ───────────
+
+
+def test_a_refused_checkpoint_destroys_nothing(scene: Scene) -> None:
+    """A checkpoint that does not fit the job is refused while the newer ones, and their transactions, are still there."""
+    scene.checkpoint(3, "state/a")
+    scene.checkpoint(5, "state/b", promises=(scene.stage(5),))
+
+    def refuse(point: RestorePoint) -> None:
+        raise IncompatibleStateError(f"not from {point.id}")
+
+    with pytest.raises(IncompatibleStateError, match="not from 3"):
+        scene.restore(wanted=3, check=refuse)
+    assert scene.restore().id == 5
+    assert visible(scene.external) == [(1, 5, 0)]
+
+
+def test_a_checkpoint_of_another_format_is_refused(scene: Scene) -> None:
+    """Metadata that a newer version wrote is not broken: the start is refused, and nothing is deleted."""
+    scene.checkpoint(3, "state/a")
+    scene.storage.put(chk(5).metadata, b'{"format": 99, "checksum": "", "checkpoint": {}}')
+    for wanted in (None, 3):
+        with pytest.raises(IncompatibleStateError, match="chk-5-r1/_metadata has format 99"):
+            scene.restore(wanted=wanted)
+    assert checkpoint_ids(scene.storage) == [3, 5]
+
+
+@pytest.mark.parametrize("mode", list(Mode))
+def test_vanished_metadata_is_no_start_from_nothing(scene: Scene, mode: Mode) -> None:
+    """A run went on from checkpoint 5; when that is gone the next one stops and says so, and the state stays."""
+    scene.checkpoint(5, "state/a")
+    scene.restore()
+    scene.storage.delete([chk(5).metadata])
+    with pytest.raises(
+        CorruptStateError, match="run 2 went on from checkpoint 5, and neither chk-5-r1/_metadata nor"
+    ):
+        scene.restore(mode=mode)
+    assert scene.storage.names("state") == ["state/a"]
+
+
+def test_a_subsumed_checkpoint_is_not_missed(scene: Scene) -> None:
+    """The checkpoint that a run went on from may be gone when that run has completed one of its own."""
+    scene.checkpoint(5, "state/a")
+    scene.restore()
+    scene.checkpoint(7, "state/a", run=2)
+    scene.storage.delete(chk(5).files)
+    assert scene.restore().id == 7
+
+
+def test_what_is_being_subsumed_cannot_be_chosen(scene: Scene) -> None:
+    """A run that stands still before it deletes an old checkpoint has said so in the new one: nobody goes on from the old one."""
+    scene.checkpoint(3, "state/a")
+    subsuming = msgspec.structs.replace(completed(5, run=1), oldest_retained=5)
+    write_metadata(scene.storage, subsuming)
+    with pytest.raises(ConfigError, match=r"checkpoint 3 cannot be restored: there are \[5\]"):
+        scene.restore(wanted=3)
+
+
+class StandsStillBeforeDeleting(LocalStorage):
+    """Something else happens right before the first deletion of a checkpoint."""
+
+    def __init__(self, root: Path, happens: Callable[[], None]) -> None:
+        super().__init__(root)
+        self._happens = happens
+
+    def delete(self, names: Iterable[str]) -> None:
+        names = list(names)
+        if any(name.startswith("chk-") for name in names):
+            happens, self._happens = self._happens, lambda: None
+            happens()
+        super().delete(names)
+
+
+def test_a_zombie_in_its_recovery_deletes_nothing_of_its_successor(scene: Scene) -> None:
+    """It listed what to delete before the successor completed a checkpoint of the same number."""
+    scene.checkpoint(3, "state/a")
+    scene.restore()
+    scene.checkpoint(5, "state/zombie")  # run 1, woken up
+
+    def successor() -> None:
+        assert scene.restore().run == 4
+        scene.checkpoint(5, "state/a", "state/b", run=4)
+
+    point = scene.restore(storage=StandsStillBeforeDeleting(scene.storage.root, successor))
+    assert point.run == 3
+    assert scene.restore().id == 5
+    assert scene.storage.names("state") == ["state/a", "state/b"]
+
+
+def test_a_cancelled_job_that_is_taken_over_deletes_nothing_of_its_successor(scene: Scene) -> None:
+    """Whoever takes over while a cancelled run deletes starts from nothing, and keeps what it makes."""
+    claimant = Claimant()
+    claim(scene.storage, NOW, claimant)
+    scene.checkpoint(3, "state/a", run=2)
+
+    def successor() -> None:
+        assert scene.restore().checkpoint is None
+        scene.checkpoint(3, "state/b", run=4)
+
+    forget_everything(StandsStillBeforeDeleting(scene.storage.root, successor), NOW, claimant)
+    assert scene.restore().id == 3
+    assert scene.storage.names("state") == ["state/b"]
+
+
+def test_a_fenced_run_forgets_nothing(scene: Scene) -> None:
+    """A run that is cancelled after another took the job over leaves that one's checkpoints alone."""
+    claimant = Claimant()
+    claim(scene.storage, NOW, claimant)
+    scene.restore()
+    scene.checkpoint(3, "state/a", run=3)
+    with pytest.raises(FencedError):
+        forget_everything(scene.storage, NOW, claimant)
+    assert scene.restore().id == 3
+
+
+def test_strangers_among_the_records_are_ignored(scene: Scene) -> None:
+    """File managers and network file systems leave files of their own."""
+    for name in ("runs/.nfs000000000001", "runs/.DS_Store", "runs/old.json", "runs/x.restored"):
+        scene.storage.put(name, b"?")
+    scene.checkpoint(3, "state/a")
+    for _ in range(25):
+        point = scene.restore()
+    assert (point.run, point.id) == (26, 3)
+
+
+def test_what_a_start_may_drop_is_dropped_once(tmp_path: Path) -> None:
+    """The first checkpoint that the start completes holds the state as it is to be: a restart drops nothing from it."""
+    storage, claimant = LocalStorage(tmp_path), Claimant()
+    claim(storage, NOW)
+    run = claim(storage, NOW, claimant)
+    assert claimant.still_to_drop(("views",), completed_by=run - 1) == ("views",)
+    restarted = claim(storage, NOW, claimant)
+    assert claimant.still_to_drop(("views",), completed_by=run - 1) == ("views",)
+    for completed_by in (run, restarted):
+        assert claimant.still_to_drop(("views",), completed_by=completed_by) == ()

@@ -31,8 +31,10 @@ def test_a_function_that_raises_is_retried_with_a_growing_pause(tmp_path: Path) 
     sink = WriteAheadLog(hand_over, staging=tmp_path / "staging")
     storage, clock = LocalStorage(tmp_path / "storage"), VirtualClock()
     run = claim(storage, 0.0)
-    protocol = Protocol(Checkpointing(), Identity(JOB, run, 1, 8, {"views": LAYOUT}, {"views": ()}), (), Now(0.0, 0.0))
-    coordinator = Coordinator(protocol, storage=storage, sinks={"out": sink}, run=run, clock=clock)
+    protocol = Protocol(
+        Checkpointing(), Identity(JOB, run, 1, 8, {"views": LAYOUT}, {"views": ()}), (), Now(0.0, 0.0)
+    )
+    coordinator = Coordinator(protocol, storage=storage, sinks={"out": sink}, run=run, owner=JOB, clock=clock)
     coordinator.post = lambda event: None
     coordinator._commit(Commit("out", tuple(staged(sink, run, checkpoint) for checkpoint in (1, 2, 3))))
     assert calls == [1, 2, 2, 2, 2, 3]

@@ -9,7 +9,7 @@ import msgspec
 from penstock.ids import CheckpointId, SubtaskId
 from penstock.state.handle import StateHandle
 
-FORMAT = 1
+FORMAT = 2
 
 
 class Barrier(msgspec.Struct, frozen=True):
@@ -79,6 +79,8 @@ class Completed(msgspec.Struct, frozen=True, kw_only=True):
     completed_at: float = 0.0
     duration_ms: float = 0.0
     restored_from: int = -1
+    oldest_retained: int = -1
+    """Older checkpoints are subsumed by this one. Said before they are deleted, so that nobody goes back to one meanwhile."""
 
     @property
     def id(self) -> CheckpointId:

@@ -26,7 +26,7 @@ from penstock.checkpoint.events import (
     SweepTransactions,
     WriteMetadata,
 )
-from penstock.checkpoint.metadata import exists, files_of, mark_committed, write_metadata
+from penstock.checkpoint.metadata import exists, mark_committed, name_of, write_metadata
 from penstock.checkpoint.protocol import Now, Protocol
 from penstock.clock import Clock
 from penstock.errors import (
@@ -78,6 +78,7 @@ class Coordinator:
         storage: Storage,
         sinks: Mapping[str, TwoPhaseCommitSink],
         run: RunId,
+        owner: str,
         clock: Clock,
         run_commit: Run = run_now,
         on_completed: Callable[[Completed], None] = lambda _: None,
@@ -88,6 +89,8 @@ class Coordinator:
         self._storage = storage
         self._sinks = sinks
         self._run = run
+        self._owner = owner
+        """Under which name the sinks keep this job's transactions."""
         self._clock = clock
         self._run_commit = run_commit
         self._on_completed = on_completed
@@ -215,7 +218,7 @@ class Coordinator:
         sink = self._sinks[uid]
         keep = {identity(one.transaction) for one in action.keep if one.sink == uid}
         try:
-            for transaction in list(sink.find_transactions(self.protocol.job, uid)):
+            for transaction in list(sink.find_transactions(self._owner, uid)):
                 if self._is_stray(transaction, action.up_to) and identity(transaction) not in keep:
                     sink.abort(transaction)
         except UnavailableError as error:
@@ -231,7 +234,7 @@ class Coordinator:
 
         What could not be deleted comes first the next time: a checkpoint must never outlive a file that it names.
         """
-        self._forgotten += [name for number in action.checkpoints for name in files_of(number)]
+        self._forgotten += [name for completed in action.checkpoints for name in name_of(completed).files]
         self._unnamed += action.files
         try:
             check_owner(self._storage, self._run)

@@ -130,7 +130,7 @@ class SweepTransactions:
 class Discard:
     """Delete the metadata of these checkpoints, then these files."""
 
-    checkpoints: tuple[CheckpointId, ...]
+    checkpoints: tuple[Completed, ...]
     files: tuple[str, ...]
 
 

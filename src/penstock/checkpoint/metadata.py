@@ -1,24 +1,50 @@
-"""Writing and reading `chk-<n>/_metadata`: one small file, written last, atomically, and checked when it is read. Driver.
+"""Writing and reading `chk-<n>-r<run>/_metadata`: one small file, written last, atomically, and checked when it is read. Driver.
 
-A checkpoint exists if and only if this file does. It is created exclusively, so a zombie cannot write over the owner's.
+A checkpoint exists if and only if this file does. The run that completes a checkpoint is in its name, so no name is ever used
+twice: what a run listed and deletes later, woken up from a long sleep, is never the work of another.
 """
 
 from __future__ import annotations
 
-import logging
 import re
+from typing import NamedTuple
 
 import msgspec
 import xxhash
 
 from penstock.checkpoint.completed import FORMAT, Completed
-from penstock.errors import CorruptStateError, InternalError
+from penstock.errors import CorruptStateError, IncompatibleStateError, InternalError
 from penstock.ids import CheckpointId, RunId
-from penstock.recovery.fencing import check_owner, in_line_of_descent, read_descents
 from penstock.storage import Storage
 
-_log = logging.getLogger(__name__)
-_NAME = re.compile(r"chk-(\d+)/_metadata")
+_NAME = re.compile(r"chk-(\d+)-r(\d+)/_metadata")
+
+
+class CheckpointName(NamedTuple):
+    """What tells a checkpoint from every other that the job ever had. Ordered by number, then by run."""
+
+    checkpoint: CheckpointId
+    run: RunId
+
+    @property
+    def metadata(self) -> str:
+        """The file that makes it exist."""
+        return f"{self.folder}/_metadata"
+
+    @property
+    def committed(self) -> str:
+        """The file that says that all it promised is committed."""
+        return f"{self.folder}/_committed"
+
+    @property
+    def files(self) -> list[str]:
+        """What lies in its folder, in the order of deletion: the metadata goes last, it is what others are found by."""
+        return [self.committed, self.metadata]
+
+    @property
+    def folder(self) -> str:
+        """Where it lies."""
+        return f"chk-{self.checkpoint}-r{self.run}"
 
 
 class _Envelope(msgspec.Struct, frozen=True):
@@ -31,29 +57,20 @@ _ENVELOPES = msgspec.json.Decoder(_Envelope)  # made before there are threads, s
 _COMPLETED = msgspec.json.Decoder(Completed)
 
 
-def metadata_name(checkpoint: int) -> str:
-    """Where the metadata of a checkpoint lies."""
-    return f"chk-{checkpoint}/_metadata"
-
-
-def files_of(checkpoint: int) -> list[str]:
-    """What lies in the folder of a checkpoint, in the order of deletion: the metadata goes last, it is what others are found by."""
-    return [_committed_name(checkpoint), metadata_name(checkpoint)]
-
-
-def _committed_name(checkpoint: int) -> str:
-    return f"chk-{checkpoint}/_committed"
+def name_of(completed: Completed) -> CheckpointName:
+    """The name of a completed checkpoint."""
+    return CheckpointName(completed.id, RunId(completed.run))
 
 
 def mark_committed(storage: Storage, completed: Completed) -> None:
     """Note that every transaction the checkpoint promised is committed, so that nobody need ask the sinks again."""
-    storage.put(_committed_name(completed.checkpoint), str(completed.run).encode())
+    storage.put(name_of(completed).committed, str(completed.run).encode())
 
 
 def is_committed(storage: Storage, completed: Completed) -> bool:
     """Whether `mark_committed` was reached. If not, the transactions may be committed all the same."""
     try:
-        return storage.get(_committed_name(completed.checkpoint)) == str(completed.run).encode()
+        return storage.get(name_of(completed).committed) == str(completed.run).encode()
     except FileNotFoundError:
         return False
 
@@ -65,13 +82,19 @@ def encode(completed: Completed) -> bytes:
 
 
 def decode(data: bytes, name: str) -> Completed:
-    """Read `_metadata` back, or raise `CorruptStateError` that says what is wrong with it."""
+    """Read `_metadata` back. Raises `CorruptStateError` that says what is wrong with it.
+
+    Metadata of another format is `IncompatibleStateError`: it is whole, and another version of Penstock reads it.
+    """
     try:
         envelope = _ENVELOPES.decode(data)
         found = xxhash.xxh3_64_hexdigest(bytes(envelope.checkpoint))
         if envelope.format != FORMAT:
-            raise CorruptStateError(
-                f"{name} has format {envelope.format}; this version reads format {FORMAT}"
+            raise IncompatibleStateError(
+                f"{name} has format {envelope.format}, this version of Penstock reads format {FORMAT}; nothing was changed; start the "
+                "job with the version that wrote it",
+                name=name,
+                format=envelope.format,
             )
         if found != envelope.checksum:
             raise CorruptStateError(f"{name} is corrupt: checksum {found}, expected {envelope.checksum}")
@@ -81,46 +104,39 @@ def decode(data: bytes, name: str) -> Completed:
 
 
 def write_metadata(storage: Storage, completed: Completed) -> None:
-    """Make the checkpoint exist. What a fenced run left under the same number is replaced; nothing else ever is."""
-    name = metadata_name(completed.checkpoint)
+    """Make the checkpoint exist. Called again when it is not known whether an earlier call succeeded."""
+    name = name_of(completed).metadata
     data = encode(completed)
-    if storage.create(name, data):
-        return
-    existing = storage.get(name)
-    if existing == data:
-        return  # an earlier try succeeded although it reported an error
-    if _is_valid(storage, existing, name):
-        check_owner(storage, RunId(completed.run))  # most likely a newer run wrote it
-        raise InternalError(f"{name} in {storage.uri} exists already and belongs to this job's history")
-    _log.warning("%s was left by a run that does not belong to this job's history; it is replaced", name)
-    storage.delete([name])
-    if not storage.create(name, data):
-        raise InternalError(f"{name} in {storage.uri} was written by another run in the same moment")
+    if not storage.create(name, data) and storage.get(name) != data:
+        raise InternalError(f"{name} in {storage.uri} exists already, with other content")
 
 
 def exists(storage: Storage, completed: Completed) -> bool:
     """Whether this very checkpoint was written; for when a write reported an error."""
     try:
-        return storage.get(metadata_name(completed.checkpoint)) == encode(completed)
+        return storage.get(name_of(completed).metadata) == encode(completed)
     except FileNotFoundError:
         return False
 
 
-def _is_valid(storage: Storage, data: bytes, name: str) -> bool:
-    try:
-        other = decode(data, name)
-    except CorruptStateError:
-        return False
-    return in_line_of_descent(other.id, RunId(other.run), read_descents(storage))
+def found_checkpoints(storage: Storage) -> list[CheckpointName]:
+    """All checkpoints that have metadata, valid or not, ascending."""
+    matches = (_NAME.fullmatch(name) for name in storage.names())
+    return sorted(
+        CheckpointName(CheckpointId(int(match[1])), RunId(int(match[2]))) for match in matches if match
+    )
 
 
 def checkpoint_ids(storage: Storage) -> list[CheckpointId]:
     """The numbers of all checkpoints that have metadata, valid or not, ascending."""
-    matches = (_NAME.fullmatch(name) for name in storage.names())
-    return sorted(CheckpointId(int(match[1])) for match in matches if match)
+    return [name.checkpoint for name in found_checkpoints(storage)]
 
 
-def read_metadata(storage: Storage, checkpoint: CheckpointId) -> Completed:
+def read_metadata(storage: Storage, name: CheckpointName) -> Completed:
     """Read one checkpoint's metadata."""
-    name = metadata_name(checkpoint)
-    return decode(storage.get(name), name)
+    completed = decode(storage.get(name.metadata), name.metadata)
+    if name_of(completed) != name:
+        raise CorruptStateError(
+            f"{name.metadata} is corrupt: it holds checkpoint {completed.checkpoint} of run {completed.run}"
+        )
+    return completed

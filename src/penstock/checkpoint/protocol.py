@@ -80,7 +80,6 @@ class Protocol:
         started: Now,
         restored: Iterable[StateHandle] = (),
     ) -> None:
-        self.job = identity.job
         self._settings = settings
         self._mode = settings.delivery_mode
         self._identity = identity
@@ -381,7 +380,14 @@ class Protocol:
             completed_at=now.wall,
             duration_ms=round((now.monotonic - pending.triggered_at) * 1000, 3),
             restored_from=self._identity.restored_from,
+            oldest_retained=self._oldest_retained(batch.batch),
         )
+
+    def _oldest_retained(self, newest: CheckpointId) -> CheckpointId:
+        """What is being written counts: it is there before the newest one, or never."""
+        writing = [one.writing.id for one in self.pending.values() if one.writing]
+        numbers = sorted({*(one.id for one in self.completed), *writing, newest})
+        return numbers[-self._settings.retained :][0]
 
     def _operators(self, handles: dict[SubtaskId, StateHandle]) -> dict[str, OperatorState]:
         return {
@@ -452,9 +458,9 @@ class Protocol:
     def _discard_subsumed(self) -> list[Action]:
         old = subsumed(self.completed, self._settings.retained)
         self.completed = self.completed[len(old) :]
-        return self._discard_unnamed(tuple(one.id for one in old))
+        return self._discard_unnamed(tuple(old))
 
-    def _discard_unnamed(self, checkpoints: tuple[CheckpointId, ...] = ()) -> list[Action]:
+    def _discard_unnamed(self, checkpoints: tuple[Completed, ...] = ()) -> list[Action]:
         garbage = unnamed_files(self._known, [self.needed_files])
         self._known.difference_update(garbage)
         self._durable.difference_update(garbage)

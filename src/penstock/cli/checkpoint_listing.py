@@ -7,16 +7,16 @@ from collections.abc import Sequence
 import msgspec
 
 from penstock.checkpoint.completed import Completed
-from penstock.checkpoint.metadata import checkpoint_ids, read_metadata
-from penstock.errors import ConfigError, CorruptStateError
-from penstock.ids import CheckpointId, RunId, checked_name
+from penstock.checkpoint.metadata import CheckpointName, found_checkpoints, read_metadata
+from penstock.errors import ConfigError, CorruptStateError, IncompatibleStateError
+from penstock.ids import RunId, checked_name
 from penstock.recovery.fencing import Descent, in_line_of_descent, read_descents
 from penstock.recovery.restore import JOB_FILE
 from penstock.storage import Storage, open_storage
 
 
 class Entry(msgspec.Struct, frozen=True):
-    """One `chk-<n>/_metadata`: what it holds (None if that is not readable) and why it cannot be used ('' if it can)."""
+    """One `chk-<n>-r<run>/_metadata`: what it holds (None if that is not readable) and why it cannot be used ('' if it can)."""
 
     checkpoint: int
     completed: Completed | None
@@ -26,7 +26,7 @@ class Entry(msgspec.Struct, frozen=True):
 def open_job(storage: str, job: str) -> Storage:
     """Open the folder of a job that has run; refuses one that has not, and says which have."""
     opened = open_storage(f"{storage.rstrip('/')}/{checked_name('job name', job)}")
-    if JOB_FILE in opened.names() or checkpoint_ids(opened):
+    if JOB_FILE in opened.names() or found_checkpoints(opened):
         return opened
     known = sorted(
         name.removesuffix(f"/{JOB_FILE}")
@@ -47,17 +47,17 @@ def list_checkpoints(storage: Storage) -> list[Entry]:
     """All checkpoints that have metadata, oldest first."""
     descents = read_descents(storage)
     files = set(storage.names("state"))
-    return [_entry(storage, number, descents, files) for number in checkpoint_ids(storage)]
+    return [_entry(storage, name, descents, files) for name in found_checkpoints(storage)]
 
 
-def _entry(storage: Storage, number: CheckpointId, descents: Sequence[Descent], files: set[str]) -> Entry:
+def _entry(storage: Storage, name: CheckpointName, descents: Sequence[Descent], files: set[str]) -> Entry:
     try:
-        completed = read_metadata(storage, number)
-    except CorruptStateError as error:
-        return Entry(number, None, str(error))
+        completed = read_metadata(storage, name)
+    except (CorruptStateError, IncompatibleStateError) as error:
+        return Entry(name.checkpoint, None, str(error))
     except FileNotFoundError:
-        return Entry(number, None, "it was discarded while this list was made")
-    return Entry(number, completed, _why_unusable(completed, descents, files))
+        return Entry(name.checkpoint, None, "it was discarded while this list was made")
+    return Entry(name.checkpoint, completed, _why_unusable(completed, descents, files))
 
 
 def _why_unusable(completed: Completed, descents: Sequence[Descent], files: set[str]) -> str:

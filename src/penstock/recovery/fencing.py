@@ -23,7 +23,8 @@ from penstock.errors import ConfigError, CorruptStateError, FencedError
 from penstock.ids import CheckpointId, RunId
 from penstock.storage import Storage
 
-_RECORD = re.compile(r"runs/\d+\.json")
+_FILE = re.compile(r"runs/(\d+)\.(json|restored|alive)")
+"""Anything else in the folder is not ours: file managers and network file systems leave their own."""
 
 HEARTBEAT_S = 2.0
 STALE_AFTER_S = 10.0
@@ -63,7 +64,17 @@ class Claimant:
     """One `start` of a job. Its first claim takes the job from anybody, its later ones (restarts) only from itself."""
 
     token: str = field(default_factory=lambda: secrets.token_hex(8))
-    has_claimed: bool = False
+    first_run: RunId | None = None
+
+    @property
+    def has_claimed(self) -> bool:
+        """Whether this start has had the job."""
+        return self.first_run is not None
+
+    def still_to_drop(self, drop_state: tuple[str, ...], completed_by: int) -> tuple[str, ...]:
+        """What a start was allowed to drop is dropped once: a checkpoint of one of its own runs holds nothing that is to go."""
+        spent = self.first_run is not None and completed_by >= self.first_run
+        return () if spent else drop_state
 
 
 _T = TypeVar("_T")
@@ -75,9 +86,13 @@ _DECODERS: dict[type, msgspec.json.Decoder[object]] = {
 
 def newest_run(storage: Storage) -> RunId:
     """The owner of the job; 0 when it never ran."""
-    return RunId(
-        max((int(name[5:-5]) for name in storage.names("runs") if _RECORD.fullmatch(name)), default=0)
-    )
+    return RunId(max((run for _, run in _files(storage, "json")), default=0))
+
+
+def _files(storage: Storage, *kinds: str) -> list[tuple[str, int]]:
+    """The records of these kinds, each with its run."""
+    matches = ((name, _FILE.fullmatch(name)) for name in storage.names("runs"))
+    return [(name, int(match[1])) for name, match in matches if match and match[2] in kinds]
 
 
 def claim(storage: Storage, now: float, claimant: Claimant | None = None) -> RunId:
@@ -95,7 +110,7 @@ def claim(storage: Storage, now: float, claimant: Claimant | None = None) -> Run
         run = RunId(newest + 1)
         record = RunRecord(run, platform.node(), os.getpid(), process_start(os.getpid()), now, claimant.token)
         if storage.create(f"runs/{run}.json", msgspec.json.encode(record)):
-            claimant.has_claimed = True
+            claimant.first_run = claimant.first_run or run
             return run
 
 
@@ -121,8 +136,12 @@ def record_descent(
 
 def read_descents(storage: Storage) -> list[Descent]:
     """Where the runs went on from; a run that died before it decided is not in the list, and did nothing."""
-    names = [name for name in storage.names("runs") if name.endswith(".restored")]
-    return [_read(storage, name, Descent) for name in names]
+    return [_read(storage, name, Descent) for name, _ in _files(storage, "restored")]
+
+
+def newest_descent(descents: Sequence[Descent]) -> Descent | None:
+    """That of the newest run that has decided."""
+    return max(descents, key=lambda one: one.run, default=None)
 
 
 def in_line_of_descent(checkpoint: CheckpointId, run: RunId, descents: Sequence[Descent]) -> bool:
@@ -132,7 +151,7 @@ def in_line_of_descent(checkpoint: CheckpointId, run: RunId, descents: Sequence[
     nothing, is no part of the history.
     """
     by_run = {descent.run: descent for descent in descents}
-    at = by_run.get(max(by_run, default=0))
+    at = newest_descent(descents)
     while at is not None and run < at.run:
         if checkpoint > at.restored_from:
             return False
@@ -188,8 +207,8 @@ def refuse_if_running(storage: Storage, now: float) -> None:
 
 def forget_old_runs(storage: Storage, run: RunId, keep: int = 20) -> None:
     """Delete what is left of runs long gone; the newest ones stay, they decide what the line of descent is."""
-    old = [name for name in storage.names("runs") if int(name[5:].partition(".")[0]) <= run - keep]
-    storage.delete(old)
+    files = _files(storage, "json", "restored", "alive")
+    storage.delete([name for name, number in files if number <= run - keep])
 
 
 def _seems_alive(storage: Storage, record: RunRecord, now: float) -> bool:

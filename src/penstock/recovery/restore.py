@@ -2,23 +2,26 @@
 
 The order is what makes it safe:
 1. claim the job, so that no earlier run can commit any more;
-2. list the checkpoints, choose the newest one that is whole, and record the choice;
-3. commit what it promised, abort every other transaction of the job;
-4. delete the checkpoints and files that no longer belong to anything.
+2. list the checkpoints and choose the newest one that is whole;
+3. check that the job as it is now can go on from it: whatever is refused is refused before anything is changed;
+4. record the choice;
+5. commit what it promised, abort every other transaction of the job;
+6. delete the checkpoints and files that no longer belong to anything.
 A crash in between leaves the same choice to the next run.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+import secrets
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
 
 from penstock.checkpoint.completed import Completed, PreCommitted
 from penstock.checkpoint.coordinator import commit_in_order, identity
-from penstock.checkpoint.metadata import checkpoint_ids, files_of, is_committed, read_metadata
+from penstock.checkpoint.metadata import is_committed, name_of
 from penstock.config import Mode
 from penstock.errors import (
     ConfigError,
@@ -27,18 +30,17 @@ from penstock.errors import (
     PenstockError,
     UnavailableError,
 )
-from penstock.ids import NO_CHECKPOINT, CheckpointId, RunId
+from penstock.ids import LONGEST_NAME, NO_CHECKPOINT, CheckpointId, RunId
 from penstock.recovery.fencing import (
     Claimant,
-    Descent,
     beat,
     check_owner,
     claim,
     forget_old_runs,
-    in_line_of_descent,
     read_descents,
     record_descent,
 )
+from penstock.recovery.history import choose, read_history
 from penstock.sinks.two_phase_commit import TwoPhaseCommitSink
 from penstock.storage import Storage
 
@@ -54,7 +56,14 @@ class JobRecord(msgspec.Struct, frozen=True):
 
     job: str
     max_parallelism: int
-    format: int = 1
+    identity: str = ""
+    """Drawn at the first start. Two jobs of one name, with storages of their own, may write to one target."""
+    format: int = 2
+
+    @property
+    def owner(self) -> str:
+        """The name under which sinks keep the transactions of this job and of no other."""
+        return f"{self.job[: LONGEST_NAME - len(self.identity) - 1]}-{self.identity}"
 
 
 _JOB_RECORDS = msgspec.json.Decoder(JobRecord)
@@ -77,11 +86,17 @@ class RestorePoint:
         """Its number, or `NO_CHECKPOINT`."""
         return self.retained[-1].id if self.retained else NO_CHECKPOINT
 
+    @property
+    def completed_by(self) -> RunId:
+        """The run that completed it; 0 when there is none."""
+        return RunId(self.retained[-1].run if self.retained else 0)
 
-def check_job_record(storage: Storage, record: JobRecord) -> None:
-    """Write `job.json` on the first run; refuse a job whose identity has changed since."""
-    if storage.create(JOB_FILE, msgspec.json.encode(record)):
-        return
+
+def check_job_record(storage: Storage, record: JobRecord) -> JobRecord:
+    """Write `job.json` at the first start, with an identity; later return it, or refuse a job that has changed since."""
+    new = msgspec.structs.replace(record, identity=secrets.token_hex(4))
+    if storage.create(JOB_FILE, msgspec.json.encode(new)):
+        return new
     try:
         known = _JOB_RECORDS.decode(storage.get(JOB_FILE))
     except msgspec.DecodeError as error:
@@ -101,133 +116,83 @@ def check_job_record(storage: Storage, record: JobRecord) -> None:
             value=record.max_parallelism,
             expected=known.max_parallelism,
         )
+    return known
 
 
 def restore(
     storage: Storage,
     sinks: Mapping[str, TwoPhaseCommitSink],
     *,
-    job: str,
+    owner: str,
     mode: Mode,
     now: float,
     wanted: CheckpointId | None = None,
     claimant: Claimant | None = None,
+    check: Callable[[RestorePoint], None] = lambda _: None,
 ) -> RestorePoint:
-    """Take the job over and clean up. `wanted` names an older retained checkpoint instead of the newest."""
+    """Take the job over and clean up. `wanted` names an older retained checkpoint instead of the newest.
+
+    `owner`: see `JobRecord`. `check` refuses, by raising, a checkpoint that the job cannot go on from.
+    """
     run = claim(storage, now, claimant)
     try:
-        return _take_over(storage, sinks, run=run, job=job, mode=mode, wanted=wanted)
+        point = _choose_point(storage, run, mode, wanted)
+        promised = _promised(storage, point, sinks)
+        check(point)
+        _take_over(storage, point, sinks, owner=owner, promised=promised)
     except Exception:
         beat(storage, run, now, ended=True)  # the next start must not be told that this run is alive
         raise
+    return point
+
+
+def _choose_point(storage: Storage, run: RunId, mode: Mode, wanted: CheckpointId | None) -> RestorePoint:
+    history = read_history(storage, read_descents(storage))
+    may_repeat = mode is not Mode.EXACTLY_ONCE
+    return RestorePoint(run, tuple(choose(history, wanted=wanted, may_repeat=may_repeat)))
 
 
 def _take_over(
     storage: Storage,
+    point: RestorePoint,
     sinks: Mapping[str, TwoPhaseCommitSink],
     *,
-    run: RunId,
-    job: str,
-    mode: Mode,
-    wanted: CheckpointId | None,
-) -> RestorePoint:
-    retained = choose(storage, read_descents(storage), wanted)
-    point = RestorePoint(run, tuple(retained))
-    completed_by = point.checkpoint.run if point.checkpoint else 0
-    record_descent(storage, run, point.id, completed_by)
-    check_owner(storage, run)  # whoever claims the job after this reads the record, and keeps to it
-    done = point.checkpoint is None or is_committed(storage, point.checkpoint)
-    _settle_transactions(point, sinks, job=job, commit=mode is not Mode.AT_MOST_ONCE and not done)
-    _delete_leftovers(storage, point)
-    forget_old_runs(storage, run)
-    return point
-
-
-def choose(
-    storage: Storage, descents: Sequence[Descent], wanted: CheckpointId | None = None
-) -> list[Completed]:
-    """The whole checkpoints of the job's history, oldest first, up to the one to go on from."""
-    found, broken = _read_all(storage)
-    files = set(
-        storage.names("state")
-    )  # after the checkpoints: a file is there before the checkpoint that names it
-    whole: list[Completed] = []
-    for completed in found:
-        if not in_line_of_descent(completed.id, RunId(completed.run), descents):
-            continue
-        try:
-            _check_files(completed, files)
-        except CorruptStateError as error:
-            broken.append(str(error))
-        else:
-            whole.append(completed)
-    if wanted is not None:
-        return _up_to(whole, wanted)
-    _say_what_is_broken(whole, broken)
-    return whole
-
-
-def _read_all(storage: Storage) -> tuple[list[Completed], list[str]]:
-    """All checkpoints, oldest first, and what is wrong with those that cannot be read."""
-    found: list[Completed] = []
-    broken: list[str] = []
-    for number in checkpoint_ids(storage):
-        try:
-            found.append(read_metadata(storage, number))
-        except CorruptStateError as error:
-            broken.append(str(error))
-        except FileNotFoundError:
-            _log.info("checkpoint %d was subsumed while the job was taken over", number)
-    return found, broken
-
-
-def _check_files(completed: Completed, files: set[str]) -> None:
-    missing = sorted(completed.files - files)
-    if missing:
-        raise CorruptStateError(
-            f"checkpoint {completed.checkpoint} needs {len(missing)} state files that are gone, such as {missing[0]}"
-        )
-
-
-def _up_to(whole: list[Completed], wanted: CheckpointId) -> list[Completed]:
-    numbers = [completed.checkpoint for completed in whole]
-    if wanted not in numbers:
-        raise ConfigError(
-            f"checkpoint {wanted} cannot be restored: there are {numbers or 'none'}", wanted=wanted
-        )
-    return [completed for completed in whole if completed.id <= wanted]
-
-
-def _say_what_is_broken(whole: list[Completed], broken: list[str]) -> None:
-    if not broken:
-        return
-    if not whole:
-        raise CorruptStateError(
-            f"no checkpoint can be restored: {'; '.join(broken)}. Bring the files back from a copy, or delete the "
-            "job's folder to start from nothing",
-        )
-    _log.warning(
-        "a checkpoint cannot be used: %s. The job goes on from checkpoint %d; if a later one had been committed, its "
-        "results are written again",
-        "; ".join(broken),
-        whole[-1].checkpoint,
-    )
-
-
-def _settle_transactions(
-    point: RestorePoint, sinks: Mapping[str, TwoPhaseCommitSink], *, job: str, commit: bool
+    owner: str,
+    promised: Sequence[PreCommitted],
 ) -> None:
-    promised = point.checkpoint.transactions if point.checkpoint and commit else ()
-    lost = sorted({one.sink for one in promised} - set(sinks))
+    record_descent(storage, point.run, point.id, point.completed_by)
+    check_owner(storage, point.run)  # whoever claims the job after this reads the record, and keeps to it
+    _commit_promised(point.id, promised, sinks)
+    _abort_others(point, promised, sinks, owner)
+    _delete_leftovers(storage, point)
+    forget_old_runs(storage, point.run)
+
+
+def _promised(
+    storage: Storage, point: RestorePoint, sinks: Mapping[str, TwoPhaseCommitSink]
+) -> Sequence[PreCommitted]:
+    """What the checkpoint promised and is not known to be committed. A promise is kept under whichever mode the job runs now."""
+    checkpoint = point.checkpoint
+    if checkpoint is None or not checkpoint.transactions or is_committed(storage, checkpoint):
+        return ()
+    lost = sorted({one.sink for one in checkpoint.transactions} - set(sinks))
     if lost:
         raise IncompatibleStateError(
             f"checkpoint {point.id} promises to commit transactions of the sinks {', '.join(lost)}, which the job no longer "
             "has; run the job once more with them, then remove them"
         )
-    _commit_promised(point.id, promised, sinks)
+    return checkpoint.transactions
+
+
+def _abort_others(
+    point: RestorePoint,
+    promised: Sequence[PreCommitted],
+    sinks: Mapping[str, TwoPhaseCommitSink],
+    owner: str,
+) -> None:
     keep = {(one.sink, identity(one.transaction)) for one in promised}
     for uid, sink in sinks.items():
-        for transaction in list(sink.find_transactions(job, uid)):
+        for transaction in list(sink.find_transactions(owner, uid)):
             if transaction["run"] <= point.run and (uid, identity(transaction)) not in keep:
                 _log.info(
                     "sink %s: transaction %s is aborted, no checkpoint names it", uid, identity(transaction)
@@ -261,11 +226,13 @@ def _commit_promised(
 
 
 def _delete_leftovers(storage: Storage, point: RestorePoint) -> None:
-    retained = {name for completed in point.retained for name in files_of(completed.checkpoint)}
+    retained = {name for completed in point.retained for name in name_of(completed).files}
     stale = [name for name in storage.names() if name.startswith("chk-") and name not in retained]
     needed = {name for completed in point.retained for name in completed.files}
     unnamed = [name for name in storage.names("state") if name not in needed]
-    check_owner(storage, point.run)  # after listing: nothing in the lists belongs to a newer run
+    check_owner(storage, point.run)
+    # Another run may take over in this moment: nothing in the lists is its own, for no name is used twice, and what it goes
+    # on from is retained here, for it keeps to the record of this run.
     storage.delete(stale)
     storage.delete(unnamed)
     cleaned = storage.clean_temporary(ABANDONED_AFTER_S)

@@ -10,7 +10,6 @@ import threading
 from typing import TYPE_CHECKING
 
 from penstock.checkpoint.completed import Completed
-from penstock.checkpoint.metadata import checkpoint_ids, files_of
 from penstock.clock import SYSTEM_CLOCK
 from penstock.config import OnCancel, choice
 from penstock.errors import (
@@ -23,8 +22,10 @@ from penstock.errors import (
     UnavailableError,
 )
 from penstock.ids import RunId
-from penstock.recovery.fencing import Claimant, beat, check_owner, read_descents, refuse_if_running
-from penstock.recovery.restore import JobRecord, check_job_record, choose
+from penstock.recovery.fencing import Claimant, beat, read_descents, refuse_if_running
+from penstock.recovery.forget import forget_everything
+from penstock.recovery.history import read_history
+from penstock.recovery.restore import JobRecord, check_job_record
 from penstock.spark.compiled import Compiled, compile_job
 from penstock.spark.inspection import guarantee_of, leaves
 from penstock.spark.observer import Observer, Progress
@@ -55,8 +56,9 @@ class Status(enum.Enum):
 class JobHandle:
     """Returned by `Job.start`."""
 
-    def __init__(self, job: Job, compiled: Compiled, *, available_now: bool) -> None:
+    def __init__(self, job: Job, compiled: Compiled, *, owner: str, available_now: bool) -> None:
         self._job = job
+        self._owner = owner
         self._compiled = compiled
         self._available_now = available_now
         self._stopping = threading.Event()
@@ -85,10 +87,10 @@ class JobHandle:
         guarantee = guarantee_of(job)
         compiled = compile_job(job.graph)
         job.storage.check_writable()
-        check_job_record(job.storage, JobRecord(job.name, job.max_parallelism))
+        record = check_job_record(job.storage, JobRecord(job.name, job.max_parallelism))
         if not takeover:
             refuse_if_running(job.storage, SYSTEM_CLOCK.wall())
-        handle = cls(job, compiled, available_now=available_now)
+        handle = cls(job, compiled, owner=record.owner, available_now=available_now)
         _log.info("job %s starts, %s", job.name, guarantee)
         handle._restore, handle._drop_state = restore, drop_state
         try:
@@ -143,12 +145,15 @@ class JobHandle:
 
     def checkpoints(self) -> list[Completed]:
         """The completed checkpoints in storage, oldest first, with what every subtask measured."""
-        return choose(self._job.storage, read_descents(self._job.storage))
+        storage = self._job.storage
+        return read_history(storage, read_descents(storage)).whole
 
     # ── the loop around the runs ───────────────────────────────────────────────────────────────
 
     def _prepared_run(self) -> QueryRun:
-        run = QueryRun(self._job, self._compiled, self._observer, self._available_now, self._stopping)
+        run = QueryRun(
+            self._job, self._compiled, self._observer, self._available_now, self._stopping, self._owner
+        )
         run.prepare(self._restore, self._drop_state, self._claimant)
         self._restore = None  # later attempts go on from the newest checkpoint
         return run
@@ -234,9 +239,7 @@ class JobHandle:
         on_cancel = choice("checkpoint.on_cancel", self._job.checkpoint.on_cancel, OnCancel)
         if on_cancel is OnCancel.DELETE_ON_CANCELLATION:
             storage = self._job.storage
-            check_owner(storage, RunId(self._observer.progress.run))
-            storage.delete([name for number in checkpoint_ids(storage) for name in files_of(number)])
-            storage.delete(storage.names("state") + storage.names("spark"))
+            forget_everything(storage, SYSTEM_CLOCK.wall(), self._claimant)
             shutil.rmtree(job_dir(self._job.local_dir, self._job.name, storage.uri), ignore_errors=True)
 
     def _say_goodbye(self) -> None:

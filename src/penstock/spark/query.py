@@ -35,7 +35,7 @@ from penstock.errors import (
 )
 from penstock.ids import CheckpointId, SubtaskId
 from penstock.recovery.fencing import Claimant, beat
-from penstock.recovery.restore import restore
+from penstock.recovery.restore import RestorePoint, restore
 from penstock.snapshot.mailbox import Mailbox
 from penstock.snapshot.messages import MergeDone, MergeFailed, Message, TaskFailed, UploadDone, UploadFailed
 from penstock.snapshot.rescue import Rescue, in_background
@@ -72,6 +72,8 @@ class QueryRun:
     observer: Observer
     available_now: bool
     stopping: threading.Event
+    owner: str
+    """Under which name the job keeps its transactions in the sinks, see `JobRecord`."""
     failure: BaseException | None = None
     _told: list[TaskFailed] = field(default_factory=list)
     _posted: dict[CheckpointId, set[str]] = field(default_factory=dict)
@@ -88,24 +90,32 @@ class QueryRun:
         """Take the job over and go back to its checkpoint. After this, earlier runs can do nothing any more."""
         self._sinks = {output.uid: output.sink for output in self.job.graph.outputs}
         wanted = None if restore_from is None else CheckpointId(restore_from)
+        claimant = claimant or Claimant()
         self.point = restore(
             self.job.storage,
             self._sinks,
-            job=self.job.name,
+            owner=self.owner,
             mode=self._mode,
             now=SYSTEM_CLOCK.wall(),
             wanted=wanted,
             claimant=claimant,
+            check=lambda point: self._check(point, claimant.still_to_drop(drop_state, point.completed_by)),
         )
+        drop_state = claimant.still_to_drop(drop_state, self.point.completed_by)
         beat(self.job.storage, self.point.run, SYSTEM_CLOCK.wall())
         self.observer.restored(self.point)
         back = GoingBack(self.job, self.compiled, self.point)
-        back.check_sources()
         handles = back.handles(drop_state)
         self._restored_batch = self._last_batch = back.rewind()
         self._local_dir = self._begin_local_dir(handles)
         self._handles = back.rescaled(handles, self._local_dir)
         self._compactions = Compactions(self.job.backend.choose_merge)
+
+    def _check(self, point: RestorePoint, drop_state: tuple[str, ...]) -> None:
+        """Refuse a checkpoint that does not fit the job, while nothing has been changed yet."""
+        back = GoingBack(self.job, self.compiled, point)
+        back.check_sources()
+        back.handles(drop_state)
 
     @property
     def _mode(self) -> Mode:
@@ -185,6 +195,7 @@ class QueryRun:
             sinks=self._sinks,
             run=self.point.run,
             clock=SYSTEM_CLOCK,
+            owner=self.owner,
             run_commit=run_commit,  # type: ignore[arg-type]
             on_completed=self._completed,
         )
@@ -360,7 +371,7 @@ class QueryRun:
             keep = frozenset(coordinator.protocol.needed_files.union(working, *self._posted.values()))
             completed_one = coordinator.protocol.last_completed > self.point.id
         return Assignment(
-            job=self.job.name,
+            job=self.owner,
             run=self.point.run,
             batch=batch,
             parallelism=self.job.parallelism,

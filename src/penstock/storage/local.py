@@ -20,6 +20,7 @@ from pathlib import Path
 from penstock.clock import SYSTEM_CLOCK
 from penstock.errors import UnavailableError
 from penstock.storage.base import Storage
+from penstock.storage.mounts import refuse_stale_listings
 from penstock.storage.names import checked_file_name, checked_prefix, is_temporary, temporary_name
 
 _NO_HARD_LINK = frozenset(
@@ -49,6 +50,11 @@ class LocalStorage(Storage):
     def uri(self) -> str:
         """See `Storage.uri`."""
         return str(self.root)
+
+    def check_writable(self) -> None:
+        """See `Storage.check_writable`; refuses file systems on which two runs could own the job."""
+        refuse_stale_listings(self.root, "storage")
+        super().check_writable()
 
     def put(self, name: str, data: bytes) -> None:
         """See `Storage.put`."""

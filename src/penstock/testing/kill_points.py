@@ -19,7 +19,7 @@ import msgspec
 from penstock.storage import Storage
 from penstock.storage.forwarding import ForwardingStorage
 
-_METADATA = re.compile(r"chk-(\d+)/_metadata")
+_METADATA = re.compile(r"chk-(\d+)-r\d+/_metadata")
 
 
 class Moment(enum.Enum):

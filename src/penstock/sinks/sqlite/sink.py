@@ -25,6 +25,7 @@ from penstock.sinks.staged.sink import StagedSink
 from penstock.sinks.staged.staging import StagedTransaction, local_path, storage_errors, sync_folder
 from penstock.sinks.table_mode import checked_mode
 from penstock.sinks.two_phase_commit import Transaction
+from penstock.storage.mounts import refuse_stale_listings
 
 _SHOWN_CHARACTERS = 500
 
@@ -140,6 +141,7 @@ class SQLite(StagedSink):
                 raise self._refused(dict(zip(table.column_names, rows.last, strict=True)), error) from error
 
     def _check_folders(self) -> None:
+        refuse_stale_listings(self.staging, "the folder of a SQLite sink")
         try:
             self.staging.mkdir(parents=True, exist_ok=True)
             sync_folder(self.staging.parent)

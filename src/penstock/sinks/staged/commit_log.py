@@ -1,6 +1,6 @@
 """The proof that a transaction of a file sink was committed. Driver only.
 
-    <folder>/<run>-<block>.log      one line a transaction: <checkpoint>.<subtask>.<attempt>.<token>
+    <folder>/<run>-<block>.<writer>.log      one line a transaction: <checkpoint>.<subtask>.<attempt>.<token>
 
 A file in its final place proves little: users and compactions take files away. So each commit is written
 down here, and kept for good. Nothing shorter is safe: checkpoints are retained in any number, a savepoint
@@ -8,10 +8,14 @@ may be restored after months, and either makes the driver commit again what it n
 checkpoint n' would also claim transactions that were aborted on the way to n. A line takes about 20 bytes:
 8 subtasks that commit every 10 seconds write 1.5 MB a day. Whole blocks may be deleted by hand once no
 checkpoint or savepoint that old will be restored.
+
+Each process writes to files of its own, and reads all: a run that was replaced and its successor may both write down the same
+commit, and NFS does not add to the end of a file in one step.
 """
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Iterable
 from itertools import groupby
 from pathlib import Path
@@ -25,6 +29,7 @@ from penstock.sinks.staged.staging import (
 )
 
 CHECKPOINTS_PER_BLOCK = 10_000
+_WRITER = secrets.token_hex(4)
 
 
 class CommitLog:
@@ -39,7 +44,8 @@ class CommitLog:
             for block, members in groupby(sorted(transactions, key=self._block), key=self._block):
                 self._append_lines(block, [_line(member) for member in members])
 
-    def _append_lines(self, block: Path, lines: list[str]) -> None:
+    def _append_lines(self, name: str, lines: list[str]) -> None:
+        block = self._folder / f"{name}.{_WRITER}.log"
         created = not block.exists()
         block.parent.mkdir(parents=True, exist_ok=True)
         with block.open("a", encoding="ascii") as file:
@@ -55,12 +61,12 @@ class CommitLog:
         found: set[StagedTransaction] = set()
         with storage_errors("read the commits in", self._folder):
             for block, members in groupby(sorted(transactions, key=self._block), key=self._block):
-                lines = _complete_lines(block)
+                lines = set().union(*(_complete_lines(file) for file in self._folder.glob(f"{block}.*.log")))
                 found |= {member for member in members if _line(member) in lines}
         return found
 
-    def _block(self, transaction: StagedTransaction) -> Path:
-        return self._folder / f"{transaction.run}-{transaction.checkpoint // CHECKPOINTS_PER_BLOCK}.log"
+    def _block(self, transaction: StagedTransaction) -> str:
+        return f"{transaction.run}-{transaction.checkpoint // CHECKPOINTS_PER_BLOCK}"
 
 
 def _line(transaction: StagedTransaction) -> str:

@@ -23,6 +23,7 @@ import msgspec
 from penstock.errors import ConfigError, CorruptStateError, UnavailableError
 from penstock.ids import checked_name
 from penstock.sinks.two_phase_commit import Transaction, TransactionContext
+from penstock.storage.mounts import refuse_stale_listings
 
 _NUMBERS_AND_TOKEN = re.compile(r"(\d+)\.(\d+)\.(\d+)\.(\d+)\.([0-9a-f]{8})")
 
@@ -123,6 +124,7 @@ def check_writable(folder: Path, called: str, *, below: Path | None = None) -> N
 
     The folders above it that may be new are made durable, up to `below`; without it only the one above.
     """
+    refuse_stale_listings(folder, f"{called}:")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder) as probe:

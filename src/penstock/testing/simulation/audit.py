@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing
 
 from penstock.checkpoint.completed import Completed
-from penstock.checkpoint.metadata import checkpoint_ids, files_of, read_metadata
+from penstock.checkpoint.metadata import found_checkpoints, name_of, read_metadata
 from penstock.config import Mode
 from penstock.ids import NO_CHECKPOINT, RunId, SubtaskId
 from penstock.recovery.fencing import in_line_of_descent, newest_run, read_descents
@@ -39,7 +39,7 @@ class Audit:
         """The checkpoints of the job's history, oldest first."""
         storage = self._site.storage
         descents = read_descents(storage)
-        found = [read_metadata(storage, number) for number in checkpoint_ids(storage)]
+        found = [read_metadata(storage, name) for name in found_checkpoints(storage)]
         return [one for one in found if in_line_of_descent(one.id, RunId(one.run), descents)]
 
     def whole_checkpoints(self) -> None:
@@ -96,12 +96,12 @@ class Audit:
         """Every file belongs to a checkpoint, no more are retained than asked for, no transaction is open (invariant 5)."""
         storage = self._site.storage
         found = self.checkpoints()
-        needed = {name for one in found for name in (*one.files, *files_of(one.checkpoint))}
+        needed = {name for one in found for name in (*one.files, *name_of(one).files)}
         kept = [name for name in storage.names() if not name.startswith(("runs/", "spark/"))]
         stray = sorted(set(kept) - needed)
         if stray:
             raise Violation(f"these files belong to no checkpoint: {stray}")
-        numbers = checkpoint_ids(storage)
+        numbers = [name.checkpoint for name in found_checkpoints(storage)]
         by_last_run = found and found[-1].run == newest_run(storage)
         if by_last_run and len(numbers) > self._site.workload.checkpoint.retained:
             raise Violation(f"more checkpoints are kept than asked for: {numbers}")

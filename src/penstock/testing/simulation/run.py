@@ -117,7 +117,7 @@ class SimulatedRun:
 
     def _take_over(self) -> None:
         clock, mode = self._site.clock, self._work.mode
-        self._point = restore(self._storage, self._sinks, job=JOB, mode=mode, now=clock.wall())
+        self._point = restore(self._storage, self._sinks, owner=JOB, mode=mode, now=clock.wall())
         self._site.on_restored(self._point)
         self._local_dir = self._site.local_dir(self._point.run)
         self._begin_local_dir()
@@ -190,6 +190,7 @@ class SimulatedRun:
             storage=self._storage,
             sinks=self._sinks,
             run=self._point.run,
+            owner=JOB,
             clock=self._site.clock,
             run_commit=self._commits.append,
             on_completed=self._completed,

@@ -1,0 +1,22 @@
+"""Forgetting all that a job has kept, when it is cancelled and its checkpoints are to go. Driver."""
+
+from __future__ import annotations
+
+from penstock.ids import NO_CHECKPOINT, RunId
+from penstock.recovery.fencing import Claimant, beat, check_owner, claim, record_descent
+from penstock.storage import Storage
+
+
+def forget_everything(storage: Storage, now: float, claimant: Claimant) -> RunId:
+    """Delete all checkpoints, all state and Spark's progress logs. Raises `FencedError` if the job has another owner.
+
+    It is a run of its own that goes back to nothing. So whoever takes the job over later starts from nothing too, also while this
+    one is still deleting; and what it deletes was listed before, so it is never what a later run has made.
+    """
+    run = claim(storage, now, claimant)
+    record_descent(storage, run, NO_CHECKPOINT, completed_by=0)
+    listed = [name for name in storage.names() if name.startswith(("chk-", "state/", "spark/"))]
+    check_owner(storage, run)
+    storage.delete(listed)
+    beat(storage, run, now, ended=True)
+    return run

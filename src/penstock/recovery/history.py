@@ -1,0 +1,125 @@
+"""Which checkpoints belong to the job's history, and which one a run goes on from. Reads storage only; driver."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from penstock.checkpoint.completed import Completed
+from penstock.checkpoint.metadata import CheckpointName, found_checkpoints, read_metadata
+from penstock.errors import ConfigError, CorruptStateError
+from penstock.ids import NO_CHECKPOINT, CheckpointId, RunId
+from penstock.recovery.fencing import Descent, in_line_of_descent, newest_descent
+from penstock.storage import Storage
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass
+class History:
+    """The checkpoints of the job, oldest first, and what is wrong with those that cannot be used."""
+
+    whole: list[Completed] = field(default_factory=list)
+    broken: dict[CheckpointId, str] = field(default_factory=dict)
+
+    @property
+    def newest(self) -> CheckpointId:
+        """The number of the newest whole one."""
+        return self.whole[-1].id if self.whole else NO_CHECKPOINT
+
+    @property
+    def broken_beyond(self) -> list[str]:
+        """What is wrong with checkpoints that are newer than the newest whole one."""
+        return [why for number, why in sorted(self.broken.items()) if number > self.newest]
+
+
+def read_history(storage: Storage, descents: Sequence[Descent]) -> History:
+    """What storage holds of the line of descent. Metadata of another format raises `IncompatibleStateError`."""
+    history = History()
+    found = _read_all(storage, descents, history)
+    files = set(
+        storage.names("state")
+    )  # after the checkpoints: a file is there before the checkpoint that names it
+    subsumed_before = max((one.oldest_retained for one in found), default=NO_CHECKPOINT)
+    for completed in found:
+        missing = sorted(completed.files - files)
+        if completed.id < subsumed_before:
+            continue  # whoever subsumed it may be about to delete it
+        if missing:
+            history.broken[completed.id] = (
+                f"checkpoint {completed.checkpoint} needs {len(missing)} state files that are gone, such as {missing[0]}"
+            )
+        else:
+            history.whole.append(completed)
+    _notice_what_vanished(history, descents)
+    return history
+
+
+def _read_all(storage: Storage, descents: Sequence[Descent], history: History) -> list[Completed]:
+    found: list[Completed] = []
+    for name in found_checkpoints(storage):
+        if not in_line_of_descent(name.checkpoint, name.run, descents):
+            continue
+        try:
+            found.append(read_metadata(storage, name))
+        except CorruptStateError as error:
+            history.broken[name.checkpoint] = str(error)
+        except FileNotFoundError:
+            _log.info("checkpoint %d was subsumed while the job was taken over", name.checkpoint)
+    return found
+
+
+def _notice_what_vanished(history: History, descents: Sequence[Descent]) -> None:
+    """The newest run that decided went on from a checkpoint: that one, or one of its own, must be there."""
+    last = newest_descent(descents)
+    if last is None or last.restored_from == NO_CHECKPOINT or last.completed_by is None:
+        return
+    name = CheckpointName(CheckpointId(last.restored_from), RunId(last.completed_by))
+    known = max([history.newest, *history.broken], default=NO_CHECKPOINT)
+    if known < name.checkpoint:
+        history.broken[name.checkpoint] = (
+            f"run {last.run} went on from checkpoint {name.checkpoint}, and neither {name.metadata} nor a later one is there"
+        )
+
+
+def choose(
+    history: History, *, wanted: CheckpointId | None = None, may_repeat: bool = False
+) -> list[Completed]:
+    """The whole checkpoints up to the one to go on from, oldest first; empty for a job that never completed one.
+
+    `may_repeat`: whether the job may by itself go back beyond a broken checkpoint. What that one had committed is written again.
+    """
+    if wanted is not None:
+        return _up_to(history.whole, wanted)
+    wrong = "; ".join(history.broken_beyond)
+    if not wrong:
+        return history.whole
+    if not history.whole:
+        raise CorruptStateError(
+            f"no checkpoint can be restored: {wrong}. Nothing was changed. Bring the files back from a copy, or delete the "
+            "job's folder to start from nothing",
+        )
+    if not may_repeat:
+        raise CorruptStateError(
+            f"the newest checkpoint cannot be restored: {wrong}. Nothing was changed. Checkpoint {history.newest} is whole, but what came "
+            "after it may have been committed and would be written again, so the job does not go back to it by itself. Bring the "
+            f"files back from a copy, or start with restore={history.newest} to accept that",
+            whole=history.newest,
+        )
+    _log.warning(
+        "a checkpoint cannot be used: %s. The job goes on from checkpoint %d; if a later one had been committed, its "
+        "results are written again",
+        *(wrong, history.newest),
+    )
+    return history.whole
+
+
+def _up_to(whole: list[Completed], wanted: CheckpointId) -> list[Completed]:
+    numbers = [completed.checkpoint for completed in whole]
+    if wanted not in numbers:
+        raise ConfigError(
+            f"checkpoint {wanted} cannot be restored: there are {numbers or 'none'}; nothing was changed",
+            wanted=wanted,
+        )
+    return [completed for completed in whole if completed.id <= wanted]
