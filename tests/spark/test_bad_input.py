@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from ledger import Count, Ledger
+from ledger import Count, Ledger, fail_for_good
 from pyspark.sql import functions as F
 
 import penstock as ps
@@ -240,3 +240,27 @@ def test_a_removed_operator_needs_a_word(spark, ledger):
     handle = other().start(available_now=True, drop_state=("views",))
     handle.wait()
     assert handle.progress.restored_from >= 0
+
+
+def test_what_is_dropped_is_dropped_once(spark, ledger, tmp_path):
+    """A job that was allowed to drop state, and fails later, goes on from the newer checkpoint with the state that it holds."""
+    checkpointed(spark, ledger, retained=1)
+    dropped_after = newest(ledger).checkpoint
+    ledger.fill(200)
+    marker = tmp_path / "failed"
+
+    class FailsLater(Count):
+        def process(self, key, rows, ctx):
+            if ctx.checkpoint == dropped_after + 3 and not marker.exists():
+                fail_for_good(marker)
+            yield from super().process(key, rows, ctx)
+
+    job = ledger.job(restart=ps.fixed_delay(attempts=1, delay="1ms"))
+    clicks = job.read(ledger.log.read(spark, rows_per_batch=50), uid="clicks")
+    clicks.key_by("app").process(FailsLater(), schema="app string, pv long", uid="views").write_to(
+        ledger.sqlite("since"), uid="since-out"
+    )
+    handle = job.start(available_now=True, drop_state=("views",))
+    handle.wait()
+    assert handle.progress.restarts == 1
+    assert sum(ledger.counts("since").values()) == 400

@@ -594,3 +594,19 @@ def test_what_a_start_may_drop_is_dropped_once(tmp_path: Path) -> None:
     assert claimant.still_to_drop(("views",), completed_by=run - 1) == ("views",)
     for completed_by in (run, restarted):
         assert claimant.still_to_drop(("views",), completed_by=completed_by) == ()
+
+
+def test_two_jobs_of_one_name_leave_each_other_alone(tmp_path: Path) -> None:
+    """With storages of their own and one target, the recovery of one neither aborts nor commits what the other has staged."""
+    external = External()
+    sink = TroubledSink(external)
+    storages = [LocalStorage(tmp_path / name) for name in ("a", "b")]
+    owners = [check_job_record(storage, JobRecord("views", 128)).owner for storage in storages]
+    for storage, owner in zip(storages, owners, strict=True):
+        restore(storage, {UID: sink}, owner=owner, mode=Mode.EXACTLY_ONCE, now=NOW)
+    promise = sink.stage(owners[0], UID, run=1, batch=5)
+    write_metadata(storages[0], completed(5, run=1, transactions=(promise,)))
+    restore(storages[1], {UID: sink}, owner=owners[1], mode=Mode.EXACTLY_ONCE, now=NOW)
+    assert len(external.staged) == 1
+    assert restore(storages[0], {UID: sink}, owner=owners[0], mode=Mode.EXACTLY_ONCE, now=NOW).id == 5
+    assert visible(external) == [(1, 5, 0)]
