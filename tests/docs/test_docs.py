@@ -191,7 +191,7 @@ def test_state_formats() -> None:
     }
     formats = {
         "job.json": JobRecord("", 1).format,
-        "chk-<n>/_metadata": METADATA_FORMAT,
+        "chk-<n>-r<run>/_metadata": METADATA_FORMAT,
         "runs": RUN_FORMAT,
         "log": LOG_FORMAT,
     }

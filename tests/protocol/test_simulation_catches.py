@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import product
 
 import msgspec
@@ -30,15 +31,18 @@ from penstock.testing.simulation.run import SimulatedRun
 Patch = pytest.MonkeyPatch
 Mutation = Callable[[Patch], None]
 
-MUTATIONS: dict[str, tuple[Mutation, int]] = {}
+MUTATIONS: dict[str, tuple[Mutation, int, Mode | None]] = {}
 MOST_SEEDS = 100
 
 
-def mutation(first_seed: int = 0) -> Callable[[Mutation], Mutation]:
-    """Add a mutation to the list; seeds are tried from `first_seed` on, which found it when it was written."""
+def mutation(first_seed: int = 0, only_in: Mode | None = None) -> Callable[[Mutation], Mutation]:
+    """Add a mutation to the list; seeds are tried from `first_seed` on, which found it when it was written.
+
+    `only_in`: a rule of one mode is looked for in jobs of that mode, whose operators emit once.
+    """
 
     def add(apply: Mutation) -> Mutation:
-        MUTATIONS[apply.__name__] = (apply, first_seed)
+        MUTATIONS[apply.__name__] = (apply, first_seed, only_in)
         return apply
 
     return add
@@ -131,12 +135,12 @@ def acknowledge_exactly_once_with_a_later_version(patch: Patch) -> None:
     patch.setattr(Protocol, "_barrier", lambda self, pending: pending.batch)
 
 
-@mutation()
+@mutation(0, Mode.AT_LEAST_ONCE)
 def promise_at_least_once_only_what_lies_before_the_cut(patch: Patch) -> None:
     patch.setattr(Pending, "last_version", property(lambda self: self.checkpoint))
 
 
-@mutation(279)
+@mutation(279, Mode.AT_LEAST_ONCE)
 def take_an_earlier_version_behind_a_later_one(patch: Patch) -> None:
     taken = protocol.versions_to_take
 
@@ -275,10 +279,14 @@ class _Anything(tuple[int, str]):
         return False
 
 
-def breaks(seed: int) -> bool:
+def breaks(seed: int, mode: Mode | None) -> bool:
     """Whether the simulation of this seed finds anything."""
+    workload = random_workload(seed)
+    if mode is not None:
+        checkpoint = replace(workload.checkpoint, mode=mode)
+        workload = msgspec.structs.replace(workload, checkpoint=checkpoint, emits_once=True)
     try:
-        with world(random_workload(seed), seed) as simulated:
+        with world(workload, seed) as simulated:
             simulated.live()
     except (Violation, PenstockError):
         return True
@@ -296,9 +304,9 @@ def quiet() -> Iterator[None]:
 @pytest.mark.parametrize("name", MUTATIONS)
 def test_a_broken_rule_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Some seed fails when this rule is broken."""
-    apply, first_seed = MUTATIONS[name]
+    apply, first_seed, only_in = MUTATIONS[name]
     apply(monkeypatch)
-    assert any(breaks(seed) for seed in range(first_seed, first_seed + MOST_SEEDS))
+    assert any(breaks(seed, only_in) for seed in range(first_seed, first_seed + MOST_SEEDS))
 
 
 def wake_before_every_metadata(calls: tuple[str, ...]) -> None:
