@@ -30,7 +30,10 @@ class Delivery(enum.Enum):
 
 
 class TransactionContext(msgspec.Struct, frozen=True):
-    """Who begins a transaction. `transaction_id` is unique among all attempts of all runs."""
+    """Who begins a transaction. `transaction_id` is unique among all attempts of all runs.
+
+    `job` is the job's name with the identity that its storage drew, so two jobs of one name are told apart.
+    """
 
     job: str
     sink: str
