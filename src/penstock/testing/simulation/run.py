@@ -205,10 +205,10 @@ class SimulatedRun:
 
     def _step(self) -> None:
         self._site.clock.advance(self._rng.random() * LONGEST_STEP_S)
-        choices: list[tuple[Callable[[], None], int]] = [(self._tick, 1)]
+        choices: list[tuple[Callable[[], None], float]] = [(self._tick, 1)]
         choices += [(self._deliver, 6)] if self._events else []
-        choices += [(self._commit, 4)] if self._commits else []
-        choices += [(self._upload, 3)] if self._uploads else []
+        choices += [(self._commit, self._work.commit_pace)] if self._commits else []
+        choices += [(self._upload, self._work.upload_pace)] if self._uploads else []
         choices += [(self._merge, 2)] if self._merges else []
         choices += [(self._advance_batch, 8)] if not self._draining else []
         choices += [(self._orphan, 1)] if self._site.orphans else []

@@ -32,6 +32,10 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     """How likely an I/O call of a troubled run fails."""
     mischief: float = 0.0
     """How likely, in a troubled run, Spark drops an attempt, a worker loses an upload, a machine its files."""
+    upload_pace: float = 3.0
+    """How soon uploads are performed, as a weight among everything that may happen next. A batch has 8."""
+    commit_pace: float = 4.0
+    """The same for what a sink does on the driver."""
 
     @property
     def mode(self) -> Mode:
@@ -55,7 +59,7 @@ def random_workload(seed: int) -> Workload:
         tolerable_failures=rng.choice([0, 1, 3]),
         retained=rng.choice([1, 1, 2, 3]),
     )
-    return Workload(
+    drawn = Workload(
         checkpoint=checkpoint,
         backend=rng.choice(["filesystem", "filesystem", "memory"]),
         partitions=rng.randint(1, 3),
@@ -68,4 +72,9 @@ def random_workload(seed: int) -> Workload:
         flakiness=rng.choice([0.0, 0.0, 0.01, 0.05]),
         mischief=rng.choice([0.0, 0.02, 0.1]),
         emits_once=rng.choice([True, False]),
+        upload_pace=rng.choice([3.0, 3.0, 0.5]),
+        commit_pace=rng.choice([4.0, 4.0, 0.2]),
     )
+    if drawn.emits_once:  # which tells little when every key is seen in the first batch
+        return msgspec.structs.replace(drawn, keys=rng.choice([drawn.keys, drawn.records]))
+    return drawn
