@@ -5,6 +5,7 @@ DataFrames and Columns are only passed through here: the spark package looks int
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -56,6 +57,31 @@ class Aggregate:
     columns: dict[str, Column]
 
 
+@dataclass(frozen=True)
+class Order:
+    """A column that puts the rows of a key in order."""
+
+    column: str
+    descending: bool = False
+
+
+_ORDER = re.compile(r"\s*(?:`((?:[^`]|``)+)`|([^\s`]+))(?:\s+(asc|desc))?\s*", re.IGNORECASE)
+
+
+def parse_order(given: object) -> Order:
+    """Read 'column', 'column asc' or 'column desc'; a name with spaces stands in backticks."""
+    match = _ORDER.fullmatch(given) if isinstance(given, str) else None
+    if match is None:
+        raise ConfigError(
+            f"order_by={given!r}: it takes the name of a column, alone or followed by asc or desc, such as 'at' or 'at desc'; "
+            "a name with spaces stands in backticks",
+            value=given,
+        )
+    quoted, plain, direction = match.groups()
+    column = quoted.replace("``", "`") if quoted else plain
+    return Order(column, descending=(direction or "asc").lower() == "desc")
+
+
 @dataclass(frozen=True, eq=False)
 class Process:
     """The user's own Python code, per key or in columns."""
@@ -66,7 +92,7 @@ class Process:
     operator: KeyedProcess | BatchProcess
     schema: str
     output: pa.Schema
-    order_by: tuple[str, ...]
+    order_by: tuple[Order, ...]
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from penstock.config import Checkpointing, Duration, seconds, whole_number
 from penstock.errors import ConfigError
-from penstock.graph import Aggregate, Graph, Node, Output, Process, Source, Transform, Union
+from penstock.graph import Aggregate, Graph, Node, Output, Process, Source, Transform, Union, parse_order
 from penstock.guarantee import Guarantee
 from penstock.ids import checked_name
 from penstock.operators.batch_process import BatchProcess
@@ -202,14 +202,14 @@ class KeyedStream:
     ) -> Stream:
         """Run own Python code with state: a `KeyedProcess` key by key, a `BatchProcess` in columns. `schema` is the DDL of its results.
 
-        `order_by`: columns (or 'column desc') that put the rows of a key in order within a batch.
+        `order_by`: columns ('at', 'at asc' or 'at desc') that put the rows of a key in order within a batch.
         """
         if not isinstance(operator, KeyedProcess | BatchProcess):
             raise ConfigError(
                 f"process({operator!r}): it takes an instance of a KeyedProcess or BatchProcess subclass",
                 uid=uid,
             )
-        order = (order_by,) if isinstance(order_by, str) else tuple(order_by)
+        order = (order_by,) if isinstance(order_by, str) else order_by
         node = Process(
             self._job.graph.new_uid("operator", uid),
             self._node,
@@ -217,7 +217,7 @@ class KeyedStream:
             operator,
             schema,
             arrow_schema(schema),
-            order,
+            tuple(map(parse_order, order)),
         )
         self._job.graph.operators.append(node)
         return Stream(self._job, node)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import datetime as dt
 import math
 import random
-from decimal import Context
+from collections.abc import Iterator
+from decimal import Context, Decimal
 from typing import Any
 
 import numpy as np
@@ -141,6 +142,47 @@ def test_merged_batches_equal_one_group_by(spark: SparkSession, seed: int) -> No
             assert str(mine) == str(theirs), (name, seed)
 
 
+@pytest.fixture
+def ansi_off(spark: SparkSession) -> Iterator[None]:
+    spark.conf.set("spark.sql.ansi.enabled", "false")
+    yield
+    spark.conf.unset("spark.sql.ansi.enabled")
+
+
+@pytest.mark.usefixtures("ansi_off")
+def test_overflow_without_ansi_is_that_of_group_by(spark: SparkSession) -> None:
+    """Without ANSI mode sums wrap or are null, and text that is no number is skipped, wherever the batches are cut."""
+    huge, near = 9 * 10**37, 9 * 10**36
+    amounts: list[list[int | None]] = [
+        [huge, huge, huge, 1, None],  # overflows from batch to batch
+        [huge, 5, 7, None, None, huge],  # inside the first batch
+        [5, 7, huge, 1, 1, None, None, huge],  # inside a later one
+        [1, 2, None, 4, 5],
+        [None, None, None, None, None],
+        [near, None, None, None, None],  # the sum fits, the average does not
+    ]
+    rows = [
+        (k, Decimal(v) if v else None, (v and min(v, 2**62)), str(v or "none"), n)
+        for k, values in enumerate(amounts)
+        for n, v in enumerate(values)
+    ]
+    frame = (
+        spark.createDataFrame(rows, "k int, w decimal(38,0), l long, s string, n long").coalesce(1).cache()
+    )
+    columns = {
+        "sum_w": F.sum("w"),
+        "avg_w": F.avg("w"),
+        "sum_l": F.sum("l"),
+        "sum_s": F.sum("s"),
+        "avg_s": F.avg("s"),
+    }
+    _, merged = run_batches(frame, columns)
+    whole = keyed_table(frame.groupBy("k").agg(*[column.alias(name) for name, column in columns.items()]))
+    assert whole["sum_w"].null_count == 4
+    assert min(whole["sum_l"].drop_null().to_pylist()) < 0
+    assert merged.to_pylist() == whole.drop_columns("k").to_pylist()
+
+
 def test_kinds_and_state_columns(spark: SparkSession) -> None:
     """An aggregate keeps itself, an average a sum and a count, under names that depend only on its own name."""
     frame = spark.createDataFrame([], SCHEMA)
@@ -151,6 +193,7 @@ def test_kinds_and_state_columns(spark: SparkSession) -> None:
         ("__mean_count", Kind.COUNT, pa.int64()),
     ]
     assert spec.output == pa.decimal128(14, 6)
+    assert [p.name for p in describe("all", F.sum("p"), frame).partials] == ["__all_sum", "__all_count"]
     assert describe("pv", F.count("*"), frame).partials[0].name == "__pv_count"
     assert describe("m", F.avg("l"), frame).partials[0].type == pa.float64()
 

@@ -262,19 +262,20 @@ def test_idle_job_completes_its_last_batch(spark, ledger):
 
 
 def test_rows_reach_user_code_in_order(spark, ledger):
-    """With order_by the rows of a key come in that order within a batch."""
+    """With order_by the rows of a key come in that order within a batch, also where names hold dots and spaces."""
 
     class InOrder(ps.KeyedProcess):
         def process(self, key, rows, ctx):
-            users = [row.user for row in rows]
+            users = [row["user id"] for row in rows]
             yield key, users == sorted(users, reverse=True), len(rows)
 
     for partition in (0, 1):
         ledger.append(partition, "a", 500)
     job = ledger.job()
-    clicks = job.read(ledger.log.read(spark), uid="clicks").transform(lambda df: df.orderBy(F.rand(3)))
-    clicks.key_by("app").process(
-        InOrder(), schema="app string, ok boolean, n long", uid="ordered", order_by=["user desc"]
+    named = ledger.log.read(spark).withColumnsRenamed({"app": "the.app", "user": "user id"})
+    clicks = job.read(named, uid="clicks").transform(lambda df: df.orderBy(F.rand(3)))
+    clicks.key_by("the.app").process(
+        InOrder(), schema="app string, ok boolean, n long", uid="ordered", order_by=["`user id` desc"]
     ).write_to(ledger.files(), uid="out")
     job.run(available_now=True)
     assert ledger.rows() == [{"app": "a", "ok": True, "n": 1000}]
@@ -292,17 +293,19 @@ def test_keys_of_several_types(spark, ledger):
         "m": (F.col("user") % 5).cast("decimal(10,2)"),
         "s": F.struct("app", (F.col("user") % 2).alias("parity")),
         "t": F.timestamp_seconds(F.col("user") % 3),
+        "with.dot": F.col("user") % 3,
     }
     job = ledger.job()
     clicks = job.read(ledger.log.read(spark, rows_per_batch=200).withColumns(columns), uid="clicks")
     for name in columns:
-        clicks.key_by(name, "app").aggregate(n=F.count("*"), uid=f"by-{name}").write_to(
-            ledger.files(f"by-{name}"), uid=f"out-{name}"
+        uid = name.replace(".", "-")
+        clicks.key_by(name, "app").aggregate(n=F.count("*"), uid=f"by-{uid}").write_to(
+            ledger.files(f"by-{name}"), uid=f"out-{uid}"
         )
     job.run(available_now=True)
     whole = spark.createDataFrame(ledger.log.table().to_pandas()).withColumns(columns)
     for name in columns:
-        wanted = sorted(row["count"] for row in whole.groupBy(name, "app").count().collect())
+        wanted = sorted(row["count"] for row in whole.groupBy(f"`{name}`", "app").count().collect())
         newest: dict[str, int] = {}
         for row in ledger.rows(f"by-{name}"):
             key = repr((row[name], row["app"]))

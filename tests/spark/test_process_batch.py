@@ -107,8 +107,12 @@ def test_rows_of_a_key_come_in_order(spark, ledger):
 
 
 def test_what_is_no_operator_is_refused(spark, ledger):
-    """A class instead of an instance, or a function, is refused before anything starts."""
+    """A class instead of an instance, a function, or an order that is none, is refused before anything starts."""
     clicks = ledger.job().read(ledger.log.read(spark), uid="clicks")
     for wrong in (ArrowCount, lambda keys, batch, state: None):
         with pytest.raises(ps.ConfigError, match="an instance of a KeyedProcess or BatchProcess subclass"):
             clicks.key_by("app").process(wrong, schema="app string, n long", uid="o")
+    with pytest.raises(ps.ConfigError, match=r"order_by='user descending'.*asc or desc"):
+        clicks.key_by("app").process(
+            ArrowCount(), schema="app string, n long", uid="o", order_by="user descending"
+        )

@@ -31,6 +31,15 @@ def test_every_key_gets_its_rows_in_order(keys, numbers):
         assert rows["at"].to_pylist() == [at for at, one in enumerate(keys) if one == key]
 
 
+def test_a_collision_concerns_only_the_keys_that_share_the_number():
+    """Keys that Python cannot even hold are grouped, those in a collision and those beside it: none goes through Python objects."""
+    days = pa.array([3_000_000, 3_000_001, 3_000_000, 3_000_002, 3_000_002], pa.int32()).cast(pa.date32())
+    rows = pa.table({"k": days, "at": list(range(5)), SORT_KEY: pa.array([7, 7, 7, 9, 9], pa.int64())})
+    grouped = group_rows(rows, ["k"])
+    assert grouped.starts.tolist() == [0, 2, 3, 5]
+    assert grouped.table["at"].to_pylist() == [0, 2, 1, 3, 4]
+
+
 def test_an_empty_table_has_no_keys():
     """No rows, no keys."""
     assert len(group_rows(table([], []), ["k"]).keys) == 0

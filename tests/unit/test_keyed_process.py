@@ -288,3 +288,30 @@ def test_the_garbage_collector_is_as_before(tmp_path, fails):
         Harness(Watches(), tmp_path).run([("a", 1)])
     assert inside[0] > before[0]
     assert gc.get_threshold() == before
+
+
+def test_a_map_is_a_dictionary_always(tmp_path):
+    """A map in state reads as the dictionary it was set to, in every batch and wherever it stands; a default in pairs does too."""
+    looks = []
+
+    class Pages(KeyedProcess):
+        seen = ValueState("map<string,long>", default={})
+        pairs = ValueState("map<string,long>", default=[("x", 1)])
+        deep = ValueState("struct<all:array<map<long,map<string,long>>>>")
+
+        def process(self, key, rows, ctx):
+            looks.append((dict(self.seen.value), self.pairs.value, self.deep.value))
+            self.seen.value["x"] = self.seen.value.get("x", 0) + len(rows)
+            self.deep.value = {"all": [{1: {"y": 2}}, None]}
+
+    harness = Harness(Pages(), tmp_path)
+    for _ in range(2):
+        harness.run([("a", 1)])
+    assert looks == [({}, {"x": 1}, None), ({"x": 1}, {"x": 1}, {"all": [{1: {"y": 2}}, None]})]
+
+
+def test_a_map_in_a_row_is_a_dictionary():
+    """A map column of the input gives dictionaries by every way of looking at it."""
+    maps = pa.array([[("x", 1)], None], pa.map_(pa.string(), pa.int64()))
+    rows = Rows(RowTable(pa.table({"m": maps})), 0, 2)
+    assert rows.column("m") == [rows[0].m, rows[1]["m"]] == [{"x": 1}, None]

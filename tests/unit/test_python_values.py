@@ -1,4 +1,4 @@
-"""Columns become the same Python objects that Arrow makes of them."""
+"""Columns become the same Python objects that Arrow makes of them, and maps dictionaries."""
 
 # ruff: noqa: DTZ001, DTZ901 - the zone is given by the column
 
@@ -30,6 +30,25 @@ VALUES = {
     pa.timestamp("us", tz="+02:00"): st.datetimes(datetime(1970, 1, 2), datetime(2100, 1, 1)),
     pa.timestamp("ns"): st.datetimes(datetime(1970, 1, 2), datetime(2100, 1, 1)),
     pa.list_(pa.int64()): st.lists(st.integers(0, 9), max_size=3),
+    pa.struct([("a", pa.int64()), ("at", pa.timestamp("us", tz="UTC"))]): st.fixed_dictionaries(
+        {"a": st.none() | st.integers(0, 9), "at": st.none() | st.datetimes()}
+    ),
+    pa.map_(pa.string(), pa.list_(pa.int8())): st.dictionaries(
+        st.text(max_size=2), st.none() | st.lists(st.integers(0, 9), max_size=2), max_size=3
+    ),
+    pa.list_(pa.struct([("m", pa.map_(pa.int64(), pa.map_(pa.string(), pa.int64())))])): st.lists(
+        st.fixed_dictionaries(
+            {
+                "m": st.none()
+                | st.dictionaries(
+                    st.integers(0, 3),
+                    st.dictionaries(st.text(max_size=1), st.none() | st.integers(0, 3), max_size=2),
+                    max_size=2,
+                )
+            }
+        ),
+        max_size=3,
+    ),
 }
 
 
@@ -42,11 +61,24 @@ def test_values_are_what_arrow_gives(kind, data):
     whole = pa.array(values, type=kind)
     first = data.draw(st.integers(0, len(values)))
     for column in (whole, whole.slice(first), pa.chunked_array([whole, whole.slice(first)], type=kind)):
-        expected = column.to_pylist()
+        expected = column.to_pylist(maps_as_pydicts="strict")
         assert list(map(repr, python_values(column))) == list(map(repr, expected))
         assert [getattr(value, "fold", 0) for value in python_values(column)] == [
             getattr(value, "fold", 0) for value in expected
         ]
+
+
+def test_keys_of_a_map_that_could_change_are_tuples():
+    """A dictionary cannot have lists or dictionaries as keys; what comes out can be stored again."""
+    inner = pa.struct([("a", pa.int64()), ("b", pa.list_(pa.int64()))])
+    column = pa.array([[({"a": 1, "b": [2, 3]}, "x")]], pa.map_(inner, pa.string()))
+    assert python_values(column) == [{(1, (2, 3)): "x"}]
+    assert pa.array(python_values(column), column.type).equals(column)
+
+
+def test_the_last_of_equal_keys_counts():
+    """Spark can be told to let a key stand twice in a map."""
+    assert python_values(pa.array([[("x", 1), ("x", 2)]], pa.map_(pa.string(), pa.int64()))) == [{"x": 2}]
 
 
 @pytest.mark.parametrize(

@@ -3,9 +3,12 @@
     rows of a batch --(Spark, JVM)--> partials, one row a key --merge--> state --finish--> output columns
 
 A partial is a value that can be merged with another of its kind without the rows behind it. Every aggregate
-is its own partial, but the average, which is a sum and a count. Null and NaN follow Spark, so that the result
-is what Spark's `groupBy` says about the whole input: null is skipped, a sum of nothing is null, a count is
-never null, NaN is larger than any number. Where Spark raises on overflow (its ANSI mode), so does this.
+is its own partial, but the average and the sum of decimals, which are a sum and a count. Null and NaN follow
+Spark, so that the result is what Spark's `groupBy` says about the whole input: null is skipped, a sum of nothing
+is null, a count is never null, NaN is larger than any number.
+
+Overflow follows Spark too. In its ANSI mode it is an error. Without, a sum of integers begins again at the other
+end, and a sum of decimals is null from then on: the count tells such a null from that of a sum of nothing.
 
 An average of integers is a sum of doubles in Spark, and here; so beyond 2**53, and for floating sums, the
 last digits depend on the order of additions, in Spark as well.
@@ -17,6 +20,7 @@ import decimal
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -54,12 +58,16 @@ class Partial:
 
 @dataclass(frozen=True)
 class AggregateSpec:
-    """One aggregate: the user's name, what is kept, and the type that Spark gives its result."""
+    """One aggregate: the user's name, what is kept, the type that Spark gives its result, and whether overflow is an error."""
 
     name: str
     kind: Kind
     partials: tuple[Partial, ...]
     output: pa.DataType
+    ansi: bool = True
+
+
+Rule = Callable[[pa.Array, pa.Array, AggregateSpec], pa.Array]
 
 
 def partial_name(aggregate: str, rule: Kind) -> str:
@@ -85,22 +93,28 @@ def merge(
     Both are read by column name and may have more columns. Raises `BadRecordError` when a sum does not fit.
     """
     known = None if found.all() else pa.array(found)
-    merged = []
+    merged: list[pa.Array] = []
     for spec in specs:
-        for partial in spec.partials:
-            before = _stored(old, partial)
-            if known is not None:
-                before = pc.if_else(known, before, pa.scalar(None, partial.type))
-            if partial.rule is Kind.COUNT and before.null_count != len(found) - np.count_nonzero(found):
-                raise CorruptStateError(
-                    f"aggregate {spec.name!r}: a known key has no count in state column {partial.name!r}; "
-                    "restore an older checkpoint",
-                    column=spec.name,
-                )
-            merged.append(
-                _RULES[partial.rule](before, new.column(partial.name).cast(partial.type), spec.name)
-            )
+        before = [_known(_stored(old, partial), known) for partial in spec.partials]
+        _check_counts(spec, before, int(np.count_nonzero(~found)))
+        added = [new.column(partial.name).cast(partial.type) for partial in spec.partials]
+        merged.extend(_merged(spec, before, added))
     return pa.RecordBatch.from_arrays(merged, schema=state_schema(specs))
+
+
+def _known(before: pa.Array, known: pa.Array | None) -> pa.Array:
+    """What `old` says about keys that were not found means nothing."""
+    return before if known is None else pc.if_else(known, before, pa.scalar(None, before.type))
+
+
+def _check_counts(spec: AggregateSpec, before: Sequence[pa.Array], unknown: int) -> None:
+    for partial, column in zip(spec.partials, before, strict=True):
+        if partial.rule is Kind.COUNT and column.null_count != unknown:
+            raise CorruptStateError(
+                f"aggregate {spec.name!r}: a known key has no count in state column {partial.name!r}; "
+                "restore an older checkpoint",
+                column=spec.name,
+            )
 
 
 def finish(specs: Sequence[AggregateSpec], state: pa.RecordBatch) -> pa.RecordBatch:
@@ -131,38 +145,67 @@ def _either(both: pa.Array, before: pa.Array, added: pa.Array) -> pa.Array:
     return pc.coalesce(both, before, added)
 
 
-def _sum(before: pa.Array, added: pa.Array, name: str) -> pa.Array:
+def _merged(spec: AggregateSpec, before: Sequence[pa.Array], added: Sequence[pa.Array]) -> Sequence[pa.Array]:
+    if [partial.rule for partial in spec.partials] == [Kind.SUM, Kind.COUNT] and pa.types.is_decimal(
+        spec.partials[0].type
+    ):
+        return _decimal_total(spec, before, added)
+    return [
+        _RULES[partial.rule](kept, batch, spec)
+        for partial, kept, batch in zip(spec.partials, before, added, strict=True)
+    ]
+
+
+def _sum(before: pa.Array, added: pa.Array, spec: AggregateSpec) -> pa.Array:
+    if not spec.ansi:
+        return _either(pc.add(before, added), before, added)
     try:
-        if pa.types.is_decimal(before.type):
-            wide = pa.decimal256(before.type.precision, before.type.scale)
-            both = pc.add(before.cast(wide), added.cast(wide)).cast(before.type)
-        else:
-            both = pc.add_checked(before, added)
+        return _either(pc.add_checked(before, added), before, added)
     except pa.ArrowInvalid as error:
-        raise _overflow(before, added, name) from error
-    return _either(both, before, added)
-
-
-def _overflow(before: pa.Array, added: pa.Array, name: str) -> BadRecordError:
-    """Name the first pair whose sum does not fit; only on the way to a failure, so a loop will do."""
-    if pa.types.is_decimal(before.type):
-        limit: decimal.Decimal | int = decimal.Decimal(10) ** (before.type.precision - before.type.scale)
-    else:
         limit = 1 << (before.type.bit_width - 1)
+        raise _overflow(spec, before, added, lambda total: -limit <= total < limit) from error
+
+
+def _decimal_total(
+    spec: AggregateSpec, before: Sequence[pa.Array], added: Sequence[pa.Array]
+) -> Sequence[pa.Array]:
+    """A sum and a count. A sum that overflowed is null although there is a count, and stays so."""
+    kind = before[0].type
+    limit = decimal.Decimal(10) ** (kind.precision - kind.scale)
+    wide = pa.decimal256(kind.precision, kind.scale)
+    both = pc.add(before[0].cast(wide), added[0].cast(wide))
+    bound = pa.scalar(limit, pa.decimal256(kind.precision + 1, kind.scale))
+    too_large = pc.greater_equal(pc.abs(both), bound).fill_null(fill_value=False)
+    if spec.ansi and too_large.true_count:
+        raise _overflow(spec, before[0], added[0], lambda total: abs(total) < limit)
+    lost = pc.or_(too_large, pc.or_(_overflowed(*before), _overflowed(*added)))
+    fitting = pc.if_else(too_large, pa.scalar(None, both.type), both).cast(kind)
+    total = pc.if_else(lost, pa.scalar(None, kind), _either(fitting, before[0], added[0]))
+    return total, _count(before[1], added[1], spec)
+
+
+def _overflowed(total: pa.Array, count: pa.Array) -> pa.Array:
+    return pc.and_(total.is_null(), pc.greater(count, 0).fill_null(fill_value=False))
+
+
+def _overflow(
+    spec: AggregateSpec, before: pa.Array, added: pa.Array, fits: Callable[[Any], bool]
+) -> BadRecordError:
+    """Name the first pair whose sum does not fit; only on the way to a failure, so a loop will do."""
     pairs = zip(before.to_pylist(), added.to_pylist(), strict=True)
     with decimal.localcontext(prec=100):
-        kept, batch = next((a, b) for a, b in pairs if None not in (a, b) and not -limit <= a + b < limit)
+        kept, batch = next((a, b) for a, b in pairs if None not in (a, b) and not fits(a + b))
     return BadRecordError(
-        f"aggregate {name!r} overflows {before.type}: the state holds {kept} and the batch adds {batch}; "
+        f"aggregate {spec.name!r} overflows {before.type}: the state holds {kept} and the batch adds {batch}; "
         "a restart would meet it again: aggregate a wider type, for example a decimal or a double",
-        column=name,
+        column=spec.name,
         state=kept,
         batch=batch,
     )
 
 
-def _count(before: pa.Array, added: pa.Array, name: str) -> pa.Array:
-    return _sum(before.fill_null(0), added, name)
+def _count(before: pa.Array, added: pa.Array, spec: AggregateSpec) -> pa.Array:
+    return _sum(before.fill_null(0), added, spec)
 
 
 def _extreme(before: pa.Array, added: pa.Array, *, smallest: bool) -> pa.Array:
@@ -173,16 +216,16 @@ def _extreme(before: pa.Array, added: pa.Array, *, smallest: bool) -> pa.Array:
     return _either(pc.if_else(keep, before, added), before, added)
 
 
-def _by(function: Callable[[pa.Array, pa.Array], pa.Array]) -> Callable[[pa.Array, pa.Array, str], pa.Array]:
+def _by(function: Callable[[pa.Array, pa.Array], pa.Array]) -> Rule:
     """A rule from a function that gives null where either value is null."""
-    return lambda before, added, _name: _either(function(before, added), before, added)
+    return lambda before, added, _spec: _either(function(before, added), before, added)
 
 
-_RULES: dict[Kind, Callable[[pa.Array, pa.Array, str], pa.Array]] = {
+_RULES: dict[Kind, Rule] = {
     Kind.COUNT: _count,
     Kind.SUM: _sum,
-    Kind.MIN: lambda before, added, _name: _extreme(before, added, smallest=True),
-    Kind.MAX: lambda before, added, _name: _extreme(before, added, smallest=False),
+    Kind.MIN: lambda before, added, _spec: _extreme(before, added, smallest=True),
+    Kind.MAX: lambda before, added, _spec: _extreme(before, added, smallest=False),
     Kind.BOOL_AND: _by(pc.and_),
     Kind.BOOL_OR: _by(pc.or_),
     Kind.BIT_AND: _by(pc.bit_wise_and),
@@ -213,8 +256,12 @@ def _decimal_average(spec: AggregateSpec, total: pa.Array, count: pa.Array) -> p
     try:
         return quotient.cast(spec.output)
     except pa.ArrowInvalid as error:
-        raise BadRecordError(
-            f"aggregate {spec.name!r}: an average does not fit {spec.output}; "
-            "a restart would meet it again: average a decimal with fewer whole digits, or a double",
-            column=spec.name,
-        ) from error
+        if spec.ansi:
+            raise BadRecordError(
+                f"aggregate {spec.name!r}: an average does not fit {spec.output}; "
+                "a restart would meet it again: average a decimal with fewer whole digits, or a double",
+                column=spec.name,
+            ) from error
+    limit = decimal.Decimal(10) ** (spec.output.precision - spec.output.scale)
+    fitting = [None if value is None or abs(value) >= limit else value for value in quotient.to_pylist()]
+    return pa.array(fitting, quotient.type).cast(spec.output)

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.errors import BadRecordError
-from penstock.operators.run_process import to_array
+from penstock.operators.encoding import to_array
 
 _FAMILIES = (
     ("number", (pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal)),

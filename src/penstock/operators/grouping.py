@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -12,7 +11,7 @@ import pyarrow as pa
 from penstock.errors import BadRecordError, InternalError
 from penstock.operators.row_order import stable_order
 from penstock.operators.wide_columns import narrowed, widened
-from penstock.state.backends.equality import rows_equal
+from penstock.state.backends.equality import Flags, rows_equal
 from penstock.state.keys import KeyBatch, SortKeys, key_groups, owners
 
 SORT_KEY = "__sort_key"
@@ -35,13 +34,12 @@ def group_rows(table: pa.Table, key_names: list[str]) -> Grouped:
     if not _is_identity(order):
         table, sort_keys = table.take(pa.array(order)), sort_keys[order]
     table = table.combine_chunks()
-    first = _first_rows(sort_keys, _key_columns(table, key_names))
-    if first is None:
-        order = _order_with_collisions(sort_keys, _key_columns(table, key_names))
+    differs = _differs(sort_keys, _key_columns(table, key_names))
+    if differs.any():
+        order = _order_with_collisions(sort_keys, _key_columns(table, key_names), differs)
         table = table.take(pa.array(order)).combine_chunks()
-        first = _first_rows(sort_keys, _key_columns(table, key_names), ordered=True)
-        if first is None:
-            raise InternalError("rows with colliding sort keys could not be ordered")
+        differs = _differs(sort_keys, _key_columns(table, key_names))
+    first = _starts(differs | (sort_keys[1:] != sort_keys[:-1]))[: len(sort_keys)]
     keys = KeyBatch(sort_keys[first], _record_batch(narrowed(table.select(key_names).take(pa.array(first)))))
     return Grouped(keys, np.append(first, len(sort_keys)), table)
 
@@ -97,35 +95,46 @@ def _record_batch(table: pa.Table) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(columns, schema=table.schema)
 
 
-def _first_rows(
-    sort_keys: SortKeys, keys: list[pa.Array], *, ordered: bool = False
-) -> npt.NDArray[np.int64] | None:
-    """The first row of every key; None when rows of colliding keys may be interleaved."""
-    if not len(sort_keys):
-        return np.zeros(0, dtype=np.int64)
-    same_number = sort_keys[1:] == sort_keys[:-1]
-    changes = ~same_number
-    if same_number.any():
-        before, after = [key.slice(0, len(key) - 1) for key in keys], [key.slice(1) for key in keys]
-        differs = same_number & ~rows_equal(before, after)
-        if differs.any() and not ordered:
-            return None
-        changes |= differs
+def _differs(sort_keys: SortKeys, keys: list[pa.Array]) -> Flags:
+    """For every row but the first: whether it has another key than the row before it, under the same sort key."""
+    same_number: Flags = sort_keys[1:] == sort_keys[:-1]
+    if not same_number.any():
+        return same_number
+    before, after = [key.slice(0, len(key) - 1) for key in keys], [key.slice(1) for key in keys]
+    return same_number & ~rows_equal(before, after)
+
+
+def _starts(changes: Flags) -> npt.NDArray[np.int64]:
+    """The first row of every stretch, where `changes` says that a row (but the first) differs from the one before."""
     return np.concatenate(([0], np.flatnonzero(changes) + 1)).astype(np.int64)
 
 
-def _order_with_collisions(sort_keys: SortKeys, keys: list[pa.Array]) -> npt.NDArray[np.int64]:
-    """Within each run of equal sort keys put equal keys together, in the order of their first row. Rare, so plain Python will do."""
-    bounds = np.concatenate(([0], np.flatnonzero(sort_keys[1:] != sort_keys[:-1]) + 1, [len(sort_keys)]))
+def _order_with_collisions(
+    sort_keys: SortKeys, keys: list[pa.Array], differs: Flags
+) -> npt.NDArray[np.int64]:
+    """Within a stretch of one sort key that several keys share, put equal keys together, in the order of their first row.
+
+    Only such stretches are looked at. In every round the first row that is left of each stretch calls its equals, so there are as many
+    rounds as keys that share one sort key.
+    """
+    stretch = np.concatenate(([0], np.cumsum(sort_keys[1:] != sort_keys[:-1])))
+    shared = np.zeros(int(stretch[-1]) + 1, dtype=np.bool_)
+    shared[stretch[1:][differs]] = True
+    rows = np.flatnonzero(shared[stretch])
+    rounds = np.zeros(len(rows), dtype=np.int64)
+    left = np.arange(len(rows))
+    while len(left):
+        of_stretch = stretch[rows[left]]
+        changes = of_stretch[1:] != of_stretch[:-1]
+        leaders = left[_starts(changes)][np.concatenate(([0], np.cumsum(changes)))]
+        called = rows_equal(_taken(keys, rows[left]), _taken(keys, rows[leaders]))
+        rounds[left[~called]] += 1
+        left = left[~called]
     order = np.arange(len(sort_keys), dtype=np.int64)
-    for start, stop in pairwise(bounds):
-        if stop - start > 1:
-            order[start:stop] = _together(int(start), int(stop), keys)
+    order[rows] = rows[np.lexsort((rounds, stretch[rows]))]
     return order
 
 
-def _together(start: int, stop: int, keys: list[pa.Array]) -> list[int]:
-    groups: dict[str, list[int]] = {}
-    for row in range(start, stop):
-        groups.setdefault(repr([key[row].as_py() for key in keys]), []).append(row)
-    return [row for rows in groups.values() for row in rows]
+def _taken(keys: list[pa.Array], rows: npt.NDArray[np.int64]) -> list[pa.Array]:
+    at = pa.array(rows)
+    return [key.take(at) for key in keys]

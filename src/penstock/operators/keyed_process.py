@@ -11,6 +11,8 @@ from typing import Any
 import pyarrow as pa
 
 from penstock.errors import ConfigError
+from penstock.operators.encoding import CANNOT_ENCODE, encoded
+from penstock.operators.python_values import python_values
 from penstock.state.types import arrow_type
 
 Output = Sequence[Any] | Mapping[str, Any]
@@ -43,10 +45,11 @@ class ValueState:
 
     def _checked_default(self, default: Any) -> Any:
         try:
-            pa.array([default], type=self.arrow_type)
-        except (pa.ArrowInvalid, pa.ArrowTypeError, TypeError, OverflowError) as error:
+            column = encoded([default], self.arrow_type)
+        except CANNOT_ENCODE as error:
             raise ConfigError(f"default={default!r} is not a {self.ddl}: {error}", value=default) from error
-        return default
+        # a container looks the same whether it is the default or comes back from the state
+        return python_values(column)[0] if pa.types.is_nested(self.arrow_type) else default
 
     @property
     def value(self) -> Any:

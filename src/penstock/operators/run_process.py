@@ -12,6 +12,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.errors import BadRecordError
+from penstock.operators.encoding import to_array
 from penstock.operators.garbage_collection import rare_collections
 from penstock.operators.grouping import Grouped, group_rows
 from penstock.operators.keyed_process import Context, KeyedProcess, ValueCell, bind, declared_state
@@ -125,25 +126,6 @@ def _as_tuple(result: Any, output: pa.Schema, operator: str) -> Any:
         f"operator {operator}: process() yielded {result!r}; yield a tuple with one value per column "
         f"({', '.join(output.names)}) or a dictionary"
     )
-
-
-def to_array(values: Any, field: pa.Field, what: str) -> pa.Array:
-    """Encode a column, or name the first value that does not fit."""
-    try:
-        return pa.array(values, type=field.type)
-    except (pa.ArrowInvalid, pa.ArrowTypeError, TypeError, OverflowError, ValueError) as error:
-        for value in values:
-            _encode_one(value, field, what, error)
-        raise
-
-
-def _encode_one(value: Any, field: pa.Field, what: str, cause: Exception) -> None:
-    try:
-        pa.array([value], type=field.type)
-    except (pa.ArrowInvalid, pa.ArrowTypeError, TypeError, OverflowError, ValueError):
-        raise BadRecordError(
-            f"{what} {value!r} for {field.name!r}, which is not a {field.type}: {cause}"
-        ) from cause
 
 
 def _write_back(

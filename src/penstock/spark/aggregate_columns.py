@@ -59,7 +59,7 @@ def describe(name: str, column: Column, frame: DataFrame) -> AggregateSpec:
     kind = _KINDS[call.function]
     result = _result_type(name, column, frame)
     _check_type(name, call.function, kind, result)
-    kept = _average_parts(call.argument, result) if kind is Kind.AVG else [(kind, column)]
+    kept = _kept(kind, call.argument, column, result)
     return AggregateSpec(
         name=name,
         kind=kind,
@@ -68,23 +68,31 @@ def describe(name: str, column: Column, frame: DataFrame) -> AggregateSpec:
             for rule, part in kept
         ),
         output=_arrow(result),
+        ansi=frame.sparkSession.conf.get("spark.sql.ansi.enabled") == "true",
     )
 
 
 def partials(spec: AggregateSpec, column: Column, frame: DataFrame) -> list[Column]:
     """The columns for `groupBy(keys).agg(...)` inside a batch, named as the state columns of `spec`."""
-    if spec.kind is not Kind.AVG:
+    if len(spec.partials) == 1:
         return [column.alias(spec.partials[0].name)]
     call = _call(spec.name, column, frame)
-    averaged = T.DecimalType() if pa.types.is_decimal(spec.output) else T.DoubleType()
-    parts = _average_parts(call.argument, averaged)
-    return [part.alias(partial.name) for partial, (_, part) in zip(spec.partials, parts, strict=True)]
+    kept = _kept(spec.kind, call.argument, column, _result_type(spec.name, column, frame))
+    return [part.alias(partial.name) for partial, (_, part) in zip(spec.partials, kept, strict=True)]
 
 
-def _average_parts(argument: Column, result: T.DataType) -> list[tuple[Kind, Column]]:
-    """Spark averages decimals as decimals and everything else, integers too, as a sum of doubles."""
-    summed = argument if isinstance(result, T.DecimalType) else argument.cast("double")
-    return [(Kind.SUM, F.sum(summed)), (Kind.COUNT, F.count(argument))]
+def _kept(kind: Kind, argument: Column, column: Column, result: T.DataType) -> list[tuple[Kind, Column]]:
+    """What stands for an aggregate in the state.
+
+    Spark averages decimals as decimals and everything else, integers too, as a sum of doubles. Its sum of decimals is null when it
+    overflowed and when there was nothing to add; the count tells which.
+    """
+    if kind is Kind.SUM and isinstance(result, T.DecimalType):
+        return [(Kind.SUM, column), (Kind.COUNT, F.count(argument))]
+    if kind is Kind.AVG:
+        summed = argument if isinstance(result, T.DecimalType) else argument.cast("double")
+        return [(Kind.SUM, F.sum(summed)), (Kind.COUNT, F.count(summed))]
+    return [(kind, column)]
 
 
 # --- the expression behind a column ---

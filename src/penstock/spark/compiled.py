@@ -22,7 +22,7 @@ from penstock.operators.aggregates import AggregateSpec, state_schema
 from penstock.operators.run_process import value_schema
 from penstock.spark.aggregate_columns import describe, partials
 from penstock.spark.inspection import refuse_stateful
-from penstock.spark.key_columns import check_keys, float_keys
+from penstock.spark.key_columns import check_keys, float_keys, quoted
 from penstock.state.backends.base import StateLayout
 
 
@@ -149,7 +149,7 @@ class _Compiler:
             return self._process(node, frame, key, floats)
         specs = tuple(describe(name, column, frame) for name, column in node.columns.items())
         result = (
-            frame.groupBy(*node.keys)
+            frame.groupBy(*map(quoted, node.keys))
             .agg(*(column.alias(name) for name, column in node.columns.items()))
             .schema
         )
@@ -159,17 +159,13 @@ class _Compiler:
     def _process(
         self, node: Process, frame: DataFrame, key: pa.Schema, floats: tuple[str, ...]
     ) -> CompiledOperator:
-        missing = [column for column in map(_column_of, node.order_by) if column not in frame.columns]
+        missing = [order.column for order in node.order_by if order.column not in frame.columns]
         if missing:
             raise ConfigError(
                 f"operator {node.uid!r}: order_by names {', '.join(missing)}; there are {', '.join(frame.columns)}"
             )
         result = from_arrow_schema(node.output)
         return CompiledOperator(node, StateLayout(key, value_schema(node.operator)), result, floats)
-
-
-def _column_of(order: str) -> str:
-    return order.split(maxsplit=1)[0]
 
 
 def _described(schema: pa.Schema) -> dict[str, str]:

@@ -8,12 +8,13 @@ from functools import reduce
 from pyspark.accumulators import Accumulator
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - PySpark's own convention
+from pyspark.sql.types import StructType
 
-from penstock.graph import Aggregate, Keyed, Node, Output, Process, Source, Transform, Union
+from penstock.graph import Aggregate, Keyed, Node, Order, Output, Process, Source, Transform, Union
 from penstock.spark.assignment import Assignment
 from penstock.spark.compiled import Compiled, CompiledOperator
 from penstock.spark.key_columns import normalised, placed_by_key, quoted, sort_key, subtask_of
-from penstock.spark.tasks import AggregateTask, Fused, OperatorTask, ProcessTask, SinkTask
+from penstock.spark.tasks import AggregateTask, Fused, OperatorTask, ProcessTask, Renamed, SinkTask, Task
 
 SOURCE = "__source"
 NOTHING = "nothing int"
@@ -96,15 +97,15 @@ class BatchFrames:
 
     def _operator(self, node: Keyed) -> DataFrame:
         rows, task, operator = self._keyed(node)
-        return rows.mapInArrow(task, operator.result)
+        return _in_arrow(rows, task, operator.result)
 
     def _output(self, output: Output) -> DataFrame:
         sink = SinkTask(output.uid, output.sink, self.assignment, self.answers)
         upstream = output.upstream
         if isinstance(upstream, Aggregate | Process) and upstream.uid not in self.compiled.shared:
             rows, task, _ = self._keyed(upstream)
-            return rows.mapInArrow(Fused(task, sink), NOTHING)
-        return self._frame(upstream).mapInArrow(sink, NOTHING)
+            return _in_arrow(rows, Fused(task, sink), NOTHING)
+        return _in_arrow(self._frame(upstream), sink, NOTHING)
 
     def _keyed(self, node: Keyed) -> tuple[DataFrame, OperatorTask, CompiledOperator]:
         operator = self.compiled.operators[node.uid]
@@ -138,6 +139,15 @@ class BatchFrames:
         return rows.repartitionById(parallelism, subtask)
 
 
-def _order(column: str) -> Column:
-    name, _, direction = column.partition(" ")
-    return F.col(quoted(name)).desc() if direction.strip().lower() == "desc" else F.col(quoted(name)).asc()
+def _in_arrow(rows: DataFrame, task: Task, result: StructType | str) -> DataFrame:
+    """`mapInArrow`, which in PySpark cannot find columns with a dot or a backtick in their name: they get plain names on the way."""
+    names = rows.columns
+    if any("." in name or "`" in name for name in names):
+        rows = rows.toDF(*(f"c{at}" for at in range(len(names))))
+        task = Renamed(tuple(names), task)
+    return rows.mapInArrow(task, result)
+
+
+def _order(order: Order) -> Column:
+    column = F.col(quoted(order.column))
+    return column.desc() if order.descending else column.asc()

@@ -9,7 +9,7 @@ from __future__ import annotations
 from pyspark.errors import AnalysisException
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - PySpark's own convention
-from pyspark.sql.types import DataType, DoubleType, FloatType, StringType
+from pyspark.sql.types import ArrayType, DataType, DoubleType, FloatType, StringType, StructType
 
 from penstock.errors import ConfigError
 from penstock.operators.grouping import SORT_KEY
@@ -33,7 +33,7 @@ def check_keys(frame: DataFrame, keys: tuple[str, ...], uid: str) -> None:
                 f"operator {uid!r}: key column {key!r} has the collation {kind.collation}; cast it to string"
             )
     try:
-        _ = frame.select(F.hash(*keys), F.xxhash64(*keys)).schema
+        _ = frame.select(F.hash(*map(quoted, keys)), F.xxhash64(*map(quoted, keys))).schema
     except AnalysisException as error:
         raise ConfigError(
             f"operator {uid!r}: Spark cannot hash the key ({', '.join(keys)}): {error}"
@@ -42,14 +42,14 @@ def check_keys(frame: DataFrame, keys: tuple[str, ...], uid: str) -> None:
 
 def float_keys(frame: DataFrame, keys: tuple[str, ...]) -> tuple[str, ...]:
     """The key columns that must be `normalised`."""
-    return tuple(key for key in keys if _is_float(frame.schema[key].dataType))
+    return tuple(key for key in keys if _has_float(frame.schema[key].dataType))
 
 
 def normalised(frame: DataFrame, floats: tuple[str, ...]) -> DataFrame:
     """Make -0.0 to 0.0 and all NaNs one, as Spark's own groupBy does, so that equal keys have equal hashes."""
-    return (
-        frame.withColumns({key: _one_zero_one_nan(F.col(quoted(key))) for key in floats}) if floats else frame
-    )
+    if not floats:
+        return frame
+    return frame.withColumns({key: _normal(F.col(quoted(key)), frame.schema[key].dataType) for key in floats})
 
 
 def sort_key(keys: tuple[str, ...], max_parallelism: int) -> Column:
@@ -89,9 +89,25 @@ def quoted(name: str) -> str:
     return f"`{name.replace('`', '``')}`"
 
 
-def _is_float(kind: DataType) -> bool:
+def _has_float(kind: DataType) -> bool:
+    if isinstance(kind, StructType):
+        return any(_has_float(field.dataType) for field in kind.fields)
+    if isinstance(kind, ArrayType):
+        return _has_float(kind.elementType)
     return isinstance(kind, DoubleType | FloatType)
 
 
-def _one_zero_one_nan(column: Column) -> Column:
-    return F.when(F.isnan(column), F.lit(float("nan"))).when(column == 0, F.lit(0.0)).otherwise(column)
+def _normal(column: Column, kind: DataType) -> Column:
+    """The column with one zero and one NaN, of the same type; null stays null."""
+    if not _has_float(kind):
+        return column
+    if isinstance(kind, StructType):
+        fields = [
+            _normal(column.getField(field.name), field.dataType).alias(field.name) for field in kind.fields
+        ]
+        return F.when(column.isNotNull(), F.struct(*fields))
+    if isinstance(kind, ArrayType):
+        element = kind.elementType
+        return F.transform(column, lambda item: _normal(item, element))
+    nan, zero = (F.lit(number).cast(kind) for number in (float("nan"), 0.0))
+    return F.when(F.isnan(column), nan).when(column == 0, zero).otherwise(column)

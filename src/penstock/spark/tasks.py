@@ -10,7 +10,7 @@ import logging
 import socket
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
 
@@ -41,6 +41,9 @@ from penstock.state.keys import key_groups, owner
 from penstock.state.local_files import begin_run, forget_earlier_runs, forget_unnamed
 
 _log = logging.getLogger(__name__)
+
+Task = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
+"""What Spark calls with the rows of a partition."""
 
 
 @dataclass
@@ -267,6 +270,17 @@ class Fused:
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:  # noqa: D102 - Spark calls it
         return self.second(self.first(batches))
+
+
+@dataclass
+class Renamed:
+    """A task whose rows come under other names than their own."""
+
+    names: tuple[str, ...]
+    task: Task
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:  # noqa: D102 - Spark calls it
+        return self.task(batch.rename_columns(list(self.names)) for batch in batches)
 
 
 def _task() -> TaskContext:

@@ -1,0 +1,211 @@
+"""Python values as Arrow columns of the declared type, unchanged, or a refusal that names the value. Executors.
+
+Arrow refuses most values of another kind by itself, but it cuts 1.5 to the integer 1, drops fields that a struct does not have, takes a
+number for a moment. So the kinds of the values are looked at too: one pass over their types, and only values of an unusual kind one by one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import date, datetime, time
+from itertools import chain
+from operator import attrgetter
+from types import NoneType
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from penstock.errors import BadRecordError
+
+CANNOT_ENCODE = (pa.ArrowException, TypeError, ValueError, ArithmeticError)
+
+_INTEGERS = frozenset({int, np.int8, np.int16, np.int32, np.int64, np.uint8, np.uint16, np.uint32, np.uint64})
+_DOUBLES = _INTEGERS | {float, np.float64, np.float32, np.float16}
+_PLAIN = {
+    pa.int64(): _INTEGERS | {NoneType},
+    pa.int32(): _INTEGERS | {NoneType},
+    pa.int16(): _INTEGERS | {NoneType},
+    pa.int8(): _INTEGERS | {NoneType},
+    pa.float64(): _DOUBLES | {NoneType},
+    pa.string(): frozenset({str, NoneType}),
+    pa.binary(): frozenset({bytes, bytearray, NoneType}),
+    pa.bool_(): frozenset({bool, NoneType}),
+    pa.date32(): frozenset({date, NoneType}),
+    pa.timestamp("us", tz="UTC"): frozenset({datetime, NoneType}),
+}
+"""Types of values that need no second look, by the declared type; the types of a million values are looked at in 20 ms."""
+_CONTAINERS = frozenset({dict, list, tuple})
+_MIDNIGHT = time()
+
+
+class _ChangedValueError(ValueError):
+    """Arrow would take the value and make another of it."""
+
+
+def to_array(values: Sequence[Any], field: pa.Field, what: str) -> pa.Array | pa.ChunkedArray:
+    """Encode a column, or name the first value that does not fit. In chunks when it is more than one Arrow array can hold."""
+    try:
+        return encoded(values, field.type)
+    except CANNOT_ENCODE as error:
+        for value in values:
+            _encode_one(value, field, what)
+        raise BadRecordError(
+            f"{what} values for {field.name!r} that are not a {field.type}: {error}"
+        ) from error
+
+
+def encoded(values: Sequence[Any], kind: pa.DataType) -> pa.Array | pa.ChunkedArray:
+    """The values as a column of this type; raises one of `CANNOT_ENCODE` when a value does not fit or would be changed."""
+    column = pa.array(values, type=kind)
+    _check(values, kind)
+    return column
+
+
+def _encode_one(value: Any, field: pa.Field, what: str) -> None:
+    try:
+        encoded([value], field.type)
+    except CANNOT_ENCODE as error:
+        raise BadRecordError(
+            f"{what} {value!r} for {field.name!r}, which is not a {field.type}: {error}"
+        ) from error
+
+
+# --- what Arrow takes, and changes ---
+
+
+def _check(values: Sequence[Any], kind: pa.DataType) -> None:
+    """Refuse values that Arrow has taken, but not as they are."""
+    if pa.types.is_nested(kind):
+        _check_nested(values, kind)
+        return
+    if _plain(map(type, values), kind):
+        return
+    for is_kind, usual, check in _FLAT:
+        if is_kind(kind):
+            for value in _unusual(values, usual):
+                check(value)
+            break
+    if pa.types.is_float32(kind):
+        _check_range(values)
+    if pa.types.is_timestamp(kind) and kind.tz is None:
+        _check_no_zone(values)
+
+
+def _unusual(values: Sequence[Any], usual: frozenset[type]) -> Iterable[Any]:
+    return (value for value in values if value is not None and type(value) not in usual)
+
+
+def _check_whole(value: Any) -> None:
+    if not isinstance(value, int | pa.Scalar) and (isinstance(value, np.bool_) or int(value) != value):
+        raise _ChangedValueError(f"{value!r} is not a whole number")
+
+
+def _check_number(value: Any) -> None:
+    if isinstance(value, bool | np.bool_):
+        raise _ChangedValueError(f"{value!r} is not a number")
+    if not isinstance(value, pa.Scalar) and float(value) != value and value == value:  # noqa: PLR0124 - NaN is not
+        raise _ChangedValueError(f"{value!r} has more digits than a double")
+
+
+def _check_text(value: Any) -> None:
+    if not isinstance(value, str | pa.Scalar):
+        raise _ChangedValueError(f"{value!r} is not text; decode bytes yourself")
+
+
+def _check_bytes(value: Any) -> None:
+    if isinstance(value, str):
+        raise _ChangedValueError(f"{value!r} is text; encode it yourself")
+
+
+def _check_date(value: Any) -> None:
+    if isinstance(value, datetime):
+        if value.timetz() != _MIDNIGHT or _nanoseconds(value):
+            raise _ChangedValueError(f"{value!r} is a moment, not a date; take its .date()")
+    elif not isinstance(value, date | pa.Scalar):
+        raise _ChangedValueError(f"{value!r} is not a date")
+
+
+def _check_moment(value: Any) -> None:
+    if not isinstance(value, datetime | np.datetime64 | pa.Scalar):
+        raise _ChangedValueError(f"{value!r} is not a datetime")
+    if _nanoseconds(value):
+        raise _ChangedValueError(f"{value!r} has nanoseconds, a timestamp has microseconds")
+
+
+def _nanoseconds(value: Any) -> int:
+    """Those of a moment of pandas, which Arrow drops."""
+    return getattr(value, "nanosecond", 0)
+
+
+def _check_range(values: Sequence[Any]) -> None:
+    infinite = pc.is_inf(pa.array(values, type=pa.float32()))
+    for at in np.flatnonzero(infinite.fill_null(fill_value=False).to_numpy(zero_copy_only=False)).tolist():
+        if not math.isinf(values[at]):
+            raise _ChangedValueError(f"{values[at]!r} is too large for a float")
+
+
+def _check_no_zone(values: Sequence[Any]) -> None:
+    moments = (
+        values if set(map(type, values)) == {datetime} else [v for v in values if isinstance(v, datetime)]
+    )
+    if set(map(attrgetter("tzinfo"), moments)) - {None}:
+        zoned = next(moment for moment in moments if moment.tzinfo is not None)
+        raise _ChangedValueError(f"{zoned!r} has a time zone, timestamp_ntz has none")
+
+
+_FLAT: tuple[tuple[Callable[[pa.DataType], bool], frozenset[type], Callable[[Any], None]], ...] = (
+    (pa.types.is_integer, _INTEGERS, _check_whole),
+    (pa.types.is_floating, _DOUBLES, _check_number),
+    (pa.types.is_string, frozenset({str}), _check_text),
+    (pa.types.is_binary, frozenset({bytes, bytearray}), _check_bytes),
+    (pa.types.is_date, frozenset({date}), _check_date),
+    (pa.types.is_timestamp, frozenset({datetime}), _check_moment),
+)
+
+
+# --- what is inside of values ---
+
+
+def _check_nested(values: Sequence[Any], kind: pa.DataType) -> None:
+    types = set(map(type, values))
+    if not types <= _CONTAINERS:
+        values = [v.as_py() if isinstance(v, pa.Scalar) else v for v in values if v is not None]
+        types = set(map(type, values))
+    if pa.types.is_struct(kind):
+        names = [field.name for field in kind]
+        _check_structs(values if types == {dict} else [_by_name(value, names) for value in values], kind)
+    elif pa.types.is_map(kind):
+        maps = values if types == {dict} else list(map(dict, values))
+        _check_items(maps, kind.key_type)
+        _check_items(list(map(dict.values, maps)), kind.item_type)
+    else:
+        _check_items(values, kind.value_type)
+
+
+def _check_items(values: Sequence[Any], kind: pa.DataType) -> None:
+    if not _plain(map(type, chain.from_iterable(values)), kind):
+        _check(list(chain.from_iterable(values)), kind)
+
+
+def _plain(types: Iterable[type], kind: pa.DataType) -> bool:
+    """Whether Arrow's own look at values of these types is enough."""
+    usual = _PLAIN.get(kind)
+    return usual is not None and set(types) <= usual
+
+
+def _check_structs(values: Sequence[Mapping[str, Any]], kind: pa.StructType) -> None:
+    unknown = set(chain.from_iterable(values)).difference(field.name for field in kind)
+    if unknown:
+        raise _ChangedValueError(f"the struct has no field {', '.join(sorted(map(repr, unknown)))}")
+    for field in kind:
+        _check([value.get(field.name) for value in values], field.type)
+
+
+def _by_name(value: Any, names: list[str]) -> Mapping[str, Any]:
+    """A struct may be a dictionary, a tuple of its values, or a list of pairs."""
+    if isinstance(value, Mapping):
+        return value
+    return dict(zip(names, value, strict=True)) if isinstance(value, tuple) else dict(value)
