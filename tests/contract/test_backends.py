@@ -8,11 +8,13 @@ import pickle
 import shutil
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from contextlib import closing
+from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -20,8 +22,11 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from penstock.checkpoint.completed import Barrier, Completed, OperatorState
+from penstock.checkpoint.metadata import decode, encode
 from penstock.errors import ConfigError, CorruptStateError, IncompatibleStateError, InternalError
-from penstock.ids import SubtaskId
+from penstock.ids import CheckpointId, SubtaskId
+from penstock.recovery.rescale import redistribute
 from penstock.snapshot.compactor import Merge, perform
 from penstock.snapshot.mailbox import Address
 from penstock.snapshot.messages import MergeDone, MergeFailed
@@ -157,13 +162,22 @@ class Cluster:
             self.storage.upload(self.local_dir / name, name)
 
     def rescale(self, parallelism: int) -> None:
-        """Hand every new subtask the runs of all former ones."""
-        runs = tuple(run for handle in self.handles if handle for run in handle.runs)
+        """Hand every new subtask the runs of the former ones that had keys of its."""
+        former = [handle for handle in self.handles if handle]
+        at = CheckpointId(self.version)
+        taken = redistribute(
+            former, uid="views", parallelism=parallelism, version=at, backend=self.backend.name
+        )
         self.parallelism = parallelism
-        self.handles = [
-            StateHandle(subtask=SubtaskId("views", i), backend=self.backend.name, version=self.version, runs=runs)
-            for i in range(parallelism)
-        ]  # fmt: skip
+        self.handles = [taken[SubtaskId("views", index)] for index in range(parallelism)]
+
+    def take_over(self) -> None:
+        """What a job does after a rescale, before its first batch: every subtask makes its state its own."""
+        self.version += 1
+        for index in range(self.parallelism):
+            with closing(self.open(index, self.handles[index])) as state:
+                self.handles[index] = handle = state.freeze()
+            self.upload(handle)
 
     def lose_local_files(self) -> None:
         shutil.rmtree(self.local_dir, ignore_errors=True)
@@ -296,8 +310,75 @@ def test_rescales_without_a_batch_between(cluster: Cluster) -> None:
     cluster.batch({3: None})
     truth.pop(3)
     cluster.rescale(3)
+    cluster.take_over()
     cluster.rescale(2)
     assert cluster.looked_up() == cluster.scanned() == truth
+
+
+def swapped(cluster: Cluster) -> list[StateHandle | None]:
+    """The handles of two subtasks, each with the runs of the other."""
+    cluster.rescale(2)
+    cluster.batch({p: (p, None) for p in range(20)})
+    first, second = cluster.handles
+    assert first is not None
+    assert second is not None
+    return [
+        msgspec.structs.replace(first, runs=second.runs),
+        msgspec.structs.replace(second, runs=first.runs),
+    ]
+
+
+@pytest.mark.parametrize("parallelism", [2, 4])
+def test_state_of_another_subtask_is_refused(cluster: Cluster, parallelism: int) -> None:
+    """State says whose it is: runs swapped between subtasks are corrupt state that names both, not state without the keys; after a rescale too."""
+    handles = swapped(cluster)
+    cluster.parallelism = parallelism
+    said = rf"holds state of views-1 of 2, .* for views-0 of {parallelism}"
+    with pytest.raises(CorruptStateError, match=said) as caught:
+        cluster.open(0, handles[0])
+    assert caught.value.facts["found"] == "views-1"
+
+
+def test_state_of_another_operator_is_refused(cluster: Cluster) -> None:
+    """Runs swapped between two operators whose state has the same columns are corrupt state that names both."""
+    cluster.batch({1: (1, None)})
+    clicks = replace(cluster.workplace(0), subtask=SubtaskId("clicks", 0))
+    with pytest.raises(CorruptStateError, match=r"holds state of views-0 of 1, .* for clicks-0 of 1"):
+        cluster.backend.open(clicks, cluster.layout, cluster.handles[0])
+
+
+def test_a_checkpoint_whose_handles_are_mixed_up_is_corrupt(cluster: Cluster) -> None:
+    """It shows when the metadata is read, before a subtask that was left without its state begins anew; memory, files and databases alike."""
+    handles = swapped(cluster)
+    right = completed_of(cluster, cluster.handles)
+    assert decode(encode(right), "chk-1/_metadata") == right
+    with pytest.raises(
+        CorruptStateError, match=r"chk-1/_metadata .*written by views-1.* as state of views-0"
+    ):
+        decode(encode(completed_of(cluster, handles)), "chk-1/_metadata")
+    with pytest.raises(
+        CorruptStateError, match=r"chk-1/_metadata .*written by views-0.* as state of clicks-0"
+    ):
+        decode(encode(completed_of(cluster, handles[::-1], "clicks")), "chk-1/_metadata")
+
+
+def completed_of(cluster: Cluster, handles: list[StateHandle | None], uid: str = "views") -> Completed:
+    """A checkpoint with these runs as the state of an operator."""
+    mine = tuple(
+        msgspec.structs.replace(handle, subtask=SubtaskId(uid, index))
+        for index, handle in enumerate(handles)
+        if handle
+    )
+    return Completed(
+        job="job",
+        checkpoint=1,
+        run=1,
+        mode="exactly_once",
+        max_parallelism=MAX_PARALLELISM,
+        parallelism=cluster.parallelism,
+        barrier=Barrier(),
+        operators={uid: OperatorState({}, {}, mine)},
+    )
 
 
 def test_after_a_rescale_a_handle_holds_own_keys_only(cluster: Cluster) -> None:

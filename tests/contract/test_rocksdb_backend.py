@@ -297,7 +297,7 @@ def test_a_database_of_something_else_is_refused(cluster: Cluster) -> None:
         (None, CorruptStateError, "has no header"),
         (b"\xc1", CorruptStateError, "header .* cannot be read"),
         (
-            msgspec.msgpack.encode(DatabaseHeader(0, 1, 8, b"", b"")),
+            msgspec.msgpack.encode(DatabaseHeader("views", 0, 1, 8, b"", b"")),
             CorruptStateError,
             "header .* cannot be read",
         ),

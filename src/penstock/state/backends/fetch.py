@@ -10,34 +10,21 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
 from uuid import uuid4
 
 import xxhash
 
-from penstock.errors import CorruptStateError, IncompatibleStateError, InternalError
+from penstock.errors import CorruptStateError, IncompatibleStateError
 from penstock.state.backends.base import RunRef, StateHandle, StateLayout, Workplace
 from penstock.state.backends.run_file import Run, fingerprint, load_run, run_label
+from penstock.state.backends.writers import check_writers
 from penstock.state.local_files import earlier_runs
 
 _log = logging.getLogger(__name__)
 
 READABLE_BACKENDS = frozenset({"memory", "filesystem"})
 """Both keep the same runs, so either opens what the other wrote."""
-
-
-class WriterHeader(Protocol):
-    """What stored state says about the job that wrote it."""
-
-    @property
-    def parallelism(self) -> int:
-        """How many subtasks there were."""
-
-    @property
-    def max_parallelism(self) -> int:
-        """How many key groups there were."""
 
 
 def open_runs(workplace: Workplace, layout: StateLayout, handle: StateHandle | None) -> tuple[Run, ...]:
@@ -53,7 +40,7 @@ def open_runs(workplace: Workplace, layout: StateLayout, handle: StateHandle | N
         )
     # After a rescale several former handles may name the same run.
     runs = tuple(_open_run(workplace, layout, ref) for ref in dict.fromkeys(handle.runs))
-    check_writers(workplace, [run.header for run in runs])
+    check_writers(workplace, [(run_label(ref), run.header) for run in runs if (ref := run.ref)])
     return runs
 
 
@@ -163,30 +150,3 @@ def verify(ref: RunRef, size: int, checksum: str) -> None:
         expected=(ref.size, ref.checksum),
         found=(size, checksum),
     )
-
-
-def check_writers(workplace: Workplace, headers: Sequence[WriterHeader]) -> None:
-    """Refuse state whose order is not known.
-
-    Runs of former subtasks hold different keys, so they can stand in any order, but only if all were written
-    at one parallelism. A run from before one rescale next to a run from after it may hold an old value in
-    front of a new one.
-    """
-    for header in headers:
-        if header.max_parallelism != workplace.max_parallelism:
-            raise IncompatibleStateError(
-                f"the state of {workplace.subtask} was written with max_parallelism "
-                f"{header.max_parallelism}, the job now has {workplace.max_parallelism}; "
-                "it cannot change in the life of a job: set it back",
-                subtask=str(workplace.subtask),
-                expected=header.max_parallelism,
-                found=workplace.max_parallelism,
-            )
-    parallelisms = sorted({header.parallelism for header in headers})
-    if len(parallelisms) > 1:
-        raise InternalError(
-            f"the handle of {workplace.subtask} mixes runs written at parallelism {parallelisms}: "
-            "after a rescale every subtask must freeze once before its handle enters a checkpoint",
-            subtask=str(workplace.subtask),
-            parallelisms=parallelisms,
-        )

@@ -38,9 +38,10 @@ _HEADER_KEY = b"penstock.run"
 
 
 class RunHeader(msgspec.Struct, frozen=True):
-    """What a run says about itself: its format, and which subtask of how many wrote it."""
+    """What a run says about itself: its format, and which subtask of which operator wrote it, of how many."""
 
     key_columns: int
+    uid: str
     subtask: int
     parallelism: int
     max_parallelism: int
@@ -49,6 +50,7 @@ class RunHeader(msgspec.Struct, frozen=True):
 
 
 _HEADERS = msgspec.json.Decoder(RunHeader)
+_UNREADABLE = (pa.ArrowException, OSError, KeyError, msgspec.MsgspecError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,11 +153,9 @@ def load_run(ref: RunRef, source: Path | bytes, layout: StateLayout) -> Run:
             reader = pa.ipc.open_file(opened)
             batches = [reader.get_batch(i) for i in range(reader.num_record_batches)]
             schema = reader.schema
-        header = _HEADERS.decode((schema.metadata or {})[_HEADER_KEY])
-    except (pa.ArrowException, OSError, KeyError, msgspec.MsgspecError) as cause:
-        raise CorruptStateError(
-            f"{label} is no readable run of state: {cause!r}; restore an older checkpoint", run=label
-        ) from cause
+        header = _decoded_header(schema)
+    except _UNREADABLE as cause:
+        raise _unreadable(label, cause) from cause
     _check_header(label, header)
     _check_columns(label, schema, header, layout)
     run = Run(header, tuple(_columns(batch, header) for batch in batches if batch.num_rows), ref)
@@ -167,6 +167,24 @@ def load_run(ref: RunRef, source: Path | bytes, layout: StateLayout) -> Run:
             found=run.rows,
         )
     return run
+
+
+def inline_header(ref: RunRef) -> RunHeader:
+    """What an inline run says about itself; its rows are not looked at."""
+    try:
+        return _decoded_header(pa.ipc.open_file(pa.BufferReader(ref.inline)).schema)
+    except _UNREADABLE as cause:
+        raise _unreadable(run_label(ref), cause) from cause
+
+
+def _decoded_header(schema: pa.Schema) -> RunHeader:
+    return _HEADERS.decode((schema.metadata or {})[_HEADER_KEY])
+
+
+def _unreadable(label: str, cause: Exception) -> CorruptStateError:
+    return CorruptStateError(
+        f"{label} is no readable run of state: {cause!r}; restore an older checkpoint", run=label
+    )
 
 
 def scan_schema(layout: StateLayout) -> pa.Schema:

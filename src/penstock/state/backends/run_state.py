@@ -92,6 +92,7 @@ def header_of(workplace: Workplace, layout: StateLayout, *, tombstones: bool) ->
     """What a run that this subtask writes says about itself."""
     return RunHeader(
         key_columns=len(layout.key),
+        uid=workplace.subtask.uid,
         subtask=workplace.subtask.index,
         parallelism=workplace.parallelism,
         max_parallelism=workplace.max_parallelism,
