@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import datetime as dt
 import math
+import os
 import pickle
+import resource
 import shutil
 import tempfile
-from collections.abc import Sequence
-from contextlib import closing
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from pathlib import Path
@@ -24,21 +26,30 @@ from hypothesis import strategies as st
 
 from penstock.checkpoint.completed import Barrier, Completed, OperatorState
 from penstock.checkpoint.metadata import decode, encode
-from penstock.errors import ConfigError, CorruptStateError, IncompatibleStateError, InternalError
+from penstock.errors import (
+    ConfigError,
+    CorruptStateError,
+    IncompatibleStateError,
+    InternalError,
+    UnavailableError,
+)
 from penstock.ids import CheckpointId, SubtaskId
 from penstock.recovery.rescale import redistribute
 from penstock.snapshot.compactor import Merge, perform
 from penstock.snapshot.mailbox import Address
-from penstock.snapshot.messages import MergeDone, MergeFailed
+from penstock.snapshot.messages import MergeDone
 from penstock.state.backends import (
     FilesystemBackend,
     MemoryBackend,
     RocksdbBackend,
     backend_named,
+    checksums,
+    fetch,
     merge_policy,
     run_state,
 )
 from penstock.state.backends.base import OpenState, StateBackend, StateHandle, StateLayout, Workplace
+from penstock.state.backends.checksums import HashedFiles, fingerprint
 from penstock.state.compaction import Merged, MergeOrder, replaced
 from penstock.state.keys import GROUP_SHIFT, KeyBatch, key_groups, owner
 from penstock.state.types import arrow_schema
@@ -157,9 +168,10 @@ class Cluster:
         state.write(self.keys(list(changes)), pa.RecordBatch.from_arrays(arrays, schema=VALUES), marks)
 
     def upload(self, handle: StateHandle) -> None:
+        """As to another disk: `LocalStorage` would link the files."""
         stored = set(self.storage.names())
         for name in handle.files - stored:
-            self.storage.upload(self.local_dir / name, name)
+            self.storage.put(name, (self.local_dir / name).read_bytes())
 
     def rescale(self, parallelism: int) -> None:
         """Hand every new subtask the runs of the former ones that had keys of its."""
@@ -178,6 +190,11 @@ class Cluster:
             with closing(self.open(index, self.handles[index])) as state:
                 self.handles[index] = handle = state.freeze()
             self.upload(handle)
+
+    def unlink_from_storage(self) -> None:
+        """Give the machine copies of its own."""
+        for name in self.storage.names():
+            self.storage.put(name, self.storage.get(name))
 
     def lose_local_files(self) -> None:
         shutil.rmtree(self.local_dir, ignore_errors=True)
@@ -670,23 +687,156 @@ def test_a_merge_of_nothing_but_deleted_rows_leaves_no_run(files: Cluster) -> No
     assert not [name for name in files.storage.names() if "merged" in name]
 
 
-def test_a_damaged_working_file_is_not_merged(files: Cluster) -> None:
-    """A merge would give damaged rows a new checksum; it is refused, and the file is fetched again."""
-    files.batch(dict.fromkeys(range(20), (0, None)))
-    files.batch({1: (1, None)})
-    assert files.handles[0] is not None
-    damaged = files.local_dir / files.handles[0].runs[1].name
-    content = bytearray(damaged.read_bytes())
-    content[len(content) // 2] ^= 1
-    damaged.unlink()  # storage holds the same file by another link
-    damaged.write_bytes(content)
-    order = MergeOrder(files.handles[0].subtask, files.handles[0].runs, oldest=True)
-    merge = Merge(files.backend, files.workplace(0), files.layout, order, Address("", 0, ""), 1)
-    answer = perform(merge)
-    assert isinstance(answer, MergeFailed)
-    assert "is not what was written" in answer.cause
-    assert not [name for name in files.storage.names() if "merged" in name]
-    assert isinstance(perform(merge), MergeDone)
+def rot(path: Path, bit: int | None = None) -> None:
+    """A bit of a file turns over on the disk: it is the same file, which nobody has written to."""
+    found = path.stat()
+    content = path.read_bytes()
+    path.write_bytes(flip(content, len(content) * 4 if bit is None else bit))
+    os.utime(path, ns=(found.st_atime_ns, found.st_mtime_ns))
+
+
+def in_another_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What follows happens in a process that has not used any file yet."""
+    monkeypatch.setattr(fetch, "HASHED_FILES", HashedFiles())
+
+
+def working_file(cluster: Cluster, position: int) -> Path:
+    handle = cluster.handles[0]
+    assert handle is not None
+    return cluster.local_dir / handle.runs[position].name
+
+
+@pytest.fixture(params=["filesystem", "rocksdb"])
+def on_disk(request: pytest.FixtureRequest, tmp_path: Path) -> Cluster:
+    """The backends that keep files on the machine."""
+    return Cluster(backend_named(request.param), tmp_path)
+
+
+def test_a_damaged_working_file_is_not_read(on_disk: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whichever bit of an uploaded file turned over, a worker that first uses it finds it, and takes the file from storage."""
+    truth: Truth = {p: (p, ["x"]) for p in range(20)}
+    on_disk.batch(dict(truth))
+    for position in range(len(on_disk.handles[0].runs)):  # type: ignore[union-attr]
+        bits = 8 * working_file(on_disk, position).stat().st_size
+        for bit in range(0, bits, bits // 10 + 1):
+            rot(working_file(on_disk, position), bit)
+            in_another_worker(monkeypatch)
+            assert on_disk.looked_up() == truth
+            on_disk.unlink_from_storage()
+
+
+def test_a_damaged_working_file_is_not_merged(files: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither in the background nor while a batch is frozen do damaged rows get a new checksum: storage has the right ones."""
+    truth: Truth = {p: (p, ["x"]) for p in range(20)}
+    files.batch(dict(truth))
+    for step in range(2):
+        files.batch({step: (100, None)})
+        truth[step] = (100, None)
+    rot(working_file(files, 2))
+    files.merge(0, range(1, 3))
+    files.unlink_from_storage()
+    assert files.looked_up() == truth
+    rot(working_file(files, 1))
+    in_another_worker(monkeypatch)
+    for step in range(2, 8):
+        files.batch({step: (200, None)})
+        truth[step] = (200, None)
+    assert len([name for name in files.storage.names() if "merged" in name]) == 1
+    files.lose_local_files()
+    assert files.looked_up() == truth
+
+
+def test_a_file_that_rots_in_use_fails_the_merge_and_comes_from_storage(files: Cluster) -> None:
+    """A worker that has used a file before hashes it again before it is merged; the batch is tried again with the right file."""
+    truth: Truth = {p: (p, ["x"]) for p in range(20)}
+    files.batch(dict(truth))
+    for step in range(2):
+        files.batch({step: (100, None)})
+        truth[step] = (100, None)
+    rot(working_file(files, 2))
+    with pytest.raises(UnavailableError, match="has changed since it was written"):
+        files.batch({2: (100, None)})
+    files.batch({2: (100, None)})
+    truth[2] = (100, None)
+    files.lose_local_files()
+    assert files.looked_up() == truth
+
+
+def test_damage_in_storage_too_is_corrupt_state(on_disk: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When the working file and the copy in storage are damaged, nothing is made up."""
+    on_disk.batch({p: (p, ["x"]) for p in range(20)})
+    path = working_file(on_disk, -1)
+    stored = on_disk.root / "storage" / path.relative_to(on_disk.local_dir)
+    rot(path)
+    rot(stored)
+    in_another_worker(monkeypatch)
+    with pytest.raises(CorruptStateError, match="is not what was written"):
+        on_disk.looked_up()
+
+
+def test_a_file_is_hashed_once_in_a_process(on_disk: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Batches that follow hash what is new, however many files there are; another process begins with all of them."""
+    hashed: list[Path] = []
+
+    def counted(path: Path) -> tuple[int, str]:
+        hashed.append(path)
+        return fingerprint(path)
+
+    monkeypatch.setattr(checksums, "fingerprint", counted)
+    on_disk.batch({p: (p, ["x"]) for p in range(20)})
+    on_disk.batch({1: (1, None)})
+    new = len(hashed)
+    for _ in range(3):
+        on_disk.looked_up()
+    assert len(hashed) == new
+    in_another_worker(monkeypatch)
+    on_disk.looked_up()
+    assert len(hashed) == new + len(on_disk.handles[0].files)  # type: ignore[union-attr]
+
+
+@contextmanager
+def no_more_open_files() -> Iterator[None]:
+    """The process may not open another file."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    lowest_free = os.dup(0)
+    os.close(lowest_free)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest_free, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+@pytest.mark.parametrize("worker", ["the same", "another"])
+def test_too_many_open_files_are_no_damage(
+    on_disk: Cluster, worker: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What passes is `UnavailableError`: the job goes on when there are files to be had again."""
+    on_disk.batch({1: (1, None)})
+    if worker == "another":
+        in_another_worker(monkeypatch)
+    with no_more_open_files(), pytest.raises(UnavailableError, match="Too many open files"):
+        on_disk.looked_up()
+    assert on_disk.looked_up() == {1: (1, None)}
+
+
+class VanishingFolder(LocalStorage):
+    """Somebody deletes the working folder while a file is being fetched."""
+
+    def download(self, name: str, local: Path) -> None:
+        shutil.rmtree(local.parent)
+        super().download(name, local)
+
+
+def test_a_working_folder_that_vanishes_is_no_damage(on_disk: Cluster) -> None:
+    """A file that cannot be put anywhere is not missing in storage: `UnavailableError` with the folder, and the next try works."""
+    on_disk.batch({1: (1, None)})
+    on_disk.lose_local_files()
+    right, on_disk.storage = on_disk.storage, VanishingFolder(on_disk.root / "storage")
+    with pytest.raises(UnavailableError, match=f"cannot use the working folder {on_disk.local_dir}"):
+        on_disk.looked_up()
+    on_disk.storage = right
+    assert on_disk.looked_up() == {1: (1, None)}
 
 
 def test_writes_too_large_for_one_record_batch(files: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,8 +10,8 @@ import pytest
 from penstock.errors import CorruptStateError
 from penstock.ids import SubtaskId
 from penstock.state.backends.base import Workplace
+from penstock.state.backends.checksums import fingerprint
 from penstock.state.backends.fetch import local_file
-from penstock.state.backends.run_file import fingerprint
 from penstock.state.handle import RunRef
 from penstock.state.local_files import (
     begin_run,

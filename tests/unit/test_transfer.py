@@ -16,7 +16,7 @@ from penstock.snapshot.mailbox import Mailbox
 from penstock.snapshot.messages import Message, UploadDone
 from penstock.snapshot.transfer import Room, store_all, store_one
 from penstock.snapshot.uploader import Upload, Uploader
-from penstock.state.backends.run_file import fingerprint
+from penstock.state.backends.checksums import fingerprint
 from penstock.state.handle import RunRef, StateHandle
 from penstock.storage import LocalStorage
 

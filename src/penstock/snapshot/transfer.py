@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import IO
 
 from penstock.errors import UnavailableError
-from penstock.state.backends.run_file import fingerprint
+from penstock.state.backends.checksums import fingerprint
 from penstock.state.handle import RunRef
 from penstock.storage import Storage
 

@@ -19,10 +19,13 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from collections.abc import Set as AbstractSet
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import xxhash
+
+from penstock.errors import UnavailableError
 
 _log = logging.getLogger(__name__)
 
@@ -48,6 +51,18 @@ class Origins:
         """A file came from storage."""
         self.fetched_files += 1
         self.fetched_bytes += size
+
+
+@contextmanager
+def working_files(path: Path) -> Iterator[None]:
+    """What the system refuses about working files may pass: a full disk, too many open files, a folder that was deleted."""
+    try:
+        yield
+    except OSError as cause:
+        raise UnavailableError(
+            f"cannot use the working folder {path}: {cause}; check that it is there, its space and its permissions; it is tried again",
+            path=str(path),
+        ) from cause
 
 
 def job_dir(base: Path | None, job: str, storage_uri: str) -> Path:

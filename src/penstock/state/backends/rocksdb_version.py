@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
+from functools import partial
 
 from penstock.errors import InternalError
 from penstock.state.backends.base import RunRef, StateLayout, Workplace
@@ -84,7 +85,9 @@ def _open(
     if len(sources) > 1:
         return _take_over(workplace, layout, folder, sources)
     (files,) = sources
-    database = Database(folder.bring("database", files), files.label)
+    database = Database(
+        folder.bring("database", files), files.label, changed_files=partial(folder.changed, files)
+    )
     with ExitStack() as undo:
         undo.callback(database.close)
         header = _header(database, files, layout)
@@ -110,7 +113,12 @@ def _take_over(
         former: dict[int, Database] = {}
         headers: list[DatabaseHeader] = []
         for number, files in enumerate(sources):
-            source = Database(folder.bring(f"former-{number}", files), files.label, read_only=True)
+            source = Database(
+                folder.bring(f"former-{number}", files),
+                files.label,
+                read_only=True,
+                changed_files=partial(folder.changed, files),
+            )
             opened.enter_context(closing(source))
             headers.append(_header(source, files, layout))
             former[headers[-1].subtask] = source
