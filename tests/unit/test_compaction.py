@@ -99,6 +99,22 @@ def test_orders_are_given_again() -> None:
     assert compactions.order(runs, RETRY_AFTER_S + LOST_AFTER_S)
 
 
+def test_who_still_expects_a_result() -> None:
+    """From the order until its result is in a handle, or nobody will bring it any more."""
+    compactions = Compactions(all_but_the_oldest)
+    runs = [handle("c", "b", "a")]
+    assert compactions.expecting == frozenset()
+    compactions.order(runs, 0.0)
+    assert compactions.expecting == {VIEWS}
+    compactions.done(Merged(VIEWS, ("c", "b"), ref("cb")))
+    assert compactions.expecting == {VIEWS}
+    compactions.adopt({VIEWS: runs[0]})
+    assert compactions.expecting == frozenset()
+    compactions.order(runs, 0.0)
+    compactions.failed(VIEWS, 0.0)
+    assert compactions.expecting == frozenset()
+
+
 def test_the_end_of_a_run_names_what_nobody_took() -> None:
     """A result that came too late for a batch is known to whoever deletes files at the end."""
     compactions = Compactions(all_but_the_oldest)

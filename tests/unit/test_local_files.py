@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shutil
 from pathlib import Path
 
 import pytest
@@ -97,8 +98,6 @@ def test_what_is_not_right_any_more_comes_from_storage(
 
 def test_the_loss_of_the_local_folder_costs_a_download(machine: Machine) -> None:
     """Without any local file everything comes from storage, verified."""
-    import shutil
-
     shutil.rmtree(machine.job)
     workplace = machine.workplace()
     assert fingerprint(local_file(workplace, machine.ref)) == (machine.ref.size, machine.ref.checksum)
@@ -142,20 +141,38 @@ def test_tokens_are_no_part_of_the_order(machine: Machine) -> None:
     assert earlier_runs(own) == [second, run_dir(machine.job, 1)]
 
 
-def test_a_subtask_forgets_its_own_files_only(machine: Machine) -> None:
-    """Unnamed files of earlier batches of this run and subtask go; named ones, other subtasks, runs and batches stay."""
-    folder = machine.local / "state" / "views"
+NAMES = [
+    "3-4-0-7.arrow",
+    "3-4-0-8.arrow",
+    "3-4-1-9.arrow",
+    "2-4-0-1.arrow",
+    "3-5-0-1.arrow",
+    "3-6-0-1.arrow",
+]
+
+
+def tidied(machine: Machine, folder: Path, *, merging: bool) -> list[str]:
+    """What is left in a folder after subtask 0 has tidied up in batch 5 of run 3, when one file is named."""
     folder.mkdir(parents=True)
-    names = [
-        "3-4-0-7.arrow",
-        "3-4-0-8.arrow",
-        "3-4-1-9.arrow",
-        "2-4-0-1.arrow",
-        "3-5-0-1.arrow",
-        "3-6-0-1.arrow",
-    ]
-    for name in names:
+    for name in NAMES:
         (folder / name).touch()
-    forget_unnamed(machine.local, run=3, batch=5, uid="views", subtask=0, named={"state/views/3-4-0-8.arrow"})
-    assert sorted(path.name for path in folder.iterdir()) == sorted(names[1:])
-    forget_unnamed(machine.local, run=3, batch=5, uid="nothing written", subtask=0, named=frozenset())
+    named = {"state/views/3-4-0-8.arrow"}
+    forget_unnamed(machine.local, run=3, batch=5, uid="views", subtask=0, named=named, merging=merging)
+    return sorted(path.name for path in folder.iterdir())
+
+
+@pytest.mark.parametrize("merging", [True, False])
+def test_a_subtask_forgets_its_own_files_only(machine: Machine, merging: bool) -> None:
+    """Unnamed files of earlier batches of this run and subtask go; named ones, other subtasks, runs and batches stay."""
+    assert tidied(machine, machine.local / "state" / "views", merging=merging) == sorted(NAMES[1:])
+    forget_unnamed(
+        machine.local, run=3, batch=5, uid="nothing", subtask=0, named=frozenset(), merging=merging
+    )
+
+
+def test_merged_files_that_nobody_took_are_forgotten(machine: Machine) -> None:
+    """They go like others; while a result of the subtask is on its way they stay, since the next handle may name one."""
+    merged = machine.local / "merged" / "state" / "views"
+    assert tidied(machine, merged, merging=False) == sorted(NAMES[1:])
+    shutil.rmtree(merged)
+    assert tidied(machine, merged, merging=True) == sorted(NAMES)

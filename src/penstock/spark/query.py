@@ -359,6 +359,7 @@ class QueryRun:
         coordinator = self._loop.coordinator
         self._handles, merged = self._compactions.adopt(self._handles)
         coordinator.begin_batch(batch)
+        expecting = self._compactions.expecting  # before new orders, whose files are of this batch
         merges = self._compactions.order(self._handles.values(), SYSTEM_CLOCK.monotonic())
         with coordinator.lock:
             coordinator.protocol.take_durable(merged, batch)
@@ -385,6 +386,7 @@ class QueryRun:
             keep=keep,
             merges=merges,
             merging=self._compactions.merging,
+            expecting=expecting,
             forget_earlier_runs=completed_one,
             awaited=awaited,
             newest_will_do=self._mode is Mode.AT_LEAST_ONCE,

@@ -166,6 +166,7 @@ class OperatorTask(ABC):
             uid=subtask.uid,
             subtask=subtask.index,
             named=handle.files | plan.keep,
+            merging=subtask in plan.expecting,
         )
 
 

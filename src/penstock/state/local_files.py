@@ -13,7 +13,6 @@ folder of its own name with files of their names in it, and take what the old li
 from __future__ import annotations
 
 import logging
-import os
 import re
 import shutil
 import tempfile
@@ -29,6 +28,8 @@ from penstock.errors import UnavailableError
 
 _log = logging.getLogger(__name__)
 
+MERGED = "merged"
+"""Where results of background merges wait until a handle names them."""
 _PREFIX = "run-"
 _NAME = re.compile(rf"{_PREFIX}(\d+)(?:-[0-9a-f]+)?")
 
@@ -112,19 +113,26 @@ def forget_earlier_runs(local_dir: Path) -> None:
 
 
 def forget_unnamed(
-    local_dir: Path, *, run: int, batch: int, uid: str, subtask: int, named: AbstractSet[str]
+    local_dir: Path, *, run: int, batch: int, uid: str, subtask: int, named: AbstractSet[str], merging: bool
 ) -> None:
-    """Delete what a subtask wrote in earlier batches of this run and nothing names any more."""
-    folder = local_dir / "state" / uid
+    """Delete what a subtask wrote in earlier batches of this run and nothing names any more.
+
+    `merging`: a merge of the subtask was under way when the batch began. Nothing names its result yet, so that what was merged waits.
+    """
+    state = Path("state") / uid
+    for folder in (local_dir / state, *(() if merging else (local_dir / MERGED / state,))):
+        for path in _entries(folder):
+            writer, written, index, *_ = [*path.name.split("-"), "", "", ""]
+            mine = (writer, index) == (str(run), str(subtask)) and written.isdigit() and int(written) < batch
+            if mine and (state / path.name).as_posix() not in named:
+                path.unlink(missing_ok=True)
+
+
+def _entries(folder: Path) -> list[Path]:
     try:
-        entries = list(os.scandir(folder))
+        return list(folder.iterdir())
     except FileNotFoundError:
-        return
-    for entry in entries:
-        writer, written, index, *_ = [*entry.name.split("-"), "", "", ""]
-        mine = (writer, index) == (str(run), str(subtask)) and written.isdigit() and int(written) < batch
-        if mine and f"state/{uid}/{entry.name}" not in named:
-            Path(entry.path).unlink(missing_ok=True)
+        return []
 
 
 def _number(path: Path) -> int | None:
