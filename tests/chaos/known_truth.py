@@ -20,7 +20,7 @@ from penstock.checkpoint.completed import Completed
 from penstock.checkpoint.metadata import found_checkpoints, name_of, read_metadata
 from penstock.recovery.restore import JobRecord, check_job_record, restore
 from penstock.sinks.two_phase_commit import TwoPhaseCommitSink
-from penstock.state.backends.run_file import fingerprint
+from penstock.state.backends.checksums import fingerprint
 from penstock.state.handle import RunRef
 from penstock.storage import LocalStorage
 

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import datetime as dt
 import math
+import os
 import pickle
+import resource
 import shutil
 import tempfile
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -20,20 +24,32 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.errors import ConfigError, CorruptStateError, IncompatibleStateError, InternalError
-from penstock.ids import SubtaskId
+from penstock.checkpoint.completed import Barrier, Completed, OperatorState
+from penstock.checkpoint.metadata import decode, encode
+from penstock.errors import (
+    ConfigError,
+    CorruptStateError,
+    IncompatibleStateError,
+    InternalError,
+    UnavailableError,
+)
+from penstock.ids import CheckpointId, SubtaskId
+from penstock.recovery.rescale import redistribute
 from penstock.snapshot.compactor import Merge, perform
 from penstock.snapshot.mailbox import Address
-from penstock.snapshot.messages import MergeDone, MergeFailed
+from penstock.snapshot.messages import MergeDone
 from penstock.state.backends import (
     FilesystemBackend,
     MemoryBackend,
     RocksdbBackend,
     backend_named,
+    checksums,
+    fetch,
     merge_policy,
     run_state,
 )
 from penstock.state.backends.base import OpenState, StateBackend, StateHandle, StateLayout, Workplace
+from penstock.state.backends.checksums import HashedFiles, fingerprint
 from penstock.state.compaction import Merged, MergeOrder, replaced
 from penstock.state.keys import GROUP_SHIFT, KeyBatch, key_groups, owner
 from penstock.state.types import arrow_schema
@@ -152,18 +168,33 @@ class Cluster:
         state.write(self.keys(list(changes)), pa.RecordBatch.from_arrays(arrays, schema=VALUES), marks)
 
     def upload(self, handle: StateHandle) -> None:
+        """As to another disk: `LocalStorage` would link the files."""
         stored = set(self.storage.names())
         for name in handle.files - stored:
-            self.storage.upload(self.local_dir / name, name)
+            self.storage.put(name, (self.local_dir / name).read_bytes())
 
     def rescale(self, parallelism: int) -> None:
-        """Hand every new subtask the runs of all former ones."""
-        runs = tuple(run for handle in self.handles if handle for run in handle.runs)
+        """Hand every new subtask the runs of the former ones that had keys of its."""
+        former = [handle for handle in self.handles if handle]
+        at = CheckpointId(self.version)
+        taken = redistribute(
+            former, uid="views", parallelism=parallelism, version=at, backend=self.backend.name
+        )
         self.parallelism = parallelism
-        self.handles = [
-            StateHandle(subtask=SubtaskId("views", i), backend=self.backend.name, version=self.version, runs=runs)
-            for i in range(parallelism)
-        ]  # fmt: skip
+        self.handles = [taken[SubtaskId("views", index)] for index in range(parallelism)]
+
+    def take_over(self) -> None:
+        """What a job does after a rescale, before its first batch: every subtask makes its state its own."""
+        self.version += 1
+        for index in range(self.parallelism):
+            with closing(self.open(index, self.handles[index])) as state:
+                self.handles[index] = handle = state.freeze()
+            self.upload(handle)
+
+    def unlink_from_storage(self) -> None:
+        """Give the machine copies of its own."""
+        for name in self.storage.names():
+            self.storage.put(name, self.storage.get(name))
 
     def lose_local_files(self) -> None:
         shutil.rmtree(self.local_dir, ignore_errors=True)
@@ -296,8 +327,75 @@ def test_rescales_without_a_batch_between(cluster: Cluster) -> None:
     cluster.batch({3: None})
     truth.pop(3)
     cluster.rescale(3)
+    cluster.take_over()
     cluster.rescale(2)
     assert cluster.looked_up() == cluster.scanned() == truth
+
+
+def swapped(cluster: Cluster) -> list[StateHandle | None]:
+    """The handles of two subtasks, each with the runs of the other."""
+    cluster.rescale(2)
+    cluster.batch({p: (p, None) for p in range(20)})
+    first, second = cluster.handles
+    assert first is not None
+    assert second is not None
+    return [
+        msgspec.structs.replace(first, runs=second.runs),
+        msgspec.structs.replace(second, runs=first.runs),
+    ]
+
+
+@pytest.mark.parametrize("parallelism", [2, 4])
+def test_state_of_another_subtask_is_refused(cluster: Cluster, parallelism: int) -> None:
+    """State says whose it is: runs swapped between subtasks are corrupt state that names both, not state without the keys; after a rescale too."""
+    handles = swapped(cluster)
+    cluster.parallelism = parallelism
+    said = rf"holds state of views-1 of 2, .* for views-0 of {parallelism}"
+    with pytest.raises(CorruptStateError, match=said) as caught:
+        cluster.open(0, handles[0])
+    assert caught.value.facts["found"] == "views-1"
+
+
+def test_state_of_another_operator_is_refused(cluster: Cluster) -> None:
+    """Runs swapped between two operators whose state has the same columns are corrupt state that names both."""
+    cluster.batch({1: (1, None)})
+    clicks = replace(cluster.workplace(0), subtask=SubtaskId("clicks", 0))
+    with pytest.raises(CorruptStateError, match=r"holds state of views-0 of 1, .* for clicks-0 of 1"):
+        cluster.backend.open(clicks, cluster.layout, cluster.handles[0])
+
+
+def test_a_checkpoint_whose_handles_are_mixed_up_is_corrupt(cluster: Cluster) -> None:
+    """It shows when the metadata is read, before a subtask that was left without its state begins anew; memory, files and databases alike."""
+    handles = swapped(cluster)
+    right = completed_of(cluster, cluster.handles)
+    assert decode(encode(right), "chk-1/_metadata") == right
+    with pytest.raises(
+        CorruptStateError, match=r"chk-1/_metadata .*written by views-1.* as state of views-0"
+    ):
+        decode(encode(completed_of(cluster, handles)), "chk-1/_metadata")
+    with pytest.raises(
+        CorruptStateError, match=r"chk-1/_metadata .*written by views-0.* as state of clicks-0"
+    ):
+        decode(encode(completed_of(cluster, handles[::-1], "clicks")), "chk-1/_metadata")
+
+
+def completed_of(cluster: Cluster, handles: list[StateHandle | None], uid: str = "views") -> Completed:
+    """A checkpoint with these runs as the state of an operator."""
+    mine = tuple(
+        msgspec.structs.replace(handle, subtask=SubtaskId(uid, index))
+        for index, handle in enumerate(handles)
+        if handle
+    )
+    return Completed(
+        job="job",
+        checkpoint=1,
+        run=1,
+        mode="exactly_once",
+        max_parallelism=MAX_PARALLELISM,
+        parallelism=cluster.parallelism,
+        barrier=Barrier(),
+        operators={uid: OperatorState({}, {}, mine)},
+    )
 
 
 def test_after_a_rescale_a_handle_holds_own_keys_only(cluster: Cluster) -> None:
@@ -589,23 +687,156 @@ def test_a_merge_of_nothing_but_deleted_rows_leaves_no_run(files: Cluster) -> No
     assert not [name for name in files.storage.names() if "merged" in name]
 
 
-def test_a_damaged_working_file_is_not_merged(files: Cluster) -> None:
-    """A merge would give damaged rows a new checksum; it is refused, and the file is fetched again."""
-    files.batch(dict.fromkeys(range(20), (0, None)))
-    files.batch({1: (1, None)})
-    assert files.handles[0] is not None
-    damaged = files.local_dir / files.handles[0].runs[1].name
-    content = bytearray(damaged.read_bytes())
-    content[len(content) // 2] ^= 1
-    damaged.unlink()  # storage holds the same file by another link
-    damaged.write_bytes(content)
-    order = MergeOrder(files.handles[0].subtask, files.handles[0].runs, oldest=True)
-    merge = Merge(files.backend, files.workplace(0), files.layout, order, Address("", 0, ""), 1)
-    answer = perform(merge)
-    assert isinstance(answer, MergeFailed)
-    assert "is not what was written" in answer.cause
-    assert not [name for name in files.storage.names() if "merged" in name]
-    assert isinstance(perform(merge), MergeDone)
+def rot(path: Path, bit: int | None = None) -> None:
+    """A bit of a file turns over on the disk: it is the same file, which nobody has written to."""
+    found = path.stat()
+    content = path.read_bytes()
+    path.write_bytes(flip(content, len(content) * 4 if bit is None else bit))
+    os.utime(path, ns=(found.st_atime_ns, found.st_mtime_ns))
+
+
+def in_another_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What follows happens in a process that has not used any file yet."""
+    monkeypatch.setattr(fetch, "HASHED_FILES", HashedFiles())
+
+
+def working_file(cluster: Cluster, position: int) -> Path:
+    handle = cluster.handles[0]
+    assert handle is not None
+    return cluster.local_dir / handle.runs[position].name
+
+
+@pytest.fixture(params=["filesystem", "rocksdb"])
+def on_disk(request: pytest.FixtureRequest, tmp_path: Path) -> Cluster:
+    """The backends that keep files on the machine."""
+    return Cluster(backend_named(request.param), tmp_path)
+
+
+def test_a_damaged_working_file_is_not_read(on_disk: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whichever bit of an uploaded file turned over, a worker that first uses it finds it, and takes the file from storage."""
+    truth: Truth = {p: (p, ["x"]) for p in range(20)}
+    on_disk.batch(dict(truth))
+    for position in range(len(on_disk.handles[0].runs)):  # type: ignore[union-attr]
+        bits = 8 * working_file(on_disk, position).stat().st_size
+        for bit in range(0, bits, bits // 10 + 1):
+            rot(working_file(on_disk, position), bit)
+            in_another_worker(monkeypatch)
+            assert on_disk.looked_up() == truth
+            on_disk.unlink_from_storage()
+
+
+def test_a_damaged_working_file_is_not_merged(files: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither in the background nor while a batch is frozen do damaged rows get a new checksum: storage has the right ones."""
+    truth: Truth = {p: (p, ["x"]) for p in range(20)}
+    files.batch(dict(truth))
+    for step in range(2):
+        files.batch({step: (100, None)})
+        truth[step] = (100, None)
+    rot(working_file(files, 2))
+    files.merge(0, range(1, 3))
+    files.unlink_from_storage()
+    assert files.looked_up() == truth
+    rot(working_file(files, 1))
+    in_another_worker(monkeypatch)
+    for step in range(2, 8):
+        files.batch({step: (200, None)})
+        truth[step] = (200, None)
+    assert len([name for name in files.storage.names() if "merged" in name]) == 1
+    files.lose_local_files()
+    assert files.looked_up() == truth
+
+
+def test_a_file_that_rots_in_use_fails_the_merge_and_comes_from_storage(files: Cluster) -> None:
+    """A worker that has used a file before hashes it again before it is merged; the batch is tried again with the right file."""
+    truth: Truth = {p: (p, ["x"]) for p in range(20)}
+    files.batch(dict(truth))
+    for step in range(2):
+        files.batch({step: (100, None)})
+        truth[step] = (100, None)
+    rot(working_file(files, 2))
+    with pytest.raises(UnavailableError, match="has changed since it was written"):
+        files.batch({2: (100, None)})
+    files.batch({2: (100, None)})
+    truth[2] = (100, None)
+    files.lose_local_files()
+    assert files.looked_up() == truth
+
+
+def test_damage_in_storage_too_is_corrupt_state(on_disk: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When the working file and the copy in storage are damaged, nothing is made up."""
+    on_disk.batch({p: (p, ["x"]) for p in range(20)})
+    path = working_file(on_disk, -1)
+    stored = on_disk.root / "storage" / path.relative_to(on_disk.local_dir)
+    rot(path)
+    rot(stored)
+    in_another_worker(monkeypatch)
+    with pytest.raises(CorruptStateError, match="is not what was written"):
+        on_disk.looked_up()
+
+
+def test_a_file_is_hashed_once_in_a_process(on_disk: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Batches that follow hash what is new, however many files there are; another process begins with all of them."""
+    hashed: list[Path] = []
+
+    def counted(path: Path) -> tuple[int, str]:
+        hashed.append(path)
+        return fingerprint(path)
+
+    monkeypatch.setattr(checksums, "fingerprint", counted)
+    on_disk.batch({p: (p, ["x"]) for p in range(20)})
+    on_disk.batch({1: (1, None)})
+    new = len(hashed)
+    for _ in range(3):
+        on_disk.looked_up()
+    assert len(hashed) == new
+    in_another_worker(monkeypatch)
+    on_disk.looked_up()
+    assert len(hashed) == new + len(on_disk.handles[0].files)  # type: ignore[union-attr]
+
+
+@contextmanager
+def no_more_open_files() -> Iterator[None]:
+    """The process may not open another file."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    lowest_free = os.dup(0)
+    os.close(lowest_free)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest_free, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+@pytest.mark.parametrize("worker", ["the same", "another"])
+def test_too_many_open_files_are_no_damage(
+    on_disk: Cluster, worker: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What passes is `UnavailableError`: the job goes on when there are files to be had again."""
+    on_disk.batch({1: (1, None)})
+    if worker == "another":
+        in_another_worker(monkeypatch)
+    with no_more_open_files(), pytest.raises(UnavailableError, match="Too many open files"):
+        on_disk.looked_up()
+    assert on_disk.looked_up() == {1: (1, None)}
+
+
+class VanishingFolder(LocalStorage):
+    """Somebody deletes the working folder while a file is being fetched."""
+
+    def download(self, name: str, local: Path) -> None:
+        shutil.rmtree(local.parent)
+        super().download(name, local)
+
+
+def test_a_working_folder_that_vanishes_is_no_damage(on_disk: Cluster) -> None:
+    """A file that cannot be put anywhere is not missing in storage: `UnavailableError` with the folder, and the next try works."""
+    on_disk.batch({1: (1, None)})
+    on_disk.lose_local_files()
+    right, on_disk.storage = on_disk.storage, VanishingFolder(on_disk.root / "storage")
+    with pytest.raises(UnavailableError, match=f"cannot use the working folder {on_disk.local_dir}"):
+        on_disk.looked_up()
+    on_disk.storage = right
+    assert on_disk.looked_up() == {1: (1, None)}
 
 
 def test_writes_too_large_for_one_record_batch(files: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:

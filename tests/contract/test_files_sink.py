@@ -5,6 +5,9 @@ from __future__ import annotations
 import datetime as dt
 import decimal
 import json
+import os
+import stat
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +26,9 @@ from penstock.errors import (
     CommitLostError,
     ConfigError,
 )
-from penstock.sinks import Files, TransactionContext
+from penstock.sinks import Files, SQLite, TransactionContext, WriteAheadLog
 from penstock.sinks.files.staged_files import MAX_OPEN_FILES
+from penstock.sinks.staged.staging import folders_up_to
 from penstock.testing.sink_contract import JOB, SINK, through_json
 
 MOMENT = dt.datetime(2026, 11, 2, 12, 30, 0, 5)  # noqa: DTZ001 - a column may have no zone
@@ -37,6 +41,57 @@ def write_files(sink: Files, *tables: pa.Table) -> None:
         for batch in table.to_batches():
             sink.write(transaction, batch)
     sink.commit(through_json(sink.pre_commit(transaction)))
+
+
+@pytest.fixture
+def open_to_all() -> Iterator[None]:
+    """A user who lets everybody read, and write, what is made without further ado."""
+    before = os.umask(0)
+    yield
+    os.umask(before)
+
+
+SHARED = {
+    "parquet": lambda root: Files(root / "out"),
+    "json": lambda root: Files(root / "out", format="json"),
+    "csv": lambda root: Files(root / "out", format="csv", partition_by=["day"]),
+    "sqlite": lambda root: SQLite(root / "out.db", "rows"),
+    "staging": lambda root: WriteAheadLog(print, staging=root / "out" / "staging"),
+}
+
+
+@pytest.mark.parametrize("kind", SHARED)
+@pytest.mark.usefixtures("open_to_all")
+def test_staged_rows_are_for_this_user_alone(tmp_path: Path, kind: str) -> None:
+    """Nobody else reads rows before they are committed, and not those that never are."""
+    sink = SHARED[kind](tmp_path)
+    sink.validate(pa.schema({"day": pa.int64(), "n": pa.int64()}))
+    transaction = sink.begin_transaction(TransactionContext(JOB, SINK, 1, 1, 0, 0))
+    sink.write(transaction, pa.record_batch({"day": [1, 2], "n": [3, 4]}))
+    staged = [path for path in tmp_path.rglob("*") if path.suffix in (".staged", ".arrow")]
+    assert [stat.S_IMODE(path.stat().st_mode) for path in staged] == [0o600] * len(staged)
+    assert len(staged) == (2 if kind == "csv" else 1)
+    sink.pre_commit(transaction)
+    assert [stat.S_IMODE(path.stat().st_mode) for path in staged] == [0o600] * len(staged)
+    if not isinstance(sink, Files):
+        folders = folders_up_to(staged[0].parent, sink.staging)
+        assert [stat.S_IMODE(folder.stat().st_mode) for folder in folders] == [0o700] * 3
+
+
+@pytest.mark.parametrize("mask", [0o002, 0o027])
+def test_files_in_their_places_have_the_usual_modes(tmp_path: Path, mask: int) -> None:
+    """Readers of other users see what is committed, as the umask of the tasks says; the driver's is not asked."""
+    sink = Files(tmp_path / "out", partition_by=["day"])
+    before = os.umask(mask)
+    try:
+        transaction = sink.begin_transaction(TransactionContext(JOB, SINK, 1, 1, 0, 0))
+        sink.write(transaction, pa.record_batch({"day": [1, 2], "n": [3, 4]}))
+        prepared = sink.pre_commit(transaction)
+    finally:
+        os.umask(before)
+    sink.commit(prepared)
+    files = list((tmp_path / "out").glob("day=*/*.parquet"))
+    assert [stat.S_IMODE(path.stat().st_mode) for path in files] == [0o666 & ~mask] * 2
 
 
 def test_torn_line_in_the_commit_log(tmp_path: Path) -> None:

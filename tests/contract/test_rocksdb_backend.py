@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from test_backends import RAM_DISK, Cluster, Truth, Value, apply, flip
+from test_backends import RAM_DISK, Cluster, Truth, Value, apply, flip, rot
 
 from penstock.errors import (
     ConfigError,
@@ -137,20 +137,23 @@ def test_a_damaged_file_is_detected(cluster: Cluster, kind: str) -> None:
 
 
 def test_a_block_that_cannot_be_read_does_not_end_a_scan(cluster: Cluster) -> None:
-    """A working file that was damaged on this machine fails lookup, scan and rescale, instead of hiding rows."""
+    """A table that is damaged after this process hashed it fails lookup, scan and rescale, instead of hiding rows; the next try fetches it."""
     cluster.batch(
         {p: (p, ["x" * 5000]) for p in range(20)}
     )  # a block for each row, so that opening reads another
     (name,) = stored(cluster, ".sst")
-    local = cluster.local_dir / name
-    local.write_bytes(flip(local.read_bytes(), 100))
-    with pytest.raises(CorruptStateError, match="checksum mismatch"):
-        cluster.looked_up()
-    with pytest.raises(CorruptStateError, match="checksum mismatch"):
-        cluster.scanned()
+    damage = pytest.raises(UnavailableError, match=rf"{name} changed on this machine .*checksum mismatch")
+    for look in (cluster.looked_up, cluster.scanned):
+        rot(cluster.local_dir / name, 100)
+        with damage:
+            look()
+        assert len(look()) == 20
+        cluster.unlink_from_storage()
     cluster.rescale(2)
-    with pytest.raises(CorruptStateError, match="checksum mismatch"):
+    rot(cluster.local_dir / name, 100)
+    with damage:
         cluster.open(0, cluster.handles[0])
+    assert len(cluster.looked_up()) == 20
 
 
 def test_a_manifest_that_lists_other_tables_is_detected(cluster: Cluster) -> None:
@@ -297,7 +300,7 @@ def test_a_database_of_something_else_is_refused(cluster: Cluster) -> None:
         (None, CorruptStateError, "has no header"),
         (b"\xc1", CorruptStateError, "header .* cannot be read"),
         (
-            msgspec.msgpack.encode(DatabaseHeader(0, 1, 8, b"", b"")),
+            msgspec.msgpack.encode(DatabaseHeader("views", 0, 1, 8, b"", b"")),
             CorruptStateError,
             "header .* cannot be read",
         ),
@@ -341,9 +344,12 @@ def test_a_local_dir_that_cannot_be_used(cluster: Cluster) -> None:
 
 
 def test_rocksdb_says_what_it_cannot_do(tmp_path: Path) -> None:
-    """A folder that holds no database is corrupt state; one that cannot be made is unavailable."""
+    """A folder that holds something else is corrupt state; one that is gone, or cannot be made, is unavailable."""
+    (tmp_path / "CURRENT").write_text("nothing of the kind")
     with pytest.raises(CorruptStateError, match="database of views cannot be read"):
         Database(tmp_path, "views")
+    with pytest.raises(UnavailableError, match="RocksDB cannot work in"):
+        Database(tmp_path / "gone", "views")
     (tmp_path / "file").touch()
     with pytest.raises(UnavailableError, match="RocksDB cannot work in"):
         Database(tmp_path / "file" / "x", "views", create=True)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 import queue
 import resource
 import signal
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -18,8 +22,9 @@ from penstock.checkpoint.events import Discard, JobEnded, SnapshotDurable
 from penstock.errors import UnavailableError
 from penstock.ids import CheckpointId, SubtaskId
 from penstock.snapshot.compactor import Compactor, Merge, perform
-from penstock.snapshot.mailbox import Mailbox
+from penstock.snapshot.mailbox import Address, Mailbox
 from penstock.snapshot.messages import MergeDone, MergeFailed, Message
+from penstock.snapshot.uploader import Upload, Uploader
 from penstock.state.backends import FilesystemBackend
 from penstock.state.backends.base import StateLayout, Workplace
 from penstock.state.compaction import (
@@ -97,6 +102,22 @@ def test_orders_are_given_again() -> None:
     assert compactions.order(runs, RETRY_AFTER_S + LOST_AFTER_S)
     compactions.not_taken([VIEWS])
     assert compactions.order(runs, RETRY_AFTER_S + LOST_AFTER_S)
+
+
+def test_who_still_expects_a_result() -> None:
+    """From the order until its result is in a handle, or nobody will bring it any more."""
+    compactions = Compactions(all_but_the_oldest)
+    runs = [handle("c", "b", "a")]
+    assert compactions.expecting == frozenset()
+    compactions.order(runs, 0.0)
+    assert compactions.expecting == {VIEWS}
+    compactions.done(Merged(VIEWS, ("c", "b"), ref("cb")))
+    assert compactions.expecting == {VIEWS}
+    compactions.adopt({VIEWS: runs[0]})
+    assert compactions.expecting == frozenset()
+    compactions.order(runs, 0.0)
+    compactions.failed(VIEWS, 0.0)
+    assert compactions.expecting == frozenset()
 
 
 def test_the_end_of_a_run_names_what_nobody_took() -> None:
@@ -250,3 +271,39 @@ def test_a_compactor_takes_one_order_after_the_other(site: Site) -> None:
     assert [type(site.letters.get(timeout=60)) for _ in range(3)] == [MergeDone] * 3
     compactor.submit(site.merge())
     assert isinstance(site.letters.get(timeout=60), MergeDone)
+
+
+def told_about(site: Site, address: Address, caplog: pytest.LogCaptureFixture) -> list[tuple[str, str]]:
+    """What workers log about a merge and an upload that they cannot tell the driver about, with its level."""
+    compactor, uploader = Compactor(), Uploader()
+    assert site.handle is not None
+    upload = Upload(site.storage, site.root / "run-1", address, 1, site.handle, frozenset(), required=True)
+    with caplog.at_level(logging.DEBUG):
+        compactor.submit(replace(site.merge(), mailbox=address))
+        uploader.submit(upload)
+        for thread in threading.enumerate():
+            if thread.name.startswith(("penstock-merge", "penstock-upload")):
+                thread.join()
+    about = [record for record in caplog.records if " about " in record.getMessage()]
+    return sorted((record.levelname, record.getMessage().partition(": ")[0]) for record in about)
+
+
+def test_after_the_run_a_worker_frightens_nobody(site: Site, caplog: pytest.LogCaptureFixture) -> None:
+    """When nobody listens any more the run is over, and what comes too late is for the debug log only."""
+    over = Mailbox("127.0.0.1", site.letters.put)
+    over.close()
+    assert told_about(site, over.address, caplog) == [
+        ("DEBUG", "the run is over, nobody wants to know about a merge of views-0"),
+        ("DEBUG", "the run is over, nobody wants to know about an upload of views-0"),
+    ]
+
+
+def test_a_driver_that_does_not_listen_is_told_to_people(
+    site: Site, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Any other failure to reach the driver is a warning."""
+    wrong = msgspec.structs.replace(site.mailbox.address, secret="of another run")
+    assert told_about(site, wrong, caplog) == [
+        ("WARNING", "the driver could not be told about a merge of views-0"),
+        ("WARNING", "the driver could not be told about an upload of views-0"),
+    ]

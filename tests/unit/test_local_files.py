@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import logging
+import os
+import shutil
+import stat
+import tempfile
 from pathlib import Path
 
 import pytest
 
-from penstock.errors import CorruptStateError
+from penstock.errors import ConfigError, CorruptStateError
 from penstock.ids import SubtaskId
 from penstock.state.backends.base import Workplace
+from penstock.state.backends.checksums import fingerprint
 from penstock.state.backends.fetch import local_file
-from penstock.state.backends.run_file import fingerprint
 from penstock.state.handle import RunRef
 from penstock.state.local_files import (
     begin_run,
@@ -19,6 +23,7 @@ from penstock.state.local_files import (
     forget_earlier_runs,
     forget_unnamed,
     job_dir,
+    make_job_dir,
     run_dir,
 )
 from penstock.storage import LocalStorage
@@ -97,8 +102,6 @@ def test_what_is_not_right_any_more_comes_from_storage(
 
 def test_the_loss_of_the_local_folder_costs_a_download(machine: Machine) -> None:
     """Without any local file everything comes from storage, verified."""
-    import shutil
-
     shutil.rmtree(machine.job)
     workplace = machine.workplace()
     assert fingerprint(local_file(workplace, machine.ref)) == (machine.ref.size, machine.ref.checksum)
@@ -142,20 +145,119 @@ def test_tokens_are_no_part_of_the_order(machine: Machine) -> None:
     assert earlier_runs(own) == [second, run_dir(machine.job, 1)]
 
 
-def test_a_subtask_forgets_its_own_files_only(machine: Machine) -> None:
-    """Unnamed files of earlier batches of this run and subtask go; named ones, other subtasks, runs and batches stay."""
-    folder = machine.local / "state" / "views"
+NAMES = [
+    "3-4-0-7.arrow",
+    "3-4-0-8.arrow",
+    "3-4-1-9.arrow",
+    "2-4-0-1.arrow",
+    "3-5-0-1.arrow",
+    "3-6-0-1.arrow",
+]
+
+
+def tidied(machine: Machine, folder: Path, *, merging: bool) -> list[str]:
+    """What is left in a folder after subtask 0 has tidied up in batch 5 of run 3, when one file is named."""
     folder.mkdir(parents=True)
-    names = [
-        "3-4-0-7.arrow",
-        "3-4-0-8.arrow",
-        "3-4-1-9.arrow",
-        "2-4-0-1.arrow",
-        "3-5-0-1.arrow",
-        "3-6-0-1.arrow",
-    ]
-    for name in names:
+    for name in NAMES:
         (folder / name).touch()
-    forget_unnamed(machine.local, run=3, batch=5, uid="views", subtask=0, named={"state/views/3-4-0-8.arrow"})
-    assert sorted(path.name for path in folder.iterdir()) == sorted(names[1:])
-    forget_unnamed(machine.local, run=3, batch=5, uid="nothing written", subtask=0, named=frozenset())
+    named = {"state/views/3-4-0-8.arrow"}
+    forget_unnamed(machine.local, run=3, batch=5, uid="views", subtask=0, named=named, merging=merging)
+    return sorted(path.name for path in folder.iterdir())
+
+
+@pytest.mark.parametrize("merging", [True, False])
+def test_a_subtask_forgets_its_own_files_only(machine: Machine, merging: bool) -> None:
+    """Unnamed files of earlier batches of this run and subtask go; named ones, other subtasks, runs and batches stay."""
+    assert tidied(machine, machine.local / "state" / "views", merging=merging) == sorted(NAMES[1:])
+    forget_unnamed(
+        machine.local, run=3, batch=5, uid="nothing", subtask=0, named=frozenset(), merging=merging
+    )
+
+
+def test_merged_files_that_nobody_took_are_forgotten(machine: Machine) -> None:
+    """They go like others; while a result of the subtask is on its way they stay, since the next handle may name one."""
+    merged = machine.local / "merged" / "state" / "views"
+    assert tidied(machine, merged, merging=False) == sorted(NAMES[1:])
+    shutil.rmtree(merged)
+    assert tidied(machine, merged, merging=True) == sorted(NAMES)
+
+
+# ── a folder that others can reach ─────────────────────────────────────────────────────────────
+
+
+@pytest.fixture
+def shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The machine's folder for temporary files, in which anybody may put something."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    return tmp_path
+
+
+def victim_of(folder: Path) -> Path:
+    """A file of the user, in a folder that looks like that of an earlier run."""
+    file = folder / "precious" / "run-1" / "state" / "thesis"
+    file.parent.mkdir(parents=True)
+    file.write_text("years of work")
+    return file
+
+
+def default_run() -> Path:
+    return run_dir(job_dir(None, "job", "/storage"), 3)
+
+
+def test_working_folders_are_for_this_user_alone(shared: Path) -> None:
+    """Without local_dir there is a root for each user; it and all that is made below a given local_dir is closed to others."""
+    assert default_run().parents[1] == shared / f"penstock-{os.geteuid()}"
+    for run in (default_run(), run_dir(job_dir(shared / "given", "job", "/storage"), 3)):
+        begin_run(run, set())
+        begin_run(run, set())
+        assert [stat.S_IMODE(folder.stat().st_mode) for folder in (run, *run.parents[:2])] == [0o700] * 3
+
+
+@pytest.mark.parametrize("place", ["root", "job", "job in a given local_dir"])
+def test_a_link_is_not_taken_for_the_working_folder(shared: Path, place: str) -> None:
+    """Whoever puts a link where the folder would be made can neither read what is written nor have anything deleted through it."""
+    precious = victim_of(shared)
+    run = default_run() if place != "job in a given local_dir" else run_dir(shared / "given" / "job-1", 3)
+    link = run.parents[1] if place == "root" else run.parent
+    link.parent.mkdir(exist_ok=True)
+    link.symlink_to(shared / "precious")
+    with pytest.raises(ConfigError, match=rf"{link} is a link to .*precious.*give the job a local_dir"):
+        begin_run(run, set())
+    assert precious.exists()
+    assert [path.name for path in (shared / "precious").iterdir()] == ["run-1"]
+
+
+def test_a_link_is_no_earlier_run(shared: Path) -> None:
+    """Nor is anything deleted through a link further down."""
+    precious = victim_of(shared)
+    run = run_dir(shared / "given" / "job-1", 3)
+    for link in (run.with_name("run-1"), run.with_name("run-2") / "state" / "views"):
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.symlink_to(precious.parents[1])
+    begin_run(run, set())
+    assert earlier_runs(run) == [run.with_name("run-2")]
+    forget_earlier_runs(run)
+    assert precious.exists()
+
+
+def test_a_root_that_others_can_write_to_is_refused(shared: Path) -> None:
+    """Something may have been put there already; one that others could only read is closed and used."""
+    root = default_run().parents[1]
+    root.mkdir()
+    root.chmod(0o770)
+    with pytest.raises(ConfigError, match=r"can be written by others \(mode 770\)"):
+        begin_run(default_run(), set())
+    root.chmod(0o755)
+    begin_run(default_run(), set())
+    assert stat.S_IMODE(root.stat().st_mode) == 0o700
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder to another user")
+@pytest.mark.parametrize("place", ["root", "job"])
+def test_the_folder_of_another_user_is_refused(shared: Path, place: str) -> None:
+    """Its owner could change at any time what it leads to."""
+    folder = default_run().parents[1] if place == "root" else default_run().parent
+    make_job_dir(default_run().parent)
+    os.chown(folder, 12345, 12345)
+    with pytest.raises(ConfigError, match=f"{folder} belongs to the user 12345, not to 0"):
+        begin_run(default_run(), set())

@@ -6,7 +6,7 @@ import pytest
 
 from penstock.ids import SubtaskId
 from penstock.snapshot.rescue import RETRY_AFTER_S, STUCK_AFTER_S, Rescue
-from penstock.state.backends.run_file import fingerprint
+from penstock.state.backends.checksums import fingerprint
 from penstock.state.handle import RunRef, StateHandle
 from penstock.storage import LocalStorage
 

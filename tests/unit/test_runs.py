@@ -25,7 +25,7 @@ from penstock.state.keys import GROUP_SHIFT, KeyBatch
 from penstock.state.types import arrow_schema, arrow_type
 
 LAYOUT = StateLayout(arrow_schema("k string"), arrow_schema("n long"))
-HEADER = RunHeader(key_columns=1, subtask=0, parallelism=1, max_parallelism=128)
+HEADER = RunHeader(key_columns=1, uid="views", subtask=0, parallelism=1, max_parallelism=128)
 ALL = Ownership(0, 1)
 
 Row = tuple[int, str, int | None]  # sort key, key, value (None: tombstone)
@@ -346,7 +346,9 @@ def test_another_layout_is_incompatible() -> None:
 
 def test_another_format_is_incompatible() -> None:
     """A run of a later format is refused with both numbers."""
-    ref = inline(header=RunHeader(key_columns=1, subtask=0, parallelism=1, max_parallelism=128, format=2))
+    ref = inline(
+        header=RunHeader(key_columns=1, uid="views", subtask=0, parallelism=1, max_parallelism=128, format=2)
+    )
     with pytest.raises(
         IncompatibleStateError, match=r"has format 2, this version of Penstock reads format 1"
     ):

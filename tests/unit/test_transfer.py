@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import queue
+import shutil
 import threading
 from collections import Counter
 from pathlib import Path
@@ -14,9 +15,9 @@ from penstock.errors import UnavailableError
 from penstock.ids import SubtaskId
 from penstock.snapshot.mailbox import Mailbox
 from penstock.snapshot.messages import Message, UploadDone
-from penstock.snapshot.transfer import Room, store_all, store_one
+from penstock.snapshot.transfer import Room, store_all
 from penstock.snapshot.uploader import Upload, Uploader
-from penstock.state.backends.run_file import fingerprint
+from penstock.state.backends.checksums import fingerprint
 from penstock.state.handle import RunRef, StateHandle
 from penstock.storage import LocalStorage
 
@@ -108,8 +109,41 @@ def test_what_is_in_storage_is_not_stored_again(tmp_path: Path) -> None:
     store_all(storage, tmp_path, files, Room())
     assert storage.stored == {"state/views/000": 1, "state/views/001": 2, "state/views/002": 1}
     assert storage.size("state/views/001") == 2
-    with pytest.raises(FileNotFoundError):
-        store_one(storage, tmp_path, "state/views/none", RunRef(1, 1, "", "state/views/none"))
+
+
+class Vanishing(LocalStorage):
+    """Somebody deletes the working folder while its file is on the way: before the call, or in the middle of it."""
+
+    def __init__(self, root: Path, working: Path, *, in_the_middle: bool) -> None:
+        super().__init__(root)
+        self.working = working
+        self.in_the_middle = in_the_middle
+
+    def upload(self, local: Path, name: str) -> None:
+        if not self.in_the_middle:
+            shutil.rmtree(self.working)
+        super().upload(local, name)
+
+    def _appear(self, *arguments, **more) -> None:
+        shutil.rmtree(self.working)
+        super()._appear(*arguments, **more)
+
+
+@pytest.mark.parametrize("when", ["before", "at the call", "in the middle"])
+def test_a_working_folder_that_is_deleted_is_not_blamed_on_storage(tmp_path: Path, when: str) -> None:
+    """The error names the file that is gone, and promises nothing about what happens next: that is for those who need the file."""
+    working = tmp_path / "local"
+    files = local_files(working, 1)
+    storage = LocalStorage(tmp_path / "store")
+    if when == "before":
+        shutil.rmtree(working)
+    else:
+        storage = Vanishing(tmp_path / "store", working, in_the_middle=when == "in the middle")
+    with pytest.raises(
+        UnavailableError, match=rf"^the working file {working}/state/views/000 is gone"
+    ) as caught:
+        store_all(storage, working, files)
+    assert "retried" not in str(caught.value)
 
 
 def hold_for_ever(path: Path, has_it: object) -> None:

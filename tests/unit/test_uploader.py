@@ -14,7 +14,7 @@ from penstock.ids import SubtaskId
 from penstock.snapshot.mailbox import Address, Mailbox, send
 from penstock.snapshot.messages import Message, UploadDone, UploadFailed
 from penstock.snapshot.uploader import Upload, Uploader, perform, remember_newest
-from penstock.state.backends.run_file import fingerprint
+from penstock.state.backends.checksums import fingerprint
 from penstock.state.handle import RunRef, StateHandle
 from penstock.storage import LocalStorage
 from penstock.testing.faulty_storage import Failure, FaultPlan, FaultyStorage

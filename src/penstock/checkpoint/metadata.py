@@ -13,6 +13,7 @@ import msgspec
 import xxhash
 
 from penstock.checkpoint.completed import FORMAT, Completed
+from penstock.checkpoint.owners import check_owners
 from penstock.errors import CorruptStateError, IncompatibleStateError, InternalError
 from penstock.ids import CheckpointId, RunId
 from penstock.storage import Storage
@@ -98,9 +99,11 @@ def decode(data: bytes, name: str) -> Completed:
             )
         if found != envelope.checksum:
             raise CorruptStateError(f"{name} is corrupt: checksum {found}, expected {envelope.checksum}")
-        return _COMPLETED.decode(envelope.checkpoint)
+        completed = _COMPLETED.decode(envelope.checkpoint)
     except msgspec.DecodeError as error:
         raise CorruptStateError(f"{name} is corrupt: {error}", name=name) from error
+    check_owners(completed, name)
+    return completed
 
 
 def write_metadata(storage: Storage, completed: Completed) -> None:

@@ -7,11 +7,11 @@ its groups. No row moves; the backend drops what is not its own when it next mer
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import gcd
 
 from penstock.errors import IncompatibleStateError
 from penstock.ids import CheckpointId, SubtaskId
 from penstock.state.handle import StateHandle
+from penstock.state.keys import share_groups
 
 
 def redistribute(
@@ -41,6 +41,5 @@ def redistribute(
 
 
 def _sources(index: int, parallelism: int, former: int) -> list[int]:
-    """The former subtasks that own a key group which `index` owns now: group = index mod P and = old mod Q has a solution."""
-    step = gcd(parallelism, former)
-    return [old for old in range(former) if (old - index) % step == 0] if former else []
+    """The former subtasks that own a key group which `index` owns now."""
+    return [old for old in range(former) if share_groups(index, parallelism, old, former)]

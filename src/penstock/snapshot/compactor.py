@@ -6,18 +6,15 @@ driver hears of it: when a handle names it, it is durable, and no checkpoint wai
 
 from __future__ import annotations
 
-import logging
 import queue
 import threading
 import time
 from dataclasses import dataclass
 
-from penstock.snapshot.mailbox import Address, send
+from penstock.snapshot.mailbox import Address, tell
 from penstock.snapshot.messages import MergeDone, MergeFailed, Message
 from penstock.state.backends.base import StateBackend, StateLayout, Workplace
 from penstock.state.compaction import MergeOrder
-
-_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -69,18 +66,11 @@ class Compactor:
     def _work(self) -> None:
         while True:
             merge = self._orders.get()
-            _report(merge, perform(merge))
+            tell(merge.mailbox, perform(merge), f"a merge of {merge.order.subtask}")
             with self._lock:
                 self._waiting -= 1
                 if not self._waiting:
                     return
-
-
-def _report(merge: Merge, message: Message) -> None:
-    try:
-        send(merge.mailbox, message)
-    except OSError as error:
-        _log.warning("the driver could not be told about a merge of %s: %s", merge.order.subtask, error)
 
 
 COMPACTOR = Compactor()

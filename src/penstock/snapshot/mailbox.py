@@ -50,6 +50,19 @@ def send(address: Address, message: Message) -> None:
             raise ConnectionError("the driver did not take the message")
 
 
+def tell(address: Address, message: Message, about: str) -> None:
+    """Deliver a message from the background, where nobody waits for it; a failure is only logged.
+
+    When nobody listens any more the run is over, and what a worker still finished is of no use to anybody: that is no warning.
+    """
+    try:
+        send(address, message)
+    except ConnectionRefusedError as error:
+        _log.debug("the run is over, nobody wants to know about %s: %s", about, error)
+    except OSError as error:
+        _log.warning("the driver could not be told about %s: %s", about, error)
+
+
 class Mailbox:
     """Receives messages and hands each to `deliver`, which must not block for long.
 

@@ -66,7 +66,7 @@ class Rescue:
         try:
             files = {run.name: run for run in handle.runs if run.name}
             store_all(self.storage, self.local_dir, files, Room())
-        except (UnavailableError, FileNotFoundError) as error:
+        except UnavailableError as error:
             _log.warning(
                 "%s: state files that no worker stores could not be stored: %s", handle.subtask, error
             )

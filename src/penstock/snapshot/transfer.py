@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import IO
 
 from penstock.errors import UnavailableError
-from penstock.state.backends.run_file import fingerprint
+from penstock.state.backends.checksums import fingerprint
 from penstock.state.handle import RunRef
 from penstock.storage import Storage
 
@@ -67,16 +67,19 @@ def store_one(storage: Storage, local_dir: Path, name: str, ref: RunRef) -> None
 
     What is uploaded must be what the handle promises: a working file that was damaged since it was written is refused.
     """
+    path = local_dir / name
     try:
-        local = (local_dir / name).open("rb")
-    except FileNotFoundError:
-        if storage.size(name) == ref.size:
-            return
-        raise
-    with local, _alone(local):
+        with path.open("rb") as local, _alone(local):
+            if storage.size(name) != ref.size:
+                _check(path, ref)
+                storage.upload(path, name)
+    except FileNotFoundError as cause:
         if storage.size(name) != ref.size:
-            _check(local_dir / name, ref)
-            storage.upload(local_dir / name, name)
+            raise UnavailableError(
+                f"the working file {path} is gone, and {storage.uri} does not have it yet: the state of this batch is lost; "
+                "leave the working folder of a running job alone",
+                path=str(path),
+            ) from cause
 
 
 def _check(path: Path, ref: RunRef) -> None:

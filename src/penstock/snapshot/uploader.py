@@ -8,7 +8,6 @@ Batches may follow each other faster than storage takes their files. Nothing pil
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from dataclasses import dataclass, replace
@@ -18,13 +17,12 @@ from uuid import uuid4
 import msgspec
 
 from penstock.ids import SubtaskId
-from penstock.snapshot.mailbox import Address, send
+from penstock.snapshot.mailbox import Address, tell
 from penstock.snapshot.messages import Message, UploadDone, UploadFailed
 from penstock.snapshot.transfer import Room, store_all
 from penstock.state.handle import RunRef, StateHandle
 from penstock.storage import Storage
 
-_log = logging.getLogger(__name__)
 _HANDLES = msgspec.json.Decoder(StateHandle)  # made before there are threads, see `mailbox`
 
 
@@ -136,7 +134,8 @@ class Uploader:
 
     def _work(self, lane: _Lane) -> None:
         while (upload := self._next(lane)) is not None:
-            _report(upload, perform(upload, self._rooms[lane.required]))
+            message = perform(upload, self._rooms[lane.required])
+            tell(upload.mailbox, message, f"an upload of {upload.handle.subtask}")
 
     def _next(self, lane: _Lane) -> Upload | None:
         """The next upload of a lane; a lane with nothing left is closed in the same moment."""
@@ -149,13 +148,6 @@ class Uploader:
 
 def _superseded(waiting: Upload, newer: Upload) -> bool:
     return not waiting.required or waiting.handle.version not in newer.awaited
-
-
-def _report(upload: Upload, message: Message) -> None:
-    try:
-        send(upload.mailbox, message)
-    except OSError as error:
-        _log.warning("the driver could not be told about %s: %s", upload.handle.subtask, error)
 
 
 UPLOADER = Uploader()

@@ -42,6 +42,8 @@ class Assignment:
     """What the task of a subtask starts in the background after its batch."""
     merging: frozenset[str]
     """Files that a merge under way is about to replace."""
+    expecting: frozenset[SubtaskId]
+    """Subtasks with a merge of an earlier batch whose result no handle names yet."""
     forget_earlier_runs: bool
     """Whether a checkpoint of this run is complete, so that nothing of earlier runs can be taken over any more."""
     awaited: frozenset[int]

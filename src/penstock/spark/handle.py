@@ -31,7 +31,7 @@ from penstock.spark.inspection import guarantee_of, leaves
 from penstock.spark.observer import Observer, Progress
 from penstock.spark.query import FATAL, QueryRun
 from penstock.spark.session import is_alive
-from penstock.state.local_files import job_dir
+from penstock.state.local_files import job_dir, make_job_dir
 
 if TYPE_CHECKING:
     from penstock.job import Job
@@ -87,6 +87,7 @@ class JobHandle:
         guarantee = guarantee_of(job)
         compiled = compile_job(job.graph)
         job.storage.check_writable()
+        make_job_dir(job_dir(job.local_dir, job.name, job.storage.uri))
         record = check_job_record(job.storage, JobRecord(job.name, job.max_parallelism))
         if not takeover:
             refuse_if_running(job.storage, SYSTEM_CLOCK.wall())

@@ -48,7 +48,7 @@ from penstock.spark.observer import Observer, tell_origins
 from penstock.spark.source_errors import source_failure
 from penstock.state.compaction import RETRY_AFTER_S, Compactions, Merged
 from penstock.state.handle import StateHandle
-from penstock.state.local_files import begin_run, job_dir, run_dir
+from penstock.state.local_files import begin_run, job_dir, make_job_dir, run_dir
 
 if TYPE_CHECKING:
     from penstock.job import Job
@@ -124,6 +124,7 @@ class QueryRun:
     def _begin_local_dir(self, handles: Mapping[SubtaskId, StateHandle]) -> Path:
         """A folder of this run for working files, beside those of earlier runs. It can be lost at any time."""
         folder = job_dir(self.job.local_dir, self.job.name, self.job.storage.uri)
+        make_job_dir(folder)
         if not self.job.local_recovery:
             shutil.rmtree(folder, ignore_errors=True)
         local = run_dir(folder, self.point.run, secrets.token_hex(4))
@@ -359,6 +360,7 @@ class QueryRun:
         coordinator = self._loop.coordinator
         self._handles, merged = self._compactions.adopt(self._handles)
         coordinator.begin_batch(batch)
+        expecting = self._compactions.expecting  # before new orders, whose files are of this batch
         merges = self._compactions.order(self._handles.values(), SYSTEM_CLOCK.monotonic())
         with coordinator.lock:
             coordinator.protocol.take_durable(merged, batch)
@@ -385,6 +387,7 @@ class QueryRun:
             keep=keep,
             merges=merges,
             merging=self._compactions.merging,
+            expecting=expecting,
             forget_earlier_runs=completed_one,
             awaited=awaited,
             newest_will_do=self._mode is Mode.AT_LEAST_ONCE,

@@ -20,7 +20,7 @@ from penstock.checkpoint.completed import SubtaskReport
 from penstock.ids import SubtaskId
 from penstock.spark.observer import tell_origins
 from penstock.state.backends.base import StateBackend, StateLayout, Workplace
-from penstock.state.handle import StateHandle
+from penstock.state.handle import StateHandle, state_stem
 from penstock.storage import Storage
 
 
@@ -78,5 +78,5 @@ class Rescaling:
             parallelism=self.parallelism,
             max_parallelism=self.max_parallelism,
             version=handle.version,
-            stem=f"{self.run}-{handle.version}-{handle.subtask.index}-{attempt}",
+            stem=state_stem(self.run, handle.version, handle.subtask.index, attempt),
         )

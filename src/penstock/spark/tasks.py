@@ -36,7 +36,7 @@ from penstock.snapshot.messages import TaskFailed
 from penstock.snapshot.uploader import UPLOADER, Upload, remember_newest
 from penstock.spark.assignment import Assignment, OperatorAnswer, SinkAnswer, add_answer
 from penstock.state.backends.base import OpenState, StateLayout, Workplace
-from penstock.state.handle import StateHandle
+from penstock.state.handle import StateHandle, state_stem
 from penstock.state.keys import key_groups, owner
 from penstock.state.local_files import begin_run, forget_earlier_runs, forget_unnamed
 
@@ -112,7 +112,7 @@ class OperatorTask(ABC):
             parallelism=plan.parallelism,
             max_parallelism=plan.max_parallelism,
             version=plan.batch,
-            stem=f"{plan.run}-{plan.batch}-{subtask.index}-{attempt}",
+            stem=state_stem(plan.run, plan.batch, subtask.index, attempt),
             merging=plan.merging,
         )
 
@@ -169,6 +169,7 @@ class OperatorTask(ABC):
             uid=subtask.uid,
             subtask=subtask.index,
             named=handle.files | plan.keep,
+            merging=subtask in plan.expecting,
         )
 
 

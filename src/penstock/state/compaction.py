@@ -82,6 +82,12 @@ class Compactions:
             orders = {name for order, _ in self._under_way.values() for name in order.names}
             return frozenset(orders.union(*(done.replaced for done in self._done)))
 
+    @property
+    def expecting(self) -> frozenset[SubtaskId]:
+        """Subtasks with a merge under way, or with a result that no handle names yet."""
+        with self._lock:
+            return frozenset((*self._under_way, *(done.subtask for done in self._done)))
+
     def not_taken(self, subtasks: Iterable[SubtaskId]) -> None:
         """These had no rows in the batch, so that no task took the order."""
         with self._lock:

@@ -5,9 +5,13 @@ Runs on driver and executors; the driver never looks inside a run.
 
 from __future__ import annotations
 
+import re
+
 import msgspec
 
 from penstock.ids import SubtaskId
+
+_STATE_NAME = re.compile(r"state/(?P<uid>[^/]+)/\d+-\d+-(?P<index>\d+)-.*")
 
 
 class RunRef(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -42,3 +46,14 @@ class StateHandle(msgspec.Struct, frozen=True, omit_defaults=True):
     def size(self) -> int:
         """Bytes of all runs."""
         return sum(run.size for run in self.runs)
+
+
+def state_stem(run: int, batch: int, index: int, attempt: int) -> str:
+    """How the names of all state files begin that one attempt of a subtask writes; no other attempt of any run has it."""
+    return f"{run}-{batch}-{index}-{attempt}"
+
+
+def writer_of(name: str) -> SubtaskId | None:
+    """The subtask that wrote a state file, from its name alone; None for a name that does not say it."""
+    found = _STATE_NAME.fullmatch(name)
+    return None if found is None else SubtaskId(found["uid"], int(found["index"]))

@@ -10,6 +10,7 @@ compares the key itself.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import gcd
 
 import numpy as np
 import numpy.typing as npt
@@ -45,6 +46,11 @@ def owner(group: int, parallelism: int) -> int:
 def owners(groups: npt.NDArray[np.int64], parallelism: int) -> npt.NDArray[np.int64]:
     """`owner`, for many groups at once."""
     return groups % parallelism
+
+
+def share_groups(one: int, parallelism: int, other: int, other_parallelism: int) -> bool:
+    """Whether subtask `one` of so many and subtask `other` of so many own a key group in common, however many groups there are."""
+    return (one - other) % gcd(parallelism, other_parallelism) == 0
 
 
 def groups_owned(subtask: int, parallelism: int, max_parallelism: int) -> range:

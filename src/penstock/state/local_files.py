@@ -2,6 +2,9 @@
 
     <local_dir>/<job>-<hash of its storage>/run-<k>-<token>/state/<operator>/...
 
+Without `local_dir` it is `penstock-<user>` in the machine's folder for temporary files, where anybody may put something. So that folder and
+those of jobs are made for this user alone; one that is a link, or another user's, is refused; and nothing is deleted through a link.
+
 Every file here is a copy of what is, or will be, in storage, and may be lost at any time. A new run takes over what an earlier run left,
 file by file, where size and checksum are right: that is local recovery. It links such a file into its own folder, so that an earlier
 run, should it still be alive, can delete nothing that a later one uses.
@@ -16,16 +19,25 @@ import logging
 import os
 import re
 import shutil
+import stat
 import tempfile
 from collections.abc import Iterator
 from collections.abc import Set as AbstractSet
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import xxhash
 
+from penstock.errors import ConfigError, UnavailableError
+
 _log = logging.getLogger(__name__)
 
+MERGED = "merged"
+"""Where results of background merges wait until a handle names them."""
+_DEFAULT_ROOT = "penstock-"
+_PRIVATE = 0o700
+_OTHERS_WRITE = 0o022
 _PREFIX = "run-"
 _NAME = re.compile(rf"{_PREFIX}(\d+)(?:-[0-9a-f]+)?")
 
@@ -50,10 +62,65 @@ class Origins:
         self.fetched_bytes += size
 
 
+@contextmanager
+def working_files(path: Path) -> Iterator[None]:
+    """What the system refuses about working files may pass: a full disk, too many open files, a folder that was deleted."""
+    try:
+        yield
+    except OSError as cause:
+        raise UnavailableError(
+            f"cannot use the working folder {path}: {cause}; check that it is there, its space and its permissions; it is tried again",
+            path=str(path),
+        ) from cause
+
+
 def job_dir(base: Path | None, job: str, storage_uri: str) -> Path:
     """The folder of a job, which all its runs on this machine share."""
-    root = base or Path(tempfile.gettempdir()) / "penstock"
+    root = base or Path(tempfile.gettempdir()) / f"{_DEFAULT_ROOT}{os.geteuid()}"
     return root / f"{job}-{xxhash.xxh3_64_hexdigest(storage_uri.encode())}"
+
+
+def make_job_dir(folder: Path) -> None:
+    """Make the folder of a job for this user alone; raises `ConfigError` where another user could have put it there, or could change it."""
+    root = folder.parent
+    with working_files(folder):
+        root.parent.mkdir(parents=True, exist_ok=True)
+        root.mkdir(mode=_PRIVATE, exist_ok=True)
+        if re.fullmatch(
+            rf"{_DEFAULT_ROOT}\d+", root.name
+        ):  # a folder that the user gave is the user's affair
+            _check_own(root)
+            _tighten(root)
+        folder.mkdir(mode=_PRIVATE, exist_ok=True)
+        _check_own(folder)
+
+
+def _check_own(folder: Path) -> None:
+    found = folder.lstat()
+    if stat.S_ISLNK(found.st_mode):
+        problem = f"is a link to {folder.readlink()}"
+    elif found.st_uid != os.geteuid():
+        problem = f"belongs to the user {found.st_uid}, not to {os.geteuid()}, who runs the job"
+    else:
+        return
+    raise _not_trusted(folder, problem)
+
+
+def _tighten(folder: Path) -> None:
+    """Nobody else looks into it. Who could write there may have left something already."""
+    mode = stat.S_IMODE(folder.lstat().st_mode)
+    if mode & _OTHERS_WRITE:
+        raise _not_trusted(folder, f"can be written by others (mode {mode:o})")
+    if mode != _PRIVATE:
+        folder.chmod(_PRIVATE)
+
+
+def _not_trusted(folder: Path, problem: str) -> ConfigError:
+    return ConfigError(
+        f"the working folder {folder} {problem}: another user could read or delete files through it; nothing was touched; remove it, or "
+        "give the job a local_dir of its own",
+        path=str(folder),
+    )
 
 
 def run_dir(job_folder: Path, run: int, token: str = "") -> Path:
@@ -66,28 +133,29 @@ def begin_run(local_dir: Path, named: AbstractSet[str]) -> None:
 
     Called by the driver and by every task; only the first of them on a machine has something to do.
     """
-    try:
-        local_dir.mkdir(parents=True)
-    except FileExistsError:
-        return
-    for earlier in earlier_runs(local_dir):
-        for path in _files(earlier):
-            if path.relative_to(earlier).as_posix() not in named:
-                path.unlink(missing_ok=True)
+    make_job_dir(local_dir.parent)
+    with working_files(local_dir):
+        try:
+            local_dir.mkdir(mode=_PRIVATE)
+        except FileExistsError:
+            return
+        for earlier in earlier_runs(local_dir):
+            for path in _files(earlier):
+                if path.relative_to(earlier).as_posix() not in named:
+                    path.unlink(missing_ok=True)
 
 
 def earlier_runs(local_dir: Path) -> list[Path]:
-    """The folders of runs before this one on this machine, the newest first."""
+    """The folders of runs before this one on this machine, the newest first; never a link to one."""
     own = _number(local_dir)
     if own is None:
         return []
-    try:
-        found = [
-            (number, path) for path in local_dir.parent.iterdir() if (number := _number(path)) is not None
-        ]
-    except FileNotFoundError:
-        return []
-    return [path for number, path in sorted(found, reverse=True) if number < own]
+    found = [
+        (number, path)
+        for path in _entries(local_dir.parent)
+        if (number := _number(path)) is not None and number < own and not path.is_symlink()
+    ]
+    return [path for _, path in sorted(found, reverse=True)]
 
 
 def forget_earlier_runs(local_dir: Path) -> None:
@@ -97,19 +165,26 @@ def forget_earlier_runs(local_dir: Path) -> None:
 
 
 def forget_unnamed(
-    local_dir: Path, *, run: int, batch: int, uid: str, subtask: int, named: AbstractSet[str]
+    local_dir: Path, *, run: int, batch: int, uid: str, subtask: int, named: AbstractSet[str], merging: bool
 ) -> None:
-    """Delete what a subtask wrote in earlier batches of this run and nothing names any more."""
-    folder = local_dir / "state" / uid
+    """Delete what a subtask wrote in earlier batches of this run and nothing names any more.
+
+    `merging`: a merge of the subtask was under way when the batch began. Nothing names its result yet, so that what was merged waits.
+    """
+    state = Path("state") / uid
+    for folder in (local_dir / state, *(() if merging else (local_dir / MERGED / state,))):
+        for path in _entries(folder):
+            writer, written, index, *_ = [*path.name.split("-"), "", "", ""]
+            mine = (writer, index) == (str(run), str(subtask)) and written.isdigit() and int(written) < batch
+            if mine and (state / path.name).as_posix() not in named:
+                path.unlink(missing_ok=True)
+
+
+def _entries(folder: Path) -> list[Path]:
     try:
-        entries = list(os.scandir(folder))
+        return list(folder.iterdir())
     except FileNotFoundError:
-        return
-    for entry in entries:
-        writer, written, index, *_ = [*entry.name.split("-"), "", "", ""]
-        mine = (writer, index) == (str(run), str(subtask)) and written.isdigit() and int(written) < batch
-        if mine and f"state/{uid}/{entry.name}" not in named:
-            Path(entry.path).unlink(missing_ok=True)
+        return []
 
 
 def _number(path: Path) -> int | None:
@@ -118,4 +193,5 @@ def _number(path: Path) -> int | None:
 
 
 def _files(folder: Path) -> Iterator[Path]:
-    return (path for path in folder.rglob("*") if path.is_file())
+    """All files below, links to something included but not followed."""
+    return (Path(above) / name for above, _, names in os.walk(folder) for name in names)

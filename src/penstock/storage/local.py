@@ -90,9 +90,14 @@ class LocalStorage(Storage):
         """See `Storage.upload`; a hard link where the file system allows it."""
         target = self._path(name)
         if not local.is_file():
-            raise FileNotFoundError(errno.ENOENT, f"cannot upload {name!r}: no such local file", str(local))
-        with self._failures("upload", name):
-            self._appear(target, lambda temporary: _link_or_copy(local, temporary, sync=True), os.replace)
+            raise _no_local_file(name, local)
+        try:
+            with self._failures("upload", name):
+                self._appear(target, lambda temporary: _link_or_copy(local, temporary, sync=True), os.replace)
+        except UnavailableError as error:
+            if not local.is_file():  # deleted in between, which is no fault of the storage
+                raise _no_local_file(name, local) from error
+            raise
 
     def download(self, name: str, local: Path) -> None:
         """See `Storage.download`; not synced, since local files are a cache."""
@@ -192,13 +197,16 @@ class LocalStorage(Storage):
                 raise
             cause = _ADVICE.get(error.errno or 0, error.strerror or str(error))
             raise UnavailableError(
-                f"storage {self.uri} could not {operation} {name or '/'!r}: {cause} ({error}); "
-                "the call is retried",
+                f"storage {self.uri} could not {operation} {name or '/'!r}: {cause} ({error})",
                 operation=operation,
                 name=name,
                 uri=self.uri,
                 errno=error.errno,
             ) from error
+
+
+def _no_local_file(name: str, local: Path) -> FileNotFoundError:
+    return FileNotFoundError(errno.ENOENT, f"cannot upload {name!r}: no such local file", str(local))
 
 
 def _in_folder(folder: Path, fill: Callable[[], None]) -> None:

@@ -159,7 +159,7 @@ class ArrowStorage(Storage):
                 ) from error
             except OSError as error:
                 raise UnavailableError(
-                    f"storage {self._uri!r} cannot be opened: {error}; the call is retried", uri=self._uri
+                    f"storage {self._uri!r} cannot be opened: {error}", uri=self._uri
                 ) from error
             self._opened = filesystem, root.rstrip("/")
         return self._opened
@@ -201,7 +201,7 @@ class ArrowStorage(Storage):
         except OSError as error:
             cause = "disk full; free space there" if error.errno == errno.ENOSPC else str(error)
             raise UnavailableError(
-                f"storage {self._uri} could not {operation} {name or '/'!r}: {cause}; the call is retried",
+                f"storage {self._uri} could not {operation} {name or '/'!r}: {cause}",
                 operation=operation,
                 name=name,
                 uri=self._uri,

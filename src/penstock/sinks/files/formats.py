@@ -45,7 +45,7 @@ class FileFormat(ABC):
 
     @abstractmethod
     def open(self, path: Path, schema: pa.Schema) -> RowFile:
-        """Create a file."""
+        """Begin a file; an empty one may be there, and keeps its mode."""
 
 
 class Parquet(FileFormat):
@@ -127,7 +127,7 @@ class JsonLines(FileFormat):
 
 class _JsonFile(RowFile):
     def __init__(self, path: Path) -> None:
-        self._file = path.open("xb", buffering=_FILE_BUFFER_BYTES)
+        self._file = path.open("wb", buffering=_FILE_BUFFER_BYTES)
 
     def write(self, batch: pa.RecordBatch) -> None:
         self._file.write(json_lines(batch))
@@ -168,7 +168,7 @@ class Csv(FileFormat):
 
 class _CsvFile(RowFile):
     def __init__(self, path: Path, schema: pa.Schema, options: pyarrow.csv.WriteOptions) -> None:
-        self._file = path.open("xb", buffering=_FILE_BUFFER_BYTES)
+        self._file = path.open("wb", buffering=_FILE_BUFFER_BYTES)
         self._writer = pyarrow.csv.CSVWriter(self._file, schema, write_options=options)
 
     def write(self, batch: pa.RecordBatch) -> None:

@@ -45,6 +45,7 @@ from penstock.sinks.staged.staging import (
 )
 from penstock.sinks.two_phase_commit import Transaction, TransactionContext, TwoPhaseCommitSink
 
+_READ_AND_WRITE = 0o666
 _HIDDEN = "_penstock"
 MOVING = "moving"
 _ABORTED = ".aborted"
@@ -216,6 +217,7 @@ class Files(TwoPhaseCommitSink):
             source, target = self._staging(transaction) / file.staged, self.path / file.final
             if source.exists():
                 target.parent.mkdir(parents=True, exist_ok=True)
+                source.chmod(manifest.mode & _READ_AND_WRITE)
                 source.rename(target)
             if target.parent.exists():
                 folders.update(folders_up_to(target.parent, self.path))

@@ -4,12 +4,14 @@
     <transaction>/manifest                  written last: from here on `commit` can be made
 
 Staged files carry no extension of a format, so that even a reader that takes `**/*.parquet` does not see
-them.
+them. Other users cannot read them; their folders stay open, since readers may walk through all of them.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
+import stat
 from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath
 
@@ -18,7 +20,7 @@ import pyarrow as pa
 
 from penstock.sinks.files import hive_partitions
 from penstock.sinks.files.formats import MAX_BUFFERED_BYTES, FileFormat, RowFile
-from penstock.sinks.staged.staging import StagedTransaction, sync_file, sync_folder
+from penstock.sinks.staged.staging import StagedTransaction, create_private, sync_file, sync_folder
 
 MANIFEST = "manifest"
 MAX_OPEN_FILES = 64
@@ -33,9 +35,10 @@ class StagedFile(msgspec.Struct, frozen=True):
 
 
 class Manifest(msgspec.Struct, frozen=True):
-    """Everything a transaction moves into place."""
+    """Everything a transaction moves into place, and the mode that the files get there: until then they are for this user alone."""
 
     files: list[StagedFile]
+    mode: int = 0o644
 
 
 _MANIFESTS = msgspec.json.Decoder(Manifest)
@@ -90,7 +93,10 @@ class StagedFiles:
         self._close_open_files()
         files = [self._durable(number, final) for number, final in enumerate(self._finals)]
         manifest = self._folder / MANIFEST
-        manifest.write_bytes(msgspec.json.encode(Manifest(files)))
+        with manifest.open("wb") as file:
+            # The manifest is made as files usually are here, so that its mode is the one that they get in their places.
+            usual = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
+            file.write(msgspec.json.encode(Manifest(files, usual)))
         sync_file(manifest)
         sync_folder(self._folder)
 
@@ -111,7 +117,9 @@ class StagedFiles:
         if file is None:
             if len(self._open) >= MAX_OPEN_FILES:
                 self._open.pop(next(iter(self._open))).close()
-            file = self._format.open(self._folder / f"{len(self._finals)}.staged", schema)
+            path = self._folder / f"{len(self._finals)}.staged"
+            create_private(path)
+            file = self._format.open(path, schema)
             self._finals.append(self._final_name(partition))
         self._open[partition] = file
         return file

@@ -22,7 +22,13 @@ from penstock.sinks.sqlite import database as sqlite_database
 from penstock.sinks.sqlite.table import TargetTable
 from penstock.sinks.sqlite.values import storage_batch
 from penstock.sinks.staged.sink import StagedSink
-from penstock.sinks.staged.staging import StagedTransaction, local_path, storage_errors, sync_folder
+from penstock.sinks.staged.staging import (
+    StagedTransaction,
+    local_path,
+    make_private,
+    storage_errors,
+    sync_folder,
+)
 from penstock.sinks.table_mode import checked_mode
 from penstock.sinks.two_phase_commit import Transaction
 from penstock.storage.mounts import refuse_stale_listings
@@ -143,7 +149,7 @@ class SQLite(StagedSink):
     def _check_folders(self) -> None:
         refuse_stale_listings(self.staging, "the folder of a SQLite sink")
         try:
-            self.staging.mkdir(parents=True, exist_ok=True)
+            make_private(self.staging, self.staging)
             sync_folder(self.staging.parent)
         except OSError as error:
             raise ConfigError(

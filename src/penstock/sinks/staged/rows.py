@@ -8,7 +8,7 @@ from typing import IO
 
 import pyarrow as pa
 
-from penstock.sinks.staged.staging import StagedTransaction, sync_file
+from penstock.sinks.staged.staging import StagedTransaction, create_private, sync_file
 
 
 class StagedRows:
@@ -18,7 +18,8 @@ class StagedRows:
         self.transaction = transaction
         self.path = path
         self.rows = 0
-        self._file: IO[bytes] = path.open("xb")
+        create_private(path)
+        self._file: IO[bytes] = path.open("wb")
         self._writer: pa.ipc.RecordBatchFileWriter | None = None
 
     def write(self, batch: pa.RecordBatch) -> None:

@@ -20,10 +20,12 @@ from penstock.errors import CommitLostError, InternalError
 from penstock.sinks.staged.commit_log import CommitLog
 from penstock.sinks.staged.rows import StagedRows
 from penstock.sinks.staged.staging import (
+    PRIVATE_FOLDER,
     StagedTransaction,
     check_writable,
     folders_up_to,
     local_path,
+    make_private,
     storage_errors,
     sync_folder,
 )
@@ -48,14 +50,14 @@ class StagedSink(TwoPhaseCommitSink):
 
     def validate(self, schema: pa.Schema) -> None:  # noqa: ARG002 - an Arrow file holds every column
         """Refuse a folder that cannot be written."""
-        check_writable(self.staging, f"the staging folder {self.staging}")
+        check_writable(self.staging, f"the staging folder {self.staging}", mode=PRIVATE_FOLDER)
 
     def begin_transaction(self, context: TransactionContext) -> Transaction:
         """Create the staged file of one attempt."""
         transaction = StagedTransaction.begin(context)
         path = self._path(transaction)
         with storage_errors("stage rows in", path):
-            path.parent.mkdir(parents=True, exist_ok=True)
+            make_private(path.parent, self.staging)
             self._writing = StagedRows(transaction, path)
         return transaction.as_transaction()
 

@@ -25,6 +25,9 @@ from penstock.ids import checked_name
 from penstock.sinks.two_phase_commit import Transaction, TransactionContext
 from penstock.storage.mounts import refuse_stale_listings
 
+PRIVATE_FOLDER = 0o700
+_PRIVATE_FILE = 0o600
+_OPEN_FOLDER = 0o777
 _NUMBERS_AND_TOKEN = re.compile(r"(\d+)\.(\d+)\.(\d+)\.(\d+)\.([0-9a-f]{8})")
 
 
@@ -119,14 +122,26 @@ def local_path(setting: str, value: str | os.PathLike[str]) -> Path:
     return Path(os.path.abspath(plain))  # noqa: PTH100 - resolve() follows links, which may change later
 
 
-def check_writable(folder: Path, called: str, *, below: Path | None = None) -> None:
+def make_private(folder: Path, top: Path) -> None:
+    """Make `folder`, and what is missing between it and `top`, `top` included, for this user alone; what exists stays as it is."""
+    top.parent.mkdir(parents=True, exist_ok=True)
+    for each in reversed(folders_up_to(folder, top)):
+        each.mkdir(mode=PRIVATE_FOLDER, exist_ok=True)
+
+
+def create_private(path: Path) -> None:
+    """Create an empty file that nobody else can read; rows that are not committed are nobody else's business."""
+    path.touch(mode=_PRIVATE_FILE, exist_ok=False)
+
+
+def check_writable(folder: Path, called: str, *, below: Path | None = None, mode: int = _OPEN_FOLDER) -> None:
     """Make a folder and write to it, or refuse it with `ConfigError`; `called` is what a message calls it. Before the query.
 
     The folders above it that may be new are made durable, up to `below`; without it only the one above.
     """
     refuse_stale_listings(folder, f"{called}:")
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=mode, parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder) as probe:
             probe.write(b"penstock")
         for above in folders_up_to(folder.parent, below or folder.parent):

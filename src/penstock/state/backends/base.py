@@ -18,7 +18,7 @@ import pyarrow as pa
 from penstock.ids import SubtaskId
 from penstock.state.handle import RunRef, StateHandle
 from penstock.state.keys import KeyBatch
-from penstock.state.local_files import Origins
+from penstock.state.local_files import MERGED, Origins
 from penstock.storage import Storage
 
 
@@ -61,7 +61,7 @@ class Workplace:
 
     def merged_path(self, name: str) -> Path:
         """Where a merged run waits on this machine until a handle names it."""
-        return self.local_dir / "merged" / name
+        return self.local_dir / MERGED / name
 
 
 class OpenState(ABC):

@@ -1,43 +1,30 @@
 """Bring the files of a handle to this machine and open them. Runs in tasks on executors.
 
-A file is verified once, when it comes to this run on this machine: it appears under its name only after size and checksum were right,
-whether an earlier run left it here or it came from storage. A file that is there already was written or verified by this run,
-so only its size is looked at.
+A file appears under its name only after size and checksum were right, whether an earlier run left it here or it came from storage. Every
+process hashes it once more before it first uses it (`checksums`): a disk may have changed it since, and a merge would give it a new,
+right checksum. What is not right any more comes from storage. Only what is wrong or missing there is corrupt state.
 """
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
 from uuid import uuid4
 
 import xxhash
 
-from penstock.errors import CorruptStateError, IncompatibleStateError, InternalError
+from penstock.errors import CorruptStateError, IncompatibleStateError, UnavailableError
 from penstock.state.backends.base import RunRef, StateHandle, StateLayout, Workplace
-from penstock.state.backends.run_file import Run, fingerprint, load_run, run_label
-from penstock.state.local_files import earlier_runs
+from penstock.state.backends.checksums import HASHED_FILES
+from penstock.state.backends.run_file import Run, load_run, run_label
+from penstock.state.backends.writers import check_writers
+from penstock.state.local_files import earlier_runs, working_files
 
 _log = logging.getLogger(__name__)
 
 READABLE_BACKENDS = frozenset({"memory", "filesystem"})
 """Both keep the same runs, so either opens what the other wrote."""
-
-
-class WriterHeader(Protocol):
-    """What stored state says about the job that wrote it."""
-
-    @property
-    def parallelism(self) -> int:
-        """How many subtasks there were."""
-
-    @property
-    def max_parallelism(self) -> int:
-        """How many key groups there were."""
 
 
 def open_runs(workplace: Workplace, layout: StateLayout, handle: StateHandle | None) -> tuple[Run, ...]:
@@ -53,7 +40,7 @@ def open_runs(workplace: Workplace, layout: StateLayout, handle: StateHandle | N
         )
     # After a rescale several former handles may name the same run.
     runs = tuple(_open_run(workplace, layout, ref) for ref in dict.fromkeys(handle.runs))
-    check_writers(workplace, [run.header for run in runs])
+    check_writers(workplace, [(run_label(ref), run.header) for run in runs if (ref := run.ref)])
     return runs
 
 
@@ -65,28 +52,55 @@ def _open_run(workplace: Workplace, layout: StateLayout, ref: RunRef) -> Run:
 
 
 def open_verified(workplace: Workplace, layout: StateLayout, ref: RunRef) -> Run:
-    """Open a run whose bytes are checked once more; a damaged working file is removed, so that the next look fetches it again."""
-    path = local_file(workplace, ref)
-    try:
-        verify(ref, *fingerprint(path))
-    except CorruptStateError:
-        path.unlink(missing_ok=True)
-        raise
-    return load_run(ref, path, layout)
+    """Open a run whose bytes are read again, whatever this process knows about them; for those who write them under another checksum."""
+    return load_run(ref, local_file(workplace, ref, again=True), layout)
 
 
-def local_file(workplace: Workplace, ref: RunRef) -> Path:
-    """Where a named file lies on this machine; taken over from an earlier run, or fetched from storage, when it was not here."""
+def check_unchanged(workplace: Workplace, ref: RunRef) -> None:
+    """Raise `UnavailableError` when an open file is not what it was: what was read from it may be wrong. The next try fetches it."""
     path = workplace.local_path(ref.name)
-    if _has_size(path, ref) or _take_merged(workplace, ref, path):
-        return path
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if _take_over(workplace, ref, path):
-        workplace.origins.reused(ref.size)
-    else:
-        _download(workplace, ref, path)
-        workplace.origins.fetched(ref.size)
+    with working_files(path.parent):
+        found = HASHED_FILES.hash(path)
+    if found != (ref.size, ref.checksum):
+        raise UnavailableError(
+            f"the working file {path} has changed since it was written: expected {ref.size} bytes with checksum {ref.checksum}, found "
+            f"{found[0]} bytes with checksum {found[1]}; the batch is tried again with the copy in storage; check the disk",
+            path=str(path),
+            expected=(ref.size, ref.checksum),
+            found=found,
+        )
+
+
+def local_file(workplace: Workplace, ref: RunRef, *, again: bool = False) -> Path:
+    """Where a named file lies on this machine; taken over from an earlier run, or fetched from storage, when it was not here.
+
+    `again`: its bytes are read even if this process has done so before.
+    """
+    path = workplace.local_path(ref.name)
+    with working_files(path.parent):
+        if _is_right(path, ref, again=again) or _take_merged(workplace, ref, path):
+            return path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if _take_over(workplace, ref, path):
+            workplace.origins.reused(ref.size)
+        else:
+            _download(workplace, ref, path)
+            workplace.origins.fetched(ref.size)
     return path
+
+
+def _is_right(path: Path, ref: RunRef, *, again: bool = False) -> bool:
+    """Whether the file is here, whole and unchanged. One that is not stays until the right one takes its place: others may look at it."""
+    if not _has_size(path, ref):
+        return False
+    try:
+        found = HASHED_FILES.hash(path) if again else HASHED_FILES.known(path)
+    except FileNotFoundError:
+        return False
+    if found != (ref.size, ref.checksum):
+        _log.warning("%s on this machine has changed; it is fetched from storage instead", path)
+        return False
+    return True
 
 
 def _has_size(path: Path, ref: RunRef) -> bool:
@@ -99,11 +113,14 @@ def _has_size(path: Path, ref: RunRef) -> bool:
 def _take_merged(workplace: Workplace, ref: RunRef, path: Path) -> bool:
     """Put a run in place that was merged in the background on this machine."""
     waiting = workplace.merged_path(ref.name)
-    if not _has_size(waiting, ref):
+    if not _is_right(waiting, ref):
         return False
-    with contextlib.suppress(FileNotFoundError):  # another task was faster
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
         waiting.replace(path)
-    return _has_size(path, ref)
+    except FileNotFoundError:
+        _log.debug("%s was put in place by another task", path)
+    return _is_right(path, ref)
 
 
 def _take_over(workplace: Workplace, ref: RunRef, path: Path) -> bool:
@@ -111,17 +128,11 @@ def _take_over(workplace: Workplace, ref: RunRef, path: Path) -> bool:
     for earlier in earlier_runs(workplace.local_dir):
         left = earlier / ref.name
         try:
-            if not _has_size(left, ref):
-                continue
-            if fingerprint(left) != (ref.size, ref.checksum):
-                _log.warning("%s on this machine has changed; it is fetched from storage instead", left)
-                left.unlink(missing_ok=True)
-                continue
-            _link(left, path)
+            if _is_right(left, ref):
+                _link(left, path)
+                return True
         except OSError as error:  # lost meanwhile, or not readable: storage has it
             _log.info("%s cannot be used again: %s", left, error)
-            continue
-        return True
     return False
 
 
@@ -138,9 +149,11 @@ def _download(workplace: Workplace, ref: RunRef, path: Path) -> None:
     unverified = path.with_name(f"{path.name}.{uuid4().hex}.tmp")
     try:
         workplace.storage.download(ref.name, unverified)
-        verify(ref, *fingerprint(unverified))
+        verify(ref, *HASHED_FILES.hash(unverified))
         unverified.replace(path)
     except FileNotFoundError as cause:
+        if workplace.storage.size(ref.name) is not None:
+            raise  # it is there: what is gone is the folder on this machine
         raise CorruptStateError(
             f"{ref.name} is missing in {workplace.storage.uri} (expected {ref.size} bytes, "
             f"checksum {ref.checksum}); restore an older checkpoint",
@@ -163,30 +176,3 @@ def verify(ref: RunRef, size: int, checksum: str) -> None:
         expected=(ref.size, ref.checksum),
         found=(size, checksum),
     )
-
-
-def check_writers(workplace: Workplace, headers: Sequence[WriterHeader]) -> None:
-    """Refuse state whose order is not known.
-
-    Runs of former subtasks hold different keys, so they can stand in any order, but only if all were written
-    at one parallelism. A run from before one rescale next to a run from after it may hold an old value in
-    front of a new one.
-    """
-    for header in headers:
-        if header.max_parallelism != workplace.max_parallelism:
-            raise IncompatibleStateError(
-                f"the state of {workplace.subtask} was written with max_parallelism "
-                f"{header.max_parallelism}, the job now has {workplace.max_parallelism}; "
-                "it cannot change in the life of a job: set it back",
-                subtask=str(workplace.subtask),
-                expected=header.max_parallelism,
-                found=workplace.max_parallelism,
-            )
-    parallelisms = sorted({header.parallelism for header in headers})
-    if len(parallelisms) > 1:
-        raise InternalError(
-            f"the handle of {workplace.subtask} mixes runs written at parallelism {parallelisms}: "
-            "after a rescale every subtask must freeze once before its handle enters a checkpoint",
-            subtask=str(workplace.subtask),
-            parallelisms=parallelisms,
-        )

@@ -78,6 +78,7 @@ class FilesystemState(RunState):
         if len(runs) == 1 and fresh.ref is None and (has_older or not fresh.header.tombstones):
             ref = write_run(path, name, fresh.batches, layout=self._layout, header=fresh.header)
         else:
+            self._check_unchanged(runs)
             ref = write_merged(self._workplace, self._layout, runs, name, path, keep_tombstones=has_older)
         return () if ref is None else (ref,)
 

@@ -49,6 +49,7 @@ class MemoryState(RunState):
         if not self._written and self._settled():
             return self._handle(tuple(run.ref for run in self._runs if run.ref is not None))
         runs = [*self._fresh(), *self._runs]
+        self._check_unchanged(runs)
         batches, header = merged(self._workplace, self._layout, runs, keep_tombstones=False)
         ref = encode_run(batches, layout=self._layout, header=header)
         if ref is None:

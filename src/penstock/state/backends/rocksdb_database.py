@@ -13,7 +13,7 @@ that is too fast for it within one batch is held up by RocksDB itself at `STOP_S
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -30,19 +30,36 @@ _POLL_S = 0.001
 _PATIENCE_S = 10.0  # for a merge that must come and does not begin; the next batch tries again
 
 _CORRUPT = ("Corruption", "Invalid argument", "Not found")
+_NO_FILE = "No such file"
 
 
 class Database:
-    """Keys and values as bytes; `label` names it in errors."""
+    """Keys and values as bytes; `label` names it in errors.
 
-    def __init__(self, folder: Path, label: str, *, create: bool = False, read_only: bool = False) -> None:
+    `changed_files` is asked when RocksDB finds damage: which files are not what came from storage. They are fetched again at the next try.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        label: str,
+        *,
+        create: bool = False,
+        read_only: bool = False,
+        changed_files: Callable[[], Sequence[str]] = tuple,
+    ) -> None:
         self._folder = folder
         self._label = label
+        self._changed_files = changed_files
+        self._brought: frozenset[str] = frozenset()
+        self._opened = False
         access = rd.AccessType.read_only() if read_only else rd.AccessType.read_write()
         self._unlogged = rd.WriteOptions()
         self._unlogged.disable_wal = True  # type: ignore[assignment,method-assign]  # the stubs call it a method
         with self._explained():
+            self._brought = frozenset() if create else frozenset(path.name for path in folder.iterdir())
             self._db = rd.Rdict(str(folder), _options(create=create), access_type=access)
+            self._opened = True
 
     def get(self, keys: Sequence[bytes]) -> list[bytes | None]:
         """The value of each key, None where there is none."""
@@ -130,12 +147,25 @@ class Database:
             raise
         except Exception as cause:
             text = str(cause)
-            if not (text.startswith(_CORRUPT) or "No such file" in text):
+            if self._lost_files(text) or not (text.startswith(_CORRUPT) or _NO_FILE in text):
                 raise self._unavailable(text) from cause
+            changed = self._changed_files()
+            if changed:
+                raise self._unavailable(
+                    f"{', '.join(changed)} changed on this machine ({text}), the copies in storage are used at the next try"
+                ) from cause
             raise CorruptStateError(
                 f"the database of {self._label} cannot be read: {text}; restore an older checkpoint",
                 run=self._label,
             ) from cause
+
+    def _lost_files(self, text: str) -> bool:
+        """Whether files that were here are gone: somebody deletes the folder. A table that was never here is missing in the handle."""
+        if not (self._folder / "CURRENT").is_file():
+            return True
+        return _NO_FILE in text and (
+            self._opened or not all((self._folder / name).exists() for name in self._brought)
+        )
 
     def _unavailable(self, problem: str) -> UnavailableError:
         return UnavailableError(

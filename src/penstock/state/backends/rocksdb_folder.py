@@ -14,16 +14,17 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from uuid import uuid4
 
-from penstock.errors import CorruptStateError, UnavailableError
+from penstock.errors import CorruptStateError
 from penstock.state.backends.base import RunRef, Workplace
+from penstock.state.backends.checksums import HASHED_FILES
 from penstock.state.backends.fetch import local_file
-from penstock.state.backends.run_file import fingerprint
+from penstock.state.local_files import working_files
 
 _MANIFEST = re.compile(r"MANIFEST-\d{1,20}")
 _TABLE = re.compile(r"\d{1,20}\.sst")
@@ -72,7 +73,7 @@ class WorkingFolder:
         """A new folder; what attempts of earlier batches left behind when they were killed is removed."""
         versions = workplace.local_dir / "rocksdb" / str(workplace.subtask)
         path = versions / str(workplace.version) / f"{workplace.stem}-{uuid4().hex[:8]}"
-        with _working_files(path):
+        with working_files(path):
             path.mkdir(parents=True)
             for former in os.scandir(versions):
                 if former.name.isdigit() and int(former.name) < workplace.version:
@@ -82,13 +83,22 @@ class WorkingFolder:
     def bring(self, name: str, files: DatabaseFiles) -> Path:
         """A folder in which RocksDB can open the database; files that are not on this machine are fetched and verified."""
         folder = self.path / name
-        with _working_files(folder):
+        with working_files(folder):
             folder.mkdir()
             for table in files.tables:
                 _link(local_file(self.workplace, table), folder / table.file)
             shutil.copyfile(local_file(self.workplace, files.manifest), folder / files.manifest.file)
             (folder / "CURRENT").write_text(f"{files.manifest.file}\n")
         return folder
+
+    def changed(self, files: DatabaseFiles) -> list[str]:
+        """Which working files of a database are not what was stored; they are read again, whatever this process knows about them."""
+        found = []
+        for ref in (files.manifest, *files.tables):
+            local = self.workplace.local_path(ref.name)
+            if local.is_file() and HASHED_FILES.hash(local) != (ref.size, ref.checksum):
+                found.append(ref.name)
+        return found
 
     def name_files(
         self, snapshot: Path, before: DatabaseFiles | None, rows: Mapping[str, tuple[int, int]]
@@ -98,7 +108,7 @@ class WorkingFolder:
         `rows` has the rows and tombstones of the tables that are new.
         """
         known = {(ref.file, ref.size): ref for ref in before.tables} if before else {}
-        with _working_files(snapshot):
+        with working_files(snapshot):
             manifest = (snapshot / "CURRENT").read_text().strip()
             tables = sorted(
                 (entry for entry in os.scandir(snapshot) if _TABLE.fullmatch(entry.name)), key=_newest
@@ -124,7 +134,7 @@ class WorkingFolder:
         local.parent.mkdir(parents=True, exist_ok=True)
         local.unlink(missing_ok=True)
         _link(path, local)
-        size, checksum = fingerprint(local)
+        size, checksum = HASHED_FILES.hash(local)
         return RunRef(
             rows=rows[0], size=size, checksum=checksum, name=name, tombstones=rows[1], file=path.name
         )
@@ -142,14 +152,3 @@ def _link(source: Path, target: Path) -> None:
         raise
     except OSError:
         shutil.copyfile(source, target)
-
-
-@contextmanager
-def _working_files(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as cause:
-        raise UnavailableError(
-            f"cannot use the working folder {path}: {cause}; check the space and the permissions there",
-            path=str(path),
-        ) from cause

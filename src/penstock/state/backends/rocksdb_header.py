@@ -21,6 +21,7 @@ FORMAT_VERSION = 1
 class DatabaseHeader(msgspec.Struct, frozen=True):
     """The writer, and the columns as Arrow's own schema messages."""
 
+    uid: str
     subtask: int
     parallelism: int
     max_parallelism: int
@@ -36,6 +37,7 @@ def new_header(workplace: Workplace, layout: StateLayout) -> bytes:
     """The record of a database that this attempt makes."""
     return msgspec.msgpack.encode(
         DatabaseHeader(
+            uid=workplace.subtask.uid,
             subtask=workplace.subtask.index,
             parallelism=workplace.parallelism,
             max_parallelism=workplace.max_parallelism,

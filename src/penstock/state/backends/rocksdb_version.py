@@ -10,14 +10,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
+from functools import partial
 
 from penstock.errors import InternalError
 from penstock.state.backends.base import RunRef, StateLayout, Workplace
-from penstock.state.backends.fetch import check_writers
 from penstock.state.backends.rocksdb_database import Database
 from penstock.state.backends.rocksdb_folder import DatabaseFiles, WorkingFolder, split
 from penstock.state.backends.rocksdb_header import HEADER_KEY, DatabaseHeader, new_header, read_header
 from penstock.state.backends.rocksdb_rows import SORT_KEY_BYTES
+from penstock.state.backends.writers import check_writers
 from penstock.state.keys import GROUP_SHIFT, groups_owned, owner
 
 _BEFORE_ALL = b""
@@ -84,11 +85,13 @@ def _open(
     if len(sources) > 1:
         return _take_over(workplace, layout, folder, sources)
     (files,) = sources
-    database = Database(folder.bring("database", files), files.label)
+    database = Database(
+        folder.bring("database", files), files.label, changed_files=partial(folder.changed, files)
+    )
     with ExitStack() as undo:
         undo.callback(database.close)
         header = _header(database, files, layout)
-        check_writers(workplace, [header])
+        check_writers(workplace, [(files.label, header)])
         if (header.subtask, header.parallelism) == (workplace.subtask.index, workplace.parallelism):
             undo.pop_all()
             return WorkingVersion(folder, database, files.label, files)
@@ -110,11 +113,17 @@ def _take_over(
         former: dict[int, Database] = {}
         headers: list[DatabaseHeader] = []
         for number, files in enumerate(sources):
-            source = Database(folder.bring(f"former-{number}", files), files.label, read_only=True)
+            source = Database(
+                folder.bring(f"former-{number}", files),
+                files.label,
+                read_only=True,
+                changed_files=partial(folder.changed, files),
+            )
             opened.enter_context(closing(source))
             headers.append(_header(source, files, layout))
             former[headers[-1].subtask] = source
-        check_writers(workplace, headers)
+        labels = [files.label for files in sources]
+        check_writers(workplace, list(zip(labels, headers, strict=True)))
         if len(former) < len(sources):
             raise InternalError(
                 f"the handle of {workplace.subtask} names two databases of the same former subtask: {headers}",

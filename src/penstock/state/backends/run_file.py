@@ -15,7 +15,6 @@ and lists.
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -27,8 +26,9 @@ import numpy as np
 import pyarrow as pa
 import xxhash
 
-from penstock.errors import CorruptStateError, IncompatibleStateError, UnavailableError
+from penstock.errors import CorruptStateError, IncompatibleStateError, PenstockError, UnavailableError
 from penstock.state.backends.base import RunRef, StateLayout
+from penstock.state.backends.checksums import HASHED_FILES
 from penstock.state.keys import SortKeys
 
 FORMAT_VERSION = 1
@@ -38,9 +38,10 @@ _HEADER_KEY = b"penstock.run"
 
 
 class RunHeader(msgspec.Struct, frozen=True):
-    """What a run says about itself: its format, and which subtask of how many wrote it."""
+    """What a run says about itself: its format, and which subtask of which operator wrote it, of how many."""
 
     key_columns: int
+    uid: str
     subtask: int
     parallelism: int
     max_parallelism: int
@@ -49,6 +50,8 @@ class RunHeader(msgspec.Struct, frozen=True):
 
 
 _HEADERS = msgspec.json.Decoder(RunHeader)
+_UNREADABLE = (pa.ArrowException, OSError, KeyError, msgspec.MsgspecError)
+"""Arrow says `OSError` without a number about content that makes no sense; with a number it is the system that speaks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +121,7 @@ def write_run(
         path.parent.mkdir(parents=True, exist_ok=True)
         with pa.OSFile(str(unfinished), "wb") as sink:
             rows, tombstones = _encode(sink, filled, layout, header)
-        size, checksum = fingerprint(unfinished)
+        size, checksum = HASHED_FILES.hash(unfinished)
         unfinished.replace(path)
     except OSError as cause:
         with contextlib.suppress(OSError):
@@ -151,11 +154,9 @@ def load_run(ref: RunRef, source: Path | bytes, layout: StateLayout) -> Run:
             reader = pa.ipc.open_file(opened)
             batches = [reader.get_batch(i) for i in range(reader.num_record_batches)]
             schema = reader.schema
-        header = _HEADERS.decode((schema.metadata or {})[_HEADER_KEY])
-    except (pa.ArrowException, OSError, KeyError, msgspec.MsgspecError) as cause:
-        raise CorruptStateError(
-            f"{label} is no readable run of state: {cause!r}; restore an older checkpoint", run=label
-        ) from cause
+        header = _decoded_header(schema)
+    except _UNREADABLE as cause:
+        raise _unreadable(label, cause) from cause
     _check_header(label, header)
     _check_columns(label, schema, header, layout)
     run = Run(header, tuple(_columns(batch, header) for batch in batches if batch.num_rows), ref)
@@ -169,18 +170,32 @@ def load_run(ref: RunRef, source: Path | bytes, layout: StateLayout) -> Run:
     return run
 
 
+def inline_header(ref: RunRef) -> RunHeader:
+    """What an inline run says about itself; its rows are not looked at."""
+    try:
+        return _decoded_header(pa.ipc.open_file(pa.BufferReader(ref.inline)).schema)
+    except _UNREADABLE as cause:
+        raise _unreadable(run_label(ref), cause) from cause
+
+
+def _decoded_header(schema: pa.Schema) -> RunHeader:
+    return _HEADERS.decode((schema.metadata or {})[_HEADER_KEY])
+
+
+def _unreadable(label: str, cause: Exception) -> PenstockError:
+    """What a machine has too little of, or has lost, is no damage: it may be there again in a moment."""
+    if isinstance(cause, MemoryError) or (isinstance(cause, OSError) and cause.errno):
+        return UnavailableError(
+            f"{label} cannot be opened on this machine: {cause}; it is tried again", run=label
+        )
+    return CorruptStateError(
+        f"{label} is no readable run of state: {cause!r}; restore an older checkpoint", run=label
+    )
+
+
 def scan_schema(layout: StateLayout) -> pa.Schema:
     """The columns that `OpenState.scan` gives, whatever the backend."""
     return pa.schema([pa.field(SORT_KEY, pa.int64(), nullable=False), *layout.key, *layout.value])
-
-
-def fingerprint(path: Path) -> tuple[int, str]:
-    """Size and checksum of a file."""
-    if os.path.getsize(path) == 0:  # noqa: PTH202  an empty file cannot be mapped
-        return 0, xxhash.xxh3_64_hexdigest(b"")
-    with pa.memory_map(str(path)) as mapped:
-        data = mapped.read_buffer()
-        return data.size, xxhash.xxh3_64_hexdigest(data)
 
 
 def run_label(ref: RunRef) -> str:

@@ -14,6 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.state.backends.base import KeyBatch, OpenState, RunRef, StateHandle, StateLayout, Workplace
+from penstock.state.backends.fetch import check_unchanged
 from penstock.state.backends.lookup import lookup
 from penstock.state.backends.merge import Ownership, merge_runs
 from penstock.state.backends.run_file import Run, RunBatch, RunHeader, concat_batches, scan_schema
@@ -82,6 +83,12 @@ class RunState(OpenState):
             subtask=self._workplace.subtask, backend=self.backend, version=self._workplace.version, runs=refs
         )
 
+    def _check_unchanged(self, runs: Sequence[Run]) -> None:
+        """Before rows get a new checksum: a file that was damaged since it was opened must not become a sound new one."""
+        for run in runs:
+            if run.ref is not None and run.ref.name:
+                check_unchanged(self._workplace, run.ref)
+
     def _wrote(self, run: Run) -> bool:
         """Whether this subtask wrote the run at its present parallelism, so that it holds own keys only."""
         mine = (self._ownership.index, self._ownership.parallelism)
@@ -92,6 +99,7 @@ def header_of(workplace: Workplace, layout: StateLayout, *, tombstones: bool) ->
     """What a run that this subtask writes says about itself."""
     return RunHeader(
         key_columns=len(layout.key),
+        uid=workplace.subtask.uid,
         subtask=workplace.subtask.index,
         parallelism=workplace.parallelism,
         max_parallelism=workplace.max_parallelism,

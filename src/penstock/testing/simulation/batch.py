@@ -20,7 +20,7 @@ from penstock.snapshot.mailbox import Address
 from penstock.snapshot.uploader import Upload, remember_newest
 from penstock.state.backends.base import StateBackend, Workplace
 from penstock.state.compaction import MergeOrder
-from penstock.state.handle import StateHandle
+from penstock.state.handle import StateHandle, state_stem
 from penstock.storage import Storage
 from penstock.testing.simulation.counting import LAYOUT, Item, count, subtask_of
 from penstock.testing.simulation.site import FIRST, JOB, OPERATORS, SECOND, sink_of
@@ -135,7 +135,7 @@ class Batch:
             parallelism=self.parallelism,
             max_parallelism=MAX_PARALLELISM,
             version=self.number,
-            stem=f"{self.run}-{self.number}-{subtask.index}-{self.attempts}",
+            stem=state_stem(self.run, self.number, subtask.index, self.attempts),
             merging=self.merging,
         )
 

@@ -34,7 +34,7 @@ from penstock.snapshot.uploader import Upload, perform
 from penstock.state.backends import backend_named
 from penstock.state.backends.base import Workplace
 from penstock.state.compaction import Compactions, Merged
-from penstock.state.handle import RunRef, StateHandle
+from penstock.state.handle import RunRef, StateHandle, state_stem
 from penstock.state.local_files import begin_run, earlier_runs
 from penstock.testing.simulation.batch import Batch
 from penstock.testing.simulation.begun import begin, last_begun
@@ -156,7 +156,7 @@ class SimulatedRun:
             parallelism=self._parallelism,
             max_parallelism=MAX_PARALLELISM,
             version=handle.version,
-            stem=f"{self._point.run}-{handle.version}-{handle.subtask.index}-0",
+            stem=state_stem(self._point.run, handle.version, handle.subtask.index, 0),
         )
         with closing(self._backend.open(workplace, LAYOUT, handle)) as state:
             taken = state.freeze()

@@ -1,0 +1,49 @@
+"""Whether the state that a checkpoint names is in the right hands, as far as it shows without fetching a file. Driver.
+
+The name of a state file says which subtask wrote it, and an inline run says it itself. A subtask that is handed no runs opens no file that
+could object: it would begin anew without a word. So all handles are looked at together, when the metadata is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from penstock.checkpoint.completed import Completed
+from penstock.errors import CorruptStateError
+from penstock.ids import SubtaskId
+from penstock.state.backends.run_file import inline_header, run_label
+from penstock.state.handle import RunRef, writer_of
+
+
+def check_owners(completed: Completed, name: str) -> None:
+    """Raise `CorruptStateError` when a handle stands under another operator, occurs twice, or names what another subtask wrote."""
+    for uid, operator in completed.operators.items():
+        subtasks = [handle.subtask for handle in operator.handles]
+        if len(set(subtasks)) < len(subtasks):
+            raise _mixed_up(
+                name, f"operator {uid} has two handles of one subtask: {', '.join(map(str, subtasks))}"
+            )
+        for index, run in _runs(completed, uid):
+            writer = _writer(run)
+            if writer not in (None, SubtaskId(uid, index)):
+                raise _mixed_up(
+                    name,
+                    f"{run_label(run)}, written by {writer}, stands there as state of {SubtaskId(uid, index)}",
+                )
+
+
+def _runs(completed: Completed, uid: str) -> Iterator[tuple[int, RunRef]]:
+    return ((handle.subtask.index, run) for handle in completed.operators[uid].handles for run in handle.runs)
+
+
+def _writer(run: RunRef) -> SubtaskId | None:
+    if run.name:
+        return writer_of(run.name)
+    header = inline_header(run)
+    return SubtaskId(header.uid, header.subtask)
+
+
+def _mixed_up(name: str, problem: str) -> CorruptStateError:
+    return CorruptStateError(
+        f"{name} is corrupt, its handles are mixed up: {problem}; restore an older checkpoint", name=name
+    )
