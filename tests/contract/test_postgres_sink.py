@@ -155,6 +155,55 @@ def test_one_column_of_nulls(transactions: str, postgres_server) -> None:
     assert sorted(words, key=repr) == ["", "x", None, None]
 
 
+KEPT: dict[str, tuple[list[Any], list[Any]]] = {
+    "varchar(3)": (["abc", "ab ", "€😀ä", None], ["abc ", "abcd", "abcd "]),
+    "below": (["abc"], ["abc "]),
+    "further_below": (["abc"], ["abc "]),
+    "char(3)": (["abc", " ab"], ["ab ", "abc ", "abcd"]),
+    "bit(3)": (["101"], ["1", "1111"]),
+    "integer[]": (["{1,2}"], ["{x}"]),
+    "cidr": (["10.0.0.0/8"], ["10.0.0.1/8"]),
+    "text": (["a "], ["a\0"]),
+}
+"""By the type of a column: values that it keeps, and values that it would cut, bend or refuse."""
+
+
+@pytest.mark.parametrize("transactions", ["prepared", "staged"])
+def test_a_value_is_kept_or_refused(transactions: str, postgres_server) -> None:
+    """What a column would not give back as it was is refused in the task, with the row; all else comes back."""
+    suite = fresh(PostgresPrepared, postgres_server)
+    suite.execute("CREATE DOMAIN below AS varchar(3)")
+    suite.execute("CREATE DOMAIN further_below AS below")
+    for number, (declared, (kept, refused)) in enumerate(KEPT.items()):
+        suite.execute(f"CREATE TABLE t{number} (n bigint, v {declared})")
+        sink = Postgres(suite.server.dsn(database=suite.database), f"t{number}", transactions=transactions)
+        sink.commit(written(sink, pa.record_batch({"n": range(len(kept)), "v": kept})))
+        for value in refused:
+            with pytest.raises(BadRecordError) as error:
+                written(sink, pa.record_batch({"n": [0, 1], "v": [kept[0], value]}))
+            assert error.value.facts["row"] == {"n": 1, "v": value}, declared
+            sink.abort(sink._writing.transaction.as_transaction())
+        assert [row["v"] for row in suite.query(f"SELECT v::text FROM t{number} ORDER BY n")] == kept, (
+            declared
+        )
+        assert suite.left_behind() == 0
+
+
+@pytest.mark.parametrize(
+    "also", [{}, {"exact": pa.array([1, 2], pa.decimal128(5, 0))}], ids=["binary", "csv"]
+)
+def test_text_that_is_no_utf8(also: dict[str, Any], suite) -> None:
+    """Bytes that Spark took for text are refused in the task, with the row."""
+    suite.execute("ALTER TABLE results ADD exact numeric")
+    names = pa.array([b"ok\n", b"\n\xff\xfe\n"]).view(pa.string())
+    batch = pa.record_batch({"id": [1, 2], "name": names, **also})
+    sink = suite.make_sink()
+    with pytest.raises(BadRecordError, match=r"UTF8.*id=2") as refused:
+        written(sink, batch)
+    assert refused.value.facts["row"]["name"] == b"\n\xff\xfe\n"
+    sink.abort(sink._writing.transaction.as_transaction())
+
+
 def test_names_that_need_quoting(postgres_server) -> None:
     """Schemas, tables and columns with spaces, quotes, percent signs and capitals are taken letter by letter, in every mode."""
     suite = fresh(PostgresPrepared, postgres_server)

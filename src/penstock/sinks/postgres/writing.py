@@ -10,10 +10,12 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.sinks.postgres.binary import binary_rows
+from penstock.sinks.postgres.exactness import changed_values
 from penstock.sinks.postgres.records import RecordSession, staged_in
 from penstock.sinks.postgres.server import PostgresServer
 from penstock.sinks.postgres.table import Layout, listed, quoted
 from penstock.sinks.postgres.values import csv_rows
+from penstock.sinks.sql.bad_rows import refuse_changed
 from penstock.sinks.sql.records import STAGED_KEY, Records
 from penstock.sinks.sql.transaction import PREPARED, SqlTransaction, owner_digest
 
@@ -44,13 +46,14 @@ class OpenTransaction:
         if self._number is not None:
             into, rows = quoted(self._layout.schema, staged_in(self._layout)), self._numbered(batch)
             declared = ["int8", "int8", *declared]
+        refuse_changed(batch, self._layout.name, changed_values(batch, self._layout.columns))
         binary = binary_rows(rows, declared)
         statement = (
             f"COPY {into} ({listed(rows.schema.names)}) FROM STDIN (FORMAT {'binary' if binary else 'csv'})"
         )
         data = binary or csv_rows(rows)
         with (
-            self._server.task_errors(self._layout.name, batch, is_text=binary is None),
+            self._server.task_errors(self._layout.name, batch, as_text=binary is None),
             self._connection.cursor() as cursor,
             cursor.copy(statement) as copy,
         ):
