@@ -163,11 +163,13 @@ def test_keys_of_a_table_that_the_sink_makes(mariadb_server) -> None:
 
 
 def test_names_that_need_quoting(mariadb_server) -> None:
-    """Tables and columns with spaces, quotes, percent signs and capitals are taken letter by letter, in every mode."""
+    """Reserved words, and names with spaces, quotes, percent signs, capitals and other alphabets, are taken letter by letter, in every mode."""
     suite = fresh(MySQLPrepared, mariadb_server)
-    batch = pa.record_batch({"a`b": [1, 1], "100%s %d ?": ["x", "y"], "select": [1.5, 2.5]})
+    batch = pa.record_batch(
+        {"a`b": [1, 1], "100%s %d ?": ["x", "y"], "select": [1.5, 2.5], "before": [1, 2], "Ключ 日本": [3, 4]}
+    )
     for number, options in enumerate(({}, {"transactions": "staged"}, {"mode": "upsert", "key": ["a`b"]})):
-        table = f"The `Table` %s ? {number}"
+        table = f"The `Table` %s ? 日 {number}"
         sink = MariaDB(suite.server.url(suite.database), table, create=True, **options)
         prepared = written(sink, batch)
         sink.commit(prepared)

@@ -205,11 +205,18 @@ def test_text_that_is_no_utf8(also: dict[str, Any], suite) -> None:
 
 
 def test_names_that_need_quoting(postgres_server) -> None:
-    """Schemas, tables and columns with spaces, quotes, percent signs and capitals are taken letter by letter, in every mode."""
+    """Reserved words, and names with spaces, quotes, percent signs, capitals and other alphabets, are taken letter by letter, in every mode."""
     suite = fresh(PostgresPrepared, postgres_server)
     suite.execute('CREATE SCHEMA "My %s Schema"')
     batch = pa.record_batch(
-        {'a"b': [1, 1], "100%s %d": ["x", "y"], "select": [1.5, 2.5], "Ä.b": [True, False]}
+        {
+            'a"b': [1, 1],
+            "100%s %d": ["x", "y"],
+            "select": [1.5, 2.5],
+            "Ä.b": [True, False],
+            "before": [1, 2],
+            "Ключ 日本": [3, 4],
+        }
     )
     for options in ({}, {"transactions": "staged"}, {"mode": "upsert", "key": ['a"b']}):
         table = f'The "Table" {options}.x'
