@@ -9,6 +9,7 @@ import sqlite3
 from pathlib import Path
 from typing import Any, ClassVar
 
+import msgspec
 import psycopg
 import pyarrow as pa
 import pymysql
@@ -73,11 +74,11 @@ def sink_on(path: Path, **settings: Any) -> SQLUpsert:
     return SQLUpsert(functools.partial(sqlite3.connect, path), "results", KEY, **settings)
 
 
-def task(sink: SQLUpsert, rows: list[tuple[Any, ...]], schema: pa.Schema = SCHEMA) -> Any:
+def task(sink: SQLUpsert, rows: list[tuple[Any, ...]], schema: pa.Schema = SCHEMA, *, run: int = 1) -> Any:
     """One task, on an instance as a task gets it."""
     sink.validate(schema)
     copy = pickle.loads(pickle.dumps(sink))
-    transaction = copy.begin_transaction(CONTEXT)
+    transaction = copy.begin_transaction(msgspec.structs.replace(CONTEXT, run=run))
     for row in rows:
         named = dict(zip(schema.names, row, strict=True))
         copy.write(transaction, pa.RecordBatch.from_pylist([named], schema=schema))
@@ -111,6 +112,23 @@ def test_a_step_back_at_once_and_none_with_the_checkpoint(path: Path, tmp_path: 
     assert seen(path) == [("a", 1, 30)]
     later.commit(task(later, [("a", 1, 40)]))
     assert seen(path) == [("a", 1, 40)]
+
+
+@pytest.mark.parametrize("visible", ["at once", "with the checkpoint"])
+def test_an_old_value_is_back_until_the_key_is_next_written(visible: str, path: Path, tmp_path: Path) -> None:
+    """A task or driver that wakes up late writes over a newer value, which comes back with the next write; guarantee() says so."""
+    staging = tmp_path / "staging" if visible == "with the checkpoint" else None
+    sink = sink_on(path, visible=visible, staging=staging)
+    late = pickle.loads(pickle.dumps(sink))
+    late_one = late.begin_transaction(CONTEXT)
+    late.write(late_one, pa.RecordBatch.from_pylist([{"app": "a", "day": 1, "n": 1}], schema=SCHEMA))
+    sink.commit(task(sink, [("a", 1, 2)], run=2))
+    late.commit(late.pre_commit(late_one))
+    sink.commit(task(sink, [("b", 1, 2)], run=2))
+    assert seen(path) == [("a", 1, 1), ("b", 1, 2)]
+    sink.commit(task(sink, [("a", 1, 3)], run=2))
+    assert seen(path) == [("a", 1, 3), ("b", 1, 2)]
+    assert "an older value is then back until the key is next written" in sink.explanation
 
 
 def test_a_task_writes_all_or_nothing(path: Path) -> None:

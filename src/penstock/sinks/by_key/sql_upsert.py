@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.errors import BadRecordError, ConfigError, PenstockError, UnavailableError
-from penstock.sinks.by_key.sink import AT_ONCE, KeyedWriter, UpsertSink
+from penstock.sinks.by_key.sink import AT_ONCE, KeyedWriter, Origin, UpsertSink
 from penstock.sinks.by_key.sql_upsert_statement import (
     ON_CONFLICT,
     PARAMSTYLES,
@@ -119,7 +119,7 @@ class SQLWriter(KeyedWriter):
         columns = [_plain(field, column) for field, column in zip(batch.schema, batch.columns, strict=True)]
         return pa.RecordBatch.from_arrays(columns, names=batch.schema.names)
 
-    def upsert(self, rows: pa.Table) -> None:
+    def upsert(self, rows: pa.Table, origin: Origin) -> None:  # noqa: ARG002 - a user's table has no place for it
         """Write the last row of each key, in one transaction of the database.
 
         Which keys are the same is for the database to say: 'a' and 'A' may be. So the rows go in the order in which they came, and if
