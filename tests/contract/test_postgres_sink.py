@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import datetime as dt
 import decimal
+import random
 from typing import Any
 
 import psycopg
@@ -287,6 +289,39 @@ def test_upsert_with_a_collation_of_its_own(postgres_server) -> None:
     assert (collations["word"], collations["note"]) == ("My %s Order", None)
     sink.commit(waiting)
     assert {row["word"]: row["note"] for row in suite.query("SELECT * FROM words")} == {"a": "3", "B": "2"}
+
+
+def incompressible(length: int) -> str:
+    return base64.b64encode(random.Random(length).randbytes(length)).decode()[:length]
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"transactions": "staged"}, {"mode": "upsert", "key": ["word", "n"]}]
+)
+def test_values_that_are_too_long_for_an_index(options: dict[str, Any], postgres_server) -> None:
+    """What the index would refuse is refused in the task, with the row; what is staged, up to the last byte, is committed."""
+    suite = fresh(PostgresUpsert, postgres_server)
+    suite.execute('CREATE TABLE "100% words" (word text, n bigint, PRIMARY KEY (word, n))')
+    sink = Postgres(suite.server.dsn(database=suite.database), "100% words", **options)
+    sink.validate(pa.schema([("word", pa.string()), ("n", pa.int64())]))
+    outcomes = []
+    for length in (10_000, *range(2704, 2640, -8), 100):
+        transaction = sink.begin_transaction(suite.context(checkpoint=length))
+        sink.write(transaction, pa.record_batch({"word": ["first"], "n": [length]}))
+        try:
+            sink.write(
+                transaction,
+                pa.record_batch({"word": ["x" * 10_000, incompressible(length)], "n": [length, 7]}),
+            )
+        except BadRecordError as refused:
+            outcomes.append(refused.facts["row"]["n"])
+            sink.abort(transaction)
+        else:
+            sink.commit(through_json(sink.pre_commit(transaction)))
+            outcomes.append(None)
+    assert outcomes[:2] == [7, 7]
+    assert outcomes[-2:] == [None, None]
+    assert suite.left_behind() == 0
 
 
 def test_an_upsert_of_nothing_but_the_key(postgres_server) -> None:

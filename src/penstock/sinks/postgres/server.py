@@ -17,6 +17,8 @@ from penstock.sinks.sql.values import is_text
 _MAY_PASS = ("08", "25", "40", "53", "55", "57", "58", "XX")
 """Classes of SQLSTATE: connection, transaction state, conflict, resources, not ready, operator, system, internal."""
 _REFUSES_ROWS = ("22", "23", "P0")
+_TOO_LONG = "54000"
+"""A row that is too long for an index, or for a page."""
 _COPY_LINE = re.compile(r"^COPY .*?, line (\d+)", re.MULTILINE)
 """Where COPY was; the functions of triggers, which the context names before it, have lines too."""
 _KEEPALIVES = {"keepalives_idle": 30, "keepalives_interval": 10, "keepalives_count": 3}
@@ -114,7 +116,7 @@ class PostgresServer:
         try:
             yield
         except psycopg.Error as error:
-            if (error.sqlstate or "")[:2] in _REFUSES_ROWS:
+            if (error.sqlstate or "")[:2] in _REFUSES_ROWS or error.sqlstate == _TOO_LONG:
                 raise bad_record(table, said(error), _refused_row(error, batch, as_text=as_text)) from error
             raise self._translated(error, ConfigError, "was the table changed while the job ran?") from error
 

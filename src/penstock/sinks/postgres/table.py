@@ -41,6 +41,10 @@ _UNIQUE = """SELECT array_agg(a.attname::text) FROM pg_index i
     JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = k.attnum
     WHERE i.indrelid = %s AND i.indisunique AND i.indisvalid AND i.indimmediate AND i.indpred IS NULL AND i.indexprs IS NULL
     AND k.place <= i.indnkeyatts GROUP BY i.indexrelid"""
+_INDEXED = """SELECT array_agg(a.attname::text) FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid
+    JOIN pg_am m ON m.oid = c.relam AND m.amname = 'btree' CROSS JOIN LATERAL unnest(i.indkey::int2[]) AS k(attnum)
+    JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = k.attnum
+    WHERE i.indrelid = %s AND i.indpred IS NULL AND i.indexprs IS NULL GROUP BY i.indexrelid ORDER BY 1"""
 _CHECKS = """SELECT c.conname, pg_get_constraintdef(c.oid), array(SELECT a.attname::text FROM pg_attribute a
     WHERE a.attrelid = c.conrelid AND a.attnum = ANY (c.conkey)) FROM pg_constraint c
     WHERE c.conrelid = %s AND c.contype = 'c' ORDER BY 1"""
@@ -110,6 +114,8 @@ class Layout:
     table: str
     columns: tuple[Column, ...]
     checks: tuple[str, ...]
+    indexed: tuple[tuple[str, ...], ...]
+    """The written columns of each B-tree."""
 
     @property
     def name(self) -> str:
@@ -222,7 +228,13 @@ class TargetTable:
             for name, text, names in connection.execute(_CHECKS, [oid])
             if set(names) <= set(schema.names)
         ]
-        return Layout(where, self.name, tuple(by_name[name] for name in schema.names), tuple(checks))
+        written = set(schema.names)
+        indexes = [
+            tuple(filter(written.__contains__, names)) for (names,) in connection.execute(_INDEXED, [oid])
+        ]
+        return Layout(
+            where, self.name, tuple(by_name[name] for name in schema.names), tuple(checks), tuple(indexes)
+        )
 
     def _dotted(self) -> str:
         schema, dot, name = self.name.partition(".")
