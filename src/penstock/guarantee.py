@@ -14,8 +14,8 @@ _STRENGTH = [Mode.AT_MOST_ONCE, Mode.AT_LEAST_ONCE, Mode.EXACTLY_ONCE]
 
 _USUAL_WORDS = {
     Delivery.TRANSACTIONAL: "commits with the checkpoint",
-    Delivery.IDEMPOTENT: "writes by key: rows written again change nothing, though a reader may for a moment see an older "
-    "value after a recovery",
+    Delivery.IDEMPOTENT: "writes by key: rows written again change nothing, though after a recovery a reader may see an "
+    "older value until the key is next written",
     Delivery.AT_LEAST_ONCE: "has no transactions: after a failure it may receive rows again",
 }
 

@@ -91,6 +91,8 @@ SHORT = [
     ("time(2)", pa.time32("ms"), r"time\(6\)"),
     ("float(7,2)", pa.float32(), "float"),
     ("double(9,3) unsigned", pa.float64(), "double"),
+    ("decimal(9,1)", pa.decimal128(10, 2), r"decimal\(10, 2\)"),
+    ("decimal(9)", pa.decimal128(10, 2), r"decimal\(10, 2\)"),
 ]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import decimal
 import json
@@ -88,12 +89,87 @@ def test_values_come_back_as_they_were(transactions: str, mariadb_server) -> Non
     assert rows == [{name: values[n] for name, (_, _, values) in VALUES.items()} for n in range(2)]
 
 
-def test_names_that_need_quoting(mariadb_server) -> None:
-    """Tables and columns with spaces, quotes, percent signs and capitals are taken letter by letter, in every mode."""
+KEPT: dict[str, tuple[list[Any], list[Any]]] = {
+    r"enum('x','y','1','it''s','a\\b')": (["x", "1", "it's", r"a\b", None], ["2", "3", "X", "y ", ""]),
+    "set('a','b','2')": (["", "a", "a,b", "2"], ["1", "b,a", "a,a", "A", "a,"]),
+    "char(3)": (["", "abc", " a"], ["ab ", "abc ", "abcd"]),
+    "varchar(3)": (["abc", "ab ", "€😀ä"], ["abc ", "abcd"]),
+    "varchar(3) CHARACTER SET latin1": (["ä  "], ["ä   ", "€😀"]),
+    "tinytext": (["x" * 254 + " "], ["x" * 255 + " ", "x" * 256]),
+    "binary(2)": ([b"ab", b"\0\0"], [b"a", b"", b"abc"]),
+    "varbinary(2)": ([b"", b"a", b"a "], [b"ab "]),
+    "inet6": (["::1"], ["1"]),
+}
+"""By the type of a column: values that it keeps, and values that it would cut, bend or refuse."""
+
+
+@pytest.mark.parametrize("transactions", ["prepared", "staged"])
+def test_a_value_is_kept_or_refused(transactions: str, mariadb_server) -> None:
+    """What a column would not give back as it was is refused in the task, with column and row; all else comes back."""
     suite = fresh(MySQLPrepared, mariadb_server)
-    batch = pa.record_batch({"a`b": [1, 1], "100%s %d ?": ["x", "y"], "select": [1.5, 2.5]})
+    for number, (declared, (kept, refused)) in enumerate(KEPT.items()):
+        suite.execute(f"CREATE TABLE t{number} (n bigint, v {declared}) DEFAULT CHARSET = utf8mb4")
+        sink = MariaDB(suite.server.url(suite.database), f"t{number}", transactions=transactions)
+        sink.commit(written(sink, pa.record_batch({"n": range(len(kept)), "v": kept})))
+        for value in refused:
+            with pytest.raises(BadRecordError, match=r"\bv\b") as error:
+                written(sink, pa.record_batch({"n": [0, 1], "v": [kept[0], value]}))
+            assert error.value.facts["row"] == {"n": 1, "v": value}, declared
+            sink.abort(sink._writing.transaction.as_transaction())
+        assert [row["v"] for row in suite.query(f"SELECT v FROM t{number} ORDER BY n")] == kept, declared
+        assert suite.left_behind() == 0
+
+
+def test_text_that_is_no_utf8(suite) -> None:
+    """Bytes that Spark took for text are refused in the task, with the row."""
+    names = pa.array([b"ok", b"\xff\xfe"]).view(pa.string())
+    sink = suite.sink()
+    transaction = sink.begin_transaction(suite.context())
+    with pytest.raises(BadRecordError, match=r"'name'.*no UTF-8.*id=2") as refused:
+        sink.write(transaction, pa.record_batch({"id": [1, 2], "name": names}))
+    assert refused.value.facts["row"] == {"id": 2, "name": b"\xff\xfe"}
+    sink.abort(transaction)
+
+
+def test_a_server_that_takes_short_statements(suite) -> None:
+    """Statements fit into `max_allowed_packet` to the byte; a row that does not is refused with both sizes."""
+    suite.execute("ALTER TABLE results MODIFY name text")
+    sink = suite.sink()
+    suite.execute("SET GLOBAL max_allowed_packet = 4096")
+    try:
+        transaction = sink.begin_transaction(suite.context())
+    finally:
+        suite.execute("SET GLOBAL max_allowed_packet = 16777216")
+    sink.write(transaction, named(*((number, "€" * 100) for number in range(100))))
+    with pytest.raises(
+        BadRecordError, match=r"INSERT takes 4,\d\d\d bytes.*max_allowed_packet.* 4,096.*id=100"
+    ):
+        sink.write(transaction, named((100, "x" * 4096)))
+    for longest in range(4096, 3800, -1):
+        with contextlib.suppress(BadRecordError):
+            sink.write(transaction, named((100, "x" * longest)))
+            break
+    assert longest > 3800
+    sink.abort(transaction)
+
+
+def test_keys_of_a_table_that_the_sink_makes(mariadb_server) -> None:
+    """Keys that differ in case or in a space at the end are two keys."""
+    suite = fresh(MySQLPrepared, mariadb_server)
+    sink = MariaDB(suite.server.url(suite.database), "words", mode="upsert", key=["word"], create=True)
+    sink.commit(written(sink, pa.record_batch({"word": ["a", "A", "a ", "ä", "a"], "n": [1, 2, 3, 4, 5]})))
+    found = {row["word"]: row["n"] for row in suite.query("SELECT * FROM words")}
+    assert found == {"a": 5, "A": 2, "a ": 3, "ä": 4}
+
+
+def test_names_that_need_quoting(mariadb_server) -> None:
+    """Reserved words, and names with spaces, quotes, percent signs, capitals and other alphabets, are taken letter by letter, in every mode."""
+    suite = fresh(MySQLPrepared, mariadb_server)
+    batch = pa.record_batch(
+        {"a`b": [1, 1], "100%s %d ?": ["x", "y"], "select": [1.5, 2.5], "before": [1, 2], "Ключ 日本": [3, 4]}
+    )
     for number, options in enumerate(({}, {"transactions": "staged"}, {"mode": "upsert", "key": ["a`b"]})):
-        table = f"The `Table` %s ? {number}"
+        table = f"The `Table` %s ? 日 {number}"
         sink = MariaDB(suite.server.url(suite.database), table, create=True, **options)
         prepared = written(sink, batch)
         sink.commit(prepared)
@@ -152,17 +228,17 @@ def test_a_server_that_goes_while_the_row_is_looked_for(suite) -> None:
     transaction = sink.begin_transaction(suite.context())
     session = sink._writing._session
     (number,) = session.execute("SELECT CONNECTION_ID()")[0]
-    execute = session.execute
+    insert = session.notes
 
     def break_after_a_refusal(statement: str) -> Any:
         try:
-            return execute(statement)
+            return insert(statement)
         except pymysql.Error as error:
             if error.args[0] in REFUSED_ROWS:
                 suite.execute(f"KILL {number}")
             raise
 
-    session.execute = break_after_a_refusal
+    session.notes = break_after_a_refusal
     with pytest.raises(UnavailableError):
         sink.write(transaction, named((1, "innocent"), (-7, "refused")))
     sink.abort(transaction)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import datetime as dt
 import decimal
+import random
 from typing import Any
 
 import psycopg
@@ -155,12 +157,68 @@ def test_one_column_of_nulls(transactions: str, postgres_server) -> None:
     assert sorted(words, key=repr) == ["", "x", None, None]
 
 
+KEPT: dict[str, tuple[list[Any], list[Any]]] = {
+    "varchar(3)": (["abc", "ab ", "€😀ä", None], ["abc ", "abcd", "abcd "]),
+    "below": (["abc"], ["abc "]),
+    "further_below": (["abc"], ["abc "]),
+    "char(3)": (["abc", " ab"], ["ab ", "abc ", "abcd"]),
+    "bit(3)": (["101"], ["1", "1111"]),
+    "integer[]": (["{1,2}"], ["{x}"]),
+    "cidr": (["10.0.0.0/8"], ["10.0.0.1/8"]),
+    "text": (["a "], ["a\0"]),
+}
+"""By the type of a column: values that it keeps, and values that it would cut, bend or refuse."""
+
+
+@pytest.mark.parametrize("transactions", ["prepared", "staged"])
+def test_a_value_is_kept_or_refused(transactions: str, postgres_server) -> None:
+    """What a column would not give back as it was is refused in the task, with the row; all else comes back."""
+    suite = fresh(PostgresPrepared, postgres_server)
+    suite.execute("CREATE DOMAIN below AS varchar(3)")
+    suite.execute("CREATE DOMAIN further_below AS below")
+    for number, (declared, (kept, refused)) in enumerate(KEPT.items()):
+        suite.execute(f"CREATE TABLE t{number} (n bigint, v {declared})")
+        sink = Postgres(suite.server.dsn(database=suite.database), f"t{number}", transactions=transactions)
+        sink.commit(written(sink, pa.record_batch({"n": range(len(kept)), "v": kept})))
+        for value in refused:
+            with pytest.raises(BadRecordError) as error:
+                written(sink, pa.record_batch({"n": [0, 1], "v": [kept[0], value]}))
+            assert error.value.facts["row"] == {"n": 1, "v": value}, declared
+            sink.abort(sink._writing.transaction.as_transaction())
+        assert [row["v"] for row in suite.query(f"SELECT v::text FROM t{number} ORDER BY n")] == kept, (
+            declared
+        )
+        assert suite.left_behind() == 0
+
+
+@pytest.mark.parametrize(
+    "also", [{}, {"exact": pa.array([1, 2], pa.decimal128(5, 0))}], ids=["binary", "csv"]
+)
+def test_text_that_is_no_utf8(also: dict[str, Any], suite) -> None:
+    """Bytes that Spark took for text are refused in the task, with the row."""
+    suite.execute("ALTER TABLE results ADD exact numeric")
+    names = pa.array([b"ok\n", b"\n\xff\xfe\n"]).view(pa.string())
+    batch = pa.record_batch({"id": [1, 2], "name": names, **also})
+    sink = suite.make_sink()
+    with pytest.raises(BadRecordError, match=r"UTF8.*id=2") as refused:
+        written(sink, batch)
+    assert refused.value.facts["row"]["name"] == b"\n\xff\xfe\n"
+    sink.abort(sink._writing.transaction.as_transaction())
+
+
 def test_names_that_need_quoting(postgres_server) -> None:
-    """Schemas, tables and columns with spaces, quotes, percent signs and capitals are taken letter by letter, in every mode."""
+    """Reserved words, and names with spaces, quotes, percent signs, capitals and other alphabets, are taken letter by letter, in every mode."""
     suite = fresh(PostgresPrepared, postgres_server)
     suite.execute('CREATE SCHEMA "My %s Schema"')
     batch = pa.record_batch(
-        {'a"b': [1, 1], "100%s %d": ["x", "y"], "select": [1.5, 2.5], "Ä.b": [True, False]}
+        {
+            'a"b': [1, 1],
+            "100%s %d": ["x", "y"],
+            "select": [1.5, 2.5],
+            "Ä.b": [True, False],
+            "before": [1, 2],
+            "Ключ 日本": [3, 4],
+        }
     )
     for options in ({}, {"transactions": "staged"}, {"mode": "upsert", "key": ['a"b']}):
         table = f'The "Table" {options}.x'
@@ -231,6 +289,39 @@ def test_upsert_with_a_collation_of_its_own(postgres_server) -> None:
     assert (collations["word"], collations["note"]) == ("My %s Order", None)
     sink.commit(waiting)
     assert {row["word"]: row["note"] for row in suite.query("SELECT * FROM words")} == {"a": "3", "B": "2"}
+
+
+def incompressible(length: int) -> str:
+    return base64.b64encode(random.Random(length).randbytes(length)).decode()[:length]
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"transactions": "staged"}, {"mode": "upsert", "key": ["word", "n"]}]
+)
+def test_values_that_are_too_long_for_an_index(options: dict[str, Any], postgres_server) -> None:
+    """What the index would refuse is refused in the task, with the row; what is staged, up to the last byte, is committed."""
+    suite = fresh(PostgresUpsert, postgres_server)
+    suite.execute('CREATE TABLE "100% words" (word text, n bigint, PRIMARY KEY (word, n))')
+    sink = Postgres(suite.server.dsn(database=suite.database), "100% words", **options)
+    sink.validate(pa.schema([("word", pa.string()), ("n", pa.int64())]))
+    outcomes = []
+    for length in (10_000, *range(2704, 2640, -8), 100):
+        transaction = sink.begin_transaction(suite.context(checkpoint=length))
+        sink.write(transaction, pa.record_batch({"word": ["first"], "n": [length]}))
+        try:
+            sink.write(
+                transaction,
+                pa.record_batch({"word": ["x" * 10_000, incompressible(length)], "n": [length, 7]}),
+            )
+        except BadRecordError as refused:
+            outcomes.append(refused.facts["row"]["n"])
+            sink.abort(transaction)
+        else:
+            sink.commit(through_json(sink.pre_commit(transaction)))
+            outcomes.append(None)
+    assert outcomes[:2] == [7, 7]
+    assert outcomes[-2:] == [None, None]
+    assert suite.left_behind() == 0
 
 
 def test_an_upsert_of_nothing_but_the_key(postgres_server) -> None:

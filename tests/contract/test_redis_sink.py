@@ -9,14 +9,23 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 import pytest
 from test_sink_crashes import CRASHES
 
 from penstock.config import Mode
-from penstock.errors import BadRecordError, ConfigError, InternalError, UnavailableError
+from penstock.errors import (
+    BadRecordError,
+    CommitLostError,
+    ConfigError,
+    FencedError,
+    InternalError,
+    UnavailableError,
+)
 from penstock.guarantee import SinkFacts, derive
 from penstock.sinks import Delivery, Redis, TransactionContext
+from penstock.sinks.by_key.redis import RedisWriter
 from penstock.testing.sink_contract import SinkContract
 from services.redis_process import PASSWORD, Server
 
@@ -139,6 +148,86 @@ def test_a_crash_anywhere_in_a_commit_shows_no_older_value(server: Server, tmp_p
         if not stopped:
             return
     raise AssertionError("the commit never got through")
+
+
+def sleeping(sink: Redis, n: int, **origin: int) -> tuple[Redis, Any]:
+    """A task that has its rows and has not written them yet, and its transaction."""
+    copy = pickle.loads(pickle.dumps(sink))
+    transaction = copy.begin_transaction(msgspec.structs.replace(CONTEXT, **origin))
+    copy.write(transaction, batch([{"app": "a", "n": n}]))
+    return copy, transaction
+
+
+@pytest.mark.parametrize(
+    "older", [{"run": 1, "checkpoint": 9}, {"run": 2, "checkpoint": 4}], ids=["run", "batch"]
+)
+@pytest.mark.parametrize("form", ["hash", "text"])
+def test_a_task_that_wakes_up_late_puts_no_old_value_back(
+    form: str, older: dict[str, int], server: Server
+) -> None:
+    """What is older than what was written, by its run or by its batch, is refused; another task of the newest batch is not."""
+    sink = Redis(server.url, key="views:{app}", value="n" if form == "text" else None)
+    found = {"text": lambda: server.texts()["views:a"], "hash": lambda: server.hashes()["views:a"]["n"]}[form]
+    zombie, old = sleeping(sink, 1, **older)
+    for n in (2, 3):
+        newest, transaction = sleeping(sink, n, run=2, checkpoint=5, subtask=n)
+        newest.pre_commit(transaction)
+    with pytest.raises(FencedError, match=r"run 2, batch 5.*delete the key '_penstock:contract:cache'"):
+        zombie.pre_commit(old)
+    assert found() == "3"
+    assert "until the key is next written" not in sink.explanation
+
+
+def test_a_task_that_sleeps_between_its_look_and_its_write(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The look and the write are one: a newer run that writes between them wins."""
+    sink = Redis(server.url, key="views:{app}", value="n")
+    zombie, old = sleeping(sink, 1)
+    newest, transaction = sleeping(sink, 2, run=2)
+    write, waiting = RedisWriter._write, [newest]
+
+    def overtaken(self: RedisWriter, *arguments: Any) -> None:
+        if waiting:
+            waiting.pop().pre_commit(transaction)
+        write(self, *arguments)
+
+    monkeypatch.setattr(RedisWriter, "_write", overtaken)
+    with pytest.raises(FencedError):
+        zombie.pre_commit(old)
+    assert server.texts() == {"views:a": "2"}
+
+
+def test_a_driver_that_wakes_up_late_puts_no_old_value_back(server: Server, tmp_path: Path) -> None:
+    """The same with the checkpoint: a commit of an older run is refused, and repeating the newest is no harm."""
+    sink = Redis(server.url, key="views:{app}", value="n", visible="with the checkpoint", staging=tmp_path)
+    waiting = [copy.pre_commit(of) for copy, of in (sleeping(sink, run, run=run) for run in (1, 2))]
+    sink.commit(waiting[1])
+    with pytest.raises(FencedError):
+        sink.commit(waiting[0])
+    assert server.texts() == {"views:a": "2"}
+
+
+def test_what_was_staged_is_not_forgotten_by_a_change_of_settings(server: Server, tmp_path: Path) -> None:
+    """A sink that writes at once now cannot commit what waits in a folder, and says so."""
+    staged = Redis(server.url, key="{app}", visible="with the checkpoint", staging=tmp_path)
+    waiting = task(staged, batch([{"app": "a", "n": 1}]))
+    with pytest.raises(CommitLostError, match="start the job once more with that setting"):
+        Redis(server.url, key="{app}").commit(waiting)
+
+
+def test_a_user_who_may_not_write_the_fence(server: Server) -> None:
+    """It is found before the query, with the commands and keys that are needed."""
+    with server.client() as client:
+        client.acl_setuser("narrow", enabled=True, passwords=["+trout"], keys=["views:*"], commands=["+@all"])
+        try:
+            url = server.url.replace(f":{PASSWORD}@", "narrow:trout@")
+            with pytest.raises(
+                ConfigError, match=r"WATCH, GET, MULTI, SET and EXEC on the keys _penstock:\*"
+            ):
+                Redis(url, key="views:{app}").validate(SCHEMA)
+        finally:
+            client.acl_deluser("narrow")
 
 
 def test_a_server_that_is_killed(tmp_path: Path) -> None:

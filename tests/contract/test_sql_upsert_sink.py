@@ -9,14 +9,19 @@ import sqlite3
 from pathlib import Path
 from typing import Any, ClassVar
 
+import msgspec
+import psycopg
 import pyarrow as pa
+import pymysql
 import pytest
+from postgres_targets import PostgresUpsert, fresh
 from sink_targets import rows_in_table
 
 from penstock.errors import BadRecordError, CommitLostError, ConfigError, UnavailableError
 from penstock.sinks import Delivery, SQLUpsert, TransactionContext
 from penstock.sinks.by_key.sql_upsert_statement import UpsertStatement
 from penstock.testing.sink_contract import SinkContract
+from services.mariadb_process import PASSWORD as MARIADB_PASSWORD
 
 CONTEXT = TransactionContext(job="contract", sink="table", run=1, checkpoint=1, subtask=0, attempt=0)
 SCHEMA = pa.schema([("app", pa.string()), ("day", pa.int64()), ("n", pa.int64())])
@@ -69,11 +74,11 @@ def sink_on(path: Path, **settings: Any) -> SQLUpsert:
     return SQLUpsert(functools.partial(sqlite3.connect, path), "results", KEY, **settings)
 
 
-def task(sink: SQLUpsert, rows: list[tuple[Any, ...]], schema: pa.Schema = SCHEMA) -> Any:
+def task(sink: SQLUpsert, rows: list[tuple[Any, ...]], schema: pa.Schema = SCHEMA, *, run: int = 1) -> Any:
     """One task, on an instance as a task gets it."""
     sink.validate(schema)
     copy = pickle.loads(pickle.dumps(sink))
-    transaction = copy.begin_transaction(CONTEXT)
+    transaction = copy.begin_transaction(msgspec.structs.replace(CONTEXT, run=run))
     for row in rows:
         named = dict(zip(schema.names, row, strict=True))
         copy.write(transaction, pa.RecordBatch.from_pylist([named], schema=schema))
@@ -107,6 +112,23 @@ def test_a_step_back_at_once_and_none_with_the_checkpoint(path: Path, tmp_path: 
     assert seen(path) == [("a", 1, 30)]
     later.commit(task(later, [("a", 1, 40)]))
     assert seen(path) == [("a", 1, 40)]
+
+
+@pytest.mark.parametrize("visible", ["at once", "with the checkpoint"])
+def test_an_old_value_is_back_until_the_key_is_next_written(visible: str, path: Path, tmp_path: Path) -> None:
+    """A task or driver that wakes up late writes over a newer value, which comes back with the next write; guarantee() says so."""
+    staging = tmp_path / "staging" if visible == "with the checkpoint" else None
+    sink = sink_on(path, visible=visible, staging=staging)
+    late = pickle.loads(pickle.dumps(sink))
+    late_one = late.begin_transaction(CONTEXT)
+    late.write(late_one, pa.RecordBatch.from_pylist([{"app": "a", "day": 1, "n": 1}], schema=SCHEMA))
+    sink.commit(task(sink, [("a", 1, 2)], run=2))
+    late.commit(late.pre_commit(late_one))
+    sink.commit(task(sink, [("b", 1, 2)], run=2))
+    assert seen(path) == [("a", 1, 1), ("b", 1, 2)]
+    sink.commit(task(sink, [("a", 1, 3)], run=2))
+    assert seen(path) == [("a", 1, 3), ("b", 1, 2)]
+    assert "an older value is then back until the key is next written" in sink.explanation
 
 
 def test_a_task_writes_all_or_nothing(path: Path) -> None:
@@ -267,17 +289,109 @@ class Overtaken(sqlite3.Connection):
 
 
 def test_a_key_that_another_attempt_wrote_in_between(path: Path) -> None:
-    """A database that takes every row when it is asked again has no bad row: the task is tried again."""
+    """Rows that cannot go together go one by one, and a database that takes each of them has no bad row."""
     sink = SQLUpsert(
         functools.partial(sqlite3.connect, path, factory=Overtaken), "results", KEY, paramstyle="qmark"
     )
     transaction = sink.begin_transaction(CONTEXT)
     sink.write(transaction, pa.RecordBatch.from_pylist([{"app": "a", "day": 1, "n": 1}], schema=SCHEMA))
     Overtaken.others.append("UNIQUE constraint failed")
-    with pytest.raises(UnavailableError, match="UNIQUE constraint failed; it is tried again"):
+    sink.pre_commit(transaction)
+    assert seen(path) == [("a", 1, 1)]
+
+
+@pytest.mark.parametrize("visible", ["at once", "with the checkpoint"])
+@pytest.mark.parametrize("style", ["on conflict", "delete and insert"])
+def test_a_key_that_the_database_compares_without_case(
+    style: str, visible: str, path: Path, tmp_path: Path
+) -> None:
+    """Keys that are the same for the database are one row, and the last of them counts, in every style."""
+    path.unlink()
+    make_table(
+        path,
+        "CREATE TABLE results (app TEXT COLLATE NOCASE, day INTEGER, n INTEGER, PRIMARY KEY (app, day))",
+    )
+    staging = tmp_path / "staging" if visible == "with the checkpoint" else None
+    sink = sink_on(path, style=style, visible=visible, staging=staging)
+    for rows, expected in (
+        ([("a", 1, 1), ("A", 1, 2)], 2),
+        ([("a", 1, 3), ("A", 1, 4), ("a", 1, 5)], 5),
+        ([("b", 1, 0), ("A", 1, 6)], 6),
+    ):
+        sink.commit(task(sink, rows))
+        assert [row[2] for row in seen(path) if row[0].lower() == "a"] == [expected]
+
+
+def test_a_value_that_the_driver_cannot_send(path: Path, tmp_path: Path) -> None:
+    """It is named, and a commit that meets it ends the job: trying again would change nothing."""
+    schema = pa.schema([*list(SCHEMA)[:2], ("n", pa.uint64())])
+    rows = [("a", 1, 2**63)]
+    with pytest.raises(BadRecordError, match=r"refuses the row \{'app': 'a'"):
+        task(sink_on(path), rows, schema)
+    staged = sink_on(path, visible="with the checkpoint", staging=tmp_path / "staging")
+    prepared = task(staged, rows, schema)
+    with pytest.raises(CommitLostError, match=r"refuses the row \{'app': 'a'"):
+        staged.commit(prepared)
+
+
+class Flaky(sqlite3.Connection):
+    """A connection that is lost when rows go through it, one by one too."""
+
+    def execute(self, *_: Any) -> Any:
+        raise sqlite3.InterfaceError("connection already closed")
+
+    def cursor(self, *_: Any) -> Any:
+        return self.execute()
+
+
+def test_a_connection_that_breaks_blames_no_row(path: Path) -> None:
+    """A row is only to blame if the database still answers afterwards."""
+    sink = SQLUpsert(
+        functools.partial(sqlite3.connect, path, factory=Flaky), "results", KEY, paramstyle="qmark"
+    )
+    transaction = sink.begin_transaction(CONTEXT)
+    sink.write(transaction, pa.RecordBatch.from_pylist([{"app": "a", "day": 1, "n": 1}], schema=SCHEMA))
+    with pytest.raises(UnavailableError, match="already closed; it is tried again"):
         sink.pre_commit(transaction)
-    task(sink, [("a", 1, 1)])
-    assert len(seen(path)) == 1
+
+
+ODD_NAMES = ["before", "Select", "a b", "100%s %d", 'qu"o`te', "Ключ", "日本"]
+"""Reserved words, capitals, spaces, quotes, marks of values, other alphabets."""
+
+
+def written_with_odd_names(connect: Any, style: str) -> list[dict[str, Any]]:
+    """Write two rows of one key into the table 'The Table' and return what was written."""
+    schema = pa.schema([(name, pa.int64()) for name in ODD_NAMES])
+    sink = SQLUpsert(connect, "The Table", ODD_NAMES[0], style=style)
+    task(sink, [(1, *range(len(ODD_NAMES) - 1)), (1, *range(1, len(ODD_NAMES)))], schema)
+    return [dict(zip(ODD_NAMES, (1, *range(1, len(ODD_NAMES))), strict=True))]
+
+
+@pytest.mark.parametrize("style", ["on duplicate key", "delete and insert"])
+def test_odd_names_in_mariadb(style: str, mariadb_server) -> None:
+    """Names are taken letter by letter, whatever the style."""
+    mariadb_server.query("CREATE OR REPLACE DATABASE odd_names")
+    columns = ", ".join("`" + name.replace("`", "``") + "` int" for name in ODD_NAMES)
+    mariadb_server.query(f"CREATE TABLE `The Table` ({columns}, PRIMARY KEY (`before`))", "odd_names")
+    settings = {
+        "host": "127.0.0.1",
+        "port": mariadb_server.port,
+        "user": "owner",
+        "password": MARIADB_PASSWORD,
+    }
+    rows = written_with_odd_names(functools.partial(pymysql.connect, database="odd_names", **settings), style)
+    assert mariadb_server.query("SELECT * FROM `The Table`", "odd_names") == rows
+
+
+@pytest.mark.parametrize("style", ["on conflict", "delete and insert"])
+def test_odd_names_in_postgres(style: str, postgres_server) -> None:
+    """Names are taken letter by letter, whatever the style."""
+    suite = fresh(PostgresUpsert, postgres_server)
+    columns = ", ".join('"' + name.replace('"', '""') + '" int' for name in ODD_NAMES)
+    suite.execute(f'CREATE TABLE "The Table" ({columns}, PRIMARY KEY (before))')
+    dsn = postgres_server.dsn(database=suite.database)
+    rows = written_with_odd_names(functools.partial(psycopg.connect, dsn), style)
+    assert suite.query('SELECT * FROM "The Table"') == rows
 
 
 def test_a_row_refused_at_commit(path: Path, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import decimal
 import sqlite3
@@ -215,15 +216,17 @@ def test_sqlite_locked_by_another_writer(tmp_path: Path) -> None:
     assert rows_in_table(path, "t") == [{"id": 5}]
 
 
-def test_sqlite_odd_names(tmp_path: Path) -> None:
-    """Names with quotes, spaces and SQL in them are names, nothing else."""
-    name = 'results"; DROP TABLE x; --'
-    sink = SQLite(tmp_path / "my data?.db", name, mode="upsert", key=['a "key"'])
-    write_rows(sink, pa.table({'a "key"': [1], "select": ["x"], "?": [2]}))
-    database = sqlite3.connect(tmp_path / "my data?.db")
-    quoted = name.replace('"', '""')
-    assert database.execute(f'SELECT * FROM "{quoted}"').fetchall() == [(1, "x", 2)]
-    database.close()
+@pytest.mark.parametrize("settings", [{}, {"mode": "upsert", "key": ['a "key"']}], ids=["append", "upsert"])
+def test_sqlite_odd_names(settings: dict[str, Any], tmp_path: Path) -> None:
+    """Reserved words, and names with quotes, spaces, SQL, capitals and other alphabets in them, are names, nothing else."""
+    name = 'Results"; DROP TABLE x; --'
+    sink = SQLite(tmp_path / "my data?.db", name, **settings)
+    row = {'a "key"': 1, "select": "x", "?": 2, "before": 3, "Ключ 日本": 4, "100%s": 5}
+    write_rows(sink, pa.Table.from_pylist([row]))
+    with contextlib.closing(sqlite3.connect(tmp_path / "my data?.db")) as database:
+        found = database.execute('SELECT * FROM "{}"'.format(name.replace('"', '""')))
+        columns = [column for column, *_ in found.description]
+        assert [dict(zip(columns, values, strict=True)) for values in found] == [row]
 
 
 @pytest.mark.parametrize(

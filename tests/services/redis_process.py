@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import redis
 
+from penstock.sinks.by_key.redis_fence import PREFIX
 from services import summary
 
 PASSWORD = "swordfish"
@@ -79,11 +80,11 @@ class Server:
 
     def hashes(self, pattern: str = "*") -> dict[str, dict[str, str]]:
         with self.client() as client:
-            return {key: client.hgetall(key) for key in sorted(client.keys(pattern))}
+            return {key: client.hgetall(key) for key in _users(client.keys(pattern))}
 
     def texts(self, pattern: str = "*") -> dict[str, str]:
         with self.client() as client:
-            return {key: client.get(key) for key in sorted(client.keys(pattern))}
+            return {key: client.get(key) for key in _users(client.keys(pattern))}
 
     def history(self, command: str) -> list[list[str]]:
         """The arguments of each such command that changed something, in order, from the append-only file."""
@@ -93,4 +94,9 @@ class Server:
         commands = [
             [next(words) for _ in range(2 * int(line[1:]))][1::2] for line in words if line.startswith("*")
         ]
-        return [words[1:] for words in commands if words[0] == command]
+        return [words[1:] for words in commands if words[0] == command and _users(words[1:2])]
+
+
+def _users(keys: list[str]) -> list[str]:
+    """All keys but those of the sink itself."""
+    return sorted(key for key in keys if not key.startswith(PREFIX))

@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
 
 from penstock.errors import BadRecordError, ConfigError, UnavailableError
+from penstock.sinks.by_key.redis_fence import PREFIX, check_fence, write_fenced
 from penstock.sinks.by_key.redis_rows import KeyTemplate, RedisForm, check_column, stored_as_text
-from penstock.sinks.by_key.sink import AT_ONCE, KeyedWriter, UpsertSink
+from penstock.sinks.by_key.sink import AT_ONCE, KeyedWriter, Origin, UpsertSink
 from penstock.sinks.optional_package import optional_package
 
 ROWS_PER_CALL = 500
@@ -93,7 +95,9 @@ class RedisServer:
         )
         if isinstance(error, refused):
             return ConfigError(
-                f"the Redis server at {self.shown} refuses this user or password: {text}", server=self.shown
+                f"the Redis server at {self.shown} refuses this user or password: {text} (besides its own keys the sink needs WATCH, GET, "
+                f"MULTI, SET and EXEC on the keys {PREFIX}*)",
+                server=self.shown,
             )
         if "DB index" in text:
             return ConfigError(
@@ -119,6 +123,8 @@ class RedisServer:
 
 class RedisWriter(KeyedWriter):
     """Rows into one form of value; see `Redis`."""
+
+    fenced = True
 
     def __init__(
         self,
@@ -153,6 +159,7 @@ class RedisWriter(KeyedWriter):
                 )
         with self._server.client() as client:
             client.ping()
+            check_fence(client)
 
     def prepare(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Make keys and values; see `redis_rows` for the columns."""
@@ -167,20 +174,24 @@ class RedisWriter(KeyedWriter):
             [keys, deleted, *values.columns], names=["", "", *values.schema.names]
         )
 
-    def upsert(self, rows: pa.Table) -> None:
+    def upsert(self, rows: pa.Table, origin: Origin) -> None:
         """Write the last row of each key, some hundred keys a call; each key changes at one moment."""
         keys, deleted, *columns = (column.to_pylist() for column in rows.columns)
         last = list({key: number for number, key in enumerate(keys)}.values())
+
+        def fill(pipeline: Any, numbers: Sequence[int]) -> None:
+            for number in numbers:
+                if deleted[number]:
+                    pipeline.delete(keys[number])
+                else:
+                    values = [column[number] for column in columns]
+                    self._write(pipeline, keys[number], rows.column_names[2:], values)
+
+        changed = _package().exceptions.WatchError
         with self._server.client() as client:
             for start in range(0, len(last), ROWS_PER_CALL):
-                pipeline = client.pipeline(transaction=True)
-                for number in last[start : start + ROWS_PER_CALL]:
-                    if deleted[number]:
-                        pipeline.delete(keys[number])
-                    else:
-                        values = [column[number] for column in columns]
-                        self._write(pipeline, keys[number], rows.column_names[2:], values)
-                pipeline.execute()
+                some = partial(fill, numbers=last[start : start + ROWS_PER_CALL])
+                write_fenced(client, origin, some, changed=changed)
 
     def _write(self, pipeline: Any, key: str, names: Sequence[str], values: Sequence[Any]) -> None:
         if self._form.kind == "hash":

@@ -14,17 +14,33 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
-from penstock.errors import ConfigError, InternalError
+from penstock.errors import CommitLostError, ConfigError, InternalError
 from penstock.sinks.staged.handover import HandoverSink
 from penstock.sinks.staged.staging import StagedTransaction
 from penstock.sinks.two_phase_commit import Delivery, Transaction, TransactionContext, TwoPhaseCommitSink
 
 AT_ONCE = "at once"
 WITH_THE_CHECKPOINT = "with the checkpoint"
+_UNFENCED = (
+    "; a task or driver that was taken for dead and wakes up in the middle of a write finishes it, and an older value is then back until "
+    "the key is next written"
+)
+
+
+class Origin(msgspec.Struct, frozen=True):
+    """Where rows come from. Those of an older run, or of an older batch of a run, are never newer."""
+
+    job: str
+    sink: str
+    run: int
+    batch: int
 
 
 class KeyedWriter(ABC):
     """Writes rows to one target by key. It is pickled into tasks; its `repr` shows no password."""
+
+    fenced = False
+    """Whether the target itself refuses rows when those of a newer origin have been written."""
 
     @abstractmethod
     def check(self, schema: pa.Schema) -> None:
@@ -35,7 +51,7 @@ class KeyedWriter(ABC):
         """Convert rows to what `upsert` takes, and refuse bad ones, while the job can still go back. Task."""
 
     @abstractmethod
-    def upsert(self, rows: pa.Table) -> None:
+    def upsert(self, rows: pa.Table, origin: Origin) -> None:
         """Write prepared rows; of several with one key the last one counts. May be called again with the same rows."""
 
 
@@ -53,8 +69,8 @@ class UpsertSink(TwoPhaseCommitSink):
 
     @property
     def explanation(self) -> str:  # type: ignore[override]
-        """What a reader may see, which depends on the way."""
-        return self._way.explanation
+        """What a reader may see, which depends on the way and on the target."""
+        return self._way.explanation + ("" if self._writer.fenced else _UNFENCED)
 
     def __repr__(self) -> str:
         return repr(self._writer)
@@ -124,11 +140,17 @@ class _AtOnce(TwoPhaseCommitSink):
     def pre_commit(self, transaction: Transaction) -> Transaction:
         rows, self._rows, self._begun = self._rows, [], None
         if rows:
-            self._writer.upsert(pa.Table.from_batches(rows))
+            self._writer.upsert(pa.Table.from_batches(rows), origin_of(transaction))
         return transaction
 
     def commit(self, transaction: Transaction) -> None:
-        """Everything was written in the task."""
+        """Everything was written in the task, unless the sink was another one then."""
+        if "token" in transaction:
+            raise CommitLostError(
+                f"{self._writer!r} cannot write what a checkpoint promised: the rows were staged with visible={WITH_THE_CHECKPOINT!r}; "
+                "start the job once more with that setting and its staging folder",
+                **transaction,
+            )
 
     def abort(self, transaction: Transaction) -> None:  # noqa: ARG002 - what was written cannot be taken back
         self._rows, self._begun = [], None
@@ -152,8 +174,13 @@ class _WithTheCheckpoint(HandoverSink):
     def __repr__(self) -> str:
         return repr(self._writer)
 
-    def hand_over(self, rows: pa.Table, transaction: StagedTransaction) -> None:  # noqa: ARG002 - the key says it all
-        self._writer.upsert(rows)
+    def hand_over(self, rows: pa.Table, transaction: StagedTransaction) -> None:
+        self._writer.upsert(rows, origin_of(transaction.as_transaction()))
+
+
+def origin_of(transaction: Transaction) -> Origin:
+    """Where the rows of a transaction come from."""
+    return Origin(transaction["job"], transaction["sink"], transaction["run"], transaction["checkpoint"])
 
 
 def _check_visible(visible: str, staging: str | os.PathLike[str] | None) -> None:

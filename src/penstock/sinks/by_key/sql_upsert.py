@@ -12,21 +12,21 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.errors import BadRecordError, ConfigError, PenstockError, UnavailableError
-from penstock.sinks.by_key.sink import AT_ONCE, KeyedWriter, UpsertSink
+from penstock.sinks.by_key.sink import AT_ONCE, KeyedWriter, Origin, UpsertSink
 from penstock.sinks.by_key.sql_upsert_statement import (
     ON_CONFLICT,
     PARAMSTYLES,
     STYLES,
     UpsertStatement,
     paramstyle_of,
+    quotes_with_backticks,
 )
 from penstock.sinks.functions.user_function import checked_function, shown_function
 from penstock.sinks.json_text import json_texts, unsupported_in_json
 
-_BAD_ROWS = {"IntegrityError", "DataError", "ProgrammingError", "NotSupportedError"}
-"""What PEP 249 calls errors that the same rows would meet again."""
-
-
+_BAD_ROWS = {"IntegrityError", "DataError", "ProgrammingError", "NotSupportedError", "InterfaceError",
+    "TypeError", "ValueError", "OverflowError"}  # fmt: skip
+"""What PEP 249 calls errors that the same rows would meet again, and what drivers raise for a value that they cannot send."""
 _LONGEST_ROW = 500
 
 
@@ -119,14 +119,33 @@ class SQLWriter(KeyedWriter):
         columns = [_plain(field, column) for field, column in zip(batch.schema, batch.columns, strict=True)]
         return pa.RecordBatch.from_arrays(columns, names=batch.schema.names)
 
-    def upsert(self, rows: pa.Table) -> None:
-        """Write the last row of each key, in one transaction of the database."""
-        values = list(zip(*(column.to_pylist() for column in rows.columns), strict=True))
+    def upsert(self, rows: pa.Table, origin: Origin) -> None:  # noqa: ARG002 - a user's table has no place for it
+        """Write the last row of each key, in one transaction of the database.
+
+        Which keys are the same is for the database to say: 'a' and 'A' may be. So the rows go in the order in which they came, and if
+        they cannot go all together (of 'delete and insert' the second 'a' would meet the first) they go one by one.
+        """
+        columns, last = rows.column_names, self._last_of_each_key(rows)
+        try:
+            with self._transaction() as (connection, cursor):
+                for sql, parameters in self._calls(connection, columns, last):
+                    cursor.executemany(sql, parameters)
+        except PenstockError:
+            raise
+        except Exception as error:
+            if not _kinds(error) & _BAD_ROWS:
+                raise self._away(error) from error
+            self._one_by_one(columns, last)
+
+    def _last_of_each_key(self, rows: pa.Table) -> list[tuple[Any, ...]]:
+        """Of several rows with one key the last, where it stood."""
         places = [rows.column_names.index(name) for name in self._key]
-        last = list({tuple(row[place] for place in places): row for row in values}.values())
-        with self._errors(rows.column_names, last), self._transaction() as (connection, cursor):
-            for sql, parameters in self._calls(connection, rows.column_names, last):
-                cursor.executemany(sql, parameters)
+        last: dict[tuple[Any, ...], tuple[Any, ...]] = {}
+        for row in zip(*(column.to_pylist() for column in rows.columns), strict=True):
+            key = tuple(row[place] for place in places)
+            last.pop(key, None)
+            last[key] = row
+        return list(last.values())
 
     def _calls(
         self, connection: Any, columns: Sequence[str], rows: Sequence[Sequence[Any]]
@@ -136,37 +155,53 @@ class SQLWriter(KeyedWriter):
             wanted = [columns.index(name) for name in names]
             yield sql, [statement.parameters([row[place] for place in wanted]) for row in rows]
 
-    def _first_refused(self, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str | None:
-        """Write row by row, in a transaction that is taken back, until the database refuses one: say which.
-
-        None when it takes them all now: another attempt of the task was at the same keys, say.
-        """
+    def _one_by_one(self, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+        """Write the rows one after the other, in one transaction; a row that the database refuses is named."""
         try:
-            connection = self._connect()
-        except Exception:  # noqa: BLE001 - gone meanwhile: then it is tried again, and asked again
-            return None
-        try:
-            with contextlib.closing(connection.cursor()) as cursor:
+            with self._transaction() as (connection, cursor):
                 for row in rows:
-                    if not self._takes(connection, cursor, columns, row):
-                        return str(dict(zip(columns, row, strict=True)))[:_LONGEST_ROW]
-            return None
-        finally:
-            with contextlib.suppress(Exception):
-                connection.rollback()
-            connection.close()
+                    try:
+                        for sql, (parameters,) in self._calls(connection, columns, [row]):
+                            cursor.execute(sql, parameters)
+                    except Exception as error:
+                        if _kinds(error) & _BAD_ROWS and self._answers(connection, columns):
+                            raise self._refused(error, dict(zip(columns, row, strict=True))) from error
+                        raise
+        except PenstockError:
+            raise
+        except Exception as error:
+            raise self._away(error) from error
 
-    def _takes(self, connection: Any, cursor: Any, columns: Sequence[str], row: Sequence[Any]) -> bool:
+    def _answers(self, connection: Any, columns: Sequence[str]) -> bool:
+        """Tell whether the database still does what it is asked, so that it was the row and not the connection."""
         try:
-            for sql, (parameters,) in self._calls(connection, columns, [row]):
-                cursor.execute(sql, parameters)
-        except Exception as error:  # noqa: BLE001 - what it is has been said; this is about the row
-            return not _kinds(error) & _BAD_ROWS
+            connection.rollback()
+            with contextlib.closing(connection.cursor()) as cursor:
+                cursor.execute(self._statement(connection, columns).probes()[0])
+                cursor.fetchall()
+        except Exception:  # noqa: BLE001 - whatever it is, no row is to blame
+            return False
         return True
+
+    def _refused(self, error: Exception, row: dict[str, Any]) -> BadRecordError:
+        return BadRecordError(
+            f"table {self._table!r} took no rows: {type(error).__name__}: {error}; it refuses the row {str(row)[:_LONGEST_ROW]}, and would "
+            "again: filter or repair such rows before write_to",
+            table=self._table,
+            row=row,
+        )
+
+    def _away(self, error: Exception) -> UnavailableError:
+        return UnavailableError(
+            f"table {self._table!r} took no rows: {type(error).__name__}: {error}; it is tried again",
+            table=self._table,
+            cause=str(error),
+        )
 
     def _statement(self, connection: Any, columns: Sequence[str]) -> UpsertStatement:
         paramstyle = self._paramstyle or paramstyle_of(connection)
-        return UpsertStatement(self._table, columns, self._key, self._style, paramstyle)
+        backticks = quotes_with_backticks(connection)
+        return UpsertStatement(self._table, columns, self._key, self._style, paramstyle, backticks=backticks)
 
     def _check_connect(self) -> None:
         try:
@@ -210,25 +245,6 @@ class SQLWriter(KeyedWriter):
             raise
         finally:
             connection.close()
-
-    @contextmanager
-    def _errors(self, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> Iterator[None]:
-        """Tell what may pass from what the same rows would meet again."""
-        try:
-            yield
-        except PenstockError:
-            raise
-        except Exception as error:
-            text = f"table {self._table!r} took no rows: {type(error).__name__}: {error}"
-            refused = self._first_refused(columns, rows) if _kinds(error) & _BAD_ROWS else None
-            if refused is not None:
-                raise BadRecordError(
-                    f"{text}; it refuses the row {refused}, and would again: filter or repair such rows before write_to",
-                    table=self._table,
-                ) from error
-            raise UnavailableError(
-                f"{text}; it is tried again", table=self._table, cause=str(error)
-            ) from error
 
 
 def _kinds(error: Exception) -> set[str]:

@@ -13,18 +13,27 @@ ON_DUPLICATE_KEY = "on duplicate key"
 DELETE_AND_INSERT = "delete and insert"
 STYLES = (ON_CONFLICT, ON_DUPLICATE_KEY, DELETE_AND_INSERT)
 PARAMSTYLES = ("qmark", "format", "pyformat", "numeric", "named")
+_BACKTICKS = {"pymysql", "mysqldb", "mysql", "mariadb", "cymysql"}
 
 
 class UpsertStatement:
     """The statements for one table; `columns` are all that are written, `key` is among them."""
 
     def __init__(
-        self, table: str, columns: Sequence[str], key: Sequence[str], style: str, paramstyle: str
+        self,
+        table: str,
+        columns: Sequence[str],
+        key: Sequence[str],
+        style: str,
+        paramstyle: str,
+        *,
+        backticks: bool = False,
     ) -> None:
         self.key = tuple(key)
         self.columns = tuple(columns)
         self._style = style
         self._paramstyle = paramstyle
+        self._quote = "`" if backticks or style == ON_DUPLICATE_KEY else '"'
         self._table = ".".join(map(self._quoted, table.split(".")))
 
     def statements(self) -> list[tuple[str, Sequence[str]]]:
@@ -41,12 +50,15 @@ class UpsertStatement:
         return [(insert + self._action(), self.columns)]
 
     def probes(self) -> list[str]:
-        """Statements that change nothing, and fail if the table, a column or (where the database checks it) the unique key is missing."""
+        """Statements that change nothing, and fail if the table, a column or (where the database checks it) the unique key is missing.
+
+        They are run without values, so drivers take a percent sign for what it is.
+        """
         names = self._names(self.columns)
         select = f"SELECT {names} FROM {self._table} WHERE 1 = 0"  # noqa: S608 - all quoted
-        if self._style == DELETE_AND_INSERT:
-            return [select]
-        return [select, f"INSERT INTO {self._table} ({names}) {select}{self._action()}"]
+        probes = [select, f"INSERT INTO {self._table} ({names}) {select}{self._action()}"]
+        wanted = probes[:1] if self._style == DELETE_AND_INSERT else probes
+        return [probe.replace("%%", "%") if self._doubles else probe for probe in wanted]
 
     def parameters(self, row: Sequence[Any]) -> Sequence[Any] | dict[str, Any]:
         """The values of one row as the driver takes them."""
@@ -64,12 +76,14 @@ class UpsertStatement:
             return target + "NOTHING"
         return target + "UPDATE SET " + ", ".join(f"{name} = excluded.{name}" for name in others)
 
+    @property
+    def _doubles(self) -> bool:
+        """Whether a percent sign in a name would be a mark."""
+        return self._paramstyle in {"format", "pyformat"}
+
     def _quoted(self, name: str) -> str:
-        quote = "`" if self._style == ON_DUPLICATE_KEY else '"'
-        name = name.replace(quote, quote * 2)
-        return (
-            quote + (name.replace("%", "%%") if self._paramstyle in {"format", "pyformat"} else name) + quote
-        )
+        name = name.replace(self._quote, self._quote * 2)
+        return self._quote + (name.replace("%", "%%") if self._doubles else name) + self._quote
 
     def _names(self, columns: Sequence[str]) -> str:
         return ", ".join(map(self._quoted, columns))
@@ -87,6 +101,11 @@ class UpsertStatement:
             case "named":
                 return [f":c{number}" for number in count]
         return ["%s" for _ in count]
+
+
+def quotes_with_backticks(connection: Any) -> bool:
+    """Tell whether this is a driver of MySQL or MariaDB, where double quotes are for texts."""
+    return type(connection).__module__.partition(".")[0].lower() in _BACKTICKS
 
 
 def paramstyle_of(connection: Any) -> str:

@@ -14,14 +14,14 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 from penstock.errors import ConfigError, PenstockError, UnavailableError
 from penstock.sinks.mysql.codes import MAY_PASS, REFUSED_FOR_EVER, REFUSED_LOGIN, REFUSED_ROWS
-from penstock.sinks.sql.transaction import bad_record
+from penstock.sinks.sql.bad_rows import bad_record
 
 _DEFAULT_PORT = 3306
 _PARTITION = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 60_000}
 """A server that is cut off without a word is given up after a minute; the system's own limits are hours. Not all systems have all."""
 _HAS = "SELECT 1 FROM information_schema.tables WHERE table_schema = DATABASE() AND table_name = ?"
 _SESSION = (
-    "SET SESSION sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION', time_zone = '+00:00', "
+    "SET SESSION sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION', sql_notes = 1, time_zone = '+00:00', "
     "innodb_lock_wait_timeout = {lock_timeout_s:d}, lock_wait_timeout = {lock_timeout_s:d}"
 )
 """The second is for locks of whole tables: an ALTER TABLE that waits for a prepared transaction holds up all that comes after it."""
@@ -88,6 +88,15 @@ class Session:
         """Run a statement; returns how many rows it has changed."""
         with self._connection.cursor() as cursor:
             return int(cursor.execute(self._filled(statement, values)))
+
+    def notes(self, statement: str) -> list[tuple[str, int, str]]:
+        """Run a statement; returns what the server remarks on it, most often nothing: level, number and text."""
+        with self._connection.cursor() as cursor:
+            cursor.execute(statement)
+            if not cursor.warning_count:
+                return []
+            cursor.execute("SHOW WARNINGS")
+            return list(cursor.fetchall())
 
     def named(self, table: str) -> str:
         """The name of one of the tables of records, which needs no quotes."""

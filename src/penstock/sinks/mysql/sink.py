@@ -72,7 +72,8 @@ class MySQL(SqlServerSink):
             if self.transactions == PREPARED:
                 _check_recovery(session)
             if self.create:
-                session.execute(self.table.create_sql(schema).replace("TABLE", "TABLE IF NOT EXISTS", 1))
+                statement = self.table.create_sql(schema, server_kind(session))
+                session.execute(statement.replace("TABLE", "TABLE IF NOT EXISTS", 1))
             self._layout = self.table.check_existing(session, schema)
             create_records(session, self._layout if self.transactions == STAGED else None)
 

@@ -12,7 +12,7 @@ from penstock.errors import ConfigError
 from penstock.sinks.json_text import unsupported_in_json
 from penstock.sinks.mysql.server import Session, pymysql_module, server_kind
 from penstock.sinks.mysql.values import sql_type
-from penstock.sinks.sql.values import fraction_digits
+from penstock.sinks.sql.values import fraction_digits, needed_scale
 
 _FIND = "SELECT table_type, engine FROM information_schema.tables WHERE table_schema = DATABASE() AND table_name = ?"
 _COLUMNS = """SELECT column_name, column_type, data_type, is_nullable = 'NO', column_default IS NOT NULL OR
@@ -31,6 +31,8 @@ _FLOATS = {"float", "double"}
 _TIMES = {"datetime", "timestamp", "time"}
 _MOST_DIGITS = 6
 _KEY_TYPES = {"longtext": "varchar(255)", "longblob": "varbinary(255)"}
+_EXACT_COLLATION = {"MariaDB": "utf8mb4_nopad_bin", "MySQL": "utf8mb4_0900_bin"}
+"""Of keys in tables that the sink makes: by default 'a', 'A' and 'a ' would be one key."""
 
 
 def quoted(name: str) -> str:
@@ -61,9 +63,12 @@ class Column:
         return self.type if self.type in _FLOATS else f"{self.type}({_MOST_DIGITS})"
 
     def keeps_digits(self, data_type: pa.DataType) -> bool:
-        """Tell whether values keep all digits below a second; of FLOAT(M,D), below one."""
+        """Tell whether values keep all digits below a second; of numbers, below one."""
         if self.type in _FLOATS:
             return "," not in self.declared
+        if self.type == "decimal":
+            scale = re.search(r",(\d+)\)", self.declared)
+            return int(scale[1] if scale else 0) >= (needed_scale(data_type) or 0)
         found = re.search(r"\((\d)\)", self.declared)
         return self.type not in _TIMES or int(found[1] if found else 0) >= fraction_digits(data_type)
 
@@ -84,14 +89,15 @@ class TargetTable:
         self.name = name
         self.key = tuple(key)
 
-    def create_sql(self, columns: pa.Schema) -> str:
-        """The statement that makes a table for these columns."""
+    def create_sql(self, columns: pa.Schema, kind: str) -> str:
+        """The statement that makes a table for these columns on this kind of server."""
         parts = []
         for field in columns:
-            kind = sql_type(field.type)
-            name = "longtext" if kind is None else kind.name
+            wanted = sql_type(field.type)
+            name = "longtext" if wanted is None else wanted.name
             is_key = field.name in self.key
             declared = _KEY_TYPES.get(name, name) if is_key else name
+            declared += f" COLLATE {_EXACT_COLLATION[kind]}" if declared.startswith("varchar") else ""
             parts.append(f"{quoted(field.name)} {declared}{' NOT NULL' if is_key else ''}")
         if self.key:
             parts.append(f"PRIMARY KEY ({listed(self.key)})")
@@ -138,8 +144,9 @@ class TargetTable:
         """Compare with the table."""
         found = session.execute(_FIND, [self.name])
         if not found:
+            create = self.create_sql(schema, server_kind(session))
             raise ConfigError(
-                f"table {quoted(self.name)} does not exist in this database; run {self.create_sql(schema)}; or let the sink "
+                f"table {quoted(self.name)} does not exist in this database; run {create}; or let the sink "
                 "make it with create=True",
                 table=self.name,
             )
@@ -254,10 +261,11 @@ class TargetTable:
                 declared=column.declared,
             )
         if not column.keeps_digits(field.type):
+            enough = wanted.name if column.type == "decimal" else column.full_type
             raise ConfigError(
                 f"column {field.name!r} of type {field.type} does not fit into {column.declared} of table {quoted(self.name)}: the "
                 f"server would cut or round digits; run ALTER TABLE {quoted(self.name)} MODIFY {quoted(field.name)} "
-                f"{column.full_type} (with what else it declares, such as NOT NULL), or cast it before write_to",
+                f"{enough} (with what else it declares, such as NOT NULL), or cast it before write_to",
                 table=self.name,
                 column=field.name,
                 declared=column.declared,

@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 
 from penstock.errors import BadRecordError
 from penstock.sinks.json_text import json_texts, timestamp_texts
+from penstock.sinks.sql.bad_rows import row_at, shown_row
 from penstock.sinks.sql.values import SqlType, date_texts, is_bytes
 
 _TEXTS = ("char", "varchar", "tinytext", "text", "mediumtext", "longtext", "json")
@@ -63,12 +64,26 @@ def python_rows(batch: pa.RecordBatch) -> Iterator[tuple[Any, ...]]:
     for field, column in zip(batch.schema, batch.columns, strict=True):
         try:
             columns.append(_literal_values(column).to_pylist())
+        except UnicodeDecodeError as error:
+            raise _no_text(field, batch) from error
         except (pa.ArrowException, BadRecordError) as error:
             raise BadRecordError(
                 f"column {field.name!r} of type {field.type} holds a value that the server cannot store: {error}",
                 column=field.name,
             ) from error
     return zip(*columns, strict=True)
+
+
+def _no_text(field: pa.Field, batch: pa.RecordBatch) -> BadRecordError:
+    """Name the row with a text that is no UTF-8: Spark takes any bytes for one in `CAST(binary AS STRING)`."""
+    rows = (row_at(batch, index) for index in range(batch.num_rows))
+    row = next(row for row in rows if isinstance(row[field.name], bytes))
+    return BadRecordError(
+        f"column {field.name!r} of type {field.type} holds bytes that are no UTF-8; the row is {shown_row(row)}; filter or repair "
+        "such rows before write_to, or keep the column binary",
+        column=field.name,
+        row=row,
+    )
 
 
 def _literal_values(column: pa.Array) -> pa.Array:

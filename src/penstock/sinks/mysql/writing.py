@@ -6,21 +6,30 @@ end it is either prepared (XA), or committed where the rows are only staged.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 import pyarrow as pa
 
 from penstock.sinks.mysql.codes import REFUSED_ROWS
+from penstock.sinks.mysql.exactness import changed_values
 from penstock.sinks.mysql.records import staged_in
 from penstock.sinks.mysql.server import MySQLServer, code, pymysql_module, said
 from penstock.sinks.mysql.table import Layout, listed, quoted
 from penstock.sinks.mysql.values import python_rows
+from penstock.sinks.sql.bad_rows import bad_record, refuse_changed, row_at
 from penstock.sinks.sql.records import STAGED_KEY, Records
-from penstock.sinks.sql.transaction import PREPARED, SqlTransaction, bad_record, owner_digest
+from penstock.sinks.sql.transaction import PREPARED, SqlTransaction, owner_digest
 
 _SHOWN_BYTES = 20
-_STATEMENT_CHARACTERS = 500_000
-"""Servers refuse statements above `max_allowed_packet`, which is 16 MB or more unless somebody has lowered it."""
+_STATEMENT_BYTES = 500_000
+"""Of one INSERT, but for a row that is longer. Servers refuse statements above `max_allowed_packet`, which may have been lowered."""
+_ROW_NUMBER = re.compile(r"(\d+)\D*$")
+"""Where a note of the server says which row of the statement it is about."""
+
+
+Row = tuple[int, str, int]
+"""Its place in the batch, its values in SQL, and how many bytes these take."""
 
 
 class OpenTransaction:
@@ -35,7 +44,10 @@ class OpenTransaction:
         self._xid = xid(transaction, server.database)
         with server.task_errors(quoted(layout.table)):
             self._session = server.connect()
-            self._session.execute("SELECT GET_LOCK(?, 0)", [session_lock(transaction, server.database)])
+            lock = session_lock(transaction, server.database)
+            self._packet_bytes = int(
+                self._session.execute("SELECT GET_LOCK(?, 0), @@max_allowed_packet", [lock])[0][1]
+            )
             if transaction.how == PREPARED:
                 self._session.execute(f"XA START {self._xid}")
             else:
@@ -49,8 +61,9 @@ class OpenTransaction:
         if self._number is not None:
             into, columns = staged_in(self._layout), [*STAGED_KEY, *names]
         insert = f"INSERT INTO {quoted(into)} ({listed(columns)}) VALUES "  # noqa: S608 - all quoted
+        refuse_changed(batch, quoted(self._layout.table), changed_values(batch, self._layout.columns))
         with self._server.task_errors(quoted(self._layout.table)):
-            for rows in _chunks(self._literals(batch)):
+            for rows in _chunks(self._literals(batch), min(_STATEMENT_BYTES, self._room(insert))):
                 self._insert(insert, rows, batch)
 
     def finish(self) -> None:
@@ -68,42 +81,60 @@ class OpenTransaction:
         """Close the session: the server rolls back."""
         self._session.close()
 
-    def _literals(self, batch: pa.RecordBatch) -> Iterator[tuple[int, str]]:
+    def _literals(self, batch: pa.RecordBatch) -> Iterator[Row]:
         for index, row in enumerate(python_rows(batch)):
             marked = row if self._number is None else (self._number, self.rows, *row)
             self.rows += 1
-            yield index, f"({', '.join(map(self._session.literal, marked))})"
+            literal = f"({', '.join(map(self._session.literal, marked))})"
+            yield index, literal, len(literal.encode())
 
-    def _insert(self, insert: str, rows: list[tuple[int, str]], batch: pa.RecordBatch) -> None:
+    def _room(self, insert: str) -> int:
+        """How many bytes of rows the server takes behind these words: a packet has one byte of its own."""
+        return self._packet_bytes - len(insert.encode()) - 1
+
+    def _insert(self, insert: str, rows: list[Row], batch: pa.RecordBatch) -> None:
+        index, _, size = rows[0]
+        missing = size - self._room(insert)
+        if missing > 0:
+            why = (
+                f"its INSERT takes {self._packet_bytes + missing:,} bytes, and max_allowed_packet of the server is "
+                f"{self._packet_bytes:,}; raise it, or shorten the row"
+            )
+            raise bad_record(quoted(self._layout.table), why, row_at(batch, index))
         try:
-            self._session.execute(insert + ", ".join(literal for _, literal in rows))
+            notes = self._session.notes(insert + ", ".join(literal for _, literal, _ in rows))
         except pymysql_module().Error as error:
             if code(error) in REFUSED_ROWS:
                 self._name_the_row(insert, rows, batch)
             raise
+        for _, number, text in notes:
+            if number in REFUSED_ROWS:
+                place = _ROW_NUMBER.search(text)
+                changed = rows[int(place[1]) - 1][0] if place and int(place[1]) <= len(rows) else None
+                row = None if changed is None else row_at(batch, changed)
+                raise bad_record(quoted(self._layout.table), f"{text} (the value would be changed)", row)
 
-    def _name_the_row(self, insert: str, rows: list[tuple[int, str]], batch: pa.RecordBatch) -> None:
+    def _name_the_row(self, insert: str, rows: list[Row], batch: pa.RecordBatch) -> None:
         """Insert them one by one: the server has taken back the statement, and will refuse the same row."""
-        for index, literal in rows:
+        for index, literal, _ in rows:
             try:
                 self._session.execute(insert + literal)
             except pymysql_module().Error as error:
                 if code(error) not in REFUSED_ROWS:
                     raise
-                row = batch.slice(index, 1).to_pylist()[0]
-                raise bad_record(quoted(self._layout.table), said(error), row) from error
+                raise bad_record(quoted(self._layout.table), said(error), row_at(batch, index)) from error
 
 
-def _chunks(rows: Iterator[tuple[int, str]]) -> Iterator[list[tuple[int, str]]]:
-    """Put rows together to statements of a size that servers take."""
-    chunk: list[tuple[int, str]] = []
+def _chunks(rows: Iterator[Row], most_bytes: int) -> Iterator[list[Row]]:
+    """Put rows together to statements of a size that the server takes; two bytes part one from the next."""
+    chunk: list[Row] = []
     size = 0
-    for index, literal in rows:
-        if chunk and size + len(literal) > _STATEMENT_CHARACTERS:
+    for row in rows:
+        if chunk and size + row[2] > most_bytes:
             yield chunk
             chunk, size = [], 0
-        chunk.append((index, literal))
-        size += len(literal)
+        chunk.append(row)
+        size += row[2] + 2
     if chunk:
         yield chunk
 

@@ -11,11 +11,14 @@ from typing import Any
 import pyarrow as pa
 
 from penstock.errors import ConfigError, PenstockError, UnavailableError
-from penstock.sinks.sql.transaction import bad_record
+from penstock.sinks.sql.bad_rows import bad_record, row_at
+from penstock.sinks.sql.values import is_text
 
 _MAY_PASS = ("08", "25", "40", "53", "55", "57", "58", "XX")
 """Classes of SQLSTATE: connection, transaction state, conflict, resources, not ready, operator, system, internal."""
 _REFUSES_ROWS = ("22", "23", "P0")
+_TOO_LONG = "54000"
+"""A row that is too long for an index, or for a page."""
 _COPY_LINE = re.compile(r"^COPY .*?, line (\d+)", re.MULTILINE)
 """Where COPY was; the functions of triggers, which the context names before it, have lines too."""
 _KEEPALIVES = {"keepalives_idle": 30, "keepalives_interval": 10, "keepalives_count": 3}
@@ -106,15 +109,15 @@ class PostgresServer:
 
     @contextmanager
     def task_errors(
-        self, table: str, batch: pa.RecordBatch | None = None, *, is_text: bool = True
+        self, table: str, batch: pa.RecordBatch | None = None, *, as_text: bool = True
     ) -> Iterator[None]:
         """Report what the server says while rows are written: nothing of them is visible yet."""
         psycopg = psycopg_module()
         try:
             yield
         except psycopg.Error as error:
-            if (error.sqlstate or "")[:2] in _REFUSES_ROWS:
-                raise bad_record(table, said(error), _refused_row(error, batch, is_text=is_text)) from error
+            if (error.sqlstate or "")[:2] in _REFUSES_ROWS or error.sqlstate == _TOO_LONG:
+                raise bad_record(table, said(error), _refused_row(error, batch, as_text=as_text)) from error
             raise self._translated(error, ConfigError, "was the table changed while the job ran?") from error
 
     @contextmanager
@@ -148,21 +151,30 @@ def said(error: Any) -> str:
     return "; ".join(found) or _one_line(error)
 
 
-def _refused_row(error: Any, batch: pa.RecordBatch | None, *, is_text: bool) -> dict[str, Any] | None:
+def _refused_row(error: Any, batch: pa.RecordBatch | None, *, as_text: bool) -> dict[str, Any] | None:
     """Find the row that COPY was at. In CSV it counts lines, and a value may hold some (of the first row, carriage returns)."""
     found = _COPY_LINE.findall(error.diag.context or "")
     if not found or batch is None:
         return None
     at = int(found[-1])
-    if not is_text:
-        return next((dict(row) for row in batch.slice(at - 1, 1).to_pylist()), None)
+    if not as_text:
+        return row_at(batch, at - 1) if at <= batch.num_rows else None
+    texts = [field.name for field in batch.schema if is_text(field.type)]
     line, end = 0, "\r"
-    for row in batch.to_pylist():
-        line += 1 + sum(value.count(end) for value in row.values() if isinstance(value, str))
+    for index in range(batch.num_rows):
+        row = row_at(batch, index)
+        line += 1 + sum(_ends(row[name], end) for name in texts)
         end = "\n"
         if line >= at:
-            return dict(row)
+            return row
     return None
+
+
+def _ends(value: str | bytes | None, end: str) -> int:
+    """How often a text holds this end of a line; it is bytes if it is no UTF-8."""
+    if isinstance(value, bytes):
+        return value.count(end.encode())
+    return 0 if value is None else value.count(end)
 
 
 def _one_line(error: Any) -> str:

@@ -13,29 +13,38 @@ from penstock.errors import ConfigError
 from penstock.sinks.json_text import unsupported_in_json
 from penstock.sinks.postgres.server import psycopg_module
 from penstock.sinks.postgres.values import PLAIN_TEXT, sql_type
-from penstock.sinks.sql.values import fraction_digits
+from penstock.sinks.sql.values import fraction_digits, needed_scale
 
 _FIND = """SELECT c.oid::bigint, n.nspname, c.relkind::text, c.relpersistence::text,
     has_table_privilege(c.oid, 'INSERT'), has_table_privilege(c.oid, 'SELECT') AND has_table_privilege(c.oid, 'UPDATE')
     FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = to_regclass(%s)"""
-_COLUMNS = """SELECT a.attname, format_type(a.atttypid, a.atttypmod), t.typname, t.typcategory::text, a.attnotnull,
-    a.atthasdef OR a.attidentity <> '', a.attgenerated <> '' OR a.attidentity = 'a',
-    format_type(t.oid, CASE d.typtype WHEN 'd' THEN d.typtypmod ELSE a.atttypmod END),
+_BELOW = """CROSS JOIN LATERAL (WITH RECURSIVE chain(oid, typmod) AS (SELECT a.atttypid, a.atttypmod
+        UNION ALL SELECT n.typbasetype, n.typtypmod FROM chain c JOIN pg_type n ON n.oid = c.oid WHERE n.typtype = 'd')
+        SELECT chain.* FROM chain JOIN pg_type n ON n.oid = chain.oid WHERE n.typtype <> 'd') AS below(type, typmod)
+    JOIN pg_type t ON t.oid = below.type"""
+"""The type below a domain, or below a domain of domains."""
+_KEEPS_TEXTS = """t.typname NOT IN ('name', 'char') AND t.typcategory <> 'C' AND (t.typcategory <> 'A' OR below.typmod < 0 AND
+    EXISTS (SELECT FROM pg_type e WHERE e.oid = t.typelem AND e.typtype NOT IN ('c', 'd') AND e.typname NOT IN ('name', 'char')))"""
+"""`name` keeps 63 bytes of a text and "char" keeps one; in arrays and rows lengths and scales cut without a word."""
+_COLUMNS = f"""SELECT a.attname, format_type(a.atttypid, a.atttypmod), t.typname, t.typcategory::text, a.attnotnull,
+    a.atthasdef OR a.attidentity <> '', a.attgenerated <> '' OR a.attidentity = 'a', format_type(t.oid, below.typmod),
     (SELECT quote_ident(n.nspname) || '.' || quote_ident(l.collname) FROM pg_collation l
-        JOIN pg_namespace n ON n.oid = l.collnamespace WHERE l.oid = a.attcollation AND l.oid <> d.typcollation)
-    FROM pg_attribute a JOIN pg_type d ON d.oid = a.atttypid
-    JOIN pg_type t ON t.oid = CASE d.typtype WHEN 'd' THEN d.typbasetype ELSE d.oid END
-    WHERE a.attrelid = %s AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum"""
-_NOW = """LOCK TABLE ONLY {table} IN ROW EXCLUSIVE MODE;
-    SELECT a.attname, format_type(a.atttypid, a.atttypmod), t.typname
-    FROM pg_attribute a JOIN pg_type d ON d.oid = a.atttypid
-    JOIN pg_type t ON t.oid = CASE d.typtype WHEN 'd' THEN d.typbasetype ELSE d.oid END
-    WHERE a.attrelid = to_regclass({name}) AND a.attnum > 0 AND NOT a.attisdropped"""
+        JOIN pg_namespace n ON n.oid = l.collnamespace WHERE l.oid = a.attcollation AND l.oid <> d.typcollation),
+    {_KEEPS_TEXTS}
+    FROM pg_attribute a JOIN pg_type d ON d.oid = a.atttypid {_BELOW}
+    WHERE a.attrelid = %s AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum"""  # noqa: S608 - constants
+_NOW = f"""LOCK TABLE ONLY {{table}} IN ROW EXCLUSIVE MODE;
+    SELECT a.attname, format_type(a.atttypid, a.atttypmod), t.typname FROM pg_attribute a {_BELOW}
+    WHERE a.attrelid = to_regclass({{name}}) AND a.attnum > 0 AND NOT a.attisdropped"""  # noqa: S608 - constants
 _UNIQUE = """SELECT array_agg(a.attname::text) FROM pg_index i
     CROSS JOIN LATERAL unnest(i.indkey::int2[]) WITH ORDINALITY AS k(attnum, place)
     JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = k.attnum
     WHERE i.indrelid = %s AND i.indisunique AND i.indisvalid AND i.indimmediate AND i.indpred IS NULL AND i.indexprs IS NULL
     AND k.place <= i.indnkeyatts GROUP BY i.indexrelid"""
+_INDEXED = """SELECT array_agg(a.attname::text) FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid
+    JOIN pg_am m ON m.oid = c.relam AND m.amname = 'btree' CROSS JOIN LATERAL unnest(i.indkey::int2[]) AS k(attnum)
+    JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = k.attnum
+    WHERE i.indrelid = %s AND i.indpred IS NULL AND i.indexprs IS NULL GROUP BY i.indexrelid ORDER BY 1"""
 _CHECKS = """SELECT c.conname, pg_get_constraintdef(c.oid), array(SELECT a.attname::text FROM pg_attribute a
     WHERE a.attrelid = c.conrelid AND a.attnum = ANY (c.conkey)) FROM pg_constraint c
     WHERE c.conrelid = %s AND c.contype = 'c' ORDER BY 1"""
@@ -74,6 +83,7 @@ class Column:
     made_by_server: bool
     below: str
     collation: str | None
+    keeps_texts: bool
 
     @property
     def kept_digits(self) -> int:
@@ -82,6 +92,18 @@ class Column:
             return -1
         found = re.search(r"\((\d)\)", self.below)
         return int(found[1]) if found else _MOST_DIGITS
+
+    @property
+    def longest(self) -> int | None:
+        """How many characters a column of texts takes; None if there is no limit."""
+        found = re.search(r"\((\d+)\)", self.below) if self.type in {"varchar", "bpchar"} else None
+        return int(found[1]) if found else None
+
+    def keeps_scale(self, data_type: pa.DataType) -> bool:
+        """Tell whether exact numbers keep all their digits below one."""
+        wanted = needed_scale(data_type)
+        found = re.search(r",(-?\d+)\)", self.below) if self.type == "numeric" else None
+        return wanted is None or found is None or int(found[1]) >= wanted
 
 
 @dataclass(frozen=True)
@@ -92,6 +114,8 @@ class Layout:
     table: str
     columns: tuple[Column, ...]
     checks: tuple[str, ...]
+    indexed: tuple[tuple[str, ...], ...]
+    """The written columns of each B-tree."""
 
     @property
     def name(self) -> str:
@@ -204,7 +228,13 @@ class TargetTable:
             for name, text, names in connection.execute(_CHECKS, [oid])
             if set(names) <= set(schema.names)
         ]
-        return Layout(where, self.name, tuple(by_name[name] for name in schema.names), tuple(checks))
+        written = set(schema.names)
+        indexes = [
+            tuple(filter(written.__contains__, names)) for (names,) in connection.execute(_INDEXED, [oid])
+        ]
+        return Layout(
+            where, self.name, tuple(by_name[name] for name in schema.names), tuple(checks), tuple(indexes)
+        )
 
     def _dotted(self) -> str:
         schema, dot, name = self.name.partition(".")
@@ -255,7 +285,7 @@ class TargetTable:
         wanted = sql_type(field.type)
         if wanted is PLAIN_TEXT:
             fits = pa.types.is_null(field.type) or (
-                column.category not in _NOT_FROM_TEXT and column.type != "bytea"
+                column.keeps_texts and column.category not in _NOT_FROM_TEXT and column.type != "bytea"
             )
         else:
             fits = column.type in wanted.fitting
@@ -267,7 +297,7 @@ class TargetTable:
                 column=field.name,
                 declared=column.declared,
             )
-        if column.kept_digits < fraction_digits(field.type):
+        if column.kept_digits < fraction_digits(field.type) or not column.keeps_scale(field.type):
             raise ConfigError(
                 f"column {field.name!r} of type {field.type} does not fit into {column.declared} of table {self.quoted}: the server "
                 f"would cut or round digits; run ALTER TABLE {self.quoted} ALTER COLUMN {quoted(field.name)} TYPE "

@@ -10,10 +10,13 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.sinks.postgres.binary import binary_rows
+from penstock.sinks.postgres.exactness import changed_values
+from penstock.sinks.postgres.index_rows import LONGEST_BYTES, first_too_long, has_long_values
 from penstock.sinks.postgres.records import RecordSession, staged_in
 from penstock.sinks.postgres.server import PostgresServer
 from penstock.sinks.postgres.table import Layout, listed, quoted
 from penstock.sinks.postgres.values import csv_rows
+from penstock.sinks.sql.bad_rows import bad_record, refuse_changed, row_at
 from penstock.sinks.sql.records import STAGED_KEY, Records
 from penstock.sinks.sql.transaction import PREPARED, SqlTransaction, owner_digest
 
@@ -44,17 +47,19 @@ class OpenTransaction:
         if self._number is not None:
             into, rows = quoted(self._layout.schema, staged_in(self._layout)), self._numbered(batch)
             declared = ["int8", "int8", *declared]
+        refuse_changed(batch, self._layout.name, changed_values(batch, self._layout.columns))
         binary = binary_rows(rows, declared)
         statement = (
             f"COPY {into} ({listed(rows.schema.names)}) FROM STDIN (FORMAT {'binary' if binary else 'csv'})"
         )
         data = binary or csv_rows(rows)
         with (
-            self._server.task_errors(self._layout.name, batch, is_text=binary is None),
+            self._server.task_errors(self._layout.name, batch, as_text=binary is None),
             self._connection.cursor() as cursor,
             cursor.copy(statement) as copy,
         ):
             copy.write(data)
+        self._refuse_too_long(batch)
         self.rows += batch.num_rows
 
     def finish(self) -> None:
@@ -76,6 +81,19 @@ class OpenTransaction:
         if self._number is None and self.rows == 0:
             with self._server.task_errors(self._layout.name):
                 self._layout = self._layout.locked(self._connection, schema)
+
+    def _refuse_too_long(self, batch: pa.RecordBatch) -> None:
+        """Prepared rows have met the indexes already; staged ones would meet them at commit."""
+        if self._number is None:
+            return
+        staged = quoted(self._layout.schema, staged_in(self._layout))
+        for index in self._layout.indexed:
+            if has_long_values(batch, index):
+                with self._server.task_errors(self._layout.name):
+                    found = first_too_long(self._connection, staged, index, self._number, self.rows)
+                if found is not None:
+                    why = f"the values of {list(index)} are too long for the index on them, which takes {LONGEST_BYTES:,} bytes"
+                    raise bad_record(self._layout.name, why, row_at(batch, found - self.rows))
 
     def _numbered(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         if self._number is None:

@@ -1,4 +1,4 @@
-"""What the sinks for SQL servers share: the name of a transaction, what was asked for, and a row in a message. Driver and executors.
+"""What the sinks for SQL servers share: the name of a transaction, and what was asked for. Driver and executors.
 
 A server limits the length of a transaction's name (PostgreSQL 199 bytes, XA 64 and 64), so a name holds the
 beginnings of job and sink for people, and a digest of both in full for the comparison.
@@ -7,16 +7,14 @@ beginnings of job and sink for people, and a digest of both in full for the comp
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
-from penstock.errors import BadRecordError, CommitLostError, ConfigError
+from penstock.errors import CommitLostError, ConfigError
 from penstock.sinks.staged.staging import StagedTransaction
 from penstock.sinks.table_mode import checked_mode
 
 PREPARED = "prepared"
 STAGED = "staged"
-_SHOWN_CHARACTERS = 500
 
 
 class SqlTransaction(StagedTransaction, frozen=True, kw_only=True):
@@ -82,24 +80,6 @@ def checked_identifier(setting: str, value: object, *, longest: int) -> str:
             value=value,
         )
     return value
-
-
-def shown_row(row: Mapping[str, Any]) -> str:
-    """Write a row for a message, cut where it is long."""
-    text = ", ".join(f"{name}={value!r}" for name, value in row.items())
-    return text if len(text) <= _SHOWN_CHARACTERS else text[:_SHOWN_CHARACTERS] + "..."
-
-
-def bad_record(table: str, cause: str, row: Mapping[str, Any] | None) -> BadRecordError:
-    """Say which row the table refuses, if the server has told."""
-    which = "" if row is None else f"; the row is {shown_row(row)}"
-    return BadRecordError(
-        f"table {table} refuses a row: {cause}{which}. Nothing of this batch was kept; filter or repair such rows before "
-        "write_to, or change the table",
-        table=table,
-        cause=cause,
-        row=None if row is None else dict(row),
-    )
 
 
 def lost(transaction: SqlTransaction, where: str, why: str) -> CommitLostError:

@@ -30,6 +30,33 @@ def fraction_digits(data_type: pa.DataType) -> int:
     return _DIGITS[data_type.unit] if holds_times else 0
 
 
+def needed_scale(data_type: pa.DataType) -> int | None:
+    """How many digits below one a column of exact numbers needs; None if it holds none."""
+    types = pa.types
+    if types.is_dictionary(data_type):
+        return needed_scale(data_type.value_type)
+    if types.is_decimal(data_type):
+        return int(data_type.scale)
+    return 0 if types.is_integer(data_type) else None
+
+
+def is_text(data_type: pa.DataType) -> bool:
+    """Tell whether a column holds strings, of any of Arrow's layouts."""
+    types = pa.types
+    if types.is_dictionary(data_type):
+        return is_text(data_type.value_type)
+    return bool(
+        types.is_string(data_type) or types.is_large_string(data_type) or types.is_string_view(data_type)
+    )
+
+
+def plain_texts(column: pa.Array) -> pa.Array | None:
+    """The texts of a column of strings; None for other columns."""
+    if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
+        return column
+    return column.cast(pa.large_string()) if is_text(column.type) else None
+
+
 def is_bytes(data_type: pa.DataType) -> bool:
     """Tell whether a column holds bytes, of any of Arrow's layouts."""
     types = pa.types

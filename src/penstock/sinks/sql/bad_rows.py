@@ -1,0 +1,58 @@
+"""Rows that a table of a SQL server does not take: how they are refused and named in a message. Executors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from penstock.errors import BadRecordError
+
+_SHOWN_CHARACTERS = 500
+Change = tuple[str, pa.BooleanArray, str]
+"""A column, which of its values the server would change without a word, and what it would do to them."""
+
+
+def refuse_changed(batch: pa.RecordBatch, table: str, changes: Iterable[Change]) -> None:
+    """Refuse the first row with a value that the server would not store as it is; a null is never one."""
+    for name, changed, why in changes:
+        at = pc.index(changed, value=True).as_py()
+        if at >= 0:
+            raise bad_record(table, f"column {name!r}: {why}", row_at(batch, at))
+
+
+def row_at(batch: pa.RecordBatch, index: int) -> dict[str, Any]:
+    """One row for a message, whatever is in it: text that is no UTF-8 as bytes, and a name of its type for what Python does not have."""
+    return {
+        name: _value(column[index]) for name, column in zip(batch.schema.names, batch.columns, strict=True)
+    }
+
+
+def _value(scalar: pa.Scalar) -> Any:
+    try:
+        return scalar.as_py()
+    except UnicodeDecodeError:
+        is_text = pa.types.is_string(scalar.type) or pa.types.is_large_string(scalar.type)
+        return scalar.as_buffer().to_pybytes() if is_text else f"<{scalar.type} with text that is no UTF-8>"
+    except (ValueError, OverflowError):
+        return f"<{scalar.type} out of Python's range>"
+
+
+def shown_row(row: Mapping[str, Any]) -> str:
+    """Write a row for a message, cut where it is long."""
+    text = ", ".join(f"{name}={value!r}" for name, value in row.items())
+    return text if len(text) <= _SHOWN_CHARACTERS else text[:_SHOWN_CHARACTERS] + "..."
+
+
+def bad_record(table: str, cause: str, row: Mapping[str, Any] | None) -> BadRecordError:
+    """Say which row the table refuses, if the server has told."""
+    which = "" if row is None else f"; the row is {shown_row(row)}"
+    return BadRecordError(
+        f"table {table} refuses a row: {cause}{which}. Nothing of this batch was kept; filter or repair such rows before "
+        "write_to, or change the table",
+        table=table,
+        cause=cause,
+        row=None if row is None else dict(row),
+    )
