@@ -156,7 +156,7 @@ def discarded(actions: list[Action]) -> set[str]:
 
 def forgotten(actions: list[Action]) -> list[int]:
     """The checkpoints that are to be deleted."""
-    return [number for action in only(actions, Discard) for number in action.checkpoints]
+    return [one.checkpoint for action in only(actions, Discard) for one in action.checkpoints]
 
 
 def given_up(actions: list[Action]) -> list[tuple[int, str]]:
