@@ -430,6 +430,25 @@ def test_values_from_nothing_to_a_megabyte(cluster: Cluster) -> None:
     assert cluster.looked_up() == cluster.scanned() == truth
 
 
+def test_values_are_read_in_parts(cluster: Cluster) -> None:
+    """The parts together are what is read at once, in the order of keys; only a single key takes more than asked for."""
+    cluster.batch({position: (position, ["x" * position, "y"]) for position in range(0, 20, 2)})
+    cluster.batch({position: (position, None) for position in range(0, 20, 3)})
+    for index, handle in enumerate(cluster.handles):
+        with closing(cluster.open(index, handle)) as state:
+            keys = cluster.keys(cluster.owned(range(20), index))
+            whole, found = state.read(keys)
+            for limit in (1, 100, 1 << 20):
+                parts = list(state.read_parts(keys, limit))
+                assert pa.Table.from_batches([values for values, _ in parts]).equals(
+                    pa.Table.from_batches([whole])
+                )
+                assert np.concatenate([flags for _, flags in parts]).tolist() == found.tolist()
+            assert len(parts) == 1
+            assert len(list(state.read_parts(keys, 1))) > 1
+            assert len(list(state.read_parts(cluster.keys([]), 1))) == 1
+
+
 def test_a_frozen_version_never_changes(cluster: Cluster) -> None:
     """Every old handle reads as it was, after many later batches and merges and from storage alone."""
     history: list[tuple[list[StateHandle | None], Truth]] = []

@@ -17,7 +17,9 @@ from hypothesis import strategies as st
 from operator_harness import CONTEXT, OperatorHarness
 
 import penstock as ps
+from penstock.operators import array_like
 from penstock.operators import run_batch_process as run_module
+from penstock.operators.pieces import PieceLimits
 
 OUTPUT = pa.schema([("k", pa.string()), ("n", pa.int64())])
 
@@ -109,7 +111,7 @@ def test_both_forms_give_the_same(tmp_path_factory, batches, forms, piece_bytes)
     root = tmp_path_factory.mktemp("both")
     reference, mixed = (OperatorHarness(root / name, ["k"], OUTPUT) for name in "rm")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(run_module, "PIECE_BYTES", piece_bytes)
+        patch.setattr(run_module, "LIMITS", PieceLimits(rows=1000, bytes=piece_bytes))
         for batch, form in zip(batches, forms, strict=False):
             expected = reference.run(KeyedSums(), rows(*batch))
             assert mixed.run(Sums() if form else KeyedSums(), rows(*batch)).equals(expected)
@@ -142,7 +144,7 @@ def test_what_the_call_is_given(harness):
 
 def test_a_large_batch_comes_in_pieces_of_whole_keys(harness, monkeypatch):
     """Every key is in one call, with all its rows."""
-    monkeypatch.setattr(run_module, "PIECE_BYTES", 100)
+    monkeypatch.setattr(run_module, "LIMITS", PieceLimits(rows=1000, bytes=100))
     calls = []
 
     class Looks(Sums):
@@ -492,3 +494,17 @@ def test_without_polars_the_message_says_what_to_install(harness, monkeypatch):
     monkeypatch.setitem(sys.modules, "polars", None)
     with pytest.raises(ps.ConfigError, match=r"penstock\[polars\]"):
         harness.run(PolarsSums(), THREE)
+
+
+@pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.string_view()], ids=str)
+def test_results_of_any_size_are_cut_before_they_are_converted(tmp_path, monkeypatch, kind):
+    """A library may hold more text in one array than Spark can take: it comes out in the declared type, in chunks."""
+    monkeypatch.setattr(array_like, "CHUNK_BYTES", 20)
+    texts = pa.array([f"some text {at}" for at in range(20)]).cast(kind)
+
+    class Texts(ps.BatchProcess):
+        def process_batch(self, keys, batch, state):
+            return {"t": pa.chunked_array([texts, texts.slice(0, 3)])}
+
+    found = OperatorHarness(tmp_path, ["k"], pa.schema([("t", pa.string())])).run(Texts(), rows(("a", 1)))
+    assert found["t"].to_pylist() == [*texts.to_pylist(), *texts.to_pylist()[:3]]

@@ -79,6 +79,13 @@ def test_a_value_that_would_be_changed_is_refused(ddl, value):
         ValueState(ddl, default=value)
 
 
+def test_a_large_value_is_named_by_its_beginning():
+    """One value may be megabytes; a message is not."""
+    with pytest.raises(BadRecordError) as refused:
+        to_array(["x" * 1000], pa.field("n", pa.int64()), "operator op: process() yielded")
+    assert len(str(refused.value)) < 1000
+
+
 KEPT = [
     ("long", 2.0, 2),
     ("long", Decimal(2), 2),

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import BadRecordError, InternalError
-from penstock.operators.grouping import SORT_KEY, check_rows, distinct_keys, group_rows
+from penstock.operators.grouping import SORT_KEY, check_rows, group_rows, one_row_a_key
 
 KEYS = st.sampled_from(["a", "b", "c", "d", "e"])
 
@@ -48,7 +48,7 @@ def test_an_empty_table_has_no_keys():
 def test_a_key_in_two_rows_is_an_error_where_one_is_expected():
     """After an aggregation a key has one row; two would lose one of them."""
     with pytest.raises(InternalError, match="more than one row"):
-        distinct_keys(table(["a", "a"], [1, 1]), ["k"])
+        one_row_a_key(table(["a", "a"], [1, 1]), ["k"])
 
 
 def test_null_keys_are_refused_with_the_column():

@@ -12,9 +12,12 @@ import pytest
 
 from penstock.errors import BadRecordError, ConfigError
 from penstock.ids import SubtaskId
+from penstock.operators import encoding
 from penstock.operators import run_process as run_process_module
 from penstock.operators.grouping import SORT_KEY
 from penstock.operators.keyed_process import Context, KeyedProcess, ValueState
+from penstock.operators.pieces import PieceLimits
+from penstock.operators.python_values import python_values
 from penstock.operators.rows import Rows, RowTable
 from penstock.operators.run_process import run_process, value_schema
 from penstock.state.backends import MemoryBackend
@@ -252,7 +255,7 @@ def test_a_result_that_is_no_list_is_named(tmp_path):
 
 def test_many_keys_and_many_results_are_handled_in_pieces(tmp_path, monkeypatch):
     """Whatever is cut into pieces inside, every key is called once with all its rows, and results come in the order of keys."""
-    monkeypatch.setattr(run_process_module, "PIECE_ROWS", 7)
+    monkeypatch.setattr(run_process_module, "LIMITS", PieceLimits(rows=7, bytes=1 << 20))
     monkeypatch.setattr(run_process_module, "OUTPUT_ROWS", 3)
     calls = []
 
@@ -315,3 +318,35 @@ def test_a_map_in_a_row_is_a_dictionary():
     maps = pa.array([[("x", 1)], None], pa.map_(pa.string(), pa.int64()))
     rows = Rows(RowTable(pa.table({"m": maps})), 0, 2)
     assert rows.column("m") == [rows[0].m, rows[1]["m"]] == [{"x": 1}, None]
+
+
+class Histories(KeyedProcess):
+    """Keeps all values of a key as text, and the pages in a map."""
+
+    text = ValueState("string", default="")
+    pages = ValueState("map<string,string>", default={})
+
+    def process(self, key, rows, ctx):
+        self.text.value += "".join(str(row.v) * 100 for row in rows)
+        self.pages.value["all"] = self.text.value
+        yield key, self.text.value, self.pages.value
+
+
+@pytest.mark.parametrize("limit", [1, 200, 1000])
+def test_more_state_than_fits_at_once_is_read_and_written_in_parts(tmp_path, monkeypatch, limit):
+    """Pieces are counted in bytes of rows and of state, and columns in several chunks are written and handed on."""
+    monkeypatch.setattr(run_process_module, "LIMITS", PieceLimits(rows=1000, bytes=limit))
+    monkeypatch.setattr(encoding, "CHUNK_BYTES", limit)
+    monkeypatch.setattr(encoding, "STEP", 2)
+    output = pa.schema([("k", pa.string()), ("t", pa.string()), ("m", pa.map_(pa.string(), pa.string()))])
+    loads = []
+    monkeypatch.setattr(
+        run_process_module, "python_values", lambda column: loads.append(len(column)) or python_values(column)
+    )
+    harness = Harness(Histories(), tmp_path)
+    for value in (1, 7):
+        loads.clear()
+        found = harness.run([(letter, value) for letter in "abcdefgh"], output)
+    text = "1" * 100 + "7" * 100
+    assert found == [{"k": letter, "t": text, "m": [("all", text)]} for letter in "abcdefgh"]
+    assert max(loads) < 8

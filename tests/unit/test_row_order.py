@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.operators import wide_columns
+from penstock.operators.array_like import as_column
 from penstock.operators.grouping import SORT_KEY, group_rows
-from penstock.operators.pieces import pieces
+from penstock.operators.pieces import PieceLimits, pieces
 from penstock.operators.row_order import stable_order
 
 NEIGHBOURS = st.sampled_from([0, 1, 2, 3, 2**62, 2**62 + 1, 2**62 + 2, 2**63 - 1])
@@ -33,7 +34,7 @@ def grouped(keys: list[str]):
 def test_pieces_hold_whole_keys(keys, max_rows):
     """The pieces together are the whole, no key is in two of them, and only a single key may have more rows than asked."""
     whole = grouped(keys)
-    found = list(pieces(whole, max_rows))
+    found = list(pieces(whole, PieceLimits(1 << 20, max_rows)))
     assert pa.concat_tables(piece.table for piece in found).equals(whole.table)
     assert [key for piece in found for key in piece.keys.columns["k"].to_pylist()] == sorted(set(keys))
     for piece in found:
@@ -45,16 +46,65 @@ def test_pieces_hold_whole_keys(keys, max_rows):
     assert len(found) <= 2 * (len(keys) // max_rows + 1)
 
 
-@pytest.mark.parametrize("kind", [pa.string(), pa.binary()], ids=str)
+@given(st.lists(st.tuples(st.sampled_from("abcdefg"), st.integers(0, 60)), min_size=1, max_size=60))
+def test_pieces_are_counted_in_bytes_too(rows):
+    """Wherever the long texts are, only a single key takes more bytes than asked."""
+    numbers = pa.array([ord(key) for key, _ in rows], pa.int64())
+    table = pa.table({"k": [k for k, _ in rows], "t": ["x" * n for _, n in rows], SORT_KEY: numbers})
+    whole = group_rows(table, ["k"])
+    found = list(pieces(whole, PieceLimits(200)))
+    assert pa.concat_tables(piece.table for piece in found).equals(whole.table)
+    for piece in found:
+        text = sum(map(len, piece.table["t"].to_pylist()))
+        assert len(piece.keys) == 1 or text + 9 * piece.table.num_rows <= 200
+
+
+WIDE = {
+    pa.string(): str,
+    pa.binary(): str.encode,
+    pa.list_(pa.string()): lambda text: [text, None],
+    pa.struct([("a", pa.struct([("b", pa.string())]))]): lambda text: {"a": {"b": text}},
+    pa.map_(pa.string(), pa.binary()): lambda text: [(text, text.encode())],
+}
+
+
+@pytest.mark.parametrize("kind", WIDE, ids=str)
 def test_columns_too_large_for_one_array_come_out_in_their_own_type(monkeypatch, kind):
     """More text than one array can hold is put in order all the same, and a piece of it has the type of the column."""
-    keys, texts = ["a", "b", "c", "d"] * 25, pa.array([f"text {at}" for at in range(100)]).cast(kind)
+    keys, texts = ["a", "b", "c", "d"] * 25, pa.array([WIDE[kind](f"text {at}") for at in range(100)], kind)
     table = pa.table({"k": keys, "text": texts, SORT_KEY: pa.array([ord(key) for key in keys], pa.int64())})
-    monkeypatch.setattr(wide_columns, "NARROW_BYTES", 600)
+    monkeypatch.setattr(wide_columns, "NARROW_BYTES", texts.nbytes // 2)
     whole = group_rows(table, ["k"])
-    assert whole.table["text"].type in (pa.large_string(), pa.large_binary())
-    assert whole.keys.columns["k"].type == pa.string()
-    parts = [piece.table["text"] for piece in pieces(whole, 30)]
+    assert "large_" in str(whole.table["text"].type)
+    parts = [piece.table["text"] for piece in pieces(whole, PieceLimits(1 << 20, 30))]
     assert [part.type for part in parts] == [kind] * 4
     found = [text for part in parts for text in part.to_pylist()]
     assert found == [text for key in range(4) for text in texts[key::4].to_pylist()]
+
+
+def test_keys_too_large_for_one_array_come_out_in_their_own_type(monkeypatch):
+    """The keys of a piece have the type of the column, whatever all keys together take."""
+    monkeypatch.setattr(wide_columns, "NARROW_BYTES", 30)
+    whole = grouped(["a" * 20, "b" * 20, "c" * 20])
+    assert whole.keys.columns["k"].type == pa.large_string()
+    found = list(pieces(whole, PieceLimits(1 << 20, 1)))
+    assert [piece.keys.columns["k"].type for piece in found] == [pa.string()] * 3
+
+
+@pytest.mark.parametrize("kind", [pa.large_string(), pa.large_list(pa.large_string())], ids=str)
+def test_text_behind_the_first_two_gigabytes_is_narrowed(tmp_path, kind):
+    """A piece of a wide column comes out in its own type wherever it lies in the column: here at the end of an empty file of 2 GB."""
+    with (tmp_path / "text").open("wb") as file:
+        file.seek(1 << 31)
+        file.write(b"onetwo")
+    data = pa.memory_map(str(tmp_path / "text")).read_buffer()
+    ends = pa.array([0, (1 << 31), (1 << 31) + 3, (1 << 31) + 6], pa.int64()).buffers()[1]
+    column = pa.LargeStringArray.from_buffers(3, ends, data)
+    if pa.types.is_large_list(kind):
+        column = pa.LargeListArray.from_arrays(pa.array([0, 1, 2, 3], pa.int64()), column)
+    part = pa.table({"text": column}).slice(1)
+    found = wide_columns.narrowed(part)["text"]
+    assert str(found.type).replace("item", "element") in ("string", "list<element: string>")
+    assert found.to_pylist() == column.slice(1).to_pylist()
+    wide = as_column(part["text"], pa.field("text", found.type), "test")
+    assert (wide.type, wide.to_pylist()) == (found.type, found.to_pylist())

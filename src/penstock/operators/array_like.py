@@ -16,6 +16,9 @@ import pyarrow as pa
 from penstock.errors import BadRecordError
 from penstock.operators.encoding import to_array
 
+CHUNK_BYTES = 1 << 30
+"""What is converted at once; half of what one array of text can hold."""
+
 _FAMILIES = (
     ("number", (pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal)),
     ("text", (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)),
@@ -29,22 +32,51 @@ _FAMILIES = (
 
 def as_array(values: Any, field: pa.Field, what: str) -> pa.Array:
     """The values as an array of the field's type. `what` begins the message when they cannot be, such as 'operator views: ... set'."""
-    array = _to_arrow(values, field, what)
-    if array.type == field.type:
-        return array
-    if array.null_count == len(array):  # a library may give any type to nothing
-        return pa.nulls(len(array), field.type)
-    if _family(array.type) != _family(field.type):
-        example = next(value for value in array if value.is_valid).as_py()
-        raise BadRecordError(
-            f"{what} {field.name!r} to values of type {array.type}, such as {example!r}; it is declared as {field.type}"
-        )
+    column = as_column(values, field, what)
     try:
-        return array.cast(field.type)
+        return _one_chunk(column)
     except pa.ArrowException as error:
         raise BadRecordError(
-            f"{what} {field.name!r} to values of type {array.type} that do not all fit into {field.type}: {error}"
+            f"{what} {field.name!r} to {column.nbytes >> 20} MB in {len(column)} values, more than 2 GB at once cannot be kept: "
+            f"{error}; let the operator keep less for a key"
         ) from error
+
+
+def as_column(values: Any, field: pa.Field, what: str) -> pa.ChunkedArray:
+    """`as_array`, in as many chunks as it needs."""
+    column = _to_arrow(values, field, what)
+    if column.type == field.type:
+        return column
+    if column.null_count == len(column):  # a library may give any type to nothing
+        return pa.chunked_array([pa.nulls(len(column), field.type)])
+    if _family(column.type) != _family(field.type):
+        example = next(value for value in column if value.is_valid).as_py()
+        raise BadRecordError(
+            f"{what} {field.name!r} to values of type {column.type}, such as {example!r}; it is declared as {field.type}"
+        )
+    try:
+        return pa.chunked_array([chunk.cast(field.type) for chunk in _small_chunks(column)], field.type)
+    except pa.ArrowException as error:
+        raise BadRecordError(
+            f"{what} {field.name!r} to values of type {column.type} that do not all fit into {field.type}: {error}"
+        ) from error
+
+
+def _small_chunks(column: pa.ChunkedArray) -> Iterator[pa.Array]:
+    """Other libraries have text of any size in one array, in types whose rows cannot be measured; so cut in halves."""
+    if pa.types.is_string_view(column.type) or pa.types.is_binary_view(column.type):
+        # a part of such an array counts with the text of the whole
+        wide = pa.large_string() if pa.types.is_string_view(column.type) else pa.large_binary()
+        column = column.cast(wide)
+    waiting = list(reversed(column.chunks))
+    while waiting:
+        chunk = waiting.pop()
+        if chunk.nbytes <= CHUNK_BYTES or len(chunk) <= 1:
+            # a part lies where it lay; only a copy of it can lie within the first 2 GB
+            yield chunk.take(pa.array(np.arange(len(chunk)))) if chunk.offset else chunk
+        else:
+            middle = len(chunk) // 2
+            waiting += [chunk.slice(middle), chunk.slice(0, middle)]
 
 
 def as_columns(result: Any) -> dict[str, Any] | None:
@@ -61,9 +93,9 @@ def as_columns(result: Any) -> dict[str, Any] | None:
     return None
 
 
-def _to_arrow(values: Any, field: pa.Field, what: str) -> pa.Array:
+def _to_arrow(values: Any, field: pa.Field, what: str) -> pa.ChunkedArray:
     if isinstance(values, list | tuple):
-        return to_array(list(values), field, f"{what} {field.name!r} to")
+        return _chunked(to_array(list(values), field, f"{what} {field.name!r} to"))
     try:
         array = _by_kind(values, field.type)
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
@@ -75,7 +107,7 @@ def _to_arrow(values: Any, field: pa.Field, what: str) -> pa.Array:
             f"{what} {field.name!r} to {_short(values)}; give one value a row, as an Arrow array, a NumPy array, a Series "
             "of pandas or polars, or a list"
         )
-    return _one_chunk(array) if isinstance(array, pa.ChunkedArray) else array
+    return _chunked(array)
 
 
 def _by_kind(values: Any, kind: pa.DataType) -> pa.Array | pa.ChunkedArray | None:
@@ -92,7 +124,13 @@ def _by_kind(values: Any, kind: pa.DataType) -> pa.Array | pa.ChunkedArray | Non
     return None
 
 
+def _chunked(column: pa.Array | pa.ChunkedArray) -> pa.ChunkedArray:
+    return column if isinstance(column, pa.ChunkedArray) else pa.chunked_array([column])
+
+
 def _one_chunk(column: pa.ChunkedArray) -> pa.Array:
+    if column.num_chunks == 1:
+        return column.chunk(0)
     return pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], type=column.type)
 
 

@@ -19,6 +19,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.errors import BadRecordError
+from penstock.operators.python_values import has_map
+from penstock.state.sizes import cut
+
+STEP = 64
+CHUNK_BYTES = 1 << 30
 
 CANNOT_ENCODE = (pa.ArrowException, TypeError, ValueError, ArithmeticError)
 
@@ -32,13 +37,13 @@ _PLAIN = {
     pa.float64(): _DOUBLES | {NoneType},
     pa.string(): frozenset({str, NoneType}),
     pa.binary(): frozenset({bytes, bytearray, NoneType}),
-    pa.bool_(): frozenset({bool, NoneType}),
     pa.date32(): frozenset({date, NoneType}),
     pa.timestamp("us", tz="UTC"): frozenset({datetime, NoneType}),
 }
 """Types of values that need no second look, by the declared type; the types of a million values are looked at in 20 ms."""
 _CONTAINERS = frozenset({dict, list, tuple})
 _MIDNIGHT = time()
+_SHOWN = 200
 
 
 class _ChangedValueError(ValueError):
@@ -59,9 +64,18 @@ def to_array(values: Sequence[Any], field: pa.Field, what: str) -> pa.Array | pa
 
 def encoded(values: Sequence[Any], kind: pa.DataType) -> pa.Array | pa.ChunkedArray:
     """The values as a column of this type; raises one of `CANNOT_ENCODE` when a value does not fit or would be changed."""
-    column = pa.array(values, type=kind)
+    column = _in_steps(values, kind) if has_map(kind) else pa.array(values, type=kind)
     _check(values, kind)
     return column
+
+
+def _in_steps(values: Sequence[Any], kind: pa.DataType) -> pa.Array | pa.ChunkedArray:
+    """Arrow begins a new chunk where an array is full, but ends the process where that happens inside of a map."""
+    steps = [pa.array(values[at : at + STEP], type=kind) for at in range(0, max(1, len(values)), STEP)]
+    if len(steps) == 1:
+        return steps[0]
+    sizes = np.array([step.nbytes for step in steps])
+    return pa.chunked_array([pa.concat_arrays(steps[start:stop]) for start, stop in cut(sizes, CHUNK_BYTES)])
 
 
 def _encode_one(value: Any, field: pa.Field, what: str) -> None:
@@ -69,8 +83,14 @@ def _encode_one(value: Any, field: pa.Field, what: str) -> None:
         encoded([value], field.type)
     except CANNOT_ENCODE as error:
         raise BadRecordError(
-            f"{what} {value!r} for {field.name!r}, which is not a {field.type}: {error}"
+            f"{what} {_short(value)} for {field.name!r}, which is not a {field.type}: {_short(error)}"
         ) from error
+
+
+def _short(value: object) -> str:
+    """As much as a log line bears; one value may be megabytes."""
+    text = str(value) if isinstance(value, Exception) else repr(value)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 
 
 # --- what Arrow takes, and changes ---

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from penstock.errors import BadRecordError, InternalError
 from penstock.operators.row_order import stable_order
-from penstock.operators.wide_columns import narrowed, widened
+from penstock.operators.wide_columns import widened
 from penstock.state.backends.equality import Flags, rows_equal
 from penstock.state.keys import KeyBatch, SortKeys, key_groups, owners
 
@@ -19,7 +19,10 @@ SORT_KEY = "__sort_key"
 
 @dataclass(frozen=True)
 class Grouped:
-    """Rows ordered by key: key i has the rows `starts[i]` to `starts[i + 1]` of `table` (which lacks the sort key)."""
+    """Rows ordered by key: key i has the rows `starts[i]` to `starts[i + 1]` of `table` (which lacks the sort key).
+
+    Columns that do not fit into one array are widened, until they are cut into pieces.
+    """
 
     keys: KeyBatch
     starts: npt.NDArray[np.int64]
@@ -40,17 +43,16 @@ def group_rows(table: pa.Table, key_names: list[str]) -> Grouped:
         table = table.take(pa.array(order)).combine_chunks()
         differs = _differs(sort_keys, _key_columns(table, key_names))
     first = _starts(differs | (sort_keys[1:] != sort_keys[:-1]))[: len(sort_keys)]
-    keys = KeyBatch(sort_keys[first], _record_batch(narrowed(table.select(key_names).take(pa.array(first)))))
+    keys = KeyBatch(sort_keys[first], _record_batch(table.select(key_names).take(pa.array(first))))
     return Grouped(keys, np.append(first, len(sort_keys)), table)
 
 
-def distinct_keys(table: pa.Table, key_names: list[str]) -> tuple[KeyBatch, pa.RecordBatch]:
-    """For one row a key: the keys in order, and the other columns in the same order."""
+def one_row_a_key(table: pa.Table, key_names: list[str]) -> Grouped:
+    """`group_rows`, for what Spark has aggregated."""
     grouped = group_rows(table, key_names)
     if len(grouped.keys) != table.num_rows:
         raise InternalError(f"{table.num_rows - len(grouped.keys)} keys came in more than one row")
-    rest = [name for name in grouped.table.column_names if name not in key_names]
-    return grouped.keys, _record_batch(narrowed(grouped.table.select(rest)))
+    return grouped
 
 
 def check_rows(

@@ -7,18 +7,29 @@ from collections.abc import Sequence
 import pyarrow as pa
 
 from penstock.operators.aggregates import AggregateSpec, finish, merge
-from penstock.operators.grouping import distinct_keys
+from penstock.operators.grouping import one_row_a_key
+from penstock.operators.pieces import Piece, PieceLimits, pieces_with_state
 from penstock.state.backends.base import OpenState
+from penstock.state.sizes import in_batches
+
+LIMITS = PieceLimits(bytes=256 << 20)
 
 
 def run_aggregate(
     specs: Sequence[AggregateSpec], table: pa.Table, state: OpenState, *, key_names: list[str]
 ) -> list[pa.RecordBatch]:
     """Update the keys of the batch; returns their new values."""
-    keys, partials = distinct_keys(table, key_names)
-    stored, found = state.read(keys)
-    merged = merge(specs, stored, found, partials)
+    results: list[pa.RecordBatch] = []
+    for piece in pieces_with_state(one_row_a_key(table, key_names), state, LIMITS):
+        results.extend(in_batches(_update(specs, piece, state)))
+    return results
+
+
+def _update(specs: Sequence[AggregateSpec], piece: Piece, state: OpenState) -> pa.Table:
+    keys = piece.grouped.keys
+    (partials,) = piece.grouped.table.combine_chunks().to_batches()
+    merged = merge(specs, piece.stored, piece.found, partials)
     state.write(keys, merged)
-    results = finish(specs, merged)
-    columns = [*keys.columns.columns, *results.columns]
-    return [pa.RecordBatch.from_arrays(columns, names=[*key_names, *results.schema.names])]
+    finished = finish(specs, merged)
+    names = [*keys.columns.schema.names, *finished.schema.names]
+    return pa.Table.from_arrays([*keys.columns.columns, *finished.columns], names=names)

@@ -8,19 +8,19 @@ from typing import Any
 import pyarrow as pa
 
 from penstock.errors import BadRecordError
-from penstock.operators.array_like import as_array, as_columns
+from penstock.operators.array_like import as_column, as_columns
 from penstock.operators.batch_columns import BatchKeys, BatchRows
 from penstock.operators.batch_process import BatchProcess
 from penstock.operators.batch_state import BatchState
-from penstock.operators.grouping import Grouped, group_rows
-from penstock.operators.keyed_process import Context, ValueState, declared_state
-from penstock.operators.pieces import pieces
+from penstock.operators.grouping import group_rows
+from penstock.operators.keyed_process import Context, declared_state
+from penstock.operators.pieces import PieceLimits, pieces_with_state
 from penstock.operators.run_process import value_schema, write_values
 from penstock.state.backends.base import OpenState
-from penstock.state.backends.lookup import no_columns
+from penstock.state.sizes import in_batches
 
-PIECE_BYTES = 256 << 20
-"""Rows that user code gets at once: it will make copies of them."""
+LIMITS = PieceLimits(bytes=256 << 20)
+"""Rows and state that user code gets at once: it will make copies of them."""
 
 OUTPUT_ROWS = 1 << 16
 
@@ -37,28 +37,18 @@ def run_batch_process(
     """Process every key of the table once; returns the results in batches."""
     declared = declared_state(operator)
     schema = value_schema(operator)
-    grouped = group_rows(table, key_names)
     results: list[pa.RecordBatch] = []
-    for piece in pieces(grouped, _piece_rows(grouped.table)):
-        view = _view(declared, piece, state, context)
-        keys = BatchKeys(pa.Table.from_batches([piece.keys.columns]))
-        returned = operator.process_batch(keys, BatchRows(piece.table, piece.starts), view)
+    for piece in pieces_with_state(group_rows(table, key_names), state if declared else None, LIMITS):
+        grouped = piece.grouped
+        view = BatchState(declared, piece.stored, context)
+        keys = BatchKeys(pa.Table.from_batches([grouped.keys.columns]))
+        returned = operator.process_batch(keys, BatchRows(grouped.table, grouped.starts), view)
         for result in _each(returned, context.operator):
             results.extend(_to_batches(result, output, context.operator))
         if declared:
-            values = pa.RecordBatch.from_arrays(view.values(), schema=schema)
-            write_values(state, piece.keys, values, view.changed())
+            values = pa.Table.from_arrays(view.values(), schema=schema)
+            write_values(state, grouped.keys, values, view.changed())
     return results
-
-
-def _piece_rows(table: pa.Table) -> int:
-    rows_in_piece: int = PIECE_BYTES * table.num_rows // max(1, table.nbytes)
-    return max(1, rows_in_piece)
-
-
-def _view(declared: dict[str, ValueState], piece: Grouped, state: OpenState, context: Context) -> BatchState:
-    stored = state.read(piece.keys)[0] if declared else no_columns(len(piece.keys))
-    return BatchState(declared, stored, context)
 
 
 def _each(returned: Any, operator: str) -> Iterator[dict[str, Any]]:
@@ -100,11 +90,12 @@ def _to_batches(columns: dict[str, Any], output: pa.Schema, operator: str) -> li
             f"operator {operator}: a result of process_batch() {wrong}; its schema has {', '.join(output.names)}"
         )
     what = f"operator {operator}: process_batch() set the column"
-    arrays = [as_array(columns[field.name], field, what) for field in output]
+    arrays = [as_column(columns[field.name], field, what) for field in output]
     lengths = {name: len(array) for name, array in zip(output.names, arrays, strict=True)}
     if len(set(lengths.values())) > 1:
         raise BadRecordError(
             f"operator {operator}: a result of process_batch() has columns of different lengths: {lengths}"
         )
     table = pa.Table.from_arrays(arrays, schema=output)
-    return [batch for batch in table.to_batches(max_chunksize=OUTPUT_ROWS) if batch.num_rows]
+    parts = (table.slice(start, OUTPUT_ROWS) for start in range(0, table.num_rows, OUTPUT_ROWS))
+    return [batch for part in parts for batch in in_batches(part)]

@@ -16,17 +16,18 @@ from penstock.operators.encoding import to_array
 from penstock.operators.garbage_collection import rare_collections
 from penstock.operators.grouping import Grouped, group_rows
 from penstock.operators.keyed_process import Context, KeyedProcess, ValueCell, bind, declared_state
-from penstock.operators.pieces import pieces
+from penstock.operators.pieces import PieceLimits, pieces_with_state
 from penstock.operators.python_values import python_values
 from penstock.operators.rows import Row, Rows, RowTable
 from penstock.state.backends.base import OpenState
 from penstock.state.keys import KeyBatch
+from penstock.state.sizes import in_batches
 
 OUTPUT_ROWS = 8_192
 """Results that are encoded together: few enough that they are gone before Python's collector looks at them a second time."""
 
-PIECE_ROWS = 1 << 18
-"""Rows whose columns are Python objects at the same time."""
+LIMITS = PieceLimits(rows=1 << 18, bytes=256 << 20)
+"""Rows and values of state that are Python objects at the same time."""
 
 
 def value_schema(operator: object) -> pa.Schema:
@@ -47,15 +48,13 @@ def run_process(
     cells = bind(operator)
     results: list[pa.RecordBatch] = []
     with rare_collections():
-        for piece in pieces(group_rows(table, key_names), PIECE_ROWS):
-            if cells:
-                stored, _ = state.read(piece.keys)
-                for name, cell in cells.items():
-                    cell.load(python_values(stored.column(name)))
-            called = _call(operator, piece, list(cells.values()), context)
+        for piece in pieces_with_state(group_rows(table, key_names), state if cells else None, LIMITS):
+            for name, cell in cells.items():
+                cell.load(python_values(piece.stored.column(name)))
+            called = _call(operator, piece.grouped, list(cells.values()), context)
             results.extend(_encode(called, output, context.operator))
             if cells:
-                _write_back(operator, piece.keys, cells, state, context.operator)
+                _write_back(operator, piece.grouped.keys, cells, state, context.operator)
     return results
 
 
@@ -91,10 +90,10 @@ def _python_keys(columns: pa.RecordBatch) -> list[Any]:
 
 def _encode(results: Iterator[Any], output: pa.Schema, operator: str) -> Iterator[pa.RecordBatch]:
     while chunk := list(islice(results, OUTPUT_ROWS)):
-        yield _to_batch(chunk, output, operator)
+        yield from in_batches(_to_table(chunk, output, operator))
 
 
-def _to_batch(chunk: list[Any], output: pa.Schema, operator: str) -> pa.RecordBatch:
+def _to_table(chunk: list[Any], output: pa.Schema, operator: str) -> pa.Table:
     width = len(output.names)
     plain = chunk
     if set(map(type, chunk)) != {tuple}:
@@ -109,7 +108,7 @@ def _to_batch(chunk: list[Any], output: pa.Schema, operator: str) -> pa.RecordBa
         to_array(list(map(itemgetter(index), plain)), field, f"operator {operator}: process() yielded")
         for index, field in enumerate(output)
     ]
-    return pa.RecordBatch.from_arrays(columns, schema=output)
+    return pa.Table.from_arrays(columns, schema=output)
 
 
 def _as_tuple(result: Any, output: pa.Schema, operator: str) -> Any:
@@ -140,19 +139,20 @@ def _write_back(
     columns = [
         to_array(cells[field.name].values, field, f"operator {uid}: state was set to") for field in schema
     ]
-    write_values(state, keys, pa.RecordBatch.from_arrays(columns, schema=schema), touched)
+    write_values(state, keys, pa.Table.from_arrays(columns, schema=schema), touched)
 
 
-def write_values(
-    state: OpenState, keys: KeyBatch, values: pa.RecordBatch, touched: npt.NDArray[np.bool_]
-) -> None:
+def write_values(state: OpenState, keys: KeyBatch, values: pa.Table, touched: npt.NDArray[np.bool_]) -> None:
     """Write the values of the keys that were touched; a key without any value is forgotten."""
     if not touched.any():
         return
     if not touched.all():
         at = pa.array(np.flatnonzero(touched))
         keys, values = KeyBatch(keys.sort_keys[touched], keys.columns.take(at)), values.take(at)
-    state.write(keys, values, _all_null(values))
+    start = 0
+    for batch in in_batches(values):
+        state.write(keys.slice(start, start + batch.num_rows), batch, _all_null(batch))
+        start += batch.num_rows
 
 
 def _all_null(values: pa.RecordBatch) -> Any:

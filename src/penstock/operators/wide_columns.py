@@ -1,7 +1,10 @@
-"""Columns of strings that hold too much for Arrow's 32-bit offsets: widened to be put in order, narrowed piece by piece. Executors."""
+"""Columns of text that hold too much for Arrow's 32-bit offsets: widened to be put in order, narrowed piece by piece. Executors."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+
+import numpy as np
 import pyarrow as pa
 
 NARROW_BYTES = (1 << 31) - 1
@@ -12,16 +15,55 @@ _NARROW = {wide: narrow for narrow, wide in _WIDE.items()}
 
 
 def widened(table: pa.Table) -> pa.Table:
-    """The table with 64-bit offsets wherever a column would not fit into one array."""
-    for index, field in enumerate(table.schema):
-        if field.type in _WIDE and table.column(index).nbytes > NARROW_BYTES:
-            table = table.set_column(index, field.name, table.column(index).cast(_WIDE[field.type]))
-    return table
+    """The table with 64-bit offsets wherever a column would not fit into one array, inside of arrays, maps and structs too."""
+    return _cast(table, _wide_type, lambda size: size > NARROW_BYTES)
 
 
 def narrowed(table: pa.Table) -> pa.Table:
     """The table with its usual types again; a column that is still too large (one key with gigabytes) stays as it is."""
+    return _cast(table, _narrow_type, lambda size: size <= NARROW_BYTES)
+
+
+def _cast(
+    table: pa.Table, wanted: Callable[[pa.DataType], pa.DataType], applies: Callable[[int], bool]
+) -> pa.Table:
     for index, field in enumerate(table.schema):
-        if field.type in _NARROW and table.column(index).nbytes <= NARROW_BYTES:
-            table = table.set_column(index, field.name, table.column(index).cast(_NARROW[field.type]))
+        kind = wanted(field.type)
+        if kind != field.type and applies(table.column(index).nbytes):
+            table = table.set_column(index, field.with_type(kind), _from_zero(table.column(index)).cast(kind))
     return table
+
+
+def _from_zero(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """A copy of a part that lies behind the first 2 GB of its array: Arrow looks at where it lies, not at how long it is."""
+    if all(chunk.offset == 0 for chunk in column.chunks):
+        return column
+    return column.take(pa.array(np.arange(len(column), dtype=np.int64)))
+
+
+def _wide_type(kind: pa.DataType) -> pa.DataType:
+    if pa.types.is_list(kind):
+        return pa.large_list(_inner(kind.value_field, _wide_type))
+    return _other(kind, _wide_type, _WIDE)
+
+
+def _narrow_type(kind: pa.DataType) -> pa.DataType:
+    if pa.types.is_large_list(kind):
+        return pa.list_(_inner(kind.value_field, _narrow_type))
+    return _other(kind, _narrow_type, _NARROW)
+
+
+def _other(
+    kind: pa.DataType,
+    wanted: Callable[[pa.DataType], pa.DataType],
+    flat: Mapping[pa.DataType, pa.DataType],
+) -> pa.DataType:
+    if pa.types.is_struct(kind):
+        return pa.struct([_inner(field, wanted) for field in kind])
+    if pa.types.is_map(kind):
+        return pa.map_(_inner(kind.key_field, wanted), _inner(kind.item_field, wanted), kind.keys_sorted)
+    return flat.get(kind, kind)
+
+
+def _inner(field: pa.Field, wanted: Callable[[pa.DataType], pa.DataType]) -> pa.Field:
+    return field.with_type(wanted(field.type))

@@ -32,6 +32,10 @@ class KeyBatch:
     def __len__(self) -> int:
         return len(self.sort_keys)
 
+    def slice(self, start: int, stop: int) -> KeyBatch:
+        """The keys from `start` up to `stop`, without a copy."""
+        return KeyBatch(self.sort_keys[start:stop], self.columns.slice(start, stop - start))
+
 
 def key_groups(sort_keys: SortKeys) -> npt.NDArray[np.int64]:
     """The key group of each sort key."""

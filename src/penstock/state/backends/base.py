@@ -6,6 +6,7 @@ may live only in a worker's memory: a version is found again from its handle alo
 
 from __future__ import annotations
 
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -64,6 +65,9 @@ class Workplace:
         return self.local_dir / MERGED / name
 
 
+Part = tuple[pa.RecordBatch, npt.NDArray[np.bool_]]
+
+
 class OpenState(ABC):
     """The state of one subtask, open at one version, for the length of one batch.
 
@@ -72,8 +76,17 @@ class OpenState(ABC):
     """
 
     @abstractmethod
-    def read(self, keys: KeyBatch) -> tuple[pa.RecordBatch, npt.NDArray[np.bool_]]:
-        """The values of these keys, row by row (nulls where there is none), and which of them were found."""
+    def read_parts(self, keys: KeyBatch, max_bytes: int) -> Iterator[Part]:
+        """The values of these keys, row by row (nulls where there is none), and which of them were found.
+
+        In parts in the order of the keys, each of about `max_bytes` at most unless it is a single key; at least one part. A part
+        is read when it is asked for, so that the keys of the one before may be written in between.
+        """
+
+    def read(self, keys: KeyBatch) -> Part:
+        """The same in one part, for values of which is known that they fit."""
+        (part,) = self.read_parts(keys, sys.maxsize)
+        return part
 
     @abstractmethod
     def write(

@@ -6,6 +6,7 @@ that share their sort key with another one take a further round.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -15,6 +16,7 @@ import pyarrow as pa
 from penstock.state.backends.equality import Flags, rows_equal
 from penstock.state.backends.run_file import Run, RunBatch
 from penstock.state.keys import KeyBatch
+from penstock.state.sizes import cut, row_bytes
 
 Positions = npt.NDArray[np.int64]
 
@@ -23,19 +25,24 @@ _NOWHERE = -1
 
 def lookup(runs: Sequence[Run], keys: KeyBatch, value_schema: pa.Schema) -> tuple[pa.RecordBatch, Flags]:
     """The newest values of the keys (nulls where there is none), and which of them were found."""
+    (found,) = lookup_parts(runs, keys, value_schema, sys.maxsize)
+    return found
+
+
+def lookup_parts(
+    runs: Sequence[Run], keys: KeyBatch, value_schema: pa.Schema, max_bytes: int
+) -> Iterator[tuple[pa.RecordBatch, Flags]]:
+    """`lookup` in parts of at most so many bytes of values; at least one part."""
     search = _Search(keys)
     for run in runs:
         if not len(search.open):
             break
         search.look_into(run)
-    found = search.source != _NOWHERE
-    columns = [
-        _gather([batch.values[i] for batch in search.sources], search, found, field.type)
-        for i, field in enumerate(value_schema)
-    ]
-    if not columns:
-        return no_columns(len(keys)), found
-    return pa.RecordBatch.from_arrays(columns, schema=value_schema), found
+    if search.most_bytes() <= max_bytes or not len(keys):
+        yield search.values(0, len(keys), value_schema)
+        return
+    for start, stop in cut(search.sizes(), max_bytes):
+        yield search.values(start, stop, value_schema)
 
 
 class _Search:
@@ -70,6 +77,30 @@ class _Search:
             self.sources.append(batch)
         self.source[positions] = len(self.sources) - 1
         self.row[positions] = rows
+
+    def most_bytes(self) -> int:
+        """What the values take at most: less than all rows that lie beside them."""
+        return sum(column.nbytes for batch in self.sources for column in batch.values)
+
+    def sizes(self) -> Positions:
+        """The bytes of each key's values."""
+        sizes = np.zeros(len(self.row), dtype=np.int64)
+        for number, batch in enumerate(self.sources):
+            at = np.flatnonzero(self.source == number)
+            sizes[at] = row_bytes(batch.values, self.row[at])
+        return sizes
+
+    def values(self, start: int, stop: int, schema: pa.Schema) -> tuple[pa.RecordBatch, Flags]:
+        """The values of the keys from `start` up to `stop`, and which of them were found."""
+        source, rows = self.source[start:stop], self.row[start:stop]
+        found = source != _NOWHERE
+        if not len(schema):
+            return no_columns(stop - start), found
+        columns = [
+            _gather([batch.values[i] for batch in self.sources], source, rows, field.type)
+            for i, field in enumerate(schema)
+        ]
+        return pa.RecordBatch.from_arrays(columns, schema=schema), found
 
 
 def _matches(batch: RunBatch, keys: KeyBatch, asked: Positions) -> Iterator[tuple[Positions, Positions]]:
@@ -108,15 +139,17 @@ def _taken(columns: Sequence[pa.Array], rows: Positions) -> list[pa.Array]:
     return [column.take(indices) for column in columns]
 
 
-def _gather(sources: Sequence[pa.Array], search: _Search, found: Flags, kind: pa.DataType) -> pa.Array:
-    """One value column for all keys."""
+def _gather(
+    sources: Sequence[pa.Array], source: npt.NDArray[np.int32], rows: Positions, kind: pa.DataType
+) -> pa.Array:
+    """One value column: of each key the row of its source, null where it has none."""
     if not sources:
-        return pa.nulls(len(found), kind)
-    rows = search.row
+        return pa.nulls(len(rows), kind)
+    found = source != _NOWHERE
     if len(sources) > 1:
         # Take from each source what it has, then bring the parts into the order of the keys.
-        picks = [np.flatnonzero(search.source == i) for i in range(len(sources))]
-        parts = [source.take(pa.array(search.row[pick])) for source, pick in zip(sources, picks, strict=True)]
+        picks = [np.flatnonzero(source == i) for i in range(len(sources))]
+        parts = [one.take(pa.array(rows[pick])) for one, pick in zip(sources, picks, strict=True)]
         joined = pa.concat_arrays(parts)
         rows = np.zeros(len(found), dtype=np.int64)
         rows[np.concatenate(picks)] = np.arange(len(joined), dtype=np.int64)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from importlib.util import find_spec
-from itertools import islice
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -19,6 +18,7 @@ from penstock.errors import ConfigError, IncompatibleStateError
 from penstock.state.backends.base import (
     KeyBatch,
     OpenState,
+    Part,
     StateBackend,
     StateHandle,
     StateLayout,
@@ -27,6 +27,7 @@ from penstock.state.backends.base import (
 from penstock.state.backends.rocksdb_rows import RowCodec
 from penstock.state.backends.run_file import scan_schema
 from penstock.state.backends.write_check import WriteCheck
+from penstock.state.sizes import PART_BYTES
 
 if TYPE_CHECKING:
     from penstock.state.backends.rocksdb_version import WorkingVersion
@@ -69,17 +70,26 @@ class RocksdbState(OpenState):
         self._codec = RowCodec(layout)
         self._check = WriteCheck(workplace, layout)
 
-    def read(self, keys: KeyBatch) -> tuple[pa.RecordBatch, npt.NDArray[np.bool_]]:
-        """See `OpenState.read`."""
-        parts: list[pa.RecordBatch] = []
-        found = np.zeros(len(keys), dtype=np.bool_)
-        for start, part in _parts(keys):
-            values = self._version.database.get(self._codec.encode_keys(part))
-            found[start : start + len(part)] = [value is not None for value in values]
-            parts.append(self._codec.decode_values(values, self._version.label))
-        if len(parts) == 1:
-            return parts[0], found
-        return pa.concat_batches(parts), found
+    def read_parts(self, keys: KeyBatch, max_bytes: int) -> Iterator[Part]:
+        """See `OpenState.read_parts`."""
+        waiting: list[bytes | None] = []
+        size = 0
+        for _, part in _parts(keys):
+            for value in self._version.database.get(self._codec.encode_keys(part)):
+                size += len(value or b"")
+                if waiting and size > max_bytes:
+                    yield self._decoded(waiting)
+                    waiting, size = [], len(value or b"")
+                waiting.append(value)
+        yield self._decoded(waiting)
+
+    def _decoded(self, values: list[bytes | None]) -> Part:
+        found = np.fromiter((value is not None for value in values), dtype=np.bool_, count=len(values))
+        parts = [
+            self._codec.decode_values(values[start : start + ROWS_AT_ONCE], self._version.label)
+            for start in range(0, max(1, len(values)), ROWS_AT_ONCE)
+        ]
+        return parts[0] if len(parts) == 1 else pa.concat_batches(parts), found
 
     def write(
         self, keys: KeyBatch, values: pa.RecordBatch, deleted: npt.NDArray[np.bool_] | None = None
@@ -109,8 +119,7 @@ class RocksdbState(OpenState):
         """See `OpenState.scan`; writes of this batch are included."""
         schema = scan_schema(self._layout)
         label = self._version.label
-        remaining = self._version.rows()
-        while rows := list(islice(remaining, ROWS_AT_ONCE)):
+        for rows in _groups(self._version.rows()):
             sort_keys, keys = self._codec.decode_keys([key for key, _ in rows], label)
             values = self._codec.decode_values([value for _, value in rows], label)
             columns = [pa.array(sort_keys), *keys.columns, *values.columns]
@@ -126,6 +135,20 @@ def _parts(keys: KeyBatch) -> Iterator[tuple[int, KeyBatch]]:
     for start in range(0, max(1, len(keys)), ROWS_AT_ONCE):
         length = min(ROWS_AT_ONCE, len(keys) - start)
         yield start, KeyBatch(keys.sort_keys[start : start + length], keys.columns.slice(start, length))
+
+
+def _groups(rows: Iterator[tuple[bytes, bytes]]) -> Iterator[list[tuple[bytes, bytes]]]:
+    """At most `ROWS_AT_ONCE` rows, and no more than fit into an array."""
+    group: list[tuple[bytes, bytes]] = []
+    size = 0
+    for row in rows:
+        size += len(row[0]) + len(row[1])
+        if group and (size > PART_BYTES or len(group) == ROWS_AT_ONCE):
+            yield group
+            group, size = [], len(row[0]) + len(row[1])
+        group.append(row)
+    if group:
+        yield group
 
 
 def _check_installed() -> None:

@@ -13,14 +13,23 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from penstock.state.backends.base import KeyBatch, OpenState, RunRef, StateHandle, StateLayout, Workplace
+from penstock.state.backends.base import (
+    KeyBatch,
+    OpenState,
+    Part,
+    RunRef,
+    StateHandle,
+    StateLayout,
+    Workplace,
+)
 from penstock.state.backends.fetch import check_unchanged
-from penstock.state.backends.lookup import lookup
+from penstock.state.backends.lookup import lookup_parts
 from penstock.state.backends.merge import Ownership, merge_runs
 from penstock.state.backends.run_file import Run, RunBatch, RunHeader, concat_batches, scan_schema
 from penstock.state.backends.write_check import WriteCheck
+from penstock.state.sizes import PART_BYTES
 
-BATCH_BYTES = 128 * 1024 * 1024  # far below what the 32-bit offsets of strings can reach
+BATCH_BYTES = PART_BYTES
 
 
 class RunState(OpenState):
@@ -36,9 +45,9 @@ class RunState(OpenState):
         self._check = WriteCheck(workplace, layout)
         self._ownership = Ownership(workplace.subtask.index, workplace.parallelism)
 
-    def read(self, keys: KeyBatch) -> tuple[pa.RecordBatch, npt.NDArray[np.bool_]]:
-        """See `OpenState.read`."""
-        return lookup(self._runs, keys, self._layout.value)
+    def read_parts(self, keys: KeyBatch, max_bytes: int) -> Iterator[Part]:
+        """See `OpenState.read_parts`."""
+        return lookup_parts(self._runs, keys, self._layout.value, max_bytes)
 
     def write(
         self, keys: KeyBatch, values: pa.RecordBatch, deleted: npt.NDArray[np.bool_] | None = None
