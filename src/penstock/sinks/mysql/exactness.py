@@ -28,7 +28,7 @@ _ESCAPED = {"0": "\0", "n": "\n", "r": "\r"}
 def changed_values(batch: pa.RecordBatch, columns: Sequence[Column]) -> Iterator[Change]:
     """Which values would not come back as they are."""
     for values, column in zip(batch.columns, columns, strict=True):
-        texts = plain_texts(values)
+        texts = plain_texts(values) if column.type in {"char", "enum", "set"} else None
         if column.type == "binary":
             size = int(re.sub(r"\D", "", column.declared) or 1)
             short = pc.less(pc.binary_length(values.cast(pa.large_binary())), size)
@@ -39,7 +39,7 @@ def changed_values(batch: pa.RecordBatch, columns: Sequence[Column]) -> Iterator
                 pc.ends_with(texts, " "),
                 f"{column.declared} does not keep spaces at the end of a text",
             )
-        elif texts is not None and column.type in {"enum", "set"}:
+        elif texts is not None:
             yield column.name, _strangers(texts, column), f"no value of {column.declared}, letter by letter"
 
 
