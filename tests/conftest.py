@@ -21,6 +21,15 @@ settings.register_profile(
 settings.load_profile("penstock")
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Before the first test that starts Spark, here or in a child."""
+    from services import quick_spark
+
+    if item.get_closest_marker("spark"):
+        quick_spark.use()
+
+
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
     session = local_session("penstock-tests", cores=2)
@@ -74,10 +83,10 @@ def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaBroker]:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Deal out tests to two processes: what starts Spark to one of them, everything else a module at a time."""
-    from services.dealing import TwoHands
+    """Deal out tests to processes by what they cost."""
+    from services.dealing import ByCost
 
-    return TwoHands(config, log)
+    return ByCost(config, log)
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
