@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import psutil
 import pytest
 from hypothesis import settings
 from pyspark.sql import SparkSession
@@ -19,6 +24,21 @@ settings.register_profile(
     "penstock", deadline=None, print_blob=True
 )  # no test depends on time; failures replay
 settings.load_profile("penstock")
+
+
+RAM_DISK = Path("/dev/shm")
+ROOM_BYTES = 12 << 30
+"""What must be free for temporary files in memory, beside two Sparks and the servers."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure() -> None:
+    """Temporary files lie in memory where there is much of it: tests sync all the time, and none of them cuts the power."""
+    if "TMPDIR" in os.environ or not os.access(RAM_DISK, os.W_OK):
+        return
+    if min(shutil.disk_usage(RAM_DISK).free, psutil.virtual_memory().available) > ROOM_BYTES:
+        os.environ["TMPDIR"] = str(RAM_DISK)
+        tempfile.tempdir = None  # asked again
 
 
 @pytest.hookimpl(tryfirst=True)
