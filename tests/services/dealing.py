@@ -19,7 +19,6 @@ SECONDS_OF_OTHERS = 0.1
 ONE_BY_ONE = (
     "tests/chaos/",
     "tests/spark/test_demo.py",
-    "tests/spark/test_kafka.py",
     "tests/spark/test_several_sinks.py",
 )
 """Where each test starts Spark or a server for itself, or takes a minute: nothing is won by keeping a module together."""
