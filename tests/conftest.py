@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import psutil
 import pytest
 from hypothesis import settings
 from pyspark.sql import SparkSession
@@ -19,6 +24,30 @@ settings.register_profile(
     "penstock", deadline=None, print_blob=True
 )  # no test depends on time; failures replay
 settings.load_profile("penstock")
+
+
+RAM_DISK = Path("/dev/shm")
+ROOM_BYTES = 12 << 30
+"""What must be free for temporary files in memory, beside two Sparks and the servers."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure() -> None:
+    """Temporary files lie in memory where there is much of it: tests sync all the time, and none of them cuts the power."""
+    if "TMPDIR" in os.environ or not os.access(RAM_DISK, os.W_OK):
+        return
+    if min(shutil.disk_usage(RAM_DISK).free, psutil.virtual_memory().available) > ROOM_BYTES:
+        os.environ["TMPDIR"] = str(RAM_DISK)
+        tempfile.tempdir = None  # asked again
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Before the first test that starts Spark, here or in a child."""
+    from services import quick_spark
+
+    if item.get_closest_marker("spark"):
+        quick_spark.use()
 
 
 @pytest.fixture(scope="session")
@@ -74,10 +103,10 @@ def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaBroker]:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Deal out tests to two processes: what starts Spark to one of them, everything else a module at a time."""
-    from services.dealing import TwoHands
+    """Deal out tests to processes by what they cost."""
+    from services.dealing import ByCost
 
-    return TwoHands(config, log)
+    return ByCost(config, log)
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

@@ -36,7 +36,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     root: str
     shape: str = SIDE_BY_SIDE
     master: str = "local[2]"
-    takeover: bool = False
     interval: str = "200ms"
     rows_per_batch: int = chaos_job.ROWS_PER_BATCH
     hold_after: int | None = None
@@ -77,7 +76,7 @@ def _work(settings: Settings) -> None:
         interval=settings.interval,
         rows_per_batch=settings.rows_per_batch,
     )
-    handle = job.start(takeover=settings.takeover)
+    handle = job.start()
     _log.info("run %d starts from checkpoint %d", handle.progress.run, handle.progress.restored_from)
     while not handle.wait(POLL_S):
         if site.finish_path.exists() and _has_all(site, handle):

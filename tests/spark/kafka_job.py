@@ -1,11 +1,20 @@
-"""A job from Kafka to Kafka in a process of its own: its session needs Spark's connector, and it is killed with -9."""
+"""A job from Kafka to Kafka in a process of its own: its session needs Spark's connector, and it is killed with -9.
+
+What to do it reads from standard input, a mode a line, and answers each with a line of JSON: Spark is started once for all of them.
+"""
 
 from __future__ import annotations
 
 import json
 import sys
+import traceback
+from collections.abc import Sequence
+from typing import Any
+
+from pyspark.sql import SparkSession
 
 import penstock as ps
+from penstock.errors import PenstockError
 
 
 class Number(ps.KeyedProcess):
@@ -20,9 +29,16 @@ class Number(ps.KeyedProcess):
 
 
 def main() -> None:
-    """Run until killed, or until the input known now is done (`available_now`, `without lost`); then print what the checkpoint says."""
-    servers, source, target, folder, connector, mode = sys.argv[1:]
+    """Run the job in one mode after another; each run is as one in a new process, but for the JVM."""
+    *places, connector = sys.argv[1:]
     spark = ps.local_session("kafka-job", config=json.loads(connector))
+    for line in sys.stdin:
+        print(json.dumps(run(spark, places, line.strip())), flush=True)
+
+
+def run(spark: SparkSession, places: Sequence[str], mode: str) -> dict[str, Any]:
+    """Run until killed, or until the input known now is done (`available_now`, `without lost`); then say what the checkpoint says."""
+    servers, source, target, folder = places
     clicks = (
         spark.readStream.format("kafka")
         .option("kafka.bootstrap.servers", servers)
@@ -46,11 +62,13 @@ def main() -> None:
         servers, target, staging=f"{folder}/staging", key="user", commits_topic=f"{target}-commits"
     )
     numbered.write_to(sink, uid="out")
-    guarantee = job.guarantee()
-    handle = job.start(available_now=mode != "until killed")
-    handle.wait()
+    try:
+        handle = job.start(available_now=mode != "until killed")
+        handle.wait()
+    except PenstockError as error:
+        return {"error": traceback.format_exception_only(error)[-1].strip()}
     last = handle.checkpoints()[-1]
-    print(json.dumps({"positions": last.barrier.positions["clicks"], "guarantee": guarantee.level.value}))
+    return {"positions": last.barrier.positions["clicks"], "guarantee": job.guarantee().level.value}
 
 
 if __name__ == "__main__":

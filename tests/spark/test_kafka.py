@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ import kafka_job
 import pytest
 from confluent_kafka.admin import NewPartitions, NewTopic
 
+from services import quick_spark
 from services.kafka_broker import KafkaBroker
 from services.maven import JarsMissingError
 from services.spark_kafka_connector import Connector, connector
@@ -31,6 +32,8 @@ class Pipeline:
         self.kafka, self.folder, self.connector = kafka, folder, connector
         self.source, self.target = kafka.new_topic(2), kafka.new_topic(3)
         self.sent: Counter[str] = Counter()
+        self.environment: Mapping[str, str] = os.environ
+        self._process: subprocess.Popen[str] | None = None
 
     def send(self, users: list[str], partition: int) -> None:
         """Write clicks into one partition of the source."""
@@ -39,33 +42,51 @@ class Pipeline:
             self.sent[user] += 10
 
     def start(self, mode: str) -> subprocess.Popen[str]:
-        """Run the job in a process of its own."""
+        """Begin to run the job, in a process of its own: the one that waits for more, or a new one."""
+        if self._process is None:
+            self._process = self._new_process()
+        self._process.stdin.write(f"{mode}\n")
+        self._process.stdin.flush()
+        return self._process
+
+    def kill(self) -> None:
+        """Kill -9."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process.stdin.close()
+            self._process.stdout.close()
+            self._process = None
+
+    def run(self, mode: str = "available_now") -> dict[str, Any]:
+        """Run the job to the end of the input known now."""
+        answer = self._answer(self.start(mode))
+        assert "error" not in answer, answer
+        return answer
+
+    def failure(self) -> str:
+        """Run the job, which fails; the error as the last line of its traceback says it."""
+        return self._answer(self.start("available_now"))["error"]
+
+    def _new_process(self) -> subprocess.Popen[str]:
         script = Path(kafka_job.__file__)
         places = [self.source, self.target, str(self.folder), json.dumps(self.connector.settings)]
         with (self.folder / "errors.txt").open("w") as errors:
             return subprocess.Popen(
-                [sys.executable, str(script), self.kafka.address, *places, mode],
+                [sys.executable, str(script), self.kafka.address, *places],
+                stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,
                 text=True,
-                env=dict(os.environ),
+                env=self.environment,
             )
 
-    def run(self, mode: str = "available_now") -> dict[str, Any]:
-        """Run the job to the end of the input known now."""
-        process = self.start(mode)
-        output, _ = process.communicate(timeout=PATIENCE_S)
-        assert process.returncode == 0, self.errors()
-        report: dict[str, Any] = json.loads(output.splitlines()[-1])
-        return report
-
-    def failure(self) -> str:
-        """Run the job, which fails; the last line of what it says."""
-        process = self.start("available_now")
-        process.communicate(timeout=PATIENCE_S)
-        assert process.returncode == 1, self.errors()
-        said = [line for line in self.errors().splitlines() if line.startswith("penstock.errors.")]
-        return said[-1]
+    def _answer(self, process: subprocess.Popen[str]) -> dict[str, Any]:
+        """The next line of JSON; Spark may have printed something of its own."""
+        for line in process.stdout:
+            if line.startswith("{"):
+                return json.loads(line)
+        pytest.fail(f"the job's process ended: {self.errors()}")
 
     def errors(self) -> str:
         return (self.folder / "errors.txt").read_text()
@@ -102,12 +123,15 @@ def spark_connector(request: pytest.FixtureRequest) -> Connector:
 
 
 @pytest.fixture
-def pipeline(kafka: KafkaBroker, tmp_path: Path, spark_connector: Connector) -> Pipeline:
-    return Pipeline(kafka, tmp_path, spark_connector)
+def pipeline(kafka: KafkaBroker, tmp_path: Path, spark_connector: Connector) -> Iterator[Pipeline]:
+    made = Pipeline(kafka, tmp_path, spark_connector)
+    yield made
+    made.kill()
 
 
 def test_kafka_to_kafka_with_a_kill_in_between(pipeline: Pipeline) -> None:
     """A job that is killed with -9 goes on from its offsets: each result is there once, also of a partition added meanwhile."""
+    pipeline.environment = quick_spark.without(os.environ)  # one job with Java as users have it
     pipeline.send([f"user-{number}" for number in range(20)], partition=0)
     pipeline.send([f"guest-{number}" for number in range(20)], partition=1)
     process = pipeline.start("until killed")
@@ -119,8 +143,8 @@ def test_kafka_to_kafka_with_a_kill_in_between(pipeline: Pipeline) -> None:
         pipeline.wait_for(process, lambda results: any(user.startswith("late") for user, _ in results))
         pipeline.send(["last"], partition=1)  # so that something is left to do, however fast the job was
     finally:
-        process.kill()
-        process.wait()
+        pipeline.kill()
+    pipeline.environment = os.environ
     assert pipeline.results() < pipeline.expected()
     pipeline.send(["user-0", "late-0"], partition=0)
     report = pipeline.run()
