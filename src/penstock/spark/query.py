@@ -36,7 +36,7 @@ from penstock.errors import (
 from penstock.ids import CheckpointId, SubtaskId
 from penstock.recovery.fencing import Claimant, beat
 from penstock.recovery.restore import RestorePoint, restore
-from penstock.snapshot.mailbox import Mailbox
+from penstock.snapshot.mailbox import Mailbox, places
 from penstock.snapshot.messages import MergeDone, MergeFailed, Message, TaskFailed, UploadDone, UploadFailed
 from penstock.snapshot.rescue import Rescue, in_background
 from penstock.spark import progress_log
@@ -59,7 +59,6 @@ POLL_S = 0.1
 BATCH_GRACE_S = 60.0
 MOST_WAITING_COMMITS = 10_000
 """Each metadata names every transaction that waits for its commit, so a sink that stays down must stop the batches some day."""
-LOOPBACK = "127.0.0.1"
 FATAL = (ConfigError, IncompatibleStateError, BadRecordError)
 
 
@@ -135,9 +134,9 @@ class QueryRun:
 
     def run(self) -> None:
         """Run until the input is done (available_now), `stopping` is set, or something fails; then raise why."""
-        conf = self.compiled.session.sparkContext.getConf()
-        host = conf.get("spark.driver.host", LOOPBACK) or LOOPBACK
-        bind = conf.get("spark.driver.bindAddress", host) or host
+        context = self.compiled.session.sparkContext
+        conf = context.getConf()
+        bind, host = places(context.master, conf.get("spark.driver.host"), conf.get("spark.driver.bindAddress"))
         self._mailbox = Mailbox(bind, self._deliver, host=host)
         self._loop = CoordinatorLoop(
             self._make_coordinator, storage=self.job.storage, run=self.point.run, on_failure=self._fail
