@@ -11,6 +11,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
 import pytest
 
 from penstock import __version__
@@ -196,6 +197,19 @@ def test_checkpoints_verbose(penstock: Penstock, storage: LocalStorage) -> None:
     assert [cell.strip() for cell in row.strip("│").split("│")] == [
         *("counts-0", "10", "12.5 ms", "1.2 ms", "2.50 s", "2.9 KB", "1000 B", "host-a")
     ]
+
+
+def test_square_brackets_are_text(penstock: Penstock, storage: LocalStorage) -> None:
+    """Names and reasons with square brackets or colons are printed as they are, in every table and line."""
+    odd = "[/x] [red]:smile:"
+    made = completed(7, run=2)
+    reports = (msgspec.structs.replace(made.subtasks[0], host=odd),)
+    barrier = Barrier({odd: {"0": 1200}}, "v1")
+    write_metadata(storage, msgspec.structs.replace(made, barrier=barrier, subtasks=reports))
+    shown = penstock("checkpoints", storage.root.parent, JOB, "-v")
+    assert shown.code == 0, shown.err
+    assert f"{odd} 0:1200" in shown.out
+    assert f" {odd} " in next(line for line in shown.out.splitlines() if "counts-0" in line and odd in line)
 
 
 def test_a_job_without_checkpoints(penstock: Penstock, storage: LocalStorage) -> None:

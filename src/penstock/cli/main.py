@@ -103,8 +103,7 @@ def demo(
     kills: Annotated[int, typer.Option(help="How often the driver is killed with SIGKILL.")] = 2,
 ) -> None:
     """Count page views while the driver is killed in the worst moments, and compare every count with the truth."""
-    from rich.console import Console
-
+    from penstock.cli.console import plain_console
     from penstock.demo.run import run_demo
     from penstock.demo.settings import DemoSettings
 
@@ -116,7 +115,7 @@ def demo(
         apps=apps,
         kills=kills,
     )
-    if not run_demo(settings, Console()):
+    if not run_demo(settings, plain_console()):
         raise typer.Exit(1)
 
 
