@@ -171,6 +171,6 @@ def guarantee(file: JobFile, *, job: JobVariable = None) -> None:
     from penstock.cli.job_file import load_job
 
     found = load_job(file, job).guarantee()
-    typer.echo(f"{found.level.value}: {found.reason}")
+    typer.echo(str(found))
     if found.limited_by:
         typer.echo(f"limited by: {found.limited_by}")
