@@ -69,9 +69,8 @@ def test_silent_connections_cost_little(mailbox: Mailbox, letters: queue.Queue[M
 
 def test_nothing_is_read_of_a_message_without_proof(mailbox: Mailbox, letters: queue.Queue[Message]) -> None:
     """A large message is cut off after its first bytes when they do not prove that its sender knows the secret."""
-    with connect(mailbox) as connection:
-        with pytest.raises(ConnectionError):
-            connection.sendall(b"x" * module.LONGEST_MESSAGE_BYTES)
+    with connect(mailbox) as connection, pytest.raises(ConnectionError):
+        connection.sendall(b"x" * module.LONGEST_MESSAGE_BYTES)
     send(mailbox.address, MESSAGE)
     assert letters.get(timeout=PATIENCE_S) == MESSAGE
     assert letters.empty()

@@ -118,7 +118,7 @@ class Mailbox:
     def __init__(self, bind: str, deliver: Callable[[Message], None], *, host: str | None = None) -> None:
         listening = socket.create_server((bind, 0), backlog=128)
         self._deliver = deliver
-        self._open: set[asyncio.StreamWriter] = set()
+        self._open: dict[asyncio.StreamWriter, asyncio.Future[None]] = {}
         self._unproven: dict[asyncio.StreamWriter, None] = {}
         self._dropped = _Dropped()
         self._loop = asyncio.new_event_loop()
@@ -144,20 +144,21 @@ class Mailbox:
         server.close()
         for writer in self._open:
             writer.transport.abort()
-        while self._open:
-            await asyncio.sleep(0)
+        await asyncio.gather(*self._open.values())
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._open.add(writer)
+        self._open[writer] = ended = self._loop.create_future()
         try:
             self._deliver(await self._received(reader, writer))
             writer.write(_TAKEN)
             await writer.drain()
         except (OSError, EOFError, ValueError, RecursionError) as error:
-            self._dropped.tell(writer.get_extra_info("peername"), error)
+            if not self._closing.is_set():
+                self._dropped.tell(writer.get_extra_info("peername"), error)
         finally:
             self._unproven.pop(writer, None)
-            self._open.discard(writer)
+            del self._open[writer]
+            ended.set_result(None)
             writer.close()
 
     async def _received(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Message:
@@ -169,9 +170,7 @@ class Mailbox:
             raise ValueError("it is not the message that was announced")
         return _MESSAGES.decode(body)
 
-    async def _proven(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> tuple[int, bytes]:
+    async def _proven(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> tuple[int, bytes]:
         if len(self._unproven) >= MOST_UNPROVEN:
             oldest = next(iter(self._unproven))
             del self._unproven[oldest]
