@@ -27,7 +27,7 @@ from penstock.storage import Storage, open_job_storage
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-    from penstock.spark.handle import JobHandle
+    from penstock.spark.handle import JobHandle, Status
 
 DEFAULT_MAX_PARALLELISM = 128
 
@@ -117,16 +117,20 @@ class Job:
         restore: int | None = None,
         takeover: bool = False,
         drop_state: tuple[str, ...] = (),
-    ) -> None:
-        """`start`, and wait for the end. Ctrl-C stops the job with a last checkpoint."""
-        handle = self.start(
-            available_now=available_now, restore=restore, takeover=takeover, drop_state=drop_state
-        )
-        try:
-            handle.wait()
-        except KeyboardInterrupt:
-            handle.stop()
-            raise
+    ) -> Status:
+        """`start`, and wait for the end; returns how it came. Arguments as for `start`.
+
+        Ctrl-C or SIGTERM stops the job with a last checkpoint, and `run` returns. A second one ends it now, without: `run` then
+        raises `KeyboardInterrupt`, or `SystemExit` for SIGTERM. Signals reach Python's main thread only: called in another, it takes none.
+        """
+        from penstock.spark.foreground import in_foreground
+
+        return in_foreground(
+            self,
+            lambda: self.start(
+                available_now=available_now, restore=restore, takeover=takeover, drop_state=drop_state
+            ),
+        ).status
 
 
 class Stream:

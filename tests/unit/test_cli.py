@@ -252,6 +252,14 @@ def test_a_file_that_fails(penstock: Penstock, tmp_path: Path) -> None:
     assert isinstance(error.value.__cause__, ZeroDivisionError)
 
 
+@pytest.mark.parametrize(("raised", "code"), [("KeyboardInterrupt", 130), ("SystemExit(143)", 143)])
+def test_exit_codes_of_signals(penstock: Penstock, tmp_path: Path, raised: str, code: int) -> None:
+    """What a second signal raises ends the command with the code that shells know it by."""
+    (tmp_path / "signalled.py").write_text(f"raise {raised}\n")
+    result = penstock("run", tmp_path / "signalled.py")
+    assert (result.code, result.out) == (code, "")
+
+
 def test_a_syntax_error(penstock: Penstock, tmp_path: Path) -> None:
     """A file that does not parse is reported with its line."""
     (tmp_path / "broken.py").write_text("a = 1\nb = = 2\n")
