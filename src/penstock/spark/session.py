@@ -84,7 +84,7 @@ def local_session(
     session = builder.getOrCreate()
     session.sparkContext.setLogLevel("ERROR")
     if new:
-        atexit.register(session.stop)  # or PySpark's threads complain, behind the prompt, that Java has gone
+        atexit.register(_stop_at_exit, session)
     return session
 
 
@@ -110,6 +110,12 @@ def _start_java(settings: Mapping[str, str]) -> None:
     up.wait()
     if failures:
         raise failures[0]
+
+
+def _stop_at_exit(session: SparkSession) -> None:
+    """Or PySpark's threads complain, behind the prompt, that Java has gone."""
+    if is_alive(session):
+        session.stop()
 
 
 def is_alive(session: SparkSession) -> bool:
