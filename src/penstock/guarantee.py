@@ -44,14 +44,14 @@ class SinkFacts:
 
 @dataclass(frozen=True)
 class Guarantee:
-    """The promise from source to sink, the part that limits it (None when nothing does) and why."""
+    """The promise from source to sink (None: rows may be missing and may come twice), what limits it (None: nothing), and why."""
 
-    level: Mode
+    level: Mode | None
     limited_by: str | None
     reason: str
 
     def __str__(self) -> str:
-        return f"{self.level.value}: {self.reason}"
+        return f"{self.level.value if self.level else 'no guarantee'}: {self.reason}"
 
 
 def derive(mode: Mode, sources: Sequence[SourceFacts], sinks: Sequence[SinkFacts]) -> Guarantee:
@@ -65,9 +65,12 @@ def derive(mode: Mode, sources: Sequence[SourceFacts], sinks: Sequence[SinkFacts
                 source=source.uid,
                 mode=mode.value,
             )
-    if mode is not Mode.EXACTLY_ONCE:
-        return Guarantee(mode, "checkpoint.mode", _MODE_REASONS[mode] + _repeating(mode, sinks))
-    return _limited_by_sinks(sinks)
+    if mode is Mode.EXACTLY_ONCE:
+        return _limited_by_sinks(sinks)
+    repeating = [sink for sink in sinks if sink.delivery is Delivery.AT_LEAST_ONCE]
+    if mode is Mode.AT_MOST_ONCE and repeating:
+        return _neither(repeating)
+    return Guarantee(mode, "checkpoint.mode", _MODE_REASONS[mode])
 
 
 _MODE_REASONS = {
@@ -76,11 +79,15 @@ _MODE_REASONS = {
 }
 
 
-def _repeating(mode: Mode, sinks: Sequence[SinkFacts]) -> str:
-    """At most once holds for what is read; a sink that is called again for the same rows is said."""
-    if mode is not Mode.AT_MOST_ONCE:
-        return ""
-    return "".join(f"; but {sink}" for sink in sinks if sink.delivery is Delivery.AT_LEAST_ONCE)
+def _neither(repeating: Sequence[SinkFacts]) -> Guarantee:
+    """At most once holds for what is read, but a sink that is called again for the same rows writes them again."""
+    named = ", ".join(f"{sink.uid!r} ({sink.kind})" for sink in repeating)
+    return Guarantee(
+        None,
+        repeating[0].uid,
+        f"{_MODE_REASONS[Mode.AT_MOST_ONCE]}; but what goes to {named} may be written more than once, as when Spark repeats a task. "
+        "A sink with transactions makes it at most once, another mode makes it at least once",
+    )
 
 
 def _limited_by_sinks(sinks: Sequence[SinkFacts]) -> Guarantee:

@@ -22,12 +22,12 @@ from penstock.state.backends import backend_named
 from penstock.state.backends.base import StateBackend
 from penstock.state.keys import MAX_KEY_GROUPS
 from penstock.state.types import arrow_schema
-from penstock.storage import Storage, open_storage
+from penstock.storage import Storage, open_job_storage
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-    from penstock.spark.handle import JobHandle
+    from penstock.spark.handle import JobHandle, Status
 
 DEFAULT_MAX_PARALLELISM = 128
 
@@ -53,7 +53,7 @@ class Job:
         local_recovery: bool = True,
     ) -> None:
         self.name = checked_name("job name", name)
-        self.storage = storage if isinstance(storage, Storage) else open_storage(_job_root(storage, name))
+        self.storage = storage if isinstance(storage, Storage) else open_job_storage(storage, name)
         self.backend = backend if isinstance(backend, StateBackend) else backend_named(backend)
         self.max_parallelism = whole_number(
             "max_parallelism", max_parallelism, minimum=1, maximum=MAX_KEY_GROUPS
@@ -105,8 +105,9 @@ class Job:
         """
         from penstock.spark.handle import JobHandle
 
+        dropped = _checked_uids(drop_state)
         return JobHandle.start(
-            self, available_now=available_now, restore=restore, takeover=takeover, drop_state=drop_state
+            self, available_now=available_now, restore=restore, takeover=takeover, drop_state=dropped
         )
 
     def run(
@@ -116,16 +117,20 @@ class Job:
         restore: int | None = None,
         takeover: bool = False,
         drop_state: tuple[str, ...] = (),
-    ) -> None:
-        """`start`, and wait for the end. Ctrl-C stops the job with a last checkpoint."""
-        handle = self.start(
-            available_now=available_now, restore=restore, takeover=takeover, drop_state=drop_state
-        )
-        try:
-            handle.wait()
-        except KeyboardInterrupt:
-            handle.stop()
-            raise
+    ) -> Status:
+        """`start`, and wait for the end; returns how it came. Arguments as for `start`.
+
+        Ctrl-C or SIGTERM stops the job with a last checkpoint, and `run` returns. A second one ends it now, without: `run` then
+        raises `KeyboardInterrupt`, or `SystemExit` for SIGTERM. Signals reach Python's main thread only: called in another, it takes none.
+        """
+        from penstock.spark.foreground import in_foreground
+
+        return in_foreground(
+            self,
+            lambda: self.start(
+                available_now=available_now, restore=restore, takeover=takeover, drop_state=drop_state
+            ),
+        ).status
 
 
 class Stream:
@@ -223,5 +228,11 @@ class KeyedStream:
         return Stream(self._job, node)
 
 
-def _job_root(storage: str | Path, name: str) -> str | Path:
-    return storage / name if isinstance(storage, Path) else f"{storage.rstrip('/')}/{name}"
+def _checked_uids(drop_state: object) -> tuple[str, ...]:
+    uids = tuple(drop_state) if isinstance(drop_state, tuple | list | set | frozenset) else None
+    if uids is None or not all(isinstance(uid, str) and uid for uid in uids):
+        raise ConfigError(
+            f"drop_state={drop_state!r} is not allowed: it takes uids of operators, such as drop_state=('views',)",
+            drop_state=drop_state,
+        )
+    return uids

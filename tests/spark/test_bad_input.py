@@ -225,8 +225,8 @@ def test_changed_state_columns_are_refused(spark, ledger):
     changed().run(available_now=True, drop_state=("views",))
 
 
-def test_a_removed_operator_needs_a_word(spark, ledger):
-    """State of an operator that is gone is dropped only when its uid is named."""
+def test_a_removed_operator_needs_a_word(spark, ledger, caplog):
+    """State of an operator that is gone is dropped only when its uid is named; a name that nothing has is told."""
     checkpointed(spark, ledger, retained=1)
 
     def other() -> ps.Job:
@@ -237,9 +237,10 @@ def test_a_removed_operator_needs_a_word(spark, ledger):
 
     with pytest.raises(ps.IncompatibleStateError, match="drop_state"):
         other().start()
-    handle = other().start(available_now=True, drop_state=("views",))
+    handle = other().start(available_now=True, drop_state=("views", "nope"))
     handle.wait()
     assert handle.progress.restored_from >= 0
+    assert "drop_state names 'nope', of which neither the job nor checkpoint" in caplog.text
 
 
 def test_what_is_dropped_is_dropped_once(spark, ledger, tmp_path):

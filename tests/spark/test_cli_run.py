@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 import sqlite3
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -37,7 +39,7 @@ def job(spark):
 def test_run_and_guarantee(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A file with a function `job(spark)` runs to the end of its input, goes on in the next run, and states its guarantee."""
+    """A file with a function `job(spark)` runs to the end of its input, goes on in the next run until a signal, and states its guarantee."""
     log = PartitionedLog(tmp_path / "log", "app string", 2)
     file = tmp_path / "visits.py"
     file.write_text(JOB_FILE.format(root=tmp_path))
@@ -51,6 +53,18 @@ def test_run_and_guarantee(
         assert not exit_.value.code
         return tuple(capsys.readouterr())
 
+    ended = threading.Event()
+
+    def stop_when_seen(count: int) -> None:
+        while seen() != count:
+            if ended.wait(0.1):
+                return
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    def seen() -> int:
+        with sqlite3.connect(tmp_path / "out.db") as database:
+            return database.execute("SELECT sum(n) FROM visits").fetchone()[0]
+
     for run in (1, 2):
         log.append(0, [{"app": "a"}, {"app": "b"}])
         log.append(1, [{"app": "a"}])
@@ -60,6 +74,18 @@ def test_run_and_guarantee(
         with sqlite3.connect(tmp_path / "out.db") as database:
             found = database.execute("SELECT app, n FROM visits ORDER BY app").fetchall()
         assert found == [("a", 2 * run), ("b", run)]
+
+    log.append(0, [{"app": "a"}])
+    signals = threading.Thread(target=stop_when_seen, args=(7,))
+    signals.start()
+    try:
+        _, said = penstock("run", str(file))
+    finally:
+        ended.set()
+        signals.join()
+    assert "stopping with a last checkpoint; a second signal leaves without it" in said
+    assert "stopped: " in said
+    assert seen() == 7
 
     out, _ = penstock("guarantee", str(file))
     assert (

@@ -10,6 +10,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 import penstock as ps
+from penstock.spark.compiled import compile_job
 
 pytestmark = pytest.mark.spark
 
@@ -82,6 +83,54 @@ def test_an_operator_with_two_consumers_runs_once(spark, ledger):
     assert max(row[1] for row in left if row[0] == "app0") == ledger.truth()["app0"]
 
 
+def with_an_action(df):
+    return df.where(F.lit(df.count() > 0))
+
+
+def test_an_operator_runs_once_whatever_looks_at_its_rows(spark, ledger):
+    """What makes Spark run a part of the batch beforehand, for a sample or an action, finds the operator's results ready."""
+    ledger.fill(200)
+    job = ledger.job()
+    clicks = job.read(ledger.log.read(spark, rows_per_batch=200), uid="clicks")
+    behind = {
+        "ordered": lambda df: df.orderBy("n"),
+        "ranges": lambda df: df.repartitionByRange(3, F.col("n").desc()),
+        "pivoted": lambda df: df.groupBy("app").pivot("n", [40, 80]).count().orderBy("app"),
+        "counted": with_an_action,
+        "plain": lambda df: df.sortWithinPartitions("n").repartition(3, "app"),
+    }
+    for uid, function in behind.items():
+        counts = clicks.key_by("app").process(Count(), schema="app string, n long", uid=uid)
+        counts.transform(function).write_to(ledger.files(f"{uid}-files"), uid=f"{uid}-out")
+    assert compile_job(job.graph).shared == {"clicks", "ordered", "ranges", "pivoted", "counted"}
+    job.run(available_now=True)
+    truth = ledger.truth()
+    for uid in ("ordered", "ranges", "counted", "plain"):
+        rows = ledger.rows(f"{uid}-files")
+        assert {app: max(row["n"] for row in rows if row["app"] == app) for app in truth} == truth
+        assert len({(row["app"], row["n"]) for row in rows}) == len(rows)
+
+
+def test_columns_that_come_from_the_rows(spark, ledger):
+    """A pivot without values is refused before the job starts; columns that change with the rows end it with their names."""
+    ledger.fill(10)
+
+    def job(function) -> ps.Job:
+        job = ledger.job(restart=ps.exponential_delay(initial="1ms"))
+        clicks = job.read(ledger.log.read(spark), uid="clicks")
+        counts = clicks.key_by("app").process(Count(), schema="app string, n long", uid="counts")
+        counts.transform(function).write_to(ledger.files(), uid="out")
+        return job
+
+    def one_a_row(df):
+        return df.select("app", *(F.lit(row.n).alias(row.app) for row in df.collect()))
+
+    with pytest.raises(ps.ConfigError, match=r"'out' has a pivot without values"):
+        job(lambda df: df.groupBy("app").pivot("n").count()).start()
+    with pytest.raises(ps.ConfigError, match=r"one_a_row had the columns \('app',\).*and has \('app', 'app"):
+        job(one_a_row).run(available_now=True)
+
+
 def test_state_sees_rows_whose_results_nobody_wants(spark, ledger):
     """An operator's state is updated although everything after it is filtered away and optimised out."""
     ledger.fill(200)
@@ -121,8 +170,8 @@ def test_user_code_that_fails_is_restarted_from_the_checkpoint(spark, ledger, tm
     assert ledger.counts() == ledger.truth()
 
 
-def test_restart_strategy_gives_up_with_the_reason(spark, ledger):
-    """When the strategy allows no further attempt the job fails with the text of what went wrong."""
+def test_restart_strategy_gives_up_with_the_reason(spark, ledger, caplog):
+    """A number of attempts is kept; without one, the same mistake at the same batch ends the job with its text in front."""
     ledger.fill(10)
 
     class Fails(Count):
@@ -136,6 +185,14 @@ def test_restart_strategy_gives_up_with_the_reason(spark, ledger):
     )
     with pytest.raises(ps.JobFailedError, match=r"after 2 failures.*cannot digest app"):
         job.run(available_now=True)
+    job.restart = ps.exponential_delay(initial="1ms")
+    with pytest.raises(
+        ps.JobFailedError,
+        match=r"^c-\d: RuntimeError: cannot digest app.*met this 2 times in a row at batch 0",
+    ):
+        job.run(available_now=True)
+    assert "Traceback" not in caplog.text
+    assert "\tat org.apache" not in caplog.text
 
 
 def test_two_sources_one_slow_one_empty(spark, ledger, tmp_path):

@@ -11,6 +11,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
 import pytest
 
 from penstock import __version__
@@ -198,6 +199,19 @@ def test_checkpoints_verbose(penstock: Penstock, storage: LocalStorage) -> None:
     ]
 
 
+def test_square_brackets_are_text(penstock: Penstock, storage: LocalStorage) -> None:
+    """Names and reasons with square brackets or colons are printed as they are, in every table and line."""
+    odd = "[/x] [red]:smile:"
+    made = completed(7, run=2)
+    reports = (msgspec.structs.replace(made.subtasks[0], host=odd),)
+    barrier = Barrier({odd: {"0": 1200}}, "v1")
+    write_metadata(storage, msgspec.structs.replace(made, barrier=barrier, subtasks=reports))
+    shown = penstock("checkpoints", storage.root.parent, JOB, "-v")
+    assert shown.code == 0, shown.err
+    assert f"{odd} 0:1200" in shown.out
+    assert f" {odd} " in next(line for line in shown.out.splitlines() if "counts-0" in line and odd in line)
+
+
 def test_a_job_without_checkpoints(penstock: Penstock, storage: LocalStorage) -> None:
     """A job that completed nothing yet is no error."""
     storage.delete([name.metadata for name in found_checkpoints(storage)])
@@ -236,6 +250,14 @@ def test_a_file_that_fails(penstock: Penstock, tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as error:
         main()
     assert isinstance(error.value.__cause__, ZeroDivisionError)
+
+
+@pytest.mark.parametrize(("raised", "code"), [("KeyboardInterrupt", 130), ("SystemExit(143)", 143)])
+def test_exit_codes_of_signals(penstock: Penstock, tmp_path: Path, raised: str, code: int) -> None:
+    """What a second signal raises ends the command with the code that shells know it by."""
+    (tmp_path / "signalled.py").write_text(f"raise {raised}\n")
+    result = penstock("run", tmp_path / "signalled.py")
+    assert (result.code, result.out) == (code, "")
 
 
 def test_a_syntax_error(penstock: Penstock, tmp_path: Path) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 
 from penstock.config import Checkpointing, Mode, OnCancel, choice, seconds, whole_number
 from penstock.errors import ConfigError
+from penstock.job import Job
 
 
 @pytest.mark.parametrize(
@@ -105,3 +107,17 @@ def test_refused_settings(setting: str, value: object) -> None:
     """Every setting refuses what cannot work, by its full name, when it is given."""
     with pytest.raises(ConfigError, match=rf"checkpoint\.{setting}={value!r}"):
         Checkpointing(**{setting: value})
+
+
+@pytest.mark.parametrize("storage", ["", "  ", None, 7])
+def test_a_job_without_a_storage(storage: object) -> None:
+    """A storage that is empty or no text is refused by value; it would be the root of the machine."""
+    with pytest.raises(ConfigError, match=f"storage is {storage!r}: give a path"):
+        Job("views", storage=storage)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("drop_state", ["views", ("",), (7,), 7])
+def test_what_is_no_list_of_operators(drop_state: object, tmp_path: Path) -> None:
+    """A word is taken for no list of letters, and what cannot be a uid is refused, before anything starts."""
+    with pytest.raises(ConfigError, match=r"drop_state=.* is not allowed"):
+        Job("views", storage=tmp_path).start(drop_state=drop_state)  # type: ignore[arg-type]

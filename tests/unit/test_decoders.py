@@ -20,13 +20,13 @@ from penstock.ids import SubtaskId
 from penstock.state.handle import RunRef, StateHandle
 
 handle = StateHandle(SubtaskId("views", 0), "filesystem", 1, (RunRef(1, 2, "c", "n"),))
-letter = msgspec.json.encode(mailbox._Letter("x", UploadDone(1, handle, 1.0)))
+letter = msgspec.json.encode(UploadDone(1, handle, 1.0))
 sys.setswitchinterval(1e-6)
 barrier = threading.Barrier(4)
 
 def decode():
     barrier.wait()
-    mailbox._LETTERS.decode(letter)
+    mailbox._MESSAGES.decode(letter)
 
 threads = [threading.Thread(target=decode) for _ in range(4)]
 for thread in threads:

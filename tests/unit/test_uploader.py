@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from penstock.ids import SubtaskId
-from penstock.snapshot.mailbox import Address, Mailbox, send
+from penstock.snapshot.mailbox import Address, Mailbox
 from penstock.snapshot.messages import Message, UploadDone, UploadFailed
 from penstock.snapshot.uploader import Upload, Uploader, perform, remember_newest
 from penstock.state.backends.checksums import fingerprint
@@ -314,14 +314,3 @@ def test_a_driver_that_does_not_answer_stops_nothing(
     uploader.submit(place.upload(place.handle(4, "state/views/4"), mailbox=mailbox.address))
     assert versions(letters, 1) == [(FIRST, 4)]
     assert place.storage.names("state") == ["state/views/3", "state/views/4"]
-
-
-def test_a_message_with_the_wrong_secret_is_dropped(mailbox: Mailbox, letters: queue.Queue[Message]) -> None:
-    """Nobody else can tell the driver that a file is durable."""
-    forged = Address(mailbox.address.host, mailbox.address.port, "guessed")
-    message = UploadFailed(1, FIRST, 3, "")
-    with pytest.raises(OSError, match=r"did not take the message|reset"):
-        send(forged, message)
-    send(mailbox.address, message)
-    assert letters.get(timeout=PATIENCE_S) == message
-    assert letters.empty()

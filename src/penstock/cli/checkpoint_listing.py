@@ -12,7 +12,7 @@ from penstock.errors import ConfigError, CorruptStateError, IncompatibleStateErr
 from penstock.ids import RunId, checked_name
 from penstock.recovery.fencing import Descent, in_line_of_descent, read_descents
 from penstock.recovery.restore import JOB_FILE
-from penstock.storage import Storage, open_storage
+from penstock.storage import Storage, open_job_storage, open_storage
 
 
 class Entry(msgspec.Struct, frozen=True):
@@ -25,7 +25,7 @@ class Entry(msgspec.Struct, frozen=True):
 
 def open_job(storage: str, job: str) -> Storage:
     """Open the folder of a job that has run; refuses one that has not, and says which have."""
-    opened = open_storage(f"{storage.rstrip('/')}/{checked_name('job name', job)}")
+    opened = open_job_storage(storage, checked_name("job name", job))
     if JOB_FILE in opened.names() or found_checkpoints(opened):
         return opened
     known = sorted(

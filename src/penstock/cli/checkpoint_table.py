@@ -15,6 +15,7 @@ from rich.text import Text
 
 from penstock.checkpoint.completed import Completed
 from penstock.cli.checkpoint_listing import Entry
+from penstock.cli.console import plain_console
 
 PLAIN_COLUMNS = 160
 """The width where there is no terminal to ask."""
@@ -75,8 +76,8 @@ def print_tables(job: str, entries: Sequence[Entry], *, verbose: bool) -> None:
 
 
 def _console() -> Console:
-    console = Console()
-    return console if console.is_terminal else Console(width=PLAIN_COLUMNS)
+    console = plain_console()
+    return console if console.is_terminal else plain_console(width=PLAIN_COLUMNS)
 
 
 def _overview(job: str, entries: Sequence[Entry]) -> Table:

@@ -1,8 +1,12 @@
-"""From an exception to one clear message and an exit code. Driver."""
+"""From an exception or a signal to one clear message and an exit code. Driver."""
 
 from __future__ import annotations
 
+import signal
+import threading
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from penstock.errors import ConfigError, InternalError, PenstockError
@@ -37,3 +41,19 @@ def where_in(file: Path, error: BaseException) -> str:
         frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(file)
     ]
     return f"{file.name}, line {lines[-1]}" if lines else file.name
+
+
+@contextmanager
+def ended_by_ctrl_c() -> Iterator[None]:
+    """While the user's file is loaded and may start Spark, Ctrl-C ends the process as SIGTERM does, without an exception.
+
+    One that comes while PySpark waits for its JVM leaves the JVM behind; when the process is gone, the JVM sees that and goes too.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from penstock import __version__
-from penstock.cli.failures import exit_code_of, explain
+from penstock.cli.failures import ended_by_ctrl_c, exit_code_of, explain
 from penstock.config import Mode
 
 app = typer.Typer(
@@ -88,6 +88,8 @@ def _options(
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
     )
     logging.getLogger("py4j").setLevel(logging.WARNING)
+    if debug:
+        logging.getLogger("penstock").setLevel(logging.DEBUG)
 
 
 @app.command()
@@ -103,8 +105,7 @@ def demo(
     kills: Annotated[int, typer.Option(help="How often the driver is killed with SIGKILL.")] = 2,
 ) -> None:
     """Count page views while the driver is killed in the worst moments, and compare every count with the truth."""
-    from rich.console import Console
-
+    from penstock.cli.console import plain_console
     from penstock.demo.run import run_demo
     from penstock.demo.settings import DemoSettings
 
@@ -116,7 +117,7 @@ def demo(
         apps=apps,
         kills=kills,
     )
-    if not run_demo(settings, Console()):
+    if not run_demo(settings, plain_console()):
         raise typer.Exit(1)
 
 
@@ -159,11 +160,16 @@ def run(
         bool, typer.Option("--takeover", help="Fence off a run that seems to be alive.")
     ] = False,
 ) -> None:
-    """Run the job that a Python file defines, from its newest checkpoint on. Ctrl-C stops it with a last checkpoint."""
+    """Run the job that a Python file defines, from its newest checkpoint on.
+
+    Ctrl-C or SIGTERM stops it with a last checkpoint (exit code 0). Once more ends it now, without (exit code 130 or 143).
+    """
     from penstock.cli.job_file import load_job
     from penstock.cli.running import run_job
 
-    run_job(load_job(file, job), available_now=available_now, restore=restore, takeover=takeover)
+    with ended_by_ctrl_c():
+        loaded = load_job(file, job)
+    run_job(loaded, available_now=available_now, restore=restore, takeover=takeover)
 
 
 @app.command()
@@ -171,7 +177,8 @@ def guarantee(file: JobFile, *, job: JobVariable = None) -> None:
     """Print what the job in a Python file promises from end to end, and what limits it."""
     from penstock.cli.job_file import load_job
 
-    found = load_job(file, job).guarantee()
-    typer.echo(f"{found.level.value}: {found.reason}")
+    with ended_by_ctrl_c():
+        found = load_job(file, job).guarantee()
+    typer.echo(str(found))
     if found.limited_by:
         typer.echo(f"limited by: {found.limited_by}")

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import signal
 from contextlib import nullcontext
-from types import FrameType
 from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.status import Status as Spinner
+from rich.text import Text
 
+from penstock.cli.console import plain_console
 from penstock.clock import SYSTEM_CLOCK
 from penstock.job import Job
 
@@ -17,38 +17,36 @@ if TYPE_CHECKING:
     from penstock.spark.handle import JobHandle
     from penstock.spark.observer import Progress
 
-POLL_S = 0.2
 PLAIN_EVERY_S = 5.0
 
 
 def run_job(job: Job, *, available_now: bool, restore: int | None, takeover: bool) -> None:
-    """Run until the job ends or is interrupted; an interrupt (or SIGTERM) stops it with a last checkpoint."""
-    console = Console(stderr=True)
+    """Run until the job ends; the first SIGINT or SIGTERM stops it with a last checkpoint, the second one ends it now."""
+    from penstock.spark.foreground import in_foreground
+
+    console = plain_console(stderr=True)
     console.print(f"job {job.name}: {job.guarantee()}", soft_wrap=True, highlight=False)
-    handle = job.start(available_now=available_now, restore=restore, takeover=takeover)
-    console.print(f"run {handle.progress.run}, {_origin(handle.progress)}", highlight=False)
-    before = signal.signal(signal.SIGTERM, _interrupt)
-    try:
-        _follow(handle, console)
-    except KeyboardInterrupt:
-        console.print("stopping with a last checkpoint; once more Ctrl-C leaves without it", highlight=False)
-        handle.stop()
-    finally:
-        signal.signal(signal.SIGTERM, before)
-    console.print(f"{handle.status.value}: {_line(handle)}", soft_wrap=True, highlight=False)
 
+    def start() -> JobHandle:
+        handle = job.start(available_now=available_now, restore=restore, takeover=takeover)
+        console.print(f"run {handle.progress.run}, {_origin(handle.progress)}", highlight=False)
+        return handle
 
-def _follow(handle: JobHandle, console: Console) -> None:
-    spinner = console.status(_line(handle)) if console.is_terminal else None
+    spinner = console.status(Text("starting")) if console.is_terminal else None
     plain = _PlainLines(console)
     with spinner or nullcontext():
-        while not handle.wait(POLL_S):
-            _show(handle, spinner, plain)
+        handle = in_foreground(
+            job,
+            start,
+            watch=lambda handle: _show(handle, spinner, plain),
+            tell=lambda text: console.print(text, soft_wrap=True, highlight=False),
+        )
+    console.print(f"{handle.status.value}: {_line(handle)}", soft_wrap=True, highlight=False)
 
 
 def _show(handle: JobHandle, spinner: Spinner | None, plain: _PlainLines) -> None:
     if spinner is not None:
-        spinner.update(_line(handle))
+        spinner.update(Text(_line(handle)))
     else:
         plain.show(_line(handle))
 
@@ -85,7 +83,3 @@ def _origin(progress: Progress) -> str:
     return (
         f"from checkpoint {progress.restored_from}" if progress.restored_from >= 0 else "from the beginning"
     )
-
-
-def _interrupt(_number: int, _frame: FrameType | None) -> None:
-    raise KeyboardInterrupt

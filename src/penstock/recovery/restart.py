@@ -18,6 +18,11 @@ from penstock.errors import ConfigError
 class RestartStrategy(ABC):
     """Decides after each failure."""
 
+    @property
+    def counts_attempts(self) -> bool:
+        """Whether it ends by a number of attempts, so that it is never cut short; see `recovery.repeated` for the others."""
+        return False
+
     @abstractmethod
     def delay_s(self, failures: Sequence[float], rng: random.Random) -> float | None:
         """Seconds to wait before the next attempt, or None to give up.
@@ -41,6 +46,11 @@ class FixedDelay(RestartStrategy):
 
     attempts: int
     pause_s: float
+
+    @property
+    def counts_attempts(self) -> bool:
+        """See `RestartStrategy.counts_attempts`."""
+        return True
 
     def delay_s(self, failures: Sequence[float], rng: random.Random) -> float | None:  # noqa: ARG002
         """See `RestartStrategy.delay_s`."""
@@ -71,6 +81,11 @@ class ExponentialDelay(RestartStrategy):
     jitter: float
     reset_after_s: float
     attempts: int | None = None
+
+    @property
+    def counts_attempts(self) -> bool:
+        """See `RestartStrategy.counts_attempts`."""
+        return self.attempts is not None
 
     def delay_s(self, failures: Sequence[float], rng: random.Random) -> float | None:
         """See `RestartStrategy.delay_s`."""

@@ -1,27 +1,48 @@
 """A small socket on the driver that executors send messages to. Driver and executors.
 
-One connection a message: a line of JSON with the run's secret, answered by one byte. What does not carry the secret or does not
-parse is dropped with a log line; nothing received is ever executed or unpickled.
+One connection a message, served by one thread:
+
+    driver     a number that is used once
+    executor   how long the message is, its hash, and a keyed hash of all three; then the message, as JSON
+    driver     one byte: it was taken
+
+The key is the run's secret, which never travels. Until the keyed hash is right the driver reads 68 bytes of a connection and no
+more, waits a short time, and holds a few connections, the newest. What does not hold is dropped with a log line; nothing
+received is ever executed or unpickled.
 """
 
 from __future__ import annotations
 
+import asyncio
+import hashlib
 import hmac
 import logging
 import secrets
 import socket
-import socketserver
+import struct
 import threading
 from collections.abc import Callable
 
 import msgspec
 
+from penstock.clock import SYSTEM_CLOCK
 from penstock.snapshot.messages import Message
 
 _log = logging.getLogger(__name__)
 
 LONGEST_MESSAGE_BYTES = 64 * 1024 * 1024
+MOST_UNPROVEN = 64
+"""Connections that have not shown yet that they know the secret; one more sends the oldest away."""
+PROOF_TIMEOUT_S = 10.0
 TIMEOUT_S = 20.0
+LOG_EVERY_S = 60.0
+LOOPBACK = "127.0.0.1"
+
+_NONCE_BYTES = 16
+_HEADER = struct.Struct(">I32s32s")
+_TAKEN = b"+"
+_MESSAGES: msgspec.json.Decoder[Message] = msgspec.json.Decoder(Message)
+"""Made here, not on first use: two threads that both meet a type for the first time crash msgspec (0.22, SIGSEGV)."""
 
 
 class Address(msgspec.Struct, frozen=True):
@@ -31,22 +52,28 @@ class Address(msgspec.Struct, frozen=True):
     port: int
     secret: str
 
+    def __repr__(self) -> str:
+        return f"Address(host={self.host!r}, port={self.port}, secret=...)"
 
-class _Letter(msgspec.Struct, frozen=True):
-    secret: str
-    message: Message
+    def __rich_repr__(self) -> list[tuple[str, object]]:
+        return [("host", self.host), ("port", self.port)]
 
 
-_LETTERS = msgspec.json.Decoder(_Letter)
-"""Made here, not on first use: two threads that both meet a type for the first time crash msgspec (0.22, SIGSEGV)."""
+def places(master: str, driver_host: str | None, bind_address: str | None) -> tuple[str, str]:
+    """Where to listen, and what executors call it: on this machine only, unless Spark has executors on others."""
+    if master.startswith("local"):
+        return LOOPBACK, LOOPBACK
+    host = driver_host or LOOPBACK
+    return bind_address or host, host
 
 
 def send(address: Address, message: Message) -> None:
     """Deliver one message; raises OSError when the driver does not take it."""
-    letter = msgspec.json.encode(_Letter(address.secret, message))
+    body = msgspec.json.encode(message)
     with socket.create_connection((address.host, address.port), timeout=TIMEOUT_S) as connection:
-        connection.sendall(letter + b"\n")
-        if connection.recv(1) != b"+":
+        nonce = _exactly(connection, _NONCE_BYTES)
+        connection.sendall(_header(address.secret, nonce, body) + body)
+        if connection.recv(1) != _TAKEN:
             raise ConnectionError("the driver did not take the message")
 
 
@@ -63,6 +90,25 @@ def tell(address: Address, message: Message, about: str) -> None:
         _log.warning("the driver could not be told about %s: %s", about, error)
 
 
+def _header(secret: str, nonce: bytes, body: bytes) -> bytes:
+    digest = hashlib.sha256(body).digest()
+    return _HEADER.pack(len(body), digest, _proof(secret, nonce, len(body), digest))
+
+
+def _proof(secret: str, nonce: bytes, length: int, digest: bytes) -> bytes:
+    return hmac.digest(secret.encode(), nonce + struct.pack(">I", length) + digest, "sha256")
+
+
+def _exactly(connection: socket.socket, size: int) -> bytes:
+    received = b""
+    while len(received) < size:
+        more = connection.recv(size - len(received))
+        if not more:
+            raise ConnectionError("the driver closed the connection")
+        received += more
+    return received
+
+
 class Mailbox:
     """Receives messages and hands each to `deliver`, which must not block for long.
 
@@ -70,34 +116,90 @@ class Mailbox:
     """
 
     def __init__(self, bind: str, deliver: Callable[[Message], None], *, host: str | None = None) -> None:
-        secret = secrets.token_hex(16)
-
-        class Handler(socketserver.StreamRequestHandler):
-            timeout = TIMEOUT_S
-
-            def handle(self) -> None:
-                try:
-                    letter = _LETTERS.decode(self.rfile.readline(LONGEST_MESSAGE_BYTES))
-                    if not hmac.compare_digest(letter.secret, secret):
-                        raise ValueError("wrong secret")  # noqa: TRY301
-                    deliver(letter.message)
-                    self.wfile.write(b"+")
-                except (OSError, ValueError) as error:
-                    _log.warning("a message from %s was dropped: %s", self.client_address, error)
-
-        class Server(socketserver.ThreadingTCPServer):
-            daemon_threads = True
-            request_queue_size = 128
-
-        self._server = Server((bind, 0), Handler)
-        self.address = Address(host or bind, self._server.server_address[1], secret)
+        listening = socket.create_server((bind, 0), backlog=128)
+        self._deliver = deliver
+        self._open: dict[asyncio.StreamWriter, asyncio.Future[None]] = {}
+        self._unproven: dict[asyncio.StreamWriter, None] = {}
+        self._dropped = _Dropped()
+        self._loop = asyncio.new_event_loop()
+        self._closing = asyncio.Event()
+        self.address = Address(host or bind, listening.getsockname()[1], secrets.token_hex(16))
         self._thread = threading.Thread(
-            target=self._server.serve_forever, name="penstock-mailbox", daemon=True
+            target=self._run, args=(listening,), name="penstock-mailbox", daemon=True
         )
         self._thread.start()
 
     def close(self) -> None:
         """Stop listening."""
-        self._server.shutdown()
-        self._server.server_close()
+        self._loop.call_soon_threadsafe(self._closing.set)
         self._thread.join()
+
+    def _run(self, listening: socket.socket) -> None:
+        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+            runner.run(self._listen(listening))
+
+    async def _listen(self, listening: socket.socket) -> None:
+        server = await asyncio.start_server(self._serve, sock=listening)
+        await self._closing.wait()
+        server.close()
+        for writer in self._open:
+            writer.transport.abort()
+        await asyncio.gather(*self._open.values())
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._open[writer] = ended = self._loop.create_future()
+        try:
+            self._deliver(await self._received(reader, writer))
+            writer.write(_TAKEN)
+            await writer.drain()
+        except (OSError, EOFError, ValueError, RecursionError) as error:
+            if not self._closing.is_set():
+                self._dropped.tell(writer.get_extra_info("peername"), error)
+        finally:
+            self._unproven.pop(writer, None)
+            del self._open[writer]
+            ended.set_result(None)
+            writer.close()
+
+    async def _received(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Message:
+        async with asyncio.timeout(PROOF_TIMEOUT_S):
+            length, digest = await self._proven(reader, writer)
+        async with asyncio.timeout(TIMEOUT_S):
+            body = await reader.readexactly(length)
+        if hashlib.sha256(body).digest() != digest:
+            raise ValueError("it is not the message that was announced")
+        return _MESSAGES.decode(body)
+
+    async def _proven(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> tuple[int, bytes]:
+        if len(self._unproven) >= MOST_UNPROVEN:
+            oldest = next(iter(self._unproven))
+            del self._unproven[oldest]
+            oldest.transport.abort()
+        self._unproven[writer] = None
+        nonce = secrets.token_bytes(_NONCE_BYTES)
+        writer.write(nonce)
+        length, digest, proof = _HEADER.unpack(await reader.readexactly(_HEADER.size))
+        if not hmac.compare_digest(proof, _proof(self.address.secret, nonce, length, digest)):
+            raise ValueError("the sender does not know the secret of this run")
+        self._unproven.pop(writer, None)
+        if length > LONGEST_MESSAGE_BYTES:
+            raise ValueError(f"it has {length} bytes, the most is {LONGEST_MESSAGE_BYTES}")
+        return length, digest
+
+
+class _Dropped:
+    """One log line at the first dropped message, then at most one a minute."""
+
+    def __init__(self) -> None:
+        self._untold = 0
+        self._next_at = 0.0
+
+    def tell(self, sender: object, error: Exception) -> None:
+        self._untold += 1
+        now = SYSTEM_CLOCK.monotonic()
+        if now < self._next_at:
+            return
+        more = f" ({self._untold} since the last line like this)" if self._untold > 1 else ""
+        cause = str(error) or type(error).__name__
+        _log.warning("a message from %s was dropped%s: %s", sender, more, cause)
+        self._untold, self._next_at = 0, now + LOG_EVERY_S

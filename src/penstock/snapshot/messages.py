@@ -31,13 +31,18 @@ class UploadFailed(msgspec.Struct, frozen=True, tag="upload-failed"):
 
 
 class TaskFailed(msgspec.Struct, frozen=True, tag="task-failed"):
-    """A task is about to fail; `error` names the class in `penstock.errors`, or is '' for any other exception."""
+    """A task is about to fail; `error` names the class in `penstock.errors`, or is '' for any other exception.
+
+    Of another one `place` says where it was raised, and `may_pass` whether it is about the network or the machine.
+    """
 
     run: int
     subtask: SubtaskId
     error: str
     cause: str
     file: str = ""
+    place: str = ""
+    may_pass: bool = False
 
 
 class MergeDone(msgspec.Struct, frozen=True, tag="merge-done"):

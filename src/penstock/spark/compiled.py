@@ -5,8 +5,9 @@ Schemas are learned by running the graph over empty DataFrames, so every mistake
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import pyarrow as pa
@@ -51,7 +52,13 @@ class Compiled:
     graph: Graph
     operators: dict[str, CompiledOperator]
     shared: frozenset[str]
-    """Sources and operators whose rows are used more than once: they are materialised, never computed again."""
+    """Sources and operators whose rows are used more than once: they are materialised, never computed again.
+
+    Among them are operators with a transform behind them that makes Spark look at their rows before the batch runs: an order over all
+    rows, for which it draws a sample, or an action in the function.
+    """
+    eager: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
+    """The columns that transforms with an action in them had at the start, by `id`: they may come from the data."""
     _columns: dict[object, Column] = field(default_factory=dict)
 
     def column(self, name: object, make: Callable[[], Column]) -> Column:
@@ -74,13 +81,47 @@ def compile_job(graph: Graph) -> Compiled:
     uses: Counter[str] = Counter()
     for part in (*graph.operators, *graph.outputs):
         plan = compiler.frame(part.upstream)._jdf.queryExecution().analyzed().toString()
-        uses.update({uid: plan.count(_mark(uid)) // 2 for uid in compiler.marked})
+        _refuse_unknown_pivot(plan, part.uid)
+        used = {uid: plan.count(_mark(uid)) // 2 for uid in compiler.marked}
+        uses.update(used)
+        if _SAMPLED.search(plan):
+            compiler.looked_at.update(uid for uid in compiler.operators if used[uid])
     for operator in graph.operators:
         compiler.frame(operator)
     for output in graph.outputs:
         frame = compiler.frame(output.upstream)
         output.sink.validate(to_arrow_schema(frame.schema, timezone="UTC"))
-    return Compiled(session, graph, compiler.operators, frozenset(uid for uid, n in uses.items() if n > 1))
+    shared = {uid for uid, n in uses.items() if n > 1} | compiler.looked_at
+    return Compiled(session, graph, compiler.operators, frozenset(shared), compiler.eager)
+
+
+_SAMPLED = re.compile(
+    r"^\W*(?:Sort \[.*\], true|RepartitionByExpression \[.* (?:ASC|DESC) NULLS )", re.MULTILINE
+)
+"""In a plan: rows are put in order across partitions. Spark runs what is below it once to sample it, and once again."""
+_PIVOT_WITHOUT_VALUES = re.compile(r"pivotfirst\(.*#\d+L?, 0, 0\)")
+
+
+def _refuse_unknown_pivot(plan: str, uid: str) -> None:
+    if _PIVOT_WITHOUT_VALUES.search(plan):
+        raise ConfigError(
+            f"what goes to {uid!r} has a pivot without values: its columns would come from the rows of each batch, and no sink or "
+            "operator can be made for that. Name the values: pivot('column', ['a', 'b'])",
+            uid=uid,
+        )
+
+
+def _operators_before(node: Node) -> Iterator[str]:
+    match node:
+        case Transform():
+            yield from _operators_before(node.upstream)
+        case Union():
+            yield from _operators_before(node.left)
+            yield from _operators_before(node.right)
+        case Aggregate() | Process():
+            yield node.uid
+        case Source():
+            return
 
 
 def _mark(uid: str) -> str:
@@ -93,6 +134,8 @@ class _Compiler:
         self._frames: dict[int, DataFrame] = {}
         self.operators: dict[str, CompiledOperator] = {}
         self.marked: list[str] = []
+        self.looked_at: set[str] = set()
+        self.eager: dict[int, tuple[str, ...]] = {}
 
     def frame(self, node: Node) -> DataFrame:
         """An empty DataFrame with the columns of the node."""
@@ -121,13 +164,22 @@ class _Compiler:
 
     def _transformed(self, node: Transform) -> DataFrame:
         name = getattr(node.function, "__name__", repr(node.function))
+        upstream = self.frame(node.upstream)
+        jobs = self._jobs_so_far()
         try:
-            result = node.function(self.frame(node.upstream))
+            result = node.function(upstream)
         except AnalysisException as error:
             raise ConfigError(f"transform {name}: {error}") from error
         if not isinstance(result, DataFrame):
             raise ConfigError(f"transform {name} returned {result!r}; it must return a DataFrame")
+        if self._jobs_so_far() > jobs:
+            self.looked_at.update(_operators_before(node))
+            self.eager[id(node)] = tuple(result.columns)
         return result
+
+    def _jobs_so_far(self) -> int:
+        """Jobs of anyone in this session: one too many costs time, never a result."""
+        return int(self._session.sparkContext._jsc.sc().dagScheduler().numTotalJobs())
 
     def _union(self, node: Union) -> DataFrame:
         left, right = self.frame(node.left), self.frame(node.right)

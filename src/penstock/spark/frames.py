@@ -10,6 +10,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - PySpark's own convention
 from pyspark.sql.types import StructType
 
+from penstock.errors import ConfigError
 from penstock.graph import Aggregate, Keyed, Node, Order, Output, Process, Source, Transform, Union
 from penstock.spark.assignment import Assignment
 from penstock.spark.compiled import Compiled, CompiledOperator
@@ -82,11 +83,21 @@ class BatchFrames:
             case Source():
                 return self._source(node)
             case Transform():
-                return node.function(self._frame(node.upstream))
+                return self._transformed(node)
             case Union():
                 return self._frame(node.left).unionByName(self._frame(node.right))
             case Aggregate() | Process():
                 return self._operator(node)
+
+    def _transformed(self, node: Transform) -> DataFrame:
+        result = node.function(self._frame(node.upstream))
+        expected = self.compiled.eager.get(id(node))
+        if expected is not None and tuple(result.columns) != expected:
+            raise ConfigError(
+                f"transform {getattr(node.function, '__name__', node.function)!s} had the columns {expected} when the job started, and has "
+                f"{tuple(result.columns)} in this batch: they come from the rows. Name the columns in the function"
+            )
+        return result
 
     def _source(self, node: Source) -> DataFrame:
         sources = self.compiled.graph.sources

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,8 @@ from penstock.state.handle import StateHandle
 
 if TYPE_CHECKING:
     from penstock.job import Job
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,7 @@ class GoingBack:
                 f"checkpoint {self.point.id} holds state of the operators {', '.join(orphans)}, which the job no longer has; keep "
                 f"their uids, or allow the loss with drop_state={tuple(orphans)!r}"
             )
+        _tell_unknown(set(drop_state) - set(stored), set(self.compiled.operators), self.point.id)
         handles: dict[SubtaskId, StateHandle] = {}
         for uid, operator in self.compiled.operators.items():
             if uid in stored and uid not in drop_state:
@@ -95,6 +99,17 @@ class GoingBack:
             entry = progress_log.without_positions(entry, replayable)
         progress_log.cut_back(storage, self.point.id, entry)
         return self.point.id
+
+
+def _tell_unknown(not_stored: set[str], operators: set[str], checkpoint: CheckpointId) -> None:
+    """Not refused: a supervisor starts the same command again, after the start that dropped the state."""
+    unknown = sorted(not_stored - operators)
+    if unknown:
+        _log.warning(
+            "drop_state names %s, of which neither the job nor checkpoint %d knows anything: nothing is dropped for it. The job has the "
+            "operators %s",
+            *(", ".join(map(repr, unknown)), checkpoint, ", ".join(sorted(operators)) or "(none)"),
+        )
 
 
 Layout = tuple[Mapping[str, str], Mapping[str, str]]

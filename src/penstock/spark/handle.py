@@ -25,6 +25,7 @@ from penstock.ids import RunId
 from penstock.recovery.fencing import Claimant, beat, read_descents, refuse_if_running
 from penstock.recovery.forget import forget_everything
 from penstock.recovery.history import read_history
+from penstock.recovery.repeated import Failure, times_in_a_row, would_come_again
 from penstock.recovery.restore import JobRecord, check_job_record
 from penstock.spark.compiled import Compiled, compile_job
 from penstock.spark.inspection import guarantee_of, leaves
@@ -62,8 +63,11 @@ class JobHandle:
         self._compiled = compiled
         self._available_now = available_now
         self._stopping = threading.Event()
+        self._ended = threading.Event()
         self._cancelled = False
+        self._forgetting = False
         self._clean = False
+        self._met = Failure()
         self._status = Status.RUNNING
         self._failure: BaseException | None = None
         self._observer = Observer({source.uid: len(leaves(source.frame)) for source in job.graph.sources})
@@ -123,26 +127,43 @@ class JobHandle:
         return self._failure
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait for the end; True when it has come. Raises what made the job fail."""
-        self._thread.join(timeout)
-        if self._thread.is_alive():
+        """Wait for the end; True when it has come. Raises what made the job fail.
+
+        A signal handler that raises interrupts it, and it can be called again. (It waits for an event: a `Thread.join` that is
+        interrupted takes the thread for dead, on CPython 3.11 and 3.12.)
+        """
+        if not self._ended.wait(timeout):
             return False
         if self._failure is not None:
             raise self._failure
         return True
 
-    def stop(self) -> None:
+    def stop(self, *, wait: bool = True) -> None:
         """End after the current batch, with a last checkpoint that is completed and committed. The next run goes on from there."""
         self._stopping.set()
-        self.wait()
+        if wait:
+            self.wait()
 
     def cancel(self) -> None:
         """End now, without a last checkpoint. What is kept is decided by `checkpoint.on_cancel`."""
-        self._cancelled = True
-        if self._run is not None:
-            self._run.cancel()
-        self._stopping.set()
+        self._forgetting = True
+        self._end_now()
         self.wait()
+
+    def abandon(self, timeout: float) -> bool:
+        """End now, in the middle of a batch, and forget nothing, as if the driver had died; whether it ended within the time."""
+        run = self._end_now()
+        if run is not None and is_alive(self._compiled.session):
+            run.interrupt()
+        return self._ended.wait(timeout)
+
+    def _end_now(self) -> QueryRun | None:
+        self._cancelled = True
+        run = self._run
+        if run is not None:
+            run.cancel()
+        self._stopping.set()
+        return run
 
     def checkpoints(self) -> list[Completed]:
         """The completed checkpoints in storage, oldest first, with what every subtask measured."""
@@ -167,7 +188,10 @@ class JobHandle:
         else:
             self._status = self._ended_as()
         finally:
-            self._say_goodbye()
+            try:
+                self._say_goodbye()
+            finally:
+                self._ended.set()
 
     def _ended_as(self) -> Status:
         if self._cancelled:
@@ -176,6 +200,7 @@ class JobHandle:
 
     def _run_until_done(self) -> None:
         failures: list[float] = []
+        met: list[Failure] = []
         rng = random.Random()  # noqa: S311 - jitter, not secrets
         while True:
             try:
@@ -188,6 +213,8 @@ class JobHandle:
                     _log.warning("job %s is cancelled while it fails: %s", self._job.name, error)
                     break
                 failures.append(SYSTEM_CLOCK.monotonic())
+                met.append(self._met)
+                self._give_up_what_comes_again(error, met)
                 self._go_back_or_give_up(error, self._job.restart.delay_s(failures, rng), len(failures))
                 if self._stopping.is_set():
                     _log.warning(
@@ -199,7 +226,7 @@ class JobHandle:
             else:
                 self._clean = not self._cancelled
                 break
-        if self._cancelled:
+        if self._forgetting:
             self._forget_if_asked()
 
     def _check_spark(self, error: Exception) -> None:
@@ -211,15 +238,30 @@ class JobHandle:
             ) from error
 
     def _attempt(self) -> None:
+        self._met = Failure()
         if self._run is None:
             self._run = self._prepared_run()
             self._status = Status.RUNNING
         if self._cancelled:  # while it was being prepared, when there was no run to tell it to
             self._run.cancel()
+        run = self._run
         try:
-            self._run.run()
+            run.run()
         finally:
+            self._met = run.met
             self._run = None
+
+    def _give_up_what_comes_again(self, error: Exception, met: list[Failure]) -> None:
+        if self._job.restart.counts_attempts or not would_come_again(met, available_now=self._available_now):
+            return
+        times = times_in_a_row(met)
+        raise JobFailedError(
+            f"{error}; job {self._job.name} met this {times} times in a row at batch {met[-1].batch}, so that it is in the code or in the "
+            "data, and would be met again. The job has failed for good; mend the code or the data, the next start goes on from the last "
+            "checkpoint. A restart strategy with `attempts` tries as often as it says",
+            failures=len(met),
+            batch=met[-1].batch,
+        ) from error
 
     def _go_back_or_give_up(self, error: Exception, delay_s: float | None, failures: int) -> None:
         if delay_s is None:
@@ -249,5 +291,6 @@ class JobHandle:
             return
         try:
             beat(self._job.storage, run, SYSTEM_CLOCK.wall(), ended=True, clean=self._clean)
-        except PenstockError:
-            _log.exception("the end of run %d could not be recorded", run)
+        except PenstockError as error:
+            _log.warning("the end of run %d could not be recorded: %s", run, error)
+            _log.debug("where recording the end of run %d failed", run, exc_info=error)

@@ -35,12 +35,14 @@ from penstock.errors import (
 )
 from penstock.ids import CheckpointId, SubtaskId
 from penstock.recovery.fencing import Claimant, beat
+from penstock.recovery.repeated import Failure
 from penstock.recovery.restore import RestorePoint, restore
-from penstock.snapshot.mailbox import Mailbox
+from penstock.snapshot.mailbox import Mailbox, places
 from penstock.snapshot.messages import MergeDone, MergeFailed, Message, TaskFailed, UploadDone, UploadFailed
 from penstock.snapshot.rescue import Rescue, in_background
 from penstock.spark import progress_log
 from penstock.spark.assignment import Answer, AnswerList, Assignment, OperatorAnswer, SinkAnswer, read_answers
+from penstock.spark.causes import BatchFailedError, cause_of, in_brief
 from penstock.spark.compiled import Compiled
 from penstock.spark.frames import BatchFrames, merged_sources
 from penstock.spark.going_back import GoingBack
@@ -59,7 +61,6 @@ POLL_S = 0.1
 BATCH_GRACE_S = 60.0
 MOST_WAITING_COMMITS = 10_000
 """Each metadata names every transaction that waits for its commit, so a sink that stays down must stop the batches some day."""
-LOOPBACK = "127.0.0.1"
 FATAL = (ConfigError, IncompatibleStateError, BadRecordError)
 
 
@@ -75,12 +76,15 @@ class QueryRun:
     owner: str
     """Under which name the job keeps its transactions in the sinks, see `JobRecord`."""
     failure: BaseException | None = None
+    met: Failure = field(default_factory=Failure)
+    """The failure as far as it can be recognised when it comes again."""
     _told: list[TaskFailed] = field(default_factory=list)
     _posted: dict[CheckpointId, set[str]] = field(default_factory=dict)
     """The state files of batches that the coordinator, which may be busy with storage, has not heard of yet."""
     _batch_lock: threading.Lock = field(default_factory=threading.Lock)
     _closed: bool = False
     _cancelled: bool = False
+    _query: StreamingQuery | None = None
 
     # ── coming up ──────────────────────────────────────────────────────────────────────────────
 
@@ -135,9 +139,11 @@ class QueryRun:
 
     def run(self) -> None:
         """Run until the input is done (available_now), `stopping` is set, or something fails; then raise why."""
-        conf = self.compiled.session.sparkContext.getConf()
-        host = conf.get("spark.driver.host", LOOPBACK) or LOOPBACK
-        bind = conf.get("spark.driver.bindAddress", host) or host
+        context = self.compiled.session.sparkContext
+        conf = context.getConf()
+        bind, host = places(
+            str(context.master), conf.get("spark.driver.host"), conf.get("spark.driver.bindAddress")
+        )
         self._mailbox = Mailbox(bind, self._deliver, host=host)
         self._loop = CoordinatorLoop(
             self._make_coordinator, storage=self.job.storage, run=self.point.run, on_failure=self._fail
@@ -151,7 +157,7 @@ class QueryRun:
         )
         try:
             self._loop.start()
-            query = self._start_query()
+            self._query = query = self._start_query()
             try:
                 self._watch(query)
             finally:
@@ -176,6 +182,12 @@ class QueryRun:
     def cancel(self) -> None:
         """End without a last checkpoint; `stopping` must be set next."""
         self._cancelled = True
+
+    def interrupt(self) -> None:
+        """Give up what Spark computes for the present batch; `cancel` must have been called."""
+        query = self._query
+        if query is not None:
+            self.compiled.session.sparkContext.cancelJobGroup(str(query.runId))
 
     def _make_coordinator(self, run_commit: object) -> Coordinator:
         layouts = {uid: operator.described_layout for uid, operator in self.compiled.operators.items()}
@@ -253,7 +265,7 @@ class QueryRun:
             lost.__cause__ = error
             return lost
         if not self._told:
-            return error
+            return in_brief(error)
         told = self._told[0]
         kind = getattr(errors, told.error, None)
         text = f"{told.subtask}: {told.cause}"
@@ -304,9 +316,12 @@ class QueryRun:
                 self._check_follows(number)
                 self._run_batch(frame, CheckpointId(number))
                 self._last_batch = CheckpointId(number)
-            except BaseException as error:
+            except BaseException as error:  # noqa: BLE001 - kept as the failure of this run; Spark is told less
+                if self.failure is None:
+                    self.met = Failure(number, cause_of(error, self._told[0] if self._told else None))
                 self._fail(error)
-                raise
+                _log.debug("batch %d of job %s failed", number, self.job.name, exc_info=error)
+                raise BatchFailedError(number) from None
 
     def _wait_for_commits(self) -> None:
         told = False

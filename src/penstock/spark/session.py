@@ -7,19 +7,24 @@ task whose Python worker died.
 
 from __future__ import annotations
 
+import atexit
+import logging
 import os
 import re
 import sys
 import sysconfig
+import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from py4j.protocol import Py4JError
-from pyspark import SparkContext
+from pyspark import SparkConf, SparkContext
 from pyspark.sql import SparkSession
 
 from penstock.errors import ConfigError
 from penstock.spark.java import cache_dir, ensure_java, write_cached
+
+_log = logging.getLogger(__name__)
 
 LOOPBACK = "127.0.0.1"
 MAX_TASK_FAILURES = 4
@@ -27,7 +32,9 @@ SHUFFLE_PARTITIONS = 4
 
 _LOCAL = re.compile(r"local(?:\[(\d+|\*)\])?")
 _LOCAL_CLUSTER = re.compile(r"local-cluster\[\s*\d+\s*,\s*\d+\s*,\s*(\d+)\s*\]")
-_QUIET_LOG4J = """\
+_LINE = "%d{yy/MM/dd HH:mm:ss} %p %c{1}: %m"
+_CAUSE = " %replace{%ex{short.message}}{(?s)[\\\\r\\\\n].*}{}"
+_LOG4J = """\
 # Written by Penstock for local sessions: errors only, to stderr.
 rootLogger.level = error
 logger.gateway.name = org.apache.spark.api.python.PythonGatewayServer
@@ -37,8 +44,8 @@ appender.stderr.type = Console
 appender.stderr.name = stderr
 appender.stderr.target = SYSTEM_ERR
 appender.stderr.layout.type = PatternLayout
-appender.stderr.layout.pattern = %d{yy/MM/dd HH:mm:ss} %p %c{1}: %m%n%ex
-"""
+appender.stderr.layout.alwaysWriteExceptions = false
+appender.stderr.layout.pattern = """
 
 
 def local_session(
@@ -63,13 +70,52 @@ def local_session(
     os.environ["PYSPARK_PYTHON"] = sys.executable
     os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     os.environ["SPARK_LOCAL_IP"] = LOOPBACK
-    builder = SparkSession.builder.master(master).appName(app_name)
     given = {**({"spark.jars.packages": ",".join(packages)} if packages else {}), **(config or {})}
-    for name, value in _settings(master, java_home, given).items():
+    settings: dict[str, str] = {
+        "spark.master": master,
+        "spark.app.name": app_name,
+        **_settings(master, java_home, given),
+    }
+    new = SparkContext._active_spark_context is None
+    _start_java(settings)
+    builder = SparkSession.builder
+    for name, value in settings.items():
         builder = builder.config(name, value)
     session = builder.getOrCreate()
     session.sparkContext.setLogLevel("ERROR")
+    if new:
+        atexit.register(_stop_at_exit, session)
     return session
+
+
+def _start_java(settings: Mapping[str, str]) -> None:
+    """Let PySpark start its JVM in a thread of its own, which no Ctrl-C interrupts.
+
+    An exception in the midst of it removes the folder into which the JVM is about to write where it can be reached. The JVM
+    then fails without ending, and is never ended by anyone. What this thread has started is taken by the next call, or
+    ends with the process.
+    """
+    conf = SparkConf().setAll(list(settings.items()))
+    failures: list[BaseException] = []
+    up = threading.Event()
+
+    def start() -> None:
+        try:
+            SparkContext._ensure_initialized(conf=conf)
+        except BaseException as error:  # noqa: BLE001 - raised by who waits
+            failures.append(error)
+        up.set()
+
+    threading.Thread(target=start, name="penstock-start-java", daemon=True).start()
+    up.wait()
+    if failures:
+        raise failures[0]
+
+
+def _stop_at_exit(session: SparkSession) -> None:
+    """Or PySpark's threads complain, behind the prompt, that Java has gone."""
+    if is_alive(session):
+        session.stop()
 
 
 def is_alive(session: SparkSession) -> bool:
@@ -112,11 +158,13 @@ def _executor_memory(master: str) -> dict[str, str]:
 
 
 def _driver_options(config: Mapping[str, str]) -> str:
+    """Java's errors are a line each: Penstock tells of what matters. With the level DEBUG for 'penstock' they come with their stacks."""
     given = config.get("spark.driver.extraJavaOptions", "")
     if "log4j2.configurationFile" in given:
         return given
-    log4j = cache_dir() / "log4j2-quiet.properties"
-    write_cached(log4j, _QUIET_LOG4J, 0o644)
+    traces = _log.isEnabledFor(logging.DEBUG)
+    log4j = cache_dir() / ("log4j2-traces.properties" if traces else "log4j2-lines.properties")
+    write_cached(log4j, _LOG4J + _LINE + ("%n%ex" if traces else _CAUSE + "%n") + "\n", 0o644)
     return f"-Dlog4j2.configurationFile={log4j.as_uri()} {given}".strip()
 
 

@@ -29,6 +29,7 @@ from penstock.operators.keyed_process import Context, KeyedProcess
 from penstock.operators.run_aggregate import run_aggregate
 from penstock.operators.run_batch_process import run_batch_process
 from penstock.operators.run_process import run_process
+from penstock.recovery.repeated import may_pass, place_of
 from penstock.sinks.two_phase_commit import Transaction, TransactionContext, TwoPhaseCommitSink
 from penstock.snapshot.compactor import COMPACTOR, Merge
 from penstock.snapshot.mailbox import send
@@ -258,8 +259,11 @@ class SinkTask:
             return
         try:
             self.sink.abort(transaction)
-        except Exception:  # noqa: BLE001 - the task fails with its own reason; what is left is swept later
-            _log.exception("sink %s: a failed task could not abort its transaction; recovery will", self.uid)
+        except Exception as error:  # noqa: BLE001 - the task fails with its own reason; what is left is swept later
+            _log.warning(
+                "sink %s: a failed task could not abort its transaction, recovery will: %s", self.uid, error
+            )
+            _log.debug("sink %s: where its abort failed", self.uid, exc_info=error)
 
 
 @dataclass
@@ -318,6 +322,7 @@ def _tell_failure(plan: Assignment, subtask: SubtaskId, error: Exception) -> Non
     file = error.facts.get("run", "") if isinstance(error, PenstockError) else ""
     cause = str(error) if kind else f"{type(error).__name__}: {error}"
     try:
-        send(plan.mailbox, TaskFailed(plan.run, subtask, kind, cause, str(file)))
-    except OSError:
-        _log.exception("the driver could not be told why %s failed", subtask)
+        told = TaskFailed(plan.run, subtask, kind, cause, str(file), place_of(error), may_pass(error))
+        send(plan.mailbox, told)
+    except OSError as unreachable:
+        _log.warning("the driver could not be told why %s failed (%s): %s", subtask, cause, unreachable)

@@ -5,6 +5,6 @@ Called by snapshot (state files), checkpoint (metadata) and recovery (fencing), 
 
 from penstock.storage.base import Storage
 from penstock.storage.local import LocalStorage
-from penstock.storage.open import open_storage
+from penstock.storage.open import open_job_storage, open_storage
 
-__all__ = ["LocalStorage", "Storage", "open_storage"]
+__all__ = ["LocalStorage", "Storage", "open_job_storage", "open_storage"]

@@ -13,14 +13,19 @@ from penstock.storage.local import LocalStorage
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
 
 
+def open_job_storage(storage: str | Path, job: str) -> Storage:
+    """Return the folder of a job below what the user gave as `storage=`."""
+    if isinstance(storage, Path):
+        return open_storage(storage / job)
+    _check_given(storage)
+    return open_storage(f"{storage.rstrip('/')}/{job}")
+
+
 def open_storage(uri: str | Path) -> Storage:
     """Return the storage at a path, a `file:` URI or a URI that `pyarrow.fs` opens; contacts nothing yet."""
     if isinstance(uri, Path):
         return LocalStorage(uri)
-    if not isinstance(uri, str) or not uri.strip():
-        raise ConfigError(
-            f"storage is {uri!r}: give a path such as '/var/lib/penstock' or a URI", storage=uri
-        )
+    _check_given(uri)
     if not _SCHEME.match(uri):
         return LocalStorage(uri)
     parts = urlsplit(uri)
@@ -34,3 +39,10 @@ def open_storage(uri: str | Path) -> Storage:
             storage=uri,
         )
     return LocalStorage(unquote(parts.path))
+
+
+def _check_given(uri: object) -> None:
+    if not isinstance(uri, str) or not uri.strip():
+        raise ConfigError(
+            f"storage is {uri!r}: give a path such as '/var/lib/penstock' or a URI", storage=uri
+        )

@@ -1,0 +1,69 @@
+"""A failure that comes again at the same batch is of the user's code or data: another attempt would only meet it again. Pure; both.
+
+What may pass by itself, such as a server that does not answer, is never counted: for that there is the restart strategy.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+MOST_IN_A_ROW = 3
+MOST_IN_A_ROW_AVAILABLE_NOW = 2
+
+_MISTAKES = (FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectoryError, PermissionError)
+"""Kinds of OSError that are about a name that somebody wrote down."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A failure as far as it can be recognised: its batch, and a cause that reads the same when the same happens again.
+
+    Without a batch or a cause it may pass by itself.
+    """
+
+    batch: int | None = None
+    cause: str = ""
+
+
+def times_in_a_row(failures: Sequence[Failure]) -> int:
+    """How often the newest failure has come without another in between; 0 for one that may pass."""
+    newest = failures[-1]
+    if newest.batch is None or not newest.cause:
+        return 0
+    others = [index for index, failure in enumerate(failures) if failure != newest]
+    return len(failures) - 1 - (others[-1] if others else -1)
+
+
+def would_come_again(failures: Sequence[Failure], *, available_now: bool) -> bool:
+    """Whether the newest failure has come so often that one more attempt is of no use; somebody waits for `available_now`."""
+    most = MOST_IN_A_ROW_AVAILABLE_NOW if available_now else MOST_IN_A_ROW
+    return times_in_a_row(failures) >= most
+
+
+def may_pass(error: BaseException) -> bool:
+    """Whether an exception of user code is about the network or the machine, and not about the code."""
+    if isinstance(error, MemoryError) or (isinstance(error, OSError) and not isinstance(error, _MISTAKES)):
+        return True
+    return any(isinstance(one, ConnectionError | TimeoutError) for one in _chain(error))
+
+
+def place_of(error: BaseException) -> str:
+    """Where an exception was raised. Its text may differ from attempt to attempt: which row is met first is chance."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return (
+        f"{type(error).__name__} at {frames[-1].filename}:{frames[-1].lineno}"
+        if frames
+        else type(error).__name__
+    )
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """The exception, and those that led to it."""
+    seen: set[int] = set()
+    one: BaseException | None = error
+    while one is not None and id(one) not in seen:
+        seen.add(id(one))
+        yield one
+        one = one.__cause__ or (None if one.__suppress_context__ else one.__context__)

@@ -1,0 +1,109 @@
+"""A job in the foreground: what Ctrl-C and SIGTERM do. Driver.
+
+The first signal stops the job with a last checkpoint. The second one means "now": the job is left as if the driver had died, and the
+exception of the signal is raised. Spark's JVM gets the same signals when a terminal, `timeout` or systemd sends them to all processes of
+a job: PySpark makes it deaf to the first kind, this module to the second. It ends when the driver does, however that comes.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import TYPE_CHECKING
+
+from pyspark.sql import SparkSession
+
+from penstock.spark.handle import JobHandle
+from penstock.spark.session import is_alive
+
+if TYPE_CHECKING:
+    from penstock.job import Job
+
+_log = logging.getLogger(__name__)
+
+POLL_S = 0.2
+NOW_S = 5.0
+"""So long may the second signal take to end the job in good order."""
+STOPPING = "stopping with a last checkpoint; a second signal leaves without it"
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+def in_foreground(
+    job: Job,
+    start: Callable[[], JobHandle],
+    *,
+    watch: Callable[[JobHandle], None] = lambda _: None,
+    tell: Callable[[str], None] = _log.warning,
+) -> JobHandle:
+    """Start the job and return when it has ended, which a signal may ask for. `watch` is called now and then, `tell` with what happens."""
+    with _signals() as signals, _java_deaf_to_sigterm(job):
+        handle = start()
+        try:
+            _until_ended(handle, signals, watch, tell)
+        except (KeyboardInterrupt, SystemExit):
+            handle.abandon(NOW_S)
+            raise
+    return handle
+
+
+class _Signals:
+    """Notes the first signal, so that nothing is interrupted by it, and raises at the next."""
+
+    def __init__(self) -> None:
+        self.noted = False
+
+    def __call__(self, number: int, _frame: FrameType | None) -> None:
+        if not self.noted:
+            self.noted = True
+        elif number == signal.SIGINT:
+            raise KeyboardInterrupt
+        else:
+            raise SystemExit(128 + number)
+
+
+@contextmanager
+def _signals() -> Iterator[_Signals]:
+    signals = _Signals()
+    if threading.current_thread() is not threading.main_thread():
+        yield signals
+        return
+    before = {number: signal.signal(number, signals) for number in _SIGNALS}
+    try:
+        yield signals
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def _java_deaf_to_sigterm(job: Job) -> Iterator[None]:
+    """Only where Python has started Java: under spark-submit Java came first, and a signal to it must end both."""
+    session: SparkSession | None = job.graph.sources[0].frame.sparkSession if job.graph.sources else None
+    gateway = None if session is None else session.sparkContext._gateway
+    if session is None or gateway is None or getattr(gateway, "proc", None) is None:
+        yield
+        return
+    java = gateway.jvm.sun.misc
+    terminate = java.Signal("TERM")
+    before = java.Signal.handle(terminate, java.SignalHandler.SIG_IGN)
+    try:
+        yield
+    finally:
+        if is_alive(session):
+            java.Signal.handle(terminate, before)
+
+
+def _until_ended(
+    handle: JobHandle, signals: _Signals, watch: Callable[[JobHandle], None], tell: Callable[[str], None]
+) -> None:
+    told = False
+    while not handle.wait(POLL_S):
+        if signals.noted and not told:
+            told = True
+            tell(STOPPING)
+            handle.stop(wait=False)
+        watch(handle)

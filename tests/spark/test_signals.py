@@ -1,0 +1,157 @@
+"""Ctrl-C and SIGTERM, on real processes: sent to the driver and to everything it has started in its group, as a terminal does."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import psutil
+import pytest
+from ledger import Ledger
+
+from penstock.recovery.fencing import ended_cleanly
+from penstock.storage import LocalStorage
+
+pytestmark = pytest.mark.spark
+
+PATIENCE_S = 300
+
+INTERRUPTIBLE = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+"""For what is started in the background of a shell, which makes it deaf to Ctrl-C."""
+JOBS = """
+import sys, time
+from pathlib import Path
+import penstock as ps
+from penstock.spark.session import local_session
+
+root = Path(sys.argv[1])
+
+def job(name):
+    class Held(ps.KeyedProcess):
+        n = ps.ValueState("long", default=0)
+
+        def process(self, key, rows, ctx):
+            while key == "held":
+                (root / f"{name}-holds").touch()
+                time.sleep(0.1)
+            self.n.value += len(rows)
+            yield key, self.n.value
+
+    job = ps.Job(name, storage=root / "store", checkpoint=ps.Checkpointing(interval="1h"))
+    rows = job.read(ps.sources.PartitionedLog(root / "log").read(spark), uid="log").key_by("app")
+    counts = rows.process(Held(), schema="app string, n long", uid="counts")
+    counts.write_to(ps.sinks.SQLite(root / "out.db", table=name.replace("-", "_"), mode="upsert", key=["app"]), uid="out")
+    return job
+
+def run(name):
+    try:
+        print(name, job(name).run().value, flush=True)
+    except KeyboardInterrupt:
+        print(name, "interrupted", flush=True)
+
+spark = local_session("signals")
+run("int-once")
+run("term-once")
+run("int-twice")
+run("term-twice")
+"""
+STARTING = "from penstock.spark.session import local_session\nlocal_session('signals')\n"
+STARTING_JOB = "from pyspark.sql import SparkSession\nSparkSession.builder.getOrCreate()\n"
+
+
+def until(condition: Callable[[], object], what: str) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline, f"{what} did not come within {PATIENCE_S} s"
+        time.sleep(0.1)
+
+
+@contextmanager
+def program(*arguments: object, output: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A program in a process group of its own."""
+    with output.open("wb") as out:
+        process = subprocess.Popen(
+            [sys.executable, *map(str, arguments)],
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=out,
+            start_new_session=True,
+        )
+    try:
+        yield process
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def javas(process: subprocess.Popen[bytes]) -> list[psutil.Process]:
+    with suppress(psutil.NoSuchProcess):
+        children = psutil.Process(process.pid).children(recursive=True)
+        return [one for one in children if "pyspark-shell" in " ".join(one.cmdline())]
+    return []
+
+
+def test_signals_stop_a_job(tmp_path: Path) -> None:
+    """The first signal stops with a last checkpoint, and the run is recorded as ended cleanly; the second ends it now; Java stays quiet."""
+    ledger = Ledger(tmp_path)
+    ledger.append(0, "a", 3)
+    script, output = tmp_path / "jobs.py", tmp_path / "output"
+    script.write_text(INTERRUPTIBLE + JOBS)
+
+    def storage(name: str) -> LocalStorage:
+        return LocalStorage(tmp_path / "store" / name)
+
+    def said() -> list[str]:
+        return output.read_text().splitlines()
+
+    with program(script, tmp_path, output=output) as process:
+        for name, number in (("int-once", signal.SIGINT), ("term-once", signal.SIGTERM)):
+            until(lambda name=name: storage(name).names("spark/commits"), f"the first batch of {name}")
+            os.killpg(process.pid, number)
+            until(lambda name=name: f"{name} stopped" in said(), f"the end of {name}")
+            assert ended_cleanly(storage(name), 1)
+            assert ledger.counts(name.replace("-", "_")) == {"a": 3}
+        ledger.append(1, "held", 1)
+        for name, number in (("int-twice", signal.SIGINT), ("term-twice", signal.SIGTERM)):
+            until((tmp_path / f"{name}-holds").exists, f"the first batch of {name}")
+            os.killpg(process.pid, number)
+            until(
+                lambda: said()[-1].startswith("stopping with a last checkpoint"), "what the first signal does"
+            )
+            os.killpg(process.pid, number)
+            if number == signal.SIGINT:
+                until(lambda: "int-twice interrupted" in said(), "the end of int-twice")
+        java = javas(process)
+        assert process.wait(PATIENCE_S) == 128 + signal.SIGTERM
+        assert not ended_cleanly(storage("int-twice"), 1)
+        assert not ended_cleanly(storage("term-twice"), 1)
+        until(lambda: not any(one.is_running() for one in java), "the end of Java")
+    assert [line for line in said() if line.startswith(("\tat ", "Caused by", "Traceback"))] == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_while_spark_starts(tmp_path: Path, number: signal.Signals) -> None:
+    """It ends the process at once, in a script and in `penstock run`, and Java with it."""
+    script, job_file = tmp_path / "script.py", tmp_path / "job_file.py"
+    script.write_text(INTERRUPTIBLE + STARTING)
+    job_file.write_text(STARTING_JOB)
+    command = ("-c", f"{INTERRUPTIBLE}from penstock.cli import main; main()", "run", job_file)
+    with (
+        program(script, output=tmp_path / "script.out") as first,
+        program(*command, output=tmp_path / "command.out") as second,
+    ):
+        found = []
+        for process in (first, second):
+            until(lambda process=process: javas(process), "Java")
+            found += javas(process)
+            os.killpg(process.pid, number)
+        for process in (first, second):
+            assert process.wait(PATIENCE_S) in (-number, 1)
+        until(lambda: not any(one.is_running() for one in found), "the end of Java")

@@ -1,0 +1,88 @@
+"""What is made of Spark's errors."""
+
+from __future__ import annotations
+
+import pytest
+from py4j.protocol import Py4JError, Py4JNetworkError
+from pyspark.errors.exceptions.base import PySparkValueError
+from pyspark.errors.exceptions.captured import CapturedException
+
+from penstock.errors import UnavailableError
+from penstock.ids import SubtaskId
+from penstock.snapshot.messages import TaskFailed
+from penstock.spark.causes import cause_of, in_brief
+
+STACK = """An error occurred while calling o629.collectToPython.
+: org.apache.spark.SparkException: Job aborted: Task 0 in stage 8.0 failed 4 times
+\tat org.apache.spark.rdd.RDD.collect(RDD.scala:1122)
+
+Driver stacktrace:
+\tat java.base/java.lang.Thread.run(Thread.java:840)
+Caused by: java.io.EOFException
+\t... 21 more
+"""
+UDF = """An exception was thrown from the Python worker:
+Traceback (most recent call last):
+  File "job.py", line 27, in <lambda>
+    1 // 0
+ZeroDivisionError: integer division or modulo by zero
+"""
+
+
+class Captured(CapturedException):
+    """With a SQLSTATE, as those from the JVM have."""
+
+    def __init__(self, state: str | None) -> None:
+        self._state = state  # nothing else: the rest of it asks a JVM
+
+    def __str__(self) -> str:
+        return UDF
+
+    def getSqlState(self) -> str | None:  # noqa: N802 - PySpark's name
+        return self._state
+
+    def getCondition(self) -> str:  # noqa: N802 - PySpark's name
+        return "SOME_CONDITION"
+
+
+def test_errors_of_spark_in_brief() -> None:
+    """Stacks of Java and Python are left out of the text, and stay in the cause."""
+    java, python = Py4JError(STACK), Captured("38000")
+    assert str(in_brief(java)) == (
+        "An error occurred while calling o629.collectToPython. "
+        ": org.apache.spark.SparkException: Job aborted: Task 0 in stage 8.0 failed 4 times"
+    )
+    assert in_brief(java).__cause__ is java
+    assert str(in_brief(python)) == (
+        "An exception was thrown from the Python worker: ZeroDivisionError: integer division or modulo by zero"
+    )
+    assert len(str(in_brief(Py4JError("x" * 99_999)))) < 1_100
+    own = ValueError("a\n\tb")
+    assert in_brief(own) is own
+
+
+def told(**more: object) -> TaskFailed:
+    return TaskFailed(1, SubtaskId("counts", 1), cause="x", **{"error": "", "place": "E at job.py:3", **more})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("error", "said", "cause"),
+    [
+        (Captured("38000"), told(), "counts: E at job.py:3"),
+        (Captured("38000"), told(may_pass=True), ""),
+        (Captured("38000"), told(error="UnavailableError"), ""),
+        (Captured("38000"), None, "SOME_CONDITION (38000)"),
+        (Captured("22012"), None, "SOME_CONDITION (22012)"),
+        (Captured("KD001"), None, ""),
+        (Captured(None), None, ""),
+        (Py4JError(STACK), None, ""),
+        (Py4JNetworkError("no answer"), None, ""),
+        (UnavailableError("storage is away"), None, ""),
+        (ConnectionError("no"), None, ""),
+        (KeyError("n"), None, "KeyError"),
+        (PySparkValueError("wrong argument"), None, "PySparkValueError"),
+    ],
+)
+def test_what_is_recognised(error: BaseException, said: TaskFailed | None, cause: str) -> None:
+    """Mistakes in code, data and queries have a cause that is the same the next time; what may pass has none."""
+    assert cause_of(error, said) == cause
