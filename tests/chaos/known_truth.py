@@ -17,7 +17,9 @@ import pyarrow.dataset as ds
 
 import penstock as ps
 from penstock.checkpoint.completed import Completed
-from penstock.checkpoint.metadata import found_checkpoints, name_of, read_metadata
+from penstock.checkpoint.metadata import name_of
+from penstock.recovery.fencing import read_descents
+from penstock.recovery.history import read_history
 from penstock.recovery.restore import JobRecord, check_job_record, restore
 from penstock.sinks.two_phase_commit import TwoPhaseCommitSink
 from penstock.state.backends.checksums import fingerprint
@@ -242,7 +244,10 @@ def _staging_leftovers(site: Site) -> list[str]:
 
 
 def _retained(site: Site) -> list[Completed]:
-    return [read_metadata(site.storage, name) for name in found_checkpoints(site.storage)]
+    """The checkpoints of the job's history: what a zombie writes late counts for nothing, and goes with the next recovery."""
+    history = read_history(site.storage, read_descents(site.storage))
+    assert not history.broken
+    return history.whole
 
 
 def _named_runs(site: Site) -> dict[str, RunRef]:
