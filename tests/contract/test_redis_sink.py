@@ -254,6 +254,16 @@ def test_a_server_that_is_killed(tmp_path: Path) -> None:
         server.kill()
 
 
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), float("-inf")])
+def test_what_is_no_number_is_a_value_like_others(number: float, server: Server) -> None:
+    """NaN and infinity are written in words, as a text and in a hash: only null removes a key or a field."""
+    schema = pa.schema([("app", pa.string()), ("x", pa.float64())])
+    write(Redis(server.url, key="text:{app}", value="x"), [{"app": "a", "x": number}], schema)
+    write(Redis(server.url, key="hash:{app}"), [{"app": "a", "x": number}], schema)
+    assert server.texts("text:*") == {"text:a": repr(number)}
+    assert server.hashes("hash:*") == {"hash:a": {"x": repr(number)}}
+
+
 def test_forms_of_values(server: Server) -> None:
     """Every type has one text; JSON objects keep their types; bytes stay bytes."""
     row = {

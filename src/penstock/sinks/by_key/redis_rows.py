@@ -1,8 +1,8 @@
 """Rows as Redis keeps them: a key made of columns, and a hash, a text or a JSON object. Executors.
 
 A prepared batch has the column of keys first, then whether the key is deleted, then what is written. Numbers are written in
-digits (a boolean is 1 or 0), times in ISO 8601, decimals with all digits, bytes as they are, lists and structs as JSON. Redis has
-no null: a field that is null is removed from its hash, a text that is null is removed with its key.
+digits (a boolean is 1 or 0; NaN and the infinities are nan, inf and -inf), times in ISO 8601, decimals with all digits, bytes as they
+are, lists and structs as JSON. Redis has no null: a field that is null is removed from its hash, a text that is null with its key.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class RedisForm:
 def stored_as_text(batch: pa.RecordBatch) -> pa.RecordBatch:
     """Every column as whole numbers, floating point, text or bytes."""
     try:
-        return storage_batch(batch)
+        return storage_batch(batch, knows_nan=True)
     except BadRecordError as error:
         raise BadRecordError(
             f"a row cannot be written to Redis: {error.__cause__ or error}", **error.facts

@@ -29,12 +29,12 @@ def storage_class(data_type: pa.DataType) -> str:
     return "BLOB" if _is_bytes(data_type) else "TEXT"
 
 
-def storage_batch(batch: pa.RecordBatch) -> pa.RecordBatch:
+def storage_batch(batch: pa.RecordBatch, *, knows_nan: bool = False) -> pa.RecordBatch:
     """Convert every column; a value that SQLite cannot hold is a `BadRecordError` naming the column."""
     columns = []
     for field, column in zip(batch.schema, batch.columns, strict=True):
         try:
-            columns.append(_storage_column(column))
+            columns.append(_storage_column(column, knows_nan=knows_nan))
         except (pa.ArrowException, BadRecordError) as error:
             raise BadRecordError(
                 f"column {field.name!r} of type {field.type} holds a value that SQLite cannot store: {error}",
@@ -53,15 +53,17 @@ def is_plain_text(data_type: pa.DataType) -> bool:
     )
 
 
-def _storage_column(column: pa.Array) -> pa.Array:
+def _storage_column(column: pa.Array, *, knows_nan: bool) -> pa.Array:
     data_type = column.type
     if pa.types.is_dictionary(data_type):
-        return _storage_column(column.cast(data_type.value_type))
+        return _storage_column(column.cast(data_type.value_type), knows_nan=knows_nan)
     match storage_class(data_type):
         case "INTEGER":
             return column.cast(pa.int64())
         case "REAL":
             doubles = column.cast(pa.float64())
+            if knows_nan:
+                return doubles
             return pc.if_else(pc.is_nan(doubles), pa.scalar(None, pa.float64()), doubles)
         case "BLOB":
             return column.cast(pa.large_binary())
