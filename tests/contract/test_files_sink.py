@@ -251,6 +251,7 @@ def test_files_refuse_columns(options: dict[str, Any], schema: pa.Schema, named:
         {"format": "orc"},
         {"format": "json", "compression": "zip"},
         {"format": "csv", "delimiter": "ab"},
+        *({"format": "csv", "delimiter": one} for one in "0e.-+: T"),
         {"format": "csv", "header": "yes"},
         {"row_group_rows": 0},
     ],

@@ -64,6 +64,21 @@ def check_years(column: pa.Array, *, units_per_day: int) -> None:
         raise pa.ArrowInvalid("a date or time lies outside the years 1 to 9999")
 
 
+def refuse_odd_years(batch: pa.RecordBatch) -> None:
+    """Refuse, by the name of their column, dates and times that have no text which others read back."""
+    for name, column in zip(batch.schema.names, batch.columns, strict=True):
+        try:
+            if pa.types.is_date(column.type):
+                check_years(column.cast(pa.date32()).view(pa.int32()), units_per_day=1)
+            elif pa.types.is_timestamp(column.type):
+                check_years(column.view(pa.int64()), units_per_day=86_400 * _PER_SECOND[column.type.unit])
+        except pa.ArrowInvalid as error:
+            raise BadRecordError(
+                f"column {name!r} of type {column.type} cannot be written as text: {error}; filter such rows before write_to",
+                column=name,
+            ) from error
+
+
 def unsupported_in_json(data_type: pa.DataType) -> pa.DataType | None:
     """Find the part of a type that has no JSON form, if there is one."""
     if pa.types.is_interval(data_type) or pa.types.is_union(data_type):

@@ -11,10 +11,11 @@ import pyarrow.csv
 import pyarrow.parquet
 
 from penstock.errors import ConfigError
-from penstock.sinks.json_text import json_lines, unsupported_in_json
+from penstock.sinks.json_text import json_lines, refuse_odd_years, unsupported_in_json
 
 MAX_BUFFERED_BYTES = 64 << 20
 _FILE_BUFFER_BYTES = 1 << 20
+_IN_NUMBERS_AND_TIMES = "+-.: "
 
 
 class RowFile(ABC):
@@ -144,6 +145,12 @@ class Csv(FileFormat):
     def __init__(self, *, delimiter: str = ",", header: bool = True) -> None:
         if not isinstance(delimiter, str) or len(delimiter.encode()) != 1 or delimiter in '"\r\n':
             raise ConfigError(f"delimiter must be one ASCII character, not {delimiter!r}")
+        if delimiter.isalnum() or delimiter in _IN_NUMBERS_AND_TIMES:
+            raise ConfigError(
+                f"delimiter {delimiter!r} can be part of a number, a time or a truth value, which are written without quotes: no reader "
+                "could tell where a field ends; use a comma, a semicolon, a tab or a bar",
+                delimiter=delimiter,
+            )
         if not isinstance(header, bool):
             raise ConfigError(f"header must be True or False, not {header!r}")
         self.delimiter = delimiter
@@ -172,6 +179,7 @@ class _CsvFile(RowFile):
         self._writer = pyarrow.csv.CSVWriter(self._file, schema, write_options=options)
 
     def write(self, batch: pa.RecordBatch) -> None:
+        refuse_odd_years(batch)
         self._writer.write_batch(batch)
 
     def close(self) -> None:

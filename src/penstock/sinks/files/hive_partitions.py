@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 import pyarrow as pa
 
 from penstock.errors import BadRecordError, ConfigError
+from penstock.sinks.json_text import refuse_odd_years
 
 NULL_VALUE = "__HIVE_DEFAULT_PARTITION__"
 _MAX_NAME_BYTES = 255
@@ -47,6 +48,7 @@ def check(schema: pa.Schema, columns: Sequence[str]) -> None:
 
 def split(batch: pa.RecordBatch, columns: Sequence[str]) -> Iterator[tuple[str, pa.RecordBatch]]:
     """Yield each folder with its rows; the columns of the folder's name are left out of the rows."""
+    refuse_odd_years(batch.select(list(columns)))
     rest = batch.select([name for name in batch.schema.names if name not in columns])
     rows = pa.array(range(batch.num_rows), pa.int64())
     keys = pa.table({**{column: batch.column(column) for column in columns}, _ROW_NUMBER: rows})
@@ -59,6 +61,13 @@ def split(batch: pa.RecordBatch, columns: Sequence[str]) -> Iterator[tuple[str, 
 
 
 def _folder_name(column: str, value: str | None) -> str:
+    if value == NULL_VALUE:
+        raise BadRecordError(
+            f"a row has {value!r} in column {column!r} (partition_by): that is the folder of null, so readers would find null; "
+            "filter or change such rows before write_to",
+            column=column,
+            value=value,
+        )
     name = f"{_escape(column)}={_escape(value) if value else NULL_VALUE}"
     if len(name.encode()) > _MAX_NAME_BYTES:
         raise BadRecordError(
