@@ -355,6 +355,21 @@ def test_a_constraint_is_refused(tmp_path: Path) -> None:
         sink.validate(ID_NAME)
 
 
+@pytest.mark.parametrize("name", ["", "__HIVE_DEFAULT_PARTITION__", None])
+def test_a_partition_that_is_null_to_readers_where_the_table_forbids_it(
+    name: str | None, tmp_path: Path
+) -> None:
+    """It is found in the task: in the table it would make all rows unreadable."""
+    delta = PartitionedDelta().use(tmp_path / "table")
+    delta.schema = pa.schema([("id", pa.int64()), pa.field("name", pa.string(), nullable=False)])
+    delta.sink().commit(delta.staged([1]))
+    sink = delta.sink()
+    transaction = sink.begin_transaction(delta.context(checkpoint=2))
+    with pytest.raises(BadRecordError, match="'name'"):
+        sink.write(transaction, pa.RecordBatch.from_pylist([{"id": 2, "name": name}], schema=ID_NAME))
+    delta.assert_visible(1)
+
+
 def test_nulls_that_the_table_forbids(tmp_path: Path) -> None:
     """They are found in the task, while the job can go back; columns that the stream lacks are null."""
     schema = pa.schema(

@@ -25,6 +25,7 @@ from typing import Any
 from urllib.parse import unquote
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet
 
 from penstock.errors import BadRecordError, ConfigError, PenstockError, UnavailableError
@@ -71,10 +72,12 @@ class DeltaLake(Files):
     def write(self, transaction: Transaction, batch: pa.RecordBatch) -> None:
         """Add rows; a null that the table forbids is refused while the job can go back."""
         for name in self._never_null:
-            if batch.column(name).null_count:
+            column = batch.column(name)
+            nulls = column.null_count + (_empty_texts(column) if name in self.partition_by else 0)
+            if nulls:
                 raise BadRecordError(
-                    f"column {name!r} of the Delta table {self.path} may not be null, but is in {batch.column(name).null_count} rows; "
-                    "filter or fill them before write_to",
+                    f"column {name!r} of the Delta table {self.path} may not be null, but is in {nulls} rows; filter or fill them before "
+                    "write_to (in a column of partition_by an empty text is null, too)",
                     column=name,
                 )
         super().write(transaction, batch)
@@ -185,6 +188,13 @@ class DeltaLake(Files):
 def app_id(job: str, sink: str) -> str:
     """Under which name a sink's application transactions stand in the table."""
     return f"penstock.{job}.{sink}"
+
+
+def _empty_texts(column: pa.Array) -> int:
+    """How many there are: as the name of a folder, an empty text is null."""
+    if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
+        return 0
+    return pc.sum(pc.equal(pc.binary_length(column), 0)).as_py() or 0
 
 
 def partition_values(final: str) -> dict[str, str | None]:
