@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import pickle
 import sqlite3
@@ -394,27 +393,41 @@ def test_odd_names_in_postgres(style: str, postgres_server) -> None:
     assert suite.query('SELECT * FROM "The Table"') == rows
 
 
-def test_a_row_refused_at_commit(path: Path, tmp_path: Path) -> None:
-    """Rows that a checkpoint promised stay staged, and the error says how the next start gets past them."""
+WITH_A_RULE = (
+    "CREATE TABLE results (app TEXT, day INTEGER, n INTEGER CHECK (n < 100), PRIMARY KEY (app, day))"
+)
+
+
+def remade(path: Path, sql: str) -> None:
     path.unlink()
-    make_table(
-        path,
-        "CREATE TABLE results (app TEXT, day INTEGER, n INTEGER CHECK (n < 100), PRIMARY KEY (app, day))",
-    )
-    sink = SQLUpsert(
-        functools.partial(sqlite3.connect, path),
-        "results",
-        KEY,
-        visible="with the checkpoint",
-        staging=tmp_path / "staging",
-    )
-    sink.validate(SCHEMA)
+    make_table(path, sql)
+
+
+def test_staged_rows_are_tried_in_the_task(path: Path, tmp_path: Path) -> None:
+    """What the database would refuse at commit is refused before a checkpoint promises it; what was tried is not to be seen."""
+    remade(path, WITH_A_RULE)
+    sink = sink_on(path, visible="with the checkpoint", staging=tmp_path / "staging")
+    with pytest.raises(BadRecordError, match=r"CHECK.*refuses the row \{'app': 'b'"):
+        task(sink, [("a", 1, 99), ("b", 1, 100)])
+    assert seen(path) == []
+
+
+def test_rows_cannot_be_tried_on_a_connection_that_commits_by_itself(path: Path, tmp_path: Path) -> None:
+    """Autocommit is refused before the query where rows wait for the checkpoint: they would be seen when they are tried."""
+    connect = functools.partial(sqlite3.connect, path, isolation_level=None)
+    sink = SQLUpsert(connect, "results", KEY, visible="with the checkpoint", staging=tmp_path / "staging")
+    with pytest.raises(ConfigError, match="autocommit"):
+        sink.validate(SCHEMA)
+
+
+def test_a_table_that_was_changed_before_the_commit(path: Path, tmp_path: Path) -> None:
+    """A rule made after the rows were staged ends the job with the row; changed back, the table gets them at the next start."""
+    sink = sink_on(path, visible="with the checkpoint", staging=tmp_path / "staging")
     prepared = task(sink, [("a", 1, 100)])
+    remade(path, WITH_A_RULE)
     with pytest.raises(CommitLostError, match=r"refuses the row \{'app': 'a'.*hands them over first"):
         sink.commit(prepared)
-    with contextlib.closing(sqlite3.connect(path)) as database:
-        database.execute("DROP TABLE results")
-        database.execute("CREATE TABLE results (app TEXT, day INTEGER, n INTEGER, PRIMARY KEY (app, day))")
+    remade(path, "CREATE TABLE results (app TEXT, day INTEGER, n INTEGER, PRIMARY KEY (app, day))")
     sink.commit(prepared)
     assert len(seen(path)) == 1
 

@@ -146,6 +146,15 @@ def test_a_null_key_stops_the_job_and_names_the_column(spark, ledger):
     assert ledger.counts() == ledger.truth()
 
 
+def test_bytes_that_are_no_text_stop_the_job_and_name_the_column(spark, ledger):
+    """What Spark calls a string need not be one: the task refuses it, before a checkpoint promises it to a sink."""
+    job = ledger.job(restart=ps.fixed_delay(attempts=5, delay="1ms"))
+    rows = job.read(ledger.log.read(spark).withColumn("t", F.expr("CAST(X'C328' AS STRING)")), uid="clicks")
+    rows.write_to(ledger.sqlite(), uid="out")
+    with pytest.raises(ps.BadRecordError, match=r"column 't' holds, in row 0 .* no UTF-8: b'\\xc3\('"):
+        job.run(available_now=True)
+
+
 def checkpointed(spark, ledger: Ledger, retained: int) -> ps.Job:
     settings = ps.Checkpointing(interval="1ms", retained=retained)
     job = job_over(ledger.log.read(spark, rows_per_batch=50), ledger, checkpoint=settings)

@@ -30,6 +30,7 @@ from penstock.operators.run_aggregate import run_aggregate
 from penstock.operators.run_batch_process import run_batch_process
 from penstock.operators.run_process import run_process
 from penstock.recovery.repeated import may_pass, place_of
+from penstock.sinks.checked_write import write_checked
 from penstock.sinks.two_phase_commit import Transaction, TransactionContext, TwoPhaseCommitSink
 from penstock.snapshot.compactor import COMPACTOR, Merge
 from penstock.snapshot.mailbox import send
@@ -222,7 +223,7 @@ class SinkTask:
                 if batch.num_rows:
                     if transaction is None:
                         transaction = self.sink.begin_transaction(context)
-                    self.sink.write(transaction, batch)
+                    write_checked(self.sink, transaction, batch)
                     rows += batch.num_rows
             if transaction is not None:
                 transaction = self.sink.pre_commit(transaction)

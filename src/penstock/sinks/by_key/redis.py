@@ -15,8 +15,11 @@ from penstock.sinks.by_key.redis_fence import PREFIX, check_fence, write_fenced
 from penstock.sinks.by_key.redis_rows import KeyTemplate, RedisForm, check_column, stored_as_text
 from penstock.sinks.by_key.sink import AT_ONCE, KeyedWriter, Origin, UpsertSink
 from penstock.sinks.optional_package import optional_package
+from penstock.sinks.size_limits import refuse_large, value_bytes
 
 ROWS_PER_CALL = 500
+LONGEST_VALUE_BYTES = 512 << 20
+"""What a server takes unless its proto-max-bulk-len says otherwise."""
 
 
 class Redis(UpsertSink):
@@ -170,6 +173,7 @@ class RedisWriter(KeyedWriter):
         else:
             deleted = batch.column(self._delete_when).fill_null(fill_value=False)
         values = self._form.values(batch, stored, self._taken)
+        refuse_large(value_bytes(values), LONGEST_VALUE_BYTES, "a value in Redis")
         return pa.RecordBatch.from_arrays(
             [keys, deleted, *values.columns], names=["", "", *values.schema.names]
         )

@@ -50,6 +50,12 @@ class KeyedWriter(ABC):
     def prepare(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Convert rows to what `upsert` takes, and refuse bad ones, while the job can still go back. Task."""
 
+    def check_rehearsal(self) -> None:  # noqa: B027 - most writers need none
+        """Refuse a target on which rows cannot be tried and taken back. Driver, before the query, when rows are staged."""
+
+    def rehearse(self, rows: pa.RecordBatch) -> None:  # noqa: B027 - what `prepare` lets pass, most targets take
+        """Refuse prepared rows that `upsert` would refuse, without a change that anybody sees. Task, when rows are staged."""
+
     @abstractmethod
     def upsert(self, rows: pa.Table, origin: Origin) -> None:
         """Write prepared rows; of several with one key the last one counts. May be called again with the same rows."""
@@ -173,6 +179,15 @@ class _WithTheCheckpoint(HandoverSink):
 
     def __repr__(self) -> str:
         return repr(self._writer)
+
+    def validate(self, schema: pa.Schema) -> None:
+        super().validate(schema)
+        self._writer.check_rehearsal()
+
+    def staged_form(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """What the target would refuse at commit is refused while the job can go back."""
+        self._writer.rehearse(batch)
+        return batch
 
     def hand_over(self, rows: pa.Table, transaction: StagedTransaction) -> None:
         self._writer.upsert(rows, origin_of(transaction.as_transaction()))

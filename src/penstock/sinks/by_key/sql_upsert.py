@@ -18,6 +18,7 @@ from penstock.sinks.by_key.sql_upsert_statement import (
     PARAMSTYLES,
     STYLES,
     UpsertStatement,
+    commits_by_itself,
     paramstyle_of,
     quotes_with_backticks,
 )
@@ -119,15 +120,33 @@ class SQLWriter(KeyedWriter):
         columns = [_plain(field, column) for field, column in zip(batch.schema, batch.columns, strict=True)]
         return pa.RecordBatch.from_arrays(columns, names=batch.schema.names)
 
+    def check_rehearsal(self) -> None:
+        """Refuse a connection on which nothing can be taken back."""
+        with contextlib.closing(self._connect()) as connection:
+            if commits_by_itself(connection):
+                raise ConfigError(
+                    f"{shown_function(self._connect)} returns a connection in autocommit mode, on which rows cannot be tried before the "
+                    "checkpoint promises them; return one that waits for commit()",
+                    table=self._table,
+                )
+
+    def rehearse(self, rows: pa.RecordBatch) -> None:
+        """Write the rows in a transaction that is taken back: nobody else can tell what a database refuses."""
+        self._write(pa.Table.from_batches([rows]), keep=False)
+
     def upsert(self, rows: pa.Table, origin: Origin) -> None:  # noqa: ARG002 - a user's table has no place for it
-        """Write the last row of each key, in one transaction of the database.
+        """Write the last row of each key, in one transaction of the database."""
+        self._write(rows, keep=True)
+
+    def _write(self, rows: pa.Table, *, keep: bool) -> None:
+        """Write the last row of each key.
 
         Which keys are the same is for the database to say: 'a' and 'A' may be. So the rows go in the order in which they came, and if
         they cannot go all together (of 'delete and insert' the second 'a' would meet the first) they go one by one.
         """
         columns, last = rows.column_names, self._last_of_each_key(rows)
         try:
-            with self._transaction() as (connection, cursor):
+            with self._transaction(keep=keep) as (connection, cursor):
                 for sql, parameters in self._calls(connection, columns, last):
                     cursor.executemany(sql, parameters)
         except PenstockError:
@@ -135,7 +154,7 @@ class SQLWriter(KeyedWriter):
         except Exception as error:
             if not _kinds(error) & _BAD_ROWS:
                 raise self._away(error) from error
-            self._one_by_one(columns, last)
+            self._one_by_one(columns, last, keep=keep)
 
     def _last_of_each_key(self, rows: pa.Table) -> list[tuple[Any, ...]]:
         """Of several rows with one key the last, where it stood."""
@@ -155,10 +174,10 @@ class SQLWriter(KeyedWriter):
             wanted = [columns.index(name) for name in names]
             yield sql, [statement.parameters([row[place] for place in wanted]) for row in rows]
 
-    def _one_by_one(self, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+    def _one_by_one(self, columns: Sequence[str], rows: Sequence[Sequence[Any]], *, keep: bool) -> None:
         """Write the rows one after the other, in one transaction; a row that the database refuses is named."""
         try:
-            with self._transaction() as (connection, cursor):
+            with self._transaction(keep=keep) as (connection, cursor):
                 for row in rows:
                     try:
                         for sql, (parameters,) in self._calls(connection, columns, [row]):
@@ -232,13 +251,16 @@ class SQLWriter(KeyedWriter):
             ) from error
 
     @contextmanager
-    def _transaction(self) -> Iterator[tuple[Any, Any]]:
-        """A connection and a cursor; commits at the end, or rolls back."""
+    def _transaction(self, *, keep: bool = True) -> Iterator[tuple[Any, Any]]:
+        """A connection and a cursor; commits at the end, or rolls back: after an error, and if nothing is to be kept."""
         connection = self._connect()
         try:
             with contextlib.closing(connection.cursor()) as cursor:
                 yield connection, cursor
-            connection.commit()
+            if keep:
+                connection.commit()
+            else:
+                connection.rollback()
         except BaseException:
             with contextlib.suppress(Exception):
                 connection.rollback()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -118,3 +119,12 @@ def paramstyle_of(connection: Any) -> str:
             package=package,
         )
     return str(found)
+
+
+def commits_by_itself(connection: Any) -> bool:
+    """Whether each statement is committed at once, as far as the driver tells: PEP 249 knows no such mode, but most drivers do."""
+    if isinstance(connection, sqlite3.Connection) and connection.isolation_level is None:
+        return True
+    ask = getattr(connection, "get_autocommit", None)
+    mode = ask() if callable(ask) else getattr(connection, "autocommit", False)
+    return mode is True

@@ -10,6 +10,7 @@ and still staged (commit deletes the file), recorded and not staged (done), neit
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
@@ -18,6 +19,7 @@ from typing import Any
 import pyarrow as pa
 
 from penstock.errors import BadRecordError, CommitLostError, ConfigError
+from penstock.sinks.size_limits import refuse_large, row_bytes
 from penstock.sinks.sqlite import database as sqlite_database
 from penstock.sinks.sqlite.table import TargetTable
 from penstock.sinks.sqlite.values import storage_batch
@@ -34,6 +36,8 @@ from penstock.sinks.two_phase_commit import Transaction
 from penstock.storage.mounts import refuse_stale_listings
 
 _SHOWN_CHARACTERS = 500
+LONGEST_ROW_BYTES = 999_000_000
+"""SQLite takes 1,000,000,000 bytes in a row, with its own frame."""
 
 
 class SQLite(StagedSink):
@@ -59,6 +63,7 @@ class SQLite(StagedSink):
         self.table = TargetTable(_checked_table(table), columns)
         self.busy_timeout_s = busy_timeout_s
         self._never_null: tuple[str, ...] = self.table.key
+        self._rules_sql: str | None = None
 
     def __repr__(self) -> str:
         return f"SQLite({str(self.path)!r}, table={self.table.name!r}, mode={self.mode!r})"
@@ -72,6 +77,7 @@ class SQLite(StagedSink):
             sqlite_database.existing(self.path, self.busy_timeout_s) as database,
         ):
             not_null = self.table.check_existing(database, schema)
+            self._rules_sql = self.table.rules_sql(database)
             database.execute("BEGIN")
             database.execute(self.table.create_sql(schema))
             database.execute(f"EXPLAIN {self.table.insert_sql(schema.names)}", [None] * len(schema.names))
@@ -80,10 +86,29 @@ class SQLite(StagedSink):
         self._never_null = tuple(name for name in schema.names if name.lower() in refusing)
 
     def staged_form(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """The rows as SQLite stores them; a NULL that the table would refuse at commit is refused while the job can go back."""
+        """The rows as SQLite stores them; what the table would refuse at commit is refused while the job can go back."""
         rows = storage_batch(batch)
         self._refuse_nulls(rows)
+        refuse_large(row_bytes(rows), LONGEST_ROW_BYTES, "a row in SQLite")
+        if self._rules_sql is not None:
+            self._rehearse(rows, self._rules_sql)
         return rows
+
+    def _rehearse(self, rows: pa.RecordBatch, create_sql: str) -> None:
+        """Insert them into a table in memory that was made in the same words: it has the same CHECK and STRICT."""
+        with contextlib.closing(sqlite3.connect(":memory:", isolation_level=None)) as memory:
+            memory.execute(create_sql)
+            values = _Remembering(zip(*(column.to_pylist() for column in rows.columns), strict=True))
+            try:
+                memory.executemany(self.table.insert_sql(rows.schema.names), values)
+            except (sqlite3.IntegrityError, sqlite3.DataError) as error:
+                row = dict(zip(rows.schema.names, values.last, strict=True))
+                raise BadRecordError(
+                    f"table {self.table.name!r} of {self.path} would refuse a row: {error}; the row is {_shown(row)}. Filter or repair "
+                    "such rows before write_to",
+                    table=self.table.name,
+                    row=row,
+                ) from error
 
     def commit(self, transaction: Transaction) -> None:
         """Insert the rows, once."""

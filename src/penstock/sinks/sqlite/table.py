@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sqlite3
 from collections.abc import Sequence
 
@@ -18,6 +19,8 @@ _KEPT_BY = {
     "TEXT": {"TEXT", "BLOB"},
     "BLOB": {"BLOB"},
 }
+_RULES = re.compile(r"\b(CHECK|STRICT)\b", re.IGNORECASE)
+"""Where one of these stands in a table's definition it may refuse a value; as a name it costs time and does no harm."""
 
 
 def quoted(identifier: str) -> str:
@@ -43,6 +46,13 @@ class TargetTable:
         if self.key:
             parts.append(f"PRIMARY KEY ({', '.join(map(quoted, self.key))})")
         return f"CREATE TABLE IF NOT EXISTS {quoted(self.name)} ({', '.join(parts)})"
+
+    def rules_sql(self, database: sqlite3.Connection) -> str | None:
+        """How the table was made, if it asks more of a value than not to be null; None if there is none, or it does not."""
+        found = database.execute(
+            "SELECT sql FROM sqlite_master WHERE type = 'table' AND lower(name) = lower(?)", [self.name]
+        ).fetchone()
+        return found[0] if found is not None and _RULES.search(found[0]) else None
 
     def insert_sql(self, columns: Sequence[str]) -> str:
         """Insert one row, or replace the other columns of the row with the same key."""

@@ -1,0 +1,31 @@
+"""Nothing that a sink stages may be refusable at commit for its content alone: every sink, with values that break sinks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import hostile_targets
+import hostile_values as values
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+
+@pytest.mark.parametrize("kind", hostile_targets.ALL)
+def test_a_value_is_refused_in_the_task_or_committed_as_it_is(
+    kind: type[hostile_targets.Target], tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    """Whatever a row holds, the task refuses it while the job can go back, or the commit succeeds and a reader finds it unchanged."""
+    target = kind(tmp_path, request)
+    plain = [(column, values.PLAIN[column]) for column in target.columns]
+    taken = target.taken([*plain, *values.edges(target.columns)])
+    assert [
+        one for one in plain if one not in taken and one[0] not in hostile_targets.NO_FORM.get(kind, ())
+    ] == []
+
+    @settings(max_examples=3, database=None, suppress_health_check=list(HealthCheck))
+    @given(st.data())
+    def at_random(data: st.DataObject) -> None:
+        target.taken(data.draw(values.any_values(target.columns)))
+
+    at_random()
