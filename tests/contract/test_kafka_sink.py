@@ -230,6 +230,32 @@ def test_a_topic_of_commits_that_forgets(suite: KafkaTarget, policy: str) -> Non
         suite.make_sink(commits_topic=forgetting).validate(suite.schema)
 
 
+def test_a_compacted_topic_needs_keys(suite: KafkaTarget) -> None:
+    """Without a key column it is refused before the job starts; a null in it is refused in the task."""
+    suite.topic = suite.broker.new_topic(cleanup_policy="compact,delete")
+    with pytest.raises(ConfigError, match="compacted"):
+        suite.make_sink(key=None).validate(suite.schema)
+    suite.settings = {"key": "name", "value": "id"}
+    sink = suite.sink()
+    transaction = sink.begin_transaction(suite.context())
+    with pytest.raises(BadRecordError, match="'name', the key of the messages, is null in 1 rows"):
+        sink.write(transaction, pa.RecordBatch.from_pylist([{"id": 1, "name": None}], schema=suite.schema))
+
+
+def test_a_topic_that_is_compacted_after_the_messages_were_staged(suite: KafkaTarget) -> None:
+    """A commit that the topic will never take ends the job with the broker's own words; changed back, it takes it."""
+    suite.settings = {"key": None}
+    prepared = suite.staged([1])
+    driver = suite.sink()
+    suite.broker.set_topic(suite.topic, "cleanup.policy", "compact")
+    with pytest.raises(CommitLostError, match=r"failed to validate record.*stay staged"):
+        driver.commit(prepared)
+    suite.broker.set_topic(suite.topic, "cleanup.policy", "delete")
+    suite.row_of = lambda message: json.loads(message.value())  # type: ignore[method-assign]
+    suite.sink().commit(prepared)
+    suite.assert_visible(1)
+
+
 def test_brokers_that_do_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a broker the error names the address, and that nobody answered."""
     monkeypatch.setattr("penstock.sinks.kafka.cluster.REQUEST_TIMEOUT_S", 1.0)

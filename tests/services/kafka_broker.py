@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
-from confluent_kafka.admin import AdminClient, NewTopic
+from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, NewTopic
 
 from penstock.spark.java import find_java
 from services import maven, summary
@@ -103,6 +103,13 @@ class KafkaBroker:
         admin = self.admin()  # must live until the answer is there
         admin.create_topics([topic])[name].result(30)
         return name
+
+    def set_topic(self, topic: str, setting: str, value: str) -> None:
+        """Change a setting of a topic."""
+        entry = ConfigEntry(setting, value, incremental_operation=AlterConfigOpType.SET)
+        resource = ConfigResource("topic", topic, incremental_configs=[entry])
+        admin = self.admin()  # must live until the answer is there
+        admin.incremental_alter_configs([resource])[resource].result(30)
 
     def produce(self, topic: str, values: list[bytes], **options: Any) -> None:
         """Write plain messages, outside of any transaction."""

@@ -133,8 +133,10 @@ class KafkaCluster:
                 "partitions as its readers need",
                 topic=topic,
             )
-        found = self._settings(admin, "TOPIC", topic).get("max.message.bytes")
-        return Limits(partitions) if found is None else Limits(partitions, int(found))
+        found = self._settings(admin, "TOPIC", topic)
+        keys_needed = "compact" in found.get("cleanup.policy", "")
+        largest = int(found.get("max.message.bytes", Limits.message_bytes))
+        return Limits(partitions, largest, keys_needed=keys_needed)
 
     def check_transaction_timeout(self, admin: Admin, timeout_ms: int) -> None:
         """Refuse a transaction that may stay open longer than the brokers allow."""

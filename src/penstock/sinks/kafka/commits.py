@@ -9,7 +9,8 @@ The first record names no transaction. It is there before the first message, so 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import chain
 from typing import Any
 
@@ -25,6 +26,9 @@ from penstock.sinks.staged.staging import StagedTransaction
 
 _PARTITION = 0
 """All records are in one partition: a number of partitions that changes must not hide one."""
+
+_REFUSED_FOR_GOOD = {10, 87}
+"""MSG_SIZE_TOO_LARGE and INVALID_RECORD (a null key in a compacted topic, say): the same message would be refused again."""
 
 _QUICK = {"auto.offset.reset": "earliest", "enable.partition.eof": True, "fetch.wait.max.ms": 10}
 
@@ -138,7 +142,9 @@ class CommitSession:
     ) -> None:
         self._cluster = cluster
         self.commits = commits
-        self._producer = cluster.producer({**settings, "transactional.id": commits.key})
+        self._refusals: list[Any] = []
+        reports = {"on_delivery": self._note, "delivery.report.only.error": True}
+        self._producer = cluster.producer({**settings, **reports, "transactional.id": commits.key})
         with cluster.errors(f"begin transactions as {commits.key!r}"):
             self._producer.init_transactions(patience_s)
         self.last = commits.last(patience_s)
@@ -160,7 +166,7 @@ class CommitSession:
     ) -> None:
         """Make staged messages visible together with their proof. After an error the session is of no use any more."""
         deadline = _Deadline(timeout_s)
-        with self._cluster.errors(f"commit to the topic {topic!r}"):
+        with self._refusals_told(topic, transactions), self._cluster.errors(f"commit to the topic {topic!r}"):
             self._producer.begin_transaction()
             self._produce(topic, batches, deadline)
             self._flush(deadline)  # so that the proof keeps readers of its topic waiting for a moment only
@@ -171,6 +177,21 @@ class CommitSession:
         self._producer.produce(self.commits.topic, proof, self.commits.key.encode(), _PARTITION)
         self._producer.commit_transaction(max(timeout_s, 1.0))
         self.last = tuple(transactions)
+
+    def _note(self, error: Any, _message: Any) -> None:
+        """Called for messages that the brokers refused, and only for those, while somebody polls."""
+        self._refusals.append(error)
+
+    @contextmanager
+    def _refusals_told(self, topic: str, transactions: Sequence[StagedTransaction]) -> Iterator[None]:
+        """What fails after a message was refused says only that the transaction failed; why, the report of the message says."""
+        try:
+            yield
+        except UnavailableError as error:
+            self._producer.poll(0)
+            if not any(refusal.code() in _REFUSED_FOR_GOOD for refusal in self._refusals):
+                raise
+            raise _refused(topic, transactions, self._refusals) from error
 
     def discard(self) -> None:
         """Forget what is under way; the broker aborts it when the next session begins, or after the time-out."""
@@ -199,6 +220,19 @@ class CommitSession:
     def _flush(self, deadline: _Deadline) -> None:
         while self._producer.flush(1.0):
             deadline.check()
+
+
+def _refused(
+    topic: str, transactions: Sequence[StagedTransaction], refusals: Sequence[Any]
+) -> CommitLostError:
+    why = next(refusal.str() for refusal in refusals if refusal.code() in _REFUSED_FOR_GOOD)
+    return CommitLostError(
+        f"the topic {topic!r} refuses a message of {len(transactions)} transactions, from {transactions[0].name} on, which a checkpoint "
+        f"promised: {why}. When they were staged it took such messages: was its cleanup.policy or max.message.bytes changed since? They stay "
+        "staged. Change the topic back, then start the job again: it commits them first",
+        topic=topic,
+        cause=why,
+    )
 
 
 class _Deadline:

@@ -34,6 +34,8 @@ class Limits:
 
     partitions: int | None = None
     message_bytes: int = 1_000_000
+    keys_needed: bool = False
+    """A compacted topic takes no message without a key."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +77,10 @@ class MessageLayout:
 
     def within(self, limits: Limits) -> MessageLayout:
         """Return the layout that also refuses what the topic would refuse."""
+        if limits.keys_needed and self.key is None:
+            raise ConfigError(
+                "the topic is compacted (its cleanup.policy) and takes no message without a key; say key='<column>', or write to another topic"
+            )
         return replace(self, limits=limits)
 
     def check(self, schema: pa.Schema) -> None:
@@ -130,6 +136,12 @@ class MessageLayout:
         if self.key is None:
             return pa.nulls(batch.num_rows, pa.binary())
         column = batch.column(self.key)
+        if self.limits.keys_needed and column.null_count:
+            raise BadRecordError(
+                f"column {self.key!r}, the key of the messages, is null in {column.null_count} rows, and the topic is compacted: it takes no "
+                "message without a key; filter or fill them before write_to",
+                column=self.key,
+            )
         return _as_binary(column if _is_text(column.type) else json_texts(column))
 
     def _value(self, batch: pa.RecordBatch) -> pa.Array:
