@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import datetime as dt
 import json
+import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -15,8 +17,9 @@ import pyarrow as pa
 import pytest
 from test_sink_crashes import CRASHES, with_reader
 
-from penstock.errors import BadRecordError, CommitLostError, ConfigError
+from penstock.errors import BadRecordError, CommitLostError, ConfigError, UnavailableError
 from penstock.sinks import Delivery, DeltaLake
+from penstock.sinks.delta import sink as sink_module
 from penstock.sinks.delta.sink import app_id, partition_values
 from penstock.sinks.staged.commit_log import CommitLog
 from penstock.sinks.staged.staging import StagedTransaction
@@ -345,6 +348,78 @@ def test_tables_that_do_not_fit(
     """An existing table is compared before the query starts."""
     with pytest.raises(ConfigError, match=said):
         existing(tmp_path / "table", schema, **settings).validate(ID_NAME)
+
+
+def other_columns(path: Path) -> None:
+    fields = [("id", pa.int32()), ("other", pa.string())]
+    table = pa.table([pa.array([], kind) for _, kind in fields], names=[name for name, _ in fields])
+    deltalake.write_deltalake(path, table, mode="overwrite", schema_mode="overwrite")
+
+
+def other_folders(path: Path) -> None:
+    table = pa.table({"id": pa.array([], pa.int64()), "name": pa.array([], pa.string())})
+    deltalake.write_deltalake(path, table, mode="overwrite", schema_mode="overwrite", partition_by=["id"])
+
+
+def a_rule(path: Path) -> None:
+    deltalake.DeltaTable(path).alter.add_constraint({"small": "id < 100"})
+
+
+CHANGES = [
+    (other_columns, "'id' is .*long.*integer"),
+    (other_folders, r"partitioned by \['id'\]"),
+    (a_rule, "constraints"),
+]
+
+
+@pytest.mark.parametrize(("change", "said"), CHANGES)
+def test_a_table_that_was_changed_after_the_rows_were_staged(
+    change: Callable[[Path], None], said: str, delta: DeltaTarget
+) -> None:
+    """The commit looks at the table it finds: what does not fit any more ends the job, and the table stays as it was."""
+    delta.sink().commit(delta.staged([1], checkpoint=1))
+    driver, prepared = delta.sink(), delta.staged([2], checkpoint=2)
+    change(delta.path)
+    version = delta.table().version()
+    for _ in range(2):
+        with pytest.raises(CommitLostError, match=f"{said}.*Change the table back"):
+            driver.commit(prepared)
+    assert delta.table().version() == version
+    delta.table().restore(1)
+    driver.commit(prepared)
+    delta.assert_visible(1, 2)
+
+
+def test_a_table_that_is_changed_while_a_commit_looks_at_it(
+    delta: DeltaTarget, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Delta refuses the commit, and the next try sees the change."""
+    prepared, driver = delta.staged([1]), delta.sink()
+    look = sink_module.refuse_nulls
+
+    def too_late(*arguments: Any) -> None:
+        look(*arguments)
+        monkeypatch.undo()
+        a_rule(delta.path)
+
+    monkeypatch.setattr(sink_module, "refuse_nulls", too_late)
+    with pytest.raises(UnavailableError):
+        driver.commit(prepared)
+    with pytest.raises(CommitLostError, match="constraints"):
+        driver.commit(prepared)
+    delta.assert_visible()
+
+
+def test_nulls_where_the_table_allows_none_any_more(tmp_path: Path) -> None:
+    """A file that was written when they were allowed is not committed."""
+    delta = DeltaTarget().use(tmp_path / "table")
+    delta.row = lambda number: {"id": number, "name": None}
+    prepared, driver = delta.staged([1]), delta.sink()
+    shutil.rmtree(delta.path / "_delta_log")
+    existing(delta.path, pa.schema([("id", pa.int64()), pa.field("name", pa.string(), nullable=False)]))
+    with pytest.raises(CommitLostError, match=r"no null in \['name'\]"):
+        driver.commit(prepared)
+    delta.assert_visible()
 
 
 def test_a_constraint_is_refused(tmp_path: Path) -> None:

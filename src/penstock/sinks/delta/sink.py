@@ -28,8 +28,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet
 
-from penstock.errors import BadRecordError, ConfigError, PenstockError, UnavailableError
-from penstock.sinks.delta.table import check_table, create_table, never_null
+from penstock.errors import BadRecordError, CommitLostError, ConfigError, PenstockError, UnavailableError
+from penstock.sinks.delta.table import check_table, create_table, never_null, refuse_nulls
 from penstock.sinks.files.hive_partitions import NULL_VALUE
 from penstock.sinks.files.sink import MOVING, Files
 from penstock.sinks.files.staged_files import Manifest, StagedFile, name_prefix
@@ -89,7 +89,7 @@ class DeltaLake(Files):
         with self._table_errors():
             table = _package().DeltaTable(self.path)
             fresh = {one: files for one, files in moved.items() if not self._is_in(table, one)}
-            adds = [self._add(one, file) for one, manifest in fresh.items() for file in manifest.files]
+            adds = [self._add(table, one, file) for one, manifest in fresh.items() for file in manifest.files]
             if adds:
                 self._commit_to_delta(table, list(fresh), adds)
 
@@ -105,7 +105,11 @@ class DeltaLake(Files):
             app_transactions=[deltalake.Transaction(name, version) for name, version in versions.items()],
         )
         table.create_write_transaction(
-            adds, "append", table.schema(), partition_by=list(self.partition_by), commit_properties=properties
+            adds,
+            "append",
+            table.schema(),
+            partition_by=list(table.metadata().partition_columns),
+            commit_properties=properties,
         )
         self._sync_log(before, deltalake.DeltaTable(self.path).version())
 
@@ -119,20 +123,44 @@ class DeltaLake(Files):
                     sync_file(entry)
             sync_folder(log)
 
-    def _add(self, transaction: StagedTransaction, file: StagedFile) -> Any:
+    def _add(self, table: Any, transaction: StagedTransaction, file: StagedFile) -> Any:
         path = self.path / file.final
         with storage_errors("read", path):
             if not path.exists() or path.stat().st_size != file.size_bytes:
                 raise self._lost(transaction, f"its file {path} is not there as it was written")
-            rows = pyarrow.parquet.read_metadata(path).num_rows
+            content = pyarrow.parquet.ParquetFile(path)
+        self._refuse_misfit(table, transaction, content, partition_values(file.final))
         return _package().transaction.AddAction(
             path=file.final,
             size=file.size_bytes,
             partition_values=partition_values(file.final),
             modification_time=int(time.time() * 1000),
             data_change=True,
-            stats=json.dumps({"numRecords": rows}),
+            stats=json.dumps({"numRecords": content.metadata.num_rows}),
         )
+
+    def _refuse_misfit(
+        self,
+        table: Any,
+        transaction: StagedTransaction,
+        content: pyarrow.parquet.ParquetFile,
+        partition: Mapping[str, str | None],
+    ) -> None:
+        """Delta takes any file for any table: one that was changed since the rows were written would show them as nulls, or not at all.
+
+        A change after this look makes the Delta commit fail: it is tried again, and looks again.
+        """
+        try:
+            check_table(_package(), table, content.schema_arrow, tuple(partition))
+            refuse_nulls(table, content.metadata, partition)
+        except ConfigError as error:
+            raise CommitLostError(
+                f"transaction {transaction.name} cannot be committed to the Delta table {self.path}, which was changed since its rows were "
+                f"written: {error}. Its files stay where they are. Change the table back, then start the job again: it commits them first",
+                transaction=transaction.name,
+                path=str(self.path),
+                cause=str(error),
+            ) from error
 
     def _is_recorded(self, transaction: StagedTransaction) -> bool:
         if super()._is_recorded(transaction):

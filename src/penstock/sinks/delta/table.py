@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet
 
 from penstock.errors import ConfigError
 
-_KNOWN_FEATURES = {"appendOnly", "invariants", "timestampNtz", "v2Checkpoint"}
+_KNOWN_FEATURES = {"appendOnly", "checkConstraints", "invariants", "timestampNtz", "v2Checkpoint"}
 """What a table may ask of its writers without asking anything of an append of plain Parquet files."""
-_PLAIN_WRITER_VERSION = 2
+_PLAIN_WRITER_VERSION = 3
+"""From 3 on a table may have constraints. They are looked for by themselves: one that was dropped leaves the version behind."""
 _FEATURES_WRITER_VERSION = 7
 
 
@@ -32,7 +34,10 @@ def create_table(deltalake: Any, path: Path, schema: pa.Schema, partition_by: Se
 
 
 def check_table(deltalake: Any, table: Any, schema: pa.Schema, partition_by: Sequence[str]) -> None:
-    """Refuse a table that these columns do not fit, or that asks for more than appending files."""
+    """Refuse a table that these columns do not fit, or that asks for more than appending files.
+
+    The columns of `partition_by` may be missing in `schema`: they are in the names of folders.
+    """
     found = list(table.metadata().partition_columns)
     if found != list(partition_by):
         raise ConfigError(
@@ -40,7 +45,25 @@ def check_table(deltalake: Any, table: Any, schema: pa.Schema, partition_by: Seq
             partition_by=found,
         )
     _check_features(table)
-    _check_columns(deltalake, table, schema)
+    _check_columns(deltalake, table, schema, set(partition_by))
+
+
+def refuse_nulls(
+    table: Any, content: pyarrow.parquet.FileMetaData, partition: Mapping[str, str | None]
+) -> None:
+    """Refuse a file that has nulls where the table allows none."""
+    groups = [content.row_group(number) for number in range(content.num_row_groups)]
+    columns = [group.column(number) for group in groups for number in range(group.num_columns)]
+    nulls = {
+        column.path_in_schema for column in columns if column.statistics and column.statistics.null_count
+    }
+    nulls |= {name for name, value in partition.items() if value is None}
+    forbidden = sorted(nulls & set(never_null(table, list(nulls))))
+    if forbidden:
+        raise ConfigError(
+            f"the Delta table {table.table_uri} allows no null in {forbidden}, and here are some",
+            columns=forbidden,
+        )
 
 
 def never_null(table: Any, columns: Sequence[str]) -> tuple[str, ...]:
@@ -64,7 +87,7 @@ def _check_features(table: Any) -> None:
         )
 
 
-def _check_columns(deltalake: Any, table: Any, schema: pa.Schema) -> None:
+def _check_columns(deltalake: Any, table: Any, schema: pa.Schema, in_folders: set[str]) -> None:
     try:
         written = {field.name: field for field in deltalake.Schema.from_arrow(schema).fields}
     except Exception as error:
@@ -78,7 +101,11 @@ def _check_columns(deltalake: Any, table: Any, schema: pa.Schema) -> None:
                 "before write_to, or change the table",
                 column=name,
             )
-    needed = sorted(name for name, field in declared.items() if name not in written and not field.nullable)
+    needed = sorted(
+        name
+        for name, field in declared.items()
+        if name not in written and name not in in_folders and not field.nullable
+    )
     if needed:
         raise ConfigError(
             f"the Delta table {table.table_uri} allows no null in {needed}, which the stream does not have",
