@@ -6,8 +6,10 @@ import datetime as dt
 import decimal
 import json
 import os
+import shutil
 import stat
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +19,7 @@ import pyarrow.dataset
 import pyarrow.json
 import pyarrow.parquet
 import pytest
-from sink_targets import (
-    ParquetFiles,
-)
+from sink_targets import ParquetFiles, PartitionedFiles
 
 from penstock.errors import (
     BadRecordError,
@@ -170,6 +170,47 @@ def test_partition_value_too_long_for_a_folder(tmp_path: Path) -> None:
     """A value that no folder name can hold is refused in the task, naming the column."""
     with pytest.raises(BadRecordError, match="'p'"):
         write_files(Files(tmp_path, partition_by="p"), pa.table({"p": ["x" * 300], "n": [1]}))
+
+
+def a_file(folder: Path) -> None:
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    folder.write_text("not a folder")
+
+
+def a_link_to_another_disk(folder: Path) -> None:
+    other = Path(tempfile.mkdtemp(dir="/dev/shm"))
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    if other.stat().st_dev == folder.parent.stat().st_dev:
+        pytest.skip("there is only one file system here")
+    folder.symlink_to(other)
+
+
+@pytest.mark.parametrize("put", [a_file, a_link_to_another_disk])
+def test_a_folder_into_which_nothing_can_be_moved(put: Callable[[Path], None], tmp_path: Path) -> None:
+    """The task refuses it; put there after the rows were staged it ends the job, and taken away the commit goes on."""
+    suite = PartitionedFiles()
+    suite.path = tmp_path / "out"
+    prepared = suite.staged([1, 2])
+    in_the_way = suite.path / "name=name 2"
+    put(in_the_way)
+    with pytest.raises(BadRecordError, match=r"name=name 2.* could not be moved"):
+        suite.begun([2])
+    for _ in range(2):
+        with pytest.raises(CommitLostError, match=r"(another file system|a file where a folder).*is kept"):
+            suite.sink().commit(prepared)
+    target = in_the_way.resolve()
+    in_the_way.unlink()
+    shutil.rmtree(target, ignore_errors=True)
+    suite.sink().commit(prepared)
+    suite.assert_visible(1, 2)
+
+
+def test_a_path_that_is_too_long(tmp_path: Path) -> None:
+    """Folders that are short enough one by one can make a path that no file can have: refused in the task."""
+    names = [f"p{number}" for number in range(20)]
+    table = pa.table({**{name: ["x" * 240] for name in names}, "n": [1]})
+    with pytest.raises(BadRecordError, match="more than 4095 bytes"):
+        write_files(Files(tmp_path, partition_by=names), table)
 
 
 def test_json_values(tmp_path: Path) -> None:

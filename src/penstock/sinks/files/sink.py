@@ -33,11 +33,13 @@ import pyarrow as pa
 from penstock.errors import CommitLostError, ConfigError, InternalError
 from penstock.sinks.files import hive_partitions
 from penstock.sinks.files.formats import file_format
+from penstock.sinks.files.partition_folders import PartitionFolders
 from penstock.sinks.files.staged_files import MANIFEST, Manifest, StagedFiles, read_manifest
 from penstock.sinks.staged.commit_log import CommitLog
 from penstock.sinks.staged.staging import (
     StagedTransaction,
     check_writable,
+    commit_errors,
     folders_up_to,
     local_path,
     storage_errors,
@@ -98,7 +100,9 @@ class Files(TwoPhaseCommitSink):
         folder = self._staging(transaction)
         with storage_errors("stage files in", folder):
             folder.mkdir(parents=True)
-        self._writing = StagedFiles(transaction, folder, self.format, self.partition_by)
+        self._writing = StagedFiles(
+            transaction, folder, self.format, PartitionFolders(self.path, self.partition_by)
+        )
         return transaction.as_transaction()
 
     def write(self, transaction: Transaction, batch: pa.RecordBatch) -> None:
@@ -129,7 +133,7 @@ class Files(TwoPhaseCommitSink):
         for transaction in map(StagedTransaction.read, transactions):
             manifest = self._claim(transaction)
             if manifest is not None:
-                with storage_errors("move files into", self.path):
+                with commit_errors("move files into", self.path):
                     folders |= self._move(transaction, manifest)
                 moved[transaction] = manifest
         with storage_errors("make durable", self.path):

@@ -12,14 +12,13 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
-from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath
 
 import msgspec
 import pyarrow as pa
 
-from penstock.sinks.files import hive_partitions
 from penstock.sinks.files.formats import MAX_BUFFERED_BYTES, FileFormat, RowFile
+from penstock.sinks.files.partition_folders import PartitionFolders
 from penstock.sinks.staged.staging import StagedTransaction, create_private, sync_file, sync_folder
 
 MANIFEST = "manifest"
@@ -67,13 +66,13 @@ class StagedFiles:
         transaction: StagedTransaction,
         folder: Path,
         file_format: FileFormat,
-        partition_by: Sequence[str],
+        folders: PartitionFolders,
     ) -> None:
         self.transaction = transaction
         self.rows = 0
         self._folder = folder
         self._format = file_format
-        self._partition_by = partition_by
+        self._folders = folders
         self._open: dict[str, RowFile] = {}
         self._finals: list[str] = []
 
@@ -81,7 +80,7 @@ class StagedFiles:
         """Add rows to the file of each partition."""
         if batch.num_rows == 0:
             return
-        for partition, rows in self._split(batch):
+        for partition, rows in self._folders.split(batch):
             self._file(partition, rows.schema).write(rows)
         self.rows += batch.num_rows
         if sum(file.buffered_bytes for file in self._open.values()) > MAX_BUFFERED_BYTES:
@@ -106,26 +105,23 @@ class StagedFiles:
             with contextlib.suppress(OSError, pa.ArrowException):
                 self._close_open_files()
 
-    def _split(self, batch: pa.RecordBatch) -> Iterator[tuple[str, pa.RecordBatch]]:
-        if not self._partition_by:
-            return iter([("", batch)])
-        return hive_partitions.split(batch, self._partition_by)
-
     def _file(self, partition: str, schema: pa.Schema) -> RowFile:
         """Return the open file of a partition; with too many open, the one longest unused is closed."""
         file = self._open.pop(partition, None)
         if file is None:
             if len(self._open) >= MAX_OPEN_FILES:
                 self._open.pop(next(iter(self._open))).close()
+            final = self._final_name(partition)
+            self._folders.refuse_unreachable(final)
             path = self._folder / f"{len(self._finals)}.staged"
             create_private(path)
             file = self._format.open(path, schema)
-            self._finals.append(self._final_name(partition))
+            self._finals.append(final)
         self._open[partition] = file
         return file
 
     def _final_name(self, partition: str) -> str:
-        number = f"-{len(self._finals)}" if self._partition_by else ""
+        number = f"-{len(self._finals)}" if self._folders.columns else ""
         folder = f"{partition}/" if partition else ""
         return f"{folder}{name_prefix(self.transaction)}{number}.{self._format.extension}"
 

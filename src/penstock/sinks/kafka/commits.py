@@ -228,8 +228,8 @@ def _refused(
     why = next(refusal.str() for refusal in refusals if refusal.code() in _REFUSED_FOR_GOOD)
     return CommitLostError(
         f"the topic {topic!r} refuses a message of {len(transactions)} transactions, from {transactions[0].name} on, which a checkpoint "
-        f"promised: {why}. When they were staged it took such messages: was its cleanup.policy or max.message.bytes changed since? They stay "
-        "staged. Change the topic back, then start the job again: it commits them first",
+        f"promised: {why}. When they were staged it took such messages: was its cleanup.policy or max.message.bytes changed since? They "
+        "stay staged. Change the topic back, then start the job again: it commits them first",
         topic=topic,
         cause=why,
     )

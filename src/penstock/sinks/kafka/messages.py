@@ -79,7 +79,8 @@ class MessageLayout:
         """Return the layout that also refuses what the topic would refuse."""
         if limits.keys_needed and self.key is None:
             raise ConfigError(
-                "the topic is compacted (its cleanup.policy) and takes no message without a key; say key='<column>', or write to another topic"
+                "the topic is compacted (its cleanup.policy) and takes no message without a key; say key='<column>', or write "
+                "to another topic"
             )
         return replace(self, limits=limits)
 
@@ -138,8 +139,8 @@ class MessageLayout:
         column = batch.column(self.key)
         if self.limits.keys_needed and column.null_count:
             raise BadRecordError(
-                f"column {self.key!r}, the key of the messages, is null in {column.null_count} rows, and the topic is compacted: it takes no "
-                "message without a key; filter or fill them before write_to",
+                f"column {self.key!r}, the key of the messages, is null in {column.null_count} rows, and the topic is compacted: it takes "
+                "no message without a key; filter or fill them before write_to",
                 column=self.key,
             )
         return _as_binary(column if _is_text(column.type) else json_texts(column))

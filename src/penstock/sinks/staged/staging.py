@@ -9,18 +9,19 @@ drop its rows as 'already there'.
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import secrets
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Self
 
 import msgspec
 
-from penstock.errors import ConfigError, CorruptStateError, UnavailableError
+from penstock.errors import CommitLostError, ConfigError, CorruptStateError, UnavailableError
 from penstock.ids import checked_name
 from penstock.sinks.two_phase_commit import Transaction, TransactionContext
 from penstock.storage.mounts import refuse_stale_listings
@@ -28,6 +29,16 @@ from penstock.storage.mounts import refuse_stale_listings
 PRIVATE_FOLDER = 0o700
 _PRIVATE_FILE = 0o600
 _OPEN_FOLDER = 0o777
+_IN_THE_WAY = "There is a file where a folder should be, or a folder where a file should be."
+_NEVER_PASSES: Mapping[int | None, str] = {
+    errno.EXDEV: "It lies on another file system than the folder of the sink, to which nothing can be moved in one step.",
+    errno.ENAMETOOLONG: "The path is longer than the file system allows.",
+    errno.ELOOP: "Its links lead in a circle.",
+    errno.ENOTDIR: _IN_THE_WAY,
+    errno.EEXIST: _IN_THE_WAY,
+    errno.EISDIR: _IN_THE_WAY,
+    errno.ENOTEMPTY: _IN_THE_WAY,
+}
 _NUMBERS_AND_TOKEN = re.compile(r"(\d+)\.(\d+)\.(\d+)\.(\d+)\.([0-9a-f]{8})")
 
 
@@ -164,6 +175,24 @@ def storage_errors(doing: str, path: Path) -> Iterator[None]:
             path=str(path),
             cause=str(error),
         ) from error
+
+
+@contextmanager
+def commit_errors(doing: str, path: Path) -> Iterator[None]:
+    """As `storage_errors`, of a commit: what no further try would change ends the job, and a person must look."""
+    try:
+        with storage_errors(doing, path):
+            yield
+    except UnavailableError as error:
+        cause = error.__cause__
+        if not isinstance(cause, OSError) or cause.errno not in _NEVER_PASSES:
+            raise
+        raise CommitLostError(
+            f"cannot {doing} {path}, which a completed checkpoint promised: {cause}. {_NEVER_PASSES[cause.errno]} What was staged is kept. "
+            "Put that right, then start the job again: it commits it first",
+            path=str(path),
+            cause=str(cause),
+        ) from cause
 
 
 def sync_file(path: Path) -> None:
