@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.chaos, pytest.mark.spark]
 
 def test_commits_wait_for_a_locked_database(spark, site, seed, caplog):
     """While another program locks the database, commits are retried and checkpoints go on; then every row is there once."""
-    caplog.set_level(logging.WARNING, logger="penstock")
+    caplog.set_level(logging.DEBUG, logger="penstock.checkpoint.coordinator")
     with Traffic(site, seed) as traffic:
         handle = build_job(site, spark, busy_timeout_s=0.5).start()
         try:
@@ -24,7 +24,7 @@ def test_commits_wait_for_a_locked_database(spark, site, seed, caplog):
             with closing(sqlite3.connect(site.database_path, timeout=60, isolation_level=None)) as other:
                 other.execute("BEGIN EXCLUSIVE")
                 visible = site.views()
-                wait_for("three failed commits", handle, lambda: caplog.text.count("commit failed") >= 3)
+                wait_for("three failed commits", handle, lambda: caplog.text.count("next try in") >= 3)
                 wait_for_checkpoints(site, handle, 3)
                 assert site.views() == visible
                 other.execute("ROLLBACK")

@@ -106,6 +106,7 @@ def test_a_row_that_breaks_a_constraint(spark, tmp_path, server, transactions):
 def test_the_server_dies_while_a_commit_is_due(spark, tmp_path, own_server, monkeypatch, caplog):
     """Killed right before the commit and started two tries later: tries are logged with growing pauses, and every row is there once."""
     caplog.set_level(logging.WARNING, logger="penstock")
+    caplog.set_level(logging.DEBUG, logger="penstock.checkpoint.coordinator")
     ledger = Ledger(tmp_path)
     ledger.fill(50)
     commit_all = own_server.kind.commit_all
@@ -122,7 +123,7 @@ def test_the_server_dies_while_a_commit_is_due(spark, tmp_path, own_server, monk
     monkeypatch.setattr(own_server.kind, "commit_all", commit_without_a_server)
     handle = rows_into(spark, ledger, own_server.sink("results", create=True)).start(available_now=True)
     handle.wait()
-    said = re.findall(r"commit failed, next try in (\S+) s .*?: UnavailableError", caplog.text)
+    said = re.findall(r"sink \S+: next try in (\S+) s .*?: UnavailableError", caplog.text)
     assert [float(pause) for pause in said] == [0.1, 0.2]
     assert Counter(app for (app,) in own_server.query("SELECT app FROM results")) == ledger.truth()
     assert own_server.query(own_server.prepared) == []

@@ -146,6 +146,19 @@ def test_commit_is_retried_until_it_succeeds(tmp_path: Path) -> None:
     assert not scene.coordinator.protocol.uncommitted
 
 
+def test_what_is_said_of_a_sink_that_is_down(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Thirteen tries in two and a half minutes are three lines, without a stack."""
+    scene = Scene(tmp_path, refusals=12)
+    scene.batch(0)
+    lines = [record.getMessage() for record in caplog.records if "sink out" in record.getMessage()]
+    assert [line.partition(",")[0] for line in lines] == [
+        "sink out: commit failed",
+        "sink out: 1 transactions wait for their commit",
+        "sink out: the commit has come through after 141 s and 13 tries",
+    ]
+    assert not any(record.exc_info or "\n" in record.getMessage() for record in caplog.records)
+
+
 def test_commit_is_left_to_the_next_run_when_the_job_stops(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import groupby
 
+from penstock.checkpoint.commit_wait import CommitWait, one_line
 from penstock.checkpoint.completed import Completed, PreCommitted
 from penstock.checkpoint.events import (
     Action,
@@ -24,6 +25,7 @@ from penstock.checkpoint.events import (
     MetadataFailed,
     MetadataWritten,
     SweepTransactions,
+    Tick,
     WriteMetadata,
 )
 from penstock.checkpoint.metadata import exists, mark_committed, name_of, write_metadata
@@ -97,6 +99,7 @@ class Coordinator:
         self._forgotten: list[str] = []
         self._unnamed: list[str] = []
         self._to_sweep: dict[str, SweepTransactions] = {}
+        self._waits = {uid: CommitWait(uid, clock) for uid in sinks}
         self._left_to_next_run: set[str] = set()
         """Sinks of which a commit was given up while stopping: a later one must not overtake it."""
         self.post: Callable[[Event], None] = self.handle
@@ -113,6 +116,9 @@ class Coordinator:
             actions = self.protocol.handle(event, self._now())
         for action in actions:
             self._perform(action)
+        if isinstance(event, Tick):
+            for wait in self._waits.values():
+                _say(logging.WARNING, wait.tick())
 
     def _now(self) -> Now:
         return Now(self._clock.monotonic(), self._clock.wall())
@@ -122,6 +128,7 @@ class Coordinator:
             case WriteMetadata():
                 self._complete(action.completed)
             case Commit():
+                self._waits[action.sink].begun(len(action.transactions))
                 self._run_commit(SinkTask(action.sink, lambda: self._commit(action)))
             case MarkCommitted():
                 self._mark(action.completed)
@@ -184,16 +191,18 @@ class Coordinator:
                     self._left_to_next_run.add(action.sink)
                     _log.warning(
                         "sink %s: %d transactions, and those behind them, stay to be committed by the next run: %s",
-                        *(action.sink, waiting, error),
+                        *(action.sink, waiting, one_line(error)),
                     )
                     return
-                _log.warning(
-                    "sink %s: commit failed, next try in %.1f s (%d transactions): %s: %s",
-                    *(action.sink, pause_s, waiting, type(error).__name__, error),
+                _say(logging.WARNING, self._waits[action.sink].failed(error))
+                _log.debug(
+                    "sink %s: next try in %.1f s (%d transactions): %s",
+                    *(action.sink, pause_s, waiting, one_line(error)),
                 )
                 self._clock.wait(self.stopping, pause_s)
                 pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
             else:
+                _say(logging.WARNING, self._waits[action.sink].done(waiting))
                 self.post(Committed(action.transactions))
                 return
 
@@ -245,6 +254,11 @@ class Coordinator:
         except UnavailableError as error:
             left = len(self._forgotten) + len(self._unnamed)
             _log.warning("%d files are left to be deleted later: %s", left, error)
+
+
+def _say(level: int, line: str | None) -> None:
+    if line is not None:
+        _log.log(level, "%s", line)
 
 
 def identity(transaction: Transaction) -> tuple[int, int, int, int]:
