@@ -16,6 +16,7 @@ from kafka_target import KafkaTarget
 
 from penstock.errors import BadRecordError, CommitLostError, ConfigError, CorruptStateError, UnavailableError
 from penstock.sinks import Kafka
+from penstock.sinks.staged.staging import StagedTransaction
 from penstock.testing.sink_contract import JOB, SINK
 from services.kafka_broker import KafkaBroker
 
@@ -228,6 +229,18 @@ def test_a_topic_of_commits_that_forgets(suite: KafkaTarget, policy: str) -> Non
     forgetting = suite.broker.new_topic(cleanup_policy=policy)
     with pytest.raises(ConfigError, match=r"cleanup\.policy=compact"):
         suite.make_sink(commits_topic=forgetting).validate(suite.schema)
+
+
+def test_a_commit_while_kafka_is_down(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The error says that Kafka is down and why, long before the time of a commit is over; the client's own lines fill no log."""
+    monkeypatch.setattr("penstock.sinks.kafka.commits._STEP_S", 0.3)
+    where = {"topic": "t", "commits_topic": "c", "transactional_id": "penstock"}
+    transaction = StagedTransaction.begin(KafkaTarget().context()).as_transaction()
+    with pytest.raises(UnavailableError, match=r"Kafka is down.*127\.0\.0\.1:1 failed: Connection refused"):
+        Kafka("127.0.0.1:1", "t", staging=tmp_path).commit({**transaction, **where})
+    assert [record for record in caplog.records if record.levelno > logging.DEBUG] == []
 
 
 def test_a_compacted_topic_needs_keys(suite: KafkaTarget) -> None:

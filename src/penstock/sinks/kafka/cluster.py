@@ -13,6 +13,7 @@ from typing import Any
 
 from penstock.errors import ConfigError, UnavailableError
 from penstock.sinks.kafka.admin import Admin
+from penstock.sinks.kafka.client_log import ClientLog
 from penstock.sinks.kafka.messages import Limits
 
 REQUEST_TIMEOUT_S = 15.0
@@ -60,6 +61,7 @@ class KafkaCluster:
     def __init__(self, bootstrap_servers: str, options: Mapping[str, Any]) -> None:
         self.bootstrap_servers = bootstrap_servers
         self.options = dict(options)
+        self._client_log = ClientLog()
         for name, reason in _OURS.items():
             if name in self.options:
                 raise ConfigError(
@@ -68,6 +70,12 @@ class KafkaCluster:
 
     def __repr__(self) -> str:
         return f"KafkaCluster({self.bootstrap_servers!r})"  # options may hold passwords
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_client_log"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _client_log=ClientLog())
 
     def producer(self, settings: Mapping[str, Any]) -> Any:
         """A producer; the user's options come before our defaults, `settings` before both."""
@@ -93,7 +101,7 @@ class KafkaCluster:
         module, _, name = f"confluent_kafka.{kind}".rpartition(".")
         make = getattr(imported(module), name)
         try:
-            return make({"bootstrap.servers": self.bootstrap_servers, **settings}, logger=_log)
+            return make({"bootstrap.servers": self.bootstrap_servers, **settings}, logger=self._client_log)
         except (kafka_exception(), TypeError, ValueError) as error:
             raise ConfigError(
                 f"Kafka refuses the options of the sink: {self.redacted(error)}; see the configuration of librdkafka",
@@ -115,8 +123,10 @@ class KafkaCluster:
             yield
         except (kafka_exception(), TimeoutError) as error:
             text = self.redacted(error) or "no answer in time"
+            trouble = self._client_log.trouble
+            why = f"Kafka is down, or a part of it ({self.redacted(trouble)}): " if trouble else ""
             raise UnavailableError(
-                f"cannot {doing} (brokers {self.bootstrap_servers}): {text}; it is tried again; check the brokers, the network "
+                f"{why}cannot {doing} (brokers {self.bootstrap_servers}): {text}; it is tried again; check the brokers, the network "
                 "and what this user may do",
                 brokers=self.bootstrap_servers,
                 cause=text,

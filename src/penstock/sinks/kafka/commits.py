@@ -30,6 +30,7 @@ _PARTITION = 0
 _REFUSED_FOR_GOOD = {10, 87}
 """MSG_SIZE_TOO_LARGE and INVALID_RECORD (a null key in a compacted topic, say): the same message would be refused again."""
 
+_STEP_S = 5.0
 _QUICK = {"auto.offset.reset": "earliest", "enable.partition.eof": True, "fetch.wait.max.ms": 10}
 
 
@@ -143,12 +144,30 @@ class CommitSession:
         self._cluster = cluster
         self.commits = commits
         self._refusals: list[Any] = []
-        reports = {"on_delivery": self._note, "delivery.report.only.error": True}
+        self._down = False
+        reports = {"on_delivery": self._note, "delivery.report.only.error": True, "error_cb": self._hear}
         self._producer = cluster.producer({**settings, **reports, "transactional.id": commits.key})
         with cluster.errors(f"begin transactions as {commits.key!r}"):
-            self._producer.init_transactions(patience_s)
+            self._take_over(_Deadline(patience_s))
         self.last = commits.last(patience_s)
         """What the last Kafka transaction committed, None before the first; after `init_transactions`, so nobody can add to it."""
+
+    def _take_over(self, deadline: _Deadline) -> None:
+        """Wait in short steps: the client says only to those who poll that its brokers are down, and then nobody has to wait longer."""
+        kafka = imported("confluent_kafka")
+        while True:
+            try:
+                self._producer.init_transactions(min(max(deadline.left_s, 0.1), _STEP_S))
+            except kafka.KafkaException as error:
+                self._producer.poll(0)
+                timed_out = error.args[0].code() == kafka.KafkaError._TIMED_OUT  # noqa: SLF001 - that is its public name
+                if not timed_out or self._down or deadline.left_s <= 0:
+                    raise
+            else:
+                return
+
+    def _hear(self, error: Any) -> None:
+        self._down = self._down or error.name() == "_ALL_BROKERS_DOWN"
 
     def introduce(self, timeout_s: float) -> None:
         """Write the first record. After an error the session is of no use any more."""
