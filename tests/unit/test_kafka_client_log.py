@@ -59,3 +59,12 @@ def test_other_words_are_passed_on_once_a_minute(
     clock.advance(60)
     say(client_log, "TXNERR", "the transaction failed")
     assert levels(caplog) == [logging.ERROR, logging.WARNING, *[logging.DEBUG] * 4, logging.ERROR]
+
+
+def test_why_a_transaction_failed(client_log: ClientLog) -> None:
+    """The first reason counts, until the next transaction begins: what follows are only its consequences."""
+    say(client_log, "TXNERR", "Broker failed to validate record")
+    say(client_log, "TXNERR", "Erroneous state")
+    assert client_log.failure == "Broker failed to validate record"
+    client_log.forget_failure()
+    assert client_log.failure == ""

@@ -15,6 +15,7 @@ from penstock.clock import SYSTEM_CLOCK, Clock
 
 _CONNECTION = {"FAIL", "ERROR"}
 """A connection that broke or could not be made, and the same again as an error of the client."""
+_TRANSACTION_FAILED = "TXNERR"
 _EACH_KIND_EVERY_S = 60.0
 _NEWS_FOR_S = 60.0
 _DETAILS = re.compile(r"^\[thrd:[^\]]*\]: |\(after .*\)$")
@@ -29,6 +30,7 @@ class ClientLog:
         self._lock = threading.Lock()
         self._trouble: tuple[float, str] | None = None
         self._said_s: dict[str, float] = {}
+        self._failure = ""
 
     def log(self, level: int, form: str, *arguments: object) -> None:
         """Take a line."""
@@ -45,11 +47,24 @@ class ClientLog:
                 return None
             return self._trouble[1]
 
+    def forget_failure(self) -> None:
+        """A transaction begins."""
+        with self._lock:
+            self._failure = ""
+
+    @property
+    def failure(self) -> str:
+        """Why the transaction failed, in the client's words: its errors say only that it did. Empty if it did not."""
+        with self._lock:
+            return self._failure
+
     def _level(self, level: int, kind: str, text: str) -> int:
         now_s = self._clock.monotonic()
         if kind in _CONNECTION:
             self._trouble = (now_s, _DETAILS.sub("", text).strip())
             return logging.DEBUG
+        if kind == _TRANSACTION_FAILED:
+            self._failure = self._failure or text
         if now_s - self._said_s.get(kind, -_EACH_KIND_EVERY_S) < _EACH_KIND_EVERY_S:
             return logging.DEBUG
         self._said_s[kind] = now_s

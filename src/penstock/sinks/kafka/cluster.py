@@ -61,7 +61,7 @@ class KafkaCluster:
     def __init__(self, bootstrap_servers: str, options: Mapping[str, Any]) -> None:
         self.bootstrap_servers = bootstrap_servers
         self.options = dict(options)
-        self._client_log = ClientLog()
+        self.client_log = ClientLog()
         for name, reason in _OURS.items():
             if name in self.options:
                 raise ConfigError(
@@ -72,10 +72,10 @@ class KafkaCluster:
         return f"KafkaCluster({self.bootstrap_servers!r})"  # options may hold passwords
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "_client_log"}
+        return {name: value for name, value in self.__dict__.items() if name != "client_log"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, _client_log=ClientLog())
+        self.__dict__.update(state, client_log=ClientLog())
 
     def producer(self, settings: Mapping[str, Any]) -> Any:
         """A producer; the user's options come before our defaults, `settings` before both."""
@@ -101,7 +101,7 @@ class KafkaCluster:
         module, _, name = f"confluent_kafka.{kind}".rpartition(".")
         make = getattr(imported(module), name)
         try:
-            return make({"bootstrap.servers": self.bootstrap_servers, **settings}, logger=self._client_log)
+            return make({"bootstrap.servers": self.bootstrap_servers, **settings}, logger=self.client_log)
         except (kafka_exception(), TypeError, ValueError) as error:
             raise ConfigError(
                 f"Kafka refuses the options of the sink: {self.redacted(error)}; see the configuration of librdkafka",
@@ -123,7 +123,7 @@ class KafkaCluster:
             yield
         except (kafka_exception(), TimeoutError) as error:
             text = self.redacted(error) or "no answer in time"
-            trouble = self._client_log.trouble
+            trouble = self.client_log.trouble
             why = f"Kafka is down, or a part of it ({self.redacted(trouble)}): " if trouble else ""
             raise UnavailableError(
                 f"{why}cannot {doing} (brokers {self.bootstrap_servers}): {text}; it is tried again; check the brokers, the network "

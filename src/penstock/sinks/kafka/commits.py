@@ -10,7 +10,7 @@ The first record names no transaction. It is there before the first message, so 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import chain
 from typing import Any
 
@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from penstock.clock import SYSTEM_CLOCK
 from penstock.errors import CommitLostError, UnavailableError
-from penstock.sinks.kafka.cluster import REQUEST_TIMEOUT_S, KafkaCluster, imported
+from penstock.sinks.kafka.cluster import REQUEST_TIMEOUT_S, KafkaCluster, imported, kafka_exception
 from penstock.sinks.kafka.messages import Message, staged_messages
 from penstock.sinks.kafka.transaction import Owner
 from penstock.sinks.staged.staging import StagedTransaction
@@ -27,10 +27,8 @@ from penstock.sinks.staged.staging import StagedTransaction
 _PARTITION = 0
 """All records are in one partition: a number of partitions that changes must not hide one."""
 
-_REFUSED_FOR_GOOD = {10, 87}
-"""MSG_SIZE_TOO_LARGE and INVALID_RECORD (a null key in a compacted topic, say): the same message would be refused again."""
 
-_STEP_S = 5.0
+_STEP_S = 10.0
 _QUICK = {"auto.offset.reset": "earliest", "enable.partition.eof": True, "fetch.wait.max.ms": 10}
 
 
@@ -143,17 +141,14 @@ class CommitSession:
     ) -> None:
         self._cluster = cluster
         self.commits = commits
-        self._refusals: list[Any] = []
-        self._down = False
-        reports = {"on_delivery": self._note, "delivery.report.only.error": True, "error_cb": self._hear}
-        self._producer = cluster.producer({**settings, **reports, "transactional.id": commits.key})
+        self._producer = cluster.producer({**settings, "transactional.id": commits.key})
         with cluster.errors(f"begin transactions as {commits.key!r}"):
             self._take_over(_Deadline(patience_s))
         self.last = commits.last(patience_s)
         """What the last Kafka transaction committed, None before the first; after `init_transactions`, so nobody can add to it."""
 
     def _take_over(self, deadline: _Deadline) -> None:
-        """Wait in short steps: the client says only to those who poll that its brokers are down, and then nobody has to wait longer."""
+        """Wait in steps: the client says only to those who poll that no broker lets it in, and then nobody has to wait longer."""
         kafka = imported("confluent_kafka")
         while True:
             try:
@@ -161,13 +156,10 @@ class CommitSession:
             except kafka.KafkaException as error:
                 self._producer.poll(0)
                 timed_out = error.args[0].code() == kafka.KafkaError._TIMED_OUT  # noqa: SLF001 - that is its public name
-                if not timed_out or self._down or deadline.left_s <= 0:
+                if not timed_out or self._cluster.client_log.trouble or deadline.left_s <= 0:
                     raise
             else:
                 return
-
-    def _hear(self, error: Any) -> None:
-        self._down = self._down or error.name() == "_ALL_BROKERS_DOWN"
 
     def introduce(self, timeout_s: float) -> None:
         """Write the first record. After an error the session is of no use any more."""
@@ -197,20 +189,24 @@ class CommitSession:
         self._producer.commit_transaction(max(timeout_s, 1.0))
         self.last = tuple(transactions)
 
-    def _note(self, error: Any, _message: Any) -> None:
-        """Called for messages that the brokers refused, and only for those, while somebody polls."""
-        self._refusals.append(error)
-
     @contextmanager
     def _refusals_told(self, topic: str, transactions: Sequence[StagedTransaction]) -> Iterator[None]:
-        """What fails after a message was refused says only that the transaction failed; why, the report of the message says."""
+        """What fails after a message was refused says only that the transaction failed; why, the client's log says.
+
+        A report of each message would say it too, but confluent-kafka cannot call for reports once an error is fatal.
+        """
+        log = self._cluster.client_log
+        log.forget_failure()
         try:
             yield
         except UnavailableError as error:
-            self._producer.poll(0)
-            if not any(refusal.code() in _REFUSED_FOR_GOOD for refusal in self._refusals):
+            with suppress(
+                kafka_exception()
+            ):  # a fatal one is told again to whoever polls; `error` says it already
+                self._producer.poll(0)
+            if not any(words in log.failure for words in _refused_for_good()):
                 raise
-            raise _refused(topic, transactions, self._refusals) from error
+            raise _refused(topic, transactions, log.failure) from error
 
     def discard(self) -> None:
         """Forget what is under way; the broker aborts it when the next session begins, or after the time-out."""
@@ -241,10 +237,13 @@ class CommitSession:
             deadline.check()
 
 
-def _refused(
-    topic: str, transactions: Sequence[StagedTransaction], refusals: Sequence[Any]
-) -> CommitLostError:
-    why = next(refusal.str() for refusal in refusals if refusal.code() in _REFUSED_FOR_GOOD)
+def _refused_for_good() -> list[str]:
+    """How the client calls what the same message would meet again: too large, or (a null key in a compacted topic, say) not valid."""
+    error = imported("confluent_kafka").KafkaError
+    return [error(code).str() for code in (error.MSG_SIZE_TOO_LARGE, error.INVALID_RECORD)]
+
+
+def _refused(topic: str, transactions: Sequence[StagedTransaction], why: str) -> CommitLostError:
     return CommitLostError(
         f"the topic {topic!r} refuses a message of {len(transactions)} transactions, from {transactions[0].name} on, which a checkpoint "
         f"promised: {why}. When they were staged it took such messages: was its cleanup.policy or max.message.bytes changed since? They "
