@@ -264,7 +264,7 @@ def leave_what_sources_have_noted_out_of_the_checkpoint(patch: Patch) -> None:
 
 @mutation()
 def let_go_of_what_the_next_run_begins_with(patch: Patch) -> None:
-    patch.setattr(Protocol, "hold", lambda self, barrier: None)
+    patch.setattr(Protocol, "hold", lambda self, batch, barrier: None)
 
 
 @mutation()

@@ -32,7 +32,14 @@ def reading(
     log = ProgressLog(storage, RUN)
     held: list[Barrier] = []
     point = RestorePoint(RUN, (), begun)
-    return Reading(log, log.source_log(), {"clicks": 1, "two": 2}, point, mode=mode, hold=held.append), held
+    return Reading(
+        log,
+        log.source_log(),
+        {"clicks": 1, "two": 2},
+        point,
+        mode=mode,
+        hold=lambda _, barrier: held.append(barrier),
+    ), held
 
 
 @pytest.mark.parametrize(("batch", "after"), [(0, 0), (0, 3), (2, 0)])

@@ -96,7 +96,7 @@ class Protocol:
         self._known: set[str] = {name for checkpoint in self.completed for name in checkpoint.files}
         self._known |= self._restored_files | held
         self._durable: set[str] = set(self._known)
-        self._held = held
+        self._held: dict[CheckpointId, frozenset[str]] = {NO_CHECKPOINT: held}
         self._early: dict[str, int] = {}
         self._async_ms: dict[tuple[SubtaskId, int], float] = {}
         self._failures_in_a_row = 0
@@ -118,11 +118,14 @@ class Protocol:
         """Every file that something may still ask for."""
         sets: list[Iterable[str]] = [checkpoint.files for checkpoint in self.completed]
         sets += [pending.files for pending in self.pending.values()]
-        return set().union(*sets, self._working_files(), self._acceptable_files(), self._held)
+        return set().union(*sets, self._working_files(), self._acceptable_files(), *self._held.values())
 
-    def hold(self, barrier: Barrier) -> None:
-        """Keep what the record of `recovery.begun` names: the next run begins there, if it goes back to no newer checkpoint."""
-        self._held = barrier.files
+    def hold(self, batch: CheckpointId, barrier: Barrier) -> None:
+        """Keep what the record of `recovery.begun` names: the next run begins there, if it goes back to no newer checkpoint.
+
+        What it named before is kept too, until the batch is known to be finished: those before it may not be known of yet.
+        """
+        self._held[batch] = barrier.files
 
     def take_durable(self, files: Iterable[str], batch: CheckpointId) -> None:
         """Files that are in storage already and that the handles of this batch may begin with, before anything names them.
@@ -208,6 +211,8 @@ class Protocol:
         self._finished[event.batch] = event
         self._known |= _files(event)
         self._durable |= event.barrier.files
+        if event.batch in self._held:
+            self._held = {batch: files for batch, files in self._held.items() if batch >= event.batch}
         self.uncommitted += event.transactions
         pending = self.pending.get(event.batch)
         if pending:

@@ -12,7 +12,7 @@ import msgspec
 
 from penstock.config import Mode
 from penstock.errors import IncompatibleStateError
-from penstock.ids import SubtaskId
+from penstock.ids import CheckpointId, SubtaskId
 from penstock.recovery.rescale import redistribute
 from penstock.recovery.restore import RestorePoint
 from penstock.spark import progress_log

@@ -249,10 +249,10 @@ class QueryRun:
             undurable = coordinator.protocol.undurable_handles
         self._rescue.look(undurable)
 
-    def _hold(self, barrier: Barrier) -> None:
+    def _hold(self, batch: CheckpointId, barrier: Barrier) -> None:
         coordinator = self._loop.coordinator
         with coordinator.lock:
-            coordinator.protocol.hold(barrier)
+            coordinator.protocol.hold(batch, barrier)
 
     def _close(self, query: StreamingQuery) -> None:
         """Stop the query between two batches: interrupting one in Python code leaves Spark's thread in disorder."""

@@ -33,7 +33,7 @@ class Reading:
     """How many streaming sources Spark sees in each source of the job, in order."""
     point: RestorePoint
     mode: Mode
-    hold: Callable[[Barrier], None]
+    hold: Callable[[CheckpointId, Barrier], None]
     """Told what to keep in storage for the next run."""
     _start_is_known: bool = field(init=False)
     _next_look: float = 0.0
@@ -75,7 +75,7 @@ class Reading:
 
     def _record(self, batch: CheckpointId, barrier: Barrier) -> None:
         record_begun(self.log.storage, Begun(self.log.run, barrier, batch))
-        self.hold(barrier)  # not before: until now the record named others
+        self.hold(batch, barrier)  # not before: until now the record named others
 
     def _check_follows(self, batch: CheckpointId, after: CheckpointId) -> None:
         """The log is this run's alone and says which batch was the last: another number means that rows are missing or come twice."""
