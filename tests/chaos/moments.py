@@ -45,9 +45,9 @@ def look(site: Site, moment: Moment) -> set[str]:  # noqa: PLR0911 - one line a 
         case Moment.RUN_RESTORED:
             return set(_files(store / "runs", ".restored"))
         case Moment.BATCH_PLANNED:
-            return set(_numbered(store / "spark" / "offsets"))
+            return set(_noted_by_spark(store / "spark", "offsets"))
         case Moment.BATCH_DONE:
-            return set(_numbered(store / "spark" / "commits"))
+            return set(_noted_by_spark(store / "spark", "commits"))
         case Moment.STATE_STORED:
             return set().union(*(state_files(site, uid) for uid in _entries(store / "state")))
         case Moment.ROWS_STAGED:
@@ -98,5 +98,8 @@ def _files(folder: Path, suffix: str) -> Iterator[str]:
     return (name for name in _entries(folder) if name.endswith(suffix) and not name.startswith("."))
 
 
-def _numbered(folder: Path) -> Iterator[str]:
-    return (name for name in _entries(folder) if name.isdigit())
+def _noted_by_spark(logs: Path, kind: str) -> Iterator[str]:
+    """Entries of all runs' progress logs; what a run filled its own with before it began has no checksum of Hadoop's beside it."""
+    for run in _entries(logs):
+        entries = set(_entries(logs / run / kind))
+        yield from (f"{run}/{name}" for name in entries if name.isdigit() and f".{name}.crc" in entries)

@@ -350,11 +350,12 @@ class TestArrowStorage:
 
 class TestOpenStorage:
     def test_paths_and_file_uris_are_local(self, tmp_path: Path) -> None:
-        """A path, a string and a file URI with an escape name the same folder."""
-        folder = tmp_path / "with space"
+        """A path, a string and a URI name the same folder, whatever characters it has; its URI has a scheme, and leads there again."""
+        folder = tmp_path / "with space, 50%, #1, naïve?"
         opened = [open_storage(folder), open_storage(str(folder)), open_storage(folder.as_uri())]
-        assert [type(storage) for storage in opened] == [LocalStorage] * 3
-        assert {storage.uri for storage in opened} == {str(folder)}
+        opened.append(open_storage(opened[0].uri))
+        assert {storage.root for storage in opened if isinstance(storage, LocalStorage)} == {folder}
+        assert {storage.uri for storage in opened} == {folder.as_uri()}
 
     def test_other_schemes_go_through_arrow(self) -> None:
         """An object store's URI is accepted without contacting it."""

@@ -14,7 +14,7 @@ from penstock.config import Checkpointing, Mode
 from penstock.testing.simulation import Fate, Workload, World
 
 RAM_DISK = Path("/dev/shm")
-SEED = 0
+SEED = 16
 
 
 @contextmanager
@@ -38,15 +38,15 @@ def workload(mode: Mode = Mode.EXACTLY_ONCE, backend: str = "filesystem") -> Wor
 
 
 @cache
-def calls_without_a_crash(mode: Mode, backend: str = "filesystem") -> tuple[str, ...]:
-    with world(workload(mode, backend), SEED) as undisturbed:
+def calls_without_a_crash(mode: Mode, backend: str = "filesystem", seed: int = SEED) -> tuple[str, ...]:
+    with world(workload(mode, backend), seed) as undisturbed:
         undisturbed.live()
         return tuple(undisturbed.calls[0])
 
 
-def come_back(mode: Mode, *fates: Fate, backend: str = "filesystem") -> int:
+def come_back(mode: Mode, *fates: Fate, backend: str = "filesystem", seed: int = SEED) -> int:
     """Run with these fates; returns how many runs it took, without the one that checks that nothing changes."""
-    with world(workload(mode, backend), SEED, fates) as crashing:
+    with world(workload(mode, backend), seed, fates) as crashing:
         try:
             crashing.live()
         except BaseException:

@@ -21,8 +21,12 @@ from penstock.checkpoint.protocol import Protocol
 from penstock.config import Mode
 from penstock.errors import PenstockError
 from penstock.ids import NO_CHECKPOINT
-from penstock.recovery import history, restore
+from penstock.recovery import begun, history, restore
 from penstock.snapshot.uploader import Upload
+from penstock.spark import reading
+from penstock.spark.progress_log import ProgressLog
+from penstock.spark.reading import Reading
+from penstock.spark.source_log import SourceLog
 from penstock.state import compaction
 from penstock.state.backends import fetch
 from penstock.testing.simulation import Fate, Violation, random_workload
@@ -217,20 +221,50 @@ def commit_every_batch_at_once(patch: Patch) -> None:
     patch.setattr(Protocol, "_batch_finished", hasty)
 
 
-@mutation(56)
+@mutation()
 def read_again_although_it_is_at_most_once(patch: Patch) -> None:
-    def resume(self: SimulatedRun, point):
-        from penstock.testing.simulation.begun import last_begun
+    patch.setattr(reading, "record_begun", lambda storage, begun: None)
 
-        number, _ = last_begun(self._storage)
-        at = (
-            tuple(point.checkpoint.barrier.positions["source"])
-            if point.checkpoint
-            else self._site.source.start
-        )
-        return max(number, point.id) + 1, at
 
-    patch.setattr(SimulatedRun, "_resume_at", resume)
+@mutation()
+def forget_what_was_begun_when_a_run_begins_nothing(patch: Patch) -> None:
+    take_over = begun.take_over
+    patch.setattr(begun, "take_over", lambda storage, run, record: take_over(storage, run, None))
+
+
+@mutation()
+def go_back_to_the_checkpoint_after_a_change_of_mode(patch: Patch) -> None:
+    """As if what was begun concerned runs at most once only."""
+    choose = restore._choose_point
+
+    def as_of_now(storage, run, mode, wanted):
+        point = choose(storage, run, mode, wanted)
+        return point if mode is Mode.AT_MOST_ONCE else replace(point, begun=None)
+
+    patch.setattr(restore, "_choose_point", as_of_now)
+
+
+@mutation()
+def share_one_progress_log(patch: Patch) -> None:
+    """And take whatever number a batch has."""
+    patch.setattr(ProgressLog, "folder", property(lambda self: "spark/1"))
+    patch.setattr(Reading, "_check_follows", lambda self, batch, after: None)
+
+
+@mutation()
+def decide_again_where_to_begin(patch: Patch) -> None:
+    patch.setattr(Reading, "_keep_start", lambda self: None)
+    patch.setattr(SourceLog, "take_up", lambda self, folder: None)
+
+
+@mutation()
+def leave_what_sources_have_noted_out_of_the_checkpoint(patch: Patch) -> None:
+    patch.setattr(SourceLog, "keep", lambda self: ())
+
+
+@mutation()
+def let_go_of_what_the_next_run_begins_with(patch: Patch) -> None:
+    patch.setattr(Protocol, "hold", lambda self, batch, barrier: None)
 
 
 @mutation()
@@ -309,30 +343,32 @@ def test_a_broken_rule_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> N
     assert any(breaks(seed, only_in) for seed in range(first_seed, first_seed + MOST_SEEDS))
 
 
-def wake_before_every_metadata(calls: tuple[str, ...]) -> None:
+def wake_before_every_metadata(seed: int) -> None:
     """A run stands still before it writes a metadata, and wakes up at some moment of the run that took over."""
+    calls = calls_without_a_crash(Mode.EXACTLY_ONCE, seed=seed)
     writes = [number for number, call in enumerate(calls, start=1) if call.startswith("create chk-")]
-    for call, wakes_at in product(writes, range(15, 60, 2)):
-        come_back(
-            Mode.EXACTLY_ONCE,
-            Fate(pauses_before=call, wakes_at=wakes_at),
-            Fate(dies_before=wakes_at + 2),
-        )
+    for call, wakes_at in product(writes, (15, 25, 40)):
+        zombie = Fate(pauses_before=call, wakes_at=wakes_at)
+        come_back(Mode.EXACTLY_ONCE, zombie, Fate(dies_before=wakes_at + 2), seed=seed)
+
+
+def wake_with_many_seeds() -> None:
+    """What a zombie does first when it wakes up, only chance decides."""
+    for seed in range(MOST_SEEDS):
+        wake_before_every_metadata(seed)
 
 
 def test_restoring_outside_the_line_of_descent_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """A zombie that writes its metadata after the take-over is found when the next recovery goes on from it."""
-    calls = calls_without_a_crash(Mode.EXACTLY_ONCE)
     monkeypatch.setattr(history, "in_line_of_descent", lambda checkpoint, run, descents: True)
     with pytest.raises((Violation, PenstockError)):
-        wake_before_every_metadata(calls)
+        wake_with_many_seeds()
 
 
 def test_discarding_without_looking_whether_another_run_owns_the_job_is_found(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A zombie that completes its checkpoint after the take-over deletes the one before, from which the new run went on."""
-    calls = calls_without_a_crash(Mode.EXACTLY_ONCE)
     discard = Coordinator._discard
 
     def careless(self: Coordinator, action: object) -> None:
@@ -342,4 +378,4 @@ def test_discarding_without_looking_whether_another_run_owns_the_job_is_found(
 
     monkeypatch.setattr(Coordinator, "_discard", careless)
     with pytest.raises((Violation, PenstockError)):
-        wake_before_every_metadata(calls)
+        wake_with_many_seeds()

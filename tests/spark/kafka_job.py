@@ -9,20 +9,31 @@ import json
 import sys
 import traceback
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
+from pyspark import TaskContext
 from pyspark.sql import SparkSession
 
 import penstock as ps
 from penstock.errors import PenstockError
 
+LAST_ATTEMPT = 3
+
 
 class Number(ps.KeyedProcess):
-    """Numbers the clicks of a user: 1, 2, 3, ... whatever the batches are."""
+    """Numbers the clicks of a user: 1, 2, 3, ... whatever the batches are. Fails in its first batch, unless `failed` exists."""
 
     seen = ps.ValueState("long", default=0)
 
+    def __init__(self, failed: Path) -> None:
+        self.failed = failed
+
     def process(self, key, rows, ctx):
+        if not self.failed.exists():
+            if TaskContext.get().attemptNumber() == LAST_ATTEMPT:
+                self.failed.touch()
+            raise RuntimeError("before the first checkpoint")
         for _ in rows:
             self.seen.value += 1
             yield key, self.seen.value
@@ -37,14 +48,14 @@ def main() -> None:
 
 
 def run(spark: SparkSession, places: Sequence[str], mode: str) -> dict[str, Any]:
-    """Run until killed, or until the input known now is done (`available_now`, `without lost`); then say what the checkpoint says."""
+    """Run from the latest offsets until killed, with one failure before the first checkpoint, or until the input known now is done (`available_now`, `without lost`); then say what the checkpoint says."""
     servers, source, target, folder = places
     clicks = (
         spark.readStream.format("kafka")
         .option("kafka.bootstrap.servers", servers)
         .option("subscribe", source)
-        .option("startingOffsets", "earliest")
-        .option("maxOffsetsPerTrigger", 40)
+        .option("startingOffsets", "latest" if mode == "until killed" else "earliest")
+        .option("maxOffsetsPerTrigger", 40 if mode == "until killed" else 400)
         .option("failOnDataLoss", str(mode != "without lost").lower())
         .load()
         .selectExpr("CAST(key AS STRING) AS user", "CAST(value AS STRING) AS page")
@@ -53,11 +64,13 @@ def run(spark: SparkSession, places: Sequence[str], mode: str) -> dict[str, Any]
         "kafka-job",
         storage=f"{folder}/storage",
         checkpoint=ps.Checkpointing(interval="500ms"),
-        restart=ps.no_restart(),
+        restart=ps.fixed_delay(attempts=1, delay="1ms") if mode == "until killed" else ps.no_restart(),
     )
-    numbered = (
-        job.read(clicks, uid="clicks").key_by("user").process(Number(), schema="user string, n long", uid="n")
-    )
+    failed = Path(folder, "failed")
+    if mode != "until killed":
+        failed.touch()
+    by_user = job.read(clicks, uid="clicks").key_by("user")
+    numbered = by_user.process(Number(failed), schema="user string, n long", uid="n")
     sink = ps.sinks.Kafka(
         servers, target, staging=f"{folder}/staging", key="user", commits_topic=f"{target}-commits"
     )

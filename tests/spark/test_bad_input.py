@@ -11,6 +11,7 @@ from pyspark.sql import functions as F
 
 import penstock as ps
 from penstock.checkpoint.metadata import CheckpointName, found_checkpoints
+from penstock.spark.compiled import compile_job
 from penstock.storage import LocalStorage
 
 pytestmark = pytest.mark.spark
@@ -95,6 +96,18 @@ def test_a_join_with_a_static_table_is_allowed(spark, ledger):
     job_over(frame, ledger).run(available_now=True)
     truth = ledger.truth()
     assert ledger.counts() == {"zero": truth["app0"], "one": truth["app1"]}
+
+
+@pytest.mark.parametrize(("option", "value"), [("cleanSource", "delete"), ("CLEANSOURCE", "Archive")])
+def test_a_source_that_removes_what_it_has_read_is_refused(spark, ledger, option, value):
+    """Spark would remove files that going back needs; without the option, or with 'off', nothing is refused."""
+
+    def read(**options: str):
+        return spark.readStream.schema("app string").options(**options).json(str(ledger.root))
+
+    with pytest.raises(ps.ConfigError, match=f"'clicks' has the option cleanSource={value}: Spark removes"):
+        job_over(read(**{option: value}), ledger).start()
+    compile_job(job_over(read(**{option: "OFF"}), ledger).graph)
 
 
 def test_a_socket_cannot_be_exactly_once(spark, ledger):

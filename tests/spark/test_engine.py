@@ -453,7 +453,8 @@ def test_a_checkpoint_older_than_what_spark_remembers(spark, ledger):
                 assert not handle.wait(0.05)
         handle.cancel()
         restored = handle.progress.restored_from
-        assert f"spark/offsets/{restored}" not in handle._job.storage.names("spark/offsets")
+        log = f"spark/{handle.progress.run}/offsets"
+        assert f"{log}/{restored}" not in handle._job.storage.names(log)
         again = counting_job(spark, ledger).start(available_now=True)
         again.wait()
         assert again.progress.restored_from == restored

@@ -1,13 +1,16 @@
-"""Spark's progress log is read and cut back to a checkpoint."""
+"""Spark's progress log is made anew for every run, from what a checkpoint says, with what the sources have noted."""
 
 from __future__ import annotations
 
 import pytest
 
+from penstock.checkpoint.completed import Barrier
 from penstock.errors import CorruptStateError
-from penstock.ids import CheckpointId
-from penstock.spark.progress_log import cut_back, positions, read_entry, skip_ahead
+from penstock.ids import NO_CHECKPOINT, CheckpointId, RunId
+from penstock.spark.progress_log import ProgressLog, positions, set_out, without_positions
 from penstock.storage import LocalStorage
+
+LAST = CheckpointId(4)
 
 
 def entry(*offsets: str) -> str:
@@ -16,54 +19,83 @@ def entry(*offsets: str) -> str:
 
 @pytest.fixture
 def storage(tmp_path):
-    storage = LocalStorage(tmp_path)
-    for batch in range(5):
-        storage.put(f"spark/offsets/{batch}", entry(f'{{"0":{batch}}}', str(batch)).encode())
-        storage.put(f"spark/offsets/.{batch}.crc", b"crc")
-        if batch < 4:
-            storage.put(f"spark/commits/{batch}", b'v1\n{"nextBatchWatermarkMs":0}')
-    storage.put("spark/metadata", b"{}")
-    storage.put("spark/sources/0/0", b"seen")
-    return storage
+    return LocalStorage(tmp_path / "with space")
 
 
-def test_positions_are_read_per_source(storage):
-    """Every source has its own position; one that has none yet is None."""
-    assert positions(read_entry(storage, CheckpointId(3))) == [{"0": 3}, 3]
-    assert positions(entry("-", "plain text")) == [None, "plain text"]
+def log(storage, run: int) -> ProgressLog:
+    return ProgressLog(storage, RunId(run))
+
+
+def noted(storage, run: int) -> dict[str, bytes]:
+    """What the sources of a run have noted, by path."""
+    folder = f"spark/{run}/sources"
+    return {name.removeprefix(f"{folder}/"): storage.get(name) for name in storage.names(folder)}
+
+
+def test_positions_are_read_per_source():
+    """Every source has its own position; one that has none yet, or cannot go back to it, is None."""
+    assert positions(entry('{"0":3}', "plain text", "-")) == [{"0": 3}, "plain text", None]
+    assert positions(without_positions(entry('{"0":3}', "3"), [True, False])) == [{"0": 3}, None]
     with pytest.raises(CorruptStateError, match="unknown format"):
         positions("v9\n{}")
 
 
-def test_batches_after_the_checkpoint_are_removed(storage):
-    """After a cut the checkpoint's batch is the last one, and done; what sources remember stays."""
-    cut_back(storage, CheckpointId(2), read_entry(storage, CheckpointId(2)))
-    assert [name for name in storage.names("spark/offsets") if ".crc" not in name][-1] == "spark/offsets/2"
-    assert storage.names("spark/commits")[-1] == "spark/commits/2"
-    assert "spark/sources/0/0" in storage.names("spark")
-    assert "spark/offsets/.4.crc" not in storage.names("spark/offsets")
+def test_a_run_begins_after_the_batch_of_its_checkpoint(storage):
+    """The log of a run knows that batch as done, and the entry before it, without which Spark refuses to start."""
+    set_out(log(storage, 3), LAST, Barrier({}, entry("4")))
+    assert log(storage, 3).entry(LAST) == log(storage, 3).entry(CheckpointId(3)) == entry("4")
+    assert storage.get("spark/3/commits/4") == b'v1\n{"nextBatchWatermarkMs":7}'
+    assert b'"id"' in storage.get("spark/3/metadata")
 
 
-def test_an_entry_that_spark_has_purged_is_written_again(storage):
-    """The checkpoint itself holds the entry, so it can be older than what Spark keeps."""
-    text = read_entry(storage, CheckpointId(4))
-    storage.delete(storage.names("spark/offsets") + storage.names("spark/commits"))
-    cut_back(storage, CheckpointId(4), text)
-    assert read_entry(storage, CheckpointId(4)) == text
-    assert read_entry(storage, CheckpointId(3)) == text  # Spark asks for it, and refuses to start without it
-    assert storage.get("spark/commits/4") == b'v1\n{"nextBatchWatermarkMs":7}'
+def test_no_run_finds_anything_of_another(storage):
+    """Batches that an earlier run has noted, or notes from now on, are not in the log of a later one; theirs is deleted."""
+    storage.put("spark/2/offsets/9", b"of a zombie")
+    set_out(log(storage, 3), LAST, Barrier({}, entry("4")))
+    assert [name for name in storage.names("spark") if "/9" in name] == []
+    storage.put("spark/2/offsets/10", b"of a zombie that woke up")
+    assert storage.names("spark/3/offsets") == ["spark/3/offsets/3", "spark/3/offsets/4"]
+    set_out(log(storage, 2), LAST, Barrier({}, entry("4")))  # even its recovery leaves later ones alone
+    assert storage.names("spark/3/offsets") == ["spark/3/offsets/3", "spark/3/offsets/4"]
 
 
-def test_without_a_checkpoint_the_query_starts_from_the_beginning(storage):
-    """Nothing of an attempt that completed no checkpoint is left."""
-    cut_back(storage, CheckpointId(-1), "")
-    assert storage.names("spark") == []
+def test_what_sources_have_noted_comes_back(storage):
+    """A new log holds what the checkpoint needs of it, from copies of our own, though Spark's are lost."""
+    for path in ("0/8", "0/9.compact", "0/10", "1/0"):
+        storage.put(f"spark/1/sources/{path}", path.encode())
+    storage.put("spark/1/sources/0/.10.crc", b"crc")
+    files = log(storage, 1).source_log().keep()
+    storage.delete(storage.names("spark"))
+    sources = set_out(log(storage, 2), LAST, Barrier({}, entry("4"), files))
+    assert noted(storage, 2) == {path: path.encode() for path in ("0/9.compact", "0/10", "1/0")}
+    storage.put("spark/2/sources/0/11", b"new")
+    names = {file.path: file.name for file in sources.keep()}
+    assert names["0/11"] == "state/_sources/2-0-11"
+    assert names["0/10"] == "state/_sources/1-0-10"  # copied once
 
 
-def test_at_most_once_takes_every_begun_batch_as_done(storage):
-    """The batch that was under way is skipped; a source that cannot replay has no position any more."""
-    assert skip_ahead(storage, [True, False]) == 4
-    assert positions(read_entry(storage, CheckpointId(4))) == [{"0": 4}, None]
-    assert positions(read_entry(storage, CheckpointId(3))) == [{"0": 4}, None]  # Spark would fall back on it
-    assert "spark/commits/4" in storage.names("spark/commits")
-    assert skip_ahead(LocalStorage(storage.root / "none"), [True]) == -1
+@pytest.mark.parametrize("harm", ["flipped", "gone"])
+def test_a_damaged_copy_is_found(storage, harm):
+    """A source is not sent on with a wrong list of what it has read."""
+    storage.put("spark/1/sources/0/0", b"file a")
+    [file] = log(storage, 1).source_log().keep()
+    storage.delete([file.name])
+    if harm == "flipped":
+        storage.put(file.name, b"file b")
+    with pytest.raises(CorruptStateError, match=file.name):
+        set_out(log(storage, 2), LAST, Barrier({}, entry("4"), (file,)))
+
+
+def test_without_a_checkpoint_the_sources_begin_where_they_first_did(storage):
+    """Runs that ended before they had begun anything leave where their sources wanted to begin; the first one's word counts."""
+    storage.put("spark/1/sources/0/0", b"at 100")
+    storage.put("spark/2/sources/0/0", b"at 200")
+    storage.put("spark/2/sources/1/0", bytes(6))  # what a crash of the machine may leave
+    set_out(log(storage, 3), NO_CHECKPOINT, Barrier())
+    assert noted(storage, 3) == {"0/0": b"at 100"}
+    assert storage.names("spark/3/offsets") == []
+
+
+def test_spark_finds_the_log_whatever_the_folder_is_called(tmp_path):
+    """The location has a scheme, or Spark would look for it where `fs.defaultFS` says, and no escapes, which Hadoop takes literally."""
+    assert log(LocalStorage("/data/a b%20#c"), 3).location == "file:///data/a b%20#c/spark/3"

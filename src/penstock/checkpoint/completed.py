@@ -12,6 +12,16 @@ from penstock.state.handle import StateHandle
 FORMAT = 2
 
 
+class SourceFile(msgspec.Struct, frozen=True):
+    """What a source has noted for itself, as a copy in storage: Spark does not sync its own."""
+
+    path: str
+    """Below the folder `sources` of Spark's progress log."""
+    name: str
+    size: int
+    checksum: str
+
+
 class Barrier(msgspec.Struct, frozen=True):
     """Where a batch ended in every source: all before it is in, all after it is not.
 
@@ -20,6 +30,13 @@ class Barrier(msgspec.Struct, frozen=True):
 
     positions: dict[str, Any] = {}
     progress_log: str = ""
+    source_log: tuple[SourceFile, ...] = ()
+    """What the sources need besides: files that were read, or where a first start had decided to begin."""
+
+    @property
+    def files(self) -> frozenset[str]:
+        """The names in storage that must exist to go back to here."""
+        return frozenset(file.name for file in self.source_log)
 
 
 class SubtaskReport(msgspec.Struct, frozen=True):
@@ -89,13 +106,9 @@ class Completed(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def files(self) -> frozenset[str]:
-        """Every state file that this checkpoint needs."""
-        return frozenset(
-            name
-            for operator in self.operators.values()
-            for handle in operator.handles
-            for name in handle.files
-        )
+        """Every file below `state/` that this checkpoint needs."""
+        handles = (handle for operator in self.operators.values() for handle in operator.handles)
+        return self.barrier.files.union(*(handle.files for handle in handles))
 
     @property
     def state_bytes(self) -> int:

@@ -59,4 +59,5 @@ class Pending:
     def files(self) -> set[str]:
         """Every file it may come to name."""
         handles = list(self.acknowledged.values()) + (list(self.batch.handles.values()) if self.batch else [])
-        return {name for handle in handles for name in handle.files}
+        read = self.batch.barrier.files if self.batch else frozenset()
+        return set(read).union(*(handle.files for handle in handles))

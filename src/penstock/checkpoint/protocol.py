@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from penstock.checkpoint.completed import Completed, OperatorState, PreCommitted, SubtaskReport
+from penstock.checkpoint.completed import Barrier, Completed, OperatorState, PreCommitted, SubtaskReport
 from penstock.checkpoint.events import (
     Action,
     Announce,
@@ -79,6 +79,8 @@ class Protocol:
         completed: Iterable[Completed],
         started: Now,
         restored: Iterable[StateHandle] = (),
+        *,
+        held: frozenset[str] = frozenset(),
     ) -> None:
         self._settings = settings
         self._mode = settings.delivery_mode
@@ -92,8 +94,9 @@ class Protocol:
         self._restored_files = {name for handle in restored for name in handle.files}
         """What the run starts from. Durable, but after a rescale no checkpoint names it until the first one completes."""
         self._known: set[str] = {name for checkpoint in self.completed for name in checkpoint.files}
-        self._known |= self._restored_files
+        self._known |= self._restored_files | held
         self._durable: set[str] = set(self._known)
+        self._held: dict[CheckpointId, frozenset[str]] = {NO_CHECKPOINT: held}
         self._early: dict[str, int] = {}
         self._async_ms: dict[tuple[SubtaskId, int], float] = {}
         self._failures_in_a_row = 0
@@ -115,7 +118,14 @@ class Protocol:
         """Every file that something may still ask for."""
         sets: list[Iterable[str]] = [checkpoint.files for checkpoint in self.completed]
         sets += [pending.files for pending in self.pending.values()]
-        return set().union(*sets, self._working_files(), self._acceptable_files())
+        return set().union(*sets, self._working_files(), self._acceptable_files(), *self._held.values())
+
+    def hold(self, batch: CheckpointId, barrier: Barrier) -> None:
+        """Keep what the record of `recovery.begun` names: the next run begins there, if it goes back to no newer checkpoint.
+
+        What it named before is kept too, until the batch is known to be finished: those before it may not be known of yet.
+        """
+        self._held[batch] = barrier.files
 
     def take_durable(self, files: Iterable[str], batch: CheckpointId) -> None:
         """Files that are in storage already and that the handles of this batch may begin with, before anything names them.
@@ -199,7 +209,10 @@ class Protocol:
     def _batch_finished(self, event: BatchFinished, now: Now) -> list[Action]:
         self._newest = event
         self._finished[event.batch] = event
-        self._known |= {name for handle in event.handles.values() for name in handle.files}
+        self._known |= _files(event)
+        self._durable |= event.barrier.files
+        if event.batch in self._held:
+            self._held = {batch: files for batch, files in self._held.items() if batch >= event.batch}
         self.uncommitted += event.transactions
         pending = self.pending.get(event.batch)
         if pending:
@@ -474,9 +487,14 @@ class Protocol:
             return set()
         since = min(self.pending)
         batches = (one for batch, one in self._finished.items() if batch >= since)
-        return {name for one in batches for handle in one.handles.values() for name in handle.files}
+        return set().union(*(_files(one) for one in batches))
 
     def _working_files(self) -> set[str]:
         if self._newest is None:
             return self._restored_files
-        return {name for handle in self._newest.handles.values() for name in handle.files}
+        return _files(self._newest)
+
+
+def _files(batch: BatchFinished) -> set[str]:
+    """Everything below `state/` that a checkpoint at the end of the batch would name."""
+    return set(batch.barrier.files).union(*(handle.files for handle in batch.handles.values()))

@@ -22,7 +22,7 @@ from penstock.demo.job import build_job
 from penstock.demo.messages import Failed, Finished, Killed, Message, Moved, Started
 from penstock.demo.settings import JOB, DemoSettings
 from penstock.graph import Output
-from penstock.ids import CheckpointId
+from penstock.ids import CheckpointId, RunId
 from penstock.storage import LocalStorage, Storage
 from penstock.testing.kill_points import KillingStorage, KillPoint
 
@@ -57,7 +57,11 @@ def _work(settings: DemoSettings, point: KillPoint | None) -> None:
     job = build_job(settings, spark, storage)
     last_words.outputs = job.graph.outputs
     handle = job.start(available_now=True)
-    _say(Started(handle.progress.run, handle.progress.restored_from, _read_up_to(inner, None)))
+    _say(
+        Started(
+            handle.progress.run, handle.progress.restored_from, _read_up_to(inner, handle.progress.run, None)
+        )
+    )
     told: Moved | None = None
     done = False
     while not done:
@@ -65,7 +69,8 @@ def _work(settings: DemoSettings, point: KillPoint | None) -> None:
         progress = handle.progress
         if progress.batch >= 0:
             told = _say_if_new(
-                Moved(progress.batch, progress.checkpoint, _read_up_to(inner, progress.batch)), told
+                Moved(progress.batch, progress.checkpoint, _read_up_to(inner, progress.run, progress.batch)),
+                told,
             )
     spark.stop()
 
@@ -98,15 +103,16 @@ class _LastWords:
         )
 
 
-def _read_up_to(storage: Storage, batch: int | None) -> int:
-    """How many events lie before the end of a batch; None means the newest that Spark knows of."""
+def _read_up_to(storage: Storage, run: int, batch: int | None) -> int:
+    """How many events lie before the end of a batch; None means the newest that Spark knows of in this run."""
     from penstock.spark import progress_log
 
+    log = progress_log.ProgressLog(storage, RunId(run))
     if batch is None:
-        entries = [name.rpartition("/")[2] for name in storage.names(f"{progress_log.FOLDER}/offsets")]
+        entries = [name.rpartition("/")[2] for name in storage.names(f"{log.folder}/offsets")]
         batch = max((int(name) for name in entries if name.isdigit()), default=-1)
     with contextlib.suppress(FileNotFoundError):
-        positions = progress_log.positions(progress_log.read_entry(storage, CheckpointId(batch)))
+        positions = progress_log.positions(log.entry(CheckpointId(batch)))
         return sum(sum(position.values()) for position in positions if isinstance(position, dict))
     return 0
 

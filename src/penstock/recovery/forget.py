@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from penstock.checkpoint.completed import Barrier
 from penstock.ids import NO_CHECKPOINT, RunId
+from penstock.recovery.begun import Begun, record_begun
 from penstock.recovery.fencing import Claimant, beat, check_owner, claim, record_descent
 from penstock.storage import Storage
 
@@ -15,7 +17,8 @@ def forget_everything(storage: Storage, now: float, claimant: Claimant) -> RunId
     """
     run = claim(storage, now, claimant)
     record_descent(storage, run, NO_CHECKPOINT, completed_by=0)
-    listed = [name for name in storage.names() if name.startswith(("chk-", "state/", "spark/"))]
+    listed = [name for name in storage.names() if name.startswith(("chk-", "state/", "spark/", "begun/"))]
+    record_begun(storage, Begun(run, Barrier()))  # whoever looks meanwhile: nothing was begun
     check_owner(storage, run)
     storage.delete(listed)
     beat(storage, run, now, ended=True)

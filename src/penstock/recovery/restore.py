@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from penstock.checkpoint.completed import Completed, PreCommitted
+from penstock.checkpoint.completed import Barrier, Completed, PreCommitted
 from penstock.checkpoint.coordinator import commit_in_order, identity
 from penstock.checkpoint.metadata import is_committed, name_of
 from penstock.config import Mode
@@ -31,6 +31,8 @@ from penstock.errors import (
     UnavailableError,
 )
 from penstock.ids import LONGEST_NAME, NO_CHECKPOINT, CheckpointId, RunId
+from penstock.recovery import begun as begun_batches
+from penstock.recovery.begun import Begun
 from penstock.recovery.fencing import (
     Claimant,
     beat,
@@ -75,6 +77,8 @@ class RestorePoint:
 
     run: RunId
     retained: tuple[Completed, ...]
+    begun: Begun | None = None
+    """What earlier runs had begun, if a checkpoint that is retained knows nothing of it."""
 
     @property
     def checkpoint(self) -> Completed | None:
@@ -90,6 +94,23 @@ class RestorePoint:
     def completed_by(self) -> RunId:
         """The run that completed it; 0 when there is none."""
         return RunId(self.retained[-1].run if self.retained else 0)
+
+    @property
+    def last_read(self) -> CheckpointId:
+        """The last batch that is not read again: that of the checkpoint, or one after it that was begun at most once."""
+        return max(self.id, self.begun.id) if self.begun else self.id
+
+    @property
+    def begun_files(self) -> frozenset[str]:
+        """What the record of it names."""
+        return self.begun.barrier.files if self.begun else frozenset()
+
+    @property
+    def barrier(self) -> Barrier:
+        """Where reading goes on."""
+        if self.begun and (self.checkpoint is None or self.begun.id > self.id):
+            return self.begun.barrier
+        return self.checkpoint.barrier if self.checkpoint else Barrier()
 
 
 def check_job_record(storage: Storage, record: JobRecord) -> JobRecord:
@@ -149,7 +170,14 @@ def restore(
 def _choose_point(storage: Storage, run: RunId, mode: Mode, wanted: CheckpointId | None) -> RestorePoint:
     history = read_history(storage, read_descents(storage))
     may_repeat = mode is not Mode.EXACTLY_ONCE
-    return RestorePoint(run, tuple(choose(history, wanted=wanted, may_repeat=may_repeat)))
+    retained = choose(history, wanted=wanted, may_repeat=may_repeat)
+    return RestorePoint(run, tuple(retained), _begun_beyond(storage, retained))
+
+
+def _begun_beyond(storage: Storage, retained: Sequence[Completed]) -> Begun | None:
+    """What was begun and is in no checkpoint; also what is in the newest, but not in the oldest that a person can choose."""
+    begun = begun_batches.last_begun(storage)
+    return None if begun is None or (retained and begun.id <= retained[0].id) else begun
 
 
 def _take_over(
@@ -164,6 +192,7 @@ def _take_over(
     check_owner(storage, point.run)  # whoever claims the job after this reads the record, and keeps to it
     _commit_promised(point.id, promised, sinks)
     _abort_others(point, promised, sinks, owner)
+    begun_batches.take_over(storage, point.run, point.begun)
     _delete_leftovers(storage, point)
     forget_old_runs(storage, point.run)
 
@@ -229,6 +258,7 @@ def _delete_leftovers(storage: Storage, point: RestorePoint) -> None:
     retained = {name for completed in point.retained for name in name_of(completed).files}
     stale = [name for name in storage.names() if name.startswith("chk-") and name not in retained]
     needed = {name for completed in point.retained for name in completed.files}
+    needed |= point.begun_files
     unnamed = [name for name in storage.names("state") if name not in needed]
     check_owner(storage, point.run)
     # Another run may take over in this moment: nothing in the lists is its own, for no name is used twice, and what it goes

@@ -22,7 +22,7 @@ from penstock.graph import Aggregate, Graph, Keyed, Node, Process, Source, Trans
 from penstock.operators.aggregates import AggregateSpec, state_schema
 from penstock.operators.run_process import value_schema
 from penstock.spark.aggregate_columns import describe, partials
-from penstock.spark.inspection import refuse_stateful
+from penstock.spark.inspection import refuse_cleaning, refuse_stateful
 from penstock.spark.key_columns import check_keys, float_keys, quoted
 from penstock.state.backends.base import StateLayout
 
@@ -77,6 +77,7 @@ def compile_job(graph: Graph) -> Compiled:
     session = graph.sources[0].frame.sparkSession
     for source in graph.sources:
         refuse_stateful(source)
+        refuse_cleaning(source)
     compiler = _Compiler(session)
     uses: Counter[str] = Counter()
     for part in (*graph.operators, *graph.outputs):

@@ -8,16 +8,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from penstock.config import Mode
 from penstock.errors import IncompatibleStateError
-from penstock.ids import CheckpointId, RunId, SubtaskId
-from penstock.recovery.fencing import ended_cleanly
+from penstock.ids import CheckpointId, SubtaskId
 from penstock.recovery.rescale import redistribute
 from penstock.recovery.restore import RestorePoint
 from penstock.spark import progress_log
 from penstock.spark.compiled import Compiled
 from penstock.spark.inspection import replayable_positions
+from penstock.spark.progress_log import ProgressLog
 from penstock.spark.rescaling import Rescaling
+from penstock.spark.source_log import SourceLog
 from penstock.state.handle import StateHandle
 
 if TYPE_CHECKING:
@@ -36,13 +39,12 @@ class GoingBack:
 
     def check_sources(self) -> None:
         """Spark records positions by the order of the sources: another order would hand one source the position of another."""
-        checkpoint = self.point.checkpoint
-        stored = list(checkpoint.barrier.positions) if checkpoint else []
+        stored = list(self.point.barrier.positions)
         now = [source.uid for source in self.job.graph.sources]
         if stored and stored != now:
             raise IncompatibleStateError(
-                f"checkpoint {self.point.id} has the positions of the sources {', '.join(stored)}, in this order; the job reads "
-                f"{', '.join(now)}; read the same sources in the same order",
+                f"the job goes on after batch {self.point.last_read}, which has positions of the sources {', '.join(stored)}, in this "
+                f"order; the job reads {', '.join(now)}; read the same sources in the same order",
                 stored=stored,
                 sources=now,
             )
@@ -88,17 +90,16 @@ class GoingBack:
         )
         return rescaling.perform(self.compiled.session, handles)
 
-    def rewind(self) -> CheckpointId:
-        """Set Spark's progress log back; returns the last batch that must not be run again."""
-        storage = self.job.storage
-        entry = self.point.checkpoint.barrier.progress_log if self.point.checkpoint else ""
+    def set_out(self) -> tuple[ProgressLog, SourceLog]:
+        """Fill this run's progress log: Spark goes on after `point.last_read`. Returns it, with what the sources have noted so far."""
+        barrier = self.point.barrier
         if self.job.checkpoint.delivery_mode is Mode.AT_MOST_ONCE:
-            replayable = replayable_positions(self.job.graph.sources)
-            if not ended_cleanly(storage, RunId(self.point.run - 1)):
-                return progress_log.skip_ahead(storage, replayable)
-            entry = progress_log.without_positions(entry, replayable)
-        progress_log.cut_back(storage, self.point.id, entry)
-        return self.point.id
+            entry = progress_log.without_positions(
+                barrier.progress_log, replayable_positions(self.job.graph.sources)
+            )
+            barrier = msgspec.structs.replace(barrier, progress_log=entry)
+        log = ProgressLog(self.job.storage, self.point.run)
+        return log, progress_log.set_out(log, self.point.last_read, barrier)
 
 
 def _tell_unknown(not_stored: set[str], operators: set[str], checkpoint: CheckpointId) -> None:

@@ -31,6 +31,8 @@ STATEFUL = {
 
 UNREPLAYABLE = ("socket",)
 
+CLEANS = "cleanSource"
+
 
 @dataclass(frozen=True)
 class Leaf:
@@ -64,6 +66,35 @@ def refuse_stateful(source: Source) -> None:
                 source=source.uid,
                 operation=what,
             )
+
+
+def refuse_cleaning(source: Source) -> None:
+    """Raise `ConfigError` if a source removes its input when Spark, and not Penstock, is done with it."""
+    for node in _walk(_analyzed(source.frame)):
+        if not _is_streaming_leaf(node):
+            continue
+        wanted = _option(node, CLEANS)
+        if wanted.lower() not in ("", "off"):
+            raise ConfigError(
+                f"source {source.uid!r} has the option {CLEANS}={wanted}: Spark removes a file as soon as its batch is done, long before a "
+                f"checkpoint has it, and a job that goes back could not read it again; leave the option out, and remove files that "
+                "lie before the positions of the oldest retained checkpoint",
+                source=source.uid,
+                option=CLEANS,
+                value=wanted,
+            )
+
+
+def _option(leaf: Any, name: str) -> str:
+    """What the user has set, '' if nothing; Spark takes names of options in any case."""
+    if leaf.getClass().getSimpleName() != "StreamingRelation":
+        return ""  # a source of Spark's second kind of interface: none of them cleans
+    options = leaf.dataSource().options().iterator()
+    while options.hasNext():
+        option = options.next()
+        if str(option._1()).lower() == name.lower():
+            return str(option._2())
+    return ""
 
 
 def guarantee_of(job: Job) -> Guarantee:

@@ -1,29 +1,99 @@
-"""Spark's own record of a query's progress, below `spark/` in the job's storage: read, and cut back to a checkpoint. Driver.
+"""Spark's own record of a query's progress: `spark/<run>/` in the job's storage, made anew for every run. Driver.
 
-Spark writes `offsets/<n>` before batch n and `commits/<n>` after it. Penstock's checkpoint is the truth: in recovery
-everything after it is removed, and the entry of the checkpoint itself is written again from the metadata if Spark has purged it.
+Spark writes `offsets/<n>` before batch n and `commits/<n>` after it. Penstock's checkpoint is the truth: a run fills an empty folder of its
+own with what the checkpoint says, and Spark finds there a query whose last batch is the checkpoint's. No two runs share a folder, so one
+that is fenced and does not know it yet can put nothing into the log of another.
 """
 
 from __future__ import annotations
 
 import json
 import re
+import uuid
 from collections.abc import Sequence
+from dataclasses import dataclass
+from urllib.parse import unquote, urlsplit
 
+from penstock.checkpoint.completed import Barrier
 from penstock.errors import CorruptStateError
-from penstock.ids import CheckpointId
+from penstock.ids import CheckpointId, RunId
+from penstock.spark.source_log import SourceLog
 from penstock.storage import Storage
 
 FOLDER = "spark"
 NO_POSITION = "-"
 """How Spark writes that a source has no position yet."""
 
-_ENTRY = re.compile(rf"{FOLDER}/(offsets|commits)/\.?(\d+)(?:\.crc)?")
+_OF_A_RUN = re.compile(rf"{FOLDER}/(\d+)/.*")
 
 
-def read_entry(storage: Storage, batch: CheckpointId) -> str:
-    """Spark's record of where a batch ends, verbatim."""
-    return storage.get(f"{FOLDER}/offsets/{batch}").decode()
+@dataclass(frozen=True)
+class ProgressLog:
+    """The folder of one run."""
+
+    storage: Storage
+    run: RunId
+
+    @property
+    def folder(self) -> str:
+        """Its name in storage."""
+        return f"{FOLDER}/{self.run}"
+
+    @property
+    def location(self) -> str:
+        """Where Spark finds it. Hadoop takes what stands in a path as it is, so a local one must not be escaped."""
+        root = urlsplit(self.storage.uri)
+        return (
+            f"{f'file://{unquote(root.path)}' if root.scheme == 'file' else self.storage.uri}/{self.folder}"
+        )
+
+    def source_log(self) -> SourceLog:
+        """What the sources of the query note for themselves."""
+        return SourceLog(self.storage, f"{self.folder}/sources", self.run)
+
+    def entry(self, batch: CheckpointId) -> str:
+        """Spark's record of where a batch ends, verbatim."""
+        return self.storage.get(f"{self.folder}/offsets/{batch}").decode()
+
+    def fill(self, last: CheckpointId, entry: str) -> None:
+        """Make `last` the last batch that Spark knows of, as done.
+
+        Spark also reads the entry before the last: it must exist, and a position in it holds for a source that has none in the last.
+        """
+        for batch in (last - 1, last) if last > 0 else (last,):
+            self._put(f"offsets/{batch}", entry)
+        watermark = json.loads(entry.splitlines()[1]).get("batchWatermarkMs", 0)
+        self._put(f"commits/{last}", f'v1\n{{"nextBatchWatermarkMs":{watermark}}}')
+        # Spark refuses a log without it. The query is the same one in every run of the job.
+        self._put("metadata", json.dumps({"id": str(uuid.uuid5(uuid.NAMESPACE_URL, self.storage.uri))}))
+
+    def _put(self, name: str, text: str) -> None:
+        self.storage.put(f"{self.folder}/{name}", text.encode())
+
+    def earlier(self) -> dict[int, list[str]]:
+        """What the folders of earlier runs hold, by run."""
+        found: dict[int, list[str]] = {}
+        for match in map(_OF_A_RUN.fullmatch, self.storage.names(FOLDER)):
+            if match and int(match[1]) < self.run:
+                found.setdefault(int(match[1]), []).append(match[0])
+        return found
+
+
+def set_out(log: ProgressLog, last_read: CheckpointId, barrier: Barrier) -> SourceLog:
+    """Fill the folder of a new run: it goes on after batch `last_read`, which ends at the barrier. Folders of earlier runs are deleted.
+
+    Nothing of them is needed: what counts is in a checkpoint, or recorded as begun. Only runs that ended before they had begun
+    or recorded anything may have left where their sources decided to begin.
+    """
+    earlier = log.earlier()
+    sources = log.source_log()
+    sources.bring_back(barrier.source_log)
+    if last_read >= 0:
+        log.fill(last_read, barrier.progress_log)
+    elif not barrier.source_log:
+        sources.take_up(f"{FOLDER}/{run}/sources" for run in sorted(earlier))
+    log.storage.delete([name for names in earlier.values() for name in names])
+    return sources
 
 
 def positions(entry: str) -> list[object]:
@@ -41,58 +111,8 @@ def _json(line: str) -> object:
         return line
 
 
-def cut_back(storage: Storage, batch: CheckpointId, entry: str) -> None:
-    """Make `batch` the last one that Spark knows of, as done; with `batch` < 0 the query starts from the beginning."""
-    if batch < 0:
-        storage.delete(storage.names(FOLDER))
-        return
-    storage.delete([name for name, number in _entries(storage) if number > batch])
-    _make_last(storage, batch, entry)
-
-
-def skip_ahead(storage: Storage, replayable: Sequence[bool]) -> CheckpointId:
-    """At most once: take every batch that was ever begun as done; a source that cannot replay starts anew. Returns the last one."""
-    begun = [number for name, number in _entries(storage) if "/offsets/" in name]
-    if not begun:
-        return CheckpointId(-1)
-    last = CheckpointId(max(begun))
-    entry = without_positions(read_entry(storage, last), replayable)
-    _make_last(storage, last, entry)
-    return last
-
-
-def _make_last(storage: Storage, batch: CheckpointId, entry: str) -> None:
-    """Write the entry of the last batch, and mark it as done.
-
-    Spark also reads the entry before the last: it must exist, and a position in it holds for a source that has none in the last.
-    """
-    before = f"{FOLDER}/offsets/{batch - 1}"
-    if batch > 0 and (NO_POSITION in entry.splitlines() or before not in storage.names(f"{FOLDER}/offsets")):
-        _set(storage, f"offsets/{batch - 1}", entry)
-    _set(storage, f"offsets/{batch}", entry)
-    _mark_done(storage, batch, entry)
-
-
 def without_positions(entry: str, replayable: Sequence[bool]) -> str:
     """The entry with no position for sources that cannot replay: they start anew, at the present."""
     lines = entry.splitlines()
     kept = [line if can else NO_POSITION for line, can in zip(lines[2:], replayable, strict=bool(lines))]
     return "\n".join(lines[:2] + kept)
-
-
-def _mark_done(storage: Storage, batch: CheckpointId, entry: str) -> None:
-    if f"{FOLDER}/commits/{batch}" in storage.names(f"{FOLDER}/commits"):
-        return
-    watermark = json.loads(entry.splitlines()[1]).get("batchWatermarkMs", 0)
-    _set(storage, f"commits/{batch}", f'v1\n{{"nextBatchWatermarkMs":{watermark}}}')
-
-
-def _set(storage: Storage, name: str, text: str) -> None:
-    folder, _, number = name.partition("/")
-    storage.delete([f"{FOLDER}/{folder}/.{number}.crc"])  # Hadoop's checksum of what was there before
-    storage.put(f"{FOLDER}/{name}", text.encode())
-
-
-def _entries(storage: Storage) -> list[tuple[str, int]]:
-    matches = ((name, _ENTRY.fullmatch(name)) for name in storage.names(FOLDER))
-    return [(name, int(match[2])) for name, match in matches if match]

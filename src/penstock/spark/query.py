@@ -40,13 +40,13 @@ from penstock.recovery.restore import RestorePoint, restore
 from penstock.snapshot.mailbox import Mailbox, places
 from penstock.snapshot.messages import MergeDone, MergeFailed, Message, TaskFailed, UploadDone, UploadFailed
 from penstock.snapshot.rescue import Rescue, in_background
-from penstock.spark import progress_log
 from penstock.spark.assignment import Answer, AnswerList, Assignment, OperatorAnswer, SinkAnswer, read_answers
 from penstock.spark.causes import BatchFailedError, cause_of, in_brief
 from penstock.spark.compiled import Compiled
 from penstock.spark.frames import BatchFrames, merged_sources
 from penstock.spark.going_back import GoingBack
 from penstock.spark.observer import Observer, tell_origins
+from penstock.spark.reading import Reading
 from penstock.spark.source_errors import source_failure
 from penstock.state.compaction import RETRY_AFTER_S, Compactions, Merged
 from penstock.state.handle import StateHandle
@@ -110,7 +110,10 @@ class QueryRun:
         self.observer.restored(self.point)
         back = GoingBack(self.job, self.compiled, self.point)
         handles = back.handles(drop_state)
-        self._restored_batch = self._last_batch = back.rewind()
+        self._last_batch = self.point.last_read
+        self._reading = Reading(
+            *back.set_out(), self.observer.leaf_counts, self.point, mode=self._mode, hold=self._hold
+        )
         self._local_dir = self._begin_local_dir(handles)
         self._handles = back.rescaled(handles, self._local_dir)
         self._compactions = Compactions(self.job.backend.choose_merge)
@@ -201,7 +204,8 @@ class QueryRun:
             self.point.id,
         )
         now = Now(SYSTEM_CLOCK.monotonic(), SYSTEM_CLOCK.wall())
-        protocol = Protocol(self.job.checkpoint, identity, self.point.retained, now, self._handles.values())
+        retained, held = self.point.retained, self.point.begun_files
+        protocol = Protocol(self.job.checkpoint, identity, retained, now, self._handles.values(), held=held)
         return Coordinator(
             protocol,
             storage=self.job.storage,
@@ -220,7 +224,7 @@ class QueryRun:
         writer = (
             merged_sources(self.job.graph.sources)
             .writeStream.queryName(f"{self.job.name}-{self.point.run}")
-            .option("checkpointLocation", f"{self.job.storage.uri}/{progress_log.FOLDER}")
+            .option("checkpointLocation", self._reading.log.location)
             .foreachBatch(self._on_batch)
         )
         if self.available_now:
@@ -232,6 +236,7 @@ class QueryRun:
     def _watch(self, query: StreamingQuery) -> None:
         while not self.stopping.is_set() and self.failure is None:
             self._look_after_uploads()
+            self._reading.look_for_the_start()
             try:
                 if query.awaitTermination(POLL_S):  # type: ignore[arg-type]
                     return
@@ -243,6 +248,11 @@ class QueryRun:
         with coordinator.lock:
             undurable = coordinator.protocol.undurable_handles
         self._rescue.look(undurable)
+
+    def _hold(self, batch: CheckpointId, barrier: Barrier) -> None:
+        coordinator = self._loop.coordinator
+        with coordinator.lock:
+            coordinator.protocol.hold(batch, barrier)
 
     def _close(self, query: StreamingQuery) -> None:
         """Stop the query between two batches: interrupting one in Python code leaves Spark's thread in disorder."""
@@ -310,10 +320,9 @@ class QueryRun:
     def _on_batch(self, frame: DataFrame, number: int) -> None:
         self._wait_for_commits()
         with self._batch_lock:
-            if self._closed or self.failure is not None or number <= self._restored_batch:
-                return  # stopping, or already in the checkpoint; what Spark notes about it is cut back in recovery
+            if self._closed or self.failure is not None:
+                return  # what Spark notes about it is in the log of this run, which nobody reads again
             try:
-                self._check_follows(number)
                 self._run_batch(frame, CheckpointId(number))
                 self._last_batch = CheckpointId(number)
             except BaseException as error:  # noqa: BLE001 - kept as the failure of this run; Spark is told less
@@ -342,20 +351,10 @@ class QueryRun:
         with coordinator.lock:
             return coordinator.protocol.waiting_commits
 
-    def _check_follows(self, number: int) -> None:
-        """A run that was fenced, but does not know it yet, writes to the same progress log: Spark would take its batches as done."""
-        if number != self._last_batch + 1:
-            raise errors.UnavailableError(
-                f"batch {number} came after batch {self._last_batch}: another run of this job, which is fenced, has noted batches in "
-                "Spark's progress log meanwhile; the job goes back to its checkpoint and reads them itself",
-                batch=number,
-                expected=self._last_batch + 1,
-            )
-
     def _run_batch(self, frame: DataFrame, batch: CheckpointId) -> None:
         started = time.monotonic()
         self._told.clear()
-        entry = progress_log.read_entry(self.job.storage, batch)
+        barrier = self._reading.begin(batch, after=self._last_batch)
         assignment = self._assign(batch)
         answers = self._perform(frame, assignment)
         handles, reports = self._acknowledged(answers, batch)
@@ -366,7 +365,6 @@ class QueryRun:
             answer.transaction for answer in answers if isinstance(answer, SinkAnswer) and answer.transaction
         )
         self._handles = handles
-        barrier = Barrier(self._positions(entry), entry)
         self._posted[batch] = _files(handles)
         self._loop.post(BatchFinished(batch, barrier, handles, transactions, reports))
         self.observer.batch_done(batch, reports, transactions, time.monotonic() - started)
@@ -448,16 +446,6 @@ class QueryRun:
                 handles[answer.handle.subtask] = answer.handle
                 reports[answer.handle.subtask] = answer.report
         return handles, reports
-
-    def _positions(self, entry: str) -> dict[str, object]:
-        """The positions by source; a source with several streams in it has a list."""
-        found = iter(progress_log.positions(entry))
-        counts = self.observer.leaf_counts
-        result: dict[str, object] = {}
-        for uid, count in counts.items():
-            own = [next(found, None) for _ in range(count)]
-            result[uid] = own[0] if count == 1 else own
-        return result
 
 
 def _files(handles: dict[SubtaskId, StateHandle]) -> set[str]:

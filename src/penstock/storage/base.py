@@ -27,7 +27,7 @@ class Storage(ABC):
     @property
     @abstractmethod
     def uri(self) -> str:
-        """Where this is, for people."""
+        """Where this is: with a scheme, characters escaped, so that `open_storage` finds the same place again."""
 
     @abstractmethod
     def put(self, name: str, data: bytes) -> None:

@@ -48,8 +48,8 @@ class LocalStorage(Storage):
 
     @property
     def uri(self) -> str:
-        """See `Storage.uri`."""
-        return str(self.root)
+        """See `Storage.uri`; with a scheme, because what has none is looked for wherever Hadoop's `fs.defaultFS` says."""
+        return self.root.as_uri()
 
     def check_writable(self) -> None:
         """See `Storage.check_writable`; refuses file systems on which two runs could own the job."""

@@ -11,6 +11,7 @@ from penstock.checkpoint.completed import Completed
 from penstock.checkpoint.metadata import found_checkpoints, name_of, read_metadata
 from penstock.config import Mode
 from penstock.ids import NO_CHECKPOINT, RunId, SubtaskId
+from penstock.recovery.begun import last_begun
 from penstock.recovery.fencing import in_line_of_descent, newest_run, read_descents
 from penstock.recovery.restore import RestorePoint
 from penstock.sinks.two_phase_commit import Transaction
@@ -29,7 +30,7 @@ class Audit:
 
     def __init__(self, site: Site) -> None:
         self._site = site
-        self._mode = site.workload.mode
+        self._mode = site.workload.promise
         self._owner = (0, NO_CHECKPOINT)
         """The newest run that restored, and the last checkpoint that it relies on."""
 
@@ -97,7 +98,9 @@ class Audit:
         storage = self._site.storage
         found = self.checkpoints()
         needed = {name for one in found for name in (*one.files, *name_of(one).files)}
-        kept = [name for name in storage.names() if not name.startswith(("runs/", "spark/"))]
+        begun = last_begun(storage)
+        needed |= begun.barrier.files if begun else set()
+        kept = [name for name in storage.names() if not name.startswith(("runs/", "spark/", "begun/"))]
         stray = sorted(set(kept) - needed)
         if stray:
             raise Violation(f"these files belong to no checkpoint: {stray}")

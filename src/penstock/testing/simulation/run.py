@@ -9,7 +9,7 @@ from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
-from penstock.checkpoint.completed import Barrier, Completed
+from penstock.checkpoint.completed import Completed
 from penstock.checkpoint.coordinator import Coordinator, SinkTask
 from penstock.checkpoint.events import (
     BatchFinished,
@@ -31,18 +31,19 @@ from penstock.snapshot.compactor import Merge
 from penstock.snapshot.compactor import perform as compact
 from penstock.snapshot.messages import MergeDone, Message, UploadDone, UploadFailed
 from penstock.snapshot.uploader import Upload, perform
+from penstock.spark.progress_log import ProgressLog, set_out
+from penstock.spark.reading import Reading
 from penstock.state.backends import backend_named
 from penstock.state.backends.base import Workplace
 from penstock.state.compaction import Compactions, Merged
 from penstock.state.handle import RunRef, StateHandle, state_stem
 from penstock.state.local_files import begin_run, earlier_runs
 from penstock.testing.simulation.batch import Batch
-from penstock.testing.simulation.begun import begin, last_begun
 from penstock.testing.simulation.counting import DESCRIBED_LAYOUT, LAYOUT
 from penstock.testing.simulation.external import SimulatedSink
 from penstock.testing.simulation.lifeline import Lifeline
 from penstock.testing.simulation.site import FIRST, JOB, OPERATORS, SECOND, Conditions, Site, sink_of
-from penstock.testing.simulation.source import Positions
+from penstock.testing.simulation.spark_query import SimulatedQuery
 from penstock.testing.simulation.violation import Violation
 from penstock.testing.simulation.watched_storage import WatchedStorage
 from penstock.testing.simulation.workload import MAX_PARALLELISM
@@ -68,6 +69,7 @@ class SimulatedRun:
         self._conditions = conditions
         self._rng = conditions.rng
         self._parallelism = self._work.parallelism(conditions.index)
+        self._settings = self._work.settings(conditions.index)
         self._backend = backend_named(self._work.backend)
         self._storage = WatchedStorage(site.storage, lifeline, self._rng, flakiness=conditions.flakiness)
         self._sinks = self._make_sinks(lifeline) if site.make_sinks is None else site.make_sinks(lifeline)
@@ -111,19 +113,25 @@ class SimulatedRun:
 
     def _story(self) -> str:
         pending = {number: one.missing() for number, one in self._protocol.pending.items()}
-        return f"batch {self._next_batch}, pending {pending}, uncommitted {len(self._protocol.uncommitted)}"
+        return f"after batch {self._last_batch}, pending {pending}, uncommitted {len(self._protocol.uncommitted)}"
 
     # ── coming up ──────────────────────────────────────────────────────────────────────────────
 
     def _take_over(self) -> None:
-        clock, mode = self._site.clock, self._work.mode
+        clock, mode = self._site.clock, self._settings.delivery_mode
         self._point = restore(self._storage, self._sinks, owner=JOB, mode=mode, now=clock.wall())
         self._site.on_restored(self._point)
         self._local_dir = self._site.local_dir(self._point.run)
         self._begin_local_dir()
         self._handles = self._restored_handles(self._point)
-        self._next_batch, self._positions = self._resume_at(self._point)
+        self._last_batch = self._point.last_read
+        log = ProgressLog(self._storage, self._point.run)
+        sources = set_out(log, self._point.last_read, self._point.barrier)
         self._coordinator = self._make_coordinator()
+        self._reading = Reading(
+            *(log, sources, {"source": 1}, self._point), mode=mode, hold=self._protocol.hold
+        )
+        self._query = SimulatedQuery(self._site.storage, log.folder, self._site.source)
 
     def _begin_local_dir(self) -> None:
         named = self._point.checkpoint.files if self._point.checkpoint else frozenset()
@@ -164,17 +172,6 @@ class SimulatedRun:
             self._storage.upload(workplace.local_path(name), name)
         return taken
 
-    def _resume_at(self, point: RestorePoint) -> tuple[CheckpointId, Positions]:
-        if self._work.mode is Mode.AT_MOST_ONCE:
-            number, positions = last_begun(self._storage)
-            return CheckpointId(number + 1), positions or self._site.source.start
-        at = (
-            tuple(point.checkpoint.barrier.positions["source"])
-            if point.checkpoint
-            else self._site.source.start
-        )
-        return CheckpointId(point.id + 1), at
-
     def _make_coordinator(self) -> Coordinator:
         layouts = dict.fromkeys(OPERATORS, DESCRIBED_LAYOUT)
         upstream = {FIRST: (), SECOND: (FIRST,) if self._work.in_sequence else ()}
@@ -182,9 +179,8 @@ class SimulatedRun:
             JOB, self._point.run, self._parallelism, MAX_PARALLELISM, layouts, upstream, self._point.id
         )
         now = Now(self._site.clock.monotonic(), self._site.clock.wall())
-        self._protocol = Protocol(
-            self._work.checkpoint, identity, self._point.retained, now, self._handles.values()
-        )
+        retained, held = self._point.retained, self._point.begun_files
+        self._protocol = Protocol(self._settings, identity, retained, now, self._handles.values(), held=held)
         coordinator = Coordinator(
             self._protocol,
             storage=self._storage,
@@ -265,7 +261,7 @@ class SimulatedRun:
             compact(replace(orphan, workplace=replace(orphan.workplace, storage=self._site.storage)))
 
     def _advance_batch(self) -> None:
-        if self._batch is None and self._positions == self._site.source.end:
+        if self._batch is None and self._query.positions == self._site.source.end:
             self._draining = True
             self._events.append(Drain())
             return
@@ -282,18 +278,18 @@ class SimulatedRun:
     # ── one batch ──────────────────────────────────────────────────────────────────────────────
 
     def _run_batch(self) -> Iterator[None]:
-        number, source = self._next_batch, self._site.source
-        until = source.cut(self._positions, self._work.batch_size, self._rng)
-        if self._work.mode is Mode.AT_MOST_ONCE:
-            begin(self._storage, number, until)
+        query, source = self._query, self._site.source
+        query.plan(lambda: source.cut(query.positions, self._work.batch_size, self._rng))
+        number = query.next_batch
+        barrier = self._reading.begin(number, after=self._last_batch)
         batch = self._assign(number)
         yield
-        yield from batch.steps(source.between(self._positions, until))
+        yield from batch.steps(source.between(query.positions, query.until))
         self._compactions.not_taken(set(batch.merges) - batch.with_rows)
-        self._handles, self._positions, self._next_batch = batch.handles, until, CheckpointId(number + 1)
-        barrier = Barrier({"source": list(until)})
+        self._handles, self._last_batch = batch.handles, number
         transactions = tuple(batch.transactions)
         self._events.append(BatchFinished(number, barrier, batch.handles, transactions, batch.reports))
+        query.done()
 
     def _assign(self, number: CheckpointId) -> Batch:
         self._handles, merged = self._compactions.adopt(self._handles)
@@ -311,7 +307,7 @@ class SimulatedRun:
             before=self._handles,
             undurable=self._undurable(),
             required=required,
-            newest_will_do=self._work.mode is Mode.AT_LEAST_ONCE,
+            newest_will_do=self._settings.delivery_mode is Mode.AT_LEAST_ONCE,
             in_sequence=self._work.in_sequence,
             emits_once=self._work.emits_once,
             drops_attempts=self._conditions.drops_attempts,
@@ -345,7 +341,7 @@ class SimulatedRun:
     def _stop(self) -> None:
         """As `CoordinatorLoop.stop`: what is in the queues now is done, what follows from it is not."""
         self._coordinator.stopping.set()
-        self._protocol.take_durable(self._compactions.unused(), self._next_batch)
+        self._protocol.take_durable(self._compactions.unused(), CheckpointId(self._last_batch + 1))
         commits = len(self._commits)
         self._events.append(JobEnded())
         for _ in range(len(self._events)):

@@ -25,6 +25,7 @@ class ScriptedSource:
     """Partitions of records, the same at every replay."""
 
     def __init__(self, partitions: int, records: int, keys: int, rng: random.Random) -> None:
+        self._asked = False
         self._partitions: list[list[Record]] = [[] for _ in range(partitions)]
         for _ in range(records):
             partition, key = rng.randrange(partitions), rng.randrange(keys)
@@ -42,6 +43,11 @@ class ScriptedSource:
     def end(self) -> Positions:
         """After the last record."""
         return tuple(len(partition) for partition in self._partitions)
+
+    def decide_start(self) -> Positions:
+        """Where reading begins, for one who asks: the first time before the first record, later behind the last."""
+        first, self._asked = not self._asked, True
+        return self.start if first else self.end
 
     def cut(self, after: Sequence[int], size: int, rng: random.Random) -> Positions:
         """Where the next batch of about `size` records ends; another one at every replay."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import msgspec
 
 from penstock.config import Checkpointing, Mode
 
 MAX_PARALLELISM = 8
+MOST_KEEP_THEIR_MODE = 0.75
 
 
 class Workload(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,10 +39,18 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     commit_pace: float = 4.0
     """The same for what a sink does on the driver."""
 
+    modes: tuple[Mode, ...] = ()
+    """Of the first run, the second, ...; after them that of `checkpoint`."""
+
     @property
-    def mode(self) -> Mode:
-        """The mode of the job."""
-        return self.checkpoint.delivery_mode
+    def promise(self) -> Mode:
+        """What holds in the end: the mode of the job, or of its weaker runs, which are never both kinds of weaker."""
+        weaker = {*self.modes, self.checkpoint.delivery_mode} - {Mode.EXACTLY_ONCE}
+        return weaker.pop() if weaker else Mode.EXACTLY_ONCE
+
+    def settings(self, run: int) -> Checkpointing:
+        """Of the run with this index, from 0."""
+        return replace(self.checkpoint, mode=self.modes[run]) if run < len(self.modes) else self.checkpoint
 
     def parallelism(self, run: int) -> int:
         """Of the run with this index, from 0."""
@@ -61,6 +71,7 @@ def random_workload(seed: int) -> Workload:
     )
     drawn = Workload(
         checkpoint=checkpoint,
+        modes=_modes(checkpoint.delivery_mode, seed),
         backend=rng.choice(["filesystem", "filesystem", "memory"]),
         partitions=rng.randint(1, 3),
         records=rng.randint(5, 60),
@@ -78,3 +89,12 @@ def random_workload(seed: int) -> Workload:
     if drawn.emits_once:  # which tells little when every key is seen in the first batch
         return msgspec.structs.replace(drawn, keys=rng.choice([drawn.keys, drawn.records]))
     return drawn
+
+
+def _modes(last: Mode, seed: int) -> tuple[Mode, ...]:
+    """Now and then somebody changes the mode between runs: from exactly once to a weaker one, and back."""
+    rng = random.Random(f"modes {seed}")  # noqa: S311 - replayable on purpose
+    if rng.random() < MOST_KEEP_THEIR_MODE:
+        return ()
+    weaker = rng.choice([Mode.AT_LEAST_ONCE, Mode.AT_MOST_ONCE]) if last is Mode.EXACTLY_ONCE else last
+    return tuple(rng.choice([Mode.EXACTLY_ONCE, weaker]) for _ in range(4))

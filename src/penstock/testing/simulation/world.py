@@ -36,7 +36,7 @@ class World:
         self.site.on_completed = self.audit.completed
         self.site.on_restored = self._restored
         self.site.external.before_visible = self.audit.visible
-        self.site.external.checkpoints_decide = workload.mode is Mode.EXACTLY_ONCE
+        self.site.external.checkpoints_decide = workload.promise is Mode.EXACTLY_ONCE
         self._fates = list(fates)
         self._zombies: list[Process] = []
         self.calls: list[list[str]] = []

@@ -1,0 +1,84 @@
+"""Where the job goes on reading when that is not what a checkpoint says: `begun/<run>.json`. Driver.
+
+Two things are decided before a checkpoint knows of them:
+1. At most once, a batch counts as done from the moment it begins: it is recorded first, then performed.
+2. Sources that choose where to begin (the latest messages, say) do so at the job's first start. Until there is a checkpoint, that choice
+   is all there is: without the record the next run would choose again, and miss what came in between.
+
+A run takes the record of the run before it over as its own, before it begins anything: so the newest run that has a record knows all.
+It does not matter how the run before it ended, or in which mode it was: what may be visible is not read again.
+The record of a batch is written before the run looks whether it still owns the job and commits. So a run that takes over reads the
+record of every batch of which anything can ever become visible.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+
+import msgspec
+
+from penstock.checkpoint.completed import Barrier
+from penstock.errors import CorruptStateError
+from penstock.ids import NO_CHECKPOINT, CheckpointId, RunId
+from penstock.storage import Storage
+
+_log = logging.getLogger(__name__)
+
+_NAME = re.compile(r"begun/(\d+)\.json")
+
+
+class Begun(msgspec.Struct, frozen=True):
+    """The last batch that must not be read again, and where it ends."""
+
+    run: int
+    barrier: Barrier
+    batch: int = NO_CHECKPOINT
+    """`NO_CHECKPOINT`: the sources have decided where to begin, and that is all."""
+
+    @property
+    def id(self) -> CheckpointId:
+        """The batch's number."""
+        return CheckpointId(self.batch)
+
+
+_DECODER = msgspec.json.Decoder(Begun)  # made before there are threads, see `snapshot.mailbox`
+
+
+def record_begun(storage: Storage, begun: Begun) -> None:
+    """When this returns, no later run reads again what lies before the end of the batch."""
+    storage.put(f"begun/{begun.run}.json", msgspec.json.encode(begun))
+
+
+def last_begun(storage: Storage) -> Begun | None:
+    """What the newest run that recorded anything had begun."""
+    while records := _records(storage):
+        name = records[max(records)]
+        try:
+            found = _DECODER.decode(storage.get(name))
+        except FileNotFoundError:
+            _log.info("%s was taken over by another run in this moment", name)
+        except msgspec.DecodeError as error:
+            raise CorruptStateError(
+                f"{name} in {storage.uri} is not readable: {error}. It says what must not be read again; bring it back from a copy, or "
+                "delete it to go on from the newest checkpoint",
+                name=name,
+            ) from error
+        else:
+            return None if found == Begun(found.run, Barrier()) else found
+    return None
+
+
+def take_over(storage: Storage, run: RunId, begun: Begun | None) -> None:
+    """Make what counts of earlier runs this run's own, also if that is nothing, then forget theirs.
+
+    From here on a zombie that adds to its own record changes nothing; what it names may be deleted.
+    """
+    earlier = [name for number, name in _records(storage).items() if number < run]
+    record_begun(storage, msgspec.structs.replace(begun, run=run) if begun else Begun(run, Barrier()))
+    storage.delete(earlier)
+
+
+def _records(storage: Storage) -> dict[int, str]:
+    matches = (_NAME.fullmatch(name) for name in storage.names("begun"))
+    return {int(match[1]): match[0] for match in matches if match}

@@ -1,0 +1,77 @@
+"""Spark's query as far as the protocol sees it: where it goes on, and what it writes into its progress log by itself.
+
+It reads and writes that log as Spark does: without syncing, without asking who owns the job, and without a crash in between.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+from penstock.ids import CheckpointId
+from penstock.spark.progress_log import positions
+from penstock.storage import Storage
+from penstock.testing.simulation.source import Positions, ScriptedSource
+from penstock.testing.simulation.violation import Violation
+
+COMPACT_EVERY = 3
+READ = "sources/0"
+"""Where the source lists what it has read; a query that goes on needs all of it."""
+START = "sources/1/0"
+"""Where the source notes from where it decided to read, at the first start."""
+
+
+class SimulatedQuery:
+    """Starts on the folder of a run, and goes on after the last batch that is noted there as done."""
+
+    def __init__(self, storage: Storage, folder: str, source: ScriptedSource) -> None:
+        self._storage = storage
+        self._folder = folder
+        self._source = source
+        last = max((number for number, name in self._numbered("offsets")), default=-1)
+        done = last >= 0 and f"{folder}/commits/{last}" in storage.names(f"{folder}/commits")
+        self.next_batch = CheckpointId(last + 1 if done else max(last, 0))
+        start = self._decide_where_to_begin()
+        self.positions = self._end_of(self.next_batch - 1) if self.next_batch else start
+        self._check_what_was_read()
+
+    def plan(self, choose_end: Callable[[], Positions]) -> None:
+        """Note where the next batch ends; one that was noted before is repeated as it was."""
+        batch = self.next_batch
+        if batch not in dict(self._numbered("offsets")):
+            until = choose_end()
+            self._put(f"offsets/{batch}", f"v1\n{{}}\n{json.dumps(until)}")
+            compacts = batch % COMPACT_EVERY == COMPACT_EVERY - 1
+            self._put(f"{READ}/{batch}{'.compact' if compacts else ''}", json.dumps(until))
+        self.until = self._end_of(batch)
+
+    def done(self) -> None:
+        """The batch is over."""
+        self._put(f"commits/{self.next_batch}", 'v1\n{"nextBatchWatermarkMs":0}')
+        self.positions, self.next_batch = self.until, CheckpointId(self.next_batch + 1)
+
+    def _decide_where_to_begin(self) -> Positions:
+        """As with 'latest': whoever decides again, later, finds himself at the end."""
+        name = f"{self._folder}/{START}"
+        if name not in self._storage.names(f"{self._folder}/sources"):
+            self._storage.put(name, json.dumps(self._source.decide_start()).encode())
+        return tuple(json.loads(self._storage.get(name)))
+
+    def _check_what_was_read(self) -> None:
+        """A file source that misses an entry since the last compacted one would read files again."""
+        entries = dict(self._numbered(READ))
+        compacted = max((number for number, name in entries.items() if name.endswith(".compact")), default=0)
+        missing = set(range(compacted, self.next_batch)) - set(entries)
+        if missing:
+            raise Violation(f"{self._folder} goes on with batch {self.next_batch} without {READ}/{missing}")
+
+    def _end_of(self, batch: int) -> Positions:
+        [found] = positions(self._storage.get(f"{self._folder}/offsets/{batch}").decode())
+        return tuple(found)  # type: ignore[arg-type]
+
+    def _numbered(self, folder: str) -> list[tuple[int, str]]:
+        names = self._storage.names(f"{self._folder}/{folder}")
+        return [(int(name.rpartition("/")[2].removesuffix(".compact")), name) for name in names]
+
+    def _put(self, name: str, text: str) -> None:
+        self._storage.put(f"{self._folder}/{name}", text.encode())

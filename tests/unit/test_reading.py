@@ -1,0 +1,85 @@
+"""What is recorded before a batch is done, and which batches are refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from penstock.checkpoint.completed import Barrier
+from penstock.config import Mode
+from penstock.errors import UnavailableError
+from penstock.ids import NO_CHECKPOINT, CheckpointId, RunId
+from penstock.recovery.begun import Begun, last_begun
+from penstock.recovery.restore import RestorePoint
+from penstock.spark.progress_log import ProgressLog
+from penstock.spark.reading import Reading
+from penstock.storage import LocalStorage
+
+RUN = RunId(2)
+FIRST = CheckpointId(0)
+
+
+@pytest.fixture
+def storage(tmp_path):
+    storage = LocalStorage(tmp_path)
+    storage.put("spark/2/offsets/0", b'v1\n{}\n{"0":5}\n7\n8')
+    storage.put("spark/2/sources/0/0", b"began at 3")
+    return storage
+
+
+def reading(
+    storage, mode: Mode = Mode.EXACTLY_ONCE, begun: Begun | None = None
+) -> tuple[Reading, list[Barrier]]:
+    log = ProgressLog(storage, RUN)
+    held: list[Barrier] = []
+    point = RestorePoint(RUN, (), begun)
+    return Reading(
+        log,
+        log.source_log(),
+        {"clicks": 1, "two": 2},
+        point,
+        mode=mode,
+        hold=lambda _, barrier: held.append(barrier),
+    ), held
+
+
+@pytest.mark.parametrize(("batch", "after"), [(0, 0), (0, 3), (2, 0)])
+def test_a_number_that_does_not_follow_is_an_error(storage, batch, after):
+    """A batch that was done already is never stepped over, nor is one left out: the job goes back."""
+    with pytest.raises(UnavailableError, match=f"batch {batch} came after batch {after}"):
+        reading(storage)[0].begin(CheckpointId(batch), after=CheckpointId(after))
+
+
+def test_where_sources_begin_is_recorded_while_no_batch_comes(storage):
+    """A job that has read nothing yet begins, after a crash, where its sources had decided to."""
+    one, held = reading(storage)
+    one.look_for_the_start()
+    begun = last_begun(storage)
+    assert begun is not None
+    assert (begun.batch, [file.path for file in begun.barrier.source_log]) == (-1, ["0/0"])
+    assert list(begun.barrier.positions) == ["clicks", "two"]  # their order is checked before it is used
+    assert held == [begun.barrier]
+
+
+def test_exactly_once_records_the_start_and_no_batch(storage):
+    """What a batch has read is read again, if no checkpoint knows of it."""
+    barrier = reading(storage)[0].begin(FIRST, after=NO_CHECKPOINT)
+    assert barrier.positions == {"clicks": {"0": 5}, "two": [7, 8]}
+    begun = last_begun(storage)
+    assert begun is not None
+    assert begun.batch == -1
+    assert begun.barrier.files == barrier.files
+
+
+def test_at_most_once_records_a_batch_before_it_is_done(storage):
+    """From then on no run reads it again."""
+    barrier = reading(storage, Mode.AT_MOST_ONCE)[0].begin(FIRST, after=NO_CHECKPOINT)
+    assert last_begun(storage) == Begun(RUN, barrier, 0)
+
+
+def test_a_start_that_is_known_is_not_recorded_again(storage):
+    """The first word counts."""
+    one, held = reading(storage, begun=Begun(RUN, Barrier(source_log=()), -1))
+    one.look_for_the_start()
+    one.begin(FIRST, after=NO_CHECKPOINT)
+    assert last_begun(storage) is None
+    assert held == []
