@@ -86,6 +86,8 @@ def random_workload(seed: int) -> Workload:
         upload_pace=rng.choice([3.0, 3.0, 0.5]),
         commit_pace=rng.choice([4.0, 4.0, 0.2]),
     )
+    if drawn.upload_pace < 1:  # with a short time-out no checkpoint would ever be complete
+        drawn = msgspec.structs.replace(drawn, checkpoint=replace(drawn.checkpoint, timeout="10min"))
     if drawn.emits_once:  # which tells little when every key is seen in the first batch
         return msgspec.structs.replace(drawn, keys=rng.choice([drawn.keys, drawn.records]))
     return drawn
