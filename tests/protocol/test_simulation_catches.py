@@ -232,7 +232,7 @@ def forget_what_was_begun_when_a_run_begins_nothing(patch: Patch) -> None:
     patch.setattr(begun, "take_over", lambda storage, run, record: take_over(storage, run, None))
 
 
-@mutation()
+@mutation(417)
 def go_back_to_the_checkpoint_after_a_change_of_mode(patch: Patch) -> None:
     """As if what was begun concerned runs at most once only."""
     choose = restore._choose_point
