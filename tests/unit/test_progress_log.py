@@ -87,12 +87,13 @@ def test_a_damaged_copy_is_found(storage, harm):
 
 
 def test_without_a_checkpoint_the_sources_begin_where_they_first_did(storage):
-    """Runs that ended before they had begun anything leave where their sources wanted to begin; the first one's word counts."""
+    """Runs that ended before they had begun anything leave where their sources wanted to begin; the newest took up what was before it."""
     storage.put("spark/1/sources/0/0", b"at 100")
-    storage.put("spark/2/sources/0/0", b"at 200")
+    storage.put("spark/1/sources/2/0", b"at 9, of a zombie that decided later")
+    storage.put("spark/2/sources/2/0", b"at 7")
     storage.put("spark/2/sources/1/0", bytes(6))  # what a crash of the machine may leave
     set_out(log(storage, 3), NO_CHECKPOINT, Barrier())
-    assert noted(storage, 3) == {"0/0": b"at 100"}
+    assert noted(storage, 3) == {"0/0": b"at 100", "2/0": b"at 7"}
     assert storage.names("spark/3/offsets") == []
 
 

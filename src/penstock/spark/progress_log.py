@@ -91,7 +91,7 @@ def set_out(log: ProgressLog, last_read: CheckpointId, barrier: Barrier) -> Sour
     if last_read >= 0:
         log.fill(last_read, barrier.progress_log)
     elif not barrier.source_log:
-        sources.take_up(f"{FOLDER}/{run}/sources" for run in sorted(earlier))
+        sources.take_up(f"{FOLDER}/{run}/sources" for run in sorted(earlier, reverse=True))
     log.storage.delete([name for names in earlier.values() for name in names])
     return sources
 

@@ -40,7 +40,7 @@ class SourceLog:
             self._copies[file.path] = file
 
     def take_up(self, folders: Iterable[str]) -> None:
-        """Go on with the notes of runs that ended before any batch began, oldest first; a crash of the machine may have emptied some."""
+        """Go on with the notes of runs that ended before any batch began, newest first; a crash of the machine may have emptied some."""
         taken: set[str] = set()
         for folder in folders:
             for path in set(self._paths(folder)) - taken:
