@@ -14,7 +14,7 @@ from simulations import calls_without_a_crash, come_back, world
 from penstock.checkpoint import coordinator, protocol
 from penstock.checkpoint.completed import Completed
 from penstock.checkpoint.coordinator import Coordinator, commit_in_order
-from penstock.checkpoint.events import SweepTransactions
+from penstock.checkpoint.events import SweepTransactions, WriteMetadata
 from penstock.checkpoint.later_versions import versions_to_take
 from penstock.checkpoint.pending import Pending
 from penstock.checkpoint.protocol import Protocol
@@ -156,7 +156,16 @@ def take_an_earlier_version_behind_a_later_one(patch: Patch) -> None:
 
 @mutation(19)
 def write_an_older_checkpoint_behind_a_newer_one(patch: Patch) -> None:
-    patch.setattr(Protocol, "_overtaken", lambda self, pending: False)
+    def eager(self: Protocol, now):
+        actions = []
+        for pending in sorted(self.pending.values(), key=lambda one: -one.checkpoint):
+            self._acknowledge(pending)
+            if pending.ready:
+                pending.writing = self._content(pending, now)
+                actions.append(WriteMetadata(pending.writing))
+        return actions
+
+    patch.setattr(Protocol, "_completions", eager)
 
 
 @mutation()

@@ -113,9 +113,35 @@ def test_line_of_descent(checkpoint: int, run: int, descents: list[Descent], bel
 
 def test_descents_are_recorded_once(storage: LocalStorage) -> None:
     """What a run says first about its origin stays."""
-    record_descent(storage, RunId(2), CheckpointId(5))
-    record_descent(storage, RunId(2), CheckpointId(9))
-    assert read_descents(storage) == [Descent(2, 5)]
+    run = claim(storage, NOW)
+    record_descent(storage, run, CheckpointId(5))
+    record_descent(storage, run, CheckpointId(9))
+    assert read_descents(storage) == [Descent(run, 5)]
+
+
+def test_a_fenced_run_leaves_no_word_about_its_origin(storage: LocalStorage) -> None:
+    """Whoever took the job over may have decided without it, or be dead before it decides: then the word would count."""
+    run = claim(storage, NOW)
+    claim(storage, NOW)
+    with pytest.raises(FencedError):
+        record_descent(storage, run, CheckpointId(5))
+    assert read_descents(storage) == []
+
+
+def test_a_run_whose_claim_is_gone_owns_nothing(storage: LocalStorage) -> None:
+    """A folder that was deleted, replaced by a copy or is not mounted any more says nothing about who owns the job."""
+    run = [claim(storage, NOW) for _ in range(3)][-1]
+    storage.delete(storage.names("runs"))
+    with pytest.raises(FencedError, match=r"the claim of run 3, runs/3\.json, is gone .* none"):
+        check_owner(storage, run)
+    assert claim(storage, NOW) == 1
+    with pytest.raises(FencedError, match=r"the newest there is 1"):
+        check_owner(storage, run)
+
+
+def test_a_checkpoint_of_another_life_does_not_count() -> None:
+    """A run that is above all that have decided here has decided elsewhere."""
+    assert not in_line_of_descent(CheckpointId(5), RunId(3), [Descent(1, -1, 0)])
 
 
 def test_a_damaged_record_is_said_to_be_damaged(storage: LocalStorage) -> None:

@@ -18,6 +18,8 @@ TABLE = """\
 41 21 0:41 / /fresh rw,relatime - nfs server:/export rw,vers=3,acregmin=0,acregmax=0,acdirmin=0,acdirmax=0
 42 21 0:42 / /noac rw,relatime - nfs4 server:/export rw,sync,noac,vers=4.1
 43 21 0:43 / /buck\\040et rw - fuse.s3fs s3fs rw
+45 21 0:45 / /s3 rw - fuse mountpoint-s3 rw
+46 21 0:46 / /far rw - fuse.sshfs user@host:/x rw
 44 40 8:2 / /shared/disk rw,relatime - xfs /dev/sdb rw
 a line that nobody understands
 """
@@ -33,6 +35,8 @@ a line that nobody understands
         ("/fresh/jobs", "nfs", None),
         ("/noac", "nfs4", None),
         ("/buck et/jobs", "fuse.s3fs", "both create one file"),
+        ("/s3", "fuse", "both create one file"),
+        ("/far/jobs", "fuse.sshfs", "listings may be old"),
     ],
 )
 def test_mounts_are_told_apart(path: str, kind: str, unsafe: str | None) -> None:

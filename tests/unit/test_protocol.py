@@ -355,6 +355,19 @@ def test_two_checkpoints_never_stand_for_the_same_cut() -> None:
     assert not story.protocol.pending
 
 
+def test_metadata_are_written_one_at_a_time() -> None:
+    """Each says which older ones it leaves, so it waits until it is known whether the one before it exists."""
+    story = Story(max_concurrent=2, retained=2, tolerable_failures=9)
+    story.checkpoint(0)
+    story.begin(1, seconds=10)
+    story.begin(2, seconds=10)
+    story.finish(1)
+    story.finish(2)
+    assert [one.completed.checkpoint for one in only(story.store(1) + story.store(2), WriteMetadata)] == [1]
+    (write,) = only(story.tell(MetadataFailed(CheckpointId(1), "disk full")), WriteMetadata)
+    assert (write.completed.checkpoint, write.completed.oldest_retained) == (2, 0)
+
+
 def test_exactly_once_commits_after_the_metadata() -> None:
     """No transaction is committed before the metadata that names it is written."""
     story = Story()

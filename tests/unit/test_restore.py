@@ -25,12 +25,13 @@ from penstock.errors import (
     CorruptStateError,
     FencedError,
     IncompatibleStateError,
+    InternalError,
     UnavailableError,
 )
 from penstock.ids import CheckpointId, RunId, checked_name
 from penstock.recovery.fencing import Claimant, claim, newest_run, read_descents, refuse_if_running
 from penstock.recovery.forget import forget_everything
-from penstock.recovery.restore import JobRecord, RestorePoint, check_job_record, restore
+from penstock.recovery.restore import JobRecord, RestorePoint, check_job_record, check_restorable, restore
 from penstock.storage import LocalStorage, Storage
 from penstock.storage.names import temporary_name
 from penstock.testing.faulty_storage import Failure, FaultPlan, FaultyStorage, SimulatedCrash
@@ -610,3 +611,38 @@ def test_two_jobs_of_one_name_leave_each_other_alone(tmp_path: Path) -> None:
     assert len(external.staged) == 1
     assert restore(storages[0], {UID: sink}, owner=owners[0], mode=Mode.EXACTLY_ONCE, now=NOW).id == 5
     assert visible(external) == [(1, 5, 0)]
+
+
+def test_a_start_that_never_had_the_job_forgets_nothing(scene: Scene) -> None:
+    """Who is cancelled before coming up leaves alone what another start has."""
+    scene.checkpoint(3, "state/a")
+    with pytest.raises(InternalError, match="never had the job"):
+        forget_everything(scene.storage, NOW, Claimant())
+    assert scene.restore().id == 3
+
+
+def test_what_is_refused_does_not_fence_the_run_that_is_well(scene: Scene) -> None:
+    """A take-over with a checkpoint that is not there, or that does not fit, leaves the owner the owner."""
+    scene.checkpoint(3, "state/a")
+
+    def refuse(point: RestorePoint) -> None:
+        raise IncompatibleStateError(f"not from {point.id}")
+
+    sinks, mode = {UID: scene.sink}, Mode.EXACTLY_ONCE
+    with pytest.raises(ConfigError, match="checkpoint 77 cannot be restored"):
+        check_restorable(scene.storage, sinks, mode=mode, wanted=CheckpointId(77), check=lambda _: None)
+    with pytest.raises(IncompatibleStateError):
+        check_restorable(scene.storage, sinks, mode=mode, wanted=None, check=refuse)
+    assert newest_run(scene.storage) == 1
+
+
+def test_a_mark_of_a_newer_checkpoint_without_its_metadata_is_noticed(scene: Scene) -> None:
+    """Somebody has deleted the metadata of the newest checkpoint: the one before it is not silently the newest."""
+    scene.checkpoint(3, "state/a")
+    scene.checkpoint(5, "state/a")
+    mark_committed(scene.storage, completed(5, run=1))
+    scene.storage.delete([chk(5).metadata])
+    with pytest.raises(
+        CorruptStateError, match=r"checkpoint 5 was committed, and chk-5-r1/_metadata is gone.*restore=3"
+    ):
+        scene.restore()

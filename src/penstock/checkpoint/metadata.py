@@ -18,7 +18,7 @@ from penstock.errors import CorruptStateError, IncompatibleStateError, InternalE
 from penstock.ids import CheckpointId, RunId
 from penstock.storage import Storage
 
-_NAME = re.compile(r"chk-(\d+)-r(\d+)/_metadata")
+_NAME = re.compile(r"chk-(\d+)-r(\d+)/(_metadata|_committed)")
 
 
 class CheckpointName(NamedTuple):
@@ -124,9 +124,20 @@ def exists(storage: Storage, completed: Completed) -> bool:
 
 def found_checkpoints(storage: Storage) -> list[CheckpointName]:
     """All checkpoints that have metadata, valid or not, ascending."""
+    return _with_file(storage, "_metadata")
+
+
+def committed_checkpoints(storage: Storage) -> list[CheckpointName]:
+    """All that have the mark of `mark_committed`, ascending."""
+    return _with_file(storage, "_committed")
+
+
+def _with_file(storage: Storage, file: str) -> list[CheckpointName]:
     matches = (_NAME.fullmatch(name) for name in storage.names())
     return sorted(
-        CheckpointName(CheckpointId(int(match[1])), RunId(int(match[2]))) for match in matches if match
+        CheckpointName(CheckpointId(int(match[1])), RunId(int(match[2])))
+        for match in matches
+        if match and match[3] == file
     )
 
 

@@ -16,12 +16,16 @@ from penstock.state.handle import RunRef, writer_of
 
 
 def check_owners(completed: Completed, name: str) -> None:
-    """Raise `CorruptStateError` when a handle stands under another operator, occurs twice, or names what another subtask wrote."""
+    """Raise `CorruptStateError` when a handle stands under another operator, occurs twice or is missing, or names what another subtask wrote."""
     for uid, operator in completed.operators.items():
         subtasks = [handle.subtask for handle in operator.handles]
         if len(set(subtasks)) < len(subtasks):
             raise _mixed_up(
                 name, f"operator {uid} has two handles of one subtask: {', '.join(map(str, subtasks))}"
+            )
+        if len(subtasks) != completed.parallelism:
+            raise _mixed_up(
+                name, f"operator {uid} has {len(subtasks)} handles, for {completed.parallelism} subtasks"
             )
         for index, run in _runs(completed, uid):
             writer = _writer(run)

@@ -263,7 +263,7 @@ class Protocol:
         for older in [one for one in self.pending.values() if one.checkpoint <= checkpoint]:
             detail = f"checkpoint {checkpoint} is complete"
             actions += self._give_up(older, FailureReason.SUBSUMED, detail, now)
-        return actions + self._discard_subsumed() + self._trigger_idle(now)
+        return actions + self._discard_subsumed() + self._trigger_idle(now) + self._completions(now)
 
     def _committed(self, transactions: tuple[PreCommitted, ...]) -> list[Action]:
         done = {id(one) for one in transactions}
@@ -336,13 +336,17 @@ class Protocol:
     # ── completing ─────────────────────────────────────────────────────────────────────────────
 
     def _completions(self, now: Now) -> list[Action]:
-        actions: list[Action] = []
+        """Complete the oldest checkpoint that can be, unless one is being written: each names what those before it leave."""
         for pending in sorted(self.pending.values(), key=lambda one: one.checkpoint):
             self._acknowledge(pending)
-            if pending.ready and not self._overtaken(pending):
-                pending.writing = self._content(pending, now)
-                actions.append(WriteMetadata(pending.writing))
-        return actions
+        if any(pending.writing for pending in self.pending.values()):
+            return []
+        ready = (pending for pending in self.pending.values() if pending.ready)
+        first = min(ready, key=lambda one: one.checkpoint, default=None)
+        if first is None:
+            return []
+        first.writing = self._content(first, now)
+        return [WriteMetadata(first.writing)]
 
     def _acknowledge(self, pending: Pending) -> None:
         """Every subtask with a version in storage that the checkpoint may take has acknowledged it."""
@@ -371,11 +375,6 @@ class Protocol:
         common = min((handle.version for handle in pending.acknowledged.values()), default=pending.checkpoint)
         return self._finished.get(CheckpointId(common), pending.batch)
 
-    def _overtaken(self, pending: Pending) -> bool:
-        """Whether its own or a later cut is being written: then this one is subsumed soon, and must not be written behind it."""
-        cut = self._barrier(pending).batch
-        return any(one.writing is not None and one.writing.id >= cut for one in self.pending.values())
-
     def _content(self, pending: Pending, now: Now) -> Completed:
         batch = self._barrier(pending)
         return Completed(
@@ -397,9 +396,7 @@ class Protocol:
         )
 
     def _oldest_retained(self, newest: CheckpointId) -> CheckpointId:
-        """What is being written counts: it is there before the newest one, or never."""
-        writing = [one.writing.id for one in self.pending.values() if one.writing]
-        numbers = sorted({*(one.id for one in self.completed), *writing, newest})
+        numbers = [*(one.id for one in self.completed), newest]
         return numbers[-self._settings.retained :][0]
 
     def _operators(self, handles: dict[SubtaskId, StateHandle]) -> dict[str, OperatorState]:

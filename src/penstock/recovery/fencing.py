@@ -129,9 +129,18 @@ def _fenced(storage: Storage, owner: RunId) -> FencedError:
 def record_descent(
     storage: Storage, run: RunId, restored_from: CheckpointId, completed_by: int | None = None
 ) -> None:
-    """Say which checkpoint this run goes on from. Whatever earlier runs have beyond it counts for nothing from now on."""
-    descent = Descent(run, restored_from, completed_by)
-    storage.create(f"runs/{run}.restored", msgspec.json.encode(descent))
+    """Say which checkpoint this run goes on from. Whatever earlier runs have beyond it counts for nothing from now on.
+
+    Raises `FencedError` when another run has claimed the job meanwhile, and then leaves no record: it may have decided without it.
+    Whoever claims the job after this has returned reads the record, and keeps to it.
+    """
+    name = f"runs/{run}.restored"
+    storage.create(name, msgspec.json.encode(Descent(run, restored_from, completed_by)))
+    try:
+        check_owner(storage, run)
+    except FencedError:
+        storage.delete([name])
+        raise
 
 
 def read_descents(storage: Storage) -> list[Descent]:
@@ -152,6 +161,8 @@ def in_line_of_descent(checkpoint: CheckpointId, run: RunId, descents: Sequence[
     """
     by_run = {descent.run: descent for descent in descents}
     at = newest_descent(descents)
+    if at is not None and run > at.run:
+        return False  # of another life of the job: a run decides before it completes anything
     while at is not None and run < at.run:
         if checkpoint > at.restored_from:
             return False
@@ -164,12 +175,24 @@ def in_line_of_descent(checkpoint: CheckpointId, run: RunId, descents: Sequence[
 
 
 def check_owner(storage: Storage, run: RunId) -> None:
-    """Raise `FencedError` unless `run` is the newest."""
+    """Raise `FencedError` unless `run` is the newest.
+
+    Its own claim must be there: a folder without it was deleted, brought back from a copy, or is not mounted any more, and another
+    run may own the job where this one cannot see it.
+    """
     newest = newest_run(storage)
     if newest > run:
         raise FencedError(
             f"run {run} is fenced: run {newest} owns the job in {storage.uri}; this run stops and commits nothing any "
             "more; nothing is lost",
+            run=run,
+            owner=newest,
+        )
+    if newest < run:
+        raise FencedError(
+            f"the claim of run {run}, runs/{run}.json, is gone from {storage.uri} (the newest there is {newest or 'none'}): the folder was "
+            "deleted, replaced by a copy, or is not mounted; this run stops and commits nothing any more; bring the storage back and start "
+            "the job again",
             run=run,
             owner=newest,
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from penstock.checkpoint.completed import Barrier
+from penstock.errors import InternalError
 from penstock.ids import NO_CHECKPOINT, RunId
 from penstock.recovery.begun import Begun, record_begun
 from penstock.recovery.fencing import Claimant, beat, check_owner, claim, record_descent
@@ -12,9 +13,13 @@ from penstock.storage import Storage
 def forget_everything(storage: Storage, now: float, claimant: Claimant) -> RunId:
     """Delete all checkpoints, all state and Spark's progress logs. Raises `FencedError` if the job has another owner.
 
+    Called by a start that has had the job: one that never came up has nothing to forget, and whoever has the job is none of its business.
+
     It is a run of its own that goes back to nothing. So whoever takes the job over later starts from nothing too, also while this
     one is still deleting; and what it deletes was listed before, so it is never what a later run has made.
     """
+    if not claimant.has_claimed:
+        raise InternalError(f"a start that never had the job in {storage.uri} is to forget what it holds")
     run = claim(storage, now, claimant)
     record_descent(storage, run, NO_CHECKPOINT, completed_by=0)
     listed = [name for name in storage.names() if name.startswith(("chk-", "state/", "spark/", "begun/"))]

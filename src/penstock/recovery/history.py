@@ -7,7 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from penstock.checkpoint.completed import Completed
-from penstock.checkpoint.metadata import CheckpointName, found_checkpoints, read_metadata
+from penstock.checkpoint.metadata import (
+    CheckpointName,
+    committed_checkpoints,
+    found_checkpoints,
+    read_metadata,
+)
 from penstock.errors import ConfigError, CorruptStateError
 from penstock.ids import NO_CHECKPOINT, CheckpointId, RunId
 from penstock.recovery.fencing import Descent, in_line_of_descent, newest_descent
@@ -53,6 +58,7 @@ def read_history(storage: Storage, descents: Sequence[Descent]) -> History:
         else:
             history.whole.append(completed)
     _notice_what_vanished(history, descents)
+    _notice_marks_without_metadata(storage, descents, history, subsumed_before)
     return history
 
 
@@ -81,6 +87,20 @@ def _notice_what_vanished(history: History, descents: Sequence[Descent]) -> None
         history.broken[name.checkpoint] = (
             f"run {last.run} went on from checkpoint {name.checkpoint}, and neither {name.metadata} nor a later one is there"
         )
+
+
+def _notice_marks_without_metadata(
+    storage: Storage, descents: Sequence[Descent], history: History, subsumed_before: int
+) -> None:
+    """The mark is deleted before the metadata: where it stands alone, somebody else has deleted the metadata."""
+    for name in committed_checkpoints(storage):
+        known = name.checkpoint <= max([history.newest, *history.broken], default=NO_CHECKPOINT)
+        if known or name.checkpoint < subsumed_before:
+            continue
+        if in_line_of_descent(name.checkpoint, name.run, descents):
+            history.broken[name.checkpoint] = (
+                f"checkpoint {name.checkpoint} was committed, and {name.metadata} is gone"
+            )
 
 
 def choose(

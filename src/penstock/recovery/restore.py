@@ -39,6 +39,7 @@ from penstock.recovery.fencing import (
     check_owner,
     claim,
     forget_old_runs,
+    newest_run,
     read_descents,
     record_descent,
 )
@@ -167,6 +168,26 @@ def restore(
     return point
 
 
+def check_restorable(
+    storage: Storage,
+    sinks: Mapping[str, TwoPhaseCommitSink],
+    *,
+    mode: Mode,
+    wanted: CheckpointId | None,
+    check: Callable[[RestorePoint], None],
+) -> None:
+    """Refuse what `restore` would refuse, before the job is claimed: a mistake must not fence off a run that is well.
+
+    Called once, before a start's first claim. Everything is looked at again afterwards.
+    """
+    try:
+        point = _choose_point(storage, newest_run(storage), mode, wanted)
+        _promised(storage, point, sinks)
+        check(point)
+    except CorruptStateError as error:
+        _log.info("looked at again when the job is claimed, its owner may just be deleting: %s", error)
+
+
 def _choose_point(storage: Storage, run: RunId, mode: Mode, wanted: CheckpointId | None) -> RestorePoint:
     history = read_history(storage, read_descents(storage))
     may_repeat = mode is not Mode.EXACTLY_ONCE
@@ -189,7 +210,6 @@ def _take_over(
     promised: Sequence[PreCommitted],
 ) -> None:
     record_descent(storage, point.run, point.id, point.completed_by)
-    check_owner(storage, point.run)  # whoever claims the job after this reads the record, and keeps to it
     _commit_promised(point.id, promised, sinks)
     _abort_others(point, promised, sinks, owner)
     begun_batches.take_over(storage, point.run, point.begun)

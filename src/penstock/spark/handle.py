@@ -5,7 +5,6 @@ from __future__ import annotations
 import enum
 import logging
 import random
-import shutil
 import threading
 from typing import TYPE_CHECKING
 
@@ -32,7 +31,7 @@ from penstock.spark.inspection import guarantee_of, leaves
 from penstock.spark.observer import Observer, Progress
 from penstock.spark.query import FATAL, QueryRun
 from penstock.spark.session import is_alive
-from penstock.state.local_files import job_dir, make_job_dir
+from penstock.state.local_files import forget_earlier_runs, job_dir, make_job_dir, run_dir
 
 if TYPE_CHECKING:
     from penstock.job import Job
@@ -57,9 +56,12 @@ class Status(enum.Enum):
 class JobHandle:
     """Returned by `Job.start`."""
 
-    def __init__(self, job: Job, compiled: Compiled, *, owner: str, available_now: bool) -> None:
+    def __init__(
+        self, job: Job, compiled: Compiled, *, owner: str, available_now: bool, takeover: bool
+    ) -> None:
         self._job = job
         self._owner = owner
+        self._takeover = takeover
         self._compiled = compiled
         self._available_now = available_now
         self._stopping = threading.Event()
@@ -93,9 +95,7 @@ class JobHandle:
         job.storage.check_writable()
         make_job_dir(job_dir(job.local_dir, job.name, job.storage.uri))
         record = check_job_record(job.storage, JobRecord(job.name, job.max_parallelism))
-        if not takeover:
-            refuse_if_running(job.storage, SYSTEM_CLOCK.wall())
-        handle = cls(job, compiled, owner=record.owner, available_now=available_now)
+        handle = cls(job, compiled, owner=record.owner, available_now=available_now, takeover=takeover)
         _log.info("job %s starts, %s", job.name, guarantee)
         handle._restore, handle._drop_state = restore, drop_state
         try:
@@ -173,6 +173,8 @@ class JobHandle:
     # ── the loop around the runs ───────────────────────────────────────────────────────────────
 
     def _prepared_run(self) -> QueryRun:
+        if not self._claimant.has_claimed and not self._takeover:  # also when it is long after the start
+            refuse_if_running(self._job.storage, SYSTEM_CLOCK.wall())
         run = QueryRun(
             self._job, self._compiled, self._observer, self._available_now, self._stopping, self._owner
         )
@@ -280,10 +282,10 @@ class JobHandle:
 
     def _forget_if_asked(self) -> None:
         on_cancel = choice("checkpoint.on_cancel", self._job.checkpoint.on_cancel, OnCancel)
-        if on_cancel is OnCancel.DELETE_ON_CANCELLATION:
+        if on_cancel is OnCancel.DELETE_ON_CANCELLATION and self._claimant.has_claimed:
             storage = self._job.storage
-            forget_everything(storage, SYSTEM_CLOCK.wall(), self._claimant)
-            shutil.rmtree(job_dir(self._job.local_dir, self._job.name, storage.uri), ignore_errors=True)
+            run = forget_everything(storage, SYSTEM_CLOCK.wall(), self._claimant)
+            forget_earlier_runs(run_dir(job_dir(self._job.local_dir, self._job.name, storage.uri), run))
 
     def _say_goodbye(self) -> None:
         run = RunId(self._observer.progress.run)

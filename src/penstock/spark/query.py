@@ -36,7 +36,7 @@ from penstock.errors import (
 from penstock.ids import CheckpointId, SubtaskId
 from penstock.recovery.fencing import Claimant, beat
 from penstock.recovery.repeated import Failure
-from penstock.recovery.restore import RestorePoint, restore
+from penstock.recovery.restore import RestorePoint, check_restorable, restore
 from penstock.snapshot.mailbox import Mailbox, places
 from penstock.snapshot.messages import MergeDone, MergeFailed, Message, TaskFailed, UploadDone, UploadFailed
 from penstock.snapshot.rescue import Rescue, in_background
@@ -50,7 +50,7 @@ from penstock.spark.reading import Reading
 from penstock.spark.source_errors import source_failure
 from penstock.state.compaction import RETRY_AFTER_S, Compactions, Merged
 from penstock.state.handle import StateHandle
-from penstock.state.local_files import begin_run, job_dir, make_job_dir, run_dir
+from penstock.state.local_files import begin_run, forget_earlier_runs, job_dir, make_job_dir, run_dir
 
 if TYPE_CHECKING:
     from penstock.job import Job
@@ -95,15 +95,22 @@ class QueryRun:
         self._sinks = {output.uid: output.sink for output in self.job.graph.outputs}
         wanted = None if restore_from is None else CheckpointId(restore_from)
         claimant = claimant or Claimant()
+        storage, sinks, mode = self.job.storage, self._sinks, self._mode
+
+        def check(point: RestorePoint) -> None:
+            self._check(point, claimant.still_to_drop(drop_state, point.completed_by))
+
+        if not claimant.has_claimed:
+            check_restorable(storage, sinks, mode=mode, wanted=wanted, check=check)
         self.point = restore(
-            self.job.storage,
-            self._sinks,
+            storage,
+            sinks,
             owner=self.owner,
-            mode=self._mode,
+            mode=mode,
             now=SYSTEM_CLOCK.wall(),
             wanted=wanted,
             claimant=claimant,
-            check=lambda point: self._check(point, claimant.still_to_drop(drop_state, point.completed_by)),
+            check=check,
         )
         drop_state = claimant.still_to_drop(drop_state, self.point.completed_by)
         beat(self.job.storage, self.point.run, SYSTEM_CLOCK.wall())
@@ -132,9 +139,9 @@ class QueryRun:
         """A folder of this run for working files, beside those of earlier runs. It can be lost at any time."""
         folder = job_dir(self.job.local_dir, self.job.name, self.job.storage.uri)
         make_job_dir(folder)
-        if not self.job.local_recovery:
-            shutil.rmtree(folder, ignore_errors=True)
         local = run_dir(folder, self.point.run, secrets.token_hex(4))
+        if not self.job.local_recovery:
+            forget_earlier_runs(local)
         begin_run(local, {name for handle in handles.values() for name in handle.files})
         return local
 

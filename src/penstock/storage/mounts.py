@@ -18,13 +18,9 @@ MOUNTS = Path("/proc/self/mountinfo")
 """Linux only. Elsewhere nothing is known of a mount, and nothing is refused."""
 
 _NFS = frozenset({"nfs", "nfs4"})
+_CACHED = frozenset({"autofs", "fuse.sshfs"})
 _FRESH = frozenset({"noac", "actimeo=0", "acdirmax=0"})
-_OBJECT_STORES = frozenset(
-    {
-        f"fuse.{name}"
-        for name in ("s3fs", "gcsfuse", "goofys", "mountpoint-s3", "rclone", "blobfuse", "blobfuse2")
-    }
-)
+_OBJECT_STORES = frozenset({"s3fs", "gcsfuse", "goofys", "mountpoint-s3", "rclone", "blobfuse", "blobfuse2"})
 _ESCAPED = re.compile(r"\\([0-7]{3})")
 
 
@@ -34,16 +30,18 @@ class Mount:
 
     point: Path
     kind: str
+    source: str
     options: frozenset[str]
 
 
 def refuse_stale_listings(path: Path, what: str) -> None:
     """Raise `ConfigError` if `path`, or where it is going to be, is on a file system whose listings may be old."""
+    real = _reached(path)
     try:
         table = MOUNTS.read_text(encoding="utf-8", errors="surrogateescape")
     except FileNotFoundError:
         return
-    mount = mount_of(Path(os.path.realpath(path)), table)
+    mount = mount_of(real, table)
     problem = None if mount is None else why_unsafe(mount)
     if mount is not None and problem is not None:
         raise ConfigError(
@@ -51,6 +49,15 @@ def refuse_stale_listings(path: Path, what: str) -> None:
             path=str(path),
             kind=mount.kind,
         )
+
+
+def _reached(path: Path) -> Path:
+    """Where a path leads. Looking there first makes the system mount what it mounts on demand."""
+    real = Path(os.path.realpath(path))
+    for folder in (real, *real.parents):
+        if folder.exists():
+            break
+    return real
 
 
 def mount_of(path: Path, table: str) -> Mount | None:
@@ -67,7 +74,9 @@ def why_unsafe(mount: Mount) -> str | None:
             "its folders are listed from a cache that may be a minute old, so a run that was replaced would not notice and would "
             "commit; mount it with the option noac or actimeo=0"
         )
-    if mount.kind in _OBJECT_STORES:
+    if mount.kind in _CACHED:
+        return "its listings may be old, or nothing is mounted there yet; use a local or shared POSIX file system"
+    if mount.kind.startswith("fuse") and {mount.kind.removeprefix("fuse."), mount.source} & _OBJECT_STORES:
         return "two runs could both create one file there, and would both own the job; use a local or shared POSIX file system"
     return None
 
@@ -78,7 +87,9 @@ def _parse(line: str) -> Mount | None:
     before, after = fields.split(" "), rest.split(" ")
     if not dash or len(before) < 6 or len(after) < 3:  # noqa: PLR2004 - as many as the kernel writes
         return None
-    return Mount(Path(_unescaped(before[4])), after[0], frozenset(f"{before[5]},{after[2]}".split(",")))
+    return Mount(
+        Path(_unescaped(before[4])), after[0], after[1], frozenset(f"{before[5]},{after[2]}".split(","))
+    )
 
 
 def _unescaped(text: str) -> str:

@@ -42,6 +42,7 @@ from penstock.sinks.staged.staging import (
     commit_errors,
     folders_up_to,
     local_path,
+    names_in,
     storage_errors,
     sync_folder,
 )
@@ -165,7 +166,7 @@ class Files(TwoPhaseCommitSink):
     def find_transactions(self, job: str, sink: str) -> list[Transaction]:
         """List the staging folders that are left, half aborted ones included, without those the log knows."""
         with storage_errors("list", self._owner(job, sink)):
-            names = _names(self._owner(job, sink))
+            names = names_in(self._owner(job, sink))
         found = [StagedTransaction.parse(job, sink, name.removesuffix(_ABORTED)) for name in names]
         unfinished = {transaction for transaction in found if transaction is not None}
         unfinished -= self._log(job, sink).committed(unfinished)
@@ -271,10 +272,3 @@ def _by_owner(transactions: Iterable[StagedTransaction]) -> dict[tuple[str, str]
     for transaction in transactions:
         owners.setdefault((transaction.job, transaction.sink), []).append(transaction)
     return owners
-
-
-def _names(folder: Path) -> list[str]:
-    try:
-        return os.listdir(folder)  # noqa: PTH208 - names are all that is needed
-    except FileNotFoundError:
-        return []

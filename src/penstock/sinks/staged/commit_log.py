@@ -23,6 +23,7 @@ from pathlib import Path
 from penstock.sinks.staged.staging import (
     StagedTransaction,
     folders_up_to,
+    names_in,
     storage_errors,
     sync_file,
     sync_folder,
@@ -61,9 +62,16 @@ class CommitLog:
         found: set[StagedTransaction] = set()
         with storage_errors("read the commits in", self._folder):
             for block, members in groupby(sorted(transactions, key=self._block), key=self._block):
-                lines = set().union(*(_complete_lines(file) for file in self._folder.glob(f"{block}.*.log")))
+                lines = set().union(*(_complete_lines(file) for file in self._files(block)))
                 found |= {member for member in members if _line(member) in lines}
         return found
+
+    def _files(self, block: str) -> list[Path]:
+        """Not by `glob`, which takes a folder that cannot be listed for an empty one."""
+        names = names_in(self._folder)
+        return [
+            self._folder / name for name in names if name.startswith(f"{block}.") and name.endswith(".log")
+        ]
 
     def _block(self, transaction: StagedTransaction) -> str:
         return f"{transaction.run}-{transaction.checkpoint // CHECKPOINTS_PER_BLOCK}"

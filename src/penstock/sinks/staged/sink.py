@@ -26,6 +26,7 @@ from penstock.sinks.staged.staging import (
     folders_up_to,
     local_path,
     make_private,
+    names_in,
     storage_errors,
     sync_folder,
 )
@@ -91,7 +92,7 @@ class StagedSink(TwoPhaseCommitSink):
         """List the staged files that are left, without those that are committed."""
         folder = self.staging / job / sink
         with storage_errors("list", folder):
-            names = sorted(path.stem for path in folder.glob(f"*{_SUFFIX}")) if folder.exists() else []
+            names = [name.removesuffix(_SUFFIX) for name in names_in(folder) if name.endswith(_SUFFIX)]
         found = [parsed for name in names if (parsed := StagedTransaction.parse(job, sink, name)) is not None]
         committed = self.committed_of(job, sink, found)
         return [each.as_transaction() for each in found if each.name not in committed]

@@ -164,6 +164,14 @@ def check_writable(folder: Path, called: str, *, below: Path | None = None, mode
         ) from error
 
 
+def names_in(folder: Path) -> list[str]:
+    """What a folder holds, sorted; nothing if there is none. Unlike `glob`, a folder that cannot be listed is an error."""
+    try:
+        return sorted(os.listdir(folder))  # noqa: PTH208 - names are all that is needed
+    except FileNotFoundError:
+        return []
+
+
 @contextmanager
 def storage_errors(doing: str, path: Path) -> Iterator[None]:
     """Report whatever the file system says as something that may pass."""
