@@ -377,6 +377,8 @@ def test_a_checkpoint_whose_handles_are_mixed_up_is_corrupt(cluster: Cluster) ->
         CorruptStateError, match=r"chk-1/_metadata .*written by views-0.* as state of clicks-0"
     ):
         decode(encode(completed_of(cluster, handles[::-1], "clicks")), "chk-1/_metadata")
+    with pytest.raises(CorruptStateError, match="has 1 handles, for 2 subtasks"):
+        decode(encode(completed_of(cluster, cluster.handles[:1])), "chk-1/_metadata")
 
 
 def completed_of(cluster: Cluster, handles: list[StateHandle | None], uid: str = "views") -> Completed:
