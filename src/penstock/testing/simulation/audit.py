@@ -73,6 +73,8 @@ class Audit:
 
     def restored(self, point: RestorePoint, *, undisturbed: bool) -> None:
         """After recovery nothing later is visible, and every other transaction is gone (invariant 4)."""
+        if newest_run(self._site.storage) > point.run:
+            return  # taken over in the last moment: what is visible now is the new owner's
         self._owner = max(self._owner, (point.run, point.id))
         external = self._site.external
         if undisturbed and external.staged:
