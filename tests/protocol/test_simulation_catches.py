@@ -133,7 +133,11 @@ def complete_before_the_files_are_in_storage(patch: Patch) -> None:
 def acknowledge_exactly_once_with_a_later_version(patch: Patch) -> None:
     def late(self: Protocol, pending: Pending) -> None:
         batches = [one for number, one in sorted(self._finished.items()) if number >= pending.checkpoint]
-        pending.take(versions_to_take(batches[::-1], self._durable, self._identity.upstream))
+        pending.take(
+            versions_to_take(
+                batches[::-1], lambda handle: handle.files <= self._durable, self._identity.upstream
+            )
+        )
 
     patch.setattr(Protocol, "_acknowledge", late)
     patch.setattr(Protocol, "_barrier", lambda self, pending: pending.batch)
@@ -148,8 +152,8 @@ def promise_at_least_once_only_what_lies_before_the_cut(patch: Patch) -> None:
 def take_an_earlier_version_behind_a_later_one(patch: Patch) -> None:
     taken = protocol.versions_to_take
 
-    def careless(batches, durable, upstream):
-        return taken(batches, durable, dict.fromkeys(upstream, ()))
+    def careless(batches, handed_in, upstream):
+        return taken(batches, handed_in, dict.fromkeys(upstream, ()))
 
     patch.setattr(protocol, "versions_to_take", careless)
 

@@ -45,7 +45,7 @@ from penstock.checkpoint.retention import subsumed, unnamed_files
 from penstock.config import Checkpointing, Mode
 from penstock.errors import InternalError
 from penstock.ids import NO_CHECKPOINT, CheckpointId, RunId, SubtaskId
-from penstock.state.handle import StateHandle
+from penstock.state.handle import RunRef, StateHandle
 
 
 @dataclass(frozen=True)
@@ -98,6 +98,8 @@ class Protocol:
         self._durable: set[str] = set(self._known)
         self._held: dict[CheckpointId, frozenset[str]] = {NO_CHECKPOINT: held}
         self._early: dict[str, int] = {}
+        self._handed_in: dict[tuple[SubtaskId, tuple[RunRef, ...]], int] = {}
+        """At least once: the states that subtasks have stored, and the version of each."""
         self._async_ms: dict[tuple[SubtaskId, int], float] = {}
         self._failures_in_a_row = 0
         self._last_trigger = started.monotonic
@@ -214,6 +216,9 @@ class Protocol:
         if event.batch in self._held:
             self._held = {batch: files for batch, files in self._held.items() if batch >= event.batch}
         self.uncommitted += event.transactions
+        for handle in event.handles.values():
+            if handle.files <= self._durable:  # nobody uploads it
+                self._hand_in(handle)
         pending = self.pending.get(event.batch)
         if pending:
             pending.attach(event)
@@ -227,6 +232,7 @@ class Protocol:
     def _snapshot_durable(self, event: SnapshotDurable, now: Now) -> list[Action]:
         handle = event.handle
         self._durable |= handle.files
+        self._hand_in(handle)
         self._async_ms[handle.subtask, handle.version] = event.async_ms
         self._take_note(handle.files, handle.version)
         return self._completions(now) + self._discard_unnamed()
@@ -256,6 +262,7 @@ class Protocol:
             self.completed.append(pending.writing)
         self._finished = {batch: one for batch, one in self._finished.items() if batch > checkpoint}
         self._async_ms = {key: ms for key, ms in self._async_ms.items() if key[1] > checkpoint}
+        self._forget_what_was_handed_in(checkpoint)
         self._failures_in_a_row = 0
         self._last_end = now.monotonic
         actions = self._commit_up_to(checkpoint)
@@ -354,7 +361,23 @@ class Protocol:
             pending.acknowledge_durable(self._durable)
             return
         batches = [one for number, one in sorted(self._finished.items()) if number >= pending.checkpoint]
-        pending.take(versions_to_take(batches, self._durable, self._identity.upstream))
+        pending.take(versions_to_take(batches, self._is_handed_in, self._identity.upstream))
+
+    def _is_handed_in(self, handle: StateHandle) -> bool:
+        return not handle.files or (handle.subtask, handle.runs) in self._handed_in
+
+    def _forget_what_was_handed_in(self, checkpoint: CheckpointId) -> None:
+        """Keep what a batch that no checkpoint has yet may name."""
+        batches = [*self._finished.values(), *([self._newest] if self._newest else [])]
+        named = {(handle.subtask, handle.runs) for batch in batches for handle in batch.handles.values()}
+        self._handed_in = {
+            key: version for key, version in self._handed_in.items() if key in named or version > checkpoint
+        }
+
+    def _hand_in(self, handle: StateHandle) -> None:
+        """The subtask has stored just this; a later version with the same runs is the same."""
+        if self._mode is Mode.AT_LEAST_ONCE and handle.files:
+            self._handed_in[handle.subtask, handle.runs] = handle.version
 
     def _being_written(self, checkpoint: CheckpointId) -> Pending:
         for pending in self.pending.values():
