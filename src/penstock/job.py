@@ -105,6 +105,8 @@ class Job:
         """
         from penstock.spark.handle import JobHandle
 
+        if restore is not None:
+            whole_number("restore", restore, minimum=0)
         dropped = _checked_uids(drop_state)
         return JobHandle.start(
             self, available_now=available_now, restore=restore, takeover=takeover, drop_state=dropped

@@ -29,7 +29,7 @@ from penstock.errors import (
     UnavailableError,
 )
 from penstock.ids import CheckpointId, RunId, checked_name
-from penstock.recovery.fencing import Claimant, claim, newest_run, read_descents, refuse_if_running
+from penstock.recovery.fencing import Claimant, beat, claim, newest_run, read_descents, refuse_if_running
 from penstock.recovery.forget import forget_everything
 from penstock.recovery.restore import JobRecord, RestorePoint, check_job_record, check_restorable, restore
 from penstock.storage import LocalStorage, Storage
@@ -646,3 +646,15 @@ def test_a_mark_of_a_newer_checkpoint_without_its_metadata_is_noticed(scene: Sce
         CorruptStateError, match=r"checkpoint 5 was committed, and chk-5-r1/_metadata is gone.*restore=3"
     ):
         scene.restore()
+
+
+def test_a_newest_checkpoint_that_was_deleted_whole_is_noticed(scene: Scene) -> None:
+    """A run says with its heartbeat which checkpoint it has, so an older one is not silently the newest."""
+    scene.checkpoint(3, "state/a")
+    scene.checkpoint(5, "state/a")
+    beat(scene.storage, RunId(1), NOW, ended=True, clean=True, completed=CheckpointId(5))
+    scene.storage.delete(chk(5).files)
+    with pytest.raises(CorruptStateError, match=r"run 1 had checkpoint 5, and it is gone.*restore=3"):
+        scene.restore()
+    assert scene.restore(wanted=3).id == 3
+    assert scene.restore().id == 3

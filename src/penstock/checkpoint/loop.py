@@ -111,7 +111,8 @@ class CoordinatorLoop:
     def _beat(self) -> None:
         while not self._stopped.wait(HEARTBEAT_S):
             try:
-                beat(self._storage, self._run, SYSTEM_CLOCK.wall())
+                completed = self.coordinator.protocol.last_completed
+                beat(self._storage, self._run, SYSTEM_CLOCK.wall(), completed=completed)
             except PenstockError as error:
                 _log.warning("the heartbeat of run %d could not be written: %s", self._run, error)
 

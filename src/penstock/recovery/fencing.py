@@ -20,7 +20,7 @@ from typing import TypeVar, cast
 import msgspec
 
 from penstock.errors import ConfigError, CorruptStateError, FencedError
-from penstock.ids import CheckpointId, RunId
+from penstock.ids import NO_CHECKPOINT, CheckpointId, RunId
 from penstock.storage import Storage
 
 _FILE = re.compile(r"runs/(\d+)\.(json|restored|alive)")
@@ -57,6 +57,8 @@ class Heartbeat(msgspec.Struct, frozen=True):
     at: float
     ended: bool = False
     clean: bool = False
+    completed: int = NO_CHECKPOINT
+    """The newest checkpoint that the run knew to exist: nobody needs to guess whether one was deleted."""
 
 
 @dataclass
@@ -198,9 +200,25 @@ def check_owner(storage: Storage, run: RunId) -> None:
         )
 
 
-def beat(storage: Storage, run: RunId, now: float, *, ended: bool = False, clean: bool = False) -> None:
+def beat(
+    storage: Storage,
+    run: RunId,
+    now: float,
+    *,
+    ended: bool = False,
+    clean: bool = False,
+    completed: CheckpointId = NO_CHECKPOINT,
+) -> None:
     """Record that the run is alive, or that it ended, and whether with everything completed and committed."""
-    storage.put(f"runs/{run}.alive", msgspec.json.encode(Heartbeat(run, now, ended, clean)))
+    storage.put(f"runs/{run}.alive", msgspec.json.encode(Heartbeat(run, now, ended, clean, completed)))
+
+
+def last_completed(storage: Storage, run: RunId) -> CheckpointId:
+    """The newest checkpoint that this run is known to have had."""
+    try:
+        return CheckpointId(_read(storage, f"runs/{run}.alive", Heartbeat).completed)
+    except FileNotFoundError:
+        return NO_CHECKPOINT
 
 
 def ended_cleanly(storage: Storage, run: RunId) -> bool:

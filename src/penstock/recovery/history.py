@@ -15,7 +15,7 @@ from penstock.checkpoint.metadata import (
 )
 from penstock.errors import ConfigError, CorruptStateError
 from penstock.ids import NO_CHECKPOINT, CheckpointId, RunId
-from penstock.recovery.fencing import Descent, in_line_of_descent, newest_descent
+from penstock.recovery.fencing import Descent, in_line_of_descent, last_completed, newest_descent
 from penstock.storage import Storage
 
 _log = logging.getLogger(__name__)
@@ -58,6 +58,7 @@ def read_history(storage: Storage, descents: Sequence[Descent]) -> History:
         else:
             history.whole.append(completed)
     _notice_what_vanished(history, descents)
+    _notice_what_was_deleted(storage, history, descents)
     _notice_marks_without_metadata(storage, descents, history, subsumed_before)
     return history
 
@@ -87,6 +88,16 @@ def _notice_what_vanished(history: History, descents: Sequence[Descent]) -> None
         history.broken[name.checkpoint] = (
             f"run {last.run} went on from checkpoint {name.checkpoint}, and neither {name.metadata} nor a later one is there"
         )
+
+
+def _notice_what_was_deleted(storage: Storage, history: History, descents: Sequence[Descent]) -> None:
+    """A run writes down with its heartbeat which checkpoint it has: an older one is not silently the newest."""
+    last = newest_descent(descents)
+    if last is None:
+        return
+    completed = last_completed(storage, RunId(last.run))
+    if completed > max([history.newest, *history.broken], default=NO_CHECKPOINT):
+        history.broken[completed] = f"run {last.run} had checkpoint {completed}, and it is gone"
 
 
 def _notice_marks_without_metadata(

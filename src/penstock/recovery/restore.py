@@ -185,7 +185,7 @@ def check_restorable(
         _promised(storage, point, sinks)
         check(point)
     except CorruptStateError as error:
-        _log.info("looked at again when the job is claimed, its owner may just be deleting: %s", error)
+        _log.debug("looked at again when the job is claimed, its owner may just be deleting: %s", error)
 
 
 def _choose_point(storage: Storage, run: RunId, mode: Mode, wanted: CheckpointId | None) -> RestorePoint:

@@ -58,7 +58,6 @@ class GoingBack:
                 f"checkpoint {self.point.id} holds state of the operators {', '.join(orphans)}, which the job no longer has; keep "
                 f"their uids, or allow the loss with drop_state={tuple(orphans)!r}"
             )
-        _tell_unknown(set(drop_state) - set(stored), set(self.compiled.operators), self.point.id)
         handles: dict[SubtaskId, StateHandle] = {}
         for uid, operator in self.compiled.operators.items():
             if uid in stored and uid not in drop_state:
@@ -71,6 +70,11 @@ class GoingBack:
                     backend=self.job.backend.name,
                 )
         return handles
+
+    def tell_what_cannot_be_dropped(self, drop_state: tuple[str, ...]) -> None:
+        """Say which uids are no operators of the job or of the checkpoint: likely they are misspelt."""
+        stored = self.point.checkpoint.operators if self.point.checkpoint else {}
+        _tell_unknown(set(drop_state) - set(stored), set(self.compiled.operators), self.point.id)
 
     def rescaled(
         self, handles: dict[SubtaskId, StateHandle], local_dir: Path

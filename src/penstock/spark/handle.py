@@ -20,7 +20,7 @@ from penstock.errors import (
     SourceLostError,
     UnavailableError,
 )
-from penstock.ids import RunId
+from penstock.ids import CheckpointId, RunId
 from penstock.recovery.fencing import Claimant, beat, read_descents, refuse_if_running
 from penstock.recovery.forget import forget_everything
 from penstock.recovery.history import read_history
@@ -292,7 +292,15 @@ class JobHandle:
         if not run:
             return
         try:
-            beat(self._job.storage, run, SYSTEM_CLOCK.wall(), ended=True, clean=self._clean)
+            completed = CheckpointId(self._observer.progress.checkpoint)
+            beat(
+                self._job.storage,
+                run,
+                SYSTEM_CLOCK.wall(),
+                ended=True,
+                clean=self._clean,
+                completed=completed,
+            )
         except PenstockError as error:
             _log.warning("the end of run %d could not be recorded: %s", run, error)
             _log.debug("where recording the end of run %d failed", run, exc_info=error)

@@ -117,6 +117,7 @@ class QueryRun:
         self.observer.restored(self.point)
         back = GoingBack(self.job, self.compiled, self.point)
         handles = back.handles(drop_state)
+        back.tell_what_cannot_be_dropped(drop_state)
         self._last_batch = self.point.last_read
         self._reading = Reading(
             *back.set_out(), self.observer.leaf_counts, self.point, mode=self._mode, hold=self._hold
