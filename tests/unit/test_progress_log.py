@@ -97,6 +97,32 @@ def test_without_a_checkpoint_the_sources_begin_where_they_first_did(storage):
     assert storage.names("spark/3/offsets") == []
 
 
+def test_a_source_whose_start_was_not_recorded_begins_where_it_first_did(storage):
+    """The record may name one source and not yet another; of those that it names nothing is added."""
+    storage.put("spark/1/sources/0/0", b"at 100")
+    files = log(storage, 1).source_log().keep()
+    storage.put("spark/1/sources/0/1", b"of a batch that is read again")
+    storage.put("spark/1/sources/1/0", b"at 500")
+    sources = set_out(log(storage, 2), NO_CHECKPOINT, Barrier({}, "", files))
+    assert noted(storage, 2) == {"0/0": b"at 100", "1/0": b"at 500"}
+    assert {file.path: file.name for file in sources.keep()} == {
+        "0/0": "state/_sources/1-0-0",
+        "1/0": "state/_sources/2-1-0",
+    }
+
+
+def test_the_notes_of_two_runs_are_not_mixed(storage):
+    """A file that one run has listed as its first and a zombie as its second would be read twice."""
+    storage.put("spark/1/sources/0/0", b"file a")
+    storage.put("spark/1/sources/0/1", b"file b")
+    storage.put("spark/2/sources/0/0", b"file b")
+    storage.put("spark/1/sources/1/0", b"file c")
+    storage.put("spark/2/sources/1/0", b"file d")
+    storage.put("spark/2/sources/1/1", bytes(6))  # what a crash of the machine may leave
+    set_out(log(storage, 3), NO_CHECKPOINT, Barrier())
+    assert noted(storage, 3) == {"0/0": b"file b", "1/0": b"file c"}
+
+
 def test_spark_finds_the_log_whatever_the_folder_is_called(tmp_path):
     """The location has a scheme, or Spark would look for it where `fs.defaultFS` says, and no escapes, which Hadoop takes literally."""
     assert log(LocalStorage("/data/a b%20#c"), 3).location == "file:///data/a b%20#c/spark/3"

@@ -42,6 +42,12 @@ def reading(
     ), held
 
 
+def recorded(storage) -> list[str]:
+    """Which notes the next run would bring back."""
+    begun = last_begun(storage)
+    return sorted(file.path for file in begun.barrier.source_log) if begun else []
+
+
 @pytest.mark.parametrize(("batch", "after"), [(0, 0), (0, 3), (2, 0)])
 def test_a_number_that_does_not_follow_is_an_error(storage, batch, after):
     """A batch that was done already is never stepped over, nor is one left out: the job goes back."""
@@ -76,10 +82,45 @@ def test_at_most_once_records_a_batch_before_it_is_done(storage):
     assert last_begun(storage) == Begun(RUN, barrier, 0)
 
 
-def test_a_start_that_is_known_is_not_recorded_again(storage):
-    """The first word counts."""
-    one, held = reading(storage, begun=Begun(RUN, Barrier(source_log=()), -1))
+def test_a_source_that_decides_later_than_another_is_recorded_too(storage, monkeypatch):
+    """Each look and the first batch record what was noted since, so that no source decides again after a crash."""
+    monkeypatch.setattr("penstock.spark.reading.LOOK_EVERY_S", 0.0)
+    one, held = reading(storage)
+    one.look_for_the_start()
+    storage.put("spark/2/sources/1/0", b"began at 500")
+    one.look_for_the_start()
+    assert recorded(storage) == ["0/0", "1/0"]
+    storage.put("spark/2/sources/2/0", b"began at 7")
+    barrier = one.begin(FIRST, after=NO_CHECKPOINT)
+    assert recorded(storage) == ["0/0", "1/0", "2/0"]
+    assert held[-1].files == barrier.files
+
+
+def test_what_an_earlier_run_recorded_of_the_start_is_added_to(storage):
+    """A run that goes on from the start of one source records that of the others."""
+    files = ProgressLog(storage, RUN).source_log().keep()
+    storage.put("spark/2/sources/1/0", b"began at 500")
+    reading(storage, begun=Begun(RUN, Barrier(source_log=files)))[0].look_for_the_start()
+    assert recorded(storage) == ["0/0", "1/0"]
+
+
+@pytest.mark.parametrize("batch", [-1, 0])
+def test_a_start_that_is_known_is_not_recorded_again(storage, batch):
+    """The first word counts; once a batch has begun, every source has said it."""
+    files = ProgressLog(storage, RUN).source_log().keep()
+    one, held = reading(storage, begun=Begun(RUN, Barrier(source_log=files), batch))
+    if batch == 0:
+        storage.put("spark/2/sources/0/1", b"more files")
     one.look_for_the_start()
     one.begin(FIRST, after=NO_CHECKPOINT)
     assert last_begun(storage) is None
     assert held == []
+
+
+def test_after_the_first_batch_there_is_no_start_to_look_for(storage):
+    """What a look would record then could hide a batch that was begun at most once."""
+    one, _ = reading(storage, Mode.AT_MOST_ONCE)
+    barrier = one.begin(FIRST, after=NO_CHECKPOINT)
+    storage.put("spark/2/sources/0/1", b"more files")
+    one.look_for_the_start()
+    assert last_begun(storage) == Begun(RUN, barrier, 0)

@@ -16,7 +16,7 @@ from penstock.state.handle import RunRef, writer_of
 
 
 def check_owners(completed: Completed, name: str) -> None:
-    """Raise `CorruptStateError` when a handle stands under another operator, occurs twice or is missing, or names what another subtask wrote."""
+    """Raise `CorruptStateError` when a handle is misplaced, doubled or missing, or names what another subtask wrote."""
     for uid, operator in completed.operators.items():
         subtasks = [handle.subtask for handle in operator.handles]
         if len(set(subtasks)) < len(subtasks):

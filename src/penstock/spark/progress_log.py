@@ -83,14 +83,14 @@ def set_out(log: ProgressLog, last_read: CheckpointId, barrier: Barrier) -> Sour
     """Fill the folder of a new run: it goes on after batch `last_read`, which ends at the barrier. Folders of earlier runs are deleted.
 
     Nothing of them is needed: what counts is in a checkpoint, or recorded as begun. Only runs that ended before they had begun
-    or recorded anything may have left where their sources decided to begin.
+    anything may have left where a source decided to begin, of which the record does not know.
     """
     earlier = log.earlier()
     sources = log.source_log()
     sources.bring_back(barrier.source_log)
     if last_read >= 0:
         log.fill(last_read, barrier.progress_log)
-    elif not barrier.source_log:
+    else:
         sources.take_up(f"{FOLDER}/{run}/sources" for run in sorted(earlier, reverse=True))
     log.storage.delete([name for names in earlier.values() for name in names])
     return sources

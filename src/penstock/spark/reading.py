@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from penstock.checkpoint.completed import Barrier
+from penstock.checkpoint.completed import Barrier, SourceFile
 from penstock.clock import SYSTEM_CLOCK
 from penstock.config import Mode
 from penstock.errors import UnavailableError
@@ -36,11 +36,14 @@ class Reading:
     hold: Callable[[CheckpointId, Barrier], None]
     """Told what to keep in storage for the next run."""
     _start_is_known: bool = field(init=False)
+    """A batch has begun, in this run or before it: until then a source may still decide, after another has."""
+    _recorded: frozenset[SourceFile] = field(init=False)
     _next_look: float = 0.0
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
-        self._start_is_known = self.point.checkpoint is not None or self.point.begun is not None
+        self._start_is_known = self.point.last_read != NO_CHECKPOINT
+        self._recorded = frozenset(self.point.barrier.source_log)
 
     def begin(self, batch: CheckpointId, after: CheckpointId) -> Barrier:
         """Read where the batch ends, and record what a later run must know even if this one dies now."""
@@ -48,7 +51,7 @@ class Reading:
         entry = self.log.entry(batch)
         with self._lock:
             self._keep_start()
-            self._start_is_known = True  # or no source has noted anything
+            self._start_is_known = True  # Spark asks every source before it plans the first batch
             barrier = Barrier(self._positions(entry), entry, self.sources.keep())
         if self.mode is Mode.AT_MOST_ONCE:
             self._record(batch, barrier)
@@ -69,9 +72,9 @@ class Reading:
     def _keep_start(self) -> None:
         """The next run, should this one complete no checkpoint, must begin where this one did."""
         files = () if self._start_is_known else self.sources.keep()
-        if files:
+        if not self._recorded.issuperset(files):
             self._record(NO_CHECKPOINT, Barrier(dict.fromkeys(self.streams), "", files))
-            self._start_is_known = True
+            self._recorded = frozenset(files)
 
     def _record(self, batch: CheckpointId, barrier: Barrier) -> None:
         record_begun(self.log.storage, Begun(self.log.run, barrier, batch))

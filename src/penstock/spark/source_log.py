@@ -40,14 +40,22 @@ class SourceLog:
             self._copies[file.path] = file
 
     def take_up(self, folders: Iterable[str]) -> None:
-        """Go on with the notes of runs that ended before any batch began, newest first; a crash of the machine may have emptied some."""
-        taken: set[str] = set()
+        """Go on with the notes of earlier runs, newest first, for each source of which nothing was brought back.
+
+        A source's notes are those of one run: two may have noted the same under different numbers. A crash of the machine may have
+        emptied some; then an older run's are taken, or none.
+        """
+        known = {_source_of(path) for path in self._copies}
         for folder in folders:
-            for path in set(self._paths(folder)) - taken:
-                data = self.storage.get(f"{folder}/{path}")
-                if data.strip(b"\0"):
-                    self.storage.put(f"{self.folder}/{path}", data)
-                    taken.add(path)
+            paths = self._paths(folder)
+            for source in {_source_of(path) for path in paths} - known:
+                notes = {
+                    path: self.storage.get(f"{folder}/{path}") for path in paths if _source_of(path) == source
+                }
+                if all(data.strip(b"\0") for data in notes.values()):
+                    for path, data in notes.items():
+                        self.storage.put(f"{self.folder}/{path}", data)
+                    known.add(source)
 
     def keep(self) -> tuple[SourceFile, ...]:
         """Copy what is new; returns all that a query needs that goes on from the batch under way."""
@@ -85,6 +93,11 @@ class SourceLog:
                 name=file.name,
             )
         return data
+
+
+def _source_of(path: str) -> str:
+    """Spark gives each source a folder, by its place in the query."""
+    return path.partition("/")[0]
 
 
 def _needed(paths: list[str]) -> list[str]:
