@@ -147,7 +147,13 @@ def record_descent(
 
 def read_descents(storage: Storage) -> list[Descent]:
     """Where the runs went on from; a run that died before it decided is not in the list, and did nothing."""
-    return [_read(storage, name, Descent) for name, _ in _files(storage, "restored")]
+    found: list[Descent] = []
+    for name, _ in _files(storage, "restored"):
+        try:
+            found.append(_read(storage, name, Descent))
+        except FileNotFoundError:  # its run was fenced in this moment, and has taken its word back
+            continue
+    return found
 
 
 def newest_descent(descents: Sequence[Descent]) -> Descent | None:
