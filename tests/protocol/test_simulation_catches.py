@@ -143,12 +143,12 @@ def acknowledge_exactly_once_with_a_later_version(patch: Patch) -> None:
     patch.setattr(Protocol, "_barrier", lambda self, pending: pending.batch)
 
 
-@mutation(153, Mode.AT_LEAST_ONCE)
+@mutation(238, Mode.AT_LEAST_ONCE)
 def promise_at_least_once_only_what_lies_before_the_cut(patch: Patch) -> None:
     patch.setattr(Pending, "last_version", property(lambda self: self.checkpoint))
 
 
-@mutation(96, Mode.AT_LEAST_ONCE)
+@mutation(379, Mode.AT_LEAST_ONCE)
 def take_an_earlier_version_behind_a_later_one(patch: Patch) -> None:
     taken = protocol.versions_to_take
 
