@@ -410,6 +410,74 @@ def test_staged_rows_are_tried_in_the_task(path: Path, tmp_path: Path) -> None:
     assert seen(path) == []
 
 
+FAMILY = "CREATE TABLE family (id int PRIMARY KEY, parent int REFERENCES family (id), seat varchar(9) UNIQUE, age int CHECK (age > 0))"
+FAMILY_SCHEMA = pa.schema(
+    [(name, pa.string() if name == "seat" else pa.int64()) for name in ("id", "parent", "seat", "age")]
+)
+
+
+def with_foreign_keys(path: Path) -> sqlite3.Connection:
+    database = sqlite3.connect(path)
+    database.execute("PRAGMA foreign_keys = ON")
+    return database
+
+
+def committed_in_order(connect: Any, style: str, staging: Path) -> None:
+    """Stage rows that need each other before any is committed, and one that no order makes right."""
+    sink = SQLUpsert(connect, "family", "id", style=style, visible="with the checkpoint", staging=staging)
+    rows = [(1, None, "B", 1), (2, 1, "A", 1), (3, 2, "C", None), (4, 2, "A", 1)]
+    *good, bad = [task(sink, [row], FAMILY_SCHEMA, run=run) for run, row in enumerate(rows, 1)]
+    with pytest.raises(BadRecordError, match=r"refuses the row \{'id': 5"):
+        task(sink, [(2, 1, "A", 1), (5, 1, "E", -1)], FAMILY_SCHEMA)
+    sink.commit_all(good)
+    with pytest.raises(CommitLostError, match=r"refuses the row \{'id': 4.*change the target"):
+        sink.commit(bad)
+
+
+def test_rows_may_need_those_that_are_staged_before_them(tmp_path: Path) -> None:
+    """A parent that is still staged, or a unique value that a staged row frees, refuses nothing in the task; a CHECK does."""
+    path = tmp_path / "out.db"
+    make_table(path, FAMILY)
+    connect = functools.partial(with_foreign_keys, path)
+    with connect() as database:
+        database.execute("INSERT INTO family VALUES (1, NULL, 'A', 1)")
+    committed_in_order(connect, "on conflict", tmp_path / "staging")
+    expected = [(1, None, "B", 1), (2, 1, "A", 1), (3, 2, "C", None)]
+    assert database.execute("SELECT * FROM family ORDER BY id").fetchall() == expected
+    database.close()
+
+
+def test_rows_may_need_those_that_are_staged_before_them_in_postgres(tmp_path: Path, postgres_server) -> None:
+    """The same where an error ends the transaction that rows are tried in."""
+    suite = fresh(PostgresUpsert, postgres_server)
+    suite.execute(FAMILY)
+    suite.execute("INSERT INTO family VALUES (1, NULL, 'A', 1)")
+    dsn = postgres_server.dsn(database=suite.database)
+    committed_in_order(functools.partial(psycopg.connect, dsn), "on conflict", tmp_path)
+    assert [row["seat"] for row in suite.query("SELECT seat FROM family ORDER BY id")] == ["B", "A", "C"]
+
+
+def test_rows_may_need_those_that_are_staged_before_them_in_mariadb(tmp_path: Path, mariadb_server) -> None:
+    """The same with numbers for errors, and a driver that calls a CHECK an outage."""
+    mariadb_server.query("CREATE OR REPLACE DATABASE family")
+    mariadb_server.query(FAMILY, "family")
+    settings = {"host": "127.0.0.1", "port": mariadb_server.port, "user": "owner", "database": "family"}
+    connect = functools.partial(pymysql.connect, password=MARIADB_PASSWORD, **settings)
+    sink = SQLUpsert(
+        connect, "family", "id", style="on duplicate key", visible="with the checkpoint", staging=tmp_path
+    )
+    child = task(sink, [(2, 1, "B", 1)], FAMILY_SCHEMA)
+    with pytest.raises(CommitLostError, match="foreign key"):
+        sink.commit(child)
+    with pytest.raises(BadRecordError, match=r"CONSTRAINT.*refuses the row \{'id': 5"):
+        task(sink, [(2, 1, "A", 1), (5, None, "E", -1)], FAMILY_SCHEMA)
+    sink.commit_all([task(sink, [(1, None, "A", 1)], FAMILY_SCHEMA), child])
+    assert [row["seat"] for row in mariadb_server.query("SELECT seat FROM family ORDER BY id", "family")] == [
+        "A",
+        "B",
+    ]
+
+
 def test_rows_cannot_be_tried_on_a_connection_that_commits_by_itself(path: Path, tmp_path: Path) -> None:
     """Autocommit is refused before the query where rows wait for the checkpoint: they would be seen when they are tried."""
     connect = functools.partial(sqlite3.connect, path, isolation_level=None)
