@@ -40,7 +40,7 @@ def is_refused_alone(error: Exception) -> bool:
     if "IntegrityError" not in _kinds(error):
         return is_bad_row(error)
     if isinstance(error, sqlite3.Error):
-        return error.sqlite_errorcode in _SQLITE_ALONE
+        return getattr(error, "sqlite_errorcode", None) in _SQLITE_ALONE
     return _state(error) in {_NOT_NULL, _CHECK}
 
 
