@@ -478,6 +478,58 @@ def test_rows_may_need_those_that_are_staged_before_them_in_mariadb(tmp_path: Pa
     ]
 
 
+DEFERRED = "CREATE TABLE results (app TEXT, day INTEGER, n INTEGER REFERENCES parents DEFERRABLE INITIALLY DEFERRED, UNIQUE (app, day))"
+
+
+def refused_by_the_commit_itself(connect: Any, staging: Path) -> None:
+    with pytest.raises(BadRecordError, match=r"FOREIGN KEY|foreign key"):
+        task(SQLUpsert(connect, "results", KEY), [("a", 1, 99)])
+    staged = SQLUpsert(connect, "results", KEY, visible="with the checkpoint", staging=staging)
+    prepared = task(staged, [("a", 1, 99)])
+    with pytest.raises(CommitLostError, match="change the target"):
+        staged.commit(prepared)
+    with connect() as database:
+        database.execute("INSERT INTO parents VALUES (99)")
+    staged.commit(prepared)
+
+
+def test_a_constraint_that_the_database_looks_at_when_it_commits(path: Path, tmp_path: Path) -> None:
+    """Rows that a deferred constraint refuses are bad ones, not a database that is away; with the table mended they go through."""
+    remade(path, DEFERRED)
+    make_table(path, "CREATE TABLE parents (id INTEGER PRIMARY KEY)")
+    refused_by_the_commit_itself(functools.partial(with_foreign_keys, path), tmp_path / "staging")
+    assert seen(path) == [("a", 1, 99)]
+
+
+def test_a_constraint_that_postgres_looks_at_when_it_commits(tmp_path: Path, postgres_server) -> None:
+    """The same where a commit that fails is a rollback."""
+    suite = fresh(PostgresUpsert, postgres_server)
+    suite.execute("DROP TABLE results")
+    suite.execute("CREATE TABLE parents (id INTEGER PRIMARY KEY)")
+    suite.execute(DEFERRED)
+    dsn = postgres_server.dsn(database=suite.database)
+    refused_by_the_commit_itself(functools.partial(psycopg.connect, dsn), tmp_path)
+    assert suite.query("SELECT * FROM results") == [{"app": "a", "day": 1, "n": 99}]
+
+
+class LostAtCommit(sqlite3.Connection):
+    """A connection that is lost when it commits."""
+
+    def commit(self) -> None:
+        self.close()
+        super().commit()
+
+
+def test_a_connection_that_breaks_at_commit_blames_no_row(path: Path) -> None:
+    """What a driver calls a wrong call may be a connection that is gone: the rows are tried again."""
+    connect = functools.partial(sqlite3.connect, path, factory=LostAtCommit)
+    sink = SQLUpsert(connect, "results", KEY, paramstyle="qmark")
+    transaction = sink.begin_transaction(CONTEXT)
+    sink.write(transaction, pa.RecordBatch.from_pylist([{"app": "a", "day": 1, "n": 1}], schema=SCHEMA))
+    with pytest.raises(UnavailableError, match=r"closed database\.; it is tried again"):
+        sink.pre_commit(transaction)
+
+
 def test_rows_cannot_be_tried_on_a_connection_that_commits_by_itself(path: Path, tmp_path: Path) -> None:
     """Autocommit is refused before the query where rows wait for the checkpoint: they would be seen when they are tried."""
     connect = functools.partial(sqlite3.connect, path, isolation_level=None)

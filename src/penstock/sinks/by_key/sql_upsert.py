@@ -189,10 +189,25 @@ class SQLWriter(KeyedWriter):
                             raise
                         if keep or is_refused_alone(error):
                             raise self._refused(error, dict(zip(columns, row, strict=True))) from error
+                if keep:
+                    self._commit(connection, columns)
         except PenstockError:
             raise
         except Exception as error:
             raise self._away(error) from error
+
+    def _commit(self, connection: Any, columns: Sequence[str]) -> None:
+        """A constraint that is looked at only now names the rows itself, or nobody can."""
+        try:
+            connection.commit()
+        except Exception as error:
+            if not is_bad_row(error) or not self._answers(connection, columns):
+                raise
+            raise BadRecordError(
+                f"table {self._table!r} took no rows: {type(error).__name__} when they were all written and committed: {error}; it would "
+                "refuse them again: filter or repair such rows before write_to",
+                table=self._table,
+            ) from error
 
     def _answers(self, connection: Any, columns: Sequence[str]) -> bool:
         """Tell whether the database still does what it is asked, so that it was the row and not the connection."""
