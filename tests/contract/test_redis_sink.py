@@ -19,6 +19,7 @@ from penstock.errors import (
     BadRecordError,
     CommitLostError,
     ConfigError,
+    CorruptStateError,
     FencedError,
     InternalError,
     UnavailableError,
@@ -214,6 +215,33 @@ def test_what_was_staged_is_not_forgotten_by_a_change_of_settings(server: Server
     waiting = task(staged, batch([{"app": "a", "n": 1}]))
     with pytest.raises(CommitLostError, match="start the job once more with that setting"):
         Redis(server.url, key="{app}").commit(waiting)
+
+
+def test_what_was_written_at_once_is_done_after_a_change_of_settings(server: Server, tmp_path: Path) -> None:
+    """A sink that stages now has nothing to do for a transaction whose task wrote; one that nobody made is still refused."""
+    written = task(Redis(server.url, key="{app}", value="n"), batch([{"app": "a", "n": 1}]))
+    staged = Redis(server.url, key="{app}", value="n", visible="with the checkpoint", staging=tmp_path)
+    staged.commit_all([written, written])
+    staged.abort(written)
+    assert server.texts() == {"a": "1"}
+    with pytest.raises(CorruptStateError):
+        staged.commit({name: value for name, value in written.items() if name != "run"})
+
+
+def test_answers_that_the_url_asks_for_as_texts(server: Server) -> None:
+    """The fence reads bytes, whatever the url says."""
+    sink = Redis(f"{server.url}?decode_responses=True", key="views:{app}", value="n")
+    assert counts(server, sink, {"a": 1}, {"a": 2}) == ["1", "2"]
+
+
+def test_a_fence_that_cannot_be_read(server: Server) -> None:
+    """It is refused by its name, and nothing is written."""
+    name = f"_penstock:{CONTEXT.job}:{CONTEXT.sink}"
+    with server.client() as client:
+        client.set(name, "garbage")
+    with pytest.raises(CorruptStateError, match=f"'{name}' holds b'garbage'.*delete the key"):
+        task(Redis(server.url, key="views:{app}", value="n"), batch([{"app": "a", "n": 1}]))
+    assert "views:a" not in server.texts()
 
 
 def test_a_user_who_may_not_write_the_fence(server: Server) -> None:

@@ -410,6 +410,126 @@ def test_staged_rows_are_tried_in_the_task(path: Path, tmp_path: Path) -> None:
     assert seen(path) == []
 
 
+FAMILY = "CREATE TABLE family (id int PRIMARY KEY, parent int REFERENCES family (id), seat varchar(9) UNIQUE, age int CHECK (age > 0))"
+FAMILY_SCHEMA = pa.schema(
+    [(name, pa.string() if name == "seat" else pa.int64()) for name in ("id", "parent", "seat", "age")]
+)
+
+
+def with_foreign_keys(path: Path) -> sqlite3.Connection:
+    database = sqlite3.connect(path)
+    database.execute("PRAGMA foreign_keys = ON")
+    return database
+
+
+def committed_in_order(connect: Any, style: str, staging: Path) -> None:
+    """Stage rows that need each other before any is committed, and one that no order makes right."""
+    sink = SQLUpsert(connect, "family", "id", style=style, visible="with the checkpoint", staging=staging)
+    rows = [(1, None, "B", 1), (2, 1, "A", 1), (3, 2, "C", None), (4, 2, "A", 1)]
+    *good, bad = [task(sink, [row], FAMILY_SCHEMA, run=run) for run, row in enumerate(rows, 1)]
+    with pytest.raises(BadRecordError, match=r"refuses the row \{'id': 5"):
+        task(sink, [(2, 1, "A", 1), (5, 1, "E", -1)], FAMILY_SCHEMA)
+    sink.commit_all(good)
+    with pytest.raises(CommitLostError, match=r"refuses the row \{'id': 4.*change the target"):
+        sink.commit(bad)
+
+
+def test_rows_may_need_those_that_are_staged_before_them(tmp_path: Path) -> None:
+    """A parent that is still staged, or a unique value that a staged row frees, refuses nothing in the task; a CHECK does."""
+    path = tmp_path / "out.db"
+    make_table(path, FAMILY)
+    connect = functools.partial(with_foreign_keys, path)
+    with connect() as database:
+        database.execute("INSERT INTO family VALUES (1, NULL, 'A', 1)")
+    committed_in_order(connect, "on conflict", tmp_path / "staging")
+    expected = [(1, None, "B", 1), (2, 1, "A", 1), (3, 2, "C", None)]
+    assert database.execute("SELECT * FROM family ORDER BY id").fetchall() == expected
+    database.close()
+
+
+def test_rows_may_need_those_that_are_staged_before_them_in_postgres(tmp_path: Path, postgres_server) -> None:
+    """The same where an error ends the transaction that rows are tried in."""
+    suite = fresh(PostgresUpsert, postgres_server)
+    suite.execute(FAMILY)
+    suite.execute("INSERT INTO family VALUES (1, NULL, 'A', 1)")
+    dsn = postgres_server.dsn(database=suite.database)
+    committed_in_order(functools.partial(psycopg.connect, dsn), "on conflict", tmp_path)
+    assert [row["seat"] for row in suite.query("SELECT seat FROM family ORDER BY id")] == ["B", "A", "C"]
+
+
+def test_rows_may_need_those_that_are_staged_before_them_in_mariadb(tmp_path: Path, mariadb_server) -> None:
+    """The same with numbers for errors, and a driver that calls a CHECK an outage."""
+    mariadb_server.query("CREATE OR REPLACE DATABASE family")
+    mariadb_server.query(FAMILY, "family")
+    settings = {"host": "127.0.0.1", "port": mariadb_server.port, "user": "owner", "database": "family"}
+    connect = functools.partial(pymysql.connect, password=MARIADB_PASSWORD, **settings)
+    sink = SQLUpsert(
+        connect, "family", "id", style="on duplicate key", visible="with the checkpoint", staging=tmp_path
+    )
+    child = task(sink, [(2, 1, "B", 1)], FAMILY_SCHEMA)
+    with pytest.raises(CommitLostError, match="foreign key"):
+        sink.commit(child)
+    with pytest.raises(BadRecordError, match=r"CONSTRAINT.*refuses the row \{'id': 5"):
+        task(sink, [(2, 1, "A", 1), (5, None, "E", -1)], FAMILY_SCHEMA)
+    sink.commit_all([task(sink, [(1, None, "A", 1)], FAMILY_SCHEMA), child])
+    assert [row["seat"] for row in mariadb_server.query("SELECT seat FROM family ORDER BY id", "family")] == [
+        "A",
+        "B",
+    ]
+
+
+DEFERRED = "CREATE TABLE results (app TEXT, day INTEGER, n INTEGER REFERENCES parents DEFERRABLE INITIALLY DEFERRED, UNIQUE (app, day))"
+
+
+def refused_by_the_commit_itself(connect: Any, staging: Path) -> None:
+    with pytest.raises(BadRecordError, match=r"FOREIGN KEY|foreign key"):
+        task(SQLUpsert(connect, "results", KEY), [("a", 1, 99)])
+    staged = SQLUpsert(connect, "results", KEY, visible="with the checkpoint", staging=staging)
+    prepared = task(staged, [("a", 1, 99)])
+    with pytest.raises(CommitLostError, match="change the target"):
+        staged.commit(prepared)
+    with connect() as database:
+        database.execute("INSERT INTO parents VALUES (99)")
+    staged.commit(prepared)
+
+
+def test_a_constraint_that_the_database_looks_at_when_it_commits(path: Path, tmp_path: Path) -> None:
+    """Rows that a deferred constraint refuses are bad ones, not a database that is away; with the table mended they go through."""
+    remade(path, DEFERRED)
+    make_table(path, "CREATE TABLE parents (id INTEGER PRIMARY KEY)")
+    refused_by_the_commit_itself(functools.partial(with_foreign_keys, path), tmp_path / "staging")
+    assert seen(path) == [("a", 1, 99)]
+
+
+def test_a_constraint_that_postgres_looks_at_when_it_commits(tmp_path: Path, postgres_server) -> None:
+    """The same where a commit that fails is a rollback."""
+    suite = fresh(PostgresUpsert, postgres_server)
+    suite.execute("DROP TABLE results")
+    suite.execute("CREATE TABLE parents (id INTEGER PRIMARY KEY)")
+    suite.execute(DEFERRED)
+    dsn = postgres_server.dsn(database=suite.database)
+    refused_by_the_commit_itself(functools.partial(psycopg.connect, dsn), tmp_path)
+    assert suite.query("SELECT * FROM results") == [{"app": "a", "day": 1, "n": 99}]
+
+
+class LostAtCommit(sqlite3.Connection):
+    """A connection that is lost when it commits."""
+
+    def commit(self) -> None:
+        self.close()
+        super().commit()
+
+
+def test_a_connection_that_breaks_at_commit_blames_no_row(path: Path) -> None:
+    """What a driver calls a wrong call may be a connection that is gone: the rows are tried again."""
+    connect = functools.partial(sqlite3.connect, path, factory=LostAtCommit)
+    sink = SQLUpsert(connect, "results", KEY, paramstyle="qmark")
+    transaction = sink.begin_transaction(CONTEXT)
+    sink.write(transaction, pa.RecordBatch.from_pylist([{"app": "a", "day": 1, "n": 1}], schema=SCHEMA))
+    with pytest.raises(UnavailableError, match=r"closed database\.; it is tried again"):
+        sink.pre_commit(transaction)
+
+
 def test_rows_cannot_be_tried_on_a_connection_that_commits_by_itself(path: Path, tmp_path: Path) -> None:
     """Autocommit is refused before the query where rows wait for the checkpoint: they would be seen when they are tried."""
     connect = functools.partial(sqlite3.connect, path, isolation_level=None)

@@ -26,6 +26,7 @@ from penstock.errors import (
     UnavailableError,
 )
 from penstock.sinks import SQLite, TransactionContext
+from penstock.sinks.sqlite.rehearsal import first_refused
 from penstock.testing.sink_contract import JOB, SINK, through_json
 
 MOMENT = dt.datetime(2026, 11, 2, 12, 30, 0, 5)  # noqa: DTZ001 - a column may have no zone
@@ -185,6 +186,29 @@ def test_sqlite_constraint_names_the_row(tmp_path: Path) -> None:
     execute(path, "DELETE FROM t WHERE id = 7")
     sink.commit(staged)
     assert [row["id"] for row in rows_in_table(path, "t")] == [5, 6, 7, 8]
+
+
+@pytest.mark.parametrize("strict", ["", " STRICT"])
+def test_sqlite_rules_of_a_table_whose_key_is_an_index(strict: str, tmp_path: Path) -> None:
+    """A row is tried in the task for itself alone: a CHECK refuses it there, other rows, keys and indexes do not."""
+    path = tmp_path / "db"
+    execute(
+        path,
+        f"CREATE TABLE t (id INTEGER, v TEXT CHECK (json_extract(v, '$') < 10), seat TEXT UNIQUE){strict}",
+        "CREATE UNIQUE INDEX by_id ON t (id)",
+    )
+    sink = SQLite(path, "t", mode="upsert", key=["id"])
+    write_rows(sink, pa.table({"id": [1, 1, 2], "v": ["1", "2", "3"], "seat": ["A", "B", "A"]}))
+    assert [(row["v"], row["seat"]) for row in rows_in_table(path, "t")] == [("2", "B"), ("3", "A")]
+    for refused, why in (("11", "CHECK"), ("no JSON", "malformed JSON")):
+        with pytest.raises(BadRecordError, match=f"{why}.*id=3"):
+            write_rows(sink, pa.table({"id": [1, 3], "v": ["1", refused], "seat": ["A", "C"]}))
+
+
+def test_sqlite_rules_that_cannot_be_tried() -> None:
+    """Where no table in memory can have the same rules, the rows are left to the commit."""
+    create = "CREATE TABLE t (id INTEGER CHECK (known_to_the_user(id)))"
+    assert first_refused(create, "INSERT INTO t VALUES (?)", 1, [(1,)]) is None
 
 
 def test_sqlite_column_dropped_before_the_commit(tmp_path: Path) -> None:

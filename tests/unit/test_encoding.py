@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from fractions import Fraction
@@ -59,10 +60,25 @@ CHANGED = [
     ("array<array<long>>", [[1], [1.5]]),
     ("map<string,long>", {"x": 1.5}),
     ("map<long,string>", {1.5: "x"}),
+    ("array<string>", "ab"),
+    ("array<long>", b"ab"),
+    ("array<long>", bytearray(b"ab")),
+    ("array<array<string>>", [["a"], "ab"]),
+    ("map<string,array<string>>", {"x": "ab"}),
     ("map<string,long>", [("x", 1.5)]),
+    ("map<string,long>", [("x", 1.5), ("x", 2)]),
+    ("map<string,long>", [{"key": "x", "value": 1.5}]),
+    ("map<string,long>", [{"key": "x", "value": 1, "misspelt": 2}]),
+    ("map<string,long>", [None]),
+    ("map<string,long>", [("x", 1, 2)]),
+    ("map<string,long>", "ab"),
+    ("map<string,long>", {None: 1}),
+    ("array<map<string,long>>", [[None]]),
+    ("struct<m:map<string,long>>", {"m": [None]}),
     ("struct<a:long,b:string>", {"a": 1.5, "b": "x"}),
     ("struct<a:long,b:string>", (1.5, "x")),
     ("struct<a:long>", [("a", 1.5)]),
+    ("struct<a:long>", [("a", 1.5), ("a", 1)]),
     ("struct<a:long>", {"a": 1, "misspelt": 2}),
     ("array<struct<m:map<string,long>>>", [{"m": {"x": 1.5}}]),
 ]
@@ -109,6 +125,9 @@ KEPT = [
     ("array<float>", np.array([0.5, math.inf]), [0.5, math.inf]),
     ("map<string,long>", {"x": None}, [("x", None)]),
     ("map<string,long>", [("x", 1)], [("x", 1)]),
+    ("map<string,long>", [{"key": "x", "value": 1}], [("x", 1)]),
+    ("map<string,long>", Counter("x"), [("x", 1)]),
+    ("map<array<long>,long>", {(1, 2): 3}, [([1, 2], 3)]),
     ("struct<a:long,b:string>", {"a": 1}, {"a": 1, "b": None}),
     ("struct<a:long,b:string>", (1, "x"), {"a": 1, "b": "x"}),
     (

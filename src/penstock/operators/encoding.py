@@ -42,6 +42,8 @@ _PLAIN = {
 }
 """Types of values that need no second look, by the declared type; the types of a million values are looked at in 20 ms."""
 _CONTAINERS = frozenset({dict, list, tuple})
+_TEXTS = (str, bytes, bytearray, memoryview)
+"""Sequences, which Arrow takes for lists of their letters."""
 _MIDNIGHT = time()
 _SHOWN = 200
 
@@ -64,7 +66,10 @@ def to_array(values: Sequence[Any], field: pa.Field, what: str) -> pa.Array | pa
 
 def encoded(values: Sequence[Any], kind: pa.DataType) -> pa.Array | pa.ChunkedArray:
     """The values as a column of this type; raises one of `CANNOT_ENCODE` when a value does not fit or would be changed."""
-    column = _in_steps(values, kind) if has_map(kind) else pa.array(values, type=kind)
+    if has_map(kind):
+        _check(values, kind)  # first: Arrow ends the process where None stands for a pair of a map
+        return _in_steps(values, kind)
+    column = pa.array(values, type=kind)
     _check(values, kind)
     return column
 
@@ -198,11 +203,42 @@ def _check_nested(values: Sequence[Any], kind: pa.DataType) -> None:
         names = [field.name for field in kind]
         _check_structs(values if types == {dict} else [_by_name(value, names) for value in values], kind)
     elif pa.types.is_map(kind):
-        maps = values if types == {dict} else list(map(dict, values))
-        _check_items(maps, kind.key_type)
-        _check_items(list(map(dict.values, maps)), kind.item_type)
+        _check_maps(values, kind, only_dicts=types == {dict})
     else:
+        _check_lists(values, types)
         _check_items(values, kind.value_type)
+
+
+def _check_maps(values: Sequence[Any], kind: pa.MapType, *, only_dicts: bool) -> None:
+    if only_dicts:
+        _check_items(values, kind.key_type)
+        _check_items(list(map(dict.values, values)), kind.item_type)
+    else:
+        pairs = [_pair(entry, kind) for value in values for entry in _entries(value)]
+        _check([key for key, _ in pairs], kind.key_type)
+        _check([item for _, item in pairs], kind.item_type)
+
+
+def _entries(value: Any) -> Iterable[Any]:
+    return value.items() if isinstance(value, Mapping) else value
+
+
+def _pair(entry: Any, kind: pa.MapType) -> tuple[Any, Any]:
+    """An entry of a map may be a tuple, or a dictionary with the names that Arrow gives to the two."""
+    names = (kind.key_field.name, kind.item_field.name)
+    if isinstance(entry, Mapping) and set(entry) == set(names):
+        return entry[names[0]], entry[names[1]]
+    if isinstance(entry, tuple) and len(entry) == len(names):
+        return entry
+    raise _ChangedValueError(f"{entry!r} is not a key and its value: give a map as a dictionary")
+
+
+def _check_lists(values: Sequence[Any], types: set[type]) -> None:
+    if any(issubclass(kind, _TEXTS) for kind in types):
+        text = next(value for value in values if isinstance(value, _TEXTS))
+        raise _ChangedValueError(
+            f"{text!r} is not an array; put it into a list, or take it apart with list()"
+        )
 
 
 def _check_items(values: Sequence[Any], kind: pa.DataType) -> None:
@@ -228,4 +264,9 @@ def _by_name(value: Any, names: list[str]) -> Mapping[str, Any]:
     """A struct may be a dictionary, a tuple of its values, or a list of pairs."""
     if isinstance(value, Mapping):
         return value
-    return dict(zip(names, value, strict=True)) if isinstance(value, tuple) else dict(value)
+    if isinstance(value, tuple):
+        return dict(zip(names, value, strict=True))
+    fields = dict(value)
+    if len(fields) < len(value):
+        raise _ChangedValueError(f"{value!r} names a field twice")
+    return fields

@@ -80,14 +80,22 @@ class RedisServer:
     def client(self) -> Iterator[Any]:
         """Open a client for one piece of work, and speak of its errors in our words."""
         redis = _package()
-        retry = redis.retry.Retry(redis.backoff.NoBackoff(), 1)  # Penstock retries by itself
         try:
-            with redis.Redis.from_url(
-                self._url, socket_timeout=self._timeout_s, socket_connect_timeout=self._timeout_s, retry=retry
-            ) as client:
+            with redis.Redis.from_pool(redis.ConnectionPool(**self._settings(redis))) as client:
                 yield client
         except redis.exceptions.RedisError as error:
             raise self._translated(redis, error) from error
+
+    def _settings(self, redis: Any) -> dict[str, Any]:
+        """Those of the url, except that answers are bytes: the fence reads them."""
+        retry = redis.retry.Retry(redis.backoff.NoBackoff(), 1)  # Penstock retries by itself
+        timeouts = {"socket_timeout": self._timeout_s, "socket_connect_timeout": self._timeout_s}
+        return {
+            **timeouts,
+            **redis.connection.parse_url(self._url),
+            "decode_responses": False,
+            "retry": retry,
+        }
 
     def _translated(self, redis: Any, error: Exception) -> Exception:
         text = self._without_secrets(str(error))

@@ -8,13 +8,16 @@ the write finds that the key has changed. A key a sink, not one a value: values 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
-from penstock.errors import FencedError
+from penstock.errors import CorruptStateError, FencedError
 from penstock.sinks.by_key.sink import Origin
 
 PREFIX = "_penstock:"
+_NUMBERS = re.compile(rb"(\d+) (\d+)")
+_SHOWN = 100
 
 
 def write_fenced(
@@ -26,7 +29,7 @@ def write_fenced(
     while True:
         with client.pipeline(transaction=True) as pipeline:
             pipeline.watch(name)
-            newest = _read(pipeline.get(name))
+            newest = _read(name, pipeline.get(name))
             if newest is not None and newest > own:
                 raise _fenced(name, own, newest)
             pipeline.multi()
@@ -50,11 +53,17 @@ def check_fence(client: Any) -> None:
         pipeline.execute()
 
 
-def _read(found: bytes | None) -> tuple[int, int] | None:
+def _read(name: str, found: bytes | None) -> tuple[int, int] | None:
     if found is None:
         return None
-    run, _, batch = found.partition(b" ")
-    return int(run), int(batch)
+    numbers = _NUMBERS.fullmatch(found)
+    if numbers is None:
+        raise CorruptStateError(
+            f"nothing was written to Redis: the key {name!r} holds {found[:_SHOWN]!r}, not the run and batch that wrote last; if no other "
+            "start of the job is running, delete the key",
+            key=name,
+        )
+    return int(numbers[1]), int(numbers[2])
 
 
 def _fenced(name: str, own: tuple[int, int], newest: tuple[int, int]) -> FencedError:

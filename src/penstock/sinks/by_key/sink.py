@@ -189,8 +189,22 @@ class _WithTheCheckpoint(HandoverSink):
         self._writer.rehearse(batch)
         return batch
 
+    def commit(self, transaction: Transaction) -> None:
+        """Hand the rows over; those of a task that wrote at once, before the setting was changed, are in the target."""
+        if not _written_at_once(transaction):
+            super().commit(transaction)
+
+    def abort(self, transaction: Transaction) -> None:
+        if not _written_at_once(transaction):
+            super().abort(transaction)
+
     def hand_over(self, rows: pa.Table, transaction: StagedTransaction) -> None:
         self._writer.upsert(rows, origin_of(transaction.as_transaction()))
+
+
+def _written_at_once(transaction: Transaction) -> bool:
+    """Whether a transaction in a checkpoint is one of `_AtOnce`, which nothing more is to be done for."""
+    return set(transaction) == set(TransactionContext.__struct_fields__)
 
 
 def origin_of(transaction: Transaction) -> Origin:

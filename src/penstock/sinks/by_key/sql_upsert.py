@@ -13,21 +13,19 @@ import pyarrow.compute as pc
 
 from penstock.errors import BadRecordError, ConfigError, PenstockError, UnavailableError
 from penstock.sinks.by_key.sink import AT_ONCE, KeyedWriter, Origin, UpsertSink
+from penstock.sinks.by_key.sql_errors import is_bad_row, is_refused_alone
 from penstock.sinks.by_key.sql_upsert_statement import (
     ON_CONFLICT,
     PARAMSTYLES,
     STYLES,
     UpsertStatement,
     commits_by_itself,
+    is_of_mysql,
     paramstyle_of,
-    quotes_with_backticks,
 )
 from penstock.sinks.functions.user_function import checked_function, shown_function
 from penstock.sinks.json_text import json_texts, unsupported_in_json
 
-_BAD_ROWS = {"IntegrityError", "DataError", "ProgrammingError", "NotSupportedError", "InterfaceError",
-    "TypeError", "ValueError", "OverflowError"}  # fmt: skip
-"""What PEP 249 calls errors that the same rows would meet again, and what drivers raise for a value that they cannot send."""
 _LONGEST_ROW = 500
 
 
@@ -131,7 +129,11 @@ class SQLWriter(KeyedWriter):
                 )
 
     def rehearse(self, rows: pa.RecordBatch) -> None:
-        """Write the rows in a transaction that is taken back: nobody else can tell what a database refuses."""
+        """Write the rows in a transaction that is taken back: nobody else can tell what a database refuses.
+
+        Rows that are staged before these are not in the table yet. So what a database refuses because of other rows (a foreign key, a
+        second unique value) passes: only the commit can tell.
+        """
         self._write(pa.Table.from_batches([rows]), keep=False)
 
     def upsert(self, rows: pa.Table, origin: Origin) -> None:  # noqa: ARG002 - a user's table has no place for it
@@ -152,7 +154,7 @@ class SQLWriter(KeyedWriter):
         except PenstockError:
             raise
         except Exception as error:
-            if not _kinds(error) & _BAD_ROWS:
+            if not is_bad_row(error):
                 raise self._away(error) from error
             self._one_by_one(columns, last, keep=keep)
 
@@ -183,13 +185,29 @@ class SQLWriter(KeyedWriter):
                         for sql, (parameters,) in self._calls(connection, columns, [row]):
                             cursor.execute(sql, parameters)
                     except Exception as error:
-                        if _kinds(error) & _BAD_ROWS and self._answers(connection, columns):
+                        if not is_bad_row(error) or not self._answers(connection, columns):
+                            raise
+                        if keep or is_refused_alone(error):
                             raise self._refused(error, dict(zip(columns, row, strict=True))) from error
-                        raise
+                if keep:
+                    self._commit(connection, columns)
         except PenstockError:
             raise
         except Exception as error:
             raise self._away(error) from error
+
+    def _commit(self, connection: Any, columns: Sequence[str]) -> None:
+        """A constraint that is looked at only now names the rows itself, or nobody can."""
+        try:
+            connection.commit()
+        except Exception as error:
+            if not is_bad_row(error) or not self._answers(connection, columns):
+                raise
+            raise BadRecordError(
+                f"table {self._table!r} took no rows: {type(error).__name__} when they were all written and committed: {error}; it would "
+                "refuse them again: filter or repair such rows before write_to",
+                table=self._table,
+            ) from error
 
     def _answers(self, connection: Any, columns: Sequence[str]) -> bool:
         """Tell whether the database still does what it is asked, so that it was the row and not the connection."""
@@ -219,7 +237,7 @@ class SQLWriter(KeyedWriter):
 
     def _statement(self, connection: Any, columns: Sequence[str]) -> UpsertStatement:
         paramstyle = self._paramstyle or paramstyle_of(connection)
-        backticks = quotes_with_backticks(connection)
+        backticks = is_of_mysql(connection)
         return UpsertStatement(self._table, columns, self._key, self._style, paramstyle, backticks=backticks)
 
     def _check_connect(self) -> None:
@@ -267,11 +285,6 @@ class SQLWriter(KeyedWriter):
             raise
         finally:
             connection.close()
-
-
-def _kinds(error: Exception) -> set[str]:
-    """What a driver's error is, in the words of the DB-API."""
-    return {kind.__name__ for kind in type(error).__mro__}
 
 
 def _plain(field: pa.Field, column: pa.Array) -> pa.Array:

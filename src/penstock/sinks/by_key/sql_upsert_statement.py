@@ -14,7 +14,7 @@ ON_DUPLICATE_KEY = "on duplicate key"
 DELETE_AND_INSERT = "delete and insert"
 STYLES = (ON_CONFLICT, ON_DUPLICATE_KEY, DELETE_AND_INSERT)
 PARAMSTYLES = ("qmark", "format", "pyformat", "numeric", "named")
-_BACKTICKS = {"pymysql", "mysqldb", "mysql", "mariadb", "cymysql"}
+_OF_MYSQL = {"pymysql", "mysqldb", "mysql", "mariadb", "cymysql"}
 
 
 class UpsertStatement:
@@ -104,9 +104,9 @@ class UpsertStatement:
         return ["%s" for _ in count]
 
 
-def quotes_with_backticks(connection: Any) -> bool:
-    """Tell whether this is a driver of MySQL or MariaDB, where double quotes are for texts."""
-    return type(connection).__module__.partition(".")[0].lower() in _BACKTICKS
+def is_of_mysql(thing: Any) -> bool:
+    """Tell whether a connection or an error is one of a driver of MySQL or MariaDB, where double quotes are for texts."""
+    return type(thing).__module__.partition(".")[0].lower() in _OF_MYSQL
 
 
 def paramstyle_of(connection: Any) -> str:

@@ -10,10 +10,9 @@ and still staged (commit deletes the file), recorded and not staged (done), neit
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sqlite3
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -21,6 +20,7 @@ import pyarrow as pa
 from penstock.errors import BadRecordError, CommitLostError, ConfigError
 from penstock.sinks.size_limits import refuse_large, row_bytes
 from penstock.sinks.sqlite import database as sqlite_database
+from penstock.sinks.sqlite.rehearsal import Remembering, first_refused
 from penstock.sinks.sqlite.table import TargetTable
 from penstock.sinks.sqlite.values import storage_batch
 from penstock.sinks.staged.sink import StagedSink
@@ -95,20 +95,17 @@ class SQLite(StagedSink):
         return rows
 
     def _rehearse(self, rows: pa.RecordBatch, create_sql: str) -> None:
-        """Insert them into a table in memory that was made in the same words: it has the same CHECK and STRICT."""
-        with contextlib.closing(sqlite3.connect(":memory:", isolation_level=None)) as memory:
-            memory.execute(create_sql)
-            values = _Remembering(zip(*(column.to_pylist() for column in rows.columns), strict=True))
-            try:
-                memory.executemany(self.table.insert_sql(rows.schema.names), values)
-            except (sqlite3.IntegrityError, sqlite3.DataError) as error:
-                row = dict(zip(rows.schema.names, values.last, strict=True))
-                raise BadRecordError(
-                    f"table {self.table.name!r} of {self.path} would refuse a row: {error}; the row is {_shown(row)}. Filter or repair "
-                    "such rows before write_to",
-                    table=self.table.name,
-                    row=row,
-                ) from error
+        names = rows.schema.names
+        values = zip(*(column.to_pylist() for column in rows.columns), strict=True)
+        refused = first_refused(create_sql, self.table.rehearsal_sql(names), len(names), values)
+        if refused is not None:
+            row, error = dict(zip(names, refused[0], strict=True)), refused[1]
+            raise BadRecordError(
+                f"table {self.table.name!r} of {self.path} would refuse a row: {error}; the row is {_shown(row)}. Filter or repair "
+                "such rows before write_to",
+                table=self.table.name,
+                row=row,
+            ) from error
 
     def commit(self, transaction: Transaction) -> None:
         """Insert the rows, once."""
@@ -165,7 +162,7 @@ class SQLite(StagedSink):
         database.execute(self.table.create_sql(table.schema))
         statement = self.table.insert_sql(table.column_names)
         for batch in table.to_batches():
-            rows = _Remembering(zip(*(column.to_pylist() for column in batch.columns), strict=True))
+            rows = Remembering(zip(*(column.to_pylist() for column in batch.columns), strict=True))
             try:
                 database.executemany(statement, rows)
             except (sqlite3.IntegrityError, sqlite3.DataError) as error:
@@ -196,19 +193,6 @@ class SQLite(StagedSink):
             row=row,
             cause=str(error),
         )
-
-
-class _Remembering:
-    """Rows for `executemany` that can tell which one came last: the one that was refused."""
-
-    def __init__(self, rows: Iterable[tuple[Any, ...]]) -> None:
-        self.last: tuple[Any, ...] = ()
-        self._rows = rows
-
-    def __iter__(self) -> Iterator[tuple[Any, ...]]:
-        for row in self._rows:
-            self.last = row
-            yield row
 
 
 def _checked_table(table: str) -> str:

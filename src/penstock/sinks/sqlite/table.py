@@ -56,15 +56,21 @@ class TargetTable:
 
     def insert_sql(self, columns: Sequence[str]) -> str:
         """Insert one row, or replace the other columns of the row with the same key."""
-        names = ", ".join(map(quoted, columns))
-        holes = ", ".join("?" * len(columns))
-        insert = f"INSERT INTO {quoted(self.name)} ({names}) VALUES ({holes})"  # noqa: S608 - all quoted
+        insert = self._insert("INSERT", columns)
         if not self.key:
             return insert
         key = {name.lower() for name in self.key}
         changes = [f"{quoted(name)} = excluded.{quoted(name)}" for name in columns if name.lower() not in key]
         action = f"UPDATE SET {', '.join(changes)}" if changes else "NOTHING"
         return f"{insert} ON CONFLICT ({', '.join(map(quoted, self.key))}) DO {action}"
+
+    def rehearsal_sql(self, columns: Sequence[str]) -> str:
+        """Insert one row into a table that may lack the indexes of this one, where no other row is in the way."""
+        return self._insert("INSERT OR REPLACE", columns)
+
+    def _insert(self, verb: str, columns: Sequence[str]) -> str:
+        names = ", ".join(map(quoted, columns))
+        return f"{verb} INTO {quoted(self.name)} ({names}) VALUES ({', '.join('?' * len(columns))})"
 
     def check_columns(self, schema: pa.Schema) -> None:
         """Refuse columns that no table can hold, and keys that are not among them."""
