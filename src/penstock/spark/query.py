@@ -179,12 +179,12 @@ class QueryRun:
             self._fail(error)
             raise
         finally:
+            self._mailbox.close()  # first: what is on its way may name files that the coordinator has to discard
             with self._loop.coordinator.lock:
                 self._loop.coordinator.protocol.take_durable(
                     self._compactions.unused(), CheckpointId(self._last_batch + 1)
                 )
             self._loop.stop()
-            self._mailbox.close()
             if not self.job.local_recovery:
                 shutil.rmtree(self._local_dir, ignore_errors=True)
         if self.failure is not None:
