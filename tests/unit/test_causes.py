@@ -72,7 +72,9 @@ def test_errors_of_spark_in_brief() -> None:
 
 
 def told(**more: object) -> TaskFailed:
-    return TaskFailed(1, SubtaskId("counts", 1), cause="x", **{"error": "", "place": "E at job.py:3", **more})  # type: ignore[arg-type]
+    return TaskFailed(
+        1, 7, SubtaskId("counts", 1), cause="x", **{"error": "", "place": "E at job.py:3", **more}
+    )  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
