@@ -183,6 +183,16 @@ def test_overflow_without_ansi_is_that_of_group_by(spark: SparkSession) -> None:
     assert merged.to_pylist() == whole.drop_columns("k").to_pylist()
 
 
+@pytest.mark.usefixtures("ansi_off")
+@pytest.mark.parametrize(
+    ("written", "ansi"), [("true", True), ("TRUE", True), (" True ", True), ("False", False)]
+)
+def test_ansi_is_read_as_spark_reads_it(spark: SparkSession, written: str, ansi: bool) -> None:
+    """A setting may be written in any case, also with SQL."""
+    spark.sql(f"SET spark.sql.ansi.enabled={written}")
+    assert describe("n", F.sum("id"), spark.range(1)).ansi is ansi
+
+
 def test_kinds_and_state_columns(spark: SparkSession) -> None:
     """An aggregate keeps itself, an average a sum and a count, under names that depend only on its own name."""
     frame = spark.createDataFrame([], SCHEMA)

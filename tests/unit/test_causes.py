@@ -32,17 +32,27 @@ ZeroDivisionError: integer division or modulo by zero
 class Captured(CapturedException):
     """With a SQLSTATE, as those from the JVM have."""
 
-    def __init__(self, state: str | None) -> None:
+    def __init__(self, state: str | None, text: str = UDF) -> None:
         self._state = state  # nothing else: the rest of it asks a JVM
+        self._text = text
 
     def __str__(self) -> str:
-        return UDF
+        return self._text
 
     def getSqlState(self) -> str | None:  # noqa: N802 - PySpark's name
         return self._state
 
     def getCondition(self) -> str:  # noqa: N802 - PySpark's name
         return "SOME_CONDITION"
+
+
+AWAY = """An exception was thrown from the Python worker:
+Traceback (most recent call last):
+  File "job.py", line 27, in look_up
+    psycopg.connect(dsn)
+psycopg.OperationalError: connection failed: connection to server at "127.0.0.1", port 1 failed: Connection refused
+\tIs the server running on that host and accepting TCP/IP connections?
+"""
 
 
 def test_errors_of_spark_in_brief() -> None:
@@ -62,7 +72,9 @@ def test_errors_of_spark_in_brief() -> None:
 
 
 def told(**more: object) -> TaskFailed:
-    return TaskFailed(1, SubtaskId("counts", 1), cause="x", **{"error": "", "place": "E at job.py:3", **more})  # type: ignore[arg-type]
+    return TaskFailed(
+        1, 7, SubtaskId("counts", 1), cause="x", **{"error": "", "place": "E at job.py:3", **more}
+    )  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -73,6 +85,10 @@ def told(**more: object) -> TaskFailed:
         (Captured("38000"), told(error="UnavailableError"), ""),
         (Captured("38000"), None, "SOME_CONDITION (38000)"),
         (Captured("22012"), None, "SOME_CONDITION (22012)"),
+        (Captured("38000", AWAY), None, ""),
+        (Captured("42703"), None, "SOME_CONDITION (42703)"),
+        (Captured("42P01"), None, ""),
+        (Captured("42K03"), None, ""),
         (Captured("KD001"), None, ""),
         (Captured(None), None, ""),
         (Py4JError(STACK), None, ""),

@@ -13,7 +13,7 @@ import pytest
 
 from penstock.ids import SubtaskId
 from penstock.snapshot import mailbox as module
-from penstock.snapshot.mailbox import Address, Mailbox, places, send
+from penstock.snapshot.mailbox import Address, Mailbox, places, send, tell
 from penstock.snapshot.messages import Message, UploadFailed
 
 PATIENCE_S = 60
@@ -29,7 +29,8 @@ def letters() -> queue.Queue[Message]:
 def mailbox(letters: queue.Queue[Message]) -> Iterator[Mailbox]:
     box = Mailbox("127.0.0.1", letters.put)
     yield box
-    box.close()
+    if box._thread.is_alive():
+        box.close()
 
 
 def connect(box: Mailbox) -> socket.socket:
@@ -47,24 +48,130 @@ def answer(connection: socket.socket) -> bytes:
     return said
 
 
-def send_raw(box: Mailbox, body: bytes) -> bytes:
-    """Send what is no message with the right proof."""
+def send_raw(box: Mailbox, message: bytes, name: bytes = b"n" * 16) -> bytes:
+    """Send any bytes with the right proof."""
+    body = name + message
     with connect(box) as connection:
         nonce = connection.recv(16)
         connection.sendall(module._header(box.address.secret, nonce, body) + body)
         return answer(connection)
 
 
-def test_silent_connections_cost_little(mailbox: Mailbox, letters: queue.Queue[Message]) -> None:
-    """Hundreds of connections that say nothing make no thread, and hold up no message."""
+def test_silent_connections_cost_little(
+    mailbox: Mailbox, letters: queue.Queue[Message], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Hundreds of connections that say nothing make no thread, and hold up no message: silent ones have to go."""
+    monkeypatch.setattr(module, "MOST_UNPROVEN", 64)
+    monkeypatch.setattr(module, "SILENT_S", 0.0)
     threads = threading.active_count()
     silent = [connect(mailbox) for _ in range(400)]
     send(mailbox.address, MESSAGE)
     assert letters.get(timeout=PATIENCE_S) == MESSAGE
     assert threading.active_count() == threads
-    assert len(mailbox._unproven) <= module.MOST_UNPROVEN
+    assert len(mailbox._unproven) <= 64
     for connection in silent:
         connection.close()
+
+
+def test_many_senders_at_once(
+    mailbox: Mailbox, letters: queue.Queue[Message], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Three hundred executors that report at the same moment are all heard, each once."""
+    together = threading.Barrier(300)
+
+    def report(index: int) -> None:
+        together.wait()
+        tell(mailbox.address, UploadFailed(1, SubtaskId("views", index), 3, "the cause"), "it")
+
+    threads = [threading.Thread(target=report, args=(index,)) for index in range(300)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    heard = [letters.get_nowait() for _ in range(letters.qsize())]
+    assert sorted(one.subtask.index for one in heard if isinstance(one, UploadFailed)) == list(range(300))
+    assert caplog.messages == []
+
+
+def test_a_sender_that_is_only_slow_is_not_sent_away(
+    mailbox: Mailbox, letters: queue.Queue[Message], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When there are as many connections as may be, a new one has to try again, and those that have just come are heard."""
+    monkeypatch.setattr(module, "MOST_UNPROVEN", 2)
+    monkeypatch.setattr(module, "SILENT_S", float(PATIENCE_S))
+    body = b"n" * 16 + msgspec.json.encode(MESSAGE)
+    with connect(mailbox) as slow, connect(mailbox) as slower:
+        nonce = slow.recv(16)
+        assert len(slower.recv(16)) == 16
+        sender = threading.Thread(target=send, args=(mailbox.address, MESSAGE))
+        sender.start()
+        slow.sendall(module._header(mailbox.address.secret, nonce, body) + body)
+        assert answer(slow) == b"+"
+        sender.join()
+    assert [letters.get(timeout=PATIENCE_S) for _ in range(2)] == [MESSAGE, MESSAGE]
+
+
+def test_a_message_whose_answer_was_lost_is_taken_once(
+    mailbox: Mailbox, letters: queue.Queue[Message]
+) -> None:
+    """A sender that did not hear that its message was taken sends it again under its name: it is taken, but not handed on twice."""
+    message = msgspec.json.encode(MESSAGE)
+    assert [send_raw(mailbox, message) for _ in range(2)] == [b"+", b"+"]
+    assert send_raw(mailbox, message, b"m" * 16) == b"+"
+    assert letters.qsize() == 2
+
+
+def test_a_broken_connection_is_tried_again() -> None:
+    """A connection that ends without an answer costs no message, and every try has the same name."""
+    heard = []
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def listen() -> None:
+            for answered in (b"", b"", b"+"):
+                connection, _ = listener.accept()
+                with connection:
+                    connection.sendall(b"0" * 16)
+                    heard.append(connection.recv(1 << 16))
+                    connection.sendall(answered)
+
+        thread = threading.Thread(target=listen)
+        thread.start()
+        send(Address("127.0.0.1", listener.getsockname()[1], "secret"), MESSAGE)
+        thread.join()
+    assert len(heard) == 3
+    assert len(set(heard)) == 1
+
+
+def test_what_is_on_its_way_when_it_closes_is_taken(mailbox: Mailbox, letters: queue.Queue[Message]) -> None:
+    """The driver closes while an executor is about to send: the message is taken, and the driver waits for it."""
+    body = b"n" * 16 + msgspec.json.encode(MESSAGE)
+    with connect(mailbox) as connection:
+        nonce = connection.recv(16)
+        closing = threading.Thread(target=mailbox.close)
+        closing.start()
+        while not mailbox._closing.is_set():
+            pass
+        connection.sendall(module._header(mailbox.address.secret, nonce, body) + body)
+        assert answer(connection) == b"+"
+        closing.join()
+    assert letters.get_nowait() == MESSAGE
+
+
+def test_what_comes_when_the_run_is_over_is_no_warning(caplog: pytest.LogCaptureFixture) -> None:
+    """A connection that is broken because the driver closes, and then refused, belongs to the debug log."""
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def end() -> None:
+        connection, _ = listener.accept()
+        listener.close()
+        connection.close()
+
+    thread = threading.Thread(target=end)
+    thread.start()
+    with caplog.at_level(logging.DEBUG):
+        tell(Address("127.0.0.1", listener.getsockname()[1], "secret"), MESSAGE, "an upload")
+    thread.join()
+    assert [record.levelno for record in caplog.records] == [logging.DEBUG]
 
 
 def test_nothing_is_read_of_a_message_without_proof(mailbox: Mailbox, letters: queue.Queue[Message]) -> None:
@@ -77,8 +184,11 @@ def test_nothing_is_read_of_a_message_without_proof(mailbox: Mailbox, letters: q
 
 
 @pytest.mark.parametrize("secret", ["guessed", "geheimnis-ü", ""])
-def test_a_wrong_secret(mailbox: Mailbox, letters: queue.Queue[Message], secret: str) -> None:
+def test_a_wrong_secret(
+    mailbox: Mailbox, letters: queue.Queue[Message], secret: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Nobody else can tell the driver that a file is durable, whatever characters their secret has."""
+    monkeypatch.setattr(module, "TRIES", 1)
     with pytest.raises(OSError, match=r"did not take the message|reset"):
         send(Address(mailbox.address.host, mailbox.address.port, secret), MESSAGE)
     assert letters.empty()
@@ -105,6 +215,7 @@ def test_a_message_that_is_too_long(
 ) -> None:
     """The length is checked before anything of that length is read."""
     monkeypatch.setattr(module, "LONGEST_MESSAGE_BYTES", 10)
+    monkeypatch.setattr(module, "TRIES", 1)
     with pytest.raises(OSError, match=r"did not take the message|reset|pipe"):
         send(mailbox.address, MESSAGE)
     assert letters.empty()

@@ -5,15 +5,24 @@ What may pass by itself, such as a server that does not answer, is never counted
 
 from __future__ import annotations
 
+import builtins
 import traceback
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 MOST_IN_A_ROW = 3
 MOST_IN_A_ROW_AVAILABLE_NOW = 2
+LEAST_TIME_S = 120.0
+"""A job that nobody waits for goes on at least so long: not every outage can be told from a mistake, and most are over by then."""
 
 _MISTAKES = (FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectoryError, PermissionError)
 """Kinds of OSError that are about a name that somebody wrote down."""
+_NAMES = frozenset({"OperationalError", "InterfaceError", "KafkaException", "RpcError", "AutoReconnect"})
+_ENDS = (
+    *("Timeout", "TimeoutError", "TimeoutException", "TimedOut", "Unavailable", "UnavailableError"),
+    *("ConnectionError", "ConnectError", "ConnectionFailure", "NetworkError"),
+)
+"""What clients of servers call it when the server does not answer. DB-API has a name for it; most others follow a habit."""
 
 
 @dataclass(frozen=True)
@@ -36,17 +45,37 @@ def times_in_a_row(failures: Sequence[Failure]) -> int:
     return len(failures) - 1 - (others[-1] if others else -1)
 
 
-def would_come_again(failures: Sequence[Failure], *, available_now: bool) -> bool:
-    """Whether the newest failure has come so often that one more attempt is of no use; somebody waits for `available_now`."""
-    most = MOST_IN_A_ROW_AVAILABLE_NOW if available_now else MOST_IN_A_ROW
-    return times_in_a_row(failures) >= most
+def would_come_again(failures: Sequence[Failure], times: Sequence[float], *, available_now: bool) -> bool:
+    """Whether the newest failure has come so often that one more attempt is of no use; somebody waits for `available_now`.
+
+    `times` (s) says of each failure when it came.
+    """
+    in_a_row = times_in_a_row(failures)
+    if available_now:
+        return in_a_row >= MOST_IN_A_ROW_AVAILABLE_NOW
+    return in_a_row >= MOST_IN_A_ROW and times[-1] - times[-in_a_row] >= LEAST_TIME_S
 
 
 def may_pass(error: BaseException) -> bool:
     """Whether an exception of user code is about the network or the machine, and not about the code."""
     if isinstance(error, MemoryError) or (isinstance(error, OSError) and not isinstance(error, _MISTAKES)):
         return True
-    return any(isinstance(one, ConnectionError | TimeoutError) for one in _chain(error))
+    return any(isinstance(one, ConnectionError | TimeoutError) or _of_a_client(one) for one in _chain(error))
+
+
+def may_pass_by_name(name: str) -> bool:
+    """The same of an exception of which only the name of its class is known, with or without a module."""
+    short = name.rpartition(".")[2]
+    kind = getattr(builtins, short, None) if name == short else None
+    if isinstance(kind, type):
+        return issubclass(kind, MemoryError | OSError) and not issubclass(kind, _MISTAKES)
+    return short in _NAMES or short.endswith(_ENDS)
+
+
+def _of_a_client(error: BaseException) -> bool:
+    if getattr(error, "sqlite_errorname", "") == "SQLITE_ERROR":
+        return False  # a mistake in the SQL, for which SQLite has no class of its own
+    return any(may_pass_by_name(f"{kind.__module__}.{kind.__name__}") for kind in type(error).__mro__)
 
 
 def place_of(error: BaseException) -> str:

@@ -3,12 +3,15 @@
 One connection a message, served by one thread:
 
     driver     a number that is used once
-    executor   how long the message is, its hash, and a keyed hash of all three; then the message, as JSON
+    executor   how long what follows is, its hash, and a keyed hash of all three; then a name of its own and the message, as JSON
     driver     one byte: it was taken
 
 The key is the run's secret, which never travels. Until the keyed hash is right the driver reads 68 bytes of a connection and no
-more, waits a short time, and holds a few connections, the newest. What does not hold is dropped with a log line; nothing
-received is ever executed or unpickled.
+more, waits a short time, and holds a limited number of connections: under pressure those that stay silent have to go. What does
+not hold is dropped with a log line; nothing received is ever executed or unpickled.
+
+A sender whose connection broke tries again, with the same name, so that what was taken is not taken twice. When nobody listens any
+more, the run is over.
 """
 
 from __future__ import annotations
@@ -17,6 +20,8 @@ import asyncio
 import hashlib
 import hmac
 import logging
+import random
+import resource
 import secrets
 import socket
 import struct
@@ -31,14 +36,25 @@ from penstock.snapshot.messages import Message
 _log = logging.getLogger(__name__)
 
 LONGEST_MESSAGE_BYTES = 64 * 1024 * 1024
-MOST_UNPROVEN = 64
-"""Connections that have not shown yet that they know the secret; one more sends the oldest away."""
+_FILES = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+MOST_UNPROVEN = 4096 if _FILES == resource.RLIM_INFINITY else min(4096, _FILES // 4)
+"""Connections that have not shown yet that they know the secret. One more sends the oldest away if that is silent, or has to go itself."""
+SILENT_S = 2.0
 PROOF_TIMEOUT_S = 10.0
 TIMEOUT_S = 20.0
+CLOSE_S = 1.0
+"""So long may messages that are on their way take when the mailbox closes."""
+TRIES = 5
+TRY_UNTIL_S = 30.0
+PAUSE_S = 0.05
+MOST_REMEMBERED = 10_000
+"""Names of messages that were taken."""
 LOG_EVERY_S = 60.0
 LOOPBACK = "127.0.0.1"
 
+_BACKLOG = 4096
 _NONCE_BYTES = 16
+_NAME_BYTES = 16
 _HEADER = struct.Struct(">I32s32s")
 _TAKEN = b"+"
 _MESSAGES: msgspec.json.Decoder[Message] = msgspec.json.Decoder(Message)
@@ -68,8 +84,20 @@ def places(master: str, driver_host: str | None, bind_address: str | None) -> tu
 
 
 def send(address: Address, message: Message) -> None:
-    """Deliver one message; raises OSError when the driver does not take it."""
-    body = msgspec.json.encode(message)
+    """Deliver one message, with a few tries; raises OSError when the driver does not take it, at once when nobody listens."""
+    body = secrets.token_bytes(_NAME_BYTES) + msgspec.json.encode(message)
+    until = SYSTEM_CLOCK.monotonic() + TRY_UNTIL_S
+    for left in reversed(range(TRIES)):
+        try:
+            _send_once(address, body)
+            break
+        except (ConnectionError, TimeoutError) as error:
+            if isinstance(error, ConnectionRefusedError) or not left or SYSTEM_CLOCK.monotonic() >= until:
+                raise
+        SYSTEM_CLOCK.sleep(PAUSE_S * 2 ** (TRIES - left) * random.uniform(0.5, 1.5))  # noqa: S311 - jitter, not secrets
+
+
+def _send_once(address: Address, body: bytes) -> None:
     with socket.create_connection((address.host, address.port), timeout=TIMEOUT_S) as connection:
         nonce = _exactly(connection, _NONCE_BYTES)
         connection.sendall(_header(address.secret, nonce, body) + body)
@@ -116,10 +144,11 @@ class Mailbox:
     """
 
     def __init__(self, bind: str, deliver: Callable[[Message], None], *, host: str | None = None) -> None:
-        listening = socket.create_server((bind, 0), backlog=128)
+        listening = socket.create_server((bind, 0), backlog=_BACKLOG)
         self._deliver = deliver
         self._open: dict[asyncio.StreamWriter, asyncio.Future[None]] = {}
-        self._unproven: dict[asyncio.StreamWriter, None] = {}
+        self._unproven: dict[asyncio.StreamWriter, float] = {}
+        self._taken: dict[bytes, None] = {}
         self._dropped = _Dropped()
         self._loop = asyncio.new_event_loop()
         self._closing = asyncio.Event()
@@ -130,7 +159,7 @@ class Mailbox:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop listening."""
+        """Stop listening; messages that are on their way are still taken."""
         self._loop.call_soon_threadsafe(self._closing.set)
         self._thread.join()
 
@@ -139,9 +168,11 @@ class Mailbox:
             runner.run(self._listen(listening))
 
     async def _listen(self, listening: socket.socket) -> None:
-        server = await asyncio.start_server(self._serve, sock=listening)
+        server = await asyncio.start_server(self._serve, sock=listening, backlog=_BACKLOG)
         await self._closing.wait()
         server.close()
+        if self._open:
+            await asyncio.wait(self._open.values(), timeout=CLOSE_S)
         for writer in self._open:
             writer.transport.abort()
         await asyncio.gather(*self._open.values())
@@ -149,7 +180,7 @@ class Mailbox:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._open[writer] = ended = self._loop.create_future()
         try:
-            self._deliver(await self._received(reader, writer))
+            self._take(await self._received(reader, writer))
             writer.write(_TAKEN)
             await writer.drain()
         except (OSError, EOFError, ValueError, RecursionError) as error:
@@ -161,21 +192,27 @@ class Mailbox:
             ended.set_result(None)
             writer.close()
 
-    async def _received(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Message:
+    def _take(self, body: bytes) -> None:
+        name, message = body[:_NAME_BYTES], _MESSAGES.decode(body[_NAME_BYTES:])
+        if name in self._taken:
+            return  # its sender did not hear that it was taken
+        self._deliver(message)
+        self._taken[name] = None
+        if len(self._taken) > MOST_REMEMBERED:
+            del self._taken[next(iter(self._taken))]
+
+    async def _received(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes:
         async with asyncio.timeout(PROOF_TIMEOUT_S):
             length, digest = await self._proven(reader, writer)
         async with asyncio.timeout(TIMEOUT_S):
             body = await reader.readexactly(length)
         if hashlib.sha256(body).digest() != digest:
             raise ValueError("it is not the message that was announced")
-        return _MESSAGES.decode(body)
+        return body
 
     async def _proven(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> tuple[int, bytes]:
-        if len(self._unproven) >= MOST_UNPROVEN:
-            oldest = next(iter(self._unproven))
-            del self._unproven[oldest]
-            oldest.transport.abort()
-        self._unproven[writer] = None
+        self._make_room()
+        self._unproven[writer] = self._loop.time()
         nonce = secrets.token_bytes(_NONCE_BYTES)
         writer.write(nonce)
         length, digest, proof = _HEADER.unpack(await reader.readexactly(_HEADER.size))
@@ -185,6 +222,18 @@ class Mailbox:
         if length > LONGEST_MESSAGE_BYTES:
             raise ValueError(f"it has {length} bytes, the most is {LONGEST_MESSAGE_BYTES}")
         return length, digest
+
+    def _make_room(self) -> None:
+        """A sender that is only slow, because many send at once, is not sent away: the next one tries again."""
+        if len(self._unproven) < MOST_UNPROVEN:
+            return
+        oldest, since = next(iter(self._unproven.items()))
+        if self._loop.time() - since < SILENT_S:
+            raise ConnectionError(
+                f"{len(self._unproven)} others are about to prove that they know the secret"
+            )
+        del self._unproven[oldest]
+        oldest.transport.abort()
 
 
 class _Dropped:

@@ -37,6 +37,7 @@ class TaskFailed(msgspec.Struct, frozen=True, tag="task-failed"):
     """
 
     run: int
+    batch: int
     subtask: SubtaskId
     error: str
     cause: str

@@ -68,8 +68,13 @@ def describe(name: str, column: Column, frame: DataFrame) -> AggregateSpec:
             for rule, part in kept
         ),
         output=_arrow(result),
-        ansi=frame.sparkSession.conf.get("spark.sql.ansi.enabled") == "true",
+        ansi=_is_true(frame.sparkSession.conf.get("spark.sql.ansi.enabled")),
     )
+
+
+def _is_true(setting: str | None) -> bool:
+    """As Spark reads a setting that is on or off: it keeps the text as it was written."""
+    return (setting or "").strip().lower() == "true"
 
 
 def partials(spec: AggregateSpec, column: Column, frame: DataFrame) -> list[Column]:

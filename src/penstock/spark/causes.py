@@ -10,11 +10,15 @@ from pyspark.errors import PySparkException
 from pyspark.errors.exceptions.captured import CapturedException
 
 from penstock.errors import PenstockError
-from penstock.recovery.repeated import may_pass, place_of
+from penstock.recovery.repeated import may_pass, may_pass_by_name, place_of
 from penstock.snapshot.messages import TaskFailed
 
 _OF_THE_QUERY = ("21", "22", "38", "42", "P0")
 """Classes of SQLSTATE for which data, a user's function or the query itself is to blame: cardinality, data, routine, syntax, raised."""
+_NOT_THERE = ("42P01", "42K03", "42704")
+"""A table, path or schema that is not there may be there again: somebody may be replacing it, or a catalog is away."""
+_OF_PYTHON = re.compile(r"^([A-Za-z_][\w.]*)(?::|$)", re.MULTILINE)
+"""A line of a traceback that names an exception; its other lines are indented, or end otherwise."""
 
 
 class BatchFailedError(Exception):
@@ -55,6 +59,15 @@ def cause_of(error: BaseException, told: TaskFailed | None) -> str:
     if told is not None:
         return "" if told.error or told.may_pass else f"{told.subtask.uid}: {told.place}"
     if isinstance(error, CapturedException):
-        state = error.getSqlState() or ""
-        return f"{error.getCondition()} ({state})" if state.startswith(_OF_THE_QUERY) else ""
+        return _cause_in_spark(error)
     return "" if isinstance(error, Py4JError) or may_pass(error) else place_of(error)
+
+
+def _cause_in_spark(error: CapturedException) -> str:
+    """An exception of a user's Python function arrives as text."""
+    state = error.getSqlState() or ""
+    if not state.startswith(_OF_THE_QUERY) or state in _NOT_THERE:
+        return ""
+    if any(may_pass_by_name(name) for name in _OF_PYTHON.findall(str(error))):
+        return ""
+    return f"{error.getCondition()} ({state})"

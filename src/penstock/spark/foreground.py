@@ -1,8 +1,10 @@
 """A job in the foreground: what Ctrl-C and SIGTERM do. Driver.
 
 The first signal stops the job with a last checkpoint. The second one means "now": the job is left as if the driver had died, and the
-exception of the signal is raised. Spark's JVM gets the same signals when a terminal, `timeout` or systemd sends them to all processes of
-a job: PySpark makes it deaf to the first kind, this module to the second. It ends when the driver does, however that comes.
+exception of the signal is raised; while the job is starting that waits until there is something to leave, and a third signal does not.
+
+Spark's JVM gets the same signals when a terminal, `timeout` or systemd sends them to all processes of a job: PySpark
+makes it deaf to the first kind, this module to the second. It ends when the driver does, however that comes.
 """
 
 from __future__ import annotations
@@ -41,8 +43,11 @@ def in_foreground(
 ) -> JobHandle:
     """Start the job and return when it has ended, which a signal may ask for. `watch` is called now and then, `tell` with what happens."""
     with _signals() as signals, _java_deaf_to_sigterm(job):
-        handle = start()
+        handle = (
+            start()
+        )  # not interrupted by the second signal: the job may be running already, and nobody else knows it
         try:
+            signals.raise_from_now_on()
             _until_ended(handle, signals, watch, tell)
         except (KeyboardInterrupt, SystemExit):
             handle.abandon(NOW_S)
@@ -51,18 +56,31 @@ def in_foreground(
 
 
 class _Signals:
-    """Notes the first signal, so that nothing is interrupted by it, and raises at the next."""
+    """Notes the first signal, so that nothing is interrupted by it, and raises at the next; during the start at the one after that."""
 
     def __init__(self) -> None:
-        self.noted = False
+        self._numbers: list[int] = []
+        self._bears = 2
 
-    def __call__(self, number: int, _frame: FrameType | None) -> None:
-        if not self.noted:
-            self.noted = True
-        elif number == signal.SIGINT:
+    @property
+    def noted(self) -> bool:
+        return bool(self._numbers)
+
+    def __call__(self, number: int, _frame: FrameType | None = None) -> None:
+        self._numbers.append(number)
+        self._raise_if_too_many()
+
+    def raise_from_now_on(self) -> None:
+        """The job has started."""
+        self._bears = 1
+        self._raise_if_too_many()
+
+    def _raise_if_too_many(self) -> None:
+        if len(self._numbers) <= self._bears:
+            return
+        if self._numbers[-1] == signal.SIGINT:
             raise KeyboardInterrupt
-        else:
-            raise SystemExit(128 + number)
+        raise SystemExit(128 + self._numbers[-1])
 
 
 @contextmanager

@@ -216,7 +216,7 @@ class JobHandle:
                     break
                 failures.append(SYSTEM_CLOCK.monotonic())
                 met.append(self._met)
-                self._give_up_what_comes_again(error, met)
+                self._give_up_what_comes_again(error, met, failures)
                 self._go_back_or_give_up(error, self._job.restart.delay_s(failures, rng), len(failures))
                 if self._stopping.is_set():
                     _log.warning(
@@ -253,8 +253,10 @@ class JobHandle:
             self._met = run.met
             self._run = None
 
-    def _give_up_what_comes_again(self, error: Exception, met: list[Failure]) -> None:
-        if self._job.restart.counts_attempts or not would_come_again(met, available_now=self._available_now):
+    def _give_up_what_comes_again(self, error: Exception, met: list[Failure], times_s: list[float]) -> None:
+        if self._job.restart.counts_attempts or not would_come_again(
+            met, times_s, available_now=self._available_now
+        ):
             return
         times = times_in_a_row(met)
         raise JobFailedError(

@@ -28,7 +28,6 @@ from penstock.config import Mode
 from penstock.errors import (
     BadRecordError,
     ConfigError,
-    CorruptStateError,
     IncompatibleStateError,
     InternalError,
     PenstockError,
@@ -40,6 +39,7 @@ from penstock.recovery.restore import RestorePoint, check_restorable, restore
 from penstock.snapshot.mailbox import Mailbox, places
 from penstock.snapshot.messages import MergeDone, MergeFailed, Message, TaskFailed, UploadDone, UploadFailed
 from penstock.snapshot.rescue import Rescue, in_background
+from penstock.spark.accounts import Accounts, as_error
 from penstock.spark.assignment import Answer, AnswerList, Assignment, OperatorAnswer, SinkAnswer, read_answers
 from penstock.spark.causes import BatchFailedError, cause_of, in_brief
 from penstock.spark.compiled import Compiled
@@ -78,7 +78,7 @@ class QueryRun:
     failure: BaseException | None = None
     met: Failure = field(default_factory=Failure)
     """The failure as far as it can be recognised when it comes again."""
-    _told: list[TaskFailed] = field(default_factory=list)
+    _accounts: Accounts = field(default_factory=Accounts)
     _posted: dict[CheckpointId, set[str]] = field(default_factory=dict)
     """The state files of batches that the coordinator, which may be busy with storage, has not heard of yet."""
     _batch_lock: threading.Lock = field(default_factory=threading.Lock)
@@ -179,12 +179,12 @@ class QueryRun:
             self._fail(error)
             raise
         finally:
+            self._mailbox.close()  # first: what is on its way may name files that the coordinator has to discard
             with self._loop.coordinator.lock:
                 self._loop.coordinator.protocol.take_durable(
                     self._compactions.unused(), CheckpointId(self._last_batch + 1)
                 )
             self._loop.stop()
-            self._mailbox.close()
             if not self.job.local_recovery:
                 shutil.rmtree(self._local_dir, ignore_errors=True)
         if self.failure is not None:
@@ -282,16 +282,10 @@ class QueryRun:
         if lost is not None:
             lost.__cause__ = error
             return lost
-        if not self._told:
+        told = self._accounts.first
+        if told is None:
             return in_brief(error)
-        told = self._told[0]
-        kind = getattr(errors, told.error, None)
-        text = f"{told.subtask}: {told.cause}"
-        if kind is CorruptStateError and not self._in_checkpoint(told.file):
-            kind = (
-                errors.UnavailableError
-            )  # an executor is gone with files it had not uploaded: go back to the checkpoint
-        explained: BaseException = kind(text) if kind else RuntimeError(text)
+        explained = as_error(told, self._in_checkpoint)
         explained.__cause__ = error
         return explained
 
@@ -312,7 +306,7 @@ class QueryRun:
                     SnapshotDeclined(message.subtask, message.version, message.cause, message.files)
                 )
             case TaskFailed():
-                self._told.append(message)
+                self._accounts.take(message)
             case MergeDone():
                 self._compactions.done(Merged(message.subtask, message.replaced, message.merged))
                 self.observer.merged(message)
@@ -335,7 +329,7 @@ class QueryRun:
                 self._last_batch = CheckpointId(number)
             except BaseException as error:  # noqa: BLE001 - kept as the failure of this run; Spark is told less
                 if self.failure is None:
-                    self.met = Failure(number, cause_of(error, self._told[0] if self._told else None))
+                    self.met = Failure(number, cause_of(error, self._accounts.first))
                 self._fail(error)
                 _log.debug("batch %d of job %s failed", number, self.job.name, exc_info=error)
                 raise BatchFailedError(number) from None
@@ -361,7 +355,7 @@ class QueryRun:
 
     def _run_batch(self, frame: DataFrame, batch: CheckpointId) -> None:
         started = time.monotonic()
-        self._told.clear()
+        self._accounts = Accounts(batch)
         barrier = self._reading.begin(batch, after=self._last_batch)
         assignment = self._assign(batch)
         answers = self._perform(frame, assignment)

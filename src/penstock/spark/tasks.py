@@ -323,7 +323,9 @@ def _tell_failure(plan: Assignment, subtask: SubtaskId, error: Exception) -> Non
     file = error.facts.get("run", "") if isinstance(error, PenstockError) else ""
     cause = str(error) if kind else f"{type(error).__name__}: {error}"
     try:
-        told = TaskFailed(plan.run, subtask, kind, cause, str(file), place_of(error), may_pass(error))
+        told = TaskFailed(
+            plan.run, plan.batch, subtask, kind, cause, str(file), place_of(error), may_pass(error)
+        )
         send(plan.mailbox, told)
     except OSError as unreachable:
         _log.warning("the driver could not be told why %s failed (%s): %s", subtask, cause, unreachable)

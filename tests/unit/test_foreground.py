@@ -1,0 +1,65 @@
+"""Signals that come while a job in the foreground is starting."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+import penstock as ps
+from penstock.spark.foreground import in_foreground
+from penstock.spark.handle import JobHandle
+
+
+class Started:
+    """As much of a running job as signals meet."""
+
+    def __init__(self) -> None:
+        self.did: list[str] = []
+
+    def wait(self, timeout: float) -> bool:
+        return "stop" in self.did
+
+    def stop(self, *, wait: bool) -> None:
+        self.did.append("stop")
+
+    def abandon(self, timeout: float) -> bool:
+        self.did.append("abandon")
+        return True
+
+
+def started_with(tmp_path: Path, *numbers: signal.Signals) -> Started:
+    """What was done with a job while whose start these signals came."""
+    job, handle = ps.Job("job", storage=tmp_path), Started()
+
+    def start() -> JobHandle:
+        for number in numbers:
+            signal.raise_signal(number)
+        handle.did.append("started")
+        return cast("JobHandle", handle)
+
+    try:
+        in_foreground(job, start)
+    except (KeyboardInterrupt, SystemExit) as error:
+        handle.did.append(type(error).__name__)
+    return handle
+
+
+def test_one_signal_while_the_job_starts(tmp_path: Path) -> None:
+    """It is stopped in good order as soon as it has started."""
+    assert started_with(tmp_path, signal.SIGTERM).did == ["started", "stop"]
+
+
+@pytest.mark.parametrize(
+    ("number", "raised"), [(signal.SIGINT, "KeyboardInterrupt"), (signal.SIGTERM, "SystemExit")]
+)
+def test_two_signals_while_the_job_starts(tmp_path: Path, number: signal.Signals, raised: str) -> None:
+    """It is not left running with nobody who knows it: it is ended when it has started, and then the signal's exception comes."""
+    assert started_with(tmp_path, number, number).did == ["started", "abandon", raised]
+
+
+def test_three_signals_while_the_job_starts(tmp_path: Path) -> None:
+    """A start that hangs can be left."""
+    assert started_with(tmp_path, *[signal.SIGINT] * 3).did == ["KeyboardInterrupt"]
