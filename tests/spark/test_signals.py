@@ -113,7 +113,7 @@ def test_signals_stop_a_job(tmp_path: Path) -> None:
 
     with program(script, tmp_path, output=output) as process:
         for name, number in (("int-once", signal.SIGINT), ("term-once", signal.SIGTERM)):
-            until(lambda name=name: storage(name).names("spark/commits"), f"the first batch of {name}")
+            until(lambda name=name: storage(name).names("spark/1/commits"), f"the first batch of {name}")
             os.killpg(process.pid, number)
             until(lambda name=name: f"{name} stopped" in said(), f"the end of {name}")
             assert ended_cleanly(storage(name), 1)
