@@ -256,7 +256,8 @@ def same(column: str, value: Any, found: Any) -> bool:
 
 def _finite(column: str, value: Any) -> Any:
     pairs = [value] if column == "pair" else value
-    return [(key, number if number is not None and math.isfinite(number) else None) for key, number in pairs]
+    found = [(key, number if number is not None and math.isfinite(number) else None) for key, number in pairs]
+    return sorted(found, key=lambda pair: (pair[0] is None, pair[0] or b""))  # a map has no order
 
 
 def _bytes_of_texts(column: str, found: Any) -> Any:

@@ -12,7 +12,6 @@ import penstock as ps
 class PostgresServer:
     """PostgreSQL, in the database that is there from the start."""
 
-    prepared = "SELECT gid FROM pg_prepared_xacts WHERE gid LIKE 'penstock:pv:%'"
     kind = ps.sinks.Postgres
 
     def __init__(self, process: Any) -> None:
@@ -26,6 +25,11 @@ class PostgresServer:
             answer = connection.execute(statement)
             return answer.fetchall() if answer.description else []
 
+    def prepared(self) -> list[str]:
+        """What waits on the server for a commit of these jobs; other tests leave their own."""
+        found = self.query("SELECT gid FROM pg_prepared_xacts")
+        return [gid for (gid,) in found if gid.startswith("penstock:pv-")]
+
     def kill(self) -> None:
         self.process.process.kill()
         self.process.process.wait()
@@ -37,7 +41,6 @@ class PostgresServer:
 class MariaDBServer:
     """MariaDB, in a database of these tests."""
 
-    prepared = "XA RECOVER"
     kind = ps.sinks.MariaDB
 
     def __init__(self, process: Any) -> None:
@@ -49,6 +52,11 @@ class MariaDBServer:
 
     def query(self, statement: str) -> list[tuple[Any, ...]]:
         return [tuple(row.values()) for row in self.process.query(statement, "spark_tests")]
+
+    def prepared(self) -> list[str]:
+        """What waits on the server for a commit of these jobs; other tests leave their own."""
+        names = [str(row[-1]) for row in self.query("XA RECOVER")]
+        return [name for name in names if "pv-" in name]
 
     def kill(self) -> None:
         self.process.kill()

@@ -72,7 +72,7 @@ def test_every_row_once_over_a_failure_and_a_restart(spark, tmp_path, server):
     )
     summed = {app: int(n) for app, n in server.query("SELECT app, sum(n) FROM spark_increments GROUP BY app")}
     assert summed == dict(server.query("SELECT app, n FROM spark_totals")) == ledger.truth()
-    assert server.query(server.prepared) == []
+    assert server.prepared() == []
 
 
 def rows_into(spark: SparkSession, ledger: Ledger, sink) -> ps.Job:
@@ -98,7 +98,7 @@ def test_a_row_that_breaks_a_constraint(spark, tmp_path, server, transactions):
         handle.wait()
     assert handle.progress.restarts == 0
     assert Counter(server.query(f"SELECT app FROM {table}")) == {("good",): 100}
-    assert server.query(server.prepared) == []
+    assert server.prepared() == []
     if transactions == "staged":
         assert server.query("SELECT * FROM _penstock_transactions") == []
 
@@ -126,5 +126,5 @@ def test_the_server_dies_while_a_commit_is_due(spark, tmp_path, own_server, monk
     said = re.findall(r"sink \S+: next try in (\S+) s .*?: UnavailableError", caplog.text)
     assert [float(pause) for pause in said] == [0.1, 0.2]
     assert Counter(app for (app,) in own_server.query("SELECT app FROM results")) == ledger.truth()
-    assert own_server.query(own_server.prepared) == []
+    assert own_server.prepared() == []
     assert handle.progress.restarts == 0

@@ -23,6 +23,7 @@ from penstock.demo.messages import Failed, Finished, Killed, Message, Moved, Sta
 from penstock.demo.settings import JOB, DemoSettings
 from penstock.graph import Output
 from penstock.ids import CheckpointId, RunId
+from penstock.recovery.restore import JobRecord, check_job_record
 from penstock.storage import LocalStorage, Storage
 from penstock.testing.kill_points import KillingStorage, KillPoint
 
@@ -56,6 +57,7 @@ def _work(settings: DemoSettings, point: KillPoint | None) -> None:
     spark = local_session("penstock-demo", cores=2, config=QUICK_JVM)
     job = build_job(settings, spark, storage)
     last_words.outputs = job.graph.outputs
+    last_words.owner = check_job_record(inner, JobRecord(JOB, job.max_parallelism)).owner
     handle = job.start(available_now=True)
     _say(
         Started(
@@ -82,6 +84,7 @@ class _LastWords:
     mode: Mode
     point: KillPoint | None
     outputs: Iterable[Output] = ()
+    owner: str = ""
 
     def __call__(self, checkpoint: int) -> None:
         if self.mode is Mode.AT_LEAST_ONCE:
@@ -99,7 +102,7 @@ class _LastWords:
         return any(
             transaction["checkpoint"] <= checkpoint
             for output in self.outputs
-            for transaction in output.sink.find_transactions(JOB, output.uid)
+            for transaction in output.sink.find_transactions(self.owner, output.uid)
         )
 
 
