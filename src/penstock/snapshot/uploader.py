@@ -89,7 +89,7 @@ def _with_newest(upload: Upload) -> Upload:
 
 
 @dataclass(frozen=True)
-class _Lane:
+class Lane:
     """What waits in line together. `local_dir` tells jobs and runs apart that share a worker."""
 
     local_dir: Path
@@ -97,7 +97,7 @@ class _Lane:
     required: bool
 
 
-class Uploader:
+class UploadLanes:
     """Two lanes a subtask: one for versions that a checkpoint waits for, one for the others, of which only the newest waits.
 
     Uploads of a lane happen in order. None waits for another subtask's, and a required one never waits behind one that is not:
@@ -105,45 +105,62 @@ class Uploader:
     """
 
     def __init__(self) -> None:
-        self._lanes: dict[_Lane, list[Upload]] = {}
-        self._rooms = {True: Room(), False: Room()}
+        self._lanes: dict[Lane, list[Upload]] = {}
         self._lock = threading.Lock()
 
-    def submit(self, upload: Upload) -> None:
-        """Upload later, in the background."""
-        lane = _Lane(upload.local_dir, upload.handle.subtask, upload.required)
+    def put(self, upload: Upload) -> Lane | None:
+        """Add an upload; returns its lane if that was empty, so that somebody must begin to work on it."""
+        lane = Lane(upload.local_dir, upload.handle.subtask, upload.required)
         with self._lock:
             self._leave_out_superseded(upload)
             idle = lane not in self._lanes
             self._lanes.setdefault(lane, []).append(upload)
-        if idle:
-            name = f"penstock-upload-{lane.subtask}"
-            threading.Thread(target=self._work, args=(lane,), name=name, daemon=True).start()
+        return lane if idle else None
 
-    @property
-    def waiting(self) -> int:
-        """How many uploads have not begun."""
-        with self._lock:
-            return sum(len(uploads) for uploads in self._lanes.values())
-
-    def _leave_out_superseded(self, newer: Upload) -> None:
-        for required in (True, False):
-            lane = _Lane(newer.local_dir, newer.handle.subtask, required)
-            if lane in self._lanes:
-                self._lanes[lane] = [one for one in self._lanes[lane] if not _superseded(one, newer)]
-
-    def _work(self, lane: _Lane) -> None:
-        while (upload := self._next(lane)) is not None:
-            message = perform(upload, self._rooms[lane.required])
-            tell(upload.mailbox, message, f"an upload of {upload.handle.subtask}")
-
-    def _next(self, lane: _Lane) -> Upload | None:
+    def next(self, lane: Lane) -> Upload | None:
         """The next upload of a lane; a lane with nothing left is closed in the same moment."""
         with self._lock:
             if not self._lanes[lane]:
                 del self._lanes[lane]
                 return None
             return self._lanes[lane].pop(0)
+
+    @property
+    def waiting(self) -> list[Upload]:
+        """What has not begun."""
+        with self._lock:
+            return [upload for uploads in self._lanes.values() for upload in uploads]
+
+    def _leave_out_superseded(self, newer: Upload) -> None:
+        for required in (True, False):
+            lane = Lane(newer.local_dir, newer.handle.subtask, required)
+            if lane in self._lanes:
+                self._lanes[lane] = [one for one in self._lanes[lane] if not _superseded(one, newer)]
+
+
+class Uploader:
+    """The threads of a worker that upload: one for each lane in which something waits."""
+
+    def __init__(self) -> None:
+        self._lanes = UploadLanes()
+        self._rooms = {True: Room(), False: Room()}
+
+    def submit(self, upload: Upload) -> None:
+        """Upload later, in the background."""
+        lane = self._lanes.put(upload)
+        if lane is not None:
+            name = f"penstock-upload-{lane.subtask}"
+            threading.Thread(target=self._work, args=(lane,), name=name, daemon=True).start()
+
+    @property
+    def waiting(self) -> int:
+        """How many uploads have not begun."""
+        return len(self._lanes.waiting)
+
+    def _work(self, lane: Lane) -> None:
+        while (upload := self._lanes.next(lane)) is not None:
+            message = perform(upload, self._rooms[lane.required])
+            tell(upload.mailbox, message, f"an upload of {upload.handle.subtask}")
 
 
 def _superseded(waiting: Upload, newer: Upload) -> bool:

@@ -47,7 +47,6 @@ class Progress:
 class Observer:
     """Collects progress from the threads of a run; survives restarts."""
 
-    leaf_counts: dict[str, int]
     on_change: Callable[[Progress], None] = lambda _: None
     progress: Progress = field(default_factory=Progress)
     _lock: threading.Lock = field(default_factory=threading.Lock)

@@ -1,18 +1,18 @@
 """What the driver tells the tasks of one batch, and what they answer. Driver and executors.
 
-Answers travel in a Spark accumulator: Spark delivers it with the task's result, so it counts only for attempts that were kept.
+Answers travel with the result of a task, so that they count only for attempts that were kept.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
-from pyspark.accumulators import Accumulator, AccumulatorParam
 
 from penstock.checkpoint.completed import PreCommitted, SubtaskReport
-from penstock.ids import SubtaskId
+from penstock.ids import CheckpointId, RunId, SubtaskId
 from penstock.snapshot.mailbox import Address
 from penstock.state.backends.base import StateBackend
 from penstock.state.compaction import MergeOrder
@@ -21,24 +21,33 @@ from penstock.storage import Storage
 
 
 @dataclass(frozen=True)
-class Assignment:
-    """One batch of one run, as every task of it sees it."""
+class RunPlace:
+    """One run, as every task of it sees it: the same in all its batches."""
 
     job: str
-    run: int
-    batch: int
+    """The owner of its transactions, see `JobRecord`."""
+    run: RunId
     parallelism: int
     max_parallelism: int
     storage: Storage
     backend: StateBackend
     local_dir: Path
+    """Working files of the run, on whichever machine this is read."""
     mailbox: Address
-    handles: dict[SubtaskId, StateHandle]
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """One batch of one run, as every task of it sees it."""
+
+    place: RunPlace
+    batch: CheckpointId
+    handles: Mapping[SubtaskId, StateHandle]
     undurable: frozenset[str]
     """Files of the version before that are not known to be in storage."""
     keep: frozenset[str]
     """Local files that a pending checkpoint may still have to upload."""
-    merges: dict[SubtaskId, MergeOrder]
+    merges: Mapping[SubtaskId, MergeOrder]
     """What the task of a subtask starts in the background after its batch."""
     merging: frozenset[str]
     """Files that a merge under way is about to replace."""
@@ -49,6 +58,7 @@ class Assignment:
     awaited: frozenset[int]
     """The checkpoints under way when the batch began."""
     newest_will_do: bool
+    """At least once: a subtask may hand in a later version than the one that was asked for."""
 
     @property
     def required(self) -> bool:
@@ -77,24 +87,11 @@ Answer = OperatorAnswer | SinkAnswer
 _ANSWERS: msgspec.json.Decoder[Answer] = msgspec.json.Decoder(Answer)
 
 
-class AnswerList(AccumulatorParam[list[bytes]]):
-    """Collects encoded answers."""
-
-    def zero(self, value: list[bytes]) -> list[bytes]:  # noqa: ARG002
-        """Start from nothing."""
-        return []
-
-    def addInPlace(self, value1: list[bytes], value2: list[bytes]) -> list[bytes]:  # noqa: N802 - PySpark's name
-        """Join two lists."""
-        value1.extend(value2)
-        return value1
+def encode_answer(answer: Answer) -> bytes:
+    """For the way to the driver."""
+    return msgspec.json.encode(answer)
 
 
-def add_answer(answers: Accumulator[list[bytes]], answer: Answer) -> None:
-    """Called in a task."""
-    answers.add([msgspec.json.encode(answer)])
-
-
-def read_answers(answers: Accumulator[list[bytes]]) -> list[Answer]:
-    """Called on the driver, after the action."""
-    return [_ANSWERS.decode(one) for one in answers.value]
+def decode_answer(encoded: bytes) -> Answer:
+    """What a task has said."""
+    return _ANSWERS.decode(encoded)

@@ -8,15 +8,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from penstock.checkpoint.completed import Barrier, SourceFile
-from penstock.clock import SYSTEM_CLOCK
+from penstock.clock import Clock
 from penstock.config import Mode
 from penstock.errors import UnavailableError
 from penstock.ids import NO_CHECKPOINT, CheckpointId
+from penstock.recovery import progress_log
 from penstock.recovery.begun import Begun, record_begun
+from penstock.recovery.progress_log import ProgressLog
 from penstock.recovery.restore import RestorePoint
-from penstock.spark import progress_log
-from penstock.spark.progress_log import ProgressLog
-from penstock.spark.source_log import SourceLog
+from penstock.recovery.source_log import SourceLog
 
 _log = logging.getLogger(__name__)
 
@@ -35,6 +35,7 @@ class Reading:
     mode: Mode
     hold: Callable[[CheckpointId, Barrier], None]
     """Told what to keep in storage for the next run."""
+    clock: Clock
     _start_is_known: bool = field(init=False)
     """A batch has begun, in this run or before it: until then a source may still decide, after another has."""
     _recorded: frozenset[SourceFile] = field(init=False)
@@ -59,7 +60,7 @@ class Reading:
 
     def look_for_the_start(self) -> None:
         """Keep where the sources have decided to begin, while no batch comes that would do it."""
-        now = SYSTEM_CLOCK.monotonic()
+        now = self.clock.monotonic()
         if self._start_is_known or now < self._next_look:
             return
         self._next_look = now + LOOK_EVERY_S

@@ -1,12 +1,36 @@
-"""What tasks said of their failures, and what the driver makes of it. Driver."""
+"""Why a task failed: told by the task itself, and what the driver makes of it. Executors and driver.
+
+Exceptions reach the driver only as text inside Spark's own; what it must decide on is sent as data.
+"""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 
 from penstock import errors
-from penstock.errors import CorruptStateError, FencedError, UnavailableError
+from penstock.engine.assignment import Assignment
+from penstock.engine.executor import Executor
+from penstock.errors import CorruptStateError, FencedError, PenstockError, UnavailableError
+from penstock.ids import SubtaskId
+from penstock.recovery.repeated import may_pass, place_of
 from penstock.snapshot.messages import TaskFailed
+
+_log = logging.getLogger(__name__)
+
+
+def tell_failure(executor: Executor, plan: Assignment, subtask: SubtaskId, error: Exception) -> None:
+    """Called in a task that is about to fail."""
+    kind = type(error).__name__ if isinstance(error, PenstockError) else ""
+    file = error.facts.get("run", "") if isinstance(error, PenstockError) else ""
+    cause = str(error) if kind else f"{type(error).__name__}: {error}"
+    told = TaskFailed(
+        plan.place.run, plan.batch, subtask, kind, cause, str(file), place_of(error), may_pass(error)
+    )
+    try:
+        executor.tell(told)
+    except OSError as unreachable:
+        _log.warning("the driver could not be told why %s failed (%s): %s", subtask, cause, unreachable)
 
 
 class Accounts:

@@ -17,7 +17,7 @@ from urllib.parse import unquote, urlsplit
 from penstock.checkpoint.completed import Barrier
 from penstock.errors import CorruptStateError
 from penstock.ids import CheckpointId, RunId
-from penstock.spark.source_log import SourceLog
+from penstock.recovery.source_log import SourceLog
 from penstock.storage import Storage
 
 FOLDER = "spark"
