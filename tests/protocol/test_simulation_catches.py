@@ -297,10 +297,10 @@ def forget_what_was_merged_in_vain(patch: Patch) -> None:
 @mutation()
 def put_a_merged_run_in_front(patch: Patch) -> None:
     def in_front(handle, merged):
-        rest = tuple(run for run in handle.runs if run.name not in merged.replaced)
-        if len(rest) == len(handle.runs) or merged.run is None:
+        rest = tuple(ref for ref in handle.refs if ref.name not in merged.replaced)
+        if len(rest) == len(handle.refs) or merged.ref is None:
             return handle
-        return msgspec.structs.replace(handle, runs=(merged.run, *rest))
+        return msgspec.structs.replace(handle, refs=(merged.ref, *rest))
 
     patch.setattr(compaction, "replaced", in_front)
 

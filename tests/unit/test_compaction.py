@@ -1,4 +1,4 @@
-"""Which runs are merged in the background, and how the result takes their place."""
+"""Which sorted files are merged in the background, and how the result takes their place."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from penstock.state.compaction import (
     MergeOrder,
     replaced,
 )
-from penstock.state.handle import RunRef, StateHandle
+from penstock.state.handle import FileRef, StateHandle
 from penstock.state.keys import KeyBatch
 from penstock.state.types import arrow_schema
 from penstock.storage import LocalStorage
@@ -45,20 +45,20 @@ VIEWS = SubtaskId("views", 0)
 LAYOUT = StateLayout(arrow_schema("k long"), arrow_schema("n long"))
 
 
-def ref(name: str) -> RunRef:
-    return RunRef(1, 1, "", name)
+def ref(name: str) -> FileRef:
+    return FileRef(1, 1, "", name)
 
 
 def handle(*names: str, subtask: SubtaskId = VIEWS) -> StateHandle:
     return StateHandle(subtask, "filesystem", 0, tuple(map(ref, names)))
 
 
-def all_but_the_oldest(runs: Sequence[RunRef]) -> range | None:
-    return range(len(runs) - 1) if len(runs) > 2 else None
+def all_but_the_oldest(refs: Sequence[FileRef]) -> range | None:
+    return range(len(refs) - 1) if len(refs) > 2 else None
 
 
 def test_an_order_goes_out_once_and_its_result_takes_the_place_of_its_runs() -> None:
-    """While an order is under way no other is given; its result replaces its runs, behind those that came meanwhile."""
+    """While an order is under way no other is given; its result replaces its files, behind those that came meanwhile."""
     compactions = Compactions(all_but_the_oldest)
     orders = compactions.order([handle("c", "b", "a")], 0.0)
     assert orders == {VIEWS: MergeOrder(VIEWS, (ref("c"), ref("b")), oldest=False)}
@@ -93,29 +93,29 @@ def test_a_result_whose_runs_are_gone_is_not_taken(names: tuple[str, ...]) -> No
 def test_orders_are_given_again() -> None:
     """After a failure not at once, after a lost worker when it must be dead, and at once when no task had taken it."""
     compactions = Compactions(all_but_the_oldest)
-    runs = [handle("c", "b", "a")]
-    assert compactions.order(runs, 0.0)
+    handles = [handle("c", "b", "a")]
+    assert compactions.order(handles, 0.0)
     compactions.failed(VIEWS, 0.0)
-    assert not compactions.order(runs, RETRY_AFTER_S - 1)
-    assert compactions.order(runs, RETRY_AFTER_S)
-    assert not compactions.order(runs, RETRY_AFTER_S + LOST_AFTER_S - 1)
-    assert compactions.order(runs, RETRY_AFTER_S + LOST_AFTER_S)
+    assert not compactions.order(handles, RETRY_AFTER_S - 1)
+    assert compactions.order(handles, RETRY_AFTER_S)
+    assert not compactions.order(handles, RETRY_AFTER_S + LOST_AFTER_S - 1)
+    assert compactions.order(handles, RETRY_AFTER_S + LOST_AFTER_S)
     compactions.not_taken([VIEWS])
-    assert compactions.order(runs, RETRY_AFTER_S + LOST_AFTER_S)
+    assert compactions.order(handles, RETRY_AFTER_S + LOST_AFTER_S)
 
 
 def test_who_still_expects_a_result() -> None:
     """From the order until its result is in a handle, or nobody will bring it any more."""
     compactions = Compactions(all_but_the_oldest)
-    runs = [handle("c", "b", "a")]
+    handles = [handle("c", "b", "a")]
     assert compactions.expecting == frozenset()
-    compactions.order(runs, 0.0)
+    compactions.order(handles, 0.0)
     assert compactions.expecting == {VIEWS}
     compactions.done(Merged(VIEWS, ("c", "b"), ref("cb")))
     assert compactions.expecting == {VIEWS}
-    compactions.adopt({VIEWS: runs[0]})
+    compactions.adopt({VIEWS: handles[0]})
     assert compactions.expecting == frozenset()
-    compactions.order(runs, 0.0)
+    compactions.order(handles, 0.0)
     compactions.failed(VIEWS, 0.0)
     assert compactions.expecting == frozenset()
 
@@ -162,7 +162,7 @@ def test_a_merged_file_that_its_batch_did_not_take_is_discarded() -> None:
 
 
 class Site:
-    """A subtask with three runs in storage, and a driver that listens."""
+    """A subtask with three files in storage, and a driver that listens."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -193,7 +193,7 @@ class Site:
 
     def merge(self, storage: object = None) -> Merge:
         assert self.handle is not None
-        order = MergeOrder(VIEWS, self.handle.runs, oldest=True)
+        order = MergeOrder(VIEWS, self.handle.refs, oldest=True)
         return Merge(self.backend, self.workplace(3, storage), LAYOUT, order, self.mailbox.address, 1)
 
 
@@ -205,7 +205,7 @@ def site(tmp_path: Path):
 
 
 def test_the_driver_hears_of_a_merge_when_it_is_in_storage(site: Site) -> None:
-    """The result is in storage when the message comes, waits on the machine, and reads like the runs it replaces."""
+    """The result is in storage when the message comes, waits on the machine, and reads like the files it replaces."""
     Compactor().submit(site.merge())
     answer = site.letters.get(timeout=60)
     assert isinstance(answer, MergeDone)
@@ -215,7 +215,7 @@ def test_the_driver_hears_of_a_merge_when_it_is_in_storage(site: Site) -> None:
     workplace = site.workplace(4)
     assert workplace.merged_path(answer.merged.name).is_file()
     merged = replaced(site.handle, Merged(VIEWS, answer.replaced, answer.merged))
-    assert len(merged.runs) == 1
+    assert len(merged.refs) == 1
     state = site.backend.open(workplace, LAYOUT, merged)
     rows = pa.Table.from_batches(state.scan()).to_pydict()
     assert rows["n"] == [*range(10), *range(11, 21), *range(22, 42)]
@@ -236,7 +236,7 @@ def test_a_merge_that_cannot_be_stored_leaves_nothing(site: Site) -> None:
 
 
 def test_a_full_disk_stops_a_merge_and_nothing_else(site: Site) -> None:
-    """When the machine has no space the driver hears which file could not be written, nothing is left, and the runs are whole."""
+    """When the machine has no space the driver hears which file could not be written, nothing is left, and the files are whole."""
     assert site.handle is not None
     before = site.storage.names()
     with no_file_larger_than(1000):

@@ -313,7 +313,7 @@ class QueryRun:
             case MergeFailed():
                 self._compactions.failed(message.subtask, SYSTEM_CLOCK.monotonic())
                 _log.warning(
-                    "%s: runs could not be merged in the background; they stay as they are, next try in %.0f s: %s",
+                    "%s: files could not be merged in the background; they stay as they are, next try in %.0f s: %s",
                     *(message.subtask, RETRY_AFTER_S, message.cause),
                 )
 

@@ -1,6 +1,6 @@
 """After a change of parallelism: every new subtask makes the state it took over its own, before the first batch. Driver and executors.
 
-Runs of several former subtasks may hold keys of others. Each subtask therefore merges what it was handed into runs of its own keys,
+Files of several former subtasks may hold keys of others. Each subtask therefore merges what it was handed into files of its own keys,
 as one Spark job, and the run starts from those.
 """
 

@@ -121,14 +121,14 @@ class OperatorTask(ABC):
     def _report(
         self, handle: StateHandle, before: StateHandle | None, rows: int, alignment_ms: float, sync_ms: float
     ) -> SubtaskReport:
-        known = set(before.runs) if before else set()
+        known = set(before.refs) if before else set()
         return SubtaskReport(
             subtask=handle.subtask,
             rows=rows,
             alignment_ms=alignment_ms,
             sync_ms=sync_ms,
             state_bytes=handle.size,
-            new_bytes=sum(run.size for run in handle.runs if run not in known),
+            new_bytes=sum(ref.size for ref in handle.refs if ref not in known),
             host=socket.gethostname(),
         )
 
@@ -320,7 +320,7 @@ def _ms_since(started: float) -> float:
 def _tell_failure(plan: Assignment, subtask: SubtaskId, error: Exception) -> None:
     """Exceptions reach the driver only as text inside Spark's own; what it must decide on is sent as data."""
     kind = type(error).__name__ if isinstance(error, PenstockError) else ""
-    file = error.facts.get("run", "") if isinstance(error, PenstockError) else ""
+    file = error.facts.get("file", "") if isinstance(error, PenstockError) else ""
     cause = str(error) if kind else f"{type(error).__name__}: {error}"
     try:
         told = TaskFailed(

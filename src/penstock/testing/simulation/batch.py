@@ -37,7 +37,7 @@ class Submit(Protocol):
 
 
 class SubmitMerge(Protocol):
-    """Takes a merge of runs that is performed some time later, or never."""
+    """Takes a merge of files that is performed some time later, or never."""
 
     def __call__(self, merge: Merge) -> None: ...  # noqa: D102
 

@@ -36,7 +36,7 @@ from penstock.spark.reading import Reading
 from penstock.state.backends import backend_named
 from penstock.state.backends.base import Workplace
 from penstock.state.compaction import Compactions, Merged
-from penstock.state.handle import RunRef, StateHandle, state_stem
+from penstock.state.handle import FileRef, StateHandle, state_stem
 from penstock.state.local_files import begin_run, earlier_runs
 from penstock.testing.simulation.batch import Batch
 from penstock.testing.simulation.counting import DESCRIBED_LAYOUT, LAYOUT
@@ -53,7 +53,7 @@ _log = logging.getLogger(__name__)
 MOST_STEPS = 20_000
 LONGEST_STEP_S = 0.5
 LONGEST_TICK_S = 2.0
-FEWEST_RUNS = 2
+FEWEST_FILES = 2
 CALM = 0.5
 
 EXPECTED_FAILURES = (UnavailableError, CheckpointFailedError, CorruptStateError, FencedError)
@@ -242,13 +242,13 @@ class SimulatedRun:
             case _:
                 self._compactions.failed(merge.order.subtask, self._site.clock.monotonic())
 
-    def _choose_merge(self, runs: Sequence[RunRef]) -> range | None:
+    def _choose_merge(self, refs: Sequence[FileRef]) -> range | None:
         """Any neighbours at any time: what the policy would choose is among it."""
-        if self._backend.choose_merge(runs) is None and (
-            len(runs) < FEWEST_RUNS or self._rng.random() < CALM
+        if self._backend.choose_merge(refs) is None and (
+            len(refs) < FEWEST_FILES or self._rng.random() < CALM
         ):
             return None
-        first, last = sorted(self._rng.sample(range(len(runs) + 1), 2))
+        first, last = sorted(self._rng.sample(range(len(refs) + 1), 2))
         return range(first, last)
 
     def _orphan(self) -> None:
