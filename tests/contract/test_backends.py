@@ -35,8 +35,8 @@ from penstock.errors import (
 )
 from penstock.ids import CheckpointId, SubtaskId
 from penstock.recovery.rescale import redistribute
-from penstock.snapshot.compactor import Merge, perform
 from penstock.snapshot.mailbox import Address
+from penstock.snapshot.merger import Merge, perform
 from penstock.snapshot.messages import MergeDone
 from penstock.state.backends import (
     FilesystemBackend,
@@ -50,8 +50,8 @@ from penstock.state.backends import (
 )
 from penstock.state.backends.base import OpenState, StateBackend, StateHandle, StateLayout, Workplace
 from penstock.state.backends.checksums import HashedFiles, fingerprint
-from penstock.state.compaction import Merged, MergeOrder, replaced
 from penstock.state.keys import GROUP_SHIFT, KeyBatch, key_groups, owner
+from penstock.state.merge_orders import Merged, MergeOrder, replaced
 from penstock.state.types import arrow_schema
 from penstock.storage import LocalStorage
 

@@ -27,7 +27,7 @@ from penstock.spark import reading
 from penstock.spark.progress_log import ProgressLog
 from penstock.spark.reading import Reading
 from penstock.spark.source_log import SourceLog
-from penstock.state import compaction
+from penstock.state import merge_orders
 from penstock.state.backends.checksums import HashedFiles
 from penstock.testing.simulation import Fate, Violation, random_workload
 from penstock.testing.simulation.run import SimulatedRun
@@ -302,7 +302,7 @@ def put_a_merged_run_in_front(patch: Patch) -> None:
             return handle
         return msgspec.structs.replace(handle, refs=(merged.ref, *rest))
 
-    patch.setattr(compaction, "replaced", in_front)
+    patch.setattr(merge_orders, "replaced", in_front)
 
 
 @mutation()

@@ -48,9 +48,9 @@ from penstock.spark.going_back import GoingBack
 from penstock.spark.observer import Observer, tell_origins
 from penstock.spark.reading import Reading
 from penstock.spark.source_errors import source_failure
-from penstock.state.compaction import RETRY_AFTER_S, Compactions, Merged
 from penstock.state.handle import StateHandle
 from penstock.state.local_files import begin_run, forget_earlier_runs, job_dir, make_job_dir, run_dir
+from penstock.state.merge_orders import RETRY_AFTER_S, Merged, MergeOrders
 
 if TYPE_CHECKING:
     from penstock.job import Job
@@ -124,7 +124,7 @@ class QueryRun:
         )
         self._local_dir = self._begin_local_dir(handles)
         self._handles = back.rescaled(handles, self._local_dir)
-        self._compactions = Compactions(self.job.backend.choose_merge)
+        self._merge_orders = MergeOrders(self.job.backend.choose_merge)
 
     def _check(self, point: RestorePoint, drop_state: tuple[str, ...]) -> None:
         """Refuse a checkpoint that does not fit the job, while nothing has been changed yet."""
@@ -182,7 +182,7 @@ class QueryRun:
             self._mailbox.close()  # first: what is on its way may name files that the coordinator has to discard
             with self._loop.coordinator.lock:
                 self._loop.coordinator.protocol.take_durable(
-                    self._compactions.unused(), CheckpointId(self._last_batch + 1)
+                    self._merge_orders.unused(), CheckpointId(self._last_batch + 1)
                 )
             self._loop.stop()
             if not self.job.local_recovery:
@@ -308,10 +308,10 @@ class QueryRun:
             case TaskFailed():
                 self._accounts.take(message)
             case MergeDone():
-                self._compactions.done(Merged(message.subtask, message.replaced, message.merged))
+                self._merge_orders.done(Merged(message.subtask, message.replaced, message.merged))
                 self.observer.merged(message)
             case MergeFailed():
-                self._compactions.failed(message.subtask, SYSTEM_CLOCK.monotonic())
+                self._merge_orders.failed(message.subtask, SYSTEM_CLOCK.monotonic())
                 _log.warning(
                     "%s: files could not be merged in the background; they stay as they are, next try in %.0f s: %s",
                     *(message.subtask, RETRY_AFTER_S, message.cause),
@@ -360,7 +360,7 @@ class QueryRun:
         assignment = self._assign(batch)
         answers = self._perform(frame, assignment)
         handles, reports = self._acknowledged(answers, batch)
-        self._compactions.not_taken(assignment.merges.keys() - _with_rows(answers))
+        self._merge_orders.not_taken(assignment.merges.keys() - _with_rows(answers))
         for report in reports.values():
             tell_origins(report)
         transactions = tuple(
@@ -373,10 +373,10 @@ class QueryRun:
 
     def _assign(self, batch: CheckpointId) -> Assignment:
         coordinator = self._loop.coordinator
-        self._handles, merged = self._compactions.adopt(self._handles)
+        self._handles, merged = self._merge_orders.adopt(self._handles)
         coordinator.begin_batch(batch)
-        expecting = self._compactions.expecting  # before new orders, whose files are of this batch
-        merges = self._compactions.order(self._handles.values(), SYSTEM_CLOCK.monotonic())
+        expecting = self._merge_orders.expecting  # before new orders, whose files are of this batch
+        merges = self._merge_orders.order(self._handles.values(), SYSTEM_CLOCK.monotonic())
         with coordinator.lock:
             coordinator.protocol.take_durable(merged, batch)
             awaited = frozenset(coordinator.protocol.pending)
@@ -401,7 +401,7 @@ class QueryRun:
             undurable=undurable,
             keep=keep,
             merges=merges,
-            merging=self._compactions.merging,
+            merging=self._merge_orders.merging,
             expecting=expecting,
             forget_earlier_runs=completed_one,
             awaited=awaited,

@@ -32,8 +32,8 @@ from penstock.operators.run_process import run_process
 from penstock.recovery.repeated import may_pass, place_of
 from penstock.sinks.checked_write import write_checked
 from penstock.sinks.two_phase_commit import Transaction, TransactionContext, TwoPhaseCommitSink
-from penstock.snapshot.compactor import COMPACTOR, Merge
 from penstock.snapshot.mailbox import send
+from penstock.snapshot.merger import MERGER, Merge
 from penstock.snapshot.messages import TaskFailed
 from penstock.snapshot.uploader import UPLOADER, Upload, remember_newest
 from penstock.spark.assignment import Assignment, OperatorAnswer, SinkAnswer, add_answer
@@ -157,7 +157,7 @@ class OperatorTask(ABC):
         plan = self.assignment
         order = plan.merges.get(workplace.subtask)
         if order is not None:
-            COMPACTOR.submit(Merge(plan.backend, workplace, self.layout, order, plan.mailbox, plan.run))
+            MERGER.submit(Merge(plan.backend, workplace, self.layout, order, plan.mailbox, plan.run))
 
     def _tidy(self, handle: StateHandle) -> None:
         plan = self.assignment

@@ -1,6 +1,6 @@
 """The backend `filesystem`: sorted immutable files, memory-mapped. Runs in tasks on executors.
 
-A batch writes its changed rows as one new file. The files are merged in the background (`merge_policy` says which, `snapshot.compactor`
+A batch writes its changed rows as one new file. The files are merged in the background (`merge_policy` says which, `snapshot.merger`
 does it). They are the snapshot themselves: a checkpoint uploads the new ones and names the old ones.
 """
 

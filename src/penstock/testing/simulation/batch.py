@@ -15,12 +15,12 @@ import pyarrow as pa
 from penstock.checkpoint.completed import PreCommitted, SubtaskReport
 from penstock.ids import CheckpointId, RunId, SubtaskId
 from penstock.sinks.two_phase_commit import TransactionContext, TwoPhaseCommitSink
-from penstock.snapshot.compactor import Merge
 from penstock.snapshot.mailbox import Address
+from penstock.snapshot.merger import Merge
 from penstock.snapshot.uploader import Upload, remember_newest
 from penstock.state.backends.base import StateBackend, Workplace
-from penstock.state.compaction import MergeOrder
 from penstock.state.handle import StateHandle, state_stem
+from penstock.state.merge_orders import MergeOrder
 from penstock.storage import Storage
 from penstock.testing.simulation.counting import LAYOUT, Item, count, subtask_of
 from penstock.testing.simulation.site import FIRST, JOB, OPERATORS, SECOND, sink_of

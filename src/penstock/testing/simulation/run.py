@@ -27,17 +27,17 @@ from penstock.ids import CheckpointId, SubtaskId
 from penstock.recovery.rescale import redistribute
 from penstock.recovery.restore import RestorePoint, restore
 from penstock.sinks.two_phase_commit import TwoPhaseCommitSink
-from penstock.snapshot.compactor import Merge
-from penstock.snapshot.compactor import perform as compact
+from penstock.snapshot.merger import Merge
+from penstock.snapshot.merger import perform as perform_merge
 from penstock.snapshot.messages import MergeDone, Message, UploadDone, UploadFailed
 from penstock.snapshot.uploader import Upload, perform
 from penstock.spark.progress_log import ProgressLog, set_out
 from penstock.spark.reading import Reading
 from penstock.state.backends import backend_named
 from penstock.state.backends.base import Workplace
-from penstock.state.compaction import Compactions, Merged
 from penstock.state.handle import FileRef, StateHandle, state_stem
 from penstock.state.local_files import begin_run, earlier_runs
+from penstock.state.merge_orders import Merged, MergeOrders
 from penstock.testing.simulation.batch import Batch
 from penstock.testing.simulation.counting import DESCRIBED_LAYOUT, LAYOUT
 from penstock.testing.simulation.external import SimulatedSink
@@ -77,7 +77,7 @@ class SimulatedRun:
         self._commits: list[SinkTask] = []
         self._uploads: list[Upload] = []
         self._merges: list[Merge] = []
-        self._compactions = Compactions(self._choose_merge)
+        self._merge_orders = MergeOrders(self._choose_merge)
         self._batch: Iterator[None] | None = None
         self._draining = False
         self.finished = False
@@ -236,11 +236,11 @@ class SimulatedRun:
         merge = self._merges.pop(self._rng.randrange(len(self._merges)))
         if self._conditions.troubled and self._rng.random() < self._conditions.mischief / 4:
             return  # its worker died
-        match compact(merge):
+        match perform_merge(merge):
             case MergeDone() as done:
-                self._compactions.done(Merged(done.subtask, done.replaced, done.merged))
+                self._merge_orders.done(Merged(done.subtask, done.replaced, done.merged))
             case _:
-                self._compactions.failed(merge.order.subtask, self._site.clock.monotonic())
+                self._merge_orders.failed(merge.order.subtask, self._site.clock.monotonic())
 
     def _choose_merge(self, refs: Sequence[FileRef]) -> range | None:
         """Any neighbours at any time: what the policy would choose is among it."""
@@ -258,7 +258,7 @@ class SimulatedRun:
         if isinstance(orphan, Upload):
             perform(replace(orphan, storage=self._site.storage))
         else:
-            compact(replace(orphan, workplace=replace(orphan.workplace, storage=self._site.storage)))
+            perform_merge(replace(orphan, workplace=replace(orphan.workplace, storage=self._site.storage)))
 
     def _advance_batch(self) -> None:
         if self._batch is None and self._query.positions == self._site.source.end:
@@ -285,17 +285,17 @@ class SimulatedRun:
         batch = self._assign(number)
         yield
         yield from batch.steps(source.between(query.positions, query.until))
-        self._compactions.not_taken(set(batch.merges) - batch.with_rows)
+        self._merge_orders.not_taken(set(batch.merges) - batch.with_rows)
         self._handles, self._last_batch = batch.handles, number
         transactions = tuple(batch.transactions)
         self._events.append(BatchFinished(number, barrier, batch.handles, transactions, batch.reports))
         query.done()
 
     def _assign(self, number: CheckpointId) -> Batch:
-        self._handles, merged = self._compactions.adopt(self._handles)
+        self._handles, merged = self._merge_orders.adopt(self._handles)
         required = self._coordinator.begin_batch(number)
         self._protocol.take_durable(merged, number)
-        merges = self._compactions.order(self._handles.values(), self._site.clock.monotonic())
+        merges = self._merge_orders.order(self._handles.values(), self._site.clock.monotonic())
         return Batch(
             number=number,
             run=self._point.run,
@@ -315,7 +315,7 @@ class SimulatedRun:
             submit=self._submit,
             submit_merge=self._submit_merge,
             merges=merges,
-            merging=self._compactions.merging,
+            merging=self._merge_orders.merging,
         )
 
     def _undurable(self) -> frozenset[str]:
@@ -341,7 +341,7 @@ class SimulatedRun:
     def _stop(self) -> None:
         """As `CoordinatorLoop.stop`: what is in the queues now is done, what follows from it is not."""
         self._coordinator.stopping.set()
-        self._protocol.take_durable(self._compactions.unused(), CheckpointId(self._last_batch + 1))
+        self._protocol.take_durable(self._merge_orders.unused(), CheckpointId(self._last_batch + 1))
         commits = len(self._commits)
         self._events.append(JobEnded())
         for _ in range(len(self._events)):

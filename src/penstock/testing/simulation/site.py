@@ -10,7 +10,7 @@ from pathlib import Path
 from penstock.checkpoint.completed import Completed
 from penstock.recovery.restore import RestorePoint
 from penstock.sinks.two_phase_commit import TwoPhaseCommitSink
-from penstock.snapshot.compactor import Merge
+from penstock.snapshot.merger import Merge
 from penstock.snapshot.uploader import Upload
 from penstock.state.local_files import run_dir
 from penstock.storage import LocalStorage

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from penstock.snapshot.mailbox import Address, tell
 from penstock.snapshot.messages import MergeDone, MergeFailed, Message
 from penstock.state.backends.base import StateBackend, StateLayout, Workplace
-from penstock.state.compaction import MergeOrder
+from penstock.state.merge_orders import MergeOrder
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ def perform(merge: Merge) -> Message:
     return MergeDone(merge.run, order.subtask, order.names, merged, duration_ms)
 
 
-class Compactor:
+class Merger:
     """One merge at a time in a worker; the thread begins with the first order and lives as long as there are any."""
 
     def __init__(self) -> None:
@@ -73,4 +73,4 @@ class Compactor:
                     return
 
 
-COMPACTOR = Compactor()
+MERGER = Merger()

@@ -46,7 +46,7 @@ class Merged:
 
 
 @dataclass
-class Compactions:
+class MergeOrders:
     """At most one order a subtask at a time."""
 
     choose: Callable[[Sequence[FileRef]], range | None]
