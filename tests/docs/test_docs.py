@@ -20,7 +20,7 @@ from penstock.checkpoint.completed import FORMAT as METADATA_FORMAT
 from penstock.cli.main import app
 from penstock.recovery.restore import JobRecord
 from penstock.sources.partitioned_log import _FORMAT as LOG_FORMAT
-from penstock.state.backends.run_file import FORMAT_VERSION as RUN_FORMAT
+from penstock.state.backends.sorted_file import FORMAT_VERSION as SORTED_FILE_FORMAT
 from penstock.testing.sink_contract import SinkContract
 
 ROOT = Path(__file__).parents[2]
@@ -182,7 +182,9 @@ def test_state_formats() -> None:
     """The changelog has the formats that this version writes, so a change of one needs an entry."""
     table = table_rows(TEXTS["CHANGELOG.md"], "### State format")
     table |= {
-        "runs": next(cells for line, cells in _plain_rows("CHANGELOG.md") if line.startswith("state runs"))
+        "sorted files": next(
+            cells for line, cells in _plain_rows("CHANGELOG.md") if line.startswith("sorted files of state")
+        )
     }
     table |= {
         "log": next(
@@ -192,7 +194,7 @@ def test_state_formats() -> None:
     formats = {
         "job.json": JobRecord("", 1).format,
         "chk-<n>-r<run>/_metadata": METADATA_FORMAT,
-        "runs": RUN_FORMAT,
+        "sorted files": SORTED_FILE_FORMAT,
         "log": LOG_FORMAT,
     }
     assert {name: table[name][0] for name in formats} == {

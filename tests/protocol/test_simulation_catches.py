@@ -27,7 +27,7 @@ from penstock.spark import reading
 from penstock.spark.progress_log import ProgressLog
 from penstock.spark.reading import Reading
 from penstock.spark.source_log import SourceLog
-from penstock.state import compaction
+from penstock.state import merge_orders
 from penstock.state.backends.checksums import HashedFiles
 from penstock.testing.simulation import Fate, Violation, random_workload
 from penstock.testing.simulation.run import SimulatedRun
@@ -297,12 +297,12 @@ def forget_what_was_merged_in_vain(patch: Patch) -> None:
 @mutation()
 def put_a_merged_run_in_front(patch: Patch) -> None:
     def in_front(handle, merged):
-        rest = tuple(run for run in handle.runs if run.name not in merged.replaced)
-        if len(rest) == len(handle.runs) or merged.run is None:
+        rest = tuple(ref for ref in handle.refs if ref.name not in merged.replaced)
+        if len(rest) == len(handle.refs) or merged.ref is None:
             return handle
-        return msgspec.structs.replace(handle, runs=(merged.run, *rest))
+        return msgspec.structs.replace(handle, refs=(merged.ref, *rest))
 
-    patch.setattr(compaction, "replaced", in_front)
+    patch.setattr(merge_orders, "replaced", in_front)
 
 
 @mutation()

@@ -163,7 +163,7 @@ def test_local_files_stay_while_the_coordinator_is_held_up(spark, ledger, start)
     wait_until(
         handle, lambda: not pending
     )  # and now the coordinator notes that checkpoint 0 is committed, until `held`
-    while handle.progress.batch < 6:  # runs are merged on the way
+    while handle.progress.batch < 6:  # files are merged on the way
         ledger.fill(10)
         wait_until(handle, processed(handle, ledger))
     assert list(pending) == [1]

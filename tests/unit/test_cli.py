@@ -24,7 +24,7 @@ from penstock.errors import ConfigError
 from penstock.ids import CheckpointId, SubtaskId
 from penstock.recovery.fencing import claim, record_descent
 from penstock.recovery.restore import JobRecord, check_job_record
-from penstock.state.handle import RunRef, StateHandle
+from penstock.state.handle import FileRef, StateHandle
 from penstock.storage import LocalStorage
 
 JOB = "views"
@@ -54,8 +54,8 @@ def penstock(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 
 def completed(checkpoint: int, run: int) -> Completed:
     subtask = SubtaskId("counts", 0)
-    file = RunRef(10, 3000, "0" * 16, name=f"state/counts/{run}-{checkpoint}-0-0.arrow")
-    handle = StateHandle(subtask, "filesystem", checkpoint, runs=(file,))
+    file = FileRef(10, 3000, "0" * 16, name=f"state/counts/{run}-{checkpoint}-0-0.arrow")
+    handle = StateHandle(subtask, "filesystem", checkpoint, refs=(file,))
     return Completed(
         job=JOB,
         checkpoint=checkpoint,

@@ -50,7 +50,7 @@ class Harness:
 
     @property
     def stored_keys(self) -> int:
-        return sum(run.rows for run in self.handle.runs)
+        return sum(run.rows for run in self.handle.refs)
 
 
 class Sums(KeyedProcess):
@@ -128,9 +128,9 @@ def test_keys_that_were_only_read_are_not_written(tmp_path):
 
     harness = Harness(Reads(), tmp_path)
     harness.run([("a", 1)])
-    before = harness.handle.runs
+    before = harness.handle.refs
     assert harness.run([("a", 0)]) == [{"k": "a", "n": 1}]
-    assert harness.handle.runs == before
+    assert harness.handle.refs == before
 
 
 @pytest.mark.parametrize(

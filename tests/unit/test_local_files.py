@@ -16,7 +16,7 @@ from penstock.ids import SubtaskId
 from penstock.state.backends.base import Workplace
 from penstock.state.backends.checksums import fingerprint
 from penstock.state.backends.fetch import local_file
-from penstock.state.handle import RunRef
+from penstock.state.handle import FileRef
 from penstock.state.local_files import (
     begin_run,
     earlier_runs,
@@ -50,8 +50,8 @@ class Machine:
         return run_dir(self.job, 1) / NAME
 
     @property
-    def ref(self) -> RunRef:
-        return RunRef(1, len(NAME) * 100, _checksum(NAME.encode() * 100), NAME)
+    def ref(self) -> FileRef:
+        return FileRef(1, len(NAME) * 100, _checksum(NAME.encode() * 100), NAME)
 
     def workplace(self) -> Workplace:
         return Workplace(self.storage, self.local, SubtaskId("views", 0), 1, 128, 5, "3-5-0-0")

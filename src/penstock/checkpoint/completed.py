@@ -9,7 +9,7 @@ import msgspec
 from penstock.ids import CheckpointId, SubtaskId
 from penstock.state.handle import StateHandle
 
-FORMAT = 2
+FORMAT = 3
 
 
 class SourceFile(msgspec.Struct, frozen=True):

@@ -45,7 +45,7 @@ from penstock.checkpoint.retention import subsumed, unnamed_files
 from penstock.config import Checkpointing, Mode
 from penstock.errors import InternalError
 from penstock.ids import NO_CHECKPOINT, CheckpointId, RunId, SubtaskId
-from penstock.state.handle import RunRef, StateHandle
+from penstock.state.handle import FileRef, StateHandle
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ class Protocol:
         self._durable: set[str] = set(self._known)
         self._held: dict[CheckpointId, frozenset[str]] = {NO_CHECKPOINT: held}
         self._early: dict[str, int] = {}
-        self._handed_in: dict[tuple[SubtaskId, tuple[RunRef, ...]], int] = {}
+        self._handed_in: dict[tuple[SubtaskId, tuple[FileRef, ...]], int] = {}
         """At least once: the states that subtasks have stored, and the version of each."""
         self._async_ms: dict[tuple[SubtaskId, int], float] = {}
         self._failures_in_a_row = 0
@@ -364,20 +364,20 @@ class Protocol:
         pending.take(versions_to_take(batches, self._is_handed_in, self._identity.upstream))
 
     def _is_handed_in(self, handle: StateHandle) -> bool:
-        return not handle.files or (handle.subtask, handle.runs) in self._handed_in
+        return not handle.files or (handle.subtask, handle.refs) in self._handed_in
 
     def _forget_what_was_handed_in(self, checkpoint: CheckpointId) -> None:
         """Keep what a batch that no checkpoint has yet may name."""
         batches = [*self._finished.values(), *([self._newest] if self._newest else [])]
-        named = {(handle.subtask, handle.runs) for batch in batches for handle in batch.handles.values()}
+        named = {(handle.subtask, handle.refs) for batch in batches for handle in batch.handles.values()}
         self._handed_in = {
             key: version for key, version in self._handed_in.items() if key in named or version > checkpoint
         }
 
     def _hand_in(self, handle: StateHandle) -> None:
-        """The subtask has stored just this; a later version with the same runs is the same."""
+        """The subtask has stored just this; a later version with the same files is the same."""
         if self._mode is Mode.AT_LEAST_ONCE and handle.files:
-            self._handed_in[handle.subtask, handle.runs] = handle.version
+            self._handed_in[handle.subtask, handle.refs] = handle.version
 
     def _being_written(self, checkpoint: CheckpointId) -> Pending:
         for pending in self.pending.values():

@@ -15,8 +15,8 @@ from penstock.checkpoint.completed import PreCommitted, SubtaskReport
 from penstock.ids import CheckpointId, RunId, SubtaskId
 from penstock.snapshot.mailbox import Address
 from penstock.state.backends.base import StateBackend
-from penstock.state.compaction import MergeOrder
 from penstock.state.handle import StateHandle
+from penstock.state.merge_orders import MergeOrder
 from penstock.storage import Storage
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from penstock.engine.assignment import Answer
-from penstock.snapshot.compactor import Merge
+from penstock.snapshot.merger import Merge
 from penstock.snapshot.messages import Message
 from penstock.snapshot.uploader import Upload
 

@@ -83,7 +83,7 @@ class Observer:
         self.on_change(self.progress)
 
     def merged(self, message: MergeDone) -> None:
-        """Runs of state were merged in the background."""
+        """Sorted files of state were merged in the background."""
         with self._lock:
             self.progress.merges += 1
             self.progress.merged_bytes += message.merged.size if message.merged else 0

@@ -28,8 +28,8 @@ from penstock.recovery.fit import described
 from penstock.snapshot.mailbox import Address
 from penstock.snapshot.messages import MergeDone, MergeFailed, Message, TaskFailed, UploadDone, UploadFailed
 from penstock.snapshot.rescue import Rescue
-from penstock.state.compaction import RETRY_AFTER_S, Compactions, Merged
-from penstock.state.handle import RunRef, StateHandle
+from penstock.state.handle import FileRef, StateHandle
+from penstock.state.merge_orders import RETRY_AFTER_S, Merged, MergeOrders
 
 _log = logging.getLogger(__name__)
 
@@ -98,7 +98,7 @@ class Run:
         clock: Clock,
         observer: Observer,
         in_background: Callable[[Callable[[], None]], None],
-        choose_merge: Callable[[Sequence[RunRef]], range | None] | None = None,
+        choose_merge: Callable[[Sequence[FileRef]], range | None] | None = None,
     ) -> None:
         self._spec = spec
         self._start = start
@@ -109,7 +109,7 @@ class Run:
         self._handles: Mapping[SubtaskId, StateHandle] = start.handles
         self._last_batch = start.point.last_read
         self._accounts = Accounts()
-        self._merges = Compactions(choose_merge or spec.backend.choose_merge)
+        self._merge_orders = MergeOrders(choose_merge or spec.backend.choose_merge)
         self._reading = Reading(
             start.log,
             start.source_log,
@@ -136,8 +136,8 @@ class Run:
         return BatchUnderWay(self._assign(batch, mailbox), barrier, began)
 
     def _assign(self, batch: CheckpointId, mailbox: Address) -> Assignment:
-        self._handles, merged = self._merges.adopt(self._handles)
-        expecting = self._merges.expecting  # before new orders, whose files are of this batch
+        self._handles, merged = self._merge_orders.adopt(self._handles)
+        expecting = self._merge_orders.expecting  # before new orders, whose files are of this batch
         opening = self._coordinator.begin_batch(batch, self._handles.values(), merged)
         return Assignment(
             place=self._place(mailbox),
@@ -145,8 +145,8 @@ class Run:
             handles=self._handles,
             undurable=opening.undurable,
             keep=opening.needed,
-            merges=self._merges.order(self._handles.values(), self._clock.monotonic()),
-            merging=self._merges.merging,
+            merges=self._merge_orders.order(self._handles.values(), self._clock.monotonic()),
+            merging=self._merge_orders.merging,
             expecting=expecting,
             forget_earlier_runs=opening.completed > self._start.point.id,
             awaited=opening.awaited,
@@ -170,7 +170,7 @@ class Run:
         """All tasks are done: the barrier has passed the whole job. `answers` are those of the attempts that were kept."""
         plan = batch.assignment
         done = acknowledged(plan, tuple(self._spec.layouts), answers)
-        self._merges.not_taken(plan.merges.keys() - done.with_rows)
+        self._merge_orders.not_taken(plan.merges.keys() - done.with_rows)
         for report in done.reports.values():
             tell_origins(report)
         self._handles, self._last_batch = done.handles, plan.batch
@@ -197,10 +197,10 @@ class Run:
             case TaskFailed():
                 self._accounts.take(message)
             case MergeDone():
-                self._merges.done(Merged(message.subtask, message.replaced, message.merged))
+                self._merge_orders.done(Merged(message.subtask, message.replaced, message.merged))
                 self._observer.merged(message)
             case MergeFailed():
-                self._merges.failed(message.subtask, self._clock.monotonic())
+                self._merge_orders.failed(message.subtask, self._clock.monotonic())
                 _log.warning(
                     "%s: files of state could not be merged in the background; they stay as they are, next try in %.0f s: %s",
                     *(message.subtask, RETRY_AFTER_S, message.cause),
@@ -232,4 +232,4 @@ class Run:
 
     def close(self) -> None:
         """No batch will follow, and no message. Before the coordinator ends: it discards what was merged in vain."""
-        self._coordinator.give_back(self._merges.unused(), CheckpointId(self._last_batch + 1))
+        self._coordinator.give_back(self._merge_orders.unused(), CheckpointId(self._last_batch + 1))

@@ -28,7 +28,7 @@ from penstock.operators.keyed_process import Context, KeyedProcess
 from penstock.operators.run_aggregate import run_aggregate
 from penstock.operators.run_batch_process import run_batch_process
 from penstock.operators.run_process import run_process
-from penstock.snapshot.compactor import Merge
+from penstock.snapshot.merger import Merge
 from penstock.snapshot.uploader import Upload, remember_newest
 from penstock.state.backends.base import OpenState, StateLayout, Workplace
 from penstock.state.handle import StateHandle, state_stem
@@ -113,14 +113,14 @@ class OperatorTask(ABC):
     def _report(
         self, handle: StateHandle, before: StateHandle | None, rows: int, alignment_ms: float, sync_ms: float
     ) -> SubtaskReport:
-        known = set(before.runs) if before else set()
+        known = set(before.refs) if before else set()
         return SubtaskReport(
             subtask=handle.subtask,
             rows=rows,
             alignment_ms=alignment_ms,
             sync_ms=sync_ms,
             state_bytes=handle.size,
-            new_bytes=sum(run.size for run in handle.runs if run not in known),
+            new_bytes=sum(ref.size for ref in handle.refs if ref not in known),
             host=socket.gethostname(),
         )
 

@@ -22,7 +22,7 @@ _log = logging.getLogger(__name__)
 def tell_failure(executor: Executor, plan: Assignment, subtask: SubtaskId, error: Exception) -> None:
     """Called in a task that is about to fail."""
     kind = type(error).__name__ if isinstance(error, PenstockError) else ""
-    file = error.facts.get("run", "") if isinstance(error, PenstockError) else ""
+    file = error.facts.get("file", "") if isinstance(error, PenstockError) else ""
     cause = str(error) if kind else f"{type(error).__name__}: {error}"
     told = TaskFailed(
         plan.place.run, plan.batch, subtask, kind, cause, str(file), place_of(error), may_pass(error)

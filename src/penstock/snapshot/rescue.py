@@ -64,7 +64,7 @@ class Rescue:
 
     def _upload(self, handle: StateHandle) -> None:
         try:
-            files = {run.name: run for run in handle.runs if run.name}
+            files = {ref.name: ref for ref in handle.refs if ref.name}
             store_all(self.storage, self.local_dir, files, Room())
         except UnavailableError as error:
             _log.warning(

@@ -19,7 +19,7 @@ from typing import IO
 
 from penstock.errors import UnavailableError
 from penstock.state.backends.checksums import fingerprint
-from penstock.state.handle import RunRef
+from penstock.state.handle import FileRef
 from penstock.storage import Storage
 
 FILES_AT_ONCE = 8
@@ -44,7 +44,7 @@ class Room:
 
 
 def store_all(
-    storage: Storage, local_dir: Path, files: Mapping[str, RunRef], room: Room | None = None
+    storage: Storage, local_dir: Path, files: Mapping[str, FileRef], room: Room | None = None
 ) -> None:
     """Make these files durable. Without a room they go one by one, in the calling thread; raises the first failure."""
     names = sorted(files)
@@ -62,7 +62,7 @@ def store_all(
     _in_parallel(store, names, min(in_room.files_at_once, len(names)))
 
 
-def store_one(storage: Storage, local_dir: Path, name: str, ref: RunRef) -> None:
+def store_one(storage: Storage, local_dir: Path, name: str, ref: FileRef) -> None:
     """Make one file durable, unless it is: a file in storage is there whole, and no other was ever given its name.
 
     What is uploaded must be what the handle promises: a working file that was damaged since it was written is refused.
@@ -82,7 +82,7 @@ def store_one(storage: Storage, local_dir: Path, name: str, ref: RunRef) -> None
             ) from cause
 
 
-def _check(path: Path, ref: RunRef) -> None:
+def _check(path: Path, ref: FileRef) -> None:
     found = fingerprint(path)
     if found != (ref.size, ref.checksum):
         raise UnavailableError(

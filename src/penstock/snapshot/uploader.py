@@ -20,7 +20,7 @@ from penstock.ids import SubtaskId
 from penstock.snapshot.mailbox import Address, tell
 from penstock.snapshot.messages import Message, UploadDone, UploadFailed
 from penstock.snapshot.transfer import Room, store_all
-from penstock.state.handle import RunRef, StateHandle
+from penstock.state.handle import FileRef, StateHandle
 from penstock.storage import Storage
 
 _HANDLES = msgspec.json.Decoder(StateHandle)  # made before there are threads, see `mailbox`
@@ -46,9 +46,9 @@ class Upload:
     awaited: frozenset[int] = frozenset()
 
     @property
-    def missing(self) -> dict[str, RunRef]:
+    def missing(self) -> dict[str, FileRef]:
         """The files that may not be in storage yet, by name."""
-        return {run.name: run for run in self.handle.runs if run.name and run.name not in self.durable}
+        return {ref.name: ref for ref in self.handle.refs if ref.name and ref.name not in self.durable}
 
 
 def remember_newest(local_dir: Path, handle: StateHandle) -> None:

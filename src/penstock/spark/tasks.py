@@ -17,8 +17,8 @@ from pyspark.sql import SparkSession
 from penstock.engine.assignment import Answer, decode_answer, encode_answer
 from penstock.errors import InternalError
 from penstock.recovery.taking_over import Taken, TakeOver
-from penstock.snapshot.compactor import COMPACTOR, Merge
 from penstock.snapshot.mailbox import Address, send
+from penstock.snapshot.merger import MERGER, Merge
 from penstock.snapshot.messages import Message
 from penstock.snapshot.uploader import UPLOADER, Upload
 from penstock.state.handle import StateHandle
@@ -77,7 +77,7 @@ class SparkExecutor:
 
     def merge(self, merge: Merge) -> None:
         """See `Executor.merge`."""
-        COMPACTOR.submit(merge)
+        MERGER.submit(merge)
 
     def tell(self, message: Message) -> None:
         """See `Executor.tell`."""

@@ -17,7 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.ids import SubtaskId
-from penstock.state.handle import RunRef, StateHandle
+from penstock.state.handle import FileRef, StateHandle
 from penstock.state.keys import KeyBatch
 from penstock.state.local_files import MERGED, Origins
 from penstock.storage import Storage
@@ -36,7 +36,7 @@ class Workplace:
     """What one attempt of one subtask in one batch may touch.
 
     `local_dir` holds working files of this machine; any of them may be missing at any time and is then fetched from storage.
-    A run named 'state/views/3-17-0-42.arrow' lies locally at local_dir/'state/views/3-17-0-42.arrow'.
+    A file named 'state/views/3-17-0-42.arrow' lies locally at local_dir/'state/views/3-17-0-42.arrow'.
     `stem` is unique among all attempts of all runs, so a file is never written twice.
     `merging` names files that a background merge is about to replace; nobody else may merge them meanwhile.
     `origins` counts what had to be brought here.
@@ -61,7 +61,7 @@ class Workplace:
         return self.local_dir / name
 
     def merged_path(self, name: str) -> Path:
-        """Where a merged run waits on this machine until a handle names it."""
+        """Where a merged file waits on this machine until a handle names it."""
         return self.local_dir / MERGED / name
 
 
@@ -98,7 +98,7 @@ class OpenState(ABC):
     def freeze(self) -> StateHandle:
         """End the batch: the synchronous part of the snapshot. Local files are complete when it returns.
 
-        Called once, after the last write. When nothing was written the handle names the same runs as before. No upload here.
+        Called once, after the last write. When nothing was written the handle names the same files as before. No upload here.
         """
 
     @abstractmethod
@@ -117,28 +117,28 @@ class StateBackend(ABC):
 
     @abstractmethod
     def open(self, workplace: Workplace, layout: StateLayout, handle: StateHandle | None) -> OpenState:
-        """Open the version that `handle` names (`None`: empty state). Raises `CorruptStateError` when a run is not what it should be.
+        """Open the version that `handle` names (`None`: empty state). Raises `CorruptStateError` when a file is not what it should be.
 
-        After a change of parallelism the handle holds runs of several former subtasks, with keys that this one does not own:
-        they are never asked for, are dropped when runs are merged, and are left out by `scan`.
+        After a change of parallelism the handle names files of several former subtasks, with keys that this one does not own:
+        they are never asked for, are dropped when files are merged, and are left out by `scan`.
         """
 
-    def choose_merge(self, runs: Sequence[RunRef]) -> range | None:  # noqa: ARG002
-        """Which neighbouring runs, newest first, a background merge should make one of; None for nothing. Pure; on the driver.
+    def choose_merge(self, refs: Sequence[FileRef]) -> range | None:  # noqa: ARG002
+        """Which neighbouring files, newest first, a background merge should make one of; None for nothing. Pure; on the driver.
 
         A backend that looks after its own files need not say anything here.
         """
         return None
 
     def merge(
-        self, workplace: Workplace, layout: StateLayout, runs: Sequence[RunRef], *, oldest: bool
-    ) -> RunRef | None:
-        """Make one run of several and leave it at `workplace.merged_path`; None when no row is left.
+        self, workplace: Workplace, layout: StateLayout, refs: Sequence[FileRef], *, oldest: bool
+    ) -> FileRef | None:
+        """Make one file of several and leave it at `workplace.merged_path`; None when no row is left.
 
-        Called in the background of a worker, while batches go on. The runs are verified first: a damaged file must not get
-        a new checksum. `oldest`: there is no older run, so tombstones can go.
+        Called in the background of a worker, while batches go on. The files are verified first: a damaged file must not get
+        a new checksum. `oldest`: there is no older file, so tombstones can go.
         """
         raise NotImplementedError
 
 
-__all__ = ["KeyBatch", "OpenState", "RunRef", "StateBackend", "StateHandle", "StateLayout", "Workplace"]
+__all__ = ["FileRef", "KeyBatch", "OpenState", "StateBackend", "StateHandle", "StateLayout", "Workplace"]

@@ -25,7 +25,7 @@ from penstock.state.backends.base import (
     Workplace,
 )
 from penstock.state.backends.rocksdb_rows import RowCodec
-from penstock.state.backends.run_file import scan_schema
+from penstock.state.backends.sorted_file import scan_schema
 from penstock.state.backends.write_check import WriteCheck
 from penstock.state.sizes import PART_BYTES
 
@@ -56,7 +56,7 @@ class RocksdbBackend(StateBackend):
                 subtask=str(workplace.subtask),
                 backend=handle.backend,
             )
-        version = open_version(workplace, layout, handle.runs if handle else ())
+        version = open_version(workplace, layout, handle.refs if handle else ())
         return RocksdbState(workplace, layout, version)
 
 
@@ -112,7 +112,7 @@ class RocksdbState(OpenState):
             subtask=self._workplace.subtask,
             backend=RocksdbBackend.name,
             version=self._workplace.version,
-            runs=self._version.freeze(),
+            refs=self._version.freeze(),
         )
 
     def scan(self) -> Iterator[pa.RecordBatch]:

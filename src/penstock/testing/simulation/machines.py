@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from penstock.engine.assignment import Answer
-from penstock.snapshot.compactor import Merge
-from penstock.snapshot.compactor import perform as merge_files
+from penstock.snapshot.merger import Merge
+from penstock.snapshot.merger import perform as merge_files
 from penstock.snapshot.messages import Message
 from penstock.snapshot.uploader import Lane, Upload, UploadLanes
 from penstock.snapshot.uploader import perform as store

@@ -25,7 +25,7 @@ from penstock.snapshot.mailbox import Address
 from penstock.snapshot.messages import Message
 from penstock.snapshot.uploader import Upload
 from penstock.state.backends import backend_named
-from penstock.state.handle import RunRef, StateHandle
+from penstock.state.handle import FileRef, StateHandle
 from penstock.testing.simulation.batch import Batch
 from penstock.testing.simulation.counting import LAYOUT
 from penstock.testing.simulation.external import SimulatedSink, TableWriter
@@ -266,7 +266,7 @@ class Driver:
     def _in_background(self) -> None:
         self._background.pop(self._rng.randrange(len(self._background)))()
 
-    def _choose_merge(self, files: Sequence[RunRef]) -> range | None:
+    def _choose_merge(self, files: Sequence[FileRef]) -> range | None:
         """Any neighbours at any time: what the policy would choose is among it."""
         if self._backend.choose_merge(files) is None and (
             len(files) < FEWEST_FILES or self._rng.random() < CALM

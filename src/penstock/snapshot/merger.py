@@ -1,4 +1,4 @@
-"""Merges runs of state while batches go on: a background thread in the Python worker. Executors.
+"""Merges sorted files of state while batches go on: a background thread in the Python worker. Executors.
 
 A merge reads files that never change and writes a new one, so that it can be given up at any moment. The result is uploaded before the
 driver hears of it: when a handle names it, it is durable, and no checkpoint waits for it.
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from penstock.snapshot.mailbox import Address, tell
 from penstock.snapshot.messages import MergeDone, MergeFailed, Message
 from penstock.state.backends.base import StateBackend, StateLayout, Workplace
-from penstock.state.compaction import MergeOrder
+from penstock.state.merge_orders import MergeOrder
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ def perform(merge: Merge) -> Message:
     order, workplace = merge.order, merge.workplace
     merged = None
     try:
-        merged = merge.backend.merge(workplace, merge.layout, order.runs, oldest=order.oldest)
+        merged = merge.backend.merge(workplace, merge.layout, order.refs, oldest=order.oldest)
         if merged is not None:
             workplace.storage.upload(workplace.merged_path(merged.name), merged.name)
     except Exception as error:  # noqa: BLE001 - nothing depends on a merge; the driver tells people and tries again later
@@ -46,7 +46,7 @@ def perform(merge: Merge) -> Message:
     return MergeDone(merge.run, order.subtask, order.names, merged, duration_ms)
 
 
-class Compactor:
+class Merger:
     """One merge at a time in a worker; the thread begins with the first order and lives as long as there are any."""
 
     def __init__(self) -> None:
@@ -73,4 +73,4 @@ class Compactor:
                     return
 
 
-COMPACTOR = Compactor()
+MERGER = Merger()

@@ -1,14 +1,14 @@
-"""The format of a run: an Arrow IPC file, its rows in order of sort key. Runs in tasks on executors.
+"""The format of a sorted file of state: an Arrow IPC file, its rows in order of sort key. Runs in tasks on executors.
 
     __sort_key int64 · __deleted bool (only where there are tombstones) · key columns · value columns
 
 Invariants:
-1. A run is immutable. It is written under another name and appears whole.
+1. A file is immutable. It is written under another name and appears whole.
 2. It is not compressed, so that a mapped file is used in place, without a copy.
-3. It holds keys of its writer's key groups only: `RunHeader` names the writer.
-4. A key occurs once in a run. Different keys may share a sort key, also across two record batches.
+3. It holds keys of its writer's key groups only: `FileHeader` names the writer.
+4. A key occurs once in a file. Different keys may share a sort key, also across two record batches.
 
-Mostly a run is one record batch; it has more when one would grow too large for the 32-bit offsets of strings
+Mostly it is one record batch; it has more when one would grow too large for the 32-bit offsets of strings
 and lists.
 """
 
@@ -27,18 +27,18 @@ import pyarrow as pa
 import xxhash
 
 from penstock.errors import CorruptStateError, IncompatibleStateError, PenstockError, UnavailableError
-from penstock.state.backends.base import RunRef, StateLayout
+from penstock.state.backends.base import FileRef, StateLayout
 from penstock.state.backends.checksums import HASHED_FILES
 from penstock.state.keys import SortKeys
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 SORT_KEY = "__sort_key"
 DELETED = "__deleted"
-_HEADER_KEY = b"penstock.run"
+_HEADER_KEY = b"penstock.sorted_file"
 
 
-class RunHeader(msgspec.Struct, frozen=True):
-    """What a run says about itself: its format, and which subtask of which operator wrote it, of how many."""
+class FileHeader(msgspec.Struct, frozen=True):
+    """What a file says about itself: its format, and which subtask of which operator wrote it, of how many."""
 
     key_columns: int
     uid: str
@@ -49,13 +49,13 @@ class RunHeader(msgspec.Struct, frozen=True):
     format: int = FORMAT_VERSION
 
 
-_HEADERS = msgspec.json.Decoder(RunHeader)
+_HEADERS = msgspec.json.Decoder(FileHeader)
 _UNREADABLE = (pa.ArrowException, OSError, KeyError, msgspec.MsgspecError)
 """Arrow says `OSError` without a number about content that makes no sense; with a number it is the system that speaks."""
 
 
 @dataclass(frozen=True, slots=True)
-class RunBatch:
+class SortedBatch:
     """Rows in ascending order of sort key; `deleted` is None where there is no tombstone."""
 
     sort_keys: SortKeys
@@ -71,10 +71,10 @@ class RunBatch:
         """Bytes of key and value columns."""
         return sum(column.nbytes for column in (*self.keys, *self.values))
 
-    def slice(self, start: int, stop: int) -> RunBatch:
+    def slice(self, start: int, stop: int) -> SortedBatch:
         """Rows `start` to `stop`, without a copy."""
         length = stop - start
-        return RunBatch(
+        return SortedBatch(
             self.sort_keys[start:stop],
             None if self.deleted is None else self.deleted.slice(start, length),
             tuple(column.slice(start, length) for column in self.keys),
@@ -83,12 +83,12 @@ class RunBatch:
 
 
 @dataclass(frozen=True)
-class Run:
-    """A run that can be read; `ref` is None while it exists in this task's memory only."""
+class SortedFile:
+    """A sorted file that can be read; `ref` is None while it exists in this task's memory only."""
 
-    header: RunHeader
-    batches: tuple[RunBatch, ...]
-    ref: RunRef | None = None
+    header: FileHeader
+    batches: tuple[SortedBatch, ...]
+    ref: FileRef | None = None
 
     @property
     def rows(self) -> int:
@@ -102,14 +102,14 @@ class Run:
 
     @property
     def name(self) -> str:
-        """The name of the file, '' for a run that is none."""
+        """The name of the file, '' where it is inline or in memory only."""
         return self.ref.name if self.ref else ""
 
 
-def write_run(
-    path: Path, name: str, batches: Iterable[RunBatch], *, layout: StateLayout, header: RunHeader
-) -> RunRef | None:
-    """Write a run to `path`, which appears whole; None, and no file, when there are no rows.
+def write_sorted_file(
+    path: Path, name: str, batches: Iterable[SortedBatch], *, layout: StateLayout, header: FileHeader
+) -> FileRef | None:
+    """Write a sorted file to `path`, which appears whole; None, and no file, when there are no rows.
 
     Not flushed to disk: a local file may be lost at any time, the upload makes it durable.
     """
@@ -130,11 +130,13 @@ def write_run(
             f"cannot write the working file {path}: {cause}; free space or allow writing there, or give the job another local_dir",
             path=str(path),
         ) from cause
-    return RunRef(rows=rows, size=size, checksum=checksum, name=name, tombstones=tombstones)
+    return FileRef(rows=rows, size=size, checksum=checksum, name=name, tombstones=tombstones)
 
 
-def encode_run(batches: Iterable[RunBatch], *, layout: StateLayout, header: RunHeader) -> RunRef | None:
-    """A run kept inline; None when there are no rows."""
+def encode_sorted_file(
+    batches: Iterable[SortedBatch], *, layout: StateLayout, header: FileHeader
+) -> FileRef | None:
+    """A sorted file kept inline; None when there are no rows."""
     filled = _first(batches)
     if filled is None:
         return None
@@ -142,12 +144,12 @@ def encode_run(batches: Iterable[RunBatch], *, layout: StateLayout, header: RunH
     rows, tombstones = _encode(sink, filled, layout, header)
     data = sink.getvalue().to_pybytes()
     checksum = xxhash.xxh3_64_hexdigest(data)
-    return RunRef(rows=rows, size=len(data), checksum=checksum, inline=data, tombstones=tombstones)
+    return FileRef(rows=rows, size=len(data), checksum=checksum, inline=data, tombstones=tombstones)
 
 
-def load_run(ref: RunRef, source: Path | bytes, layout: StateLayout) -> Run:
-    """Open a run whose bytes have been verified; a file is mapped, not read."""
-    label = run_label(ref)
+def load_sorted_file(ref: FileRef, source: Path | bytes, layout: StateLayout) -> SortedFile:
+    """Open a sorted file whose bytes have been verified; one on disk is mapped, not read."""
+    label = file_label(ref)
     try:
         # The batches keep the map alive, so the file itself need not stay open.
         with pa.memory_map(str(source)) if isinstance(source, Path) else pa.BufferReader(source) as opened:
@@ -159,26 +161,26 @@ def load_run(ref: RunRef, source: Path | bytes, layout: StateLayout) -> Run:
         raise _unreadable(label, cause) from cause
     _check_header(label, header)
     _check_columns(label, schema, header, layout)
-    run = Run(header, tuple(_columns(batch, header) for batch in batches if batch.num_rows), ref)
-    if run.rows != ref.rows:
+    file = SortedFile(header, tuple(_columns(batch, header) for batch in batches if batch.num_rows), ref)
+    if file.rows != ref.rows:
         raise CorruptStateError(
-            f"{label} holds {run.rows} rows, the checkpoint says {ref.rows}; restore an older checkpoint",
-            run=label,
+            f"{label} holds {file.rows} rows, the checkpoint says {ref.rows}; restore an older checkpoint",
+            file=label,
             expected=ref.rows,
-            found=run.rows,
+            found=file.rows,
         )
-    return run
+    return file
 
 
-def inline_header(ref: RunRef) -> RunHeader:
-    """What an inline run says about itself; its rows are not looked at."""
+def inline_header(ref: FileRef) -> FileHeader:
+    """What an inline file says about itself; its rows are not looked at."""
     try:
         return _decoded_header(pa.ipc.open_file(pa.BufferReader(ref.inline)).schema)
     except _UNREADABLE as cause:
-        raise _unreadable(run_label(ref), cause) from cause
+        raise _unreadable(file_label(ref), cause) from cause
 
 
-def _decoded_header(schema: pa.Schema) -> RunHeader:
+def _decoded_header(schema: pa.Schema) -> FileHeader:
     return _HEADERS.decode((schema.metadata or {})[_HEADER_KEY])
 
 
@@ -186,10 +188,10 @@ def _unreadable(label: str, cause: Exception) -> PenstockError:
     """What a machine has too little of, or has lost, is no damage: it may be there again in a moment."""
     if isinstance(cause, MemoryError) or (isinstance(cause, OSError) and cause.errno):
         return UnavailableError(
-            f"{label} cannot be opened on this machine: {cause}; it is tried again", run=label
+            f"{label} cannot be opened on this machine: {cause}; it is tried again", file=label
         )
     return CorruptStateError(
-        f"{label} is no readable run of state: {cause!r}; restore an older checkpoint", run=label
+        f"{label} is no readable sorted file of state: {cause!r}; restore an older checkpoint", file=label
     )
 
 
@@ -198,19 +200,19 @@ def scan_schema(layout: StateLayout) -> pa.Schema:
     return pa.schema([pa.field(SORT_KEY, pa.int64(), nullable=False), *layout.key, *layout.value])
 
 
-def run_label(ref: RunRef) -> str:
-    """How messages call a run."""
-    return ref.name or f"inline run {ref.checksum}"
+def file_label(ref: FileRef) -> str:
+    """How messages call a file."""
+    return ref.name or f"inline file {ref.checksum}"
 
 
-def concat_batches(batches: Sequence[RunBatch]) -> RunBatch:
+def concat_batches(batches: Sequence[SortedBatch]) -> SortedBatch:
     """One batch of the rows of several, in the order given."""
     if len(batches) == 1:
         return batches[0]
     deleted = None
     if any(batch.deleted is not None for batch in batches):
         deleted = pa.concat_arrays([_deleted(batch) for batch in batches])
-    return RunBatch(
+    return SortedBatch(
         np.concatenate([batch.sort_keys for batch in batches]),
         deleted,
         tuple(pa.concat_arrays(column) for column in zip(*(batch.keys for batch in batches), strict=True)),
@@ -218,7 +220,7 @@ def concat_batches(batches: Sequence[RunBatch]) -> RunBatch:
     )
 
 
-def _first(batches: Iterable[RunBatch]) -> Iterator[RunBatch] | None:
+def _first(batches: Iterable[SortedBatch]) -> Iterator[SortedBatch] | None:
     """The batches that have rows, or None if there is none."""
     filled = (batch for batch in batches if len(batch))
     first = next(filled, None)
@@ -226,7 +228,7 @@ def _first(batches: Iterable[RunBatch]) -> Iterator[RunBatch] | None:
 
 
 def _encode(
-    sink: Any, batches: Iterator[RunBatch], layout: StateLayout, header: RunHeader
+    sink: Any, batches: Iterator[SortedBatch], layout: StateLayout, header: FileHeader
 ) -> tuple[int, int]:
     """Write all batches; returns the number of rows and of tombstones among them."""
     schema = _schema(layout, header)
@@ -241,7 +243,7 @@ def _encode(
     return rows, tombstones
 
 
-def _schema(layout: StateLayout, header: RunHeader) -> pa.Schema:
+def _schema(layout: StateLayout, header: FileHeader) -> pa.Schema:
     marks = [pa.field(DELETED, pa.bool_())] if header.tombstones else []
     # A tombstone has no values, so no value column can forbid nulls.
     values = [pa.field(field.name, field.type) for field in layout.value]
@@ -249,15 +251,15 @@ def _schema(layout: StateLayout, header: RunHeader) -> pa.Schema:
     return pa.schema(fields, metadata={_HEADER_KEY: msgspec.json.encode(header)})
 
 
-def _deleted(batch: RunBatch) -> pa.BooleanArray:
+def _deleted(batch: SortedBatch) -> pa.BooleanArray:
     return batch.deleted if batch.deleted is not None else pa.array(np.zeros(len(batch), dtype=np.bool_))
 
 
-def _columns(batch: pa.RecordBatch, header: RunHeader) -> RunBatch:
+def _columns(batch: pa.RecordBatch, header: FileHeader) -> SortedBatch:
     first_key = 1 + header.tombstones
     first_value = first_key + header.key_columns
     columns = batch.columns
-    return RunBatch(
+    return SortedBatch(
         columns[0].to_numpy(),
         columns[1] if header.tombstones else None,
         tuple(columns[first_key:first_value]),
@@ -265,18 +267,18 @@ def _columns(batch: pa.RecordBatch, header: RunHeader) -> RunBatch:
     )
 
 
-def _check_header(label: str, header: RunHeader) -> None:
+def _check_header(label: str, header: FileHeader) -> None:
     if header.format != FORMAT_VERSION:
         raise IncompatibleStateError(
             f"{label} has format {header.format}, this version of Penstock reads format {FORMAT_VERSION}; "
             "use the version that wrote it, or start from another checkpoint",
-            run=label,
+            file=label,
             expected=FORMAT_VERSION,
             found=header.format,
         )
 
 
-def _check_columns(label: str, schema: pa.Schema, header: RunHeader, layout: StateLayout) -> None:
+def _check_columns(label: str, schema: pa.Schema, header: FileHeader, layout: StateLayout) -> None:
     marks = [pa.field(DELETED, pa.bool_())] if header.tombstones else []
     expected = [pa.field(SORT_KEY, pa.int64()), *marks, *layout.key, *layout.value]
     same = [(field.name, field.type) for field in schema] == [(field.name, field.type) for field in expected]
@@ -294,7 +296,7 @@ def other_columns(
     return IncompatibleStateError(
         f"{label} holds {stored}, the job now wants {wanted}; "
         "change the job back, or start from another checkpoint",
-        run=label,
+        file=label,
         expected=wanted,
         found=stored,
     )

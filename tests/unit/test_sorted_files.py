@@ -1,4 +1,4 @@
-"""Runs: equality of keys, lookup, merge, the policy that chooses what to merge, and the file format."""
+"""Sorted files: equality of keys, lookup, merge, the policy that chooses what to merge, and the file format."""
 
 from __future__ import annotations
 
@@ -17,24 +17,31 @@ from penstock.errors import CorruptStateError, IncompatibleStateError, Unavailab
 from penstock.state.backends.base import StateLayout
 from penstock.state.backends.equality import rows_equal
 from penstock.state.backends.lookup import lookup
-from penstock.state.backends.merge import Ownership, merge_runs
-from penstock.state.backends.merge_policy import INLINE_RUNS, MAX_RUNS, choose_inline, choose_merge
-from penstock.state.backends.run_file import Run, RunBatch, RunHeader, encode_run, load_run, write_run
-from penstock.state.handle import RunRef
+from penstock.state.backends.merge import Ownership, merge_files
+from penstock.state.backends.merge_policy import INLINE_FILES, MAX_FILES, choose_inline, choose_merge
+from penstock.state.backends.sorted_file import (
+    FileHeader,
+    SortedBatch,
+    SortedFile,
+    encode_sorted_file,
+    load_sorted_file,
+    write_sorted_file,
+)
+from penstock.state.handle import FileRef
 from penstock.state.keys import GROUP_SHIFT, KeyBatch
 from penstock.state.types import arrow_schema, arrow_type
 
 LAYOUT = StateLayout(arrow_schema("k string"), arrow_schema("n long"))
-HEADER = RunHeader(key_columns=1, uid="views", subtask=0, parallelism=1, max_parallelism=128)
+HEADER = FileHeader(key_columns=1, uid="views", subtask=0, parallelism=1, max_parallelism=128)
 ALL = Ownership(0, 1)
 
 Row = tuple[int, str, int | None]  # sort key, key, value (None: tombstone)
 
 
-def batch_of(rows: list[Row]) -> RunBatch:
+def batch_of(rows: list[Row]) -> SortedBatch:
     sort_keys, keys, values = zip(*rows, strict=True)
     deleted = pa.array([value is None for value in values]) if None in values else None
-    return RunBatch(
+    return SortedBatch(
         np.array(sort_keys, dtype=np.int64),
         deleted,
         (pa.array(keys, pa.string()),),
@@ -42,8 +49,8 @@ def batch_of(rows: list[Row]) -> RunBatch:
     )
 
 
-def run_of(*batches: list[Row]) -> Run:
-    return Run(HEADER, tuple(batch_of(rows) for rows in batches))
+def file_of(*batches: list[Row]) -> SortedFile:
+    return SortedFile(HEADER, tuple(batch_of(rows) for rows in batches))
 
 
 def keys_of(*pairs: tuple[int, str]) -> KeyBatch:
@@ -51,10 +58,10 @@ def keys_of(*pairs: tuple[int, str]) -> KeyBatch:
     return KeyBatch(np.array(sort_keys, dtype=np.int64), pa.record_batch([pa.array(keys)], names=["k"]))
 
 
-def merged_rows(runs: list[Run], **settings: object) -> list[Row]:
+def merged_rows(files: list[SortedFile], **settings: object) -> list[Row]:
     options = {"ownership": ALL, "keep_tombstones": False} | settings
     rows: list[Row] = []
-    for batch in merge_runs(runs, **options):  # type: ignore[arg-type]
+    for batch in merge_files(files, **options):  # type: ignore[arg-type]
         columns = (batch.sort_keys.tolist(), batch.keys[0].to_pylist(), batch.values[0].to_pylist())
         rows += zip(*columns, strict=True)
     return rows
@@ -107,18 +114,18 @@ def test_equality_of_several_columns() -> None:
 
 def test_lookup_goes_on_over_collisions_and_batches() -> None:
     """A key is found behind others with its sort key, also when these lie in an earlier record batch."""
-    run = run_of([(1, "a", 10), (5, "b", 20), (5, "c", 30)], [(5, "d", 40), (5, "e", 50), (9, "f", 60)])
+    file = file_of([(1, "a", 10), (5, "b", 20), (5, "c", 30)], [(5, "d", 40), (5, "e", 50), (9, "f", 60)])
     keys = keys_of((0, "z"), (1, "a"), (1, "x"), (5, "c"), (5, "e"), (5, "x"), (9, "f"), (10, "g"))
-    values, found = lookup([run], keys, LAYOUT.value)
+    values, found = lookup([file], keys, LAYOUT.value)
     assert values.column("n").to_pylist() == [None, 10, None, 30, 50, None, 60, None]
     assert found.tolist() == [False, True, False, True, True, False, True, False]
 
 
 def test_lookup_stops_at_the_newest_answer() -> None:
-    """The newest run that knows a key decides, and a tombstone decides that there is none."""
-    newest = run_of([(1, "a", None), (2, "b", 21)])
-    older = run_of([(1, "a", 10), (2, "b", 20), (3, "c", 30)])
-    oldest = run_of([(0, "z", 5), (3, "c", 3)])
+    """The newest file that knows a key decides, and a tombstone decides that there is none."""
+    newest = file_of([(1, "a", None), (2, "b", 21)])
+    older = file_of([(1, "a", 10), (2, "b", 20), (3, "c", 30)])
+    oldest = file_of([(0, "z", 5), (3, "c", 3)])
     values, found = lookup(
         [newest, older, oldest], keys_of((0, "z"), (1, "a"), (2, "b"), (3, "c")), LAYOUT.value
     )
@@ -129,8 +136,8 @@ def test_lookup_stops_at_the_newest_answer() -> None:
 def test_lookup_tells_null_from_absent() -> None:
     """A stored null is found; an absent key is not."""
     stored = batch_of([(1, "a", 1)])
-    stored = RunBatch(stored.sort_keys, None, stored.keys, (pa.nulls(1, pa.int64()),))
-    values, found = lookup([Run(HEADER, (stored,))], keys_of((1, "a"), (2, "b")), LAYOUT.value)
+    stored = SortedBatch(stored.sort_keys, None, stored.keys, (pa.nulls(1, pa.int64()),))
+    values, found = lookup([SortedFile(HEADER, (stored,))], keys_of((1, "a"), (2, "b")), LAYOUT.value)
     assert values.column("n").to_pylist() == [None, None]
     assert found.tolist() == [True, False]
 
@@ -138,16 +145,16 @@ def test_lookup_tells_null_from_absent() -> None:
 def test_lookup_without_value_columns() -> None:
     """State that is only a set of keys answers which of them it has."""
     stored = batch_of([(1, "a", 1)])
-    run = Run(HEADER, (RunBatch(stored.sort_keys, None, stored.keys, ()),))
-    values, found = lookup([run], keys_of((1, "a"), (2, "b")), pa.schema([]))
+    file = SortedFile(HEADER, (SortedBatch(stored.sort_keys, None, stored.keys, ()),))
+    values, found = lookup([file], keys_of((1, "a"), (2, "b")), pa.schema([]))
     assert (values.num_rows, values.num_columns) == (2, 0)
     assert found.tolist() == [True, False]
 
 
 def test_merge_keeps_the_newest_of_each_key() -> None:
     """A merge hides older rows of a key, not other keys with its sort key, and drops tombstones when told to."""
-    newest = run_of([(5, "c", 31), (5, "a", None)])
-    older = run_of([(5, "a", 10), (5, "b", 20), (5, "c", 30), (7, "d", 40)])
+    newest = file_of([(5, "c", 31), (5, "a", None)])
+    older = file_of([(5, "a", 10), (5, "b", 20), (5, "c", 30), (7, "d", 40)])
     assert merged_rows([newest, older]) == [(5, "c", 31), (5, "b", 20), (7, "d", 40)]
     kept = merged_rows([newest, older], keep_tombstones=True)
     assert kept == [(5, "c", 31), (5, "a", None), (5, "b", 20), (7, "d", 40)]
@@ -155,24 +162,24 @@ def test_merge_keeps_the_newest_of_each_key() -> None:
 
 def test_merge_drops_foreign_key_groups() -> None:
     """Rows of key groups that another subtask owns are dropped."""
-    run = run_of([(group << GROUP_SHIFT, f"key {group}", group) for group in range(6)])
-    rows = merged_rows([run], ownership=Ownership(1, 3))
+    file = file_of([(group << GROUP_SHIFT, f"key {group}", group) for group in range(6)])
+    rows = merged_rows([file], ownership=Ownership(1, 3))
     assert [value for _, _, value in rows] == [1, 4]
 
 
-rows_of_a_run = st.dictionaries(st.integers(0, 30), st.integers(0, 99) | st.none(), min_size=1, max_size=25)
+rows_of_a_file = st.dictionaries(st.integers(0, 30), st.integers(0, 99) | st.none(), min_size=1, max_size=25)
 
 
 @given(
-    runs=st.lists(rows_of_a_run, min_size=1, max_size=6), piece_bytes=st.sampled_from([1, 60, 200, 1 << 30])
+    files=st.lists(rows_of_a_file, min_size=1, max_size=6), piece_bytes=st.sampled_from([1, 60, 200, 1 << 30])
 )
-def test_merge_in_pieces_equals_a_dictionary(runs: list[dict[int, int | None]], piece_bytes: int) -> None:
+def test_merge_in_pieces_equals_a_dictionary(files: list[dict[int, int | None]], piece_bytes: int) -> None:
     """However small its pieces are, a merge holds what updating a dictionary from old to new would hold, in order."""
     truth: dict[int, int | None] = {}
-    for rows in reversed(runs):
+    for rows in reversed(files):
         truth.update(rows)
     # Three keys share each sort key.
-    built = [run_of(sorted((key // 3, str(key), value) for key, value in rows.items())) for rows in runs]
+    built = [file_of(sorted((key // 3, str(key), value) for key, value in rows.items())) for rows in files]
     kept = merged_rows(built, keep_tombstones=True, piece_bytes=piece_bytes)
     assert {int(key): value for _, key, value in kept} == truth
     assert len(kept) == len(truth)
@@ -185,10 +192,10 @@ KB = 1024
 MB = 1024 * KB
 
 
-def sized(*sizes: int, tombstones: int = 0) -> list[RunRef]:
-    """Runs of these bytes, newest first, a row for every 100; `tombstones` in the newest."""
-    runs = [RunRef(size // 100, size, "", f"run-{i}") for i, size in enumerate(sizes)]
-    return [msgspec.structs.replace(run, tombstones=0 if i else tombstones) for i, run in enumerate(runs)]
+def sized(*sizes: int, tombstones: int = 0) -> list[FileRef]:
+    """Files of these bytes, newest first, a row for every 100; `tombstones` in the newest."""
+    files = [FileRef(size // 100, size, "", f"file-{i}") for i, size in enumerate(sizes)]
+    return [msgspec.structs.replace(file, tombstones=0 if i else tombstones) for i, file in enumerate(files)]
 
 
 @pytest.mark.parametrize(
@@ -215,61 +222,61 @@ def test_choose_merge(sizes: list[int], expected: range | None) -> None:
 
 
 def test_deleted_rows_count_twice() -> None:
-    """Tombstones that hide more than half of the oldest run bring its space back."""
+    """Tombstones that hide more than half of the oldest file bring its space back."""
     assert choose_merge(sized(MB, 9 * MB, tombstones=9 * MB // 250)) is None
     assert choose_merge(sized(MB, 9 * MB, tombstones=9 * MB // 220)) == range(2)
 
 
-def merged_size(runs: list[RunRef], live: int) -> int:
-    """Rows overwritten in a newer run are gone after a merge; there are never more than `live` bytes of distinct keys."""
-    return min(sum(run.size for run in runs), live)
+def merged_size(files: list[FileRef], live: int) -> int:
+    """Rows overwritten in a newer file are gone after a merge; there are never more than `live` bytes of distinct keys."""
+    return min(sum(file.size for file in files), live)
 
 
 @pytest.mark.parametrize("changed", [50 * KB, 300 * KB, 5 * MB])
-def test_runs_and_space_are_bounded_in_a_long_life(changed: int) -> None:
-    """With 20 MB alive and any part of it changed in a batch: never many runs, never more than twice the space."""
+def test_files_and_space_are_bounded_in_a_long_life(changed: int) -> None:
+    """With 20 MB alive and any part of it changed in a batch: never many files, never more than twice the space."""
     live = 20 * MB
-    runs = sized(live)
-    most_runs = most_bytes = 0
+    files = sized(live)
+    most_files = most_bytes = 0
     for batch in range(400):
-        runs = [RunRef(changed // 100, changed, "", f"batch-{batch}"), *runs]
-        window = choose_merge(runs)
+        files = [FileRef(changed // 100, changed, "", f"batch-{batch}"), *files]
+        window = choose_merge(files)
         if window is not None:
-            size = merged_size(runs[window.start : window.stop], live)
-            merged = RunRef(size // 100, size, "", f"merged-{batch}")
-            runs[window.start : window.stop] = [merged]
-        most_runs = max(most_runs, len(runs))
-        most_bytes = max(most_bytes, sum(run.size for run in runs))
-    assert most_runs <= MAX_RUNS
+            size = merged_size(files[window.start : window.stop], live)
+            merged = FileRef(size // 100, size, "", f"merged-{batch}")
+            files[window.start : window.stop] = [merged]
+        most_files = max(most_files, len(files))
+        most_bytes = max(most_bytes, sum(file.size for file in files))
+    assert most_files <= MAX_FILES
     assert most_bytes <= 2 * live + changed
 
 
 @given(sizes=st.lists(st.integers(1, 10_000_000), min_size=1, max_size=200))
-def test_the_number_of_runs_is_bounded(sizes: list[int]) -> None:
-    """Whatever the sizes of batches, never more than MAX_RUNS runs remain after a merge, and a merge makes fewer."""
-    runs: list[RunRef] = []
+def test_the_number_of_files_is_bounded(sizes: list[int]) -> None:
+    """Whatever the sizes of batches, never more than MAX_FILES files remain after a merge, and a merge makes fewer."""
+    files: list[FileRef] = []
     for batch, size in enumerate(sizes):
-        runs.insert(0, RunRef(1, size, "", f"batch-{batch}"))
-        window = choose_merge(runs)
+        files.insert(0, FileRef(1, size, "", f"batch-{batch}"))
+        window = choose_merge(files)
         if window is not None:
             assert len(window) >= 2
-            total = sum(run.size for run in runs[window.start : window.stop])
-            runs[window.start : window.stop] = [RunRef(1, total, "", f"merged-{batch}")]
-        assert len(runs) <= MAX_RUNS
+            total = sum(file.size for file in files[window.start : window.stop])
+            files[window.start : window.stop] = [FileRef(1, total, "", f"merged-{batch}")]
+        assert len(files) <= MAX_FILES
 
 
 def test_merging_is_amortised() -> None:
     """With equal batches of new keys a row is rewritten about once for each doubling, not once for each batch."""
-    runs: list[RunRef] = []
+    files: list[FileRef] = []
     rewritten = 0
     for batch in range(4096):
-        runs.insert(0, RunRef(1, 200 * KB, "", f"batch-{batch}"))
-        window = choose_merge(runs)
+        files.insert(0, FileRef(1, 200 * KB, "", f"batch-{batch}"))
+        window = choose_merge(files)
         if window is not None:
-            total = sum(run.size for run in runs[window.start : window.stop])
+            total = sum(file.size for file in files[window.start : window.stop])
             rewritten += total
-            runs[window.start : window.stop] = [RunRef(1, total, "", f"merged-{batch}")]
-    assert sum(run.size for run in runs) == 4096 * 200 * KB
+            files[window.start : window.stop] = [FileRef(1, total, "", f"merged-{batch}")]
+    assert sum(file.size for file in files) == 4096 * 200 * KB
     assert rewritten <= 12 * 4096 * 200 * KB  # 4096 = 2 ** 12
 
 
@@ -281,55 +288,59 @@ NOBODY: frozenset[str] = frozenset()
     [
         ([KB, KB, KB, 9 * MB], NOBODY, None),
         ([KB, KB, KB, KB, 9 * MB], NOBODY, range(4)),
-        ([KB, KB, KB, KB], frozenset({"run-3"}), None),
-        ([KB, KB, KB, KB, KB], frozenset({"run-4"}), range(4)),
-        ([MB] * INLINE_RUNS, NOBODY, None),
-        ([MB] * (INLINE_RUNS + 1), NOBODY, range(INLINE_RUNS // 2)),
-        ([MB] * (INLINE_RUNS + 1), frozenset({"run-5"}), range(5)),
-        ([MB] * (INLINE_RUNS + 1), frozenset({"run-0"}), None),
+        ([KB, KB, KB, KB], frozenset({"file-3"}), None),
+        ([KB, KB, KB, KB, KB], frozenset({"file-4"}), range(4)),
+        ([MB] * INLINE_FILES, NOBODY, None),
+        ([MB] * (INLINE_FILES + 1), NOBODY, range(INLINE_FILES // 2)),
+        ([MB] * (INLINE_FILES + 1), frozenset({"file-5"}), range(5)),
+        ([MB] * (INLINE_FILES + 1), frozenset({"file-0"}), None),
     ],
 )
 def test_choose_inline(sizes: list[int], merging: frozenset[str], expected: range | None) -> None:
-    """A batch merges tiny runs, and the newest of too many; never one that is being merged elsewhere."""
-    assert choose_inline([(f"run-{i}", size) for i, size in enumerate(sizes)], merging) == expected
+    """A batch merges tiny files, and the newest of too many; never one that is being merged elsewhere."""
+    assert choose_inline([(f"file-{i}", size) for i, size in enumerate(sizes)], merging) == expected
 
 
 def test_a_file_is_mapped_and_appears_whole(tmp_path: Path) -> None:
-    """A written run opens without allocating its columns, and no unfinished file stays behind."""
+    """A written file opens without allocating its columns, and no unfinished file stays behind."""
     rows = 100_000
     columns = batch_of([(i, str(i), i) for i in range(rows)])
-    ref = write_run(tmp_path / "a" / "run.arrow", "run.arrow", [columns], layout=LAYOUT, header=HEADER)
+    ref = write_sorted_file(
+        tmp_path / "a" / "sorted.arrow", "sorted.arrow", [columns], layout=LAYOUT, header=HEADER
+    )
     assert ref is not None
     before = pa.total_allocated_bytes()
-    run = load_run(ref, tmp_path / "a" / "run.arrow", LAYOUT)
+    file = load_sorted_file(ref, tmp_path / "a" / "sorted.arrow", LAYOUT)
     assert pa.total_allocated_bytes() - before < rows
-    assert run.rows == ref.rows == rows
-    assert run.batches[0].keys[0].equals(columns.keys[0])
-    assert [path.name for path in tmp_path.rglob("*.*")] == ["run.arrow"]
+    assert file.rows == ref.rows == rows
+    assert file.batches[0].keys[0].equals(columns.keys[0])
+    assert [path.name for path in tmp_path.rglob("*.*")] == ["sorted.arrow"]
 
 
-def test_no_rows_make_no_run(tmp_path: Path) -> None:
+def test_no_rows_make_no_file(tmp_path: Path) -> None:
     """Nothing is written for no rows."""
-    assert write_run(tmp_path / "run", "run", iter(()), layout=LAYOUT, header=HEADER) is None
-    assert encode_run(iter(()), layout=LAYOUT, header=HEADER) is None
+    assert write_sorted_file(tmp_path / "sorted", "sorted", iter(()), layout=LAYOUT, header=HEADER) is None
+    assert encode_sorted_file(iter(()), layout=LAYOUT, header=HEADER) is None
     assert list(tmp_path.iterdir()) == []
 
 
 def test_an_impossible_path_is_unavailable(tmp_path: Path) -> None:
-    """A run that cannot be written says where."""
+    """A file that cannot be written says where."""
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(UnavailableError, match="cannot write the working file"):
-        write_run(tmp_path / "file" / "run", "run", [batch_of([(1, "a", 1)])], layout=LAYOUT, header=HEADER)
+        write_sorted_file(
+            tmp_path / "file" / "sorted", "sorted", [batch_of([(1, "a", 1)])], layout=LAYOUT, header=HEADER
+        )
 
 
-def inline(layout: StateLayout = LAYOUT, header: RunHeader = HEADER) -> RunRef:
-    ref = encode_run([batch_of([(1, "a", 1)])], layout=layout, header=header)
+def inline(layout: StateLayout = LAYOUT, header: FileHeader = HEADER) -> FileRef:
+    ref = encode_sorted_file([batch_of([(1, "a", 1)])], layout=layout, header=header)
     assert ref is not None
     return ref
 
 
 def test_another_layout_is_incompatible() -> None:
-    """A run with other columns, types or another split of key and values is refused, naming both."""
+    """A file with other columns, types or another split of key and values is refused, naming both."""
     ref = inline()
     for key, value in (
         ("k string", "n int"),
@@ -341,18 +352,18 @@ def test_another_layout_is_incompatible() -> None:
         with pytest.raises(
             IncompatibleStateError, match=r"holds key \(k string\) and values \(n int64\), the job now"
         ):
-            load_run(ref, ref.inline, layout)
+            load_sorted_file(ref, ref.inline, layout)
 
 
 def test_another_format_is_incompatible() -> None:
-    """A run of a later format is refused with both numbers."""
+    """A file of a later format is refused with both numbers."""
     ref = inline(
-        header=RunHeader(key_columns=1, uid="views", subtask=0, parallelism=1, max_parallelism=128, format=2)
+        header=FileHeader(key_columns=1, uid="views", subtask=0, parallelism=1, max_parallelism=128, format=3)
     )
     with pytest.raises(
-        IncompatibleStateError, match=r"has format 2, this version of Penstock reads format 1"
+        IncompatibleStateError, match=r"has format 3, this version of Penstock reads format 2"
     ):
-        load_run(ref, ref.inline, LAYOUT)
+        load_sorted_file(ref, ref.inline, LAYOUT)
 
 
 def test_what_is_no_run_is_corrupt() -> None:
@@ -360,9 +371,9 @@ def test_what_is_no_run_is_corrupt() -> None:
     sink = pa.BufferOutputStream()
     with pa.ipc.new_file(sink, pa.schema([("k", pa.string())])):
         pass
-    for data in (b"", b"no run at all", sink.getvalue().to_pybytes()):
-        with pytest.raises(CorruptStateError, match="no readable run of state"):
-            load_run(RunRef(rows=1, size=len(data), checksum="0"), data, LAYOUT)
+    for data in (b"", b"no file at all", sink.getvalue().to_pybytes()):
+        with pytest.raises(CorruptStateError, match="no readable sorted file of state"):
+            load_sorted_file(FileRef(rows=1, size=len(data), checksum="0"), data, LAYOUT)
     ref = inline()
     with pytest.raises(CorruptStateError, match="holds 1 rows, the checkpoint says 2"):
-        load_run(RunRef(rows=2, size=ref.size, checksum=ref.checksum), ref.inline, LAYOUT)
+        load_sorted_file(FileRef(rows=2, size=ref.size, checksum=ref.checksum), ref.inline, LAYOUT)

@@ -1,7 +1,7 @@
-"""Which runs are merged in the background, and when the result takes their place. Pure but for its lock; driver.
+"""Which sorted files are merged in the background, and when the result takes their place. Pure but for its lock; driver.
 
-    a handle has runs to merge -> an order goes out with the next batch -> a worker merges, uploads and reports ->
-    the driver puts the merged run into the handle with which the next batch begins
+    a handle has files to merge -> an order goes out with the next batch -> a worker merges, uploads and reports ->
+    the driver puts the merged file into the handle with which the next batch begins
 
 The order travels with a batch because its task has the files at hand; the work goes on after the task has ended. Nothing waits for it, and
 nothing depends on it: an order whose worker died, or whose disk was full, is simply given again later.
@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from penstock.ids import SubtaskId
-from penstock.state.handle import RunRef, StateHandle
+from penstock.state.handle import FileRef, StateHandle
 
 RETRY_AFTER_S = 30.0
 LOST_AFTER_S = 600.0
@@ -24,16 +24,16 @@ LOST_AFTER_S = 600.0
 
 @dataclass(frozen=True)
 class MergeOrder:
-    """Neighbouring runs of one subtask, newest first, to be made one; `oldest` when none lies behind them."""
+    """Neighbouring files of one subtask, newest first, to be made one; `oldest` when none lies behind them."""
 
     subtask: SubtaskId
-    runs: tuple[RunRef, ...]
+    refs: tuple[FileRef, ...]
     oldest: bool
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The files that the merged run replaces."""
-        return tuple(run.name for run in self.runs)
+        """The files that the merged file replaces."""
+        return tuple(ref.name for ref in self.refs)
 
 
 @dataclass(frozen=True)
@@ -42,14 +42,14 @@ class Merged:
 
     subtask: SubtaskId
     replaced: tuple[str, ...]
-    run: RunRef | None
+    ref: FileRef | None
 
 
 @dataclass
-class Compactions:
+class MergeOrders:
     """At most one order a subtask at a time."""
 
-    choose: Callable[[Sequence[RunRef]], range | None]
+    choose: Callable[[Sequence[FileRef]], range | None]
     _under_way: dict[SubtaskId, tuple[MergeOrder, float]] = field(default_factory=dict)
     _not_before: dict[SubtaskId, float] = field(default_factory=dict)
     _done: list[Merged] = field(default_factory=list)
@@ -68,10 +68,10 @@ class Compactions:
                 subtask = handle.subtask
                 if subtask in self._under_way or now < self._not_before.get(subtask, now):
                     continue
-                window = self.choose(handle.runs)
+                window = self.choose(handle.refs)
                 if window is not None:
-                    runs = handle.runs[window.start : window.stop]
-                    orders[subtask] = MergeOrder(subtask, runs, oldest=window.stop == len(handle.runs))
+                    refs = handle.refs[window.start : window.stop]
+                    orders[subtask] = MergeOrder(subtask, refs, oldest=window.stop == len(handle.refs))
                     self._under_way[subtask] = (orders[subtask], now)
             return orders
 
@@ -111,7 +111,7 @@ class Compactions:
     ) -> tuple[dict[SubtaskId, StateHandle], frozenset[str]]:
         """The handles with what was merged meanwhile in its place, and all files that came out of it.
 
-        A result whose runs are no longer there, because its order had been given twice, is in the files but in no handle.
+        A result whose files are no longer there, because its order had been given twice, is in the files but in no handle.
         """
         with self._lock:
             done, self._done = self._done, []
@@ -119,7 +119,7 @@ class Compactions:
         for merged in done:
             if merged.subtask in adopted:
                 adopted[merged.subtask] = replaced(adopted[merged.subtask], merged)
-        return adopted, frozenset(merged.run.name for merged in done if merged.run)
+        return adopted, frozenset(merged.ref.name for merged in done if merged.ref)
 
     def unused(self) -> frozenset[str]:
         """Results that no batch will take any more, at the end of a run."""
@@ -127,11 +127,11 @@ class Compactions:
 
 
 def replaced(handle: StateHandle, merged: Merged) -> StateHandle:
-    """The handle with the merged run instead of those it was made of; unchanged when they are not all there, side by side."""
-    names = [run.name for run in handle.runs]
+    """The handle with the merged file instead of those it was made of; unchanged when they are not all there, side by side."""
+    names = [ref.name for ref in handle.refs]
     first = names.index(merged.replaced[0]) if merged.replaced[0] in names else 0
     last = first + len(merged.replaced)
     if tuple(names[first:last]) != merged.replaced:
         return handle
-    result = () if merged.run is None else (merged.run,)
-    return msgspec.structs.replace(handle, runs=(*handle.runs[:first], *result, *handle.runs[last:]))
+    result = () if merged.ref is None else (merged.ref,)
+    return msgspec.structs.replace(handle, refs=(*handle.refs[:first], *result, *handle.refs[last:]))

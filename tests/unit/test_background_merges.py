@@ -1,4 +1,4 @@
-"""Which runs are merged in the background, and how the result takes their place."""
+"""Which sorted files are merged in the background, and how the result takes their place."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ from protocol_story import Story, only
 from penstock.checkpoint.events import Discard, JobEnded, SnapshotDurable
 from penstock.errors import UnavailableError
 from penstock.ids import CheckpointId, SubtaskId
-from penstock.snapshot.compactor import Compactor, Merge, perform
 from penstock.snapshot.mailbox import Address, Mailbox
+from penstock.snapshot.merger import Merge, Merger, perform
 from penstock.snapshot.messages import MergeDone, MergeFailed, Message
 from penstock.snapshot.uploader import Upload, Uploader
 from penstock.state.backends import FilesystemBackend
 from penstock.state.backends.base import StateLayout, Workplace
-from penstock.state.compaction import (
+from penstock.state.handle import FileRef, StateHandle
+from penstock.state.keys import KeyBatch
+from penstock.state.merge_orders import (
     LOST_AFTER_S,
     RETRY_AFTER_S,
-    Compactions,
     Merged,
     MergeOrder,
+    MergeOrders,
     replaced,
 )
-from penstock.state.handle import RunRef, StateHandle
-from penstock.state.keys import KeyBatch
 from penstock.state.types import arrow_schema
 from penstock.storage import LocalStorage
 from penstock.testing.faulty_storage import Failure, FaultPlan, FaultyStorage
@@ -45,34 +45,34 @@ VIEWS = SubtaskId("views", 0)
 LAYOUT = StateLayout(arrow_schema("k long"), arrow_schema("n long"))
 
 
-def ref(name: str) -> RunRef:
-    return RunRef(1, 1, "", name)
+def ref(name: str) -> FileRef:
+    return FileRef(1, 1, "", name)
 
 
 def handle(*names: str, subtask: SubtaskId = VIEWS) -> StateHandle:
     return StateHandle(subtask, "filesystem", 0, tuple(map(ref, names)))
 
 
-def all_but_the_oldest(runs: Sequence[RunRef]) -> range | None:
-    return range(len(runs) - 1) if len(runs) > 2 else None
+def all_but_the_oldest(refs: Sequence[FileRef]) -> range | None:
+    return range(len(refs) - 1) if len(refs) > 2 else None
 
 
 def test_an_order_goes_out_once_and_its_result_takes_the_place_of_its_runs() -> None:
-    """While an order is under way no other is given; its result replaces its runs, behind those that came meanwhile."""
-    compactions = Compactions(all_but_the_oldest)
-    orders = compactions.order([handle("c", "b", "a")], 0.0)
+    """While an order is under way no other is given; its result replaces its files, behind those that came meanwhile."""
+    merge_orders = MergeOrders(all_but_the_oldest)
+    orders = merge_orders.order([handle("c", "b", "a")], 0.0)
     assert orders == {VIEWS: MergeOrder(VIEWS, (ref("c"), ref("b")), oldest=False)}
-    assert compactions.order([handle("d", "c", "b", "a")], 1.0) == {}
-    assert compactions.merging == {"b", "c"}
-    compactions.done(Merged(VIEWS, ("c", "b"), ref("cb")))
-    assert compactions.merging == {"b", "c"}, (
+    assert merge_orders.order([handle("d", "c", "b", "a")], 1.0) == {}
+    assert merge_orders.merging == {"b", "c"}
+    merge_orders.done(Merged(VIEWS, ("c", "b"), ref("cb")))
+    assert merge_orders.merging == {"b", "c"}, (
         "the batch that is running must leave them alone until they are replaced"
     )
-    handles, files = compactions.adopt({VIEWS: handle("d", "c", "b", "a")})
+    handles, files = merge_orders.adopt({VIEWS: handle("d", "c", "b", "a")})
     assert handles == {VIEWS: handle("d", "cb", "a")}
     assert files == {"cb"}
-    assert compactions.merging == frozenset()
-    assert compactions.adopt(handles) == (handles, frozenset())
+    assert merge_orders.merging == frozenset()
+    assert merge_orders.adopt(handles) == (handles, frozenset())
 
 
 def test_a_result_without_rows_takes_its_runs_away() -> None:
@@ -83,50 +83,50 @@ def test_a_result_without_rows_takes_its_runs_away() -> None:
 @pytest.mark.parametrize("names", [("d", "cb", "a"), ("c", "x", "b", "a"), ("b", "c", "a"), ()])
 def test_a_result_whose_runs_are_gone_is_not_taken(names: tuple[str, ...]) -> None:
     """The second result of an order given twice changes nothing, and its file is named so that it can be discarded."""
-    compactions = Compactions(all_but_the_oldest)
-    compactions.done(Merged(VIEWS, ("c", "b"), ref("late")))
-    handles, files = compactions.adopt({VIEWS: handle(*names)})
+    merge_orders = MergeOrders(all_but_the_oldest)
+    merge_orders.done(Merged(VIEWS, ("c", "b"), ref("late")))
+    handles, files = merge_orders.adopt({VIEWS: handle(*names)})
     assert handles == {VIEWS: handle(*names)}
     assert files == {"late"}
 
 
 def test_orders_are_given_again() -> None:
     """After a failure not at once, after a lost worker when it must be dead, and at once when no task had taken it."""
-    compactions = Compactions(all_but_the_oldest)
-    runs = [handle("c", "b", "a")]
-    assert compactions.order(runs, 0.0)
-    compactions.failed(VIEWS, 0.0)
-    assert not compactions.order(runs, RETRY_AFTER_S - 1)
-    assert compactions.order(runs, RETRY_AFTER_S)
-    assert not compactions.order(runs, RETRY_AFTER_S + LOST_AFTER_S - 1)
-    assert compactions.order(runs, RETRY_AFTER_S + LOST_AFTER_S)
-    compactions.not_taken([VIEWS])
-    assert compactions.order(runs, RETRY_AFTER_S + LOST_AFTER_S)
+    merge_orders = MergeOrders(all_but_the_oldest)
+    handles = [handle("c", "b", "a")]
+    assert merge_orders.order(handles, 0.0)
+    merge_orders.failed(VIEWS, 0.0)
+    assert not merge_orders.order(handles, RETRY_AFTER_S - 1)
+    assert merge_orders.order(handles, RETRY_AFTER_S)
+    assert not merge_orders.order(handles, RETRY_AFTER_S + LOST_AFTER_S - 1)
+    assert merge_orders.order(handles, RETRY_AFTER_S + LOST_AFTER_S)
+    merge_orders.not_taken([VIEWS])
+    assert merge_orders.order(handles, RETRY_AFTER_S + LOST_AFTER_S)
 
 
 def test_who_still_expects_a_result() -> None:
     """From the order until its result is in a handle, or nobody will bring it any more."""
-    compactions = Compactions(all_but_the_oldest)
-    runs = [handle("c", "b", "a")]
-    assert compactions.expecting == frozenset()
-    compactions.order(runs, 0.0)
-    assert compactions.expecting == {VIEWS}
-    compactions.done(Merged(VIEWS, ("c", "b"), ref("cb")))
-    assert compactions.expecting == {VIEWS}
-    compactions.adopt({VIEWS: runs[0]})
-    assert compactions.expecting == frozenset()
-    compactions.order(runs, 0.0)
-    compactions.failed(VIEWS, 0.0)
-    assert compactions.expecting == frozenset()
+    merge_orders = MergeOrders(all_but_the_oldest)
+    handles = [handle("c", "b", "a")]
+    assert merge_orders.expecting == frozenset()
+    merge_orders.order(handles, 0.0)
+    assert merge_orders.expecting == {VIEWS}
+    merge_orders.done(Merged(VIEWS, ("c", "b"), ref("cb")))
+    assert merge_orders.expecting == {VIEWS}
+    merge_orders.adopt({VIEWS: handles[0]})
+    assert merge_orders.expecting == frozenset()
+    merge_orders.order(handles, 0.0)
+    merge_orders.failed(VIEWS, 0.0)
+    assert merge_orders.expecting == frozenset()
 
 
 def test_the_end_of_a_run_names_what_nobody_took() -> None:
     """A result that came too late for a batch is known to whoever deletes files at the end."""
-    compactions = Compactions(all_but_the_oldest)
-    compactions.done(Merged(VIEWS, ("c", "b"), ref("cb")))
-    compactions.done(Merged(VIEWS, ("x", "y"), None))
-    assert compactions.unused() == {"cb"}
-    assert compactions.unused() == frozenset()
+    merge_orders = MergeOrders(all_but_the_oldest)
+    merge_orders.done(Merged(VIEWS, ("c", "b"), ref("cb")))
+    merge_orders.done(Merged(VIEWS, ("x", "y"), None))
+    assert merge_orders.unused() == {"cb"}
+    assert merge_orders.unused() == frozenset()
 
 
 # ── the protocol ───────────────────────────────────────────────────────────────────────────────
@@ -162,7 +162,7 @@ def test_a_merged_file_that_its_batch_did_not_take_is_discarded() -> None:
 
 
 class Site:
-    """A subtask with three runs in storage, and a driver that listens."""
+    """A subtask with three files in storage, and a driver that listens."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -193,7 +193,7 @@ class Site:
 
     def merge(self, storage: object = None) -> Merge:
         assert self.handle is not None
-        order = MergeOrder(VIEWS, self.handle.runs, oldest=True)
+        order = MergeOrder(VIEWS, self.handle.refs, oldest=True)
         return Merge(self.backend, self.workplace(3, storage), LAYOUT, order, self.mailbox.address, 1)
 
 
@@ -205,8 +205,8 @@ def site(tmp_path: Path):
 
 
 def test_the_driver_hears_of_a_merge_when_it_is_in_storage(site: Site) -> None:
-    """The result is in storage when the message comes, waits on the machine, and reads like the runs it replaces."""
-    Compactor().submit(site.merge())
+    """The result is in storage when the message comes, waits on the machine, and reads like the files it replaces."""
+    Merger().submit(site.merge())
     answer = site.letters.get(timeout=60)
     assert isinstance(answer, MergeDone)
     assert answer.merged is not None
@@ -215,7 +215,7 @@ def test_the_driver_hears_of_a_merge_when_it_is_in_storage(site: Site) -> None:
     workplace = site.workplace(4)
     assert workplace.merged_path(answer.merged.name).is_file()
     merged = replaced(site.handle, Merged(VIEWS, answer.replaced, answer.merged))
-    assert len(merged.runs) == 1
+    assert len(merged.refs) == 1
     state = site.backend.open(workplace, LAYOUT, merged)
     rows = pa.Table.from_batches(state.scan()).to_pydict()
     assert rows["n"] == [*range(10), *range(11, 21), *range(22, 42)]
@@ -227,7 +227,7 @@ def test_a_merge_that_cannot_be_stored_leaves_nothing(site: Site) -> None:
     """The driver hears why; no file of it stays, neither on the machine nor in storage."""
     before = site.storage.names()
     full = Failure(operation="upload", error=lambda _: UnavailableError("no space left on device"))
-    Compactor().submit(site.merge(FaultyStorage(site.storage, FaultPlan(failures=(full,)))))
+    Merger().submit(site.merge(FaultyStorage(site.storage, FaultPlan(failures=(full,)))))
     answer = site.letters.get(timeout=60)
     assert isinstance(answer, MergeFailed)
     assert "no space left on device" in answer.cause
@@ -236,7 +236,7 @@ def test_a_merge_that_cannot_be_stored_leaves_nothing(site: Site) -> None:
 
 
 def test_a_full_disk_stops_a_merge_and_nothing_else(site: Site) -> None:
-    """When the machine has no space the driver hears which file could not be written, nothing is left, and the runs are whole."""
+    """When the machine has no space the driver hears which file could not be written, nothing is left, and the files are whole."""
     assert site.handle is not None
     before = site.storage.names()
     with no_file_larger_than(1000):
@@ -263,23 +263,23 @@ def no_file_larger_than(size: int) -> Iterator[None]:
         signal.signal(signal.SIGXFSZ, ignored)
 
 
-def test_a_compactor_takes_one_order_after_the_other(site: Site) -> None:
+def test_a_merger_takes_one_order_after_the_other(site: Site) -> None:
     """Orders of one worker are carried out one by one, and a new one starts it again after a rest."""
-    compactor = Compactor()
+    merger = Merger()
     for _ in range(3):
-        compactor.submit(site.merge())
+        merger.submit(site.merge())
     assert [type(site.letters.get(timeout=60)) for _ in range(3)] == [MergeDone] * 3
-    compactor.submit(site.merge())
+    merger.submit(site.merge())
     assert isinstance(site.letters.get(timeout=60), MergeDone)
 
 
 def told_about(site: Site, address: Address, caplog: pytest.LogCaptureFixture) -> list[tuple[str, str]]:
     """What workers log about a merge and an upload that they cannot tell the driver about, with its level."""
-    compactor, uploader = Compactor(), Uploader()
+    merger, uploader = Merger(), Uploader()
     assert site.handle is not None
     upload = Upload(site.storage, site.root / "run-1", address, 1, site.handle, frozenset(), required=True)
     with caplog.at_level(logging.DEBUG):
-        compactor.submit(replace(site.merge(), mailbox=address))
+        merger.submit(replace(site.merge(), mailbox=address))
         uploader.submit(upload)
         for thread in threading.enumerate():
             if thread.name.startswith(("penstock-merge", "penstock-upload")):
