@@ -19,7 +19,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from penstock import errors
 from penstock.checkpoint.completed import Barrier, Completed, SubtaskReport
-from penstock.checkpoint.coordinator import Coordinator
+from penstock.checkpoint.coordinator import Coordinator, Post, RunCommit
 from penstock.checkpoint.events import BatchFinished, SnapshotDeclined, SnapshotDurable
 from penstock.checkpoint.loop import CoordinatorLoop
 from penstock.checkpoint.protocol import Identity, Now, Protocol
@@ -79,8 +79,6 @@ class QueryRun:
     met: Failure = field(default_factory=Failure)
     """The failure as far as it can be recognised when it comes again."""
     _accounts: Accounts = field(default_factory=Accounts)
-    _posted: dict[CheckpointId, set[str]] = field(default_factory=dict)
-    """The state files of batches that the coordinator, which may be busy with storage, has not heard of yet."""
     _batch_lock: threading.Lock = field(default_factory=threading.Lock)
     _closed: bool = False
     _cancelled: bool = False
@@ -180,10 +178,7 @@ class QueryRun:
             raise
         finally:
             self._mailbox.close()  # first: what is on its way may name files that the coordinator has to discard
-            with self._loop.coordinator.lock:
-                self._loop.coordinator.protocol.take_durable(
-                    self._compactions.unused(), CheckpointId(self._last_batch + 1)
-                )
+            self._loop.coordinator.give_back(self._compactions.unused(), CheckpointId(self._last_batch + 1))
             self._loop.stop()
             if not self.job.local_recovery:
                 shutil.rmtree(self._local_dir, ignore_errors=True)
@@ -200,7 +195,7 @@ class QueryRun:
         if query is not None:
             self.compiled.session.sparkContext.cancelJobGroup(str(query.runId))
 
-    def _make_coordinator(self, run_commit: object) -> Coordinator:
+    def _make_coordinator(self, post: Post, run_commit: RunCommit) -> Coordinator:
         layouts = {uid: operator.described_layout for uid, operator in self.compiled.operators.items()}
         identity = Identity(
             self.job.name,
@@ -221,7 +216,8 @@ class QueryRun:
             run=self.point.run,
             clock=SYSTEM_CLOCK,
             owner=self.owner,
-            run_commit=run_commit,  # type: ignore[arg-type]
+            post=post,
+            run_commit=run_commit,
             on_completed=self._completed,
         )
 
@@ -252,15 +248,10 @@ class QueryRun:
                 self._fail(error)
 
     def _look_after_uploads(self) -> None:
-        coordinator = self._loop.coordinator
-        with coordinator.lock:
-            undurable = coordinator.protocol.undurable_handles
-        self._rescue.look(undurable)
+        self._rescue.look(self._loop.coordinator.undurable_handles)
 
     def _hold(self, batch: CheckpointId, barrier: Barrier) -> None:
-        coordinator = self._loop.coordinator
-        with coordinator.lock:
-            coordinator.protocol.hold(batch, barrier)
+        self._loop.coordinator.hold(batch, barrier)
 
     def _close(self, query: StreamingQuery) -> None:
         """Stop the query between two batches: interrupting one in Python code leaves Spark's thread in disorder."""
@@ -285,12 +276,9 @@ class QueryRun:
         told = self._accounts.first
         if told is None:
             return in_brief(error)
-        explained = as_error(told, self._in_checkpoint)
+        explained = as_error(told, self._loop.coordinator.names)
         explained.__cause__ = error
         return explained
-
-    def _in_checkpoint(self, file: str) -> bool:
-        return any(file in completed.files for completed in self._loop.coordinator.protocol.completed)
 
     # ── messages from executors ────────────────────────────────────────────────────────────────
 
@@ -336,7 +324,7 @@ class QueryRun:
 
     def _wait_for_commits(self) -> None:
         told = False
-        while (waiting := self._waiting_commits()) >= MOST_WAITING_COMMITS:
+        while (waiting := self._loop.coordinator.waiting_commits) >= MOST_WAITING_COMMITS:
             if self._closed or self.failure is not None or self.stopping.is_set():
                 self._closed = True  # Spark takes this batch for done: none may follow it
                 return
@@ -347,11 +335,6 @@ class QueryRun:
                 )
                 told = True
             self.stopping.wait(POLL_S)
-
-    def _waiting_commits(self) -> int:
-        coordinator = self._loop.coordinator
-        with coordinator.lock:
-            return coordinator.protocol.waiting_commits
 
     def _run_batch(self, frame: DataFrame, batch: CheckpointId) -> None:
         started = time.monotonic()
@@ -367,26 +350,14 @@ class QueryRun:
             answer.transaction for answer in answers if isinstance(answer, SinkAnswer) and answer.transaction
         )
         self._handles = handles
-        self._posted[batch] = _files(handles)
-        self._loop.post(BatchFinished(batch, barrier, handles, transactions, reports))
+        self._loop.coordinator.batch_finished(BatchFinished(batch, barrier, handles, transactions, reports))
         self.observer.batch_done(batch, reports, transactions, time.monotonic() - started)
 
     def _assign(self, batch: CheckpointId) -> Assignment:
-        coordinator = self._loop.coordinator
         self._handles, merged = self._compactions.adopt(self._handles)
-        coordinator.begin_batch(batch)
+        opening = self._loop.coordinator.begin_batch(batch, self._handles.values(), merged)
         expecting = self._compactions.expecting  # before new orders, whose files are of this batch
         merges = self._compactions.order(self._handles.values(), SYSTEM_CLOCK.monotonic())
-        with coordinator.lock:
-            coordinator.protocol.take_durable(merged, batch)
-            awaited = frozenset(coordinator.protocol.pending)
-            # From this run's own handles: the protocol may not have taken the batch before from its queue yet.
-            working = _files(self._handles)
-            undurable = frozenset(coordinator.protocol.undurable(working))
-            heard_of = coordinator.protocol.newest_batch
-            self._posted = {number: files for number, files in self._posted.items() if number > heard_of}
-            keep = frozenset(coordinator.protocol.needed_files.union(working, *self._posted.values()))
-            completed_one = coordinator.protocol.last_completed > self.point.id
         return Assignment(
             job=self.owner,
             run=self.point.run,
@@ -398,13 +369,13 @@ class QueryRun:
             local_dir=self._local_dir,
             mailbox=self._mailbox.address,
             handles=self._handles,
-            undurable=undurable,
-            keep=keep,
+            undurable=opening.undurable,
+            keep=opening.needed,
             merges=merges,
             merging=self._compactions.merging,
             expecting=expecting,
-            forget_earlier_runs=completed_one,
-            awaited=awaited,
+            forget_earlier_runs=opening.completed > self.point.id,
+            awaited=opening.awaited,
             newest_will_do=self._mode is Mode.AT_LEAST_ONCE,
         )
 
@@ -448,10 +419,6 @@ class QueryRun:
                 handles[answer.handle.subtask] = answer.handle
                 reports[answer.handle.subtask] = answer.report
         return handles, reports
-
-
-def _files(handles: dict[SubtaskId, StateHandle]) -> set[str]:
-    return {name for handle in handles.values() for name in handle.files}
 
 
 def _with_rows(answers: Iterable[Answer]) -> set[SubtaskId]:

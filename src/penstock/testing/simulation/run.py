@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from penstock.checkpoint.completed import Completed
-from penstock.checkpoint.coordinator import Coordinator, SinkTask
+from penstock.checkpoint.coordinator import Coordinator, SinkCall
 from penstock.checkpoint.events import (
     BatchFinished,
     Drain,
@@ -74,7 +74,7 @@ class SimulatedRun:
         self._storage = WatchedStorage(site.storage, lifeline, self._rng, flakiness=conditions.flakiness)
         self._sinks = self._make_sinks(lifeline) if site.make_sinks is None else site.make_sinks(lifeline)
         self._events: deque[Event] = deque()
-        self._commits: list[SinkTask] = []
+        self._commits: list[SinkCall] = []
         self._uploads: list[Upload] = []
         self._merges: list[Merge] = []
         self._compactions = Compactions(self._choose_merge)
@@ -101,7 +101,7 @@ class SimulatedRun:
 
     def _work_on(self) -> None:
         for _ in range(MOST_STEPS):
-            if self._draining and self._protocol.settled:
+            if self._draining and self._coordinator.settled:
                 self._stop()
                 self.finished = True
                 return
@@ -112,8 +112,7 @@ class SimulatedRun:
         raise Violation(f"run {self._point.run} makes no progress: {self._story()}")
 
     def _story(self) -> str:
-        pending = {number: one.missing() for number, one in self._protocol.pending.items()}
-        return f"after batch {self._last_batch}, pending {pending}, uncommitted {len(self._protocol.uncommitted)}"
+        return f"after batch {self._last_batch}, {self._coordinator.story()}"
 
     # ── coming up ──────────────────────────────────────────────────────────────────────────────
 
@@ -129,7 +128,7 @@ class SimulatedRun:
         sources = set_out(log, self._point.last_read, self._point.barrier)
         self._coordinator = self._make_coordinator()
         self._reading = Reading(
-            *(log, sources, {"source": 1}, self._point), mode=mode, hold=self._protocol.hold
+            *(log, sources, {"source": 1}, self._point), mode=mode, hold=self._coordinator.hold
         )
         self._query = SimulatedQuery(self._site.storage, log.folder, self._site.source)
 
@@ -180,19 +179,18 @@ class SimulatedRun:
         )
         now = Now(self._site.clock.monotonic(), self._site.clock.wall())
         retained, held = self._point.retained, self._point.begun_files
-        self._protocol = Protocol(self._settings, identity, retained, now, self._handles.values(), held=held)
-        coordinator = Coordinator(
-            self._protocol,
+        protocol = Protocol(self._settings, identity, retained, now, self._handles.values(), held=held)
+        return Coordinator(
+            protocol,
             storage=self._storage,
             sinks=self._sinks,
             run=self._point.run,
             owner=JOB,
             clock=self._site.clock,
+            post=self._events.append,
             run_commit=self._commits.append,
             on_completed=self._completed,
         )
-        coordinator.post = self._events.append
-        return coordinator
 
     def _completed(self, completed: Completed) -> None:
         self._site.on_completed(completed)
@@ -288,13 +286,13 @@ class SimulatedRun:
         self._compactions.not_taken(set(batch.merges) - batch.with_rows)
         self._handles, self._last_batch = batch.handles, number
         transactions = tuple(batch.transactions)
-        self._events.append(BatchFinished(number, barrier, batch.handles, transactions, batch.reports))
+        finished = BatchFinished(number, barrier, batch.handles, transactions, batch.reports)
+        self._coordinator.batch_finished(finished)
         query.done()
 
     def _assign(self, number: CheckpointId) -> Batch:
         self._handles, merged = self._compactions.adopt(self._handles)
-        required = self._coordinator.begin_batch(number)
-        self._protocol.take_durable(merged, number)
+        opening = self._coordinator.begin_batch(number, self._handles.values(), merged)
         merges = self._compactions.order(self._handles.values(), self._site.clock.monotonic())
         return Batch(
             number=number,
@@ -305,8 +303,8 @@ class SimulatedRun:
             local_dir=self._local_dir,
             sinks=self._sinks,
             before=self._handles,
-            undurable=self._undurable(),
-            required=required,
+            undurable=opening.undurable,
+            required=number in opening.awaited,
             newest_will_do=self._settings.delivery_mode is Mode.AT_LEAST_ONCE,
             in_sequence=self._work.in_sequence,
             emits_once=self._work.emits_once,
@@ -316,11 +314,6 @@ class SimulatedRun:
             submit_merge=self._submit_merge,
             merges=merges,
             merging=self._compactions.merging,
-        )
-
-    def _undurable(self) -> frozenset[str]:
-        return frozenset(
-            self._protocol.undurable(name for handle in self._handles.values() for name in handle.files)
         )
 
     def _submit(self, upload: Upload) -> None:
@@ -340,8 +333,8 @@ class SimulatedRun:
 
     def _stop(self) -> None:
         """As `CoordinatorLoop.stop`: what is in the queues now is done, what follows from it is not."""
-        self._coordinator.stopping.set()
-        self._protocol.take_durable(self._compactions.unused(), CheckpointId(self._last_batch + 1))
+        self._coordinator.stop()
+        self._coordinator.give_back(self._compactions.unused(), CheckpointId(self._last_batch + 1))
         commits = len(self._commits)
         self._events.append(JobEnded())
         for _ in range(len(self._events)):
@@ -352,7 +345,7 @@ class SimulatedRun:
 
     def _finish_commits(self) -> None:
         """The thread that commits does what is in its queue, even when the coordinator has failed."""
-        self._coordinator.stopping.set()
+        self._coordinator.stop()
         try:
             while self._commits:
                 self._commit()
