@@ -23,14 +23,13 @@ from penstock.errors import PenstockError
 from penstock.ids import NO_CHECKPOINT
 from penstock.recovery import begun, history, restore
 from penstock.snapshot.uploader import Upload
-from penstock.spark import reading
-from penstock.spark.progress_log import ProgressLog
-from penstock.spark.reading import Reading
-from penstock.spark.source_log import SourceLog
+from penstock.engine import reading
+from penstock.recovery.progress_log import ProgressLog
+from penstock.engine.reading import Reading
+from penstock.recovery.source_log import SourceLog
 from penstock.state import merge_orders
 from penstock.state.backends.checksums import HashedFiles
 from penstock.testing.simulation import Fate, Violation, random_workload
-from penstock.testing.simulation.run import SimulatedRun
 
 Patch = pytest.MonkeyPatch
 Mutation = Callable[[Patch], None]
@@ -174,7 +173,7 @@ def write_an_older_checkpoint_behind_a_newer_one(patch: Patch) -> None:
 
 @mutation()
 def take_files_for_durable_that_nobody_has_uploaded(patch: Patch) -> None:
-    patch.setattr(SimulatedRun, "_undurable", lambda self: frozenset(self._protocol.undurable_files))
+    patch.setattr(Protocol, "undurable", lambda self, files: self._working_files() - self._durable)
 
 
 @mutation()

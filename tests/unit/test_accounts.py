@@ -7,7 +7,7 @@ import pytest
 from penstock.errors import BadRecordError, CorruptStateError, UnavailableError
 from penstock.ids import SubtaskId
 from penstock.snapshot.messages import TaskFailed
-from penstock.spark.accounts import Accounts, as_error
+from penstock.engine.task_failures import Accounts, as_error
 from penstock.spark.handle import FINAL
 
 

@@ -10,7 +10,7 @@ import time
 import pytest
 from sink_double import TroubledSink, staged, visible
 
-from penstock.checkpoint.completed import Barrier
+from penstock.checkpoint.completed import Barrier, Completed
 from penstock.checkpoint.coordinator import Coordinator
 from penstock.checkpoint.events import BatchFinished
 from penstock.checkpoint.loop import CoordinatorLoop
@@ -26,7 +26,7 @@ from penstock.testing.simulation.external import External
 
 
 def make_loop(storage, run, failures):
-    def make(run_commit):
+    def make(post, run_commit):
         identity = Identity("job", run, 1, 128, {}, {})
         protocol = Protocol(Checkpointing(interval="1h"), identity, [], Now(SYSTEM_CLOCK.monotonic(), 0.0))
         return Coordinator(
@@ -36,6 +36,7 @@ def make_loop(storage, run, failures):
             run=run,
             owner="job",
             clock=SYSTEM_CLOCK,
+            post=post,
             run_commit=run_commit,
         )
 
@@ -50,7 +51,7 @@ def test_drain_completes_every_batch_posted_before_it(tmp_path):
         loop.start()
         loop.post(BatchFinished(CheckpointId(number), Barrier(), {}))
         loop.drain()
-        assert loop.coordinator.protocol.last_completed == number
+        assert loop.coordinator.last_completed == number
         loop.stop()
 
 
@@ -91,8 +92,11 @@ def until(true) -> None:
         time.sleep(0.005)
 
 
-def loop_with(storage, run, sinks) -> CoordinatorLoop:
-    def make(run_commit):
+def loop_with(storage, run, sinks, completed=None) -> CoordinatorLoop:
+    """`completed`: a list of the checkpoints that exist."""
+    completed = [] if completed is None else completed
+
+    def make(post, run_commit):
         protocol = Protocol(
             Checkpointing(interval="1ms"), Identity("job", run, 1, 128, {}, {}), [], Now(0.0, 0.0)
         )
@@ -103,7 +107,9 @@ def loop_with(storage, run, sinks) -> CoordinatorLoop:
             run=run,
             owner="job",
             clock=SYSTEM_CLOCK,
+            post=post,
             run_commit=run_commit,
+            on_completed=completed.append,
         )
 
     return CoordinatorLoop(make, storage=storage, run=run, on_failure=pytest.fail)
@@ -113,7 +119,7 @@ def finish_batch(loop, run, sinks, number) -> None:
     transactions = tuple(sink.stage("job", uid, run=run, batch=number) for uid, sink in sinks.items())
     loop.coordinator.begin_batch(CheckpointId(number))
     loop.post(BatchFinished(CheckpointId(number), Barrier(), {}, transactions))
-    until(lambda: loop.coordinator.protocol.last_completed == number)
+    until(lambda: loop.coordinator.last_completed == number)
 
 
 def test_a_sink_that_is_down_holds_up_nobody_else(tmp_path, caplog):
@@ -122,13 +128,14 @@ def test_a_sink_that_is_down_holds_up_nobody_else(tmp_path, caplog):
     storage = LocalStorage(tmp_path)
     run = claim(storage, 0.0)
     sinks = {"down": Stubborn(), "well": TroubledSink(External())}
-    loop = loop_with(storage, run, sinks)
+    completed: list[Completed] = []
+    loop = loop_with(storage, run, sinks, completed)
     loop.start()
     for number in range(4):
         finish_batch(loop, run, sinks, number)
         until(lambda number=number: len(visible(sinks["well"]._external)) == number + 1)
-    until(lambda: loop.coordinator.protocol.waiting_commits == 4)
-    (newest,) = loop.coordinator.protocol.completed
+    until(lambda: loop.coordinator.waiting_commits == 4)
+    newest = completed[-1]
     assert [one.checkpoint for one in newest.transactions if one.sink == "down"] == [0, 1, 2, 3]
     until(lambda: caplog.text.count("sink down: next try") >= 3)
     assert visible(sinks["down"]._external) == []
@@ -172,13 +179,13 @@ def test_a_stop_does_not_sit_out_the_pause_between_two_tries(tmp_path, monkeypat
 
 
 class BackAgain(Stubborn):
-    """Comes back right after the last try that was made while the job stops."""
+    """Comes back right after its second try, which is the last: it is made while the job stops."""
 
     def commit(self, transaction):
         try:
             super().commit(transaction)
         finally:
-            if self.stopping.is_set():
+            if len(self.asked) == 2:
                 self.allowed.set()
 
 
@@ -188,14 +195,14 @@ def test_a_stop_never_commits_behind_what_it_gave_up(tmp_path, monkeypatch):
     storage = LocalStorage(tmp_path)
     run = claim(storage, 0.0)
     sinks = {"down": BackAgain()}
-    loop = loop_with(storage, run, sinks)
-    sinks["down"].stopping = loop.coordinator.stopping
+    completed: list[Completed] = []
+    loop = loop_with(storage, run, sinks, completed)
     loop.start()
     for number in range(3):
         finish_batch(loop, run, sinks, number)
-    until(lambda: loop.coordinator.protocol.waiting_commits == 3)
+    until(lambda: loop.coordinator.waiting_commits == 3)
     loop.stop()
     assert sinks["down"].asked == [0, 0]
     assert visible(sinks["down"]._external) == []
-    (newest,) = loop.coordinator.protocol.completed
+    newest = completed[-1]
     assert [one.checkpoint for one in newest.transactions] == [0, 1, 2]

@@ -34,8 +34,15 @@ def test_a_function_that_raises_is_retried_with_a_growing_pause(tmp_path: Path) 
     protocol = Protocol(
         Checkpointing(), Identity(JOB, run, 1, 8, {"views": LAYOUT}, {"views": ()}), (), Now(0.0, 0.0)
     )
-    coordinator = Coordinator(protocol, storage=storage, sinks={"out": sink}, run=run, owner=JOB, clock=clock)
-    coordinator.post = lambda event: None
+    coordinator = Coordinator(
+        protocol,
+        storage=storage,
+        sinks={"out": sink},
+        run=run,
+        owner=JOB,
+        clock=clock,
+        post=lambda event: None,
+    )
     coordinator._commit(Commit("out", tuple(staged(sink, run, checkpoint) for checkpoint in (1, 2, 3))))
     assert calls == [1, 2, 2, 2, 2, 3]
     assert clock.slept == pytest.approx([0.1, 0.2, 0.4])

@@ -1,6 +1,7 @@
 """Performs what the protocol decides: metadata, commits, sweeps and deletions. Driver, one per run.
 
-Not a thread itself: `handle` may be called from one thread at a time (see `loop`), or directly in a simulation.
+The only door to the protocol: everything here may be called from any thread, except `handle`, which one thread at a time calls
+(see `loop`), or a simulation. What a method returns is of one moment.
 """
 
 from __future__ import annotations
@@ -12,10 +13,11 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from penstock.checkpoint.commit_wait import CommitWait, one_line
-from penstock.checkpoint.completed import Completed, PreCommitted
+from penstock.checkpoint.completed import Barrier, Completed, PreCommitted
 from penstock.checkpoint.events import (
     Action,
     Announce,
+    BatchFinished,
     Commit,
     Committed,
     Discard,
@@ -41,6 +43,7 @@ from penstock.errors import (
 from penstock.ids import CheckpointId, RunId
 from penstock.recovery.fencing import check_owner
 from penstock.sinks.two_phase_commit import Transaction, TwoPhaseCommitSink
+from penstock.state.handle import StateHandle
 from penstock.storage import Storage
 
 _log = logging.getLogger(__name__)
@@ -51,8 +54,8 @@ LONGEST_PAUSE_S = 30.0
 
 
 @dataclass(frozen=True)
-class SinkTask:
-    """Work that calls one sink. Tasks of one sink are done one after another, in the order in which they come."""
+class SinkCall:
+    """Work that calls one sink. What calls one sink is done one after another, in the order in which it comes."""
 
     sink: str
     work: Callable[[], None]
@@ -62,12 +65,27 @@ class SinkTask:
         self.work()
 
 
-Run = Callable[[SinkTask], None]
+RunCommit = Callable[[SinkCall], None]
+Post = Callable[[Event], None]
 
 
-def run_now(task: SinkTask) -> None:
+def run_now(call: SinkCall) -> None:
     """Perform it in the calling thread."""
-    task()
+    call()
+
+
+@dataclass(frozen=True)
+class Opening:
+    """What the driver must know when it hands out a batch; all of one moment."""
+
+    awaited: frozenset[int]
+    """The checkpoints under way, this batch's among them if it carries one."""
+    undurable: frozenset[str]
+    """Files of the handles that the batch begins with, which are not known to be in storage."""
+    needed: frozenset[str]
+    """Every file that something may still ask for."""
+    completed: CheckpointId
+    """The newest checkpoint that exists."""
 
 
 class Coordinator:
@@ -82,18 +100,21 @@ class Coordinator:
         run: RunId,
         owner: str,
         clock: Clock,
-        run_commit: Run = run_now,
+        post: Post | None = None,
+        run_commit: RunCommit = run_now,
         on_completed: Callable[[Completed], None] = lambda _: None,
     ) -> None:
-        self.protocol = protocol
-        self.lock = threading.Lock()
-        self.stopping = threading.Event()
+        self._protocol = protocol
+        self._lock = threading.Lock()
+        self._stopping = threading.Event()
         self._storage = storage
         self._sinks = sinks
         self._run = run
         self._owner = owner
         """Under which name the sinks keep this job's transactions."""
         self._clock = clock
+        self._post = self.handle if post is None else post
+        """How answers come back: at once, or through a queue."""
         self._run_commit = run_commit
         self._on_completed = on_completed
         self._forgotten: list[str] = []
@@ -102,18 +123,99 @@ class Coordinator:
         self._waits = {uid: CommitWait(uid, clock) for uid in sinks}
         self._left_to_next_run: set[str] = set()
         """Sinks of which a commit was given up while stopping: a later one must not overtake it."""
-        self.post: Callable[[Event], None] = self.handle
-        """How answers come back; a loop replaces it by its queue."""
+        self._handed_in: dict[CheckpointId, frozenset[str]] = {}
+        """The files of finished batches whose event, while storage holds the coordinator up, waits to be taken."""
 
-    def begin_batch(self, batch: CheckpointId) -> bool:
-        """Whether this batch's barrier carries a checkpoint. Called by the thread that runs the batch."""
-        with self.lock:
-            return self.protocol.begin_batch(batch, self._now())
+    # ── asked by whoever runs the batches ──────────────────────────────────────────────────────
+
+    def begin_batch(
+        self, batch: CheckpointId, handles: Iterable[StateHandle] = (), merged: Iterable[str] = ()
+    ) -> Opening:
+        """Trigger a checkpoint with this batch's barrier, if one is due, and say what the batch must know.
+
+        `handles`: what the batch begins with. The event that the batch before is finished may still wait to be taken, so they
+        may be newer than what the protocol knows. `merged`: files among them that are in storage and that nothing names yet.
+        """
+        working = frozenset(name for handle in handles for name in handle.files)
+        with self._lock:
+            self._protocol.begin_batch(batch, self._now())
+            self._protocol.take_durable(merged, batch)
+            return Opening(
+                awaited=frozenset(self._protocol.pending),
+                undurable=frozenset(self._protocol.undurable(working)),
+                needed=frozenset(self._protocol.needed_files.union(working, *self._handed_in.values())),
+                completed=self._protocol.last_completed,
+            )
+
+    def batch_finished(self, event: BatchFinished) -> None:
+        """Hand in a batch. Until the event is taken, its files are needed."""
+        with self._lock:
+            self._handed_in[event.batch] = event.files
+        self._post(event)
+
+    def hold(self, batch: CheckpointId, barrier: Barrier) -> None:
+        """Keep what the record of `recovery.begun` names, see `Protocol.hold`."""
+        with self._lock:
+            self._protocol.hold(batch, barrier)
+
+    def give_back(self, files: Iterable[str], batch: CheckpointId) -> None:
+        """Merged files that no batch will take: they are discarded when batch `batch`, or the run, is over."""
+        with self._lock:
+            self._protocol.take_durable(files, batch)
+
+    def stop(self) -> None:
+        """Commits that fail from here on are left to the next run."""
+        self._stopping.set()
+
+    # ── looking ────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def undurable_handles(self) -> list[StateHandle]:
+        """What pending checkpoints and the working version name and is not known to be in storage."""
+        with self._lock:
+            return self._protocol.undurable_handles
+
+    @property
+    def waiting_commits(self) -> int:
+        """How many transactions may be committed, and are not known to be."""
+        with self._lock:
+            return self._protocol.waiting_commits
+
+    @property
+    def settled(self) -> bool:
+        """Whether a drain is over, see `Protocol.settled`."""
+        with self._lock:
+            return self._protocol.settled
+
+    @property
+    def last_completed(self) -> CheckpointId:
+        """The newest checkpoint that exists."""
+        with self._lock:
+            return self._protocol.last_completed
+
+    def names(self, file: str) -> bool:
+        """Whether a completed checkpoint names this file."""
+        with self._lock:
+            return any(file in completed.files for completed in self._protocol.completed)
+
+    def story(self) -> str:
+        """What it waits for, in a line for people."""
+        with self._lock:
+            pending = {
+                number: [str(subtask) for subtask in one.missing()]
+                for number, one in self._protocol.pending.items()
+            }
+            uncommitted = len(self._protocol.uncommitted)
+        return f"pending checkpoints and who is missing: {pending}, uncommitted transactions: {uncommitted}"
+
+    # ── taking events ──────────────────────────────────────────────────────────────────────────
 
     def handle(self, event: Event) -> None:
         """Take an event and do what follows from it."""
-        with self.lock:
-            actions = self.protocol.handle(event, self._now())
+        with self._lock:
+            actions = self._protocol.handle(event, self._now())
+            if isinstance(event, BatchFinished):
+                self._handed_in.pop(event.batch, None)
         for action in actions:
             self._perform(action)
         if isinstance(event, Tick):
@@ -129,7 +231,7 @@ class Coordinator:
                 self._complete(action.completed)
             case Commit():
                 self._waits[action.sink].begun(len(action.transactions))
-                self._run_commit(SinkTask(action.sink, lambda: self._commit(action)))
+                self._run_commit(SinkCall(action.sink, lambda: self._commit(action)))
             case MarkCommitted():
                 self._mark(action.completed)
             case SweepTransactions():
@@ -151,14 +253,14 @@ class Coordinator:
             # The write may have gone through unseen, and another run may have gone on from it, so it is never taken back.
             # If it cannot be seen whether it exists, the run ends here and recovery reads what is true.
             if not exists(self._storage, completed):
-                self.post(MetadataFailed(completed.id, str(error)))
+                self._post(MetadataFailed(completed.id, str(error)))
                 return
         _log.info(
             "checkpoint %d completed: %.0f ms, %d bytes of state (%d new), %d transactions",
             *(completed.checkpoint, completed.duration_ms, completed.state_bytes, completed.new_bytes),
             len(completed.transactions),
         )
-        self.post(MetadataWritten(completed.id))
+        self._post(MetadataWritten(completed.id))
         self._on_completed(completed)
 
     def _write(self, completed: Completed) -> None:
@@ -187,7 +289,7 @@ class Coordinator:
             except (FencedError, CommitLostError, BadRecordError):
                 raise  # no further try would end otherwise
             except Exception as error:  # noqa: BLE001 - a promised commit is retried, whatever the reason
-                if self.stopping.is_set():
+                if self._stopping.is_set():
                     self._left_to_next_run.add(action.sink)
                     _log.warning(
                         "sink %s: %d transactions, and those behind them, stay to be committed by the next run: %s",
@@ -199,11 +301,11 @@ class Coordinator:
                     "sink %s: next try in %.1f s (%d transactions): %s",
                     *(action.sink, pause_s, waiting, one_line(error)),
                 )
-                self._clock.wait(self.stopping, pause_s)
+                self._clock.wait(self._stopping, pause_s)
                 pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
             else:
                 _say(logging.WARNING, self._waits[action.sink].done(waiting))
-                self.post(Committed(action.transactions))
+                self._post(Committed(action.transactions))
                 return
 
     def _mark(self, completed: Completed) -> None:
@@ -218,7 +320,7 @@ class Coordinator:
         """Each sink in its turn behind its commits: one that does not answer must not hold up the coordinator."""
         for uid in self._sinks:
             self._to_sweep[uid] = action
-            self._run_commit(SinkTask(uid, lambda uid=uid: self._sweep_sink(uid)))  # type: ignore[misc]
+            self._run_commit(SinkCall(uid, lambda uid=uid: self._sweep_sink(uid)))  # type: ignore[misc]
 
     def _sweep_sink(self, uid: str) -> None:
         action = self._to_sweep.pop(uid, None)

@@ -22,6 +22,11 @@ class BatchFinished:
     transactions: tuple[PreCommitted, ...] = ()
     reports: dict[SubtaskId, SubtaskReport] = field(default_factory=dict)
 
+    @property
+    def files(self) -> frozenset[str]:
+        """Everything below `state/` that a checkpoint at the end of the batch would name."""
+        return self.barrier.files.union(*(handle.files for handle in self.handles.values()))
+
 
 @dataclass(frozen=True)
 class SnapshotDurable:

@@ -211,7 +211,7 @@ class Protocol:
     def _batch_finished(self, event: BatchFinished, now: Now) -> list[Action]:
         self._newest = event
         self._finished[event.batch] = event
-        self._known |= _files(event)
+        self._known |= event.files
         self._durable |= event.barrier.files
         if event.batch in self._held:
             self._held = {batch: files for batch, files in self._held.items() if batch >= event.batch}
@@ -507,14 +507,9 @@ class Protocol:
             return set()
         since = min(self.pending)
         batches = (one for batch, one in self._finished.items() if batch >= since)
-        return set().union(*(_files(one) for one in batches))
+        return set().union(*(one.files for one in batches))
 
     def _working_files(self) -> set[str]:
         if self._newest is None:
             return self._restored_files
-        return _files(self._newest)
-
-
-def _files(batch: BatchFinished) -> set[str]:
-    """Everything below `state/` that a checkpoint at the end of the batch would name."""
-    return set(batch.barrier.files).union(*(handle.files for handle in batch.handles.values()))
+        return set(self._newest.files)

@@ -15,7 +15,7 @@ from penstock.job import Job
 
 if TYPE_CHECKING:
     from penstock.spark.handle import JobHandle
-    from penstock.spark.observer import Progress
+    from penstock.engine.observer import Progress
 
 PLAIN_EVERY_S = 5.0
 

@@ -77,7 +77,9 @@ class SimulatedRun:
             perform_all=self._take_over_all,
             on_restored=self._site.on_restored,
         )
-        driver = Driver(self._site, self._conditions, self._spec, self._sinks, start, self._machines)
+        driver = Driver(
+            self._site, self._conditions, self._spec, start, sinks=self._sinks, machines=self._machines
+        )
         try:
             self.finished = driver.work_on()
         finally:
@@ -152,8 +154,9 @@ class Driver:
         site: Site,
         conditions: Conditions,
         spec: JobSpec,
-        sinks: Sinks,
         start: Start,
+        *,
+        sinks: Sinks,
         machines: Machines,
     ) -> None:
         self._site = site
@@ -175,7 +178,7 @@ class Driver:
             clock=site.clock,
             post=self._events.append,
             run_commit=self._commits.append,
-            on_completed=lambda completed: site.on_completed(completed),
+            on_completed=site.on_completed,
         )
         self._engine = Run(
             spec,
