@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 import queue
 import threading
-import time
 from collections.abc import Callable
 
 from penstock.checkpoint.coordinator import Coordinator, Post, RunCommit
@@ -94,12 +93,12 @@ class CoordinatorLoop:
         self._lanes.join()
 
     def _work(self) -> None:
-        next_tick = time.monotonic() + TICK_S
+        next_tick = SYSTEM_CLOCK.monotonic() + TICK_S
         while True:
             try:
-                event = self._events.get(timeout=max(0.0, next_tick - time.monotonic()))
+                event = self._events.get(timeout=max(0.0, next_tick - SYSTEM_CLOCK.monotonic()))
             except queue.Empty:
-                event, next_tick = Tick(), time.monotonic() + TICK_S
+                event, next_tick = Tick(), SYSTEM_CLOCK.monotonic() + TICK_S
             if event is None or not self._guard(lambda event=event: self.coordinator.handle(event)):  # type: ignore[misc]
                 return
 

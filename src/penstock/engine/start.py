@@ -6,7 +6,6 @@ import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from secrets import token_hex
 
 import msgspec
 
@@ -15,6 +14,7 @@ from penstock.config import Mode
 from penstock.engine.job_spec import JobSpec
 from penstock.engine.observer import tell_origins
 from penstock.ids import CheckpointId, SubtaskId
+from penstock.randomness import SYSTEM_RANDOMNESS, Randomness
 from penstock.recovery import progress_log
 from penstock.recovery.fencing import Claimant, beat
 from penstock.recovery.fit import Fit
@@ -44,6 +44,7 @@ def start_run(
     claimant: Claimant,
     clock: Clock,
     perform_all: PerformAll,
+    randomness: Randomness = SYSTEM_RANDOMNESS,
     wanted: int | None = None,
     drop_state: tuple[str, ...] = (),
     on_restored: Callable[[RestorePoint], None] = lambda _: None,
@@ -60,7 +61,7 @@ def start_run(
     handles = fit.handles(drop_state)
     fit.tell_what_cannot_be_dropped(drop_state)
     log, source_log = _set_out(spec, point)
-    local_dir = _begin_local_dir(spec, point, handles)
+    local_dir = _begin_local_dir(spec, point, handles, randomness)
     if point.checkpoint is not None and point.checkpoint.parallelism != spec.parallelism and handles:
         handles = _rescaled(spec, point, handles, local_dir, perform_all)
     return Start(point, handles, local_dir, log, source_log)
@@ -108,10 +109,12 @@ def _set_out(spec: JobSpec, point: RestorePoint) -> tuple[ProgressLog, SourceLog
     return log, progress_log.set_out(log, point.last_read, barrier)
 
 
-def _begin_local_dir(spec: JobSpec, point: RestorePoint, handles: Mapping[SubtaskId, StateHandle]) -> Path:
+def _begin_local_dir(
+    spec: JobSpec, point: RestorePoint, handles: Mapping[SubtaskId, StateHandle], randomness: Randomness
+) -> Path:
     """A folder of this run for working files, beside those of earlier runs."""
     make_job_dir(spec.working_folder)
-    local = run_dir(spec.working_folder, point.run, token_hex(4))
+    local = run_dir(spec.working_folder, point.run, randomness.token(8))
     if not spec.local_recovery:
         forget_earlier_runs(local)
     begin_run(local, {name for handle in handles.values() for name in handle.files})

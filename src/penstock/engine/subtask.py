@@ -16,7 +16,7 @@ import msgspec
 import pyarrow as pa
 
 from penstock.checkpoint.completed import SubtaskReport
-from penstock.clock import SYSTEM_CLOCK
+from penstock.clock import Stopwatch
 from penstock.engine.assignment import Assignment, OperatorAnswer
 from penstock.engine.executor import Executor
 from penstock.engine.task_failures import tell_failure
@@ -52,9 +52,9 @@ class OperatorTask(ABC):
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:  # noqa: D102 - Spark calls it
         attempt = self.executor.attempt()
-        started = SYSTEM_CLOCK.monotonic()
+        waiting = Stopwatch()
         table = _collect(batches, self.layout.key)
-        alignment_ms = _ms_since(started)
+        alignment_ms = waiting.ms
         if table is None:
             self.executor.answer(OperatorAnswer(self.uid, attempt, None, None))
             return
@@ -82,9 +82,9 @@ class OperatorTask(ABC):
         workplace = self._workplace(subtask, attempt)
         with closing(plan.place.backend.open(workplace, self.layout, before)) as state:
             results = self.apply(table, state, subtask.index)
-            freezing = SYSTEM_CLOCK.monotonic()
+            freezing = Stopwatch()
             handle = state.freeze()
-        report = self._report(handle, before, table.num_rows, alignment_ms, _ms_since(freezing))
+        report = self._report(handle, before, table.num_rows, alignment_ms, freezing.ms)
         report = msgspec.structs.replace(report, **asdict(workplace.origins))
         self.executor.answer(OperatorAnswer(self.uid, attempt, handle, report))
         self._upload(handle, before)
@@ -210,7 +210,3 @@ def _collect(batches: Iterable[pa.RecordBatch], keys: pa.Schema) -> pa.Table | N
         if table.schema.field(index).type != field.type:
             table = table.set_column(index, field.name, table.column(index).cast(field.type))
     return table
-
-
-def _ms_since(started: float) -> float:
-    return round((SYSTEM_CLOCK.monotonic() - started) * 1000, 3)

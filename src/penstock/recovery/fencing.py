@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 import platform
 import re
-import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +20,7 @@ import msgspec
 
 from penstock.errors import ConfigError, CorruptStateError, FencedError
 from penstock.ids import NO_CHECKPOINT, CheckpointId, RunId
+from penstock.randomness import SYSTEM_RANDOMNESS
 from penstock.storage import Storage
 
 _FILE = re.compile(r"runs/(\d+)\.(json|restored|alive)")
@@ -65,7 +65,7 @@ class Heartbeat(msgspec.Struct, frozen=True):
 class Claimant:
     """One `start` of a job. Its first claim takes the job from anybody, its later ones (restarts) only from itself."""
 
-    token: str = field(default_factory=lambda: secrets.token_hex(8))
+    token: str = field(default_factory=lambda: SYSTEM_RANDOMNESS.token(16))
     first_run: RunId | None = None
 
     @property

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import json
 import re
-import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 from urllib.parse import unquote, urlsplit
+from uuid import NAMESPACE_URL, uuid5
 
 from penstock.checkpoint.completed import Barrier
 from penstock.errors import CorruptStateError
@@ -65,7 +65,7 @@ class ProgressLog:
         watermark = json.loads(entry.splitlines()[1]).get("batchWatermarkMs", 0)
         self._put(f"commits/{last}", f'v1\n{{"nextBatchWatermarkMs":{watermark}}}')
         # Spark refuses a log without it. The query is the same one in every run of the job.
-        self._put("metadata", json.dumps({"id": str(uuid.uuid5(uuid.NAMESPACE_URL, self.storage.uri))}))
+        self._put("metadata", json.dumps({"id": str(uuid5(NAMESPACE_URL, self.storage.uri))}))
 
     def _put(self, name: str, text: str) -> None:
         self.storage.put(f"{self.folder}/{name}", text.encode())

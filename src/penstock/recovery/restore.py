@@ -13,7 +13,6 @@ A crash in between leaves the same choice to the next run.
 from __future__ import annotations
 
 import logging
-import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -31,6 +30,7 @@ from penstock.errors import (
     UnavailableError,
 )
 from penstock.ids import LONGEST_NAME, NO_CHECKPOINT, CheckpointId, RunId
+from penstock.randomness import SYSTEM_RANDOMNESS, Randomness
 from penstock.recovery import begun as begun_batches
 from penstock.recovery.begun import Begun
 from penstock.recovery.fencing import (
@@ -114,9 +114,11 @@ class RestorePoint:
         return self.checkpoint.barrier if self.checkpoint else Barrier()
 
 
-def check_job_record(storage: Storage, record: JobRecord) -> JobRecord:
+def check_job_record(
+    storage: Storage, record: JobRecord, randomness: Randomness = SYSTEM_RANDOMNESS
+) -> JobRecord:
     """Write `job.json` at the first start, with an identity; later return it, or refuse a job that has changed since."""
-    new = msgspec.structs.replace(record, identity=secrets.token_hex(4))
+    new = msgspec.structs.replace(record, identity=randomness.token(8))
     if storage.create(JOB_FILE, msgspec.json.encode(new)):
         return new
     try:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import queue
 import threading
-import time
 from dataclasses import dataclass
 
+from penstock.clock import Stopwatch
 from penstock.snapshot.mailbox import Address, tell
 from penstock.snapshot.messages import MergeDone, MergeFailed, Message
 from penstock.state.backends.base import StateBackend, StateLayout, Workplace
@@ -31,7 +31,7 @@ class Merge:
 
 def perform(merge: Merge) -> Message:
     """Merge, upload, and say how it went."""
-    started = time.monotonic()
+    watch = Stopwatch()
     order, workplace = merge.order, merge.workplace
     merged = None
     try:
@@ -42,8 +42,7 @@ def perform(merge: Merge) -> Message:
         if merged is not None:
             workplace.merged_path(merged.name).unlink(missing_ok=True)
         return MergeFailed(merge.run, order.subtask, f"{type(error).__name__}: {error}")
-    duration_ms = round((time.monotonic() - started) * 1000, 3)
-    return MergeDone(merge.run, order.subtask, order.names, merged, duration_ms)
+    return MergeDone(merge.run, order.subtask, order.names, merged, watch.ms)
 
 
 class Merger:

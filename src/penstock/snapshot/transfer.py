@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import fcntl
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import IO
 
+from penstock.clock import SYSTEM_CLOCK
 from penstock.errors import UnavailableError
 from penstock.state.backends.checksums import fingerprint
 from penstock.state.handle import FileRef
@@ -97,9 +97,9 @@ def _check(path: Path, ref: FileRef) -> None:
 @contextmanager
 def _alone(file: IO[bytes]) -> Iterator[None]:
     """Keep other workers of this machine from storing the same file meanwhile; closing it ends that."""
-    patient_until = time.monotonic() + PATIENCE_S
-    while not _locked(file) and time.monotonic() < patient_until:
-        time.sleep(_LOOK_AGAIN_S)
+    patient_until = SYSTEM_CLOCK.monotonic() + PATIENCE_S
+    while not _locked(file) and SYSTEM_CLOCK.monotonic() < patient_until:
+        SYSTEM_CLOCK.sleep(_LOOK_AGAIN_S)
     yield
 
 

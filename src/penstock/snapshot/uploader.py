@@ -9,14 +9,14 @@ Batches may follow each other faster than storage takes their files. Nothing pil
 from __future__ import annotations
 
 import threading
-import time
 from dataclasses import dataclass, replace
 from pathlib import Path
-from uuid import uuid4
 
 import msgspec
 
+from penstock.clock import Stopwatch
 from penstock.ids import SubtaskId
+from penstock.randomness import SYSTEM_RANDOMNESS
 from penstock.snapshot.mailbox import Address, tell
 from penstock.snapshot.messages import Message, UploadDone, UploadFailed
 from penstock.snapshot.transfer import Room, store_all
@@ -55,9 +55,8 @@ def remember_newest(local_dir: Path, handle: StateHandle) -> None:
     """Leave the handle where any worker on this machine finds it."""
     path = _newest_path(local_dir, handle)
     path.parent.mkdir(parents=True, exist_ok=True)
-    scratch = path.with_name(
-        f"{path.name}.{uuid4().hex}"
-    )  # workers are forks: their thread ids are all the same
+    # Workers are forks: their thread ids are all the same.
+    scratch = path.with_name(f"{path.name}.{SYSTEM_RANDOMNESS.token()}")
     scratch.write_bytes(msgspec.json.encode(handle))
     scratch.replace(path)
 
@@ -68,7 +67,7 @@ def _newest_path(local_dir: Path, handle: StateHandle) -> Path:
 
 def perform(upload: Upload, room: Room | None = None) -> Message:
     """Upload what is missing and say how it went; several files at a time where there is room."""
-    started = time.monotonic()
+    watch = Stopwatch()
     asked = upload.handle
     try:
         upload.storage.wait_for_turn(asked.subtask)
@@ -79,7 +78,7 @@ def perform(upload: Upload, room: Room | None = None) -> Message:
         cause = f"{type(error).__name__}: {error}"
         # Not the newest, which may have been tried instead: a checkpoint waits for the one that was asked for.
         return UploadFailed(upload.run, asked.subtask, asked.version, cause, tuple(sorted(upload.missing)))
-    return UploadDone(upload.run, upload.handle, round((time.monotonic() - started) * 1000, 3))
+    return UploadDone(upload.run, upload.handle, watch.ms)
 
 
 def _with_newest(upload: Upload) -> Upload:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import enum
 import logging
-import random
 import threading
 from dataclasses import dataclass
 from functools import partial
@@ -26,6 +25,7 @@ from penstock.errors import (
     UnavailableError,
 )
 from penstock.ids import CheckpointId, RunId
+from penstock.randomness import SYSTEM_RANDOMNESS
 from penstock.recovery.fencing import Claimant, beat, read_descents, refuse_if_running
 from penstock.recovery.forget import forget_everything
 from penstock.recovery.history import read_history
@@ -220,7 +220,6 @@ class JobHandle:
     def _run_until_done(self) -> None:
         failures: list[float] = []
         met: list[Failure] = []
-        rng = random.Random()  # noqa: S311 - jitter, not secrets
         while True:
             try:
                 self._attempt()
@@ -234,7 +233,9 @@ class JobHandle:
                 failures.append(SYSTEM_CLOCK.monotonic())
                 met.append(self._met)
                 self._give_up_what_comes_again(error, met, failures)
-                self._go_back_or_give_up(error, self._job.restart.delay_s(failures, rng), len(failures))
+                self._go_back_or_give_up(
+                    error, self._job.restart.delay_s(failures, SYSTEM_RANDOMNESS), len(failures)
+                )
                 if self._stopping.is_set():
                     _log.warning(
                         "job %s is stopped while it goes back: there is no last checkpoint, the next start goes on from the one before. It "

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import json
 import os
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
@@ -28,6 +27,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet
 
+from penstock.clock import SYSTEM_CLOCK
 from penstock.errors import BadRecordError, CommitLostError, ConfigError, PenstockError, UnavailableError
 from penstock.sinks.delta.table import check_table, create_table, never_null, refuse_nulls
 from penstock.sinks.files.hive_partitions import NULL_VALUE
@@ -134,7 +134,7 @@ class DeltaLake(Files):
             path=file.final,
             size=file.size_bytes,
             partition_values=partition_values(file.final),
-            modification_time=int(time.time() * 1000),
+            modification_time=int(SYSTEM_CLOCK.wall() * 1000),
             data_change=True,
             stats=json.dumps({"numRecords": content.metadata.num_rows}),
         )

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-
+from penstock.clock import SYSTEM_CLOCK
 from penstock.errors import UnavailableError
 from penstock.sinks.mysql.codes import MAY_NOT_RECOVER
 from penstock.sinks.mysql.server import MySQLServer, Session, code, pymysql_module
@@ -44,7 +43,7 @@ class MySQLSettling(Settling):
                 return True
             if transaction.numbers not in self._listed(transaction.job, transaction.sink):
                 return False
-            time.sleep(_ATTACHED_PAUSE_S)
+            SYSTEM_CLOCK.sleep(_ATTACHED_PAUSE_S)
         raise UnavailableError(
             f"transaction {transaction.name} is prepared in {self._server} but the session that prepared it has not ended; it is "
             "tried again",

@@ -15,11 +15,11 @@ commit, and NFS does not add to the end of a file in one step.
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Iterable
 from itertools import groupby
 from pathlib import Path
 
+from penstock.randomness import SYSTEM_RANDOMNESS
 from penstock.sinks.staged.staging import (
     StagedTransaction,
     folders_up_to,
@@ -30,7 +30,7 @@ from penstock.sinks.staged.staging import (
 )
 
 CHECKPOINTS_PER_BLOCK = 10_000
-_WRITER = secrets.token_hex(4)
+_WRITER = SYSTEM_RANDOMNESS.token(8)
 
 
 class CommitLog:

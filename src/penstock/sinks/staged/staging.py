@@ -12,7 +12,6 @@ from __future__ import annotations
 import errno
 import os
 import re
-import secrets
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -23,6 +22,7 @@ import msgspec
 
 from penstock.errors import CommitLostError, ConfigError, CorruptStateError, UnavailableError
 from penstock.ids import checked_name
+from penstock.randomness import SYSTEM_RANDOMNESS, Randomness
 from penstock.sinks.two_phase_commit import Transaction, TransactionContext
 from penstock.storage.mounts import refuse_stale_listings
 
@@ -55,7 +55,7 @@ class StagedTransaction(msgspec.Struct, frozen=True):
     rows: int | None = None
 
     @classmethod
-    def begin(cls, context: TransactionContext) -> Self:
+    def begin(cls, context: TransactionContext, randomness: Randomness = SYSTEM_RANDOMNESS) -> Self:
         """Name a new transaction."""
         return cls(
             job=checked_name("job", context.job),
@@ -64,7 +64,7 @@ class StagedTransaction(msgspec.Struct, frozen=True):
             checkpoint=context.checkpoint,
             subtask=context.subtask,
             attempt=context.attempt,
-            token=secrets.token_hex(4),
+            token=randomness.token(8),
         )
 
     @classmethod

@@ -10,11 +10,11 @@ from __future__ import annotations
 import logging
 import os
 from pathlib import Path
-from uuid import uuid4
 
 import xxhash
 
 from penstock.errors import CorruptStateError, IncompatibleStateError, UnavailableError
+from penstock.randomness import SYSTEM_RANDOMNESS
 from penstock.state.backends.base import FileRef, StateHandle, StateLayout, Workplace
 from penstock.state.backends.checksums import HASHED_FILES
 from penstock.state.backends.sorted_file import SortedFile, file_label, load_sorted_file
@@ -139,7 +139,7 @@ def _take_over(workplace: Workplace, ref: FileRef, path: Path) -> bool:
 
 
 def _link(source: Path, path: Path) -> None:
-    scratch = path.with_name(f"{path.name}.{uuid4().hex}.tmp")
+    scratch = path.with_name(f"{path.name}.{SYSTEM_RANDOMNESS.token()}.tmp")
     try:
         os.link(source, scratch)
         scratch.replace(path)
@@ -148,7 +148,7 @@ def _link(source: Path, path: Path) -> None:
 
 
 def _download(workplace: Workplace, ref: FileRef, path: Path) -> None:
-    unverified = path.with_name(f"{path.name}.{uuid4().hex}.tmp")
+    unverified = path.with_name(f"{path.name}.{SYSTEM_RANDOMNESS.token()}.tmp")
     try:
         workplace.storage.download(ref.name, unverified)
         verify(ref, *HASHED_FILES.hash(unverified))

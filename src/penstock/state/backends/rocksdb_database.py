@@ -12,13 +12,13 @@ that is too fast for it within one batch is held up by RocksDB itself at `STOP_S
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 import rocksdict as rd
 
+from penstock.clock import SYSTEM_CLOCK
 from penstock.errors import CorruptStateError, UnavailableError
 from penstock.state.backends.rocksdb_header import HEADER_KEY
 
@@ -105,7 +105,7 @@ class Database:
                     idle_s = 0.0
                 elif self._sorted_runs() <= MAX_SORTED_RUNS:
                     return
-                time.sleep(_POLL_S)
+                SYSTEM_CLOCK.sleep(_POLL_S)
                 idle_s += _POLL_S
 
     def snapshot(self, folder: Path) -> dict[str, tuple[int, int]]:

@@ -18,9 +18,9 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from uuid import uuid4
 
 from penstock.errors import CorruptStateError
+from penstock.randomness import SYSTEM_RANDOMNESS
 from penstock.state.backends.base import FileRef, Workplace
 from penstock.state.backends.checksums import HASHED_FILES
 from penstock.state.backends.fetch import local_file
@@ -72,7 +72,7 @@ class WorkingFolder:
     def make(cls, workplace: Workplace) -> WorkingFolder:
         """A new folder; what attempts of earlier batches left behind when they were killed is removed."""
         versions = workplace.local_dir / "rocksdb" / str(workplace.subtask)
-        path = versions / str(workplace.version) / f"{workplace.stem}-{uuid4().hex[:8]}"
+        path = versions / str(workplace.version) / f"{workplace.stem}-{SYSTEM_RANDOMNESS.token(8)}"
         with working_files(path):
             path.mkdir(parents=True)
             for former in os.scandir(versions):
