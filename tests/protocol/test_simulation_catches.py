@@ -19,14 +19,14 @@ from penstock.checkpoint.later_versions import versions_to_take
 from penstock.checkpoint.pending import Pending
 from penstock.checkpoint.protocol import Protocol
 from penstock.config import Mode
+from penstock.engine import reading
+from penstock.engine.reading import Reading
 from penstock.errors import PenstockError
 from penstock.ids import NO_CHECKPOINT
 from penstock.recovery import begun, history, restore
-from penstock.snapshot.uploader import Upload
-from penstock.engine import reading
 from penstock.recovery.progress_log import ProgressLog
-from penstock.engine.reading import Reading
 from penstock.recovery.source_log import SourceLog
+from penstock.snapshot.uploader import Upload
 from penstock.state import merge_orders
 from penstock.state.backends.checksums import HashedFiles
 from penstock.testing.simulation import Fate, Violation, random_workload

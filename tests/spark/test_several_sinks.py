@@ -22,8 +22,8 @@ from several_sinks_job import DIES_IN, Number, Places, build
 
 import penstock as ps
 from penstock.checkpoint.metadata import checkpoint_ids
+from penstock.engine import run as engine_run
 from penstock.errors import UnavailableError
-from penstock.spark import query
 from penstock.spark.handle import JobHandle
 from penstock.storage import LocalStorage
 from penstock.storage.forwarding import ForwardingStorage
@@ -208,7 +208,7 @@ def test_batches_wait_when_too_many_commits_do(spark, tmp_path, caplog, monkeypa
     """A sink that stays down stops the batches at the limit, so that metadata cannot grow for ever; a cancel still ends the job."""
     caplog.set_level(logging.WARNING, logger="penstock")
     caplog.set_level(logging.DEBUG, logger="penstock.checkpoint.coordinator")
-    monkeypatch.setattr(query, "MOST_WAITING_COMMITS", 4)
+    monkeypatch.setattr(engine_run, "MOST_WAITING_COMMITS", 4)
     ledger = Ledger(tmp_path)
     ledger.fill(1000)
     held = Held(tmp_path / "held")

@@ -6,12 +6,12 @@ import pytest
 
 from penstock.checkpoint.completed import Barrier
 from penstock.config import Mode
+from penstock.engine.reading import Reading
 from penstock.errors import UnavailableError
 from penstock.ids import NO_CHECKPOINT, CheckpointId, RunId
 from penstock.recovery.begun import Begun, last_begun
-from penstock.recovery.restore import RestorePoint
 from penstock.recovery.progress_log import ProgressLog
-from penstock.engine.reading import Reading
+from penstock.recovery.restore import RestorePoint
 from penstock.storage import LocalStorage
 
 RUN = RunId(2)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from penstock.clock import Clock
 from penstock.engine.assignment import Answer
 from penstock.snapshot.merger import Merge
 from penstock.snapshot.messages import Message
@@ -12,6 +13,11 @@ from penstock.snapshot.uploader import Upload
 
 class Executor(Protocol):
     """Made on the driver and sent along with the task."""
+
+    @property
+    def clock(self) -> Clock:
+        """Time, as it passes there."""
+        ...
 
     def attempt(self) -> int:
         """A number that no other attempt of any task of the run has."""

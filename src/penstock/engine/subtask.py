@@ -108,6 +108,8 @@ class OperatorTask(ABC):
             version=plan.batch,
             stem=state_stem(plan.place.run, plan.batch, subtask.index, attempt),
             merging=plan.merging,
+            arriving=plan.undurable,
+            clock=self.executor.clock,
         )
 
     def _report(

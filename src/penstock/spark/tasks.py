@@ -14,6 +14,7 @@ from pyspark import TaskContext
 from pyspark.accumulators import Accumulator, AccumulatorParam
 from pyspark.sql import SparkSession
 
+from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.engine.assignment import Answer, decode_answer, encode_answer
 from penstock.errors import InternalError
 from penstock.recovery.taking_over import Taken, TakeOver
@@ -58,6 +59,11 @@ class SparkExecutor:
     def given(self) -> list[Answer]:
         """What the attempts that were kept have answered. On the driver, after the action."""
         return [decode_answer(one) for one in self.answers.value]
+
+    @property
+    def clock(self) -> Clock:
+        """See `Executor.clock`."""
+        return SYSTEM_CLOCK
 
     def attempt(self) -> int:
         """See `Executor.attempt`."""

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.ids import SubtaskId
 from penstock.state.handle import FileRef, StateHandle
 from penstock.state.keys import KeyBatch
@@ -39,6 +40,7 @@ class Workplace:
     A file named 'state/views/3-17-0-42.arrow' lies locally at local_dir/'state/views/3-17-0-42.arrow'.
     `stem` is unique among all attempts of all runs, so a file is never written twice.
     `merging` names files that a background merge is about to replace; nobody else may merge them meanwhile.
+    `arriving` names files that may still be on their way to storage, from the machine on which the version before was frozen.
     `origins` counts what had to be brought here.
     """
 
@@ -50,6 +52,8 @@ class Workplace:
     version: int
     stem: str
     merging: frozenset[str] = frozenset()
+    arriving: frozenset[str] = frozenset()
+    clock: Clock = SYSTEM_CLOCK
     origins: Origins = field(default_factory=Origins)
 
     def new_name(self, suffix: str) -> str:

@@ -23,6 +23,11 @@ from penstock.state.local_files import earlier_runs, working_files
 
 _log = logging.getLogger(__name__)
 
+ARRIVAL_PATIENCE_S = 60.0
+"""How long a task waits for a file that another machine is storing; uploads have tries of their own."""
+FIRST_LOOK_S = 0.02
+LONGEST_LOOK_S = 1.0
+TELL_AFTER_S = 5.0
 READABLE_BACKENDS = frozenset({"memory", "filesystem"})
 """Both keep the same sorted files, so either opens what the other wrote."""
 
@@ -148,6 +153,8 @@ def _link(source: Path, path: Path) -> None:
 
 
 def _download(workplace: Workplace, ref: FileRef, path: Path) -> None:
+    if ref.name in workplace.arriving:
+        _await_arrival(workplace, ref)
     unverified = path.with_name(f"{path.name}.{SYSTEM_RANDOMNESS.token()}.tmp")
     try:
         workplace.storage.download(ref.name, unverified)
@@ -165,6 +172,27 @@ def _download(workplace: Workplace, ref: FileRef, path: Path) -> None:
         ) from cause
     finally:
         unverified.unlink(missing_ok=True)
+
+
+def _await_arrival(workplace: Workplace, ref: FileRef) -> None:
+    """The version before was frozen on another machine, a moment ago: its upload goes on while this batch has begun."""
+    clock, storage = workplace.clock, workplace.storage
+    begun = clock.monotonic()
+    pause_s = FIRST_LOOK_S
+    while storage.size(ref.name) != ref.size:
+        waited_s = clock.monotonic() - begun
+        if waited_s >= ARRIVAL_PATIENCE_S:
+            raise UnavailableError(
+                f"{ref.name} is neither on this machine nor in {storage.uri}, after {waited_s:.0f} s: the machine that wrote it is "
+                "gone, or cannot store it; the job goes back to its checkpoint",
+                file=ref.name,
+                waited_s=waited_s,
+            )
+        clock.sleep(pause_s)
+        pause_s = min(pause_s * 2, LONGEST_LOOK_S)
+    waited_s = clock.monotonic() - begun
+    if waited_s >= TELL_AFTER_S:
+        _log.warning("%s: %s took %.0f s to arrive in storage", workplace.subtask, ref.name, waited_s)
 
 
 def verify(ref: FileRef, size: int, checksum: str) -> None:

@@ -68,7 +68,8 @@ class Audit:
         """A transaction is about to become visible: exactly once, a checkpoint must name it (invariants 3, 6)."""
         if self._mode is not Mode.EXACTLY_ONCE:
             return
-        named = {one.transaction["id"] for completed in self.checkpoints() for one in completed.transactions}
+        promised = (one for completed in self.checkpoints() for one in completed.transactions)
+        named = {one.transaction.get("id") for one in promised}  # sinks of other kinds have names of their own
         if transaction["id"] not in named:
             raise Violation(f"transaction {transaction['id']} becomes visible, but no checkpoint names it")
 
@@ -110,7 +111,7 @@ class Audit:
             raise Violation(f"these files belong to no checkpoint: {stray}")
         numbers = [name.checkpoint for name in found_checkpoints(storage)]
         by_last_run = found and found[-1].run == newest_run(storage)
-        if by_last_run and len(numbers) > self._site.workload.checkpoint.retained:
+        if by_last_run and len(numbers) > self._site.workload.most_retained:
             raise Violation(f"more checkpoints are kept than asked for: {numbers}")
         if self._site.external.staged:
             raise Violation(f"transactions stay open: {sorted(self._site.external.staged)}")

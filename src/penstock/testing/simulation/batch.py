@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
+from penstock.clock import Clock
 from penstock.engine.assignment import Answer, Assignment
 from penstock.engine.sink_writer import SinkWriter
 from penstock.engine.subtask import ProcessTask
@@ -30,6 +31,7 @@ class Batch:
     """By operator, then by uid."""
     conditions: Conditions
     machines: Machines
+    clock: Clock
     send: Callable[[Message], None]
     attempts: Iterator[int]
     answers: list[Answer] = field(default_factory=list)
@@ -76,7 +78,7 @@ class Batch:
 
     def _attempt(self, uid: str, index: int, items: list[Item]) -> tuple[VirtualExecutor, list[Item]]:
         machine, worker = self.machines.pick(self.conditions.rng)
-        executor = VirtualExecutor(next(self.attempts), index, worker, self.send)
+        executor = VirtualExecutor(next(self.attempts), index, worker, self.clock, self.send)
         place = self.assignment.place
         here = replace(place, local_dir=self.machines.local_dir(place.local_dir, machine))
         plan = replace(self.assignment, place=here)

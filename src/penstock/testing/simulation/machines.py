@@ -9,12 +9,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from penstock.clock import Clock
 from penstock.engine.assignment import Answer
 from penstock.snapshot.merger import Merge
 from penstock.snapshot.merger import perform as merge_files
 from penstock.snapshot.messages import Message
 from penstock.snapshot.uploader import Lane, Upload, UploadLanes
 from penstock.snapshot.uploader import perform as store
+from penstock.testing.virtual_clock import VirtualClock
 
 WORKERS = 2
 """Of each machine: two tasks of one subtask may meet different ones, which know nothing of each other."""
@@ -114,6 +116,7 @@ class VirtualExecutor:
     number: int
     index: int
     worker: Worker
+    clock: Clock
     send: Callable[[Message], None]
     answers: list[Answer] = field(default_factory=list)
 
@@ -145,3 +148,25 @@ class VirtualExecutor:
 def perform(work: Work) -> Message:
     """What a thread of a worker does with it."""
     return store(work) if isinstance(work, Upload) else merge_files(work)
+
+
+class SharedTime(VirtualClock):
+    """Time as tasks see it: while one of them waits, something else may happen."""
+
+    def __init__(self, clock: Clock, meanwhile: Callable[[], None]) -> None:
+        super().__init__()
+        self._clock = clock
+        self._meanwhile = meanwhile
+
+    def monotonic(self) -> float:
+        """See `Clock.monotonic`."""
+        return self._clock.monotonic()
+
+    def wall(self) -> float:
+        """See `Clock.wall`."""
+        return self._clock.wall()
+
+    def sleep(self, seconds: float) -> None:
+        """See `Clock.sleep`."""
+        self._clock.sleep(seconds)
+        self._meanwhile()

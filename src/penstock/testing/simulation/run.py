@@ -31,7 +31,7 @@ from penstock.testing.simulation.counting import LAYOUT
 from penstock.testing.simulation.external import SimulatedSink, TableWriter
 from penstock.testing.simulation.flaky_sink import FlakySink
 from penstock.testing.simulation.lifeline import Lifeline
-from penstock.testing.simulation.machines import Machines, Work, perform
+from penstock.testing.simulation.machines import Machines, SharedTime, Work, perform
 from penstock.testing.simulation.site import JOB, Conditions, Sinks, Site
 from penstock.testing.simulation.spark_query import SimulatedQuery
 from penstock.testing.simulation.topology import sink_of
@@ -266,6 +266,12 @@ class Driver:
         if work is not None and not self._trouble(1 / 4):  # otherwise its worker died
             self._messages.append(perform(work))
 
+    def _upload_meanwhile(self) -> None:
+        """A task waits: on other machines uploads go on."""
+        uploading = [worker for worker in self._machines.workers() if worker.has_uploads]
+        if uploading:
+            self._perform(self._rng.choice(uploading).next_upload(self._rng))
+
     def _in_background(self) -> None:
         self._background.pop(self._rng.randrange(len(self._background)))()
 
@@ -322,6 +328,7 @@ class Driver:
             self._sinks,
             self._conditions,
             self._machines,
+            SharedTime(self._site.clock, self._upload_meanwhile),
             self._messages.append,
             self._attempts,
         )

@@ -70,6 +70,11 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
         weaker = {*self.modes, self.checkpoint.delivery_mode} - {Mode.EXACTLY_ONCE}
         return weaker.pop() if weaker else Mode.EXACTLY_ONCE
 
+    @property
+    def most_retained(self) -> int:
+        """How many checkpoints there may be."""
+        return max(self.checkpoint.retained, *self.retained, 0)
+
     def settings(self, run: int) -> Checkpointing:
         """Of the run with this index, from 0."""
         changed: dict[str, Any] = {}
