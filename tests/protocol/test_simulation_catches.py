@@ -11,11 +11,14 @@ import msgspec
 import pytest
 from simulations import calls_without_a_crash, come_back, world
 
-from penstock.checkpoint import coordinator, protocol
+from penstock.checkpoint import coordinator
+from penstock.checkpoint.commits import commit_in_order
 from penstock.checkpoint.completed import Completed
-from penstock.checkpoint.coordinator import Coordinator, commit_in_order
-from penstock.checkpoint.events import SweepTransactions, WriteMetadata
-from penstock.checkpoint.later_versions import versions_to_take
+from penstock.checkpoint.coordinator import Coordinator
+from penstock.checkpoint.due_commits import DueCommits
+from penstock.checkpoint.events import BatchFinished, SweepTransactions, WriteMetadata
+from penstock.checkpoint.later_versions import LaterVersions
+from penstock.checkpoint.needed_files import NeededFiles
 from penstock.checkpoint.pending import Pending
 from penstock.checkpoint.protocol import Protocol
 from penstock.config import Mode
@@ -70,33 +73,37 @@ def never_look_whether_another_run_owns_the_job(patch: Patch) -> None:
 @mutation()
 def forget_the_transactions_of_batches_without_a_checkpoint(patch: Patch) -> None:
     patch.setattr(
-        Protocol,
-        "_promised",
-        lambda self, checkpoint: tuple(one for one in self.uncommitted if one.checkpoint == checkpoint),
+        DueCommits,
+        "promised",
+        lambda self, up_to: tuple(one for one in self._uncommitted.values() if one.checkpoint == up_to),
     )
 
 
 @mutation()
 def discard_files_of_the_working_version(patch: Patch) -> None:
-    patch.setattr(Protocol, "_working_files", lambda self: set())
+    needed = NeededFiles.needed
+
+    def forgetful(self: NeededFiles, wanted) -> set[str]:
+        with pytest.MonkeyPatch.context() as inner:
+            inner.setattr(self, "_working", frozenset())
+            return needed(self, wanted)
+
+    patch.setattr(NeededFiles, "needed", forgetful)
 
 
 @mutation()
 def discard_files_of_completed_checkpoints(patch: Patch) -> None:
-    def needed(self: Protocol) -> set[str]:
-        return set().union(*(one.files for one in self.pending.values()), self._working_files())
-
-    patch.setattr(Protocol, "needed_files", property(needed))
+    patch.setattr(NeededFiles, "needed", lambda self, wanted: set(self._working).union(*wanted))
 
 
 @mutation()
 def never_discard_a_file(patch: Patch) -> None:
-    patch.setattr("penstock.checkpoint.protocol.unnamed_files", lambda known, needed: [])
+    patch.setattr(NeededFiles, "discard", lambda self, wanted: ())
 
 
 @mutation()
 def never_forget_a_checkpoint(patch: Patch) -> None:
-    patch.setattr("penstock.checkpoint.protocol.subsumed", lambda completed, retained: [])
+    patch.setattr(Protocol, "_subsume", lambda self: [])
 
 
 @mutation()
@@ -130,16 +137,26 @@ def complete_before_the_files_are_in_storage(patch: Patch) -> None:
 
 @mutation(8)
 def acknowledge_exactly_once_with_a_later_version(patch: Patch) -> None:
+    batch_finished = Protocol._batch_finished
+
+    def remember(self: Protocol, event: BatchFinished, now):
+        vars(self).setdefault("seen", []).append(event)
+        return batch_finished(self, event, now)
+
     def late(self: Protocol, pending: Pending) -> None:
-        batches = [one for number, one in sorted(self._finished.items()) if number >= pending.checkpoint]
+        batches = [one for one in vars(self).get("seen", ()) if one.batch >= pending.checkpoint]
         pending.take(
-            versions_to_take(
-                batches[::-1], lambda handle: handle.files <= self._durable, self._identity.upstream
-            )
+            {
+                handle.subtask: handle
+                for batch in batches
+                for handle in batch.handles.values()
+                if handle.files <= self.files.durable
+            }
         )
 
+    patch.setattr(Protocol, "_batch_finished", remember)
     patch.setattr(Protocol, "_acknowledge", late)
-    patch.setattr(Protocol, "_barrier", lambda self, pending: pending.batch)
+    patch.setattr(LaterVersions, "cut", lambda self, pending: pending.batch)
 
 
 @mutation(238, Mode.AT_LEAST_ONCE)
@@ -149,12 +166,8 @@ def promise_at_least_once_only_what_lies_before_the_cut(patch: Patch) -> None:
 
 @mutation(379, Mode.AT_LEAST_ONCE)
 def take_an_earlier_version_behind_a_later_one(patch: Patch) -> None:
-    taken = protocol.versions_to_take
-
-    def careless(batches, handed_in, upstream):
-        return taken(batches, handed_in, dict.fromkeys(upstream, ()))
-
-    patch.setattr(protocol, "versions_to_take", careless)
+    made = LaterVersions.__init__
+    patch.setattr(LaterVersions, "__init__", lambda self, upstream: made(self, dict.fromkeys(upstream, ())))
 
 
 @mutation(19)
@@ -164,7 +177,7 @@ def write_an_older_checkpoint_behind_a_newer_one(patch: Patch) -> None:
         for pending in sorted(self.pending.values(), key=lambda one: -one.checkpoint):
             self._acknowledge(pending)
             if pending.ready:
-                pending.writing = self._content(pending, now)
+                pending.writing = self._content_of(pending, now)
                 actions.append(WriteMetadata(pending.writing))
         return actions
 
@@ -173,7 +186,7 @@ def write_an_older_checkpoint_behind_a_newer_one(patch: Patch) -> None:
 
 @mutation()
 def take_files_for_durable_that_nobody_has_uploaded(patch: Patch) -> None:
-    patch.setattr(Protocol, "undurable", lambda self, files: self._working_files() - self._durable)
+    patch.setattr(NeededFiles, "undurable", lambda self, files: self._working - self._durable)
 
 
 @mutation()
@@ -192,7 +205,7 @@ def leave_out_files_that_an_earlier_snapshot_did_not_upload(patch: Patch) -> Non
 def end_a_drain_before_the_last_batch_is_known(patch: Patch) -> None:
     def settled(self: Protocol) -> bool:
         newest = self._newest.batch if self._newest else NO_CHECKPOINT
-        return not self.pending and not self.uncommitted and self.last_completed >= newest
+        return not self.pending and not self.commits and self.last_completed >= newest
 
     patch.setattr(Protocol, "settled", property(settled))
 
@@ -213,7 +226,7 @@ def give_up_at_the_end_of_the_job_what_is_being_written(patch: Patch) -> None:
 def sweep_what_is_still_to_be_committed(patch: Patch) -> None:
     sweep = Coordinator._sweep
     patch.setattr(
-        Coordinator, "_sweep", lambda self, action: sweep(self, SweepTransactions(action.up_to, keep=()))
+        Coordinator, "_sweep", lambda self, action: sweep(self, SweepTransactions(action.up_to, frozenset()))
     )
 
 
@@ -228,7 +241,7 @@ def commit_every_batch_at_once(patch: Patch) -> None:
 
     def hasty(self: Protocol, event, now):
         actions = finished(self, event, now)
-        return self._commit_up_to(event.batch) + actions
+        return self.commits._commit_up_to(event.batch) + actions
 
     patch.setattr(Protocol, "_batch_finished", hasty)
 
@@ -276,21 +289,21 @@ def leave_what_sources_have_noted_out_of_the_checkpoint(patch: Patch) -> None:
 
 @mutation()
 def let_go_of_what_the_next_run_begins_with(patch: Patch) -> None:
-    patch.setattr(Protocol, "hold", lambda self, batch, barrier: None)
+    patch.setattr(NeededFiles, "hold", lambda self, batch, barrier: None)
 
 
 @mutation()
 def discard_a_merged_file_before_its_batch_is_finished(patch: Patch) -> None:
-    def take(self: Protocol, files, batch) -> None:
+    def take(self: NeededFiles, files, batch) -> None:
         self._durable.update(files)
         self._known.update(files)
 
-    patch.setattr(Protocol, "take_durable", take)
+    patch.setattr(NeededFiles, "take_durable", take)
 
 
 @mutation()
 def forget_what_was_merged_in_vain(patch: Patch) -> None:
-    patch.setattr(Protocol, "take_durable", lambda self, files, batch: self._durable.update(files))
+    patch.setattr(NeededFiles, "take_durable", lambda self, files, batch: self._durable.update(files))
 
 
 @mutation()

@@ -10,8 +10,9 @@ import pytest
 from protocol_story import JOB, LAYOUT, SUBTASKS, handle
 from sink_double import TroubledSink, staged, visible
 
+from penstock.checkpoint.commits import SinkCall
 from penstock.checkpoint.completed import Barrier, PreCommitted
-from penstock.checkpoint.coordinator import Coordinator, Opening, Post, SinkCall
+from penstock.checkpoint.coordinator import Coordinator, Opening, Post
 from penstock.checkpoint.events import (
     BatchFinished,
     Event,
@@ -167,7 +168,7 @@ def test_commit_is_retried_until_it_succeeds(tmp_path: Path) -> None:
     scene.batch(0)
     assert scene.clock.slept == pytest.approx([0.1 * 2**n for n in range(9)] + [30.0] * 3)
     assert visible(scene.external) == [(1, 0, 0)]
-    assert not scene.protocol.uncommitted
+    assert not scene.protocol.commits
 
 
 def test_what_is_said_of_a_sink_that_is_down(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -302,7 +303,7 @@ def test_strays(tmp_path: Path) -> None:
     scene.batch(0)
     assert (1, 9, 0) in staged(scene.external)  # a sink that was given up is not asked again in this run
     scene.coordinator._left_to_next_run.clear()
-    keep = tuple(scene.protocol.uncommitted)
+    keep = frozenset(one.name for one in scene.protocol.commits.promised(CheckpointId(9)))
     scene.coordinator._sweep(SweepTransactions(CheckpointId(0), keep=keep))
     assert sorted(staged(scene.external)) == [(3, 0, 0), (3, 1, 1), (4, 0, 0)]
 

@@ -10,10 +10,10 @@ import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from itertools import groupby
 
 from penstock.checkpoint.commit_wait import CommitWait, one_line
-from penstock.checkpoint.completed import Barrier, Completed, PreCommitted
+from penstock.checkpoint.commits import RunCommit, SinkCall, commit_in_order, run_now
+from penstock.checkpoint.completed import Barrier, Completed
 from penstock.checkpoint.events import (
     Action,
     Announce,
@@ -42,7 +42,7 @@ from penstock.errors import (
 )
 from penstock.ids import CheckpointId, RunId
 from penstock.recovery.fencing import check_owner
-from penstock.sinks.two_phase_commit import Transaction, TwoPhaseCommitSink
+from penstock.sinks.two_phase_commit import Transaction, TransactionName, TwoPhaseCommitSink
 from penstock.state.handle import StateHandle
 from penstock.storage import Storage
 
@@ -53,25 +53,7 @@ FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 30.0
 
 
-@dataclass(frozen=True)
-class SinkCall:
-    """Work that calls one sink. What calls one sink is done one after another, in the order in which it comes."""
-
-    sink: str
-    work: Callable[[], None]
-
-    def __call__(self) -> None:
-        """Do it."""
-        self.work()
-
-
-RunCommit = Callable[[SinkCall], None]
 Post = Callable[[Event], None]
-
-
-def run_now(call: SinkCall) -> None:
-    """Perform it in the calling thread."""
-    call()
 
 
 @dataclass(frozen=True)
@@ -139,10 +121,10 @@ class Coordinator:
         working = frozenset(name for handle in handles for name in handle.files)
         with self._lock:
             self._protocol.begin_batch(batch, self._now())
-            self._protocol.take_durable(merged, batch)
+            self._protocol.files.take_durable(merged, batch)
             return Opening(
                 awaited=frozenset(self._protocol.pending),
-                undurable=frozenset(self._protocol.undurable(working)),
+                undurable=frozenset(self._protocol.files.undurable(working)),
                 needed=frozenset(self._protocol.needed_files.union(working, *self._handed_in.values())),
                 completed=self._protocol.last_completed,
             )
@@ -154,14 +136,14 @@ class Coordinator:
         self._post(event)
 
     def hold(self, batch: CheckpointId, barrier: Barrier) -> None:
-        """Keep what the record of `recovery.begun` names, see `Protocol.hold`."""
+        """Keep what the record of `recovery.begun` names, see `NeededFiles.hold`."""
         with self._lock:
-            self._protocol.hold(batch, barrier)
+            self._protocol.files.hold(batch, barrier)
 
     def give_back(self, files: Iterable[str], batch: CheckpointId) -> None:
         """Merged files that no batch will take: they are discarded when batch `batch`, or the run, is over."""
         with self._lock:
-            self._protocol.take_durable(files, batch)
+            self._protocol.files.take_durable(files, batch)
 
     def stop(self) -> None:
         """Commits that fail from here on are left to the next run."""
@@ -179,7 +161,7 @@ class Coordinator:
     def waiting_commits(self) -> int:
         """How many transactions may be committed, and are not known to be."""
         with self._lock:
-            return self._protocol.waiting_commits
+            return self._protocol.commits.committing
 
     @property
     def settled(self) -> bool:
@@ -205,7 +187,7 @@ class Coordinator:
                 number: [str(subtask) for subtask in one.missing()]
                 for number, one in self._protocol.pending.items()
             }
-            uncommitted = len(self._protocol.uncommitted)
+            uncommitted = len(self._protocol.commits)
         return f"pending checkpoints and who is missing: {pending}, uncommitted transactions: {uncommitted}"
 
     # ── taking events ──────────────────────────────────────────────────────────────────────────
@@ -327,10 +309,10 @@ class Coordinator:
         if action is None or uid in self._left_to_next_run:
             return  # sweeps had piled up behind a commit: the first of them has done what the newest asks for
         sink = self._sinks[uid]
-        keep = {identity(one.transaction) for one in action.keep if one.sink == uid}
         try:
             for transaction in list(sink.find_transactions(self._owner, uid)):
-                if self._is_stray(transaction, action.up_to) and identity(transaction) not in keep:
+                kept = TransactionName.of(uid, transaction) in action.keep
+                if self._is_stray(transaction, action.up_to) and not kept:
                     sink.abort(transaction)
         except UnavailableError as error:
             _log.warning("sink %s: strays are left for the next checkpoint: %s", uid, error)
@@ -361,15 +343,3 @@ class Coordinator:
 def _say(level: int, line: str | None) -> None:
     if line is not None:
         _log.log(level, "%s", line)
-
-
-def identity(transaction: Transaction) -> tuple[int, int, int, int]:
-    """What tells one transaction of a sink from every other."""
-    return (transaction["run"], transaction["checkpoint"], transaction["subtask"], transaction["attempt"])
-
-
-def commit_in_order(sinks: Mapping[str, TwoPhaseCommitSink], transactions: Iterable[PreCommitted]) -> None:
-    """Commit per sink, oldest batch first. A sink that the job no longer has cannot commit: the caller has refused that before."""
-    ordered = sorted(transactions, key=lambda one: (one.sink, one.checkpoint, one.subtask))
-    for uid, group in groupby(ordered, key=lambda one: one.sink):
-        sinks[uid].commit_all([one.transaction for one in group])

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 
 import msgspec
 
+from penstock.checkpoint.commits import commit_in_order
 from penstock.checkpoint.completed import Barrier, Completed, PreCommitted
-from penstock.checkpoint.coordinator import commit_in_order, identity
 from penstock.checkpoint.metadata import is_committed, name_of
 from penstock.config import Mode
 from penstock.errors import (
@@ -44,7 +44,7 @@ from penstock.recovery.fencing import (
     record_descent,
 )
 from penstock.recovery.history import choose, read_history
-from penstock.sinks.two_phase_commit import TwoPhaseCommitSink
+from penstock.sinks.two_phase_commit import TransactionName, TwoPhaseCommitSink
 from penstock.storage import Storage
 
 _log = logging.getLogger(__name__)
@@ -239,13 +239,12 @@ def _abort_others(
     sinks: Mapping[str, TwoPhaseCommitSink],
     owner: str,
 ) -> None:
-    keep = {(one.sink, identity(one.transaction)) for one in promised}
+    keep = {one.name for one in promised}
     for uid, sink in sinks.items():
         for transaction in list(sink.find_transactions(owner, uid)):
-            if transaction["run"] <= point.run and (uid, identity(transaction)) not in keep:
-                _log.info(
-                    "sink %s: transaction %s is aborted, no checkpoint names it", uid, identity(transaction)
-                )
+            name = TransactionName.of(uid, transaction)
+            if name.run <= point.run and name not in keep:
+                _log.info("sink %s: transaction %s is aborted, no checkpoint names it", uid, tuple(name[1:]))
                 sink.abort(transaction)
 
 

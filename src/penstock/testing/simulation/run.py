@@ -9,8 +9,9 @@ from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
+from penstock.checkpoint.commits import SinkCall
 from penstock.checkpoint.completed import Completed
-from penstock.checkpoint.coordinator import Coordinator, SinkCall
+from penstock.checkpoint.coordinator import Coordinator
 from penstock.checkpoint.events import (
     BatchFinished,
     Drain,
