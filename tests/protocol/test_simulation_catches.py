@@ -11,7 +11,6 @@ import msgspec
 import pytest
 from simulations import calls_without_a_crash, come_back, world
 
-from penstock.checkpoint import coordinator
 from penstock.checkpoint.commits import commit_in_order
 from penstock.checkpoint.completed import Completed
 from penstock.checkpoint.coordinator import Coordinator
@@ -24,6 +23,7 @@ from penstock.checkpoint.protocol import Protocol
 from penstock.config import Mode
 from penstock.errors import PenstockError
 from penstock.ids import NO_CHECKPOINT
+from penstock.ownership.claim import Claim
 from penstock.recovery import begun, history, restore
 from penstock.snapshot.uploader import Upload
 from penstock.spark import reading
@@ -54,6 +54,17 @@ def mutation(first_seed: int = 0, only_in: Mode | None = None) -> Callable[[Muta
     return add
 
 
+class Unchecked(Claim):
+    """A claim that nobody looks at again."""
+
+    @classmethod
+    def of(cls, claim: Claim) -> Unchecked:
+        return cls(claim.storage, claim.run, claim.token)
+
+    def check(self) -> None:
+        pass
+
+
 @mutation()
 def commit_before_the_metadata_is_written(patch: Patch) -> None:
     complete = Coordinator._complete
@@ -67,7 +78,12 @@ def commit_before_the_metadata_is_written(patch: Patch) -> None:
 
 @mutation(12)
 def never_look_whether_another_run_owns_the_job(patch: Patch) -> None:
-    patch.setattr(coordinator, "check_owner", lambda storage, run: None)
+    made = Coordinator.__init__
+
+    def blind(self: Coordinator, *given, claim: Claim, **named) -> None:
+        made(self, *given, claim=Unchecked.of(claim), **named)
+
+    patch.setattr(Coordinator, "__init__", blind)
 
 
 @mutation()
@@ -118,7 +134,12 @@ def restore_without_committing(patch: Patch) -> None:
 
 @mutation()
 def restore_without_looking_again_whether_it_still_owns_the_job(patch: Patch) -> None:
-    patch.setattr(restore, "check_owner", lambda storage, run: None)
+    delete = restore._delete_leftovers
+    patch.setattr(
+        restore,
+        "_delete_leftovers",
+        lambda storage, point: delete(storage, replace(point, claim=Unchecked.of(point.claim))),
+    )
 
 
 @mutation()
@@ -399,7 +420,7 @@ def test_discarding_without_looking_whether_another_run_owns_the_job_is_found(
 
     def careless(self: Coordinator, action: object) -> None:
         with pytest.MonkeyPatch.context() as inner:
-            inner.setattr(coordinator, "check_owner", lambda storage, run: None)
+            inner.setattr(self, "_claim", Unchecked.of(self._claim))
             discard(self, action)
 
     monkeypatch.setattr(Coordinator, "_discard", careless)

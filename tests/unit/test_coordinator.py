@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
@@ -32,7 +32,7 @@ from penstock.errors import (
     UnavailableError,
 )
 from penstock.ids import CheckpointId, RunId
-from penstock.recovery.fencing import claim
+from penstock.ownership.claim import claim
 from penstock.storage import LocalStorage
 from penstock.testing.faulty_storage import Failure, FaultPlan, FaultyStorage
 from penstock.testing.simulation.external import External
@@ -56,8 +56,9 @@ class Scene:
     def __post_init__(self) -> None:
         self.clock = VirtualClock()
         self.plain = LocalStorage(self.root)
-        self.run = claim(self.plain, 0.0)
         self.storage = FaultyStorage(self.plain, self.plan, clock=self.clock)
+        self.claim = replace(claim(self.plain, 0.0), storage=self.storage)
+        self.run = self.claim.run
         self.external = External()
         self.sink = TroubledSink(self.external, self.refusals)
         settings = Checkpointing(interval="1s", tolerable_failures=self.tolerable_failures)
@@ -69,7 +70,7 @@ class Scene:
             protocol,
             storage=self.storage,
             sinks={UID: self.sink},
-            run=self.run,
+            claim=self.claim,
             owner=JOB,
             clock=self.clock,
             post=self.post,
@@ -227,6 +228,16 @@ def test_a_fenced_run_completes_nothing(tmp_path: Path) -> None:
     scene = Scene(tmp_path)
     claim(scene.plain, 0.0)
     with pytest.raises(FencedError):
+        scene.batch(0)
+    assert (scene.checkpoints, visible(scene.external)) == ([], [])
+
+
+def test_a_run_of_another_life_of_the_job_completes_nothing(tmp_path: Path) -> None:
+    """The storage was deleted and the job began anew, with the same run number: the old run does not write among its files."""
+    scene = Scene(tmp_path)
+    scene.plain.delete(scene.plain.names())
+    assert claim(scene.plain, 0.0).run == scene.run
+    with pytest.raises(FencedError, match="the job has begun anew there"):
         scene.batch(0)
     assert (scene.checkpoints, visible(scene.external)) == ([], [])
 

@@ -8,6 +8,7 @@ from penstock.checkpoint.completed import Barrier
 from penstock.config import Mode
 from penstock.errors import UnavailableError
 from penstock.ids import NO_CHECKPOINT, CheckpointId, RunId
+from penstock.ownership.claim import Claim
 from penstock.recovery.begun import Begun, last_begun
 from penstock.recovery.restore import RestorePoint
 from penstock.spark.progress_log import ProgressLog
@@ -31,7 +32,7 @@ def reading(
 ) -> tuple[Reading, list[Barrier]]:
     log = ProgressLog(storage, RUN)
     held: list[Barrier] = []
-    point = RestorePoint(RUN, (), begun)
+    point = RestorePoint(Claim(storage, RUN, "token"), (), begun)
     return Reading(
         log,
         log.source_log(),

@@ -13,7 +13,7 @@ from penstock.checkpoint.coordinator import Coordinator
 from penstock.checkpoint.events import Commit
 from penstock.checkpoint.protocol import Identity, Now, Protocol
 from penstock.config import Checkpointing
-from penstock.recovery.fencing import claim
+from penstock.ownership.claim import claim
 from penstock.sinks import TransactionContext, WriteAheadLog
 from penstock.storage import LocalStorage
 from penstock.testing.virtual_clock import VirtualClock
@@ -30,7 +30,8 @@ def test_a_function_that_raises_is_retried_with_a_growing_pause(tmp_path: Path) 
 
     sink = WriteAheadLog(hand_over, staging=tmp_path / "staging")
     storage, clock = LocalStorage(tmp_path / "storage"), VirtualClock()
-    run = claim(storage, 0.0)
+    mine = claim(storage, 0.0)
+    run = mine.run
     protocol = Protocol(
         Checkpointing(), Identity(JOB, run, 1, 8, {"views": LAYOUT}, {"views": ()}), (), Now(0.0, 0.0)
     )
@@ -38,7 +39,7 @@ def test_a_function_that_raises_is_retried_with_a_growing_pause(tmp_path: Path) 
         protocol,
         storage=storage,
         sinks={"out": sink},
-        run=run,
+        claim=mine,
         owner=JOB,
         clock=clock,
         post=lambda event: None,

@@ -40,8 +40,8 @@ from penstock.errors import (
     FencedError,
     UnavailableError,
 )
-from penstock.ids import CheckpointId, RunId
-from penstock.recovery.fencing import check_owner
+from penstock.ids import CheckpointId
+from penstock.ownership.claim import Claim
 from penstock.sinks.two_phase_commit import Transaction, TransactionName, TwoPhaseCommitSink
 from penstock.state.handle import StateHandle
 from penstock.storage import Storage
@@ -79,7 +79,7 @@ class Coordinator:
         *,
         storage: Storage,
         sinks: Mapping[str, TwoPhaseCommitSink],
-        run: RunId,
+        claim: Claim,
         owner: str,
         clock: Clock,
         post: Post | None = None,
@@ -91,7 +91,7 @@ class Coordinator:
         self._stopping = threading.Event()
         self._storage = storage
         self._sinks = sinks
-        self._run = run
+        self._claim = claim
         self._owner = owner
         """Under which name the sinks keep this job's transactions."""
         self._clock = clock
@@ -248,7 +248,7 @@ class Coordinator:
     def _write(self, completed: Completed) -> None:
         for left in reversed(range(METADATA_TRIES)):
             try:
-                check_owner(self._storage, self._run)
+                self._claim.check()
                 write_metadata(self._storage, completed)
             except UnavailableError:
                 if not left:
@@ -266,7 +266,7 @@ class Coordinator:
         waiting = len(action.transactions)
         while True:
             try:
-                check_owner(self._storage, self._run)
+                self._claim.check()
                 commit_in_order(self._sinks, action.transactions)
             except (FencedError, CommitLostError, BadRecordError):
                 raise  # no further try would end otherwise
@@ -318,9 +318,9 @@ class Coordinator:
             _log.warning("sink %s: strays are left for the next checkpoint: %s", uid, error)
 
     def _is_stray(self, transaction: Transaction, up_to: CheckpointId) -> bool:
-        if transaction["run"] == self._run:
+        if transaction["run"] == self._claim.run:
             return bool(transaction["checkpoint"] <= up_to)
-        return bool(transaction["run"] < self._run)
+        return bool(transaction["run"] < self._claim.run)
 
     def _discard(self, action: Discard) -> None:
         """Delete, unless another run owns the job: it may have gone on from a checkpoint that is subsumed here.
@@ -330,7 +330,7 @@ class Coordinator:
         self._forgotten += [name for completed in action.checkpoints for name in name_of(completed).files]
         self._unnamed += action.files
         try:
-            check_owner(self._storage, self._run)
+            self._claim.check()
             self._storage.delete(self._forgotten)
             self._forgotten.clear()
             self._storage.delete(self._unnamed)

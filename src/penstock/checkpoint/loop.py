@@ -18,7 +18,7 @@ from penstock.checkpoint.sink_lanes import SinkLanes
 from penstock.clock import SYSTEM_CLOCK
 from penstock.errors import PenstockError
 from penstock.ids import RunId
-from penstock.recovery.fencing import HEARTBEAT_S, beat
+from penstock.ownership.heartbeat import HEARTBEAT_S, beat
 from penstock.storage import Storage
 
 _log = logging.getLogger(__name__)

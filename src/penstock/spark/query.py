@@ -34,7 +34,8 @@ from penstock.errors import (
     PenstockError,
 )
 from penstock.ids import CheckpointId, SubtaskId
-from penstock.recovery.fencing import Claimant, beat
+from penstock.ownership.claim import Claimant
+from penstock.ownership.heartbeat import beat
 from penstock.recovery.repeated import Failure
 from penstock.recovery.restore import RestorePoint, check_restorable, restore
 from penstock.snapshot.mailbox import Mailbox, places
@@ -214,7 +215,7 @@ class QueryRun:
             protocol,
             storage=self.job.storage,
             sinks=self._sinks,
-            run=self.point.run,
+            claim=self.point.claim,
             clock=SYSTEM_CLOCK,
             owner=self.owner,
             post=post,

@@ -185,7 +185,7 @@ class SimulatedRun:
             protocol,
             storage=self._storage,
             sinks=self._sinks,
-            run=self._point.run,
+            claim=self._point.claim,
             owner=JOB,
             clock=self._site.clock,
             post=self._events.append,
