@@ -11,7 +11,7 @@ import msgspec
 import pytest
 from simulations import calls_without_a_crash, come_back, world
 
-from penstock.checkpoint.commits import commit_in_order
+from penstock.checkpoint.commits import Committer, commit_in_order
 from penstock.checkpoint.completed import Completed
 from penstock.checkpoint.coordinator import Coordinator
 from penstock.checkpoint.due_commits import DueCommits
@@ -70,7 +70,7 @@ def commit_before_the_metadata_is_written(patch: Patch) -> None:
     complete = Coordinator._complete
 
     def hasty(self: Coordinator, completed: Completed) -> None:
-        commit_in_order(self._sinks, completed.transactions)
+        commit_in_order(self._committer._sinks, completed.transactions)
         complete(self, completed)
 
     patch.setattr(Coordinator, "_complete", hasty)
@@ -245,15 +245,15 @@ def give_up_at_the_end_of_the_job_what_is_being_written(patch: Patch) -> None:
 
 @mutation()
 def sweep_what_is_still_to_be_committed(patch: Patch) -> None:
-    sweep = Coordinator._sweep
+    sweep = Committer.sweep
     patch.setattr(
-        Coordinator, "_sweep", lambda self, action: sweep(self, SweepTransactions(action.up_to, frozenset()))
+        Committer, "sweep", lambda self, action: sweep(self, SweepTransactions(action.up_to, frozenset()))
     )
 
 
 @mutation()
 def never_sweep(patch: Patch) -> None:
-    patch.setattr(Coordinator, "_sweep", lambda self, action: None)
+    patch.setattr(Committer, "sweep", lambda self, action: None)
 
 
 @mutation()

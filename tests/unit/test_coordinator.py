@@ -10,9 +10,9 @@ import pytest
 from protocol_story import JOB, LAYOUT, SUBTASKS, handle
 from sink_double import TroubledSink, staged, visible
 
-from penstock.checkpoint.commits import SinkCall
+from penstock.checkpoint.commits import Post, SinkCall
 from penstock.checkpoint.completed import Barrier, PreCommitted
-from penstock.checkpoint.coordinator import Coordinator, Opening, Post
+from penstock.checkpoint.coordinator import Coordinator, Opening
 from penstock.checkpoint.events import (
     BatchFinished,
     Event,
@@ -313,9 +313,9 @@ def test_strays(tmp_path: Path) -> None:
     scene.coordinator.stop()
     scene.batch(0)
     assert (1, 9, 0) in staged(scene.external)  # a sink that was given up is not asked again in this run
-    scene.coordinator._left_to_next_run.clear()
+    scene.coordinator._committer._left_to_next_run.clear()
     keep = frozenset(one.name for one in scene.protocol.commits.promised(CheckpointId(9)))
-    scene.coordinator._sweep(SweepTransactions(CheckpointId(0), keep=keep))
+    scene.coordinator._committer.sweep(SweepTransactions(CheckpointId(0), keep=keep))
     assert sorted(staged(scene.external)) == [(3, 0, 0), (3, 1, 1), (4, 0, 0)]
 
 

@@ -127,7 +127,7 @@ def finish_batch(loop, run, sinks, number) -> None:
 
 def test_a_sink_that_is_down_holds_up_nobody_else(tmp_path, caplog):
     """The other sink commits checkpoint by checkpoint; what waits is promised by each metadata, and is committed in order in the end."""
-    caplog.set_level(logging.DEBUG, logger="penstock.checkpoint.coordinator")
+    caplog.set_level(logging.DEBUG, logger="penstock.checkpoint")
     storage = LocalStorage(tmp_path)
     mine = claim(storage, 0.0)
     run = mine.run
@@ -170,7 +170,7 @@ def test_whoever_drains_can_give_up(tmp_path):
 
 def test_a_stop_does_not_sit_out_the_pause_between_two_tries(tmp_path, monkeypatch):
     """A sink that has been down for long is tried every half minute; who stops the job is not kept waiting for that."""
-    monkeypatch.setattr("penstock.checkpoint.coordinator.FIRST_PAUSE_S", 3600.0)
+    monkeypatch.setattr("penstock.checkpoint.commits.FIRST_PAUSE_S", 3600.0)
     storage = LocalStorage(tmp_path)
     mine = claim(storage, 0.0)
     run = mine.run
@@ -197,7 +197,7 @@ class BackAgain(Stubborn):
 
 def test_a_stop_never_commits_behind_what_it_gave_up(tmp_path, monkeypatch):
     """A sink that comes back in the middle of a stop commits nothing out of order: the next run begins with the oldest."""
-    monkeypatch.setattr("penstock.checkpoint.coordinator.FIRST_PAUSE_S", 3600.0)
+    monkeypatch.setattr("penstock.checkpoint.commits.FIRST_PAUSE_S", 3600.0)
     storage = LocalStorage(tmp_path)
     mine = claim(storage, 0.0)
     run = mine.run

@@ -11,15 +11,13 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from penstock.checkpoint.commit_wait import CommitWait, one_line
-from penstock.checkpoint.commits import RunCommit, SinkCall, commit_in_order, run_now
+from penstock.checkpoint.commits import Committer, Post, RunCommit, run_now
 from penstock.checkpoint.completed import Barrier, Completed
 from penstock.checkpoint.events import (
     Action,
     Announce,
     BatchFinished,
     Commit,
-    Committed,
     Discard,
     Event,
     FailJob,
@@ -34,26 +32,19 @@ from penstock.checkpoint.metadata import exists, mark_committed, name_of, write_
 from penstock.checkpoint.protocol import Now, Protocol
 from penstock.clock import Clock
 from penstock.errors import (
-    BadRecordError,
     CheckpointFailedError,
-    CommitLostError,
-    FencedError,
     UnavailableError,
 )
 from penstock.ids import CheckpointId
 from penstock.ownership.claim import Claim
-from penstock.sinks.two_phase_commit import Transaction, TransactionName, TwoPhaseCommitSink
+from penstock.sinks.two_phase_commit import TwoPhaseCommitSink
 from penstock.state.handle import StateHandle
 from penstock.storage import Storage
 
 _log = logging.getLogger(__name__)
 
 METADATA_TRIES = 3
-FIRST_PAUSE_S = 0.1
-LONGEST_PAUSE_S = 30.0
-
-
-Post = Callable[[Event], None]
+METADATA_PAUSE_S = 0.1
 
 
 @dataclass(frozen=True)
@@ -88,23 +79,17 @@ class Coordinator:
     ) -> None:
         self._protocol = protocol
         self._lock = threading.Lock()
-        self._stopping = threading.Event()
         self._storage = storage
-        self._sinks = sinks
         self._claim = claim
-        self._owner = owner
-        """Under which name the sinks keep this job's transactions."""
         self._clock = clock
         self._post = self.handle if post is None else post
         """How answers come back: at once, or through a queue."""
-        self._run_commit = run_commit
+        self._committer = Committer(
+            sinks, claim=claim, owner=owner, clock=clock, post=self._post, run=run_commit
+        )
         self._on_completed = on_completed
         self._forgotten: list[str] = []
         self._unnamed: list[str] = []
-        self._to_sweep: dict[str, SweepTransactions] = {}
-        self._waits = {uid: CommitWait(uid, clock) for uid in sinks}
-        self._left_to_next_run: set[str] = set()
-        """Sinks of which a commit was given up while stopping: a later one must not overtake it."""
         self._handed_in: dict[CheckpointId, frozenset[str]] = {}
         """The files of finished batches whose event, while storage holds the coordinator up, waits to be taken."""
 
@@ -147,7 +132,7 @@ class Coordinator:
 
     def stop(self) -> None:
         """Commits that fail from here on are left to the next run."""
-        self._stopping.set()
+        self._committer.stop()
 
     # ── looking ────────────────────────────────────────────────────────────────────────────────
 
@@ -201,8 +186,7 @@ class Coordinator:
         for action in actions:
             self._perform(action)
         if isinstance(event, Tick):
-            for wait in self._waits.values():
-                _say(logging.WARNING, wait.tick())
+            self._committer.tick()
 
     def _now(self) -> Now:
         return Now(self._clock.monotonic(), self._clock.wall())
@@ -212,12 +196,11 @@ class Coordinator:
             case WriteMetadata():
                 self._complete(action.completed)
             case Commit():
-                self._waits[action.sink].begun(len(action.transactions))
-                self._run_commit(SinkCall(action.sink, lambda: self._commit(action)))
+                self._committer.commit(action)
             case MarkCommitted():
                 self._mark(action.completed)
             case SweepTransactions():
-                self._sweep(action)
+                self._committer.sweep(action)
             case Discard():
                 self._discard(action)
             case Announce():
@@ -253,41 +236,8 @@ class Coordinator:
             except UnavailableError:
                 if not left:
                     raise
-                self._clock.sleep(FIRST_PAUSE_S)
+                self._clock.sleep(METADATA_PAUSE_S)
             else:
-                return
-
-    # ── committing ─────────────────────────────────────────────────────────────────────────────
-
-    def _commit(self, action: Commit) -> None:
-        if action.sink in self._left_to_next_run:
-            return
-        pause_s = FIRST_PAUSE_S
-        waiting = len(action.transactions)
-        while True:
-            try:
-                self._claim.check()
-                commit_in_order(self._sinks, action.transactions)
-            except (FencedError, CommitLostError, BadRecordError):
-                raise  # no further try would end otherwise
-            except Exception as error:  # noqa: BLE001 - a promised commit is retried, whatever the reason
-                if self._stopping.is_set():
-                    self._left_to_next_run.add(action.sink)
-                    _log.warning(
-                        "sink %s: %d transactions, and those behind them, stay to be committed by the next run: %s",
-                        *(action.sink, waiting, one_line(error)),
-                    )
-                    return
-                _say(logging.WARNING, self._waits[action.sink].failed(error))
-                _log.debug(
-                    "sink %s: next try in %.1f s (%d transactions): %s",
-                    *(action.sink, pause_s, waiting, one_line(error)),
-                )
-                self._clock.wait(self._stopping, pause_s)
-                pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
-            else:
-                _say(logging.WARNING, self._waits[action.sink].done(waiting))
-                self._post(Committed(action.transactions))
                 return
 
     def _mark(self, completed: Completed) -> None:
@@ -297,30 +247,6 @@ class Coordinator:
             _log.warning("checkpoint %d: the next run will commit once more: %s", completed.checkpoint, error)
 
     # ── forgetting ─────────────────────────────────────────────────────────────────────────────
-
-    def _sweep(self, action: SweepTransactions) -> None:
-        """Each sink in its turn behind its commits: one that does not answer must not hold up the coordinator."""
-        for uid in self._sinks:
-            self._to_sweep[uid] = action
-            self._run_commit(SinkCall(uid, lambda uid=uid: self._sweep_sink(uid)))  # type: ignore[misc]
-
-    def _sweep_sink(self, uid: str) -> None:
-        action = self._to_sweep.pop(uid, None)
-        if action is None or uid in self._left_to_next_run:
-            return  # sweeps had piled up behind a commit: the first of them has done what the newest asks for
-        sink = self._sinks[uid]
-        try:
-            for transaction in list(sink.find_transactions(self._owner, uid)):
-                kept = TransactionName.of(uid, transaction) in action.keep
-                if self._is_stray(transaction, action.up_to) and not kept:
-                    sink.abort(transaction)
-        except UnavailableError as error:
-            _log.warning("sink %s: strays are left for the next checkpoint: %s", uid, error)
-
-    def _is_stray(self, transaction: Transaction, up_to: CheckpointId) -> bool:
-        if transaction["run"] == self._claim.run:
-            return bool(transaction["checkpoint"] <= up_to)
-        return bool(transaction["run"] < self._claim.run)
 
     def _discard(self, action: Discard) -> None:
         """Delete, unless another run owns the job: it may have gone on from a checkpoint that is subsumed here.
@@ -338,8 +264,3 @@ class Coordinator:
         except UnavailableError as error:
             left = len(self._forgotten) + len(self._unnamed)
             _log.warning("%d files are left to be deleted later: %s", left, error)
-
-
-def _say(level: int, line: str | None) -> None:
-    if line is not None:
-        _log.log(level, "%s", line)

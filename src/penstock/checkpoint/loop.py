@@ -11,8 +11,8 @@ import threading
 import time
 from collections.abc import Callable
 
-from penstock.checkpoint.commits import RunCommit
-from penstock.checkpoint.coordinator import Coordinator, Post
+from penstock.checkpoint.commits import Post, RunCommit
+from penstock.checkpoint.coordinator import Coordinator
 from penstock.checkpoint.events import Drain, Event, JobEnded, Tick
 from penstock.checkpoint.sink_lanes import SinkLanes
 from penstock.clock import SYSTEM_CLOCK

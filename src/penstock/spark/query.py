@@ -18,9 +18,9 @@ from pyspark.sql import DataFrame
 from pyspark.sql.streaming.query import StreamingQuery
 
 from penstock import errors
-from penstock.checkpoint.commits import RunCommit
+from penstock.checkpoint.commits import Post, RunCommit
 from penstock.checkpoint.completed import Barrier, Completed, SubtaskReport
-from penstock.checkpoint.coordinator import Coordinator, Post
+from penstock.checkpoint.coordinator import Coordinator
 from penstock.checkpoint.events import BatchFinished, SnapshotDeclined, SnapshotDurable
 from penstock.checkpoint.loop import CoordinatorLoop
 from penstock.checkpoint.protocol import Identity, Now, Protocol
