@@ -58,7 +58,7 @@ class NeededFiles:
         """Its version is the working one now, and of its attempts it is known which one counts."""
         self._newest = event.batch
         self._working = event.files
-        self._known |= event.files
+        self._known |= self._working
         self._durable |= event.barrier.files
         if event.batch in self._held:
             self._held = {batch: files for batch, files in self._held.items() if batch >= event.batch}
