@@ -18,7 +18,7 @@ import pyarrow.dataset as ds
 import penstock as ps
 from penstock.checkpoint.completed import Completed
 from penstock.checkpoint.metadata import name_of
-from penstock.recovery.fencing import read_descents
+from penstock.ownership.descent import read_descents
 from penstock.recovery.history import read_history
 from penstock.recovery.restore import JobRecord, check_job_record, restore
 from penstock.sinks.two_phase_commit import TwoPhaseCommitSink

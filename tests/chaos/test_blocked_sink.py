@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.chaos, pytest.mark.spark]
 
 def test_commits_wait_for_a_locked_database(spark, site, seed, caplog):
     """While another program locks the database, commits are retried and checkpoints go on; then every row is there once."""
-    caplog.set_level(logging.DEBUG, logger="penstock.checkpoint.coordinator")
+    caplog.set_level(logging.DEBUG, logger="penstock.checkpoint")
     with Traffic(site, seed) as traffic:
         handle = build_job(site, spark, busy_timeout_s=0.5).start()
         try:

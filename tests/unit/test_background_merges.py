@@ -140,9 +140,9 @@ def test_a_merged_file_is_kept_for_the_batch_that_takes_it() -> None:
     """Nothing names it before its batch is finished, and it is not discarded for that; nor does an upload wait for it."""
     story = Story()
     assert not only(story.finish(0, handles=at("b", "a")), Discard)
-    story.protocol.take_durable({"ba"}, CheckpointId(1))
+    story.protocol.files.take_durable({"ba"}, CheckpointId(1))
     assert not only(story.tell(SnapshotDurable(handle("b", "a"))), Discard)
-    assert story.protocol.undurable({"c", "ba"}) == {"c"}
+    assert story.protocol.files.undurable({"c", "ba"}) == {"c"}
     (discard,) = only(story.finish(1, handles=at("c", "ba")), Discard)
     assert set(discard.files) == {"a", "b"}
 
@@ -150,10 +150,10 @@ def test_a_merged_file_is_kept_for_the_batch_that_takes_it() -> None:
 def test_a_merged_file_that_its_batch_did_not_take_is_discarded() -> None:
     """When the batch is finished without it, or when the run ends, it is nobody's."""
     story = Story()
-    story.protocol.take_durable({"refused"}, CheckpointId(0))
+    story.protocol.files.take_durable({"refused"}, CheckpointId(0))
     (discard,) = only(story.finish(0, handles=at("a")), Discard)
     assert discard.files == ("refused",)
-    story.protocol.take_durable({"late"}, CheckpointId(1))
+    story.protocol.files.take_durable({"late"}, CheckpointId(1))
     (discard,) = only(story.tell(JobEnded()), Discard)
     assert "late" in discard.files
 

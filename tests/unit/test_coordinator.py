@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
 from protocol_story import JOB, LAYOUT, SUBTASKS, handle
 from sink_double import TroubledSink, staged, visible
 
+from penstock.checkpoint.commits import Post, SinkCall
 from penstock.checkpoint.completed import Barrier, PreCommitted
-from penstock.checkpoint.coordinator import Coordinator, Opening, Post, SinkCall
+from penstock.checkpoint.coordinator import Coordinator, Opening
 from penstock.checkpoint.events import (
     BatchFinished,
     Event,
@@ -31,7 +32,7 @@ from penstock.errors import (
     UnavailableError,
 )
 from penstock.ids import CheckpointId, RunId
-from penstock.recovery.fencing import claim
+from penstock.ownership.claim import claim
 from penstock.storage import LocalStorage
 from penstock.testing.faulty_storage import Failure, FaultPlan, FaultyStorage
 from penstock.testing.simulation.external import External
@@ -55,8 +56,9 @@ class Scene:
     def __post_init__(self) -> None:
         self.clock = VirtualClock()
         self.plain = LocalStorage(self.root)
-        self.run = claim(self.plain, 0.0)
         self.storage = FaultyStorage(self.plain, self.plan, clock=self.clock)
+        self.claim = replace(claim(self.plain, 0.0), storage=self.storage)
+        self.run = self.claim.run
         self.external = External()
         self.sink = TroubledSink(self.external, self.refusals)
         settings = Checkpointing(interval="1s", tolerable_failures=self.tolerable_failures)
@@ -68,7 +70,7 @@ class Scene:
             protocol,
             storage=self.storage,
             sinks={UID: self.sink},
-            run=self.run,
+            claim=self.claim,
             owner=JOB,
             clock=self.clock,
             post=self.post,
@@ -167,7 +169,7 @@ def test_commit_is_retried_until_it_succeeds(tmp_path: Path) -> None:
     scene.batch(0)
     assert scene.clock.slept == pytest.approx([0.1 * 2**n for n in range(9)] + [30.0] * 3)
     assert visible(scene.external) == [(1, 0, 0)]
-    assert not scene.protocol.uncommitted
+    assert not scene.protocol.commits
 
 
 def test_what_is_said_of_a_sink_that_is_down(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -226,6 +228,16 @@ def test_a_fenced_run_completes_nothing(tmp_path: Path) -> None:
     scene = Scene(tmp_path)
     claim(scene.plain, 0.0)
     with pytest.raises(FencedError):
+        scene.batch(0)
+    assert (scene.checkpoints, visible(scene.external)) == ([], [])
+
+
+def test_a_run_of_another_life_of_the_job_completes_nothing(tmp_path: Path) -> None:
+    """The storage was deleted and the job began anew, with the same run number: the old run does not write among its files."""
+    scene = Scene(tmp_path)
+    scene.plain.delete(scene.plain.names())
+    assert claim(scene.plain, 0.0).run == scene.run
+    with pytest.raises(FencedError, match="the job has begun anew there"):
         scene.batch(0)
     assert (scene.checkpoints, visible(scene.external)) == ([], [])
 
@@ -301,9 +313,9 @@ def test_strays(tmp_path: Path) -> None:
     scene.coordinator.stop()
     scene.batch(0)
     assert (1, 9, 0) in staged(scene.external)  # a sink that was given up is not asked again in this run
-    scene.coordinator._left_to_next_run.clear()
-    keep = tuple(scene.protocol.uncommitted)
-    scene.coordinator._sweep(SweepTransactions(CheckpointId(0), keep=keep))
+    scene.coordinator._committer._left_to_next_run.clear()
+    keep = frozenset(one.name for one in scene.protocol.commits.promised(CheckpointId(9)))
+    scene.coordinator._committer.sweep(SweepTransactions(CheckpointId(0), keep=keep))
     assert sorted(staged(scene.external)) == [(3, 0, 0), (3, 1, 1), (4, 0, 0)]
 
 

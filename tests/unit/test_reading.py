@@ -9,6 +9,7 @@ from penstock.config import Mode
 from penstock.engine.reading import Reading
 from penstock.errors import UnavailableError
 from penstock.ids import NO_CHECKPOINT, CheckpointId, RunId
+from penstock.ownership.claim import Claim
 from penstock.recovery.begun import Begun, last_begun
 from penstock.recovery.progress_log import ProgressLog
 from penstock.recovery.restore import RestorePoint
@@ -31,7 +32,7 @@ def reading(
 ) -> tuple[Reading, list[Barrier]]:
     log = ProgressLog(storage, RUN)
     held: list[Barrier] = []
-    point = RestorePoint(RUN, (), begun)
+    point = RestorePoint(Claim(storage, RUN, "token"), (), begun)
     return Reading(
         log,
         log.source_log(),

@@ -10,13 +10,14 @@ import queue
 import threading
 from collections.abc import Callable
 
-from penstock.checkpoint.coordinator import Coordinator, Post, RunCommit
+from penstock.checkpoint.commits import Post, RunCommit
+from penstock.checkpoint.coordinator import Coordinator
 from penstock.checkpoint.events import Drain, Event, JobEnded, Tick
 from penstock.checkpoint.sink_lanes import SinkLanes
 from penstock.clock import SYSTEM_CLOCK
 from penstock.errors import PenstockError
 from penstock.ids import RunId
-from penstock.recovery.fencing import HEARTBEAT_S, beat
+from penstock.ownership.heartbeat import HEARTBEAT_S, beat
 from penstock.storage import Storage
 
 _log = logging.getLogger(__name__)

@@ -6,7 +6,7 @@ import queue
 import threading
 from collections.abc import Callable
 
-from penstock.checkpoint.coordinator import SinkCall
+from penstock.checkpoint.commits import SinkCall
 
 
 class SinkLanes:

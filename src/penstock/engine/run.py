@@ -10,9 +10,10 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from penstock.checkpoint.commits import Post, RunCommit
 from penstock.checkpoint.completed import Barrier, Completed
-from penstock.checkpoint.coordinator import Coordinator, SinkCall
-from penstock.checkpoint.events import BatchFinished, Event, SnapshotDeclined, SnapshotDurable
+from penstock.checkpoint.coordinator import Coordinator
+from penstock.checkpoint.events import BatchFinished, SnapshotDeclined, SnapshotDurable
 from penstock.checkpoint.protocol import Identity, Now, Protocol
 from penstock.clock import Clock
 from penstock.config import Mode
@@ -36,8 +37,6 @@ _log = logging.getLogger(__name__)
 MOST_WAITING_COMMITS = 10_000
 """Each metadata names every transaction that waits for its commit, so a sink that stays down must stop the batches some day."""
 
-Post = Callable[[Event], None]
-
 
 @dataclass(frozen=True)
 class BatchUnderWay:
@@ -54,7 +53,7 @@ def make_coordinator(
     *,
     clock: Clock,
     post: Post,
-    run_commit: Callable[[SinkCall], None],
+    run_commit: RunCommit,
     on_completed: Callable[[Completed], None],
 ) -> Coordinator:
     """The coordinator of a run that begins here."""
@@ -76,7 +75,7 @@ def make_coordinator(
         protocol,
         storage=spec.storage,
         sinks=spec.sinks,
-        run=point.run,
+        claim=point.claim,
         clock=clock,
         owner=spec.owner,
         post=post,

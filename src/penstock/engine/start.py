@@ -14,9 +14,10 @@ from penstock.config import Mode
 from penstock.engine.job_spec import JobSpec
 from penstock.engine.observer import tell_origins
 from penstock.ids import CheckpointId, SubtaskId
+from penstock.ownership.claim import Claimant
+from penstock.ownership.heartbeat import beat
 from penstock.randomness import SYSTEM_RANDOMNESS, Randomness
 from penstock.recovery import progress_log
-from penstock.recovery.fencing import Claimant, beat
 from penstock.recovery.fit import Fit
 from penstock.recovery.progress_log import ProgressLog
 from penstock.recovery.restore import RestorePoint, check_restorable, restore

@@ -25,8 +25,10 @@ from penstock.errors import (
     UnavailableError,
 )
 from penstock.ids import CheckpointId, RunId
+from penstock.ownership.claim import Claimant
+from penstock.ownership.descent import read_descents
+from penstock.ownership.heartbeat import beat, refuse_if_running
 from penstock.randomness import SYSTEM_RANDOMNESS
-from penstock.recovery.fencing import Claimant, beat, read_descents, refuse_if_running
 from penstock.recovery.forget import forget_everything
 from penstock.recovery.history import read_history
 from penstock.recovery.repeated import Failure, times_in_a_row, would_come_again

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from pyspark.sql import DataFrame
 from pyspark.sql.streaming.query import StreamingQuery
 
-from penstock.checkpoint.coordinator import Coordinator, SinkCall
+from penstock.checkpoint.commits import Post, RunCommit
+from penstock.checkpoint.coordinator import Coordinator
 from penstock.checkpoint.loop import CoordinatorLoop
 from penstock.clock import SYSTEM_CLOCK
 from penstock.engine import run
 from penstock.engine.assignment import Answer, Assignment
 from penstock.engine.job_spec import JobSpec
 from penstock.engine.observer import Observer
-from penstock.engine.run import Post, Run, make_coordinator
+from penstock.engine.run import Run, make_coordinator
 from penstock.engine.start import Start, forget_working_files
 from penstock.errors import BadRecordError, ConfigError, IncompatibleStateError, PenstockError
 from penstock.ids import CheckpointId
@@ -82,7 +82,7 @@ class QueryRun:
         )
         self._mailbox = self._open_mailbox()
 
-    def _make_coordinator(self, post: Post, run_commit: Callable[[SinkCall], None]) -> Coordinator:
+    def _make_coordinator(self, post: Post, run_commit: RunCommit) -> Coordinator:
         return make_coordinator(
             self._spec,
             self._start,

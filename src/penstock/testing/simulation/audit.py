@@ -11,8 +11,9 @@ from penstock.checkpoint.completed import Completed
 from penstock.checkpoint.metadata import found_checkpoints, name_of, read_metadata
 from penstock.config import Mode
 from penstock.ids import NO_CHECKPOINT, RunId, SubtaskId
+from penstock.ownership.claim import newest_run
+from penstock.ownership.descent import in_line_of_descent, read_descents
 from penstock.recovery.begun import last_begun
-from penstock.recovery.fencing import in_line_of_descent, newest_run, read_descents
 from penstock.recovery.restore import RestorePoint
 from penstock.sinks.two_phase_commit import Transaction
 from penstock.state.backends import backend_named
@@ -69,7 +70,9 @@ class Audit:
         if self._mode is not Mode.EXACTLY_ONCE:
             return
         promised = (one for completed in self.checkpoints() for one in completed.transactions)
-        named = {one.transaction.get("id") for one in promised}  # sinks of other kinds have names of their own
+        named = {
+            one.transaction.get("id") for one in promised
+        }  # sinks of other kinds have names of their own
         if transaction["id"] not in named:
             raise Violation(f"transaction {transaction['id']} becomes visible, but no checkpoint names it")
 

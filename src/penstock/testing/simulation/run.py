@@ -9,14 +9,14 @@ from dataclasses import replace
 from itertools import count
 from pathlib import Path
 
-from penstock.checkpoint.coordinator import SinkCall
+from penstock.checkpoint.commits import SinkCall
 from penstock.checkpoint.events import Drain, Event, JobEnded, Tick
 from penstock.engine.job_spec import JobSpec
 from penstock.engine.observer import Observer
 from penstock.engine.run import Run, make_coordinator
 from penstock.engine.start import Start, forget_working_files, start_run
 from penstock.errors import CheckpointFailedError, CorruptStateError, FencedError, UnavailableError
-from penstock.recovery.fencing import Claimant
+from penstock.ownership.claim import Claimant
 from penstock.recovery.taking_over import Taken, TakeOver
 from penstock.sinks.by_key.sink import AT_ONCE, WITH_THE_CHECKPOINT, UpsertSink
 from penstock.sinks.functions.foreach import Foreach

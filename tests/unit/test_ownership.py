@@ -13,22 +13,9 @@ import pytest
 
 from penstock.errors import ConfigError, CorruptStateError, FencedError
 from penstock.ids import CheckpointId, RunId
-from penstock.recovery.fencing import (
-    STALE_AFTER_S,
-    Descent,
-    RunRecord,
-    beat,
-    check_owner,
-    claim,
-    ended_cleanly,
-    forget_old_runs,
-    in_line_of_descent,
-    newest_run,
-    process_start,
-    read_descents,
-    record_descent,
-    refuse_if_running,
-)
+from penstock.ownership.claim import Claimant, RunRecord, claim, forget_old_runs, newest_run, process_start
+from penstock.ownership.descent import Descent, in_line_of_descent, read_descents, record_descent
+from penstock.ownership.heartbeat import STALE_AFTER_S, beat, refuse_if_running
 from penstock.storage import LocalStorage
 
 NOW = 1_000.0
@@ -42,11 +29,12 @@ def storage(tmp_path: Path) -> LocalStorage:
 def test_runs_are_numbered(storage: LocalStorage) -> None:
     """Each claim takes the next number and fences all before it."""
     assert newest_run(storage) == 0
-    assert [claim(storage, NOW) for _ in range(11)] == list(range(1, 12))
+    claims = [claim(storage, NOW) for _ in range(11)]
+    assert [one.run for one in claims] == list(range(1, 12))
     assert newest_run(storage) == 11
-    check_owner(storage, RunId(11))
+    claims[-1].check()
     with pytest.raises(FencedError, match="run 10 is fenced: run 11 owns the job") as fenced:
-        check_owner(storage, RunId(10))
+        claims[-2].check()
     assert fenced.value.facts == {"run": 10, "owner": 11}
 
 
@@ -57,7 +45,7 @@ def test_a_claim_has_one_winner(storage: LocalStorage) -> None:
 
     def start() -> None:
         together.wait()
-        claimed.append(claim(storage, NOW))
+        claimed.append(claim(storage, NOW).run)
 
     threads = [threading.Thread(target=start) for _ in range(8)]
     for thread in threads:
@@ -113,30 +101,58 @@ def test_line_of_descent(checkpoint: int, run: int, descents: list[Descent], bel
 
 def test_descents_are_recorded_once(storage: LocalStorage) -> None:
     """What a run says first about its origin stays."""
-    run = claim(storage, NOW)
-    record_descent(storage, run, CheckpointId(5))
-    record_descent(storage, run, CheckpointId(9))
-    assert read_descents(storage) == [Descent(run, 5)]
+    mine = claim(storage, NOW)
+    record_descent(mine, CheckpointId(5))
+    record_descent(mine, CheckpointId(9))
+    assert read_descents(storage) == [Descent(mine.run, 5)]
 
 
 def test_a_fenced_run_leaves_no_word_about_its_origin(storage: LocalStorage) -> None:
     """Whoever took the job over may have decided without it, or be dead before it decides: then the word would count."""
-    run = claim(storage, NOW)
+    zombie = claim(storage, NOW)
     claim(storage, NOW)
     with pytest.raises(FencedError):
-        record_descent(storage, run, CheckpointId(5))
+        record_descent(zombie, CheckpointId(5))
     assert read_descents(storage) == []
 
 
 def test_a_run_whose_claim_is_gone_owns_nothing(storage: LocalStorage) -> None:
     """A folder that was deleted, replaced by a copy or is not mounted any more says nothing about who owns the job."""
-    run = [claim(storage, NOW) for _ in range(3)][-1]
+    third = [claim(storage, NOW) for _ in range(3)][-1]
     storage.delete(storage.names("runs"))
     with pytest.raises(FencedError, match=r"the claim of run 3, runs/3\.json, is gone .* none"):
-        check_owner(storage, run)
-    assert claim(storage, NOW) == 1
+        third.check()
+    assert claim(storage, NOW).run == 1
     with pytest.raises(FencedError, match=r"the newest there is 1"):
-        check_owner(storage, run)
+        third.check()
+
+
+def test_a_run_of_another_life_of_the_job_owns_nothing(storage: LocalStorage) -> None:
+    """A job that was deleted and began anew comes to the same run number: the claim there is not the zombie's."""
+    zombie = claim(storage, NOW)
+    storage.delete(storage.names("runs"))
+    owner = claim(storage, NOW)
+    assert owner.run == zombie.run
+    owner.check()
+    with pytest.raises(
+        FencedError, match=rf"runs/1\.json .* another start, of pid {os.getpid()} on"
+    ) as fenced:
+        zombie.check()
+    assert fenced.value.facts == {"run": 1, "owner": 1}
+    with pytest.raises(FencedError):
+        record_descent(zombie, CheckpointId(5))
+
+
+def test_a_claim_that_vanishes_while_it_is_looked_at_is_gone(tmp_path: Path) -> None:
+    """Between the list and the record the folder may be deleted: that is no error of its own."""
+
+    class Vanishing(LocalStorage):
+        def get(self, name: str) -> bytes:
+            self.delete([name])
+            return super().get(name)
+
+    with pytest.raises(FencedError, match="is gone from"):
+        claim(Vanishing(tmp_path), NOW).check()
 
 
 def test_a_checkpoint_of_another_life_does_not_count() -> None:
@@ -154,13 +170,38 @@ def test_a_damaged_record_is_said_to_be_damaged(storage: LocalStorage) -> None:
 def test_old_runs_are_forgotten(storage: LocalStorage) -> None:
     """Of many runs the newest stay, with all that belongs to them."""
     for _ in range(5):
-        run = claim(storage, NOW)
-        record_descent(storage, run, CheckpointId(run))
-        beat(storage, run, NOW)
+        mine = claim(storage, NOW)
+        record_descent(mine, CheckpointId(mine.run))
+        beat(storage, mine.run, NOW)
     forget_old_runs(storage, RunId(5), keep=2)
     assert newest_run(storage) == 5
     assert {name.split(".")[0] for name in storage.names("runs")} == {"runs/4", "runs/5"}
-    assert claim(storage, NOW) == 6
+    assert claim(storage, NOW).run == 6
+
+
+# ── starts and restarts ────────────────────────────────────────────────────────────────────────
+
+
+def test_a_start_restarts_as_often_as_it_must(storage: LocalStorage) -> None:
+    """A start of a job claims it again for every restart, as long as nobody else came between."""
+    mine = Claimant()
+    assert [claim(storage, NOW, mine).run for _ in range(3)] == [1, 2, 3]
+
+
+def test_a_start_takes_the_job_from_another(storage: LocalStorage) -> None:
+    """The first claim of a start succeeds, whoever had the job."""
+    assert claim(storage, NOW, Claimant()).run == 1
+    assert claim(storage, NOW, Claimant()).run == 2
+
+
+def test_a_start_that_lost_the_job_does_not_take_it_back(storage: LocalStorage) -> None:
+    """A zombie that fails for whatever reason and wants to restart is told that it is fenced."""
+    zombie, owner = Claimant(), Claimant()
+    claim(storage, NOW, zombie)
+    claim(storage, NOW, owner)
+    with pytest.raises(FencedError, match="run 2"):
+        claim(storage, NOW, zombie)
+    assert claim(storage, NOW, owner).run == 3
 
 
 # ── whether a job is running already ───────────────────────────────────────────────────────────
@@ -210,19 +251,15 @@ def test_a_run_elsewhere_lives_as_long_as_its_heart_beats(storage: LocalStorage)
 
 
 def test_a_run_that_ended_is_over(storage: LocalStorage) -> None:
-    """Its last word is believed at once, and says whether everything was done."""
-    run = claim(storage, NOW)
-    assert not ended_cleanly(storage, run)
-    beat(storage, run, NOW, ended=True, clean=True)
+    """Its last word is believed at once."""
+    beat(storage, claim(storage, NOW).run, NOW, ended=True, clean=True)
     refuse_if_running(storage, NOW)
-    assert ended_cleanly(storage, run)
 
 
 def test_only_the_newest_run_matters(storage: LocalStorage) -> None:
     """An older run whose heart still beats has been fenced off already."""
     pretend(storage, host="elsewhere", pid=1)
-    run = claim(storage, NOW)
-    beat(storage, run, NOW, ended=True)
+    beat(storage, claim(storage, NOW).run, NOW, ended=True)
     refuse_if_running(storage, NOW)
 
 
