@@ -52,13 +52,13 @@ def test_it_takes_what_the_plain_rule_takes(seed: int) -> None:
             same = rng.random() < 0.3  # without rows
             files = [] if rng.random() < 0.1 else [f"{subtask}-{number}"]
             refs = handles[subtask].refs if same else handle(subtask, number, *files).refs
-            handles[subtask] = StateHandle(subtask, "filesystem", number, runs)
+            handles[subtask] = StateHandle(subtask, "filesystem", number, refs)
         event = batch(number, dict(handles))
         uploads = [one for one in event.handles.values() if rng.random() < 0.6]
         early = rng.sample(uploads, len(uploads) // 2)
         for one in early:
             later.hand_in(one)
-        durable = {name for subtask, runs in stored for name in (run.name for run in runs)}
+        durable = {name for subtask, refs in stored for name in (ref.name for ref in refs)}
         later.batch_finished(event, durable)
         finished.append(event)
         stored |= {(one.subtask, one.refs) for one in early}

@@ -86,7 +86,7 @@ class Protocol:
     def undurable_handles(self) -> list[StateHandle]:
         """What pending checkpoints and the working version name and is not known to be in storage."""
         batches = [pending.batch for pending in self.pending.values()] + [self._newest]
-        handles = {handle for batch in batches if batch for handle in batch.handles.values()}
+        handles = dict.fromkeys(handle for batch in batches if batch for handle in batch.handles.values())
         return [handle for handle in handles if not handle.files <= self.files.durable]
 
     @property

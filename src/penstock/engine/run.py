@@ -29,6 +29,7 @@ from penstock.recovery.fit import described
 from penstock.snapshot.mailbox import Address
 from penstock.snapshot.messages import MergeDone, MergeFailed, Message, TaskFailed, UploadDone, UploadFailed
 from penstock.snapshot.rescue import Rescue
+from penstock.snapshot.transfer import Room
 from penstock.state.handle import FileRef, StateHandle
 from penstock.state.merge_orders import RETRY_AFTER_S, Merged, MergeOrders
 
@@ -97,6 +98,7 @@ class Run:
         clock: Clock,
         observer: Observer,
         in_background: Callable[[Callable[[], None]], None],
+        room: Room | None = None,
         choose_merge: Callable[[Sequence[FileRef]], range | None] | None = None,
     ) -> None:
         self._spec = spec
@@ -118,7 +120,7 @@ class Run:
             hold=coordinator.hold,
             clock=clock,
         )
-        self._rescue = Rescue(spec.storage, start.local_dir, clock, self._stored, in_background)
+        self._rescue = Rescue(spec.storage, start.local_dir, clock, self._stored, in_background, room)
 
     # ── one batch ──────────────────────────────────────────────────────────────────────────────
 

@@ -24,6 +24,7 @@ from penstock.ids import CheckpointId
 from penstock.recovery.repeated import Failure
 from penstock.snapshot.mailbox import Mailbox, places
 from penstock.snapshot.rescue import in_background
+from penstock.snapshot.transfer import Room
 from penstock.spark.causes import BatchFailedError, cause_of, in_brief
 from penstock.spark.compiled import Compiled
 from penstock.spark.frames import BatchFrames, merged_sources
@@ -79,6 +80,7 @@ class QueryRun:
             clock=SYSTEM_CLOCK,
             observer=observer,
             in_background=in_background,
+            room=Room(),
         )
         self._mailbox = self._open_mailbox()
 
