@@ -9,7 +9,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from penstock.errors import BadRecordError, ConfigError
+from penstock.errors import BadRecordError
+from penstock.optional_package import optional_package
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -51,7 +52,8 @@ class BatchColumns:
 
     def to_polars(self) -> pl.DataFrame:
         """All columns as a polars DataFrame, mostly without copying; needs `pip install 'penstock[polars]'`."""
-        frame: Any = _polars().from_arrow(self._table)
+        polars = optional_package("polars", needed_by="to_polars()", extra="polars")
+        frame: Any = polars.from_arrow(self._table)
         return frame  # type: ignore[no-any-return]
 
 
@@ -76,14 +78,3 @@ class BatchRows(BatchColumns):
         """For every row the position of its key in `keys`, as `np.bincount(key_index)` takes it."""
         counts = np.diff(self._bounds)
         return np.repeat(np.arange(len(counts), dtype=np.int64), counts)
-
-
-def _polars() -> Any:
-    try:
-        import polars as pl
-    except ImportError as error:
-        raise ConfigError(
-            "to_polars() needs polars, which is not installed where this task runs; install it with "
-            "pip install 'penstock[polars]', or use to_pandas() or to_arrow()"
-        ) from error
-    return pl
