@@ -23,7 +23,7 @@ from penstock.engine.task_failures import tell_failure
 from penstock.ids import SubtaskId
 from penstock.operators.aggregates import AggregateSpec
 from penstock.operators.batch_process import BatchProcess
-from penstock.operators.grouping import SORT_KEY, check_rows
+from penstock.operators.grouping import check_rows
 from penstock.operators.keyed_process import Context, KeyedProcess
 from penstock.operators.run_aggregate import run_aggregate
 from penstock.operators.run_batch_process import run_batch_process
@@ -32,7 +32,7 @@ from penstock.snapshot.merger import Merge
 from penstock.snapshot.uploader import Upload, remember_newest
 from penstock.state.backends.base import OpenState, StateLayout, Workplace
 from penstock.state.handle import StateHandle
-from penstock.state.keys import key_groups, owner
+from penstock.state.keys import SORT_KEY, key_groups, owner
 from penstock.state.local_files import begin_run, forget_earlier_runs, forget_unnamed
 
 

@@ -195,13 +195,7 @@ class LocalStorage(Storage):
             if missing_is_an_answer and isinstance(error, FileNotFoundError):
                 raise
             cause = _ADVICE.get(error.errno or 0, error.strerror or str(error))
-            raise UnavailableError(
-                f"storage {self.uri} could not {operation} {name or '/'!r}: {cause} ({error})",
-                operation=operation,
-                name=name,
-                uri=self.uri,
-                errno=error.errno,
-            ) from error
+            raise self._unavailable(operation, name, f"{cause} ({error})", error) from error
 
 
 def _no_local_file(name: str, local: Path) -> FileNotFoundError:
