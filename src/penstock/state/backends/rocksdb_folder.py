@@ -1,7 +1,7 @@
 """The files of a RocksDB database, between its folder and the references of a handle. Runs in tasks on executors.
 
-A version of a database is a manifest and the sorted files that it lists. Invariants:
-1. A sorted file is never changed after it was written, and its number is never used again in the databases that
+A version of a database is a manifest and the tables that it lists. Invariants:
+1. A table is never changed after it was written, and its number is never used again in the databases that
    descend from it. So a working folder holds hard links to the local copies, and a file that came with the handle
    before keeps its name: checkpoints are incremental.
 2. RocksDB may write on in a manifest, so a manifest is copied, never linked.
