@@ -26,6 +26,7 @@ from penstock.storage import Storage
 _FILE = re.compile(r"runs/(\d+)\.(json|restored|alive)")
 """Anything else in the folder is not ours: file managers and network file systems leave their own."""
 
+CLAIMANT_DIGITS = 16
 HEARTBEAT_S = 2.0
 STALE_AFTER_S = 10.0
 
@@ -65,7 +66,7 @@ class Heartbeat(msgspec.Struct, frozen=True):
 class Claimant:
     """One `start` of a job. Its first claim takes the job from anybody, its later ones (restarts) only from itself."""
 
-    token: str = field(default_factory=lambda: SYSTEM_RANDOMNESS.token(16))
+    token: str = field(default_factory=lambda: SYSTEM_RANDOMNESS.token(CLAIMANT_DIGITS))
     first_run: RunId | None = None
 
     @property
