@@ -176,7 +176,7 @@ def test_a_name_that_is_replaced_while_it_is_linked(tmp_path: Path, monkeypatch:
     def replaced(source: Path, target: Path) -> None:
         raise FileNotFoundError(errno.ENOENT, "replaced", str(source))
 
-    monkeypatch.setattr("penstock.storage.local.os.link", replaced)
+    monkeypatch.setattr("penstock.storage.file_system.os.link", replaced)
     storage.download("f", tmp_path / "copy")
     assert (tmp_path / "copy").read_bytes() == b"new"
     with pytest.raises(FileNotFoundError):

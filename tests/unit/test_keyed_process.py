@@ -14,7 +14,6 @@ from penstock.errors import BadRecordError, ConfigError
 from penstock.ids import SubtaskId
 from penstock.operators import encoding
 from penstock.operators import run_process as run_process_module
-from penstock.operators.grouping import SORT_KEY
 from penstock.operators.keyed_process import Context, KeyedProcess, ValueState
 from penstock.operators.pieces import PieceLimits
 from penstock.operators.python_values import python_values
@@ -22,6 +21,7 @@ from penstock.operators.rows import Rows, RowTable
 from penstock.operators.run_process import run_process, value_schema
 from penstock.state.backends import MemoryBackend
 from penstock.state.backends.base import StateLayout, Workplace
+from penstock.state.keys import SORT_KEY
 from penstock.storage import LocalStorage
 
 CONTEXT = Context("op", 0, 0, 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import shutil
@@ -63,13 +64,22 @@ def _checksum(data: bytes) -> str:
     return xxhash.xxh3_64_hexdigest(data)
 
 
+def _no_links(source: Path, target: Path) -> None:
+    raise PermissionError(errno.EPERM, "no hard links here", str(source), None, str(target))
+
+
 @pytest.fixture
 def machine(tmp_path: Path) -> Machine:
     return Machine(tmp_path)
 
 
-def test_what_an_earlier_run_left_is_used_again(machine: Machine) -> None:
-    """A file of an earlier run with the right checksum is linked, not fetched; deleting it there does no harm."""
+@pytest.mark.parametrize("links", [True, False])
+def test_what_an_earlier_run_left_is_used_again(
+    machine: Machine, links: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file of an earlier run with the right checksum is linked, or copied where no links are, not fetched; deleting it there does no harm."""
+    if not links:
+        monkeypatch.setattr("penstock.storage.file_system.os.link", _no_links)
     begin_run(machine.local, {NAME, OTHER})
     machine.storage.delete([NAME])
     workplace = machine.workplace()

@@ -23,7 +23,7 @@ from penstock.engine.task_failures import tell_failure
 from penstock.ids import SubtaskId
 from penstock.operators.aggregates import AggregateSpec
 from penstock.operators.batch_process import BatchProcess
-from penstock.operators.grouping import SORT_KEY, check_rows
+from penstock.operators.grouping import check_rows
 from penstock.operators.keyed_process import Context, KeyedProcess
 from penstock.operators.run_aggregate import run_aggregate
 from penstock.operators.run_batch_process import run_batch_process
@@ -31,8 +31,8 @@ from penstock.operators.run_process import run_process
 from penstock.snapshot.merger import Merge
 from penstock.snapshot.uploader import Upload, remember_newest
 from penstock.state.backends.base import OpenState, StateLayout, Workplace
-from penstock.state.handle import StateHandle, state_stem
-from penstock.state.keys import key_groups, owner
+from penstock.state.handle import StateHandle
+from penstock.state.keys import SORT_KEY, key_groups, owner
 from penstock.state.local_files import begin_run, forget_earlier_runs, forget_unnamed
 
 
@@ -79,7 +79,15 @@ class OperatorTask(ABC):
             parallelism=plan.place.parallelism,
         )
         before = plan.handles.get(subtask)
-        workplace = self._workplace(subtask, attempt)
+        workplace = Workplace.of(
+            plan.place,
+            subtask,
+            version=plan.batch,
+            attempt=attempt,
+            merging=plan.merging,
+            arriving=plan.undurable,
+            clock=self.executor.clock,
+        )
         with closing(plan.place.backend.open(workplace, self.layout, before)) as state:
             results = self.apply(table, state, subtask.index)
             freezing = Stopwatch()
@@ -96,21 +104,6 @@ class OperatorTask(ABC):
         """Which subtask this is. Not Spark's partition number: in a union of several operators that counts through all of them."""
         group = int(key_groups(table.column(SORT_KEY).slice(0, 1).to_numpy())[0])
         return SubtaskId(self.uid, owner(group, self.assignment.place.parallelism))
-
-    def _workplace(self, subtask: SubtaskId, attempt: int) -> Workplace:
-        plan = self.assignment
-        return Workplace(
-            storage=plan.place.storage,
-            local_dir=plan.place.local_dir,
-            subtask=subtask,
-            parallelism=plan.place.parallelism,
-            max_parallelism=plan.place.max_parallelism,
-            version=plan.batch,
-            stem=state_stem(plan.place.run, plan.batch, subtask.index, attempt),
-            merging=plan.merging,
-            arriving=plan.undurable,
-            clock=self.executor.clock,
-        )
 
     def _report(
         self, handle: StateHandle, before: StateHandle | None, rows: int, alignment_ms: float, sync_ms: float

@@ -20,6 +20,8 @@ from penstock.ownership.records import read_record, records
 from penstock.randomness import SYSTEM_RANDOMNESS
 from penstock.storage import Storage
 
+CLAIMANT_DIGITS = 16
+
 
 class RunRecord(msgspec.Struct, frozen=True):
     """What a run says about itself in `runs/<k>.json`, when it claims the job."""
@@ -39,7 +41,7 @@ _RUN_RECORDS = msgspec.json.Decoder(RunRecord)
 class Claimant:
     """One `start` of a job. Its first claim takes the job from anybody, its later ones (restarts) only from itself."""
 
-    token: str = field(default_factory=lambda: SYSTEM_RANDOMNESS.token(16))
+    token: str = field(default_factory=lambda: SYSTEM_RANDOMNESS.token(CLAIMANT_DIGITS))
     first_run: RunId | None = None
 
     @property

@@ -17,7 +17,7 @@ import msgspec
 from penstock.checkpoint.completed import SubtaskReport
 from penstock.ids import RunId
 from penstock.state.backends.base import StateBackend, StateLayout, Workplace
-from penstock.state.handle import StateHandle, state_stem
+from penstock.state.handle import StateHandle
 from penstock.storage import Storage
 
 
@@ -42,24 +42,13 @@ class TakeOver:
 
     def __call__(self, handle: StateHandle, attempt: int) -> Taken:
         """Keep what is the subtask's own, as files of its own; called again, with another attempt, when a task fails."""
-        workplace = self._workplace(handle, attempt)
+        workplace = Workplace.of(self, handle.subtask, version=handle.version, attempt=attempt)
         with closing(self.backend.open(workplace, self.layouts[handle.subtask.uid], handle)) as state:
             taken = state.freeze()
         for name in sorted(taken.files - handle.files):
             self.storage.upload(workplace.local_path(name), name)
         report = SubtaskReport(handle.subtask, host=socket.gethostname(), **asdict(workplace.origins))
         return Taken(taken, report)
-
-    def _workplace(self, handle: StateHandle, attempt: int) -> Workplace:
-        return Workplace(
-            storage=self.storage,
-            local_dir=self.local_dir,
-            subtask=handle.subtask,
-            parallelism=self.parallelism,
-            max_parallelism=self.max_parallelism,
-            version=handle.version,
-            stem=state_stem(self.run, handle.version, handle.subtask.index, attempt),
-        )
 
 
 PerformAll = Callable[[TakeOver, Sequence[StateHandle]], Sequence[Taken]]

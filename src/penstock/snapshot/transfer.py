@@ -18,7 +18,7 @@ from typing import IO
 
 from penstock.clock import SYSTEM_CLOCK
 from penstock.errors import UnavailableError
-from penstock.state.backends.checksums import fingerprint
+from penstock.state.backends.checksums import HASHED_FILES
 from penstock.state.handle import FileRef
 from penstock.storage import Storage
 
@@ -71,7 +71,7 @@ def store_one(storage: Storage, local_dir: Path, name: str, ref: FileRef) -> Non
     try:
         with path.open("rb") as local, _alone(local):
             if storage.size(name) != ref.size:
-                _check(path, ref)
+                HASHED_FILES.refuse_changed(path, ref, "it is not stored")
                 storage.upload(path, name)
     except FileNotFoundError as cause:
         if storage.size(name) != ref.size:
@@ -80,18 +80,6 @@ def store_one(storage: Storage, local_dir: Path, name: str, ref: FileRef) -> Non
                 "leave the working folder of a running job alone",
                 path=str(path),
             ) from cause
-
-
-def _check(path: Path, ref: FileRef) -> None:
-    found = fingerprint(path)
-    if found != (ref.size, ref.checksum):
-        raise UnavailableError(
-            f"the working file {path} has changed since it was written: expected {ref.size} bytes with checksum {ref.checksum}, "
-            f"found {found[0]} bytes with checksum {found[1]}; it is not stored, check the disk",
-            path=str(path),
-            expected=(ref.size, ref.checksum),
-            found=found,
-        )
 
 
 @contextmanager

@@ -16,12 +16,12 @@ import msgspec
 
 from penstock.clock import Stopwatch
 from penstock.ids import SubtaskId
-from penstock.randomness import SYSTEM_RANDOMNESS
 from penstock.snapshot.mailbox import Address, tell
 from penstock.snapshot.messages import Message, UploadDone, UploadFailed
 from penstock.snapshot.transfer import Room, store_all
 from penstock.state.handle import FileRef, StateHandle
 from penstock.storage import Storage
+from penstock.storage.file_system import beside
 
 _HANDLES = msgspec.json.Decoder(StateHandle)  # made before there are threads, see `mailbox`
 
@@ -55,8 +55,7 @@ def remember_newest(local_dir: Path, handle: StateHandle) -> None:
     """Leave the handle where any worker on this machine finds it."""
     path = _newest_path(local_dir, handle)
     path.parent.mkdir(parents=True, exist_ok=True)
-    # Workers are forks: their thread ids are all the same.
-    scratch = path.with_name(f"{path.name}.{SYSTEM_RANDOMNESS.token()}")
+    scratch = beside(path)
     scratch.write_bytes(msgspec.json.encode(handle))
     scratch.replace(path)
 

@@ -12,6 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from pathlib import Path
 
+from penstock.errors import UnavailableError
 from penstock.ids import SubtaskId
 from penstock.randomness import SYSTEM_RANDOMNESS
 
@@ -74,3 +75,13 @@ class Storage(ABC):
         self.put(probe, b"penstock")
         self.get(probe)
         self.delete([probe])
+
+    def _unavailable(self, operation: str, name: str, cause: str, error: OSError) -> UnavailableError:
+        """The error for what an implementation could not do."""
+        return UnavailableError(
+            f"storage {self.uri} could not {operation} {name or '/'!r}: {cause}",
+            operation=operation,
+            name=name,
+            uri=self.uri,
+            errno=error.errno,
+        )

@@ -29,13 +29,14 @@ import pyarrow.parquet
 
 from penstock.clock import SYSTEM_CLOCK
 from penstock.errors import BadRecordError, CommitLostError, ConfigError, PenstockError, UnavailableError
+from penstock.optional_package import optional_package
 from penstock.sinks.delta.table import check_table, create_table, never_null, refuse_nulls
 from penstock.sinks.files.hive_partitions import NULL_VALUE
 from penstock.sinks.files.sink import MOVING, Files
 from penstock.sinks.files.staged_files import Manifest, StagedFile, name_prefix
-from penstock.sinks.optional_package import optional_package
-from penstock.sinks.staged.staging import StagedTransaction, storage_errors, sync_file, sync_folder
+from penstock.sinks.staged.staging import StagedTransaction, storage_errors
 from penstock.sinks.two_phase_commit import Transaction
+from penstock.storage.file_system import sync_file, sync_folder
 
 _NAMES = "penstock.transactions"
 
@@ -240,7 +241,7 @@ def _names(entry: Mapping[str, Any]) -> list[str]:
 
 
 def _package() -> Any:
-    deltalake = optional_package("deltalake", sink="DeltaLake", extra="delta")
-    optional_package("deltalake.transaction", sink="DeltaLake", extra="delta")
-    optional_package("deltalake.exceptions", sink="DeltaLake", extra="delta")
+    deltalake = optional_package("deltalake", needed_by="sinks.DeltaLake", extra="delta")
+    optional_package("deltalake.transaction", needed_by="sinks.DeltaLake", extra="delta")
+    optional_package("deltalake.exceptions", needed_by="sinks.DeltaLake", extra="delta")
     return deltalake

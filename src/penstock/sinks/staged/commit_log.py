@@ -25,9 +25,8 @@ from penstock.sinks.staged.staging import (
     folders_up_to,
     names_in,
     storage_errors,
-    sync_file,
-    sync_folder,
 )
+from penstock.storage.file_system import sync_file, sync_folder
 
 CHECKPOINTS_PER_BLOCK = 10_000
 _WRITER = SYSTEM_RANDOMNESS.token(8)

@@ -8,7 +8,8 @@ from typing import IO
 
 import pyarrow as pa
 
-from penstock.sinks.staged.staging import StagedTransaction, create_private, sync_file
+from penstock.sinks.staged.staging import StagedTransaction, create_private
+from penstock.storage.file_system import sync_file
 
 
 class StagedRows:

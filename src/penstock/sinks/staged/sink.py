@@ -28,9 +28,9 @@ from penstock.sinks.staged.staging import (
     make_private,
     names_in,
     storage_errors,
-    sync_folder,
 )
 from penstock.sinks.two_phase_commit import Transaction, TransactionContext, TwoPhaseCommitSink
+from penstock.storage.file_system import sync_folder
 
 _SUFFIX = ".arrow"
 

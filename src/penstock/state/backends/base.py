@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +19,7 @@ import pyarrow as pa
 
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.ids import SubtaskId
-from penstock.state.handle import FileRef, StateHandle
+from penstock.state.handle import FileRef, StateHandle, state_stem
 from penstock.state.keys import KeyBatch
 from penstock.state.local_files import MERGED, Origins
 from penstock.storage import Storage
@@ -30,6 +31,21 @@ class StateLayout:
 
     key: pa.Schema
     value: pa.Schema
+
+
+class RunOnAMachine(Protocol):
+    """What every task of a run is told about it."""
+
+    @property
+    def storage(self) -> Storage: ...
+    @property
+    def local_dir(self) -> Path: ...
+    @property
+    def run(self) -> int: ...
+    @property
+    def parallelism(self) -> int: ...
+    @property
+    def max_parallelism(self) -> int: ...
 
 
 @dataclass(frozen=True)
@@ -55,6 +71,32 @@ class Workplace:
     arriving: frozenset[str] = frozenset()
     clock: Clock = SYSTEM_CLOCK
     origins: Origins = field(default_factory=Origins)
+
+    @classmethod
+    def of(
+        cls,
+        place: RunOnAMachine,
+        subtask: SubtaskId,
+        *,
+        version: int,
+        attempt: int,
+        merging: frozenset[str] = frozenset(),
+        arriving: frozenset[str] = frozenset(),
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> Self:
+        """The workplace of one attempt of a run."""
+        return cls(
+            storage=place.storage,
+            local_dir=place.local_dir,
+            subtask=subtask,
+            parallelism=place.parallelism,
+            max_parallelism=place.max_parallelism,
+            version=version,
+            stem=state_stem(place.run, version, subtask.index, attempt),
+            merging=merging,
+            arriving=arriving,
+            clock=clock,
+        )
 
     def new_name(self, suffix: str) -> str:
         """A storage name for a file this attempt writes; `suffix` tells its files apart."""

@@ -14,12 +14,12 @@ from pathlib import Path
 import xxhash
 
 from penstock.errors import CorruptStateError, IncompatibleStateError, UnavailableError
-from penstock.randomness import SYSTEM_RANDOMNESS
 from penstock.state.backends.base import FileRef, StateHandle, StateLayout, Workplace
 from penstock.state.backends.checksums import HASHED_FILES
 from penstock.state.backends.sorted_file import SortedFile, file_label, load_sorted_file
 from penstock.state.backends.writers import check_writers
 from penstock.state.local_files import earlier_runs, working_files
+from penstock.storage.file_system import beside, link_or_copy
 
 _log = logging.getLogger(__name__)
 
@@ -67,15 +67,7 @@ def check_unchanged(workplace: Workplace, ref: FileRef) -> None:
     """Raise `UnavailableError` when an open file is not what it was: what was read from it may be wrong. The next try fetches it."""
     path = workplace.local_path(ref.name)
     with working_files(path.parent):
-        found = HASHED_FILES.hash(path)
-    if found != (ref.size, ref.checksum):
-        raise UnavailableError(
-            f"the working file {path} has changed since it was written: expected {ref.size} bytes with checksum {ref.checksum}, found "
-            f"{found[0]} bytes with checksum {found[1]}; the batch is tried again with the copy in storage; check the disk",
-            path=str(path),
-            expected=(ref.size, ref.checksum),
-            found=found,
-        )
+        HASHED_FILES.refuse_changed(path, ref, "the batch is tried again with the copy in storage")
 
 
 def local_file(workplace: Workplace, ref: FileRef, *, again: bool = False) -> Path:
@@ -135,27 +127,28 @@ def _take_over(workplace: Workplace, ref: FileRef, path: Path) -> bool:
     for earlier in earlier_runs(workplace.local_dir):
         left = earlier / ref.name
         try:
-            if _is_right(left, ref):
-                _link(left, path)
+            if _is_right(left, ref) and _put_in_place(left, ref, path):
                 return True
         except OSError as error:  # lost meanwhile, or not readable: storage has it
             _log.info("%s cannot be used again: %s", left, error)
     return False
 
 
-def _link(source: Path, path: Path) -> None:
-    scratch = path.with_name(f"{path.name}.{SYSTEM_RANDOMNESS.token()}.tmp")
+def _put_in_place(left: Path, ref: FileRef, path: Path) -> bool:
+    scratch = beside(path)
     try:
-        os.link(source, scratch)
+        if not link_or_copy(left, scratch) and not _is_right(scratch, ref):
+            return False
         scratch.replace(path)
     finally:
         scratch.unlink(missing_ok=True)
+    return True
 
 
 def _download(workplace: Workplace, ref: FileRef, path: Path) -> None:
     if ref.name in workplace.arriving:
         _await_arrival(workplace, ref)
-    unverified = path.with_name(f"{path.name}.{SYSTEM_RANDOMNESS.token()}.tmp")
+    unverified = beside(path)
     try:
         workplace.storage.download(ref.name, unverified)
         verify(ref, *HASHED_FILES.hash(unverified))

@@ -7,14 +7,14 @@ a set of hard links; a checkpoint uploads the sorted files that are new and name
 from __future__ import annotations
 
 from collections.abc import Iterator
-from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from penstock.errors import ConfigError, IncompatibleStateError
+from penstock.errors import IncompatibleStateError
+from penstock.optional_package import optional_package
 from penstock.state.backends.base import (
     KeyBatch,
     OpenState,
@@ -152,9 +152,4 @@ def _groups(rows: Iterator[tuple[bytes, bytes]]) -> Iterator[list[tuple[bytes, b
 
 
 def _check_installed() -> None:
-    if find_spec("rocksdict") is None:
-        raise ConfigError(
-            "backend 'rocksdb' needs the package rocksdict, which is not installed; "
-            "run pip install 'penstock[rocksdb]' on the driver and on every executor",
-            package="rocksdict",
-        )
+    optional_package("rocksdict", needed_by="backend 'rocksdb'", extra="rocksdb")

@@ -1,7 +1,7 @@
 """The files of a RocksDB database, between its folder and the references of a handle. Runs in tasks on executors.
 
-A version of a database is a manifest and the sorted files that it lists. Invariants:
-1. A sorted file is never changed after it was written, and its number is never used again in the databases that
+A version of a database is a manifest and the tables that it lists. Invariants:
+1. A table is never changed after it was written, and its number is never used again in the databases that
    descend from it. So a working folder holds hard links to the local copies, and a file that came with the handle
    before keeps its name: checkpoints are incremental.
 2. RocksDB may write on in a manifest, so a manifest is copied, never linked.
@@ -25,6 +25,7 @@ from penstock.state.backends.base import FileRef, Workplace
 from penstock.state.backends.checksums import HASHED_FILES
 from penstock.state.backends.fetch import local_file
 from penstock.state.local_files import working_files
+from penstock.storage.file_system import link_or_copy
 
 _MANIFEST = re.compile(r"MANIFEST-\d{1,20}")
 _TABLE = re.compile(r"\d{1,20}\.sst")
@@ -86,7 +87,7 @@ class WorkingFolder:
         with working_files(folder):
             folder.mkdir()
             for table in files.tables:
-                _link(local_file(self.workplace, table), folder / table.file)
+                link_or_copy(local_file(self.workplace, table), folder / table.file)
             shutil.copyfile(local_file(self.workplace, files.manifest), folder / files.manifest.file)
             (folder / "CURRENT").write_text(f"{files.manifest.file}\n")
         return folder
@@ -133,7 +134,7 @@ class WorkingFolder:
         local = self.workplace.local_path(name)
         local.parent.mkdir(parents=True, exist_ok=True)
         local.unlink(missing_ok=True)
-        _link(path, local)
+        link_or_copy(path, local)
         size, checksum = HASHED_FILES.hash(local)
         return FileRef(
             rows=rows[0], size=size, checksum=checksum, name=name, tombstones=rows[1], file=path.name
@@ -142,13 +143,3 @@ class WorkingFolder:
 
 def _newest(table: os.DirEntry[str]) -> int:
     return -int(table.name.partition(".")[0])
-
-
-def _link(source: Path, target: Path) -> None:
-    """A hard link, or a copy where the disk knows no links."""
-    try:
-        os.link(source, target)
-    except FileNotFoundError:
-        raise
-    except OSError:
-        shutil.copyfile(source, target)

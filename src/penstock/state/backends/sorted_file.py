@@ -29,10 +29,9 @@ import xxhash
 from penstock.errors import CorruptStateError, IncompatibleStateError, PenstockError, UnavailableError
 from penstock.state.backends.base import FileRef, StateLayout
 from penstock.state.backends.checksums import HASHED_FILES
-from penstock.state.keys import SortKeys
+from penstock.state.keys import SORT_KEY, SortKeys
 
 FORMAT_VERSION = 2
-SORT_KEY = "__sort_key"
 DELETED = "__deleted"
 _HEADER_KEY = b"penstock.sorted_file"
 

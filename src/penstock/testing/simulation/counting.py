@@ -8,12 +8,11 @@ from collections.abc import Iterable, Iterator, Mapping
 import pyarrow as pa
 import xxhash
 
-from penstock.operators.grouping import SORT_KEY
 from penstock.operators.keyed_process import Context, KeyedProcess, ValueState
 from penstock.operators.rows import Rows
 from penstock.operators.run_process import value_schema
 from penstock.state.backends.base import OpenState, StateLayout
-from penstock.state.keys import GROUP_SHIFT
+from penstock.state.keys import GROUP_SHIFT, SORT_KEY
 from penstock.testing.simulation.source import Item
 
 KEY = pa.schema([("key", pa.string())])

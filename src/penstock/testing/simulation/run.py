@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import random
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -16,7 +17,8 @@ from penstock.engine.observer import Observer
 from penstock.engine.run import Run, make_coordinator
 from penstock.engine.start import Start, forget_working_files, start_run
 from penstock.errors import CheckpointFailedError, CorruptStateError, FencedError, UnavailableError
-from penstock.ownership.claim import Claimant
+from penstock.ownership.claim import CLAIMANT_DIGITS, Claimant
+from penstock.randomness import Randomness
 from penstock.recovery.taking_over import Taken, TakeOver
 from penstock.sinks.by_key.sink import AT_ONCE, WITH_THE_CHECKPOINT, UpsertSink
 from penstock.sinks.functions.foreach import Foreach
@@ -60,7 +62,8 @@ class SimulatedRun:
     ) -> None:
         self._site = site
         self._conditions = conditions
-        self._claimant = claimant or Claimant()
+        self._names = Randomness(random.Random(conditions.index))  # noqa: S311 - replayable on purpose
+        self._claimant = claimant or Claimant(self._names.token(CLAIMANT_DIGITS))
         self._machines = Machines(site.root, site.workload.machines)
         self._sinks = self._make_sinks(lifeline) if site.make_sinks is None else site.make_sinks(lifeline)
         self._spec = self._make_spec(lifeline)
@@ -75,6 +78,7 @@ class SimulatedRun:
             claimant=self._claimant,
             clock=self._site.clock,
             perform_all=self._take_over_all,
+            randomness=self._names,
             on_restored=self._site.on_restored,
         )
         driver = Driver(
