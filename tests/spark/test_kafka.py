@@ -20,10 +20,10 @@ from confluent_kafka.admin import NewPartitions, NewTopic
 from services import quick_spark
 from services.kafka_broker import KafkaBroker
 from services.maven import JarsMissingError
+from services.patience import PATIENCE_S
 from services.spark_kafka_connector import Connector, connector
 
 pytestmark = pytest.mark.spark
-PATIENCE_S = 180
 
 
 class Jobs:
@@ -165,7 +165,7 @@ def test_kafka_to_kafka_with_a_kill_in_between(
         pipeline.send([f"guest-{number}" for number in range(20)], partition=1)
         killed.wait_for(pipeline.results)
         admin = pipeline.kafka.admin()
-        admin.create_partitions([NewPartitions(pipeline.source, 3)])[pipeline.source].result(30)
+        admin.create_partitions([NewPartitions(pipeline.source, 3)])[pipeline.source].result(PATIENCE_S)
         pipeline.send([f"late-{number}" for number in range(30)], partition=2)
         killed.wait_for(lambda: any(user.startswith("late") for user, _ in pipeline.results()))
         pipeline.send(["last"], partition=1)  # so that something is left to do, however fast the job was
@@ -184,14 +184,14 @@ def test_a_source_topic_that_was_deleted(pipeline: Pipeline) -> None:
     pipeline.send(["ann"], partition=0)
     pipeline.run()
     admin = pipeline.kafka.admin()
-    admin.delete_topics([pipeline.source])[pipeline.source].result(30)
+    admin.delete_topics([pipeline.source])[pipeline.source].result(PATIENCE_S)
     gone = pipeline.failure()
     assert gone.startswith("penstock.errors.JobFailedError: job kafka-job failed for good after 1 failures")
     assert (
         f"Kafka does not know a topic that the job reads (topics of its sources: {pipeline.source})" in gone
     )
     assert "create it again" in gone
-    admin.create_topics([NewTopic(pipeline.source, 2)])[pipeline.source].result(30)
+    admin.create_topics([NewTopic(pipeline.source, 2)])[pipeline.source].result(PATIENCE_S)
     lost = pipeline.failure()
     assert lost.startswith(
         "penstock.errors.SourceLostError: Kafka no longer has messages that were not read yet"
