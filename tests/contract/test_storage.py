@@ -22,6 +22,7 @@ from penstock.storage.object_store import ArrowStorage
 from penstock.testing.faulty_storage import Failure, FaultPlan, FaultyStorage, SimulatedCrash
 from penstock.testing.kill_points import KillingStorage, KillPoint, Moment
 from penstock.testing.slow_storage import SlowStorage
+from services.patience import PATIENCE_S
 
 MAKERS: dict[str, Callable[[Path], Storage]] = {
     "local": LocalStorage,
@@ -203,7 +204,7 @@ def test_create_has_one_winner_among_processes(tmp_path: Path) -> None:
     for racer in racers:
         racer.start()
     go.set()
-    winners = dict(won.get(timeout=60) for _ in range(20))
+    winners = dict(won.get(timeout=PATIENCE_S) for _ in range(20))
     for racer in racers:
         racer.join()
         assert racer.exitcode == 0

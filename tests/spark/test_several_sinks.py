@@ -29,12 +29,11 @@ from penstock.storage import LocalStorage
 from penstock.storage.forwarding import ForwardingStorage
 from services import postgres_process
 from services.kafka_broker import KafkaBroker
+from services.patience import PATIENCE_S
 
 pytestmark = pytest.mark.spark
 
 Rows = Counter[tuple[str, int]]
-PATIENCE_S = 240
-"""Only against hanging."""
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -17,10 +17,10 @@ import pytest
 from ledger import Ledger
 
 from penstock.storage import LocalStorage
+from services.patience import PATIENCE_S
 
 pytestmark = pytest.mark.spark
 
-PATIENCE_S = 300
 
 INTERRUPTIBLE = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
 """For what is started in the background of a shell, which makes it deaf to Ctrl-C."""

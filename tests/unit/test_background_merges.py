@@ -40,6 +40,7 @@ from penstock.state.merge_orders import (
 from penstock.state.types import arrow_schema
 from penstock.storage import LocalStorage
 from penstock.testing.faulty_storage import Failure, FaultPlan, FaultyStorage
+from services.patience import PATIENCE_S
 
 VIEWS = SubtaskId("views", 0)
 LAYOUT = StateLayout(arrow_schema("k long"), arrow_schema("n long"))
@@ -207,7 +208,7 @@ def site(tmp_path: Path):
 def test_the_driver_hears_of_a_merge_when_it_is_in_storage(site: Site) -> None:
     """The result is in storage when the message comes, waits on the machine, and reads like the files it replaces."""
     Merger().submit(site.merge())
-    answer = site.letters.get(timeout=60)
+    answer = site.letters.get(timeout=PATIENCE_S)
     assert isinstance(answer, MergeDone)
     assert answer.merged is not None
     assert answer.merged.rows == 40
@@ -228,7 +229,7 @@ def test_a_merge_that_cannot_be_stored_leaves_nothing(site: Site) -> None:
     before = site.storage.names()
     full = Failure(operation="upload", error=lambda _: UnavailableError("no space left on device"))
     Merger().submit(site.merge(FaultyStorage(site.storage, FaultPlan(failures=(full,)))))
-    answer = site.letters.get(timeout=60)
+    answer = site.letters.get(timeout=PATIENCE_S)
     assert isinstance(answer, MergeFailed)
     assert "no space left on device" in answer.cause
     assert site.storage.names() == before
@@ -268,9 +269,9 @@ def test_a_merger_takes_one_order_after_the_other(site: Site) -> None:
     merger = Merger()
     for _ in range(3):
         merger.submit(site.merge())
-    assert [type(site.letters.get(timeout=60)) for _ in range(3)] == [MergeDone] * 3
+    assert [type(site.letters.get(timeout=PATIENCE_S)) for _ in range(3)] == [MergeDone] * 3
     merger.submit(site.merge())
-    assert isinstance(site.letters.get(timeout=60), MergeDone)
+    assert isinstance(site.letters.get(timeout=PATIENCE_S), MergeDone)
 
 
 def told_about(site: Site, address: Address, caplog: pytest.LogCaptureFixture) -> list[tuple[str, str]]:

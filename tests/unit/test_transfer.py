@@ -20,8 +20,7 @@ from penstock.snapshot.uploader import Upload, Uploader
 from penstock.state.backends.checksums import fingerprint
 from penstock.state.handle import FileRef, StateHandle
 from penstock.storage import LocalStorage
-
-PATIENCE_S = 60.0
+from services.patience import PATIENCE_S
 
 
 class Meeting(LocalStorage):

@@ -18,10 +18,10 @@ from penstock.state.backends.checksums import fingerprint
 from penstock.state.handle import FileRef, StateHandle
 from penstock.storage import LocalStorage
 from penstock.testing.faulty_storage import Failure, FaultPlan, FaultyStorage
+from services.patience import PATIENCE_S
 
 FIRST, SECOND = SubtaskId("views", 0), SubtaskId("views", 1)
 NOWHERE = Address("127.0.0.1", 1, "")
-PATIENCE_S = 60.0
 
 
 @pytest.fixture
