@@ -76,7 +76,7 @@ def commit_before_the_metadata_is_written(patch: Patch) -> None:
     patch.setattr(Coordinator, "_complete", hasty)
 
 
-@mutation(12)
+@mutation(143)
 def never_look_whether_another_run_owns_the_job(patch: Patch) -> None:
     made = Coordinator.__init__
 
@@ -222,7 +222,7 @@ def leave_out_files_that_an_earlier_snapshot_did_not_upload(patch: Patch) -> Non
     )
 
 
-@mutation()
+@mutation(118)
 def end_a_drain_before_the_last_batch_is_known(patch: Patch) -> None:
     def settled(self: Protocol) -> bool:
         newest = self._newest.batch if self._newest else NO_CHECKPOINT
@@ -283,8 +283,8 @@ def go_back_to_the_checkpoint_after_a_change_of_mode(patch: Patch) -> None:
     """As if what was begun concerned runs at most once only."""
     choose = restore._choose_point
 
-    def as_of_now(storage, run, mode, wanted):
-        point = choose(storage, run, mode, wanted)
+    def as_of_now(claim, mode, wanted):
+        point = choose(claim, mode, wanted)
         return point if mode is Mode.AT_MOST_ONCE else replace(point, begun=None)
 
     patch.setattr(restore, "_choose_point", as_of_now)
