@@ -76,7 +76,7 @@ def commit_before_the_metadata_is_written(patch: Patch) -> None:
     patch.setattr(Coordinator, "_complete", hasty)
 
 
-@mutation(12)
+@mutation(143)
 def never_look_whether_another_run_owns_the_job(patch: Patch) -> None:
     made = Coordinator.__init__
 
@@ -132,7 +132,7 @@ def restore_without_committing(patch: Patch) -> None:
     patch.setattr(restore, "commit_in_order", lambda sinks, transactions: None)
 
 
-@mutation()
+@mutation(23)
 def restore_without_looking_again_whether_it_still_owns_the_job(patch: Patch) -> None:
     delete = restore._delete_leftovers
     patch.setattr(
@@ -222,7 +222,7 @@ def leave_out_files_that_an_earlier_snapshot_did_not_upload(patch: Patch) -> Non
     )
 
 
-@mutation()
+@mutation(118)
 def end_a_drain_before_the_last_batch_is_known(patch: Patch) -> None:
     def settled(self: Protocol) -> bool:
         newest = self._newest.batch if self._newest else NO_CHECKPOINT
@@ -231,7 +231,7 @@ def end_a_drain_before_the_last_batch_is_known(patch: Patch) -> None:
     patch.setattr(Protocol, "settled", property(settled))
 
 
-@mutation(79)
+@mutation(111)
 def give_up_at_the_end_of_the_job_what_is_being_written(patch: Patch) -> None:
     ended = Protocol._job_ended
 
@@ -272,19 +272,19 @@ def read_again_although_it_is_at_most_once(patch: Patch) -> None:
     patch.setattr(reading, "record_begun", lambda storage, begun: None)
 
 
-@mutation()
+@mutation(13)
 def forget_what_was_begun_when_a_run_begins_nothing(patch: Patch) -> None:
     take_over = begun.take_over
     patch.setattr(begun, "take_over", lambda storage, run, record: take_over(storage, run, None))
 
 
-@mutation(417)
+@mutation(459)
 def go_back_to_the_checkpoint_after_a_change_of_mode(patch: Patch) -> None:
     """As if what was begun concerned runs at most once only."""
     choose = restore._choose_point
 
-    def as_of_now(storage, run, mode, wanted):
-        point = choose(storage, run, mode, wanted)
+    def as_of_now(claim, mode, wanted):
+        point = choose(claim, mode, wanted)
         return point if mode is Mode.AT_MOST_ONCE else replace(point, begun=None)
 
     patch.setattr(restore, "_choose_point", as_of_now)
