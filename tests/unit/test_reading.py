@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from penstock.checkpoint.completed import Barrier
+from penstock.clock import SYSTEM_CLOCK
 from penstock.config import Mode
 from penstock.engine.reading import Reading
 from penstock.errors import UnavailableError
@@ -40,6 +41,7 @@ def reading(
         point,
         mode=mode,
         hold=lambda _, barrier: held.append(barrier),
+        clock=SYSTEM_CLOCK,
     ), held
 
 
