@@ -22,12 +22,14 @@ from penstock.storage.object_store import ArrowStorage
 from penstock.testing.faulty_storage import Failure, FaultPlan, FaultyStorage, SimulatedCrash
 from penstock.testing.kill_points import KillingStorage, KillPoint, Moment
 from penstock.testing.slow_storage import SlowStorage
+from penstock.testing.virtual_storage import VirtualStorage
 from services.patience import PATIENCE_S
 
 MAKERS: dict[str, Callable[[Path], Storage]] = {
     "local": LocalStorage,
     "arrow": lambda root: ArrowStorage(root.as_uri()),
     "faultless": lambda root: FaultyStorage(LocalStorage(root)),
+    "virtual": lambda _: VirtualStorage(),
     "slow": lambda root: SlowStorage(LocalStorage(root), seconds=0.0),
     "killing": lambda root: KillingStorage(
         LocalStorage(root), KillPoint(moment=Moment.BEFORE_COMPLETE, first=10**9)

@@ -39,7 +39,7 @@ FIRST, SECOND = SUBTASKS
 
 
 def declined(version: int, subtask=FIRST) -> SnapshotDeclined:
-    return SnapshotDeclined(subtask, version, "disk full")
+    return SnapshotDeclined(subtask, version, "disk full", frozenset({file_of(subtask, version)}))
 
 
 def promised(actions: list) -> list[int]:
@@ -81,6 +81,7 @@ def test_min_pause_after_a_failure() -> None:
     """A checkpoint that was given up ends too."""
     story = Story(min_pause="30s", tolerable_failures=1)
     story.begin(0, seconds=10)
+    story.finish(0)
     story.after(15)
     story.tell(declined(0))
     assert not story.begin(1, seconds=29)
@@ -319,14 +320,38 @@ def test_what_a_failed_upload_had_stored_is_discarded() -> None:
     story.begin(1)
     story.finish(1)  # the files of 0 are now those of a pending checkpoint only
     files = (file_of(FIRST, 0), "state/attempt-not-kept")
-    actions = story.tell(SnapshotDeclined(FIRST, 0, "disk full", files))
+    actions = story.tell(SnapshotDeclined(FIRST, 0, "disk full", frozenset({file_of(FIRST, 0)}), files))
     assert given_up(actions) == [(0, "DECLINED")]
     assert discarded(actions) >= set(files)
-    late = story.tell(SnapshotDeclined(FIRST, 0, "disk full", (file_of(FIRST, 0), file_of(FIRST, 1))))
+    asked = frozenset({file_of(FIRST, 0)})
+    late = story.tell(SnapshotDeclined(FIRST, 0, "disk full", asked, (file_of(FIRST, 0), file_of(FIRST, 1))))
     assert discarded(late) == {file_of(FIRST, 0)}
-    early = SnapshotDeclined(FIRST, 2, "disk full", (file_of(FIRST, 2), "state/stray"))
+    asked = frozenset({file_of(FIRST, 2)})
+    early = SnapshotDeclined(FIRST, 2, "disk full", asked, (file_of(FIRST, 2), "state/stray"))
     assert not story.tell(early)
     assert "state/stray" in discarded(story.finish(2))
+
+
+@pytest.mark.parametrize("early", [True, False])
+def test_a_snapshot_that_nobody_kept_declines_nothing(early: bool) -> None:
+    """Of an attempt that Spark did not keep, a failed upload says nothing about the checkpoint, whenever the word of it comes."""
+    story = Story()
+    dropped = SnapshotDeclined(FIRST, 0, "gone", frozenset({"state/attempt-not-kept"}))
+    story.begin(0, seconds=10)
+    if early:
+        story.tell(dropped)
+    story.finish(0)
+    if not early:
+        story.tell(dropped)
+    assert only(story.store(0), WriteMetadata)
+
+
+def test_a_snapshot_that_is_declined_before_its_batch_is_finished() -> None:
+    """Whether it was kept is known when the batch is finished, and then the checkpoint is given up."""
+    story = Story(tolerable_failures=9)
+    story.begin(0, seconds=10)
+    assert not given_up(story.tell(declined(0)))
+    assert given_up(story.finish(0)) == [(0, "DECLINED")]
 
 
 def test_at_least_once_moves_the_cut_along() -> None:

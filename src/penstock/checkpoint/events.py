@@ -44,6 +44,8 @@ class SnapshotDeclined:
     subtask: SubtaskId
     version: int
     cause: str
+    asked: frozenset[str]
+    """The files of the state that was to be stored: they tell the attempt that wrote it from others, which Spark may have kept instead."""
     files: tuple[str, ...] = ()
 
 

@@ -6,7 +6,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
 from penstock.checkpoint.completed import Completed
-from penstock.checkpoint.events import BatchFinished
+from penstock.checkpoint.events import BatchFinished, SnapshotDeclined
 from penstock.ids import CheckpointId, SubtaskId
 from penstock.state.handle import StateHandle
 
@@ -28,6 +28,22 @@ class Pending:
     batch: BatchFinished | None = None
     acknowledged: dict[SubtaskId, StateHandle] = field(default_factory=dict)
     writing: Completed | None = None
+    _declines: list[SnapshotDeclined] = field(default_factory=list)
+
+    def decline(self, event: SnapshotDeclined) -> None:
+        """The state that some attempt of a subtask had frozen could not be stored."""
+        self._declines.append(event)
+
+    @property
+    def declined(self) -> SnapshotDeclined | None:
+        """What makes it impossible: a snapshot of an attempt that Spark kept. Which those are is known when the batch is finished."""
+        if self.batch is None:
+            return None
+        kept = self.batch.handles
+        return next(
+            (one for one in self._declines if one.subtask in kept and kept[one.subtask].files == one.asked),
+            None,
+        )
 
     def attach(self, batch: BatchFinished) -> None:
         """The barrier has passed the whole job."""

@@ -135,9 +135,11 @@ class Protocol:
         self.files.batch_finished(event)
         if self._later:
             self._later.batch_finished(event, self.files.durable)
+        actions = self.commits.batch_finished(event)
         if pending := self.pending.get(event.batch):
             pending.attach(event)
-        return self.commits.batch_finished(event) + self._completions(now) + self._discard()
+            actions += self._give_up_if_declined(pending, now)
+        return actions + self._completions(now) + self._discard()
 
     def _snapshot_durable(self, event: SnapshotDurable, now: Now) -> list[Action]:
         self.files.stored(event.handle)
@@ -150,6 +152,13 @@ class Protocol:
         self.files.may_be_stored(event.files, event.version)
         pending = self.pending.get(CheckpointId(event.version))
         if pending is None or pending.writing or event.subtask in pending.acknowledged:
+            return self._discard()
+        pending.decline(event)
+        return self._give_up_if_declined(pending, now)
+
+    def _give_up_if_declined(self, pending: Pending, now: Now) -> list[Action]:
+        event = pending.declined
+        if event is None:
             return self._discard()
         return self._give_up(pending, FailureReason.DECLINED, f"{event.subtask}: {event.cause}", now)
 

@@ -194,7 +194,10 @@ class Run:
                 self._post(SnapshotDurable(message.handle, message.async_ms))
             case UploadFailed():
                 self._rescue.failed(message.subtask)
-                self._post(SnapshotDeclined(message.subtask, message.version, message.cause, message.files))
+                asked = frozenset(message.asked)
+                self._post(
+                    SnapshotDeclined(message.subtask, message.version, message.cause, asked, message.files)
+                )
             case TaskFailed():
                 self._accounts.take(message)
             case MergeDone():

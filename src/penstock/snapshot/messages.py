@@ -21,12 +21,13 @@ class UploadDone(msgspec.Struct, frozen=True, tag="upload-done"):
 
 
 class UploadFailed(msgspec.Struct, frozen=True, tag="upload-failed"):
-    """A file of the handle could not be stored; others of `files` may have been."""
+    """A file of the handle could not be stored; others of `files` may have been. `asked`: the files of the handle that was to be stored."""
 
     run: int
     subtask: SubtaskId
     version: int
     cause: str
+    asked: tuple[str, ...] = ()
     files: tuple[str, ...] = ()
 
 

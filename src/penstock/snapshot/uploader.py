@@ -76,7 +76,14 @@ def perform(upload: Upload, room: Room | None = None) -> Message:
     except Exception as error:  # noqa: BLE001 - whatever it is, the driver must know, and the lane must go on
         cause = f"{type(error).__name__}: {error}"
         # Not the newest, which may have been tried instead: a checkpoint waits for the one that was asked for.
-        return UploadFailed(upload.run, asked.subtask, asked.version, cause, tuple(sorted(upload.missing)))
+        return UploadFailed(
+            upload.run,
+            asked.subtask,
+            asked.version,
+            cause,
+            asked=tuple(sorted(asked.files)),
+            files=tuple(sorted(upload.missing)),
+        )
     return UploadDone(upload.run, upload.handle, watch.ms)
 
 

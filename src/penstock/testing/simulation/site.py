@@ -10,7 +10,7 @@ from pathlib import Path
 from penstock.checkpoint.completed import Completed
 from penstock.recovery.restore import RestorePoint
 from penstock.sinks.two_phase_commit import TwoPhaseCommitSink
-from penstock.storage import LocalStorage
+from penstock.storage import Storage
 from penstock.testing.simulation.external import External
 from penstock.testing.simulation.lifeline import Lifeline
 from penstock.testing.simulation.machines import Machines, Work
@@ -18,6 +18,7 @@ from penstock.testing.simulation.source import ScriptedSource
 from penstock.testing.simulation.topology import Topology
 from penstock.testing.simulation.workload import Workload
 from penstock.testing.virtual_clock import VirtualClock
+from penstock.testing.virtual_storage import VirtualStorage
 
 JOB = "simulated"
 
@@ -32,6 +33,8 @@ class Site:
     workload: Workload
     root: Path
     source: ScriptedSource
+    storage: Storage = field(default_factory=VirtualStorage)
+    """The job's storage, without faults."""
     external: External = field(default_factory=External)
     clock: VirtualClock = field(default_factory=VirtualClock)
     orphans: list[Work] = field(default_factory=list)
@@ -48,11 +51,6 @@ class Site:
         """The shape of the job."""
         work = self.workload
         return Topology(work.operators, work.in_sequence, work.emits_once)
-
-    @property
-    def storage(self) -> LocalStorage:
-        """The job's storage, without faults."""
-        return LocalStorage(self.root / "storage")
 
     @property
     def staging(self) -> Path:
