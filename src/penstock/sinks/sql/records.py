@@ -55,21 +55,21 @@ class Records:
     def record(self, transaction: SqlTransaction, rows: int) -> None:
         """Write the proof, in the transaction that makes the rows visible."""
         into = self._session.named(COMMITS)
-        self._session.change(f"INSERT INTO {into} VALUES ({self._marks})", [*_identity(transaction), rows])  # noqa: S608 - quoted
+        self._session.change(f"INSERT INTO {into} VALUES ({self._marks})", [*transaction.identity, rows])  # noqa: S608 - quoted
 
     def is_recorded(self, transaction: SqlTransaction) -> bool:
         """Tell whether a transaction was committed."""
         if not self._session.has(COMMITS):
             return False
         where = f"{self._session.named(COMMITS)} WHERE {self._this_one}"
-        return bool(self._session.execute(f"SELECT 1 FROM {where}", _identity(transaction)))  # noqa: S608 - quoted
+        return bool(self._session.execute(f"SELECT 1 FROM {where}", transaction.identity))  # noqa: S608 - quoted
 
     def register(self, transaction: SqlTransaction, staged_in: str) -> int:
         """List a transaction whose rows are going to be staged; returns the number that marks its rows."""
         into = f"{self._session.named(TRANSACTIONS)} (staged_in, {IDENTITY})"
         self._session.change(
             f"INSERT INTO {into} VALUES ({self._marks})",  # noqa: S608 - quoted
-            [staged_in, *_identity(transaction)],
+            [staged_in, *transaction.identity],
         )
         return self._listed(transaction)[0][0]
 
@@ -99,7 +99,7 @@ class Records:
 
     def _listed(self, transaction: SqlTransaction) -> list[tuple[int, str]]:
         where = f"{self._session.named(TRANSACTIONS)} WHERE {self._this_one} FOR UPDATE"
-        found = self._session.execute(f"SELECT id, staged_in FROM {where}", _identity(transaction))  # noqa: S608 - quoted
+        found = self._session.execute(f"SELECT id, staged_in FROM {where}", transaction.identity)  # noqa: S608 - quoted
         return [(int(number), str(staged_in)) for number, staged_in in found]
 
 
@@ -112,8 +112,3 @@ def staging_columns(columns: Sequence[str], checks: Sequence[str]) -> str:
     """The columns of such a table, in SQL."""
     own = [f"{name} bigint" for name in STAGED_KEY]
     return f"({', '.join([*own, *columns, *checks, 'PRIMARY KEY (' + ', '.join(STAGED_KEY) + ')'])})"
-
-
-def _identity(transaction: SqlTransaction) -> list[Any]:
-    of = transaction
-    return [of.job, of.sink, of.run, of.checkpoint, of.subtask, of.attempt, of.token]

@@ -8,19 +8,21 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from typing import Final, Literal
 
 from penstock.errors import CommitLostError, ConfigError
-from penstock.sinks.staged.staging import StagedTransaction
+from penstock.sinks import transaction as named
 from penstock.sinks.table_mode import checked_mode
+from penstock.sinks.transaction import NamedTransaction
 
-PREPARED = "prepared"
-STAGED = "staged"
+PREPARED: Final = "prepared"
+STAGED: Final = "staged"
 
 
-class SqlTransaction(StagedTransaction, frozen=True, kw_only=True):
-    """One transaction as the checkpoint stores it; `how` it waits for its commit stays true when settings change."""
+class SqlTransaction(NamedTransaction, frozen=True, kw_only=True):
+    """One whose rows wait in the server, prepared or in a table; `how` stays true when settings change."""
 
-    how: str = PREPARED
+    how: Literal["prepared", "staged"] = PREPARED
 
     @property
     def numbers(self) -> str:
@@ -84,10 +86,5 @@ def checked_identifier(setting: str, value: object, *, longest: int) -> str:
 
 def lost(transaction: SqlTransaction, where: str, why: str) -> CommitLostError:
     """Say that a promised commit cannot be made."""
-    return CommitLostError(
-        f"transaction {transaction.name} cannot be committed in {where}: {why}. A completed checkpoint promised its "
-        f"{transaction.rows} rows, so they are missing from the table. If the sink's address, schema or table was changed, "
-        "start the job once with the old one; otherwise restore an older checkpoint",
-        transaction=transaction.name,
-        rows=transaction.rows,
-    )
+    look = "If the sink's address, schema or table was changed, start the job once with the old one"
+    return named.lost(transaction, where=where, why=why, look=look)

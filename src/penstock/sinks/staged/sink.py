@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
-from penstock.errors import CommitLostError, InternalError
+from penstock.errors import CommitLostError
 from penstock.sinks.staged.commit_log import CommitLog
 from penstock.sinks.staged.rows import StagedRows
 from penstock.sinks.staged.staging import (
@@ -30,6 +30,7 @@ from penstock.sinks.staged.staging import (
     storage_errors,
     sync_folder,
 )
+from penstock.sinks.transaction import begun, is_open, lost
 from penstock.sinks.two_phase_commit import Transaction, TransactionContext, TwoPhaseCommitSink
 
 _SUFFIX = ".arrow"
@@ -83,7 +84,7 @@ class StagedSink(TwoPhaseCommitSink):
     def abort(self, transaction: Transaction) -> None:
         """Delete the staged file; nothing else exists before a commit."""
         target = StagedTransaction.read(transaction)
-        if self._writing is not None and self._writing.transaction.name == target.name:
+        if self._writing is not None and is_open(self._writing, target):
             self._writing.discard()
             self._writing = None
         self.delete_staged(target)
@@ -130,19 +131,8 @@ class StagedSink(TwoPhaseCommitSink):
         return self.staging / transaction.job / transaction.sink / (transaction.name + _SUFFIX)
 
     def _begun(self, transaction: Transaction) -> StagedRows:
-        name = StagedTransaction.read(transaction).name
-        if self._writing is None or self._writing.transaction.name != name:
-            raise InternalError(
-                f"{self!r} was asked to write to {name}, which it did not begin", transaction=name
-            )
-        return self._writing
+        return begun(self, self._writing, transaction)
 
     def _lost(self, transaction: StagedTransaction, why: str) -> CommitLostError:
-        return CommitLostError(
-            f"transaction {transaction.name} cannot be committed by {self!r}: {why}. A completed checkpoint promised its "
-            f"{transaction.rows} rows, so the target lacks them. Look for its file below {self.staging}; if staging was changed, "
-            "start the job once with the old one; otherwise restore an older checkpoint",
-            transaction=transaction.name,
-            staging=str(self.staging),
-            rows=transaction.rows,
-        )
+        look = f"Look for its file below {self.staging}; if staging was changed, start the job once with the old one"
+        return lost(transaction, where=repr(self), why=why, look=look, staging=str(self.staging))
