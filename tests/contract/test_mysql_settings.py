@@ -14,7 +14,7 @@ from mysql_targets import MySQLPrepared, MySQLUpsert, fresh
 
 from penstock.errors import ConfigError, UnavailableError
 from penstock.sinks import MariaDB, MySQL
-from penstock.sinks.mysql.server import MySQLServer, Session
+from penstock.sinks.sql.mysql.server import MySQLServer, MySQLSession
 from services.mariadb_process import PASSWORD
 
 SCHEMA = MySQLPrepared.schema
@@ -166,7 +166,7 @@ def test_a_user_with_just_enough_rights(target) -> None:
         f"SELECT, INSERT ON {target.database}._penstock_commits",
     )
     target.options = {}
-    target.make_sink = lambda: MariaDB(sink.server.url, "results")
+    target.make_sink = lambda: MariaDB(sink.server.address, "results")
     target.sink().commit(target.staged([1]))
     target.assert_visible(1)
     assert target.unfinished() == []
@@ -174,14 +174,14 @@ def test_a_user_with_just_enough_rights(target) -> None:
 
 def test_a_user_who_may_not_list_prepared_transactions(target, monkeypatch: pytest.MonkeyPatch) -> None:
     """MySQL 8 says 1401 to who has no XA_RECOVER_ADMIN: no failure that passes, and the message has the statement."""
-    execute = Session.execute
+    execute = MySQLSession.execute
 
-    def as_mysql_does(session: Session, statement: str, values: Any = ()) -> Any:
+    def as_mysql_does(session: MySQLSession, statement: str, values: Any = ()) -> Any:
         if statement == "XA RECOVER":
             raise pymysql.OperationalError(1401, "XAER_RMERR: Fatal error occurred in the transaction branch")
         return execute(session, statement, values)
 
-    monkeypatch.setattr(Session, "execute", as_mysql_does)
+    monkeypatch.setattr(MySQLSession, "execute", as_mysql_does)
     with pytest.raises(ConfigError, match=r"GRANT XA_RECOVER_ADMIN ON \*\.\* TO .*transactions='staged'"):
         sink_of(target).validate(SCHEMA)
     with pytest.raises(UnavailableError):
@@ -242,7 +242,7 @@ def test_a_certificate_that_is_given_is_verified(monkeypatch: pytest.MonkeyPatch
         asked.update(settings)
         raise ConnectionError
 
-    monkeypatch.setattr("penstock.sinks.mysql.server._connection_class", lambda: connect)
+    monkeypatch.setattr("penstock.sinks.sql.mysql.server._connection_class", lambda: connect)
     with pytest.raises(ConnectionError):
         MySQLServer("mysql://u@h/x?ssl_ca=/etc/ca.pem").connect()
     assert (asked["ssl_ca"], asked["ssl_verify_cert"]) == ("/etc/ca.pem", True)

@@ -15,8 +15,8 @@ from mysql_targets import ALL, MySQLPrepared, MySQLStaged, MySQLUpsert, fresh
 
 from penstock.errors import BadRecordError, CommitLostError, ConfigError, CorruptStateError, UnavailableError
 from penstock.sinks import MariaDB, MySQL, TransactionContext
-from penstock.sinks.mysql.codes import REFUSED_ROWS
-from penstock.sinks.mysql.server import MySQLServer
+from penstock.sinks.sql.mysql.errors import REFUSED_ROWS
+from penstock.sinks.sql.mysql.server import MySQLServer
 from penstock.testing.sink_contract import JOB, SINK, through_json
 
 
@@ -252,7 +252,7 @@ def test_a_lock_of_the_whole_table(mariadb_server) -> None:
     sink.validate(suite.schema)
     transaction = sink.begin_transaction(suite.context())
     assert sink._writing._session.execute("SELECT @@lock_wait_timeout") == [(1,)]
-    with MySQLServer(sink.server.url).session() as other:
+    with MySQLServer(sink.server.address).session() as other:
         other.execute("LOCK TABLES results WRITE")
         with pytest.raises(UnavailableError, match=r"Lock wait timeout.*tried again"):
             sink.write(transaction, suite.batch([1]))

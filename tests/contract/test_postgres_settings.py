@@ -15,7 +15,7 @@ from postgres_targets import PostgresPrepared, PostgresUpsert, fresh
 
 from penstock.errors import ConfigError, PenstockError, UnavailableError
 from penstock.sinks import Postgres
-from penstock.sinks.postgres.server import PostgresServer
+from penstock.sinks.sql.postgres.server import PostgresServer
 from services.postgres_process import PASSWORD, running
 
 SCHEMA = PostgresPrepared.schema
@@ -259,7 +259,7 @@ def test_a_server_that_is_cut_off(target) -> None:
         (PostgresServer(psycopg.conninfo.make_conninfo(dsn, keepalives_idle=77)), [77, 10, 3, 60_000]),
         (PostgresServer(dsn, lock_timeout_s=300), [30, 10, 3, 330_000]),
     ):
-        with server.session() as session, socket.socket(fileno=os.dup(session.fileno())) as probe:
+        with server.session() as session, socket.socket(fileno=os.dup(session.connection.fileno())) as probe:
             assert [probe.getsockopt(socket.IPPROTO_TCP, each) for each in options] == expected
 
 

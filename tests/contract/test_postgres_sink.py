@@ -22,7 +22,9 @@ from penstock.errors import (
     UnavailableError,
 )
 from penstock.sinks import Postgres, TransactionContext
-from penstock.sinks.postgres.binary import binary_rows
+from penstock.sinks.sql.postgres.binary import binary_rows
+from penstock.sinks.sql.postgres.server import PostgresSession
+from penstock.sinks.sql.postgres.table import locked
 from penstock.testing.sink_contract import JOB, SINK, through_json
 
 
@@ -586,7 +588,7 @@ def test_no_type_is_changed_once_it_was_looked_at(postgres_server) -> None:
     layout = suite.sink()._layout
     with suite.server.connect(suite.database) as writer, suite.server.connect(suite.database) as other:
         writer.execute("BEGIN")
-        assert layout.locked(writer, suite.schema) is layout
+        assert locked(layout, PostgresSession(writer), suite.schema) is layout
         other.execute("SET lock_timeout = '20ms'")
         with pytest.raises(psycopg.errors.LockNotAvailable):
             other.execute("ALTER TABLE results ALTER id TYPE double precision")

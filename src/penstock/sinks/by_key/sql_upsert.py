@@ -24,7 +24,8 @@ from penstock.sinks.by_key.sql_upsert_statement import (
     paramstyle_of,
 )
 from penstock.sinks.functions.user_function import checked_function, shown_function
-from penstock.sinks.json_text import json_texts, unsupported_in_json
+from penstock.sinks.json_text import json_texts
+from penstock.sinks.tables import check_columns
 
 _LONGEST_ROW = 500
 
@@ -88,22 +89,7 @@ class SQLWriter(KeyedWriter):
 
     def check(self, schema: pa.Schema) -> None:
         """Refuse columns that do not fit; the database itself looks at the statements, without a change."""
-        repeated = sorted({name for name in schema.names if schema.names.count(name) > 1})
-        missing = [name for name in self._key if name not in schema.names]
-        if repeated or missing:
-            raise ConfigError(
-                f"key names {missing}, but the columns are {schema.names}"
-                if missing
-                else f"columns appear more than once: {repeated}",
-                columns=missing or repeated,
-            )
-        for field in schema:
-            part = unsupported_in_json(field.type)
-            if part is not None or (field.name in self._key and pa.types.is_nested(field.type)):
-                raise ConfigError(
-                    f"column {field.name!r} of type {field.type} cannot be written; cast or drop it",
-                    column=field.name,
-                )
+        check_columns(schema, self._key, target=f"table {self._table!r}")
         self._check_table(schema)
 
     def prepare(self, batch: pa.RecordBatch) -> pa.RecordBatch:
