@@ -13,8 +13,7 @@ from __future__ import annotations
 from typing import Any
 
 from penstock.errors import ConfigError
-from penstock.sinks.sql.server import SqlServer
-from penstock.sinks.sql.session import SqlSession
+from penstock.sinks.sql.server import SqlServer, SqlSession
 from penstock.sinks.sql.table import STAGED_KEY, Layout
 from penstock.sinks.sql.transaction import SqlTransaction, owner_digest
 
@@ -107,11 +106,11 @@ def create_records(server: SqlServer, session: SqlSession, layout: Layout, *, st
 def _create(server: SqlServer, session: SqlSession, statement: str, table: str) -> None:
     try:
         session.create(statement)
-    except server.driver_error() as error:
-        if not server.is_denied(error):
+    except server.errors.all() as error:
+        if not server.errors.is_denied(error):
             raise
         raise ConfigError(
-            f"the table {table}, in which the sink keeps its records, cannot be made: {server.said(error)}; let somebody who may "
+            f"the table {table}, in which the sink keeps its records, cannot be made: {server.errors.said(error)}; let somebody who may "
             f"run {' '.join(statement.split())}; GRANT SELECT, INSERT, UPDATE, DELETE ON {table} TO ...",
             table=table,
         ) from error

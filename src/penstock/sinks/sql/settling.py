@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from penstock.sinks.sql.records import Records
-from penstock.sinks.sql.server import SqlServer
-from penstock.sinks.sql.session import SqlSession
+from penstock.sinks.sql.server import SqlServer, SqlSession
 from penstock.sinks.sql.table import TargetTable
 from penstock.sinks.sql.transaction import STAGED, SqlTransaction, lost
 

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import pyarrow as pa
 
 from penstock.errors import ConfigError
-from penstock.sinks.sql.session import SqlSession
+from penstock.sinks.sql.server import SqlSession
 from penstock.sinks.tables import check_columns, check_declared, quoted_name
 
 STAGED_KEY = ("_penstock_transaction", "_penstock_row")

@@ -18,8 +18,7 @@ from typing import Any
 import pyarrow as pa
 
 from penstock.errors import BadRecordError, CommitLostError, ConfigError
-from penstock.sinks.bad_rows import bad_record, shown_row
-from penstock.sinks.size_limits import refuse_large, row_bytes
+from penstock.sinks.bad_rows import bad_record, refuse_large, row_bytes, shown_row
 from penstock.sinks.sqlite import database as sqlite_database
 from penstock.sinks.sqlite.rehearsal import Remembering, first_refused
 from penstock.sinks.sqlite.table import TargetTable

@@ -8,32 +8,65 @@ How they are committed is what tells these sinks apart: see `handover` and `pens
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import msgspec
 import pyarrow as pa
 
 from penstock.errors import CommitLostError
 from penstock.sinks.staged.commit_log import CommitLog
-from penstock.sinks.staged.rows import StagedRows
 from penstock.sinks.staged.staging import (
     PRIVATE_FOLDER,
     StagedTransaction,
     check_writable,
+    create_private,
     folders_up_to,
     local_path,
     make_private,
     names_in,
     storage_errors,
+    sync_file,
     sync_folder,
 )
 from penstock.sinks.transaction import begun, is_open, lost
 from penstock.sinks.two_phase_commit import Transaction, TransactionContext, TwoPhaseCommitSink
 
 _SUFFIX = ".arrow"
+
+
+class StagedRows:
+    """Writes one file; it exists from the beginning, so that the transaction can be found and aborted."""
+
+    def __init__(self, transaction: StagedTransaction, path: Path) -> None:
+        self.transaction = transaction
+        self.path = path
+        self.rows = 0
+        create_private(path)
+        self._file: IO[bytes] = path.open("wb")
+        self._writer: pa.ipc.RecordBatchFileWriter | None = None
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        """Add rows."""
+        if self._writer is None:
+            self._writer = pa.ipc.new_file(self._file, batch.schema)
+        self._writer.write_batch(batch)
+        self.rows += batch.num_rows
+
+    def finish(self) -> None:
+        """Close the file and make it durable; without rows it stays empty."""
+        if self._writer is not None:
+            self._writer.close()
+        self._file.close()
+        sync_file(self.path)
+
+    def discard(self) -> None:
+        """Close the file, whatever the disk says; it is deleted by `abort`."""
+        with contextlib.suppress(OSError):
+            self._file.close()
 
 
 class StagedSink(TwoPhaseCommitSink):

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from penstock.sinks.sql.server import Meaning
+from penstock.sinks.optional_package import optional_package
+from penstock.sinks.sql.errors import DriverErrors, Meaning
 
 REFUSED_ROWS = {1048, 1062, 1216, 1264, 1265, 1292, 1364, 1366, 1367, 1406, 1411, 1452, 1644, 3140, 3819, 4025}  # fmt: skip
 """NULL, duplicate, foreign key, out of range, too long, not a value of the type, a trigger's SIGNAL, JSON, CHECK."""
@@ -28,7 +29,12 @@ _SCHEMA = {1051, 1054, 1064, 1072, 1091, 1109, 1118, 1136, 1146, 1305, 1347, 135
 """No such table or column, a row that is too long, a trigger that is broken, a column that the server generates."""
 _REFUSED_FOR_EVER = {*REFUSED_ROWS, *_CONSTRAINTS, *_SCHEMA}
 """What repeating a commit cannot change."""
-DENIED = {1044, 1142}
+_DENIED = {1044, 1142}
+
+
+def pymysql_module() -> Any:
+    """Import PyMySQL, which only these sinks need."""
+    return optional_package("pymysql", sink="MySQL", extra="mysql")
 
 
 def code(error: Any) -> int:
@@ -36,19 +42,35 @@ def code(error: Any) -> int:
     return error.args[0] if error.args and isinstance(error.args[0], int) else 0
 
 
-def said(error: Any) -> str:
-    """What the server has to say about an error."""
-    return " ".join(str(error.args[-1] if error.args else "no answer").split()) or "the connection is closed"
+class MySQLErrors(DriverErrors):
+    """Those of PyMySQL, told apart by number."""
 
+    def all(self) -> type[Exception]:
+        """See `DriverErrors`."""
+        kind: type[Exception] = pymysql_module().Error
+        return kind
 
-def meaning(error: Any) -> Meaning:
-    """What an error of PyMySQL means."""
-    for numbers, found in (
-        (_REFUSED_LOGIN, Meaning.NO_LOGIN),
-        (REFUSED_ROWS, Meaning.BAD_ROW),
-        (_MAY_PASS, Meaning.MAY_PASS),
-        (_REFUSED_FOR_EVER, Meaning.REFUSED),
-    ):
-        if code(error) in numbers:
-            return found
-    return Meaning.UNKNOWN
+    def meaning(self, error: Any) -> Meaning:
+        """See `DriverErrors`."""
+        for numbers, found in (
+            (_REFUSED_LOGIN, Meaning.NO_LOGIN),
+            (REFUSED_ROWS, Meaning.BAD_ROW),
+            (_MAY_PASS, Meaning.MAY_PASS),
+            (_REFUSED_FOR_EVER, Meaning.REFUSED),
+        ):
+            if code(error) in numbers:
+                return found
+        return Meaning.UNKNOWN
+
+    def code(self, error: Any) -> dict[str, Any]:
+        """See `DriverErrors`."""
+        return {"code": code(error)}
+
+    def said(self, error: Any) -> str:
+        """See `DriverErrors`."""
+        text = str(error.args[-1] if error.args else "no answer")
+        return " ".join(text.split()) or "the connection is closed"
+
+    def is_denied(self, error: Any) -> bool:
+        """See `DriverErrors`."""
+        return code(error) in _DENIED

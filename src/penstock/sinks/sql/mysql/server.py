@@ -13,11 +13,9 @@ from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
 from penstock.errors import ConfigError
-from penstock.sinks.optional_package import optional_package
-from penstock.sinks.sql.mysql import errors
+from penstock.sinks.sql.mysql.errors import MAY_NOT_RECOVER, MySQLErrors, code, pymysql_module
 from penstock.sinks.sql.mysql.two_phase import XATransactions, session_lock
-from penstock.sinks.sql.server import Meaning, SqlServer
-from penstock.sinks.sql.session import RecordTypes, SqlSession
+from penstock.sinks.sql.server import RecordTypes, SqlServer, SqlSession
 from penstock.sinks.sql.transaction import SqlTransaction
 from penstock.sinks.tables import quoted_name
 
@@ -34,11 +32,6 @@ _NAME = "varchar(100) CHARACTER SET ascii COLLATE ascii_bin NOT NULL"
 """Names of jobs and sinks are compared byte by byte, whatever collation the database has."""
 _OLDEST = {"MariaDB": (10, 5, 2), "MySQL": (8, 0, 0)}
 """Before these, the end of a session rolled back what it had prepared, or XA was not safe in a crash."""
-
-
-def pymysql_module() -> Any:
-    """Import PyMySQL, which only these sinks need."""
-    return optional_package("pymysql", sink="MySQL", extra="mysql")
 
 
 @cache
@@ -156,6 +149,7 @@ class MySQLServer(SqlServer):
     """See `SqlServer`; the address is a URL."""
 
     called = "the server"
+    errors = MySQLErrors()
 
     @property
     def database(self) -> str:
@@ -183,7 +177,7 @@ class MySQLServer(SqlServer):
 
     def two_phase(self, session: SqlSession) -> XATransactions:
         """See `SqlServer`."""
-        return XATransactions(session, self.database, str(self), self.driver_error())
+        return XATransactions(session, self.database, str(self))
 
     def check(self, session: SqlSession, *, prepared: bool) -> None:
         """Refuse a server that is too old, and a user who may not list what is prepared: better now than in recovery."""
@@ -192,35 +186,14 @@ class MySQLServer(SqlServer):
             return
         try:
             session.execute("XA RECOVER")
-        except self.driver_error() as error:
-            if errors.code(error) != errors.MAY_NOT_RECOVER:
+        except self.errors.all() as error:
+            if code(error) != MAY_NOT_RECOVER:
                 raise
             raise ConfigError(
-                f"this user may not list prepared transactions (XA RECOVER: {errors.said(error)}), so they could not be found after a "
+                f"this user may not list prepared transactions (XA RECOVER: {self.errors.said(error)}), so they could not be found after a "
                 "crash; run GRANT XA_RECOVER_ADMIN ON *.* TO ..., or use transactions='staged', which needs no such right",
-                code=errors.code(error),
+                code=code(error),
             ) from error
-
-    def driver_error(self) -> type[Exception]:
-        """See `SqlServer`."""
-        kind: type[Exception] = pymysql_module().Error
-        return kind
-
-    def meaning(self, error: Any) -> Meaning:
-        """See `SqlServer`."""
-        return errors.meaning(error)
-
-    def code(self, error: Any) -> dict[str, Any]:
-        """See `SqlServer`."""
-        return {"code": errors.code(error)}
-
-    def said(self, error: Any) -> str:
-        """See `SqlServer`."""
-        return errors.said(error)
-
-    def is_denied(self, error: Any) -> bool:
-        """See `SqlServer`."""
-        return errors.code(error) in errors.DENIED
 
 
 def server_kind(session: SqlSession) -> str:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import time
 
 from penstock.errors import UnavailableError
-from penstock.sinks.sql.mysql.errors import MAY_NOT_RECOVER, code
-from penstock.sinks.sql.session import SqlSession
+from penstock.sinks.sql.mysql.errors import MAY_NOT_RECOVER, code, pymysql_module
+from penstock.sinks.sql.server import SqlSession, TwoPhase
 from penstock.sinks.sql.transaction import PREPARED, SqlTransaction, owner_digest
-from penstock.sinks.sql.two_phase import TwoPhase
 
 _SHOWN_BYTES = 20
 _UNKNOWN_XID = 1397
@@ -20,11 +19,10 @@ _ATTACHED_PAUSE_S = 0.1
 class XATransactions(TwoPhase):
     """See `TwoPhase`. The server has one list of names for all databases."""
 
-    def __init__(self, session: SqlSession, database: str, shown: str, driver_error: type[Exception]) -> None:
+    def __init__(self, session: SqlSession, database: str, shown: str) -> None:
         self._session = session
         self._database = database
         self._shown = shown
-        self._driver_error = driver_error
 
     def begin(self, transaction: SqlTransaction) -> None:
         """See `TwoPhase`."""
@@ -41,7 +39,7 @@ class XATransactions(TwoPhase):
         for _ in range(_ATTACHED_TRIES):
             try:
                 self._session.execute(f"XA {verb} {self._xid(transaction)}")
-            except self._driver_error as error:
+            except pymysql_module().Error as error:
                 if code(error) != _UNKNOWN_XID:
                     raise
             else:
@@ -62,7 +60,7 @@ class XATransactions(TwoPhase):
         if holder is not None:
             try:
                 self._session.execute(f"KILL {int(holder):d}")
-            except self._driver_error as error:
+            except pymysql_module().Error as error:
                 if code(error) != _NO_SUCH_SESSION:
                     raise
 
@@ -70,7 +68,7 @@ class XATransactions(TwoPhase):
         """See `TwoPhase`. Who stages needs no right to list them: without it nothing was ever prepared."""
         try:
             return self._listed(job, sink)
-        except self._driver_error as error:
+        except pymysql_module().Error as error:
             if not needed and code(error) == MAY_NOT_RECOVER:
                 return set()
             raise

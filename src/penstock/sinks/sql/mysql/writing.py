@@ -9,9 +9,8 @@ from typing import Any
 import pyarrow as pa
 
 from penstock.sinks.bad_rows import Change, bad_record, row_at
-from penstock.sinks.sql.mysql.errors import REFUSED_ROWS, code, said
+from penstock.sinks.sql.mysql.errors import REFUSED_ROWS, code, pymysql_module
 from penstock.sinks.sql.mysql.exactness import changed_values
-from penstock.sinks.sql.mysql.server import pymysql_module
 from penstock.sinks.sql.mysql.values import python_rows
 from penstock.sinks.sql.server import SqlServer
 from penstock.sinks.sql.table import STAGED_KEY, Layout
@@ -93,7 +92,9 @@ class MySQLWriting(OpenTransaction):
             except pymysql_module().Error as error:
                 if code(error) not in REFUSED_ROWS:
                     raise
-                raise bad_record(self._layout.name, said(error), row_at(batch, index)) from error
+                raise bad_record(
+                    self._layout.name, self._server.errors.said(error), row_at(batch, index)
+                ) from error
 
 
 def _chunks(rows: Iterator[Row], most_bytes: int) -> Iterator[list[Row]]:

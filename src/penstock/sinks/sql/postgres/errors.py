@@ -8,7 +8,8 @@ from typing import Any
 import pyarrow as pa
 
 from penstock.sinks.bad_rows import row_at
-from penstock.sinks.sql.server import Meaning
+from penstock.sinks.optional_package import optional_package
+from penstock.sinks.sql.errors import DriverErrors, Meaning
 from penstock.sinks.sql.values import is_text
 
 _MAY_PASS = ("08", "25", "40", "53", "55", "57", "58", "XX")
@@ -21,22 +22,42 @@ _COPY_LINE = re.compile(r"^COPY .*?, line (\d+)", re.MULTILINE)
 _BUSY_SERVER = ("starting up", "shutting down", "too many", "connection slots", "recovery")
 
 
-def meaning(error: Any) -> Meaning:
-    """What an error of psycopg means; one without a state is about the connection."""
-    state = error.sqlstate
-    if state is None:
-        refused = "FATAL" in str(error) and not any(words in str(error) for words in _BUSY_SERVER)
-        return Meaning.NO_LOGIN if refused else Meaning.MAY_PASS
-    if state[:2] in _REFUSES_ROWS or state == _TOO_LONG:
-        return Meaning.BAD_ROW
-    return Meaning.MAY_PASS if state[:2] in _MAY_PASS else Meaning.REFUSED
+def psycopg_module() -> Any:
+    """Import psycopg 3, which only this sink needs."""
+    return optional_package("psycopg", sink="Postgres", extra="postgres")
 
 
-def said(error: Any) -> str:
-    """Put together what the server has to say about an error."""
-    parts = [error.diag.message_primary, error.diag.message_detail, error.diag.message_hint]
-    found = [part.rstrip(".") for part in parts if part]
-    return "; ".join(found) or " ".join(str(error).split()) or "no answer"
+class PostgresErrors(DriverErrors):
+    """Those of psycopg, told apart by SQLSTATE."""
+
+    def all(self) -> type[Exception]:
+        """See `DriverErrors`."""
+        kind: type[Exception] = psycopg_module().Error
+        return kind
+
+    def meaning(self, error: Any) -> Meaning:
+        """See `DriverErrors`; one without a state is about the connection."""
+        state = error.sqlstate
+        if state is None:
+            refused = "FATAL" in str(error) and not any(words in str(error) for words in _BUSY_SERVER)
+            return Meaning.NO_LOGIN if refused else Meaning.MAY_PASS
+        if state[:2] in _REFUSES_ROWS or state == _TOO_LONG:
+            return Meaning.BAD_ROW
+        return Meaning.MAY_PASS if state[:2] in _MAY_PASS else Meaning.REFUSED
+
+    def code(self, error: Any) -> dict[str, Any]:
+        """See `DriverErrors`."""
+        return {"sqlstate": error.sqlstate}
+
+    def said(self, error: Any) -> str:
+        """See `DriverErrors`."""
+        parts = [error.diag.message_primary, error.diag.message_detail, error.diag.message_hint]
+        found = [part.rstrip(".") for part in parts if part]
+        return "; ".join(found) or " ".join(str(error).split()) or "no answer"
+
+    def is_denied(self, error: Any) -> bool:
+        """See `DriverErrors`."""
+        return isinstance(error, psycopg_module().errors.InsufficientPrivilege)
 
 
 def refused_row(error: Any, batch: pa.RecordBatch, *, as_text: bool) -> dict[str, Any] | None:

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 
 from penstock.sinks.bad_rows import Change
 from penstock.sinks.sql.postgres.table import PostgresColumn
-from penstock.sinks.sql.session import SqlSession
+from penstock.sinks.sql.server import SqlSession
 from penstock.sinks.sql.values import is_bytes, is_text, plain_texts
 from penstock.sinks.tables import quoted_name
 

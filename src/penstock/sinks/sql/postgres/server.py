@@ -7,22 +7,15 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from penstock.errors import ConfigError
-from penstock.sinks.optional_package import optional_package
-from penstock.sinks.sql.postgres import errors
+from penstock.sinks.sql.postgres.errors import PostgresErrors, psycopg_module
 from penstock.sinks.sql.postgres.two_phase import PreparedTransactions, session_name
-from penstock.sinks.sql.server import Meaning, SqlServer
-from penstock.sinks.sql.session import RecordTypes, SqlSession
+from penstock.sinks.sql.server import RecordTypes, SqlServer, SqlSession
 from penstock.sinks.sql.transaction import SqlTransaction
 from penstock.sinks.tables import quoted_name
 
 _KEEPALIVES = {"keepalives_idle": 30, "keepalives_interval": 10, "keepalives_count": 3}
 """A server that is cut off without a word is given up after a minute; the system's own limits are hours."""
 _SILENCE_S = 30
-
-
-def psycopg_module() -> Any:
-    """Import psycopg 3, which only this sink needs."""
-    return optional_package("psycopg", sink="Postgres", extra="postgres")
 
 
 class PostgresSession(SqlSession):
@@ -81,6 +74,7 @@ class PostgresServer(SqlServer):
     """See `SqlServer`; the address is one of libpq."""
 
     called = "PostgreSQL"
+    errors = PostgresErrors()
 
     def without_secrets(self) -> str:
         """See `SqlServer`."""
@@ -112,7 +106,7 @@ class PostgresServer(SqlServer):
 
     def two_phase(self, session: SqlSession) -> PreparedTransactions:
         """See `SqlServer`."""
-        return PreparedTransactions(session, psycopg_module().errors.UndefinedObject)
+        return PreparedTransactions(session)
 
     def check(self, session: SqlSession, *, prepared: bool) -> None:
         """Refuse a server that prepares nothing, which is how a fresh one is set."""
@@ -127,27 +121,6 @@ class PostgresServer(SqlServer):
                 server=self.shown,
                 max_prepared_transactions=allowed,
             )
-
-    def driver_error(self) -> type[Exception]:
-        """See `SqlServer`."""
-        kind: type[Exception] = psycopg_module().Error
-        return kind
-
-    def meaning(self, error: Any) -> Meaning:
-        """See `SqlServer`."""
-        return errors.meaning(error)
-
-    def code(self, error: Any) -> dict[str, Any]:
-        """See `SqlServer`."""
-        return {"sqlstate": error.sqlstate}
-
-    def said(self, error: Any) -> str:
-        """See `SqlServer`."""
-        return errors.said(error)
-
-    def is_denied(self, error: Any) -> bool:
-        """See `SqlServer`."""
-        return isinstance(error, psycopg_module().errors.InsufficientPrivilege)
 
     def _unread_ms(self) -> int:
         """How long sent rows may stay unread: a COPY that waits for a lock reads nothing meanwhile."""

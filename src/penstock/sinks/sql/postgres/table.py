@@ -12,7 +12,7 @@ from penstock.errors import ConfigError
 from penstock.sinks.json_text import unsupported_in_json
 from penstock.sinks.sql.postgres.server import PostgresSession
 from penstock.sinks.sql.postgres.values import TYPES
-from penstock.sinks.sql.session import SqlSession
+from penstock.sinks.sql.server import SqlSession
 from penstock.sinks.sql.table import STAGED_KEY, Column, Layout, TargetTable
 from penstock.sinks.sql.values import Kind, fraction_digits, kind_of, needed_scale
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from penstock.sinks.sql.session import SqlSession
+from penstock.sinks.sql.postgres.errors import psycopg_module
+from penstock.sinks.sql.server import SqlSession, TwoPhase
 from penstock.sinks.sql.transaction import SqlTransaction, owner_digest
-from penstock.sinks.sql.two_phase import TwoPhase
 
 _SHOWN_BYTES = 40
 _PREPARED_IDS = (
@@ -15,11 +15,10 @@ _END_SESSIONS = """SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE 
 
 
 class PreparedTransactions(TwoPhase):
-    """See `TwoPhase`; `unknown` is the driver's error for a name that the server does not have."""
+    """See `TwoPhase`."""
 
-    def __init__(self, session: SqlSession, unknown: type[Exception]) -> None:
+    def __init__(self, session: SqlSession) -> None:
         self._session = session
-        self._unknown = unknown
 
     def begin(self, transaction: SqlTransaction) -> None:  # noqa: ARG002 - any transaction can be prepared
         """See `TwoPhase`."""
@@ -33,7 +32,7 @@ class PreparedTransactions(TwoPhase):
         """See `TwoPhase`."""
         try:
             self._session.execute(f"{verb} PREPARED '{_global_id(transaction)}'")
-        except self._unknown:
+        except psycopg_module().errors.UndefinedObject:
             return False
         return True
 
