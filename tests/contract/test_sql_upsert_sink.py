@@ -13,8 +13,8 @@ import psycopg
 import pyarrow as pa
 import pymysql
 import pytest
-from postgres_targets import PostgresUpsert, fresh
 from sink_targets import rows_in_table
+from sql_targets import PostgresUpsert, fresh
 
 from penstock.errors import BadRecordError, CommitLostError, ConfigError, UnavailableError
 from penstock.sinks import Delivery, SQLUpsert, TransactionContext

@@ -198,15 +198,16 @@ class MySQLServer(SqlServer):
 
 def server_kind(session: SqlSession) -> str:
     """Which of the two servers it is."""
-    return "MariaDB" if "mariadb" in _version(session).lower() else "MySQL"
+    return _kind_and_version(session)[0]
 
 
-def _version(session: SqlSession) -> str:
-    return str(session.execute("SELECT VERSION()")[0][0])
+def _kind_and_version(session: SqlSession) -> tuple[str, str]:
+    text = str(session.execute("SELECT VERSION()")[0][0])
+    return ("MariaDB" if "mariadb" in text.lower() else "MySQL"), text
 
 
 def _check_version(session: SqlSession) -> None:
-    text, kind = _version(session), server_kind(session)
+    kind, text = _kind_and_version(session)
     numbers = re.search(r"(\d+)\.(\d+)\.(\d+)", text)
     if numbers is not None and tuple(map(int, numbers.groups())) < _OLDEST[kind]:
         raise ConfigError(
