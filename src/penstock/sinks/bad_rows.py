@@ -23,6 +23,17 @@ def refuse_changed(batch: pa.RecordBatch, table: str, changes: Iterable[Change])
             raise bad_record(table, f"column {name!r}: {why}", row_at(batch, at))
 
 
+def refuse_null_keys(batch: pa.RecordBatch, columns: Iterable[str], key: str) -> None:
+    """Refuse rows without a value in one of these columns; `key` says what they belong to."""
+    for name in columns:
+        nulls = batch.column(name).null_count
+        if nulls:
+            raise BadRecordError(
+                f"column {name!r} is part of the key {key}, but is null in {nulls} rows; filter or fill them before write_to",
+                column=name,
+            )
+
+
 def row_at(batch: pa.RecordBatch, index: int) -> dict[str, Any]:
     """One row for a message, whatever is in it: text that is no UTF-8 as bytes, and a name of its type for what Python does not have."""
     return {

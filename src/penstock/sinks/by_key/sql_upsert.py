@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.errors import BadRecordError, ConfigError, PenstockError, UnavailableError
+from penstock.sinks.bad_rows import refuse_null_keys
 from penstock.sinks.by_key.sink import AT_ONCE, KeyedWriter, Origin, UpsertSink
 from penstock.sinks.by_key.sql_errors import is_bad_row, is_refused_alone
 from penstock.sinks.by_key.sql_upsert_statement import (
@@ -94,13 +95,7 @@ class SQLWriter(KeyedWriter):
 
     def prepare(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Values that a driver takes: lists and structs become JSON; a null in the key is refused."""
-        for name in self._key:
-            if batch.column(name).null_count:
-                raise BadRecordError(
-                    f"column {name!r} is part of the key of table {self._table!r}, but is null in {batch.column(name).null_count} rows; "
-                    "filter or fill them before write_to",
-                    column=name,
-                )
+        refuse_null_keys(batch, self._key, f"of table {self._table!r}")
         columns = [_plain(field, column) for field, column in zip(batch.schema, batch.columns, strict=True)]
         return pa.RecordBatch.from_arrays(columns, names=batch.schema.names)
 

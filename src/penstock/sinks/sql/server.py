@@ -12,11 +12,10 @@ from penstock.errors import ConfigError, PenstockError, UnavailableError
 from penstock.sinks.bad_rows import bad_record
 from penstock.sinks.sql.errors import DriverErrors, Meaning
 from penstock.sinks.sql.transaction import SqlTransaction
+from penstock.sinks.tables import quoted_name
 
 RowOf = Callable[[Any], Mapping[str, Any] | None]
 """Finds the row that an error of the server is about; None if it does not tell."""
-
-
 _PASSES = frozenset({Meaning.MAY_PASS, Meaning.NO_LOGIN})
 
 
@@ -37,6 +36,7 @@ class SqlSession(ABC):
     """One connection. A statement with values has a `mark` for each; one without goes out as it is."""
 
     mark: ClassVar[str]
+    quote: ClassVar[str]
     record_types: ClassVar[RecordTypes]
 
     @abstractmethod
@@ -46,10 +46,6 @@ class SqlSession(ABC):
     @abstractmethod
     def change(self, statement: str, values: Sequence[Any] = ()) -> int:
         """Run a statement; returns how many rows it has changed."""
-
-    @abstractmethod
-    def quoted(self, schema: str | None, table: str) -> str:
-        """The name of a table as SQL writes it."""
 
     @abstractmethod
     def has(self, schema: str | None, table: str) -> bool:
@@ -66,6 +62,10 @@ class SqlSession(ABC):
     @abstractmethod
     def close(self) -> None:
         """Leave; the server rolls back what is open."""
+
+    def quoted(self, schema: str | None, table: str) -> str:
+        """The name of a table as SQL writes it."""
+        return quoted_name(*filter(None, (schema, table)), mark=self.quote)
 
     def named(self, schema: str | None, table: str) -> str:
         """The name of a table as a statement with values has to write it, where a `%` may stand for one."""

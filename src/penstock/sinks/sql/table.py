@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 import pyarrow as pa
 
 from penstock.errors import ConfigError
+from penstock.sinks.json_text import unsupported_in_json
 from penstock.sinks.sql.server import SqlSession
 from penstock.sinks.tables import check_columns, check_declared, quoted_name
 
@@ -81,7 +82,7 @@ class TargetTable(ABC):
     @property
     def quoted(self) -> str:
         """The name as SQL writes it."""
-        return self.column(self.name) if self.schema is None else self.column(self.schema, self.name)
+        return self.column(*filter(None, (self.schema, self.name)))
 
     def column(self, *names: str) -> str:
         """Quote a name for SQL."""
@@ -99,17 +100,17 @@ class TargetTable(ABC):
         """Tell whether a column belongs to the key."""
         return self.folded(name) in map(self.folded, self.key)
 
-    @abstractmethod
     def without_form(self, data_type: pa.DataType) -> str | None:
         """Name the part of a type that the server has nothing for."""
+        return unsupported_in_json(data_type)
 
     @abstractmethod
     def type_name(self, data_type: pa.DataType) -> str:
         """The type that a column for these values is best declared with."""
 
-    @abstractmethod
-    def declared_type(self, session: SqlSession, field: pa.Field) -> str:
+    def declared_type(self, session: SqlSession, field: pa.Field) -> str:  # noqa: ARG002 - not all servers need to be asked
         """The same in CREATE TABLE, where a key may need another."""
+        return self.type_name(field.type)
 
     @abstractmethod
     def widen_sql(self, field: pa.Field, column: Any) -> str:
@@ -123,9 +124,9 @@ class TargetTable(ABC):
     def find(self, session: SqlSession) -> bool:
         """Tell whether the table is there; refuse what is no table, or one that would lose rows."""
 
-    @abstractmethod
-    def found_schema(self, session: SqlSession) -> str | None:
+    def found_schema(self, session: SqlSession) -> str | None:  # noqa: ARG002 - there may be no schemas
         """The schema that the table is in, or would be made in; None where a database has no schemas."""
+        return self.schema
 
     @abstractmethod
     def declared_columns(self, session: SqlSession) -> Sequence[Any]:
@@ -202,7 +203,7 @@ class TargetTable(ABC):
         return Layout(
             where,
             self.name,
-            self.column(self.name) if where is None else self.column(where, self.name),
+            session.quoted(where, self.name),
             tuple(columns),
             tuple(map(self._definition, columns)),
             tuple(self.checks(session, schema.names)),

@@ -17,7 +17,6 @@ from penstock.sinks.sql.mysql.errors import MAY_NOT_RECOVER, MySQLErrors, code, 
 from penstock.sinks.sql.mysql.two_phase import XATransactions, session_lock
 from penstock.sinks.sql.server import RecordTypes, SqlServer, SqlSession
 from penstock.sinks.sql.transaction import SqlTransaction
-from penstock.sinks.tables import quoted_name
 
 _DEFAULT_PORT = 3306
 _PARTITION = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 60_000}
@@ -68,6 +67,7 @@ class MySQLSession(SqlSession):
     """One connection of PyMySQL; statements go out as they are, so a `%` in a name is only a `%`."""
 
     mark = "?"
+    quote = "`"
     record_types = RecordTypes(
         identity=(
             f"job {_NAME}, sink {_NAME}, run bigint NOT NULL, checkpoint bigint NOT NULL, subtask bigint NOT NULL, "
@@ -100,10 +100,6 @@ class MySQLSession(SqlSession):
                 return []
             cursor.execute("SHOW WARNINGS")
             return list(cursor.fetchall())
-
-    def quoted(self, schema: str | None, table: str) -> str:
-        """The name of a table in this database, as SQL writes it."""
-        return quoted_name(table, mark="`") if schema is None else quoted_name(schema, table, mark="`")
 
     def has(self, schema: str | None, table: str) -> bool:  # noqa: ARG002 - there are no schemas
         """Tell whether a table is there."""

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from penstock.errors import ConfigError
-from penstock.sinks.json_text import unsupported_in_json
 from penstock.sinks.sql.mysql.errors import pymysql_module
 from penstock.sinks.sql.mysql.server import server_kind
 from penstock.sinks.sql.mysql.values import type_for
@@ -77,7 +76,7 @@ class MySQLTable(TargetTable):
 
     def without_form(self, data_type: pa.DataType) -> str | None:
         """See `TargetTable`."""
-        return str(data_type) if type_for(data_type) is None else unsupported_in_json(data_type)
+        return str(data_type) if type_for(data_type) is None else super().without_form(data_type)
 
     def type_name(self, data_type: pa.DataType) -> str:
         """See `TargetTable`."""
@@ -120,9 +119,6 @@ class MySQLTable(TargetTable):
                     engine=engine,
                 )
         return bool(found)
-
-    def found_schema(self, session: SqlSession) -> None:
-        """See `TargetTable`."""
 
     def declared_columns(self, session: SqlSession) -> list[MySQLColumn]:
         """See `TargetTable`."""

@@ -11,7 +11,6 @@ from penstock.sinks.sql.postgres.errors import PostgresErrors, psycopg_module
 from penstock.sinks.sql.postgres.two_phase import PreparedTransactions, session_name
 from penstock.sinks.sql.server import RecordTypes, SqlServer, SqlSession
 from penstock.sinks.sql.transaction import SqlTransaction
-from penstock.sinks.tables import quoted_name
 
 _KEEPALIVES = {"keepalives_idle": 30, "keepalives_interval": 10, "keepalives_count": 3}
 """A server that is cut off without a word is given up after a minute; the system's own limits are hours."""
@@ -22,6 +21,7 @@ class PostgresSession(SqlSession):
     """One connection of psycopg."""
 
     mark = "%s"
+    quote = '"'
     record_types = RecordTypes(
         identity="job text, sink text, run bigint, checkpoint bigint, subtask bigint, attempt bigint, token text, rows bigint",
         number="id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY",
@@ -41,10 +41,6 @@ class PostgresSession(SqlSession):
     def change(self, statement: str, values: Sequence[Any] = ()) -> int:
         """Run a statement; returns how many rows it has changed."""
         return int(self.connection.execute(statement, values or None).rowcount)
-
-    def quoted(self, schema: str | None, table: str) -> str:
-        """The name of a table as SQL writes it."""
-        return quoted_name(table) if schema is None else quoted_name(schema, table)
 
     def has(self, schema: str | None, table: str) -> bool:
         """Tell whether a table is there; without a schema, where the server would look for it."""

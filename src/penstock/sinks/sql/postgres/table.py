@@ -9,7 +9,6 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from penstock.errors import ConfigError
-from penstock.sinks.json_text import unsupported_in_json
 from penstock.sinks.sql.postgres.server import PostgresSession
 from penstock.sinks.sql.postgres.values import TYPES
 from penstock.sinks.sql.server import SqlSession
@@ -106,17 +105,9 @@ class PostgresTable(TargetTable):
     server = "PostgreSQL"
     unique_index_must = ", not deferrable"
 
-    def without_form(self, data_type: pa.DataType) -> str | None:
-        """See `TargetTable`."""
-        return unsupported_in_json(data_type)
-
     def type_name(self, data_type: pa.DataType) -> str:
         """See `TargetTable`."""
         return TYPES[kind_of(data_type)].name
-
-    def declared_type(self, session: SqlSession, field: pa.Field) -> str:  # noqa: ARG002 - all servers have the same types
-        """See `TargetTable`."""
-        return self.type_name(field.type)
 
     def widen_sql(self, field: pa.Field, column: PostgresColumn) -> str:  # noqa: ARG002 - what it was plays no part
         """See `TargetTable`."""
