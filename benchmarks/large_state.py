@@ -107,7 +107,7 @@ def _facts(state: State) -> Found:
     live = state.keys * row_bytes
     on_disk = sum(sizes_below(state.job.state_dir).values())
     return {
-        "most_runs": state.checkpoints.most_runs,
+        "most_files": state.checkpoints.most_files,
         "state_over_live_bytes": newest.state_bytes / live,
         "disk_over_live_bytes": on_disk / live,
         "write_amplification": state.files.total_bytes / (state.changed_rows * row_bytes),
@@ -116,6 +116,6 @@ def _facts(state: State) -> Found:
 
 def _row_bytes(checkpoint: Completed) -> float:
     """What a key needs in a merged file: taken from the largest file there is."""
-    runs = [run for state in checkpoint.operators.values() for handle in state.handles for run in handle.runs]
-    largest = max(runs, key=lambda run: run.rows)
+    refs = [ref for state in checkpoint.operators.values() for handle in state.handles for ref in handle.refs]
+    largest = max(refs, key=lambda ref: ref.rows)
     return largest.size / largest.rows

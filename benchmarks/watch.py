@@ -123,9 +123,9 @@ class CheckpointWatch:
         return [self.seen[number] for number in sorted(self.seen)]
 
     @property
-    def most_runs(self) -> int:
+    def most_files(self) -> int:
         """The most files that the state of one subtask consisted of."""
         handles = (
             handle for one in self.in_order for state in one.operators.values() for handle in state.handles
         )
-        return max((len(handle.runs) for handle in handles), default=0)
+        return max((len(handle.refs) for handle in handles), default=0)

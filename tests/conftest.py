@@ -104,6 +104,21 @@ def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaBroker]:
         broker.kill()
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--write-seconds",
+        action="store_true",
+        help="write down what modules took, by which they are dealt out",
+    )
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Heard by the process that deals out, too."""
+    from services import dealing
+
+    dealing.spent[dealing.scope_of(report.nodeid)] += report.duration
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Deal out tests to processes by what they cost."""
@@ -113,11 +128,13 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """A process among several tells the first one which servers it had."""
-    from services import summary
+    """A process among several tells the first one which servers it had; the first one has the seconds of all."""
+    from services import dealing, summary
 
     if hasattr(session.config, "workeroutput"):
         session.config.workeroutput["services"] = summary.versions()
+    elif session.config.getoption("--write-seconds"):
+        dealing.write_seconds(dealing.SECONDS, dealing.measured_s())
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -20,8 +20,7 @@ from penstock.errors import (
 )
 from penstock.guarantee import Guarantee
 from penstock.job import Job, KeyedStream, Stream
-from penstock.operators.batch_columns import BatchKeys, BatchRows
-from penstock.operators.batch_process import BatchProcess
+from penstock.operators.batch_process import BatchKeys, BatchProcess, BatchRows
 from penstock.operators.batch_state import BatchState
 from penstock.operators.keyed_process import Context, KeyedProcess, ValueState
 from penstock.recovery.restart import exponential_delay, failure_rate, fixed_delay, no_restart

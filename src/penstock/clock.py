@@ -48,3 +48,21 @@ class SystemClock:
 
 
 SYSTEM_CLOCK = SystemClock()
+
+
+class Stopwatch:
+    """How long something has taken since it was made. For measurements that people read; what decides takes a `Clock`."""
+
+    def __init__(self, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._clock = clock
+        self._started = clock.monotonic()
+
+    @property
+    def seconds(self) -> float:
+        """Until now."""
+        return self._clock.monotonic() - self._started
+
+    @property
+    def ms(self) -> float:
+        """The same in milliseconds, to the microsecond."""
+        return round(self.seconds * 1000, 3)

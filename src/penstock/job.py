@@ -103,14 +103,12 @@ class Job:
         `available_now`: end when the input known now is done. `restore`: go on from this retained checkpoint instead of the newest.
         `takeover`: fence off a run that seems to be alive. `drop_state`: uids of operators whose stored state may be lost.
         """
-        from penstock.spark.handle import JobHandle
+        from penstock.spark.handle import JobHandle, StartOptions
 
         if restore is not None:
             whole_number("restore", restore, minimum=0)
         dropped = _checked_uids(drop_state)
-        return JobHandle.start(
-            self, available_now=available_now, restore=restore, takeover=takeover, drop_state=dropped
-        )
+        return JobHandle.start(self, StartOptions(available_now, restore, takeover, dropped))
 
     def run(
         self,

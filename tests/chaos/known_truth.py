@@ -18,12 +18,12 @@ import pyarrow.dataset as ds
 import penstock as ps
 from penstock.checkpoint.completed import Completed
 from penstock.checkpoint.metadata import name_of
-from penstock.recovery.fencing import read_descents
+from penstock.ownership.descent import read_descents
 from penstock.recovery.history import read_history
 from penstock.recovery.restore import JobRecord, check_job_record, restore
 from penstock.sinks.two_phase_commit import TwoPhaseCommitSink
 from penstock.state.backends.checksums import fingerprint
-from penstock.state.handle import RunRef
+from penstock.state.handle import FileRef
 from penstock.storage import LocalStorage
 
 JOB = "chaos"
@@ -250,27 +250,27 @@ def _retained(site: Site) -> list[Completed]:
     return history.whole
 
 
-def _named_runs(site: Site) -> dict[str, RunRef]:
+def _named_files(site: Site) -> dict[str, FileRef]:
     """The state files that checkpoints name."""
     states = [state for one in _retained(site) for state in one.operators.values()]
-    return {run.name: run for state in states for handle in state.handles for run in handle.runs}
+    return {ref.name: ref for state in states for handle in state.handles for ref in handle.refs}
 
 
 def _broken_checkpoints(site: Site) -> list[str]:
     count = len(_retained(site))
     found = [] if 1 <= count <= 2 else [f"{count} checkpoints are retained, expected 1 or 2"]
     root = site.storage.root
-    for name, run in sorted(_named_runs(site).items()):
+    for name, ref in sorted(_named_files(site).items()):
         if not (root / name).exists():
             found.append(f"a checkpoint names {name}, which is missing")
-        elif fingerprint(root / name) != (run.size, run.checksum):
+        elif fingerprint(root / name) != (ref.size, ref.checksum):
             found.append(f"{name} is not what the checkpoint says: {fingerprint(root / name)}")
     return found
 
 
 def _storage_leftovers(site: Site) -> list[str]:
     storage = site.storage
-    unnamed = set(storage.names("state")) - _named_runs(site).keys()
+    unnamed = set(storage.names("state")) - _named_files(site).keys()
     known = {"job.json", *(name for one in _retained(site) for name in name_of(one).files)}
     folders = ("state/", "spark/", "runs/", "begun/")
     unknown = {name for name in storage.names() if not name.startswith(folders)} - known

@@ -12,7 +12,7 @@ from pathlib import Path
 from known_truth import JOB, Site
 
 from penstock.checkpoint.metadata import checkpoint_ids
-from penstock.recovery.fencing import newest_run
+from penstock.ownership.claim import newest_run
 
 KILLS = int(os.environ.get("PENSTOCK_CHAOS_KILLS") or 3)
 """How many kills a test should make: a few, unless `make chaos` asks for more."""

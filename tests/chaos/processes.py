@@ -19,10 +19,9 @@ import pytest
 from known_truth import Site
 
 import penstock
+from services.patience import PATIENCE_S
 
 MARK = "PENSTOCK_CHAOS_FAMILY"
-GUARD_S = 300.0
-"""Only against hanging; nothing is expected to take this long."""
 POLL_S = 0.02
 TAIL_CHARACTERS = 6_000
 GONE = (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess)
@@ -77,8 +76,8 @@ class Driver:
             self.process.wait()
 
     def wait_until_gone(self) -> list[psutil.Process]:
-        """Wait for what a dead driver left behind; returns what would not go within the guard."""
-        return [] if until(lambda: not self.family(), guard_s=60) else self.family()
+        """Wait for what a dead driver left behind; returns what would not go."""
+        return [] if until(lambda: not self.family()) else self.family()
 
     def tail(self) -> str:
         return self.log_path.read_text(errors="replace")[-TAIL_CHARACTERS:]
@@ -137,9 +136,9 @@ def drivers_of(site: Site) -> Iterator[Drivers]:
             one.close()
 
 
-def until(condition: Callable[[], object], *, guard_s: float = GUARD_S, poll_s: float = POLL_S) -> bool:
-    """Wait until the condition holds; false when the guard ran out."""
-    end = time.monotonic() + guard_s
+def until(condition: Callable[[], object], *, poll_s: float = POLL_S) -> bool:
+    """Wait until the condition holds; false when patience ended."""
+    end = time.monotonic() + PATIENCE_S
     while not condition():
         if time.monotonic() > end:
             return False

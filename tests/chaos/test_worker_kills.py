@@ -14,9 +14,11 @@ from moments import KILLS, Moment, hesitate, look, newest_checkpoint
 from processes import GONE, until
 
 from penstock.spark.handle import JobHandle
+from services import quick_spark
 
-pytestmark = [pytest.mark.chaos, pytest.mark.spark, pytest.mark.timeout(600 + 90 * KILLS)]
+pytestmark = [pytest.mark.chaos, pytest.mark.spark, pytest.mark.timeout(1800 + 90 * KILLS)]
 
+DAEMONS = ("pyspark.daemon", quick_spark.DAEMON)
 WORKING = [Moment.BATCH_PLANNED, Moment.ROWS_STAGED, Moment.STATE_STORED, Moment.COMPLETED]
 
 
@@ -64,7 +66,7 @@ def python_workers() -> list[psutil.Process]:
 
 def _is_daemon(process: psutil.Process) -> bool:
     try:
-        return process.cmdline()[1:] == ["-m", "pyspark.daemon", "pyspark.worker"]
+        return process.cmdline()[1:] in [["-m", daemon, "pyspark.worker"] for daemon in DAEMONS]
     except GONE:
         return False
 

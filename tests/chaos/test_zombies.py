@@ -18,7 +18,8 @@ from processes import Driver, Drivers, drivers_of
 from pyspark.sql import SparkSession
 from test_worker_kills import end, finish, wait_for
 
-from penstock.recovery.fencing import STALE_AFTER_S, newest_run
+from penstock.ownership.claim import newest_run
+from penstock.ownership.heartbeat import STALE_AFTER_S
 from penstock.spark.handle import JobHandle
 
 pytestmark = [pytest.mark.chaos, pytest.mark.spark]

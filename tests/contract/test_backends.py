@@ -35,8 +35,8 @@ from penstock.errors import (
 )
 from penstock.ids import CheckpointId, SubtaskId
 from penstock.recovery.rescale import redistribute
-from penstock.snapshot.compactor import Merge, perform
 from penstock.snapshot.mailbox import Address
+from penstock.snapshot.merger import Merge, perform
 from penstock.snapshot.messages import MergeDone
 from penstock.state.backends import (
     FilesystemBackend,
@@ -46,12 +46,12 @@ from penstock.state.backends import (
     checksums,
     fetch,
     merge_policy,
-    run_state,
+    sorted_state,
 )
 from penstock.state.backends.base import OpenState, StateBackend, StateHandle, StateLayout, Workplace
 from penstock.state.backends.checksums import HashedFiles, fingerprint
-from penstock.state.compaction import Merged, MergeOrder, replaced
 from penstock.state.keys import GROUP_SHIFT, KeyBatch, key_groups, owner
+from penstock.state.merge_orders import Merged, MergeOrder, replaced
 from penstock.state.types import arrow_schema
 from penstock.storage import LocalStorage
 
@@ -145,15 +145,15 @@ class Cluster:
             self.handles[index] = handle = state.freeze()
             state.close()
             self.upload(handle)
-            self.merge(index, self.backend.choose_merge(handle.runs))
+            self.merge(index, self.backend.choose_merge(handle.refs))
 
     def merge(self, index: int, window: range | None) -> None:
         """What the background does between two batches."""
         handle = self.handles[index]
         if window is None or handle is None:
             return
-        runs = handle.runs[window.start : window.stop]
-        order = MergeOrder(handle.subtask, runs, oldest=window.stop == len(handle.runs))
+        refs = handle.refs[window.start : window.stop]
+        order = MergeOrder(handle.subtask, refs, oldest=window.stop == len(handle.refs))
         answer = perform(
             Merge(self.backend, self.workplace(index), self.layout, order, Address("", 0, ""), 1)
         )
@@ -174,7 +174,7 @@ class Cluster:
             self.storage.put(name, (self.local_dir / name).read_bytes())
 
     def rescale(self, parallelism: int) -> None:
-        """Hand every new subtask the runs of the former ones that had keys of its."""
+        """Hand every new subtask the files of the former ones that had keys of its."""
         former = [handle for handle in self.handles if handle]
         at = CheckpointId(self.version)
         taken = redistribute(
@@ -246,8 +246,8 @@ def cluster(request: pytest.FixtureRequest, tmp_path: Path) -> Cluster:
 
 
 @pytest.fixture(params=["memory", "filesystem"])
-def runs(request: pytest.FixtureRequest, tmp_path: Path) -> Cluster:
-    """The backends that keep sorted runs; a database is read by its own backend only."""
+def sorted_files(request: pytest.FixtureRequest, tmp_path: Path) -> Cluster:
+    """The backends that keep sorted files; a database is read by its own backend only."""
     return Cluster(backend_named(request.param), tmp_path)
 
 
@@ -281,7 +281,7 @@ def test_rocksdb_equals_a_dictionary(pool_name: str, data: st.DataObject) -> Non
 def compare_with_a_dictionary(name: str, pool_name: str, data: st.DataObject) -> None:
     place = RAM_DISK if RAM_DISK.is_dir() else None
     with tempfile.TemporaryDirectory(dir=place) as root, pytest.MonkeyPatch.context() as patch:
-        # With levels this small, merges often leave an older run alone.
+        # With levels this small, merges often leave an older file alone.
         patch.setattr(merge_policy, "SMALLEST_LEVEL_BYTES", 1)
         cluster = Cluster(backend_named(name), Path(root), pool_name)
         truth: Truth = {}
@@ -333,21 +333,21 @@ def test_rescales_without_a_batch_between(cluster: Cluster) -> None:
 
 
 def swapped(cluster: Cluster) -> list[StateHandle | None]:
-    """The handles of two subtasks, each with the runs of the other."""
+    """The handles of two subtasks, each with the files of the other."""
     cluster.rescale(2)
     cluster.batch({p: (p, None) for p in range(20)})
     first, second = cluster.handles
     assert first is not None
     assert second is not None
     return [
-        msgspec.structs.replace(first, runs=second.runs),
-        msgspec.structs.replace(second, runs=first.runs),
+        msgspec.structs.replace(first, refs=second.refs),
+        msgspec.structs.replace(second, refs=first.refs),
     ]
 
 
 @pytest.mark.parametrize("parallelism", [2, 4])
 def test_state_of_another_subtask_is_refused(cluster: Cluster, parallelism: int) -> None:
-    """State says whose it is: runs swapped between subtasks are corrupt state that names both, not state without the keys; after a rescale too."""
+    """State says whose it is: files swapped between subtasks are corrupt state that names both, not state without the keys; after a rescale too."""
     handles = swapped(cluster)
     cluster.parallelism = parallelism
     said = rf"holds state of views-1 of 2, .* for views-0 of {parallelism}"
@@ -357,7 +357,7 @@ def test_state_of_another_subtask_is_refused(cluster: Cluster, parallelism: int)
 
 
 def test_state_of_another_operator_is_refused(cluster: Cluster) -> None:
-    """Runs swapped between two operators whose state has the same columns are corrupt state that names both."""
+    """Files swapped between two operators whose state has the same columns are corrupt state that names both."""
     cluster.batch({1: (1, None)})
     clicks = replace(cluster.workplace(0), subtask=SubtaskId("clicks", 0))
     with pytest.raises(CorruptStateError, match=r"holds state of views-0 of 1, .* for clicks-0 of 1"):
@@ -382,7 +382,7 @@ def test_a_checkpoint_whose_handles_are_mixed_up_is_corrupt(cluster: Cluster) ->
 
 
 def completed_of(cluster: Cluster, handles: list[StateHandle | None], uid: str = "views") -> Completed:
-    """A checkpoint with these runs as the state of an operator."""
+    """A checkpoint with these files as the state of an operator."""
     mine = tuple(
         msgspec.structs.replace(handle, subtask=SubtaskId(uid, index))
         for index, handle in enumerate(handles)
@@ -405,10 +405,10 @@ def test_after_a_rescale_a_handle_holds_own_keys_only(cluster: Cluster) -> None:
     cluster.batch({p: (p, None) for p in range(20)})
     cluster.rescale(2)
     cluster.batch({})
-    assert sum(run.rows for handle in cluster.handles if handle for run in handle.runs) == 20
+    assert sum(ref.rows for handle in cluster.handles if handle for ref in handle.refs) == 20
 
 
-def test_runs_from_before_and_after_a_rescale_do_not_mix(cluster: Cluster) -> None:
+def test_files_from_before_and_after_a_rescale_do_not_mix(cluster: Cluster) -> None:
     """A handle in which an old value could stand before a new one is refused, never read."""
     cluster.batch({p: (p, None) for p in range(20)})
     before = cluster.handles[0]
@@ -416,7 +416,7 @@ def test_runs_from_before_and_after_a_rescale_do_not_mix(cluster: Cluster) -> No
     cluster.batch({p: (p, ["new"]) for p in range(20)})
     cluster.handles[0] = before  # as if subtask 0 had not frozen
     cluster.rescale(1)
-    with pytest.raises(InternalError, match=r"mixes runs written at parallelism \[1, 2\]"):
+    with pytest.raises(InternalError, match=r"mixes files written at parallelism \[1, 2\]"):
         cluster.looked_up()
 
 
@@ -466,8 +466,8 @@ def test_a_frozen_version_never_changes(cluster: Cluster) -> None:
         assert cluster.looked_up(handles) == expected
 
 
-def test_freeze_without_writes_keeps_the_runs(cluster: Cluster) -> None:
-    """A batch without writes names the same runs under its own version, and writes no file."""
+def test_freeze_without_writes_keeps_the_files(cluster: Cluster) -> None:
+    """A batch without writes names the same files under its own version, and writes no file."""
     cluster.batch({1: (1, None)})
     cluster.batch({2: (2, None)})
     before = cluster.handles[0]
@@ -476,17 +476,17 @@ def test_freeze_without_writes_keeps_the_runs(cluster: Cluster) -> None:
     after = cluster.handles[0]
     assert before is not None
     assert after is not None
-    assert (after.runs, after.version, after.backend) == (before.runs, 3, cluster.backend.name)
+    assert (after.refs, after.version, after.backend) == (before.refs, 3, cluster.backend.name)
     assert cluster.storage.names() == names
 
 
-def test_state_that_was_deleted_whole_has_no_runs(cluster: Cluster) -> None:
-    """Empty state has no runs: after no writes at all, and after deletes of keys that never were."""
+def test_state_that_was_deleted_whole_has_no_files(cluster: Cluster) -> None:
+    """Empty state has no files: after no writes at all, and after deletes of keys that never were."""
     cluster.batch({})
     assert cluster.handles[0] is not None
-    assert cluster.handles[0].runs == ()
+    assert cluster.handles[0].refs == ()
     cluster.batch({1: None, 2: None})
-    assert cluster.handles[0].runs == ()
+    assert cluster.handles[0].refs == ()
     assert cluster.looked_up() == cluster.scanned() == {}
 
 
@@ -499,7 +499,7 @@ def test_scan_sees_the_writes_of_the_batch(cluster: Cluster) -> None:
 
 
 def test_wrong_writes_are_refused(cluster: Cluster) -> None:
-    """Keys of another subtask, keys out of order and columns of another type never reach a run."""
+    """Keys of another subtask, keys out of order and columns of another type never reach a file."""
     ordered = cluster.owned(range(20), 0)
     state = cluster.open(0, None)
     cluster.write(state, {ordered[-1]: (1, None)})
@@ -530,9 +530,9 @@ def test_another_backend_is_refused(cluster: Cluster) -> None:
         cluster.open(0, handle)
 
 
-def test_backends_read_each_other(runs: Cluster) -> None:
-    """State in runs goes over to the other backend and back by one setting."""
-    cluster = runs
+def test_backends_read_each_other(sorted_files: Cluster) -> None:
+    """State in sorted files goes over to the other backend and back by one setting."""
+    cluster = sorted_files
     truth: Truth = {p: (p, ["x"]) for p in range(10)}
     cluster.batch(dict(truth))
     other = MemoryBackend() if isinstance(cluster.backend, FilesystemBackend) else FilesystemBackend()
@@ -573,7 +573,7 @@ def test_a_flipped_bit_is_detected(files: Cluster) -> None:
     """Any flipped bit in storage is corrupt state: the error names the file and both checksums, and no copy stays."""
     path = only_file(files)
     assert files.handles[0] is not None
-    ref = files.handles[0].runs[0]
+    ref = files.handles[0].refs[0]
     good = path.read_bytes()
     for bit in range(0, 8 * len(good), 8 * len(good) // 40 + 1):
         path.write_bytes(flip(good, bit))
@@ -616,29 +616,29 @@ def test_a_truncated_local_file_is_fetched_again(files: Cluster) -> None:
 
 
 def test_corrupt_inline_bytes_are_detected(tmp_path: Path) -> None:
-    """A flipped bit in an inline run is corrupt state."""
+    """A flipped bit in an inline file is corrupt state."""
     cluster = Cluster(MemoryBackend(), tmp_path)
     cluster.batch({1: (1, None)})
     handle = cluster.handles[0]
     assert handle is not None
-    (ref,) = handle.runs
+    (ref,) = handle.refs
     bad = type(ref)(rows=ref.rows, size=ref.size, checksum=ref.checksum, inline=flip(ref.inline, 800))
     with pytest.raises(CorruptStateError, match="is not what was written"):
-        cluster.open(0, StateHandle(subtask=handle.subtask, backend="memory", version=1, runs=(bad,)))
+        cluster.open(0, StateHandle(subtask=handle.subtask, backend="memory", version=1, refs=(bad,)))
 
 
-def test_memory_stays_one_run(tmp_path: Path) -> None:
-    """The memory backend keeps one inline run and no file, however many batches there were."""
+def test_memory_stays_one_file(tmp_path: Path) -> None:
+    """The memory backend keeps one inline file and nothing in storage, however many batches there were."""
     cluster = Cluster(MemoryBackend(), tmp_path)
     for step in range(10):
         cluster.batch({step: (step, None), step - 1: None} if step else {0: (0, None)})
         handle = cluster.handles[0]
         assert handle is not None
-        assert [run.rows for run in handle.runs] == [1]
+        assert [ref.rows for ref in handle.refs] == [1]
         assert handle.files == frozenset()
     cluster.batch({9: None})
     assert cluster.handles[0] is not None
-    assert cluster.handles[0].runs == ()
+    assert cluster.handles[0].refs == ()
 
 
 def test_memory_has_a_limit(tmp_path: Path) -> None:
@@ -663,24 +663,24 @@ def test_memory_limit_must_be_positive() -> None:
 
 
 def test_filesystem_uploads_changes_only(files: Cluster) -> None:
-    """A batch adds one file with the changed rows, and merges keep the number of runs small."""
+    """A batch adds one file with the changed rows, and merges keep the number of files small."""
     files.batch(dict.fromkeys(range(20), (0, None)))
     first = files.handles[0]
     files.batch({1: (1, None)})
     second = files.handles[0]
     assert first is not None
     assert second is not None
-    assert [run.rows for run in second.runs] == [1, 20]
-    assert second.runs[1:] == first.runs
+    assert [ref.rows for ref in second.refs] == [1, 20]
+    assert second.refs[1:] == first.refs
     for step in range(40):
         files.batch({step % 20: (step, None)})
         handle = files.handles[0]
         assert handle is not None
-        assert len(handle.runs) <= 4
+        assert len(handle.refs) <= 4
 
 
-def test_a_merge_forgets_tombstones_only_with_the_oldest_run(files: Cluster) -> None:
-    """While an older run holds the key, merged runs keep its tombstone; a merge with the oldest run drops both."""
+def test_a_merge_forgets_tombstones_only_with_the_oldest_file(files: Cluster) -> None:
+    """While an older file holds the key, merged files keep its tombstone; a merge with the oldest file drops both."""
     truth: Truth = dict.fromkeys(range(20), (0, None))
     files.batch(dict(truth))
     for p in range(2):
@@ -688,23 +688,23 @@ def test_a_merge_forgets_tombstones_only_with_the_oldest_run(files: Cluster) -> 
         truth.pop(p)
     files.merge(0, range(2))
     assert files.handles[0] is not None
-    merged, first = files.handles[0].runs
+    merged, first = files.handles[0].refs
     assert merged.name.endswith("-merged.arrow")
     assert (merged.rows, merged.tombstones, first.rows) == (2, 2, 20)
     assert files.looked_up() == files.scanned() == truth
     files.merge(0, range(2))
-    (merged,) = files.handles[0].runs
+    (merged,) = files.handles[0].refs
     assert (merged.rows, merged.tombstones) == (18, 0)
     assert files.looked_up() == files.scanned() == truth
 
 
-def test_a_merge_of_nothing_but_deleted_rows_leaves_no_run(files: Cluster) -> None:
+def test_a_merge_of_nothing_but_deleted_rows_leaves_no_file(files: Cluster) -> None:
     """When no row is left there is no file either, here or in storage."""
     files.batch(dict.fromkeys(range(5)) | {5: (1, None)})
     files.batch({5: None})
     files.merge(0, range(2))
     assert files.handles[0] is not None
-    assert files.handles[0].runs == ()
+    assert files.handles[0].refs == ()
     assert not [name for name in files.storage.names() if "merged" in name]
 
 
@@ -724,7 +724,7 @@ def in_another_worker(monkeypatch: pytest.MonkeyPatch) -> None:
 def working_file(cluster: Cluster, position: int) -> Path:
     handle = cluster.handles[0]
     assert handle is not None
-    return cluster.local_dir / handle.runs[position].name
+    return cluster.local_dir / handle.refs[position].name
 
 
 @pytest.fixture(params=["filesystem", "rocksdb"])
@@ -737,7 +737,7 @@ def test_a_damaged_working_file_is_not_read(on_disk: Cluster, monkeypatch: pytes
     """Whichever bit of an uploaded file turned over, a worker that first uses it finds it, and takes the file from storage."""
     truth: Truth = {p: (p, ["x"]) for p in range(20)}
     on_disk.batch(dict(truth))
-    for position in range(len(on_disk.handles[0].runs)):  # type: ignore[union-attr]
+    for position in range(len(on_disk.handles[0].refs)):  # type: ignore[union-attr]
         bits = 8 * working_file(on_disk, position).stat().st_size
         for bit in range(0, bits, bits // 10 + 1):
             rot(working_file(on_disk, position), bit)
@@ -861,12 +861,12 @@ def test_a_working_folder_that_vanishes_is_no_damage(on_disk: Cluster) -> None:
 
 
 def test_writes_too_large_for_one_record_batch(files: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run of several record batches reads like a run of one."""
-    monkeypatch.setattr(run_state, "BATCH_BYTES", 100)
+    """A file of several record batches reads like a file of one."""
+    monkeypatch.setattr(sorted_state, "BATCH_BYTES", 100)
     truth: Truth = {p: (p, ["x" * p]) for p in range(20)}
     files.batch(dict(truth), steps=7)
     assert files.handles[0] is not None
-    (ref,) = files.handles[0].runs
+    (ref,) = files.handles[0].refs
     with pa.memory_map(str(files.local_dir / ref.name)) as mapped:
         assert pa.ipc.open_file(mapped).num_record_batches > 3
     assert files.looked_up() == files.scanned() == truth

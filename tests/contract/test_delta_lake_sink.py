@@ -24,6 +24,7 @@ from penstock.sinks.delta.sink import app_id, partition_values
 from penstock.sinks.staged.commit_log import CommitLog
 from penstock.sinks.staged.staging import StagedTransaction
 from penstock.testing.sink_contract import JOB, SINK, SinkContract
+from services.patience import PATIENCE_S
 
 
 class DeltaTarget(SinkContract):
@@ -184,7 +185,7 @@ def test_killed_around_the_delta_commit(
     """After kill -9 on either side of the Delta commit the next one makes it all, once, also if others rewrote the files meanwhile."""
     staged = staged_checkpoints(delta, 1, 2)
     command = [sys.executable, "-c", KILLED, str(delta.path), when, json.dumps(staged)]
-    assert subprocess.run(command, check=False, timeout=120).returncode == -signal.SIGKILL
+    assert subprocess.run(command, check=False, timeout=PATIENCE_S).returncode == -signal.SIGKILL
     delta.assert_visible(*visible)
     if compacted:
         delta.table().optimize.compact()
@@ -199,7 +200,7 @@ def test_abort_of_what_delta_has(delta: DeltaTarget) -> None:
     """What Delta has committed cannot be aborted any more: it is noted as committed, for good, and its files stay."""
     staged = staged_checkpoints(delta, 1)
     command = [sys.executable, "-c", KILLED, str(delta.path), "after", json.dumps(staged)]
-    assert subprocess.run(command, check=False, timeout=120).returncode == -signal.SIGKILL
+    assert subprocess.run(command, check=False, timeout=PATIENCE_S).returncode == -signal.SIGKILL
     delta.sink().abort(staged[0])
     delta.assert_visible(10, 11)
     assert CommitLog(delta.path / "_penstock" / JOB / SINK / "committed").committed(
@@ -214,7 +215,7 @@ def test_abort_in_another_life_of_the_job(delta: DeltaTarget) -> None:
     """Numbers that began again prove nothing: what Delta has committed keeps its files."""
     old = [delta.staged([1], run=9, checkpoint=700)]
     command = [sys.executable, "-c", KILLED, str(delta.path), "after", json.dumps(old)]
-    assert subprocess.run(command, check=False, timeout=120).returncode == -signal.SIGKILL
+    assert subprocess.run(command, check=False, timeout=PATIENCE_S).returncode == -signal.SIGKILL
     delta.sink().commit(delta.staged([2], run=1, checkpoint=1))
     delta.sink().abort(old[0])
     delta.assert_visible(1, 2)

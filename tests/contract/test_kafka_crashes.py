@@ -21,6 +21,7 @@ from penstock.sinks import Kafka
 from penstock.sinks.kafka.cluster import KafkaCluster
 from penstock.testing.sink_contract import JOB, SINK
 from services.kafka_broker import KafkaBroker
+from services.patience import PATIENCE_S
 
 
 @pytest.fixture
@@ -94,7 +95,7 @@ def killed(suite: KafkaTarget, where: str, nth: int, staged: list[Any]) -> None:
         str(nth),
         json.dumps(staged),
     ]
-    done = subprocess.run(command, check=False, timeout=120)
+    done = subprocess.run(command, check=False, timeout=PATIENCE_S)
     assert done.returncode == -signal.SIGKILL
 
 
@@ -288,8 +289,8 @@ def test_settings_that_change_while_a_commit_is_in_doubt(
 def made_anew(suite: KafkaTarget) -> None:
     """Delete the topic of commits; the next start creates it again."""
     admin = suite.broker.admin()
-    admin.delete_topics([suite.commits])[suite.commits].result(30)
-    while suite.commits in admin.list_topics(timeout=30).topics:
+    admin.delete_topics([suite.commits])[suite.commits].result(PATIENCE_S)
+    while suite.commits in admin.list_topics(timeout=PATIENCE_S).topics:
         pass
 
 

@@ -60,9 +60,9 @@ def test_unchanged_tables_are_not_uploaded_again(cluster: Cluster) -> None:
     cluster.batch({1: (100, None), 2: None})
     second = handle_of(cluster)
     assert len(stored(cluster) - before) == 2
-    assert second.runs[2:] == first.runs[1:]
-    assert [(run.rows, run.tombstones) for run in second.runs] == [(0, 0), (2, 1), (20, 0)]
-    assert second.runs[1].size < first.runs[1].size
+    assert second.refs[2:] == first.refs[1:]
+    assert [(ref.rows, ref.tombstones) for ref in second.refs] == [(0, 0), (2, 1), (20, 0)]
+    assert second.refs[1].size < first.refs[1].size
     assert second.size == sum((cluster.root / "storage" / name).stat().st_size for name in second.files)
 
 
@@ -127,7 +127,7 @@ def test_a_damaged_file_is_detected(cluster: Cluster, kind: str) -> None:
         path.write_bytes(bad)
         with pytest.raises(CorruptStateError, match=r"is not what was written.*restore an older") as caught:
             cluster.looked_up()
-        assert caught.value.facts["run"] == name
+        assert caught.value.facts["file"] == name
         assert working_folders(cluster) == []
     path.unlink()
     with pytest.raises(CorruptStateError, match=f"{name} is missing in"):
@@ -161,9 +161,9 @@ def test_a_manifest_that_lists_other_tables_is_detected(cluster: Cluster) -> Non
     cluster.batch({1: (1, None)})
     cluster.batch({2: (2, None)})
     handle = handle_of(cluster)
-    cluster.handles[0] = msgspec.structs.replace(handle, runs=handle.runs[:-1])
+    cluster.handles[0] = msgspec.structs.replace(handle, refs=handle.refs[:-1])
     with pytest.raises(
-        CorruptStateError, match=f"database of {handle.runs[0].name} cannot be read.*No such file"
+        CorruptStateError, match=f"database of {handle.refs[0].name} cannot be read.*No such file"
     ):
         cluster.looked_up()
 
@@ -172,9 +172,9 @@ def test_a_manifest_that_lists_other_tables_is_detected(cluster: Cluster) -> Non
 def test_file_names_in_a_handle_are_checked(cluster: Cluster, file: str) -> None:
     """A checkpoint cannot make Penstock write outside the working folder, or over RocksDB's own files."""
     cluster.batch({1: (1, None)})
-    manifest, table = handle_of(cluster).runs
-    for runs in ((manifest, msgspec.structs.replace(table, file=file)), (table, manifest)):
-        cluster.handles[0] = msgspec.structs.replace(handle_of(cluster), runs=runs)
+    manifest, table = handle_of(cluster).refs
+    for refs in ((manifest, msgspec.structs.replace(table, file=file)), (table, manifest)):
+        cluster.handles[0] = msgspec.structs.replace(handle_of(cluster), refs=refs)
         with pytest.raises(CorruptStateError, match="no file of a database"):
             cluster.looked_up()
 
@@ -188,7 +188,7 @@ def test_the_number_of_tables_is_bounded(cluster: Cluster) -> None:
         changes[(step * 7) % 25] = None
         cluster.batch(changes)
         apply(truth, changes)
-        tables = handle_of(cluster).runs[1:]
+        tables = handle_of(cluster).refs[1:]
         assert 1 <= len(tables) <= MAX_SORTED_RUNS
         sizes.append(sum(table.rows for table in tables))
     assert cluster.looked_up() == cluster.scanned() == truth
@@ -214,7 +214,7 @@ def test_values_of_a_megabyte(cluster: Cluster) -> None:
     cluster.batch(dict(truth))
     cluster.batch({0: None})
     truth.pop(0)
-    assert handle_of(cluster).runs[1].size < 10_000
+    assert handle_of(cluster).refs[1].size < 10_000
     cluster.lose_local_files()
     assert cluster.looked_up() == cluster.scanned() == truth
 
@@ -239,10 +239,10 @@ def test_no_keys_at_all(cluster: Cluster) -> None:
 
 
 def test_state_that_becomes_empty_and_comes_back(cluster: Cluster) -> None:
-    """When the last key is deleted no run is left, and a new database begins with the next write."""
+    """When the last key is deleted no file is left, and a new database begins with the next write."""
     cluster.batch({1: (1, None), 2: (2, None)})
     cluster.batch({1: None, 2: None})
-    assert handle_of(cluster).runs == ()
+    assert handle_of(cluster).refs == ()
     cluster.batch({3: (3, None)})
     assert cluster.looked_up() == cluster.scanned() == {3: (3, None)}
 
@@ -252,7 +252,7 @@ def test_two_databases_of_one_subtask_do_not_mix(cluster: Cluster) -> None:
     cluster.batch({1: (1, None)})
     first = handle_of(cluster)
     cluster.batch({1: (2, None)})
-    both = msgspec.structs.replace(first, runs=first.runs + handle_of(cluster).runs)
+    both = msgspec.structs.replace(first, refs=first.refs + handle_of(cluster).refs)
     with pytest.raises(InternalError, match="two databases of the same former subtask"):
         cluster.open(0, both)
 
@@ -279,7 +279,7 @@ def test_a_value_that_does_not_decode_is_corrupt_state(cluster: Cluster, value: 
     for look in (cluster.looked_up, cluster.scanned):
         with pytest.raises(CorruptStateError, match="holds no rows of this state") as caught:
             look()
-        assert caught.value.facts["run"] == handle_of(cluster).runs[0].name
+        assert caught.value.facts["file"] == handle_of(cluster).refs[0].name
 
 
 def test_a_key_that_does_not_decode_is_corrupt_state(cluster: Cluster) -> None:

@@ -29,6 +29,7 @@ from penstock.errors import (
     CommitLostError,
 )
 from penstock.testing.sink_contract import JOB, SINK, through_json
+from services.patience import PATIENCE_S
 
 # Crashes: stop before file operation 1, 2, ... n of a call, then let another process go on
 
@@ -236,7 +237,7 @@ def test_sqlite_killed_in_commit_all(where: str, nth: int, visible: int, tmp_pat
     suite.path = tmp_path / "out.db"
     staged = [suite.staged(range(20 * c, 20 * c + 20), checkpoint=c) for c in range(3)]
     command = [sys.executable, "-c", KILLED_COMMIT, str(suite.path), where, str(nth), json.dumps(staged)]
-    killed = subprocess.run(command, check=False, timeout=120)
+    killed = subprocess.run(command, check=False, timeout=PATIENCE_S)
     assert killed.returncode == -signal.SIGKILL
     suite.assert_visible(*range(visible))
     assert len(suite.unfinished()) == (0 if visible else 3)
@@ -295,7 +296,7 @@ def test_reader_of_sqlite_never_sees_a_part(tmp_path: Path) -> None:
     suite = SQLiteAppend()
     suite.path = tmp_path / "out.db"
     suite.sink().commit_all([suite.staged(range(500), subtask=s) for s in (0, 1)])
-    database = sqlite3.connect(suite.path, timeout=60, check_same_thread=False)
+    database = sqlite3.connect(suite.path, timeout=PATIENCE_S, check_same_thread=False)
     seen: list[int] = []
 
     def write() -> None:

@@ -22,6 +22,7 @@ from penstock.storage.object_store import ArrowStorage
 from penstock.testing.faulty_storage import Failure, FaultPlan, FaultyStorage, SimulatedCrash
 from penstock.testing.kill_points import KillingStorage, KillPoint, Moment
 from penstock.testing.slow_storage import SlowStorage
+from services.patience import PATIENCE_S
 
 MAKERS: dict[str, Callable[[Path], Storage]] = {
     "local": LocalStorage,
@@ -176,7 +177,7 @@ def test_a_name_that_is_replaced_while_it_is_linked(tmp_path: Path, monkeypatch:
     def replaced(source: Path, target: Path) -> None:
         raise FileNotFoundError(errno.ENOENT, "replaced", str(source))
 
-    monkeypatch.setattr("penstock.storage.local.os.link", replaced)
+    monkeypatch.setattr("penstock.storage.file_system.os.link", replaced)
     storage.download("f", tmp_path / "copy")
     assert (tmp_path / "copy").read_bytes() == b"new"
     with pytest.raises(FileNotFoundError):
@@ -203,7 +204,7 @@ def test_create_has_one_winner_among_processes(tmp_path: Path) -> None:
     for racer in racers:
         racer.start()
     go.set()
-    winners = dict(won.get(timeout=60) for _ in range(20))
+    winners = dict(won.get(timeout=PATIENCE_S) for _ in range(20))
     for racer in racers:
         racer.join()
         assert racer.exitcode == 0

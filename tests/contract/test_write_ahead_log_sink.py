@@ -20,6 +20,7 @@ from penstock.errors import CommitLostError, ConfigError, CorruptStateError, Int
 from penstock.guarantee import SinkFacts, derive
 from penstock.sinks import Delivery, WriteAheadLog
 from penstock.testing.sink_contract import JOB, SINK, SinkContract
+from services.patience import PATIENCE_S
 
 
 class Ahead(SinkContract):
@@ -123,7 +124,7 @@ def test_killed_around_a_call(when: str, order: list[int], ahead: Ahead) -> None
     """Killed before the call nothing repeats; killed between the call and the note of it, that one call does."""
     staged = [ahead.staged([c], checkpoint=c) for c in (1, 2, 3)]
     command = [sys.executable, "-c", KILLED, str(ahead.staging), str(ahead.path), when, json.dumps(staged)]
-    assert subprocess.run(command, check=False, timeout=120).returncode == -signal.SIGKILL
+    assert subprocess.run(command, check=False, timeout=PATIENCE_S).returncode == -signal.SIGKILL
     ahead.sink().commit_all(staged)
     calls = ahead.calls()
     assert [call["checkpoint"] for call in calls] == order

@@ -8,6 +8,7 @@ import enum
 import inspect
 import re
 from collections.abc import Iterator
+from graphlib import TopologicalSorter
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from penstock.checkpoint.completed import FORMAT as METADATA_FORMAT
 from penstock.cli.main import app
 from penstock.recovery.restore import JobRecord
 from penstock.sources.partitioned_log import _FORMAT as LOG_FORMAT
-from penstock.state.backends.run_file import FORMAT_VERSION as RUN_FORMAT
+from penstock.state.backends.sorted_file import FORMAT_VERSION as SORTED_FILE_FORMAT
 from penstock.testing.sink_contract import SinkContract
 
 ROOT = Path(__file__).parents[2]
@@ -182,7 +183,9 @@ def test_state_formats() -> None:
     """The changelog has the formats that this version writes, so a change of one needs an entry."""
     table = table_rows(TEXTS["CHANGELOG.md"], "### State format")
     table |= {
-        "runs": next(cells for line, cells in _plain_rows("CHANGELOG.md") if line.startswith("state runs"))
+        "sorted files": next(
+            cells for line, cells in _plain_rows("CHANGELOG.md") if line.startswith("sorted files of state")
+        )
     }
     table |= {
         "log": next(
@@ -192,7 +195,7 @@ def test_state_formats() -> None:
     formats = {
         "job.json": JobRecord("", 1).format,
         "chk-<n>-r<run>/_metadata": METADATA_FORMAT,
-        "runs": RUN_FORMAT,
+        "sorted files": SORTED_FILE_FORMAT,
         "log": LOG_FORMAT,
     }
     assert {name: table[name][0] for name in formats} == {
@@ -348,16 +351,41 @@ def test_every_package_has_its_layer() -> None:
     assert set(layers()) == found - {"__init__", "py"}
 
 
-def test_imports_point_down() -> None:
-    """No module imports from a package above its own row, and only `penstock.spark` imports PySpark."""
+def imports_between_packages() -> Iterator[tuple[str, str, str]]:
+    """Of every module its package, the package it imports, and how."""
     rows = layers()
-    for path in PACKAGE.rglob("*.py"):
+    for path in sorted(PACKAGE.rglob("*.py")):
         own = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
         for name in imports_at_module_level(path):
             parts = name.split(".")
-            assert parts[0] != "pyspark" or own == "spark", f"{path.name} imports {name}"
-            if parts[0] == "penstock" and len(parts) > 1 and own != "__init__" and parts[1] in rows:
-                assert rows[parts[1]] >= rows[own], f"{own} imports {name}"
+            if own in rows and parts[0] == "penstock" and len(parts) > 1 and parts[1] in rows:
+                yield own, parts[1], f"{path.relative_to(PACKAGE)} imports {name}"
+
+
+def test_imports_point_down() -> None:
+    """No module imports from a package above its own row."""
+    rows = layers()
+    assert [how for own, other, how in imports_between_packages() if rows[other] < rows[own]] == []
+
+
+def test_packages_of_one_row_do_not_import_each_other_in_a_circle() -> None:
+    """Each package can be understood, and tested, after those it imports."""
+    rows = layers()
+    beside: dict[str, set[str]] = {name: set() for name in rows}
+    for own, other, _ in imports_between_packages():
+        if own != other and rows[own] == rows[other]:
+            beside[own].add(other)
+    TopologicalSorter(beside).prepare()  # names the circle
+
+
+def test_only_one_package_imports_pyspark() -> None:
+    """A job can be looked at without PySpark."""
+    importing = [
+        str(path.relative_to(PACKAGE))
+        for path in PACKAGE.rglob("*.py")
+        if any(name.split(".")[0] == "pyspark" for name in imports_at_module_level(path))
+    ]
+    assert [path for path in importing if not path.startswith("spark/")] == []
 
 
 def test_every_folder_is_on_the_map() -> None:

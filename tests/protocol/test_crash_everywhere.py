@@ -91,7 +91,7 @@ def test_crash_at_calls_with_state_in_memory() -> None:
 
 
 def test_crash_at_calls_with_state_in_rocksdb() -> None:
-    """State in RocksDB comes back from its files as exactly as state in runs."""
+    """State in RocksDB comes back from its files as exactly as state in sorted files."""
     calls = calls_without_a_crash(Mode.EXACTLY_ONCE, "rocksdb")
     for call in range(1, len(calls) + 1, 13):
         come_back(Mode.EXACTLY_ONCE, Fate(dies_before=call), backend="rocksdb")

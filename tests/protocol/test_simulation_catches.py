@@ -11,26 +11,28 @@ import msgspec
 import pytest
 from simulations import calls_without_a_crash, come_back, world
 
-from penstock.checkpoint import coordinator, protocol
+from penstock.checkpoint.commits import Committer, commit_in_order
 from penstock.checkpoint.completed import Completed
-from penstock.checkpoint.coordinator import Coordinator, commit_in_order
-from penstock.checkpoint.events import SweepTransactions, WriteMetadata
-from penstock.checkpoint.later_versions import versions_to_take
+from penstock.checkpoint.coordinator import Coordinator
+from penstock.checkpoint.due_commits import DueCommits
+from penstock.checkpoint.events import BatchFinished, SweepTransactions, WriteMetadata
+from penstock.checkpoint.later_versions import LaterVersions
+from penstock.checkpoint.needed_files import NeededFiles
 from penstock.checkpoint.pending import Pending
 from penstock.checkpoint.protocol import Protocol
 from penstock.config import Mode
+from penstock.engine import reading
+from penstock.engine.reading import Reading
 from penstock.errors import PenstockError
 from penstock.ids import NO_CHECKPOINT
+from penstock.ownership.claim import Claim
 from penstock.recovery import begun, history, restore
+from penstock.recovery.progress_log import ProgressLog
+from penstock.recovery.source_log import SourceLog
 from penstock.snapshot.uploader import Upload
-from penstock.spark import reading
-from penstock.spark.progress_log import ProgressLog
-from penstock.spark.reading import Reading
-from penstock.spark.source_log import SourceLog
-from penstock.state import compaction
+from penstock.state import merge_orders
 from penstock.state.backends.checksums import HashedFiles
 from penstock.testing.simulation import Fate, Violation, random_workload
-from penstock.testing.simulation.run import SimulatedRun
 
 Patch = pytest.MonkeyPatch
 Mutation = Callable[[Patch], None]
@@ -52,52 +54,72 @@ def mutation(first_seed: int = 0, only_in: Mode | None = None) -> Callable[[Muta
     return add
 
 
+class Unchecked(Claim):
+    """A claim that nobody looks at again."""
+
+    @classmethod
+    def of(cls, claim: Claim) -> Unchecked:
+        return cls(claim.storage, claim.run, claim.token)
+
+    def check(self) -> None:
+        pass
+
+
 @mutation()
 def commit_before_the_metadata_is_written(patch: Patch) -> None:
     complete = Coordinator._complete
 
     def hasty(self: Coordinator, completed: Completed) -> None:
-        commit_in_order(self._sinks, completed.transactions)
+        commit_in_order(self._committer._sinks, completed.transactions)
         complete(self, completed)
 
     patch.setattr(Coordinator, "_complete", hasty)
 
 
-@mutation(12)
+@mutation(143)
 def never_look_whether_another_run_owns_the_job(patch: Patch) -> None:
-    patch.setattr(coordinator, "check_owner", lambda storage, run: None)
+    made = Coordinator.__init__
+
+    def blind(self: Coordinator, *given, claim: Claim, **named) -> None:
+        made(self, *given, claim=Unchecked.of(claim), **named)
+
+    patch.setattr(Coordinator, "__init__", blind)
 
 
 @mutation()
 def forget_the_transactions_of_batches_without_a_checkpoint(patch: Patch) -> None:
     patch.setattr(
-        Protocol,
-        "_promised",
-        lambda self, checkpoint: tuple(one for one in self.uncommitted if one.checkpoint == checkpoint),
+        DueCommits,
+        "promised",
+        lambda self, up_to: tuple(one for one in self._uncommitted.values() if one.checkpoint == up_to),
     )
 
 
 @mutation()
 def discard_files_of_the_working_version(patch: Patch) -> None:
-    patch.setattr(Protocol, "_working_files", lambda self: set())
+    needed = NeededFiles.needed
+
+    def forgetful(self: NeededFiles, wanted) -> set[str]:
+        with pytest.MonkeyPatch.context() as inner:
+            inner.setattr(self, "_working", frozenset())
+            return needed(self, wanted)
+
+    patch.setattr(NeededFiles, "needed", forgetful)
 
 
 @mutation()
 def discard_files_of_completed_checkpoints(patch: Patch) -> None:
-    def needed(self: Protocol) -> set[str]:
-        return set().union(*(one.files for one in self.pending.values()), self._working_files())
-
-    patch.setattr(Protocol, "needed_files", property(needed))
+    patch.setattr(NeededFiles, "needed", lambda self, wanted: set(self._working).union(*wanted))
 
 
 @mutation()
 def never_discard_a_file(patch: Patch) -> None:
-    patch.setattr("penstock.checkpoint.protocol.unnamed_files", lambda known, needed: [])
+    patch.setattr(NeededFiles, "discard", lambda self, wanted: ())
 
 
 @mutation()
 def never_forget_a_checkpoint(patch: Patch) -> None:
-    patch.setattr("penstock.checkpoint.protocol.subsumed", lambda completed, retained: [])
+    patch.setattr(Protocol, "_subsume", lambda self: [])
 
 
 @mutation()
@@ -110,9 +132,14 @@ def restore_without_committing(patch: Patch) -> None:
     patch.setattr(restore, "commit_in_order", lambda sinks, transactions: None)
 
 
-@mutation()
+@mutation(23)
 def restore_without_looking_again_whether_it_still_owns_the_job(patch: Patch) -> None:
-    patch.setattr(restore, "check_owner", lambda storage, run: None)
+    delete = restore._delete_leftovers
+    patch.setattr(
+        restore,
+        "_delete_leftovers",
+        lambda storage, point: delete(storage, replace(point, claim=Unchecked.of(point.claim))),
+    )
 
 
 @mutation()
@@ -131,16 +158,26 @@ def complete_before_the_files_are_in_storage(patch: Patch) -> None:
 
 @mutation(8)
 def acknowledge_exactly_once_with_a_later_version(patch: Patch) -> None:
+    batch_finished = Protocol._batch_finished
+
+    def remember(self: Protocol, event: BatchFinished, now):
+        vars(self).setdefault("seen", []).append(event)
+        return batch_finished(self, event, now)
+
     def late(self: Protocol, pending: Pending) -> None:
-        batches = [one for number, one in sorted(self._finished.items()) if number >= pending.checkpoint]
+        batches = [one for one in vars(self).get("seen", ()) if one.batch >= pending.checkpoint]
         pending.take(
-            versions_to_take(
-                batches[::-1], lambda handle: handle.files <= self._durable, self._identity.upstream
-            )
+            {
+                handle.subtask: handle
+                for batch in batches
+                for handle in batch.handles.values()
+                if handle.files <= self.files.durable
+            }
         )
 
+    patch.setattr(Protocol, "_batch_finished", remember)
     patch.setattr(Protocol, "_acknowledge", late)
-    patch.setattr(Protocol, "_barrier", lambda self, pending: pending.batch)
+    patch.setattr(LaterVersions, "cut", lambda self, pending: pending.batch)
 
 
 @mutation(238, Mode.AT_LEAST_ONCE)
@@ -150,12 +187,8 @@ def promise_at_least_once_only_what_lies_before_the_cut(patch: Patch) -> None:
 
 @mutation(379, Mode.AT_LEAST_ONCE)
 def take_an_earlier_version_behind_a_later_one(patch: Patch) -> None:
-    taken = protocol.versions_to_take
-
-    def careless(batches, handed_in, upstream):
-        return taken(batches, handed_in, dict.fromkeys(upstream, ()))
-
-    patch.setattr(protocol, "versions_to_take", careless)
+    made = LaterVersions.__init__
+    patch.setattr(LaterVersions, "__init__", lambda self, upstream: made(self, dict.fromkeys(upstream, ())))
 
 
 @mutation(19)
@@ -165,7 +198,7 @@ def write_an_older_checkpoint_behind_a_newer_one(patch: Patch) -> None:
         for pending in sorted(self.pending.values(), key=lambda one: -one.checkpoint):
             self._acknowledge(pending)
             if pending.ready:
-                pending.writing = self._content(pending, now)
+                pending.writing = self._content_of(pending, now)
                 actions.append(WriteMetadata(pending.writing))
         return actions
 
@@ -174,7 +207,7 @@ def write_an_older_checkpoint_behind_a_newer_one(patch: Patch) -> None:
 
 @mutation()
 def take_files_for_durable_that_nobody_has_uploaded(patch: Patch) -> None:
-    patch.setattr(SimulatedRun, "_undurable", lambda self: frozenset(self._protocol.undurable_files))
+    patch.setattr(NeededFiles, "undurable", lambda self, files: self._working - self._durable)
 
 
 @mutation()
@@ -189,16 +222,16 @@ def leave_out_files_that_an_earlier_snapshot_did_not_upload(patch: Patch) -> Non
     )
 
 
-@mutation()
+@mutation(118)
 def end_a_drain_before_the_last_batch_is_known(patch: Patch) -> None:
     def settled(self: Protocol) -> bool:
         newest = self._newest.batch if self._newest else NO_CHECKPOINT
-        return not self.pending and not self.uncommitted and self.last_completed >= newest
+        return not self.pending and not self.commits and self.last_completed >= newest
 
     patch.setattr(Protocol, "settled", property(settled))
 
 
-@mutation(79)
+@mutation(111)
 def give_up_at_the_end_of_the_job_what_is_being_written(patch: Patch) -> None:
     ended = Protocol._job_ended
 
@@ -212,15 +245,15 @@ def give_up_at_the_end_of_the_job_what_is_being_written(patch: Patch) -> None:
 
 @mutation()
 def sweep_what_is_still_to_be_committed(patch: Patch) -> None:
-    sweep = Coordinator._sweep
+    sweep = Committer.sweep
     patch.setattr(
-        Coordinator, "_sweep", lambda self, action: sweep(self, SweepTransactions(action.up_to, keep=()))
+        Committer, "sweep", lambda self, action: sweep(self, SweepTransactions(action.up_to, frozenset()))
     )
 
 
 @mutation()
 def never_sweep(patch: Patch) -> None:
-    patch.setattr(Coordinator, "_sweep", lambda self, action: None)
+    patch.setattr(Committer, "sweep", lambda self, action: None)
 
 
 @mutation()
@@ -229,7 +262,7 @@ def commit_every_batch_at_once(patch: Patch) -> None:
 
     def hasty(self: Protocol, event, now):
         actions = finished(self, event, now)
-        return self._commit_up_to(event.batch) + actions
+        return self.commits._commit_up_to(event.batch) + actions
 
     patch.setattr(Protocol, "_batch_finished", hasty)
 
@@ -239,19 +272,19 @@ def read_again_although_it_is_at_most_once(patch: Patch) -> None:
     patch.setattr(reading, "record_begun", lambda storage, begun: None)
 
 
-@mutation()
+@mutation(13)
 def forget_what_was_begun_when_a_run_begins_nothing(patch: Patch) -> None:
     take_over = begun.take_over
     patch.setattr(begun, "take_over", lambda storage, run, record: take_over(storage, run, None))
 
 
-@mutation(417)
+@mutation(459)
 def go_back_to_the_checkpoint_after_a_change_of_mode(patch: Patch) -> None:
     """As if what was begun concerned runs at most once only."""
     choose = restore._choose_point
 
-    def as_of_now(storage, run, mode, wanted):
-        point = choose(storage, run, mode, wanted)
+    def as_of_now(claim, mode, wanted):
+        point = choose(claim, mode, wanted)
         return point if mode is Mode.AT_MOST_ONCE else replace(point, begun=None)
 
     patch.setattr(restore, "_choose_point", as_of_now)
@@ -277,32 +310,32 @@ def leave_what_sources_have_noted_out_of_the_checkpoint(patch: Patch) -> None:
 
 @mutation()
 def let_go_of_what_the_next_run_begins_with(patch: Patch) -> None:
-    patch.setattr(Protocol, "hold", lambda self, batch, barrier: None)
+    patch.setattr(NeededFiles, "hold", lambda self, batch, barrier: None)
 
 
 @mutation()
 def discard_a_merged_file_before_its_batch_is_finished(patch: Patch) -> None:
-    def take(self: Protocol, files, batch) -> None:
+    def take(self: NeededFiles, files, batch) -> None:
         self._durable.update(files)
         self._known.update(files)
 
-    patch.setattr(Protocol, "take_durable", take)
+    patch.setattr(NeededFiles, "take_durable", take)
 
 
 @mutation()
 def forget_what_was_merged_in_vain(patch: Patch) -> None:
-    patch.setattr(Protocol, "take_durable", lambda self, files, batch: self._durable.update(files))
+    patch.setattr(NeededFiles, "take_durable", lambda self, files, batch: self._durable.update(files))
 
 
 @mutation()
 def put_a_merged_run_in_front(patch: Patch) -> None:
     def in_front(handle, merged):
-        rest = tuple(run for run in handle.runs if run.name not in merged.replaced)
-        if len(rest) == len(handle.runs) or merged.run is None:
+        rest = tuple(ref for ref in handle.refs if ref.name not in merged.replaced)
+        if len(rest) == len(handle.refs) or merged.ref is None:
             return handle
-        return msgspec.structs.replace(handle, runs=(merged.run, *rest))
+        return msgspec.structs.replace(handle, refs=(merged.ref, *rest))
 
-    patch.setattr(compaction, "replaced", in_front)
+    patch.setattr(merge_orders, "replaced", in_front)
 
 
 @mutation()
@@ -387,7 +420,7 @@ def test_discarding_without_looking_whether_another_run_owns_the_job_is_found(
 
     def careless(self: Coordinator, action: object) -> None:
         with pytest.MonkeyPatch.context() as inner:
-            inner.setattr(coordinator, "check_owner", lambda storage, run: None)
+            inner.setattr(self, "_claim", Unchecked.of(self._claim))
             discard(self, action)
 
     monkeypatch.setattr(Coordinator, "_discard", careless)

@@ -16,10 +16,10 @@ from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, C
 
 from penstock.spark.java import find_java
 from services import maven, summary
+from services.patience import PATIENCE_S
 
 VERSION = "4.1.2"
 PASSWORD = "s3cret-of-the-tests"
-START_TIMEOUT_S = 120
 _CLUSTER_ID = "AAAAAAAAAAAAAAAAAAAAAQ"
 _JVM = ["-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto"]
 _LOGGING = ("slf4j-api-*", "log4j-slf4j2-impl-*", "log4j-core-*", "log4j-api-*")
@@ -72,13 +72,13 @@ class KafkaBroker:
         formatted = self._java(
             "kafka.tools.StorageTool", "format", "-t", _CLUSTER_ID, "-c", str(self._settings)
         )
-        if formatted.wait(START_TIMEOUT_S) != 0:
+        if formatted.wait(PATIENCE_S) != 0:
             raise RuntimeError(f"the broker's folder cannot be formatted: {self._output()}")
 
     def start(self) -> None:
         """Return when it answers."""
         self._process = self._java("kafka.Kafka", str(self._settings))
-        deadline = time.monotonic() + START_TIMEOUT_S
+        deadline = time.monotonic() + PATIENCE_S
         while not self._answers():
             if self._process.poll() is not None or time.monotonic() > deadline:
                 raise RuntimeError(f"the broker does not come up: {self._output()}")
@@ -101,7 +101,7 @@ class KafkaBroker:
             name, partitions, config={key.replace("_", "."): value for key, value in config.items()}
         )
         admin = self.admin()  # must live until the answer is there
-        admin.create_topics([topic])[name].result(30)
+        admin.create_topics([topic])[name].result(PATIENCE_S)
         return name
 
     def set_topic(self, topic: str, setting: str, value: str) -> None:
@@ -109,7 +109,7 @@ class KafkaBroker:
         entry = ConfigEntry(setting, value, incremental_operation=AlterConfigOpType.SET)
         resource = ConfigResource("topic", topic, incremental_configs=[entry])
         admin = self.admin()  # must live until the answer is there
-        admin.incremental_alter_configs([resource])[resource].result(30)
+        admin.incremental_alter_configs([resource])[resource].result(PATIENCE_S)
 
     def produce(self, topic: str, values: list[bytes], **options: Any) -> None:
         """Write plain messages, outside of any transaction."""
@@ -132,7 +132,7 @@ class KafkaBroker:
             }
         )
         try:
-            partitions = consumer.list_topics(topic, timeout=30).topics[topic].partitions
+            partitions = consumer.list_topics(topic, timeout=PATIENCE_S).topics[topic].partitions
             consumer.assign([TopicPartition(topic, number, 0) for number in partitions])
             return _until_the_end(consumer, len(partitions))
         finally:

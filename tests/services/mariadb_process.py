@@ -8,7 +8,6 @@ import shutil
 import socket
 import subprocess
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ import pytest
 
 from services import summary
 from services.one_at_a_time import one_at_a_time
+from services.patience import tries
 
 PASSWORD = "s3cret-of-the-tests"
 PACKAGES = ["mariadb-server-core", "mariadb-server", "libaio1", "liburing2"]
@@ -105,7 +105,7 @@ class MariaDBProcess:
             self.process = subprocess.Popen(
                 self._command(*options), stdout=log, stderr=log, env=self.environment
             )
-        for _ in range(600):
+        for _ in tries(0.1):
             with contextlib.suppress(pymysql.OperationalError):
                 with contextlib.closing(self.connect()) as connection:
                     version = connection.get_server_info().removeprefix("5.5.5-")  # MySQL's, for old clients
@@ -113,7 +113,6 @@ class MariaDBProcess:
                 return
             if self.process.poll() is not None:
                 raise RuntimeError((self.folder / "log").read_text())
-            time.sleep(0.1)
         raise RuntimeError("MariaDB does not answer")
 
     def kill(self) -> None:

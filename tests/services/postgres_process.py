@@ -9,7 +9,6 @@ import signal
 import socket
 import subprocess
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ import psycopg
 import pytest
 
 from services import summary
+from services.patience import tries
 
 PASSWORD = "s3cret-of-the-tests"
 NOBODY = 65534
@@ -98,7 +98,7 @@ class PostgresProcess:
                 command, stdout=log, stderr=log, user=self.user, group=self.user, extra_groups=self.user and [],
                 cwd=self.folder,
             )  # fmt: skip
-        for _ in range(600):
+        for _ in tries(0.1):
             with contextlib.suppress(psycopg.OperationalError):
                 with self.connect() as connection:
                     number = connection.info.server_version
@@ -106,7 +106,6 @@ class PostgresProcess:
                 return
             if self.process.poll() is not None:
                 raise RuntimeError((self.folder / "log").read_text())
-            time.sleep(0.1)
         raise RuntimeError("PostgreSQL does not answer")
 
     def kill(self) -> None:
@@ -115,7 +114,7 @@ class PostgresProcess:
         self._end_readers()
         self.process.kill()
         self.process.wait()
-        for _ in range(600):
+        for _ in tries(0.1):
             try:
                 (self.data / "postmaster.pid").unlink(missing_ok=True)
                 self.start()
@@ -123,7 +122,6 @@ class PostgresProcess:
                 if "shared memory block" not in str(error):
                     raise
                 (self.folder / "log").unlink()
-                time.sleep(0.1)
             else:
                 return
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 import socket
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
@@ -13,6 +12,7 @@ import redis
 
 from penstock.sinks.by_key.redis_fence import PREFIX
 from services import summary
+from services.patience import tries
 
 PASSWORD = "swordfish"
 
@@ -58,13 +58,12 @@ class Server:
             *(part for name, value in settings.items() for part in (f"--{name}", value)),
         ]
         self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        for _ in range(600):
+        for _ in tries(0.05):
             try:
                 with self.client() as client:
                     found = client.info("server")
             except redis.exceptions.ConnectionError:
                 assert self.process.poll() is None, "the server ended"
-                time.sleep(0.05)
             else:
                 summary.started("Redis", _version(found))
                 return

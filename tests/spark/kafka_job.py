@@ -1,6 +1,6 @@
 """A job from Kafka to Kafka in a process of its own: its session needs Spark's connector, and it is killed with -9.
 
-What to do it reads from standard input, a mode a line, and answers each with a line of JSON: Spark is started once for all of them.
+What to do it reads from standard input, an order a line, and answers each with a line of JSON: Spark is started once for all of them.
 """
 
 from __future__ import annotations
@@ -8,10 +8,10 @@ from __future__ import annotations
 import json
 import sys
 import traceback
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from pyspark import TaskContext
 from pyspark.sql import SparkSession
 
@@ -19,6 +19,16 @@ import penstock as ps
 from penstock.errors import PenstockError
 
 LAST_ATTEMPT = 3
+
+
+class Order(msgspec.Struct, frozen=True):
+    """Between which topics to run the job, and how: see `run`."""
+
+    mode: str
+    servers: str
+    source: str
+    target: str
+    folder: str
 
 
 class Number(ps.KeyedProcess):
@@ -40,20 +50,19 @@ class Number(ps.KeyedProcess):
 
 
 def main() -> None:
-    """Run the job in one mode after another; each run is as one in a new process, but for the JVM."""
-    *places, connector = sys.argv[1:]
-    spark = ps.local_session("kafka-job", config=json.loads(connector))
+    """Run the job as one order after another says; each run is as one in a new process, but for the JVM."""
+    spark = ps.local_session("kafka-job", config=json.loads(sys.argv[1]))
     for line in sys.stdin:
-        print(json.dumps(run(spark, places, line.strip())), flush=True)
+        print(json.dumps(run(spark, msgspec.json.decode(line, type=Order))), flush=True)
 
 
-def run(spark: SparkSession, places: Sequence[str], mode: str) -> dict[str, Any]:
+def run(spark: SparkSession, order: Order) -> dict[str, Any]:
     """Run from the latest offsets until killed, with one failure before the first checkpoint, or until the input known now is done (`available_now`, `without lost`); then say what the checkpoint says."""
-    servers, source, target, folder = places
+    mode, folder = order.mode, order.folder
     clicks = (
         spark.readStream.format("kafka")
-        .option("kafka.bootstrap.servers", servers)
-        .option("subscribe", source)
+        .option("kafka.bootstrap.servers", order.servers)
+        .option("subscribe", order.source)
         .option("startingOffsets", "latest" if mode == "until killed" else "earliest")
         .option("maxOffsetsPerTrigger", 40 if mode == "until killed" else 400)
         .option("failOnDataLoss", str(mode != "without lost").lower())
@@ -72,7 +81,11 @@ def run(spark: SparkSession, places: Sequence[str], mode: str) -> dict[str, Any]
     by_user = job.read(clicks, uid="clicks").key_by("user")
     numbered = by_user.process(Number(failed), schema="user string, n long", uid="n")
     sink = ps.sinks.Kafka(
-        servers, target, staging=f"{folder}/staging", key="user", commits_topic=f"{target}-commits"
+        order.servers,
+        order.target,
+        staging=f"{folder}/staging",
+        key="user",
+        commits_topic=f"{order.target}-commits",
     )
     numbered.write_to(sink, uid="out")
     try:

@@ -13,67 +13,66 @@ from pathlib import Path
 from typing import Any
 
 import kafka_job
+import msgspec
 import pytest
 from confluent_kafka.admin import NewPartitions, NewTopic
 
 from services import quick_spark
 from services.kafka_broker import KafkaBroker
 from services.maven import JarsMissingError
+from services.patience import PATIENCE_S
 from services.spark_kafka_connector import Connector, connector
 
 pytestmark = pytest.mark.spark
-PATIENCE_S = 180
 
 
-class Pipeline:
-    """The job of `kafka_job` between two topics."""
+class Jobs:
+    """A process that runs `kafka_job` as it is told; a new one when it was killed."""
 
-    def __init__(self, kafka: KafkaBroker, folder: Path, connector: Connector) -> None:
-        self.kafka, self.folder, self.connector = kafka, folder, connector
-        self.source, self.target = kafka.new_topic(2), kafka.new_topic(3)
-        self.sent: Counter[str] = Counter()
-        self.environment: Mapping[str, str] = os.environ
+    def __init__(self, connector: Connector, errors: Path, environment: Mapping[str, str]) -> None:
+        self.connector, self.errors, self.environment = connector, errors, environment
         self._process: subprocess.Popen[str] | None = None
 
-    def send(self, users: list[str], partition: int) -> None:
-        """Write clicks into one partition of the source."""
-        for user in users:
-            self.kafka.produce(self.source, [b"page"] * 10, key=user, partition=partition)
-            self.sent[user] += 10
-
-    def start(self, mode: str) -> subprocess.Popen[str]:
-        """Begin to run the job, in a process of its own: the one that waits for more, or a new one."""
+    def begin(self, order: kafka_job.Order) -> None:
         if self._process is None:
             self._process = self._new_process()
-        self._process.stdin.write(f"{mode}\n")
+        assert self._process.stdin is not None
+        self._process.stdin.write(msgspec.json.encode(order).decode() + "\n")
         self._process.stdin.flush()
-        return self._process
+
+    def answer(self) -> dict[str, Any]:
+        """The next line of JSON; Spark may have printed something of its own."""
+        assert self._process is not None
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            if line.startswith("{"):
+                found: dict[str, Any] = json.loads(line)
+                return found
+        pytest.fail(f"the jobs' process ended: {self.said()}")
+
+    def wait_for(self, condition: Callable[[], object]) -> None:
+        """Wait for what the running job brings about."""
+        deadline = time.monotonic() + PATIENCE_S
+        while not condition():
+            assert self._process is not None
+            assert self._process.poll() is None, self.said()
+            assert time.monotonic() < deadline, self.said()
+            time.sleep(0.1)
+
+    def said(self) -> str:
+        return self.errors.read_text()
 
     def kill(self) -> None:
         """Kill -9."""
         if self._process is not None:
             self._process.kill()
-            self._process.wait()
-            self._process.stdin.close()
-            self._process.stdout.close()
+            self._process.communicate()
             self._process = None
 
-    def run(self, mode: str = "available_now") -> dict[str, Any]:
-        """Run the job to the end of the input known now."""
-        answer = self._answer(self.start(mode))
-        assert "error" not in answer, answer
-        return answer
-
-    def failure(self) -> str:
-        """Run the job, which fails; the error as the last line of its traceback says it."""
-        return self._answer(self.start("available_now"))["error"]
-
     def _new_process(self) -> subprocess.Popen[str]:
-        script = Path(kafka_job.__file__)
-        places = [self.source, self.target, str(self.folder), json.dumps(self.connector.settings)]
-        with (self.folder / "errors.txt").open("w") as errors:
+        with self.errors.open("w") as errors:
             return subprocess.Popen(
-                [sys.executable, str(script), self.kafka.address, *places],
+                [sys.executable, kafka_job.__file__, json.dumps(self.connector.settings)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,
@@ -81,15 +80,39 @@ class Pipeline:
                 env=self.environment,
             )
 
-    def _answer(self, process: subprocess.Popen[str]) -> dict[str, Any]:
-        """The next line of JSON; Spark may have printed something of its own."""
-        for line in process.stdout:
-            if line.startswith("{"):
-                return json.loads(line)
-        pytest.fail(f"the job's process ended: {self.errors()}")
 
-    def errors(self) -> str:
-        return (self.folder / "errors.txt").read_text()
+class Pipeline:
+    """The job of `kafka_job` between two topics."""
+
+    def __init__(self, kafka: KafkaBroker, folder: Path, jobs: Jobs) -> None:
+        self.kafka, self.folder, self.jobs = kafka, folder, jobs
+        self.source, self.target = kafka.new_topic(2), kafka.new_topic(3)
+        self.sent: Counter[str] = Counter()
+
+    def send(self, users: list[str], partition: int) -> None:
+        """Write clicks into one partition of the source."""
+        for user in users:
+            self.kafka.produce(self.source, [b"page"] * 10, key=user, partition=partition)
+            self.sent[user] += 10
+
+    def order(self, mode: str) -> kafka_job.Order:
+        return kafka_job.Order(mode, self.kafka.address, self.source, self.target, str(self.folder))
+
+    def run(self, mode: str = "available_now") -> dict[str, Any]:
+        """Run the job to the end of the input known now."""
+        self.jobs.begin(self.order(mode))
+        answer = self.jobs.answer()
+        assert "error" not in answer, answer
+        return answer
+
+    def failure(self) -> str:
+        """Run the job, which fails; the error as the last line of its traceback says it."""
+        self.jobs.begin(self.order("available_now"))
+        return str(self.jobs.answer()["error"])
+
+    def has_begun(self) -> bool:
+        """Whether it is recorded where the source begins."""
+        return any("0/0" in path.read_text() for path in self.folder.glob("storage/*/begun/1.json"))
 
     def results(self) -> Counter[tuple[str, int]]:
         """What a reader with read_committed sees."""
@@ -98,24 +121,6 @@ class Pipeline:
 
     def expected(self) -> Counter[tuple[str, int]]:
         return Counter((user, n) for user, clicks in self.sent.items() for n in range(1, clicks + 1))
-
-    def wait_for_start(self, process: subprocess.Popen[str]) -> None:
-        """Wait until it is recorded where the source begins."""
-        deadline = time.monotonic() + PATIENCE_S
-        while not any("0/0" in path.read_text() for path in self.folder.glob("storage/*/begun/1.json")):
-            assert process.poll() is None, self.errors()
-            assert time.monotonic() < deadline, self.errors()
-            time.sleep(0.1)
-
-    def wait_for(
-        self, process: subprocess.Popen[str], seen: Callable[[Counter[tuple[str, int]]], bool]
-    ) -> None:
-        """Wait until the running job has made something visible."""
-        deadline = time.monotonic() + PATIENCE_S
-        while not seen(self.results()):
-            assert process.poll() is None, self.errors()
-            assert time.monotonic() < deadline, self.errors()
-            time.sleep(0.2)
 
 
 @pytest.fixture(scope="module")
@@ -130,34 +135,42 @@ def spark_connector(request: pytest.FixtureRequest) -> Connector:
     return found
 
 
-@pytest.fixture
-def pipeline(kafka: KafkaBroker, tmp_path: Path, spark_connector: Connector) -> Iterator[Pipeline]:
-    made = Pipeline(kafka, tmp_path, spark_connector)
+@pytest.fixture(scope="module")
+def jobs(spark_connector: Connector, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Jobs]:
+    """One for the module: each would start a Spark."""
+    made = Jobs(spark_connector, tmp_path_factory.mktemp("jobs") / "errors.txt", os.environ)
     yield made
     made.kill()
 
 
-def test_kafka_to_kafka_with_a_kill_in_between(pipeline: Pipeline) -> None:
+@pytest.fixture
+def pipeline(kafka: KafkaBroker, tmp_path: Path, jobs: Jobs) -> Pipeline:
+    return Pipeline(kafka, tmp_path, jobs)
+
+
+def test_kafka_to_kafka_with_a_kill_in_between(
+    pipeline: Pipeline, spark_connector: Connector, tmp_path: Path
+) -> None:
     """A job that begins with the latest, fails before its first checkpoint, and is killed later, loses nothing that came after its start.
 
     Each result is there once, also of a partition that was added meanwhile.
     """
-    pipeline.environment = quick_spark.without(os.environ)  # one job with Java as users have it
+    as_users_have_it = quick_spark.without(os.environ)  # one job with Java and Python as they are
+    killed = Jobs(spark_connector, tmp_path / "errors.txt", as_users_have_it)
     pipeline.kafka.produce(pipeline.source, [b"before the job"], key="nobody", partition=0)
-    process = pipeline.start("until killed")
+    killed.begin(pipeline.order("until killed"))
     try:
-        pipeline.wait_for_start(process)
+        killed.wait_for(pipeline.has_begun)
         pipeline.send([f"user-{number}" for number in range(20)], partition=0)
         pipeline.send([f"guest-{number}" for number in range(20)], partition=1)
-        pipeline.wait_for(process, bool)
+        killed.wait_for(pipeline.results)
         admin = pipeline.kafka.admin()
-        admin.create_partitions([NewPartitions(pipeline.source, 3)])[pipeline.source].result(30)
+        admin.create_partitions([NewPartitions(pipeline.source, 3)])[pipeline.source].result(PATIENCE_S)
         pipeline.send([f"late-{number}" for number in range(30)], partition=2)
-        pipeline.wait_for(process, lambda results: any(user.startswith("late") for user, _ in results))
+        killed.wait_for(lambda: any(user.startswith("late") for user, _ in pipeline.results()))
         pipeline.send(["last"], partition=1)  # so that something is left to do, however fast the job was
     finally:
-        pipeline.kill()
-    pipeline.environment = os.environ
+        killed.kill()
     assert pipeline.results() < pipeline.expected()
     pipeline.send(["user-0", "late-0"], partition=0)
     report = pipeline.run()
@@ -171,14 +184,14 @@ def test_a_source_topic_that_was_deleted(pipeline: Pipeline) -> None:
     pipeline.send(["ann"], partition=0)
     pipeline.run()
     admin = pipeline.kafka.admin()
-    admin.delete_topics([pipeline.source])[pipeline.source].result(30)
+    admin.delete_topics([pipeline.source])[pipeline.source].result(PATIENCE_S)
     gone = pipeline.failure()
     assert gone.startswith("penstock.errors.JobFailedError: job kafka-job failed for good after 1 failures")
     assert (
         f"Kafka does not know a topic that the job reads (topics of its sources: {pipeline.source})" in gone
     )
     assert "create it again" in gone
-    admin.create_topics([NewTopic(pipeline.source, 2)])[pipeline.source].result(30)
+    admin.create_topics([NewTopic(pipeline.source, 2)])[pipeline.source].result(PATIENCE_S)
     lost = pipeline.failure()
     assert lost.startswith(
         "penstock.errors.SourceLostError: Kafka no longer has messages that were not read yet"

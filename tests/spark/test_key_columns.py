@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 from pyspark.sql import functions as F
 
-from penstock.operators.grouping import SORT_KEY, group_rows
+from penstock.operators.grouping import group_rows
 from penstock.spark.key_columns import float_keys, normalised, sort_key
+from penstock.state.keys import SORT_KEY
 
 pytestmark = pytest.mark.spark
 

@@ -1,4 +1,4 @@
-"""State that grows: runs merged in the background, and files of the machine used again after a restart."""
+"""State that grows: files merged in the background, and files of the machine used again after a restart."""
 
 from __future__ import annotations
 
@@ -57,16 +57,16 @@ def newest(handle) -> Completed:
     return handle.checkpoints()[-1]
 
 
-def test_runs_are_merged_while_batches_go_on(spark, ledger):
-    """Over many batches the runs of a subtask stay few and its files small, and every count is right."""
+def test_files_are_merged_while_batches_go_on(spark, ledger):
+    """Over many batches the files of a subtask stay few and small, and every count is right."""
     fill(ledger, 14, seed=1)
     handle = job_over(spark, ledger).start(available_now=True)
     handle.wait()
     assert handle.progress.merges > 0
     state = newest(handle).operators["counts"].handles
-    assert all(len(one.runs) <= 8 for one in state)
-    rows = sum(run.rows for one in state for run in one.runs)
-    assert rows <= 3 * USERS, "what was overwritten in older runs is merged away"
+    assert all(len(one.refs) <= 8 for one in state)
+    rows = sum(ref.rows for one in state for ref in one.refs)
+    assert rows <= 3 * USERS, "what was overwritten in older files is merged away"
     assert newest_counts(ledger) == dict(Counter(ledger.log.table()["user"].to_pylist()))
     job_over(spark, ledger).run(available_now=True)
     storage = LocalStorage(ledger.root / "store" / "pv")
@@ -74,7 +74,7 @@ def test_runs_are_merged_while_batches_go_on(spark, ledger):
 
 
 def test_a_merge_that_fails_is_no_harm(spark, ledger, caplog):
-    """With no space for merged files the job goes on with the runs it has, says so, and every count is right."""
+    """With no space for merged files the job goes on with the files it has, says so, and every count is right."""
     fill(ledger, 8, seed=2)
     full = Failure(pattern="*-merged*", operation="upload", times=10_000)
     storage = FaultyStorage(LocalStorage(ledger.root / "store" / "pv"), FaultPlan(failures=(full,)))
@@ -89,7 +89,7 @@ def test_a_merge_that_fails_is_no_harm(spark, ledger, caplog):
     clicks.key_by("user").aggregate(n=F.count("*"), uid="counts").write_to(ledger.files(), uid="out")
     with caplog.at_level(logging.WARNING):
         job.run(available_now=True)
-    assert "runs could not be merged in the background" in caplog.text
+    assert "files could not be merged in the background" in caplog.text
     assert newest_counts(ledger) == dict(Counter(ledger.log.table()["user"].to_pylist()))
     assert not [name for name in storage.names("state") if "merged" in name]
 

@@ -11,6 +11,7 @@ import pytest
 from ledger import Ledger, fail_for_good
 
 import penstock as ps
+from services.patience import PATIENCE_S
 from services.redis_process import Server
 
 pytestmark = pytest.mark.spark
@@ -59,7 +60,7 @@ def run_with_one_failure(
 
 
 def database(path) -> sqlite3.Connection:
-    connection = sqlite3.connect(path, timeout=60)
+    connection = sqlite3.connect(path, timeout=PATIENCE_S)
     connection.execute(
         "CREATE TABLE IF NOT EXISTS increments (app TEXT, increment INTEGER, checkpoint INTEGER)"
     )
@@ -207,7 +208,7 @@ def test_a_table_ends_up_right(spark, ledger):
         """)
 
     def connect():
-        return sqlite3.connect(path, timeout=60)
+        return sqlite3.connect(path, timeout=PATIENCE_S)
 
     run_with_one_failure(spark, ledger, ps.sinks.SQLUpsert(connect, "views", ["app"]))
     assert dict(target.execute("SELECT app, n FROM views")) == ledger.truth()

@@ -22,19 +22,18 @@ from several_sinks_job import DIES_IN, Number, Places, build
 
 import penstock as ps
 from penstock.checkpoint.metadata import checkpoint_ids
+from penstock.engine import run as engine_run
 from penstock.errors import UnavailableError
-from penstock.spark import query
 from penstock.spark.handle import JobHandle
 from penstock.storage import LocalStorage
 from penstock.storage.forwarding import ForwardingStorage
 from services import postgres_process
 from services.kafka_broker import KafkaBroker
+from services.patience import PATIENCE_S
 
 pytestmark = pytest.mark.spark
 
 Rows = Counter[tuple[str, int]]
-PATIENCE_S = 240
-"""Only against hanging."""
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -122,7 +121,7 @@ class BeforeTheMetadata(ForwardingStorage):
 def test_one_of_them_is_down(spark, tmp_path, kafka, caplog):
     """PostgreSQL dies with prepared transactions: the others go on, its commits are retried, a batch with rows for it waits; then all is exact."""
     caplog.set_level(logging.WARNING, logger="penstock")
-    caplog.set_level(logging.DEBUG, logger="penstock.checkpoint.coordinator")
+    caplog.set_level(logging.DEBUG, logger="penstock.checkpoint")
     with postgres_process.running() as server:
         site = Site(tmp_path, server.dsn(), kafka, "several_down")
 
@@ -207,8 +206,8 @@ class Held(ps.sinks.Files):
 def test_batches_wait_when_too_many_commits_do(spark, tmp_path, caplog, monkeypatch):
     """A sink that stays down stops the batches at the limit, so that metadata cannot grow for ever; a cancel still ends the job."""
     caplog.set_level(logging.WARNING, logger="penstock")
-    caplog.set_level(logging.DEBUG, logger="penstock.checkpoint.coordinator")
-    monkeypatch.setattr(query, "MOST_WAITING_COMMITS", 4)
+    caplog.set_level(logging.DEBUG, logger="penstock.checkpoint")
+    monkeypatch.setattr(engine_run, "MOST_WAITING_COMMITS", 4)
     ledger = Ledger(tmp_path)
     ledger.fill(1000)
     held = Held(tmp_path / "held")

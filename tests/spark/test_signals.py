@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -15,12 +16,11 @@ import psutil
 import pytest
 from ledger import Ledger
 
-from penstock.recovery.fencing import ended_cleanly
 from penstock.storage import LocalStorage
+from services.patience import PATIENCE_S
 
 pytestmark = pytest.mark.spark
 
-PATIENCE_S = 300
 
 INTERRUPTIBLE = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
 """For what is started in the background of a shell, which makes it deaf to Ctrl-C."""
@@ -98,6 +98,11 @@ def javas(process: subprocess.Popen[bytes]) -> list[psutil.Process]:
     return []
 
 
+def ended_cleanly(storage: LocalStorage) -> bool:
+    """What the first run has said last."""
+    return bool(json.loads(storage.get("runs/1.alive"))["clean"])
+
+
 def test_signals_stop_a_job(tmp_path: Path) -> None:
     """The first signal stops with a last checkpoint, and the run is recorded as ended cleanly; the second ends it now; Java stays quiet."""
     ledger = Ledger(tmp_path)
@@ -116,7 +121,7 @@ def test_signals_stop_a_job(tmp_path: Path) -> None:
             until(lambda name=name: storage(name).names("spark/1/commits"), f"the first batch of {name}")
             os.killpg(process.pid, number)
             until(lambda name=name: f"{name} stopped" in said(), f"the end of {name}")
-            assert ended_cleanly(storage(name), 1)
+            assert ended_cleanly(storage(name))
             assert ledger.counts(name.replace("-", "_")) == {"a": 3}
         ledger.append(1, "held", 1)
         for name, number in (("int-twice", signal.SIGINT), ("term-twice", signal.SIGTERM)):
@@ -130,8 +135,8 @@ def test_signals_stop_a_job(tmp_path: Path) -> None:
                 until(lambda: "int-twice interrupted" in said(), "the end of int-twice")
         java = javas(process)
         assert process.wait(PATIENCE_S) == 128 + signal.SIGTERM
-        assert not ended_cleanly(storage("int-twice"), 1)
-        assert not ended_cleanly(storage("term-twice"), 1)
+        assert not ended_cleanly(storage("int-twice"))
+        assert not ended_cleanly(storage("term-twice"))
         until(lambda: not any(one.is_running() for one in java), "the end of Java")
     assert [line for line in said() if line.startswith(("\tat ", "Caused by", "Traceback"))] == []
 

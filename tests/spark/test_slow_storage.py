@@ -101,7 +101,7 @@ class Watch:
         run = handle._run
         loop = getattr(run, "_loop", None)
         if loop is not None:
-            pending = list(loop.coordinator.protocol.pending)
+            pending = list(loop.coordinator._protocol.pending)
             self.most_at_once = max(self.most_at_once, len(pending))
             self.newest_batch_beside.update(dict.fromkeys(pending, handle.progress.batch))
         return handle.wait(0.01)
@@ -159,11 +159,11 @@ def test_local_files_stay_while_the_coordinator_is_held_up(spark, ledger, start)
     storage = SlowStorage(storage, seconds=3600, pattern="state/count/1-[1-9]-*", until=slow)
     handle = start(counting_job(spark, ledger, storage, checkpoint=ps.Checkpointing(interval="1ms")))
     wait_until(handle, lambda: handle.progress.checkpoints_completed == 1)
-    pending = handle._run._loop.coordinator.protocol.pending
+    pending = handle._run._loop.coordinator._protocol.pending
     wait_until(
         handle, lambda: not pending
     )  # and now the coordinator notes that checkpoint 0 is committed, until `held`
-    while handle.progress.batch < 6:  # runs are merged on the way
+    while handle.progress.batch < 6:  # files are merged on the way
         ledger.fill(10)
         wait_until(handle, processed(handle, ledger))
     assert list(pending) == [1]

@@ -106,7 +106,7 @@ def test_a_row_that_breaks_a_constraint(spark, tmp_path, server, transactions):
 def test_the_server_dies_while_a_commit_is_due(spark, tmp_path, own_server, monkeypatch, caplog):
     """Killed right before the commit and started two tries later: tries are logged with growing pauses, and every row is there once."""
     caplog.set_level(logging.WARNING, logger="penstock")
-    caplog.set_level(logging.DEBUG, logger="penstock.checkpoint.coordinator")
+    caplog.set_level(logging.DEBUG, logger="penstock.checkpoint")
     ledger = Ledger(tmp_path)
     ledger.fill(50)
     commit_all = own_server.kind.commit_all

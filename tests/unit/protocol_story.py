@@ -21,7 +21,7 @@ from penstock.checkpoint.events import (
 from penstock.checkpoint.protocol import Identity, Now, Protocol
 from penstock.config import Checkpointing
 from penstock.ids import CheckpointId, RunId, SubtaskId
-from penstock.state.handle import RunRef, StateHandle
+from penstock.state.handle import FileRef, StateHandle
 from penstock.testing.virtual_clock import VirtualClock
 
 A = TypeVar("A", bound=Action)
@@ -34,8 +34,8 @@ LAYOUT = ({"k": "string"}, {"n": "long"})
 
 def handle(subtask: SubtaskId, version: int, *files: str) -> StateHandle:
     """A handle that names these files."""
-    runs = tuple(RunRef(1, 10, "checksum", name) for name in files)
-    return StateHandle(subtask, "filesystem", version, runs)
+    refs = tuple(FileRef(1, 10, "checksum", name) for name in files)
+    return StateHandle(subtask, "filesystem", version, refs)
 
 
 def file_of(subtask: SubtaskId, version: int) -> str:

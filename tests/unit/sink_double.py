@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import random
-
 import pyarrow as pa
 
 from penstock.checkpoint.completed import PreCommitted
 from penstock.errors import UnavailableError
 from penstock.sinks.two_phase_commit import Transaction, TransactionContext
 from penstock.testing.simulation.external import External, SimulatedSink
-from penstock.testing.simulation.lifeline import Lifeline
 
 ROW = pa.record_batch([pa.array([1])], names=["n"])
 
@@ -19,7 +16,7 @@ class TroubledSink(SimulatedSink):
     """Refuses the first `refusals` commits."""
 
     def __init__(self, external: External, refusals: int = 0) -> None:
-        super().__init__(external, Lifeline(), random.Random(0))
+        super().__init__(external)
         self.refusals = refusals
 
     def commit(self, transaction: Transaction) -> None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from penstock.engine.task_failures import Accounts, as_error
 from penstock.errors import BadRecordError, CorruptStateError, UnavailableError
 from penstock.ids import SubtaskId
 from penstock.snapshot.messages import TaskFailed
-from penstock.spark.accounts import Accounts, as_error
 from penstock.spark.handle import FINAL
 
 

@@ -260,16 +260,16 @@ def test_defaults_are_read_but_not_stored(harness):
 
     harness.run(Reads(None), THREE)
     assert harness.state() == {}
-    assert harness.handle.runs == ()
+    assert harness.handle.refs == ()
 
 
 def test_keys_that_did_not_change_are_not_written(harness):
     """Assigning what is there already writes nothing; setting the default where nothing was does."""
     harness.run(Assigns([1, 2, 0]), THREE)
     assert harness.state() == {("a",): (None, 1), ("b",): (None, 2), ("c",): (None, 0)}
-    before = harness.handle.runs
+    before = harness.handle.refs
     harness.run(Assigns(np.array([1, 2, 0])), THREE)
-    assert harness.handle.runs == before
+    assert harness.handle.refs == before
 
 
 @pytest.mark.parametrize(
@@ -322,9 +322,9 @@ def test_containers_are_forgotten_too(harness):
     harness.run(Tags(), THREE)
     harness.run(Tags(), THREE)
     assert harness.state() == {("b",): (["x"],), ("c",): (["x"],)}
-    before = harness.handle.runs
+    before = harness.handle.refs
     harness.run(Tags(), rows(("b", 1), ("c", 1)))
-    assert harness.handle.runs == before
+    assert harness.handle.refs == before
 
 
 @pytest.mark.parametrize(

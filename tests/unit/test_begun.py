@@ -8,8 +8,8 @@ from penstock.checkpoint.completed import Barrier
 from penstock.clock import SYSTEM_CLOCK
 from penstock.errors import CorruptStateError
 from penstock.ids import RunId
+from penstock.ownership.claim import Claimant, claim
 from penstock.recovery.begun import Begun, last_begun, record_begun, take_over
-from penstock.recovery.fencing import Claimant, claim
 from penstock.recovery.forget import forget_everything
 from penstock.storage import LocalStorage
 

@@ -22,9 +22,10 @@ from penstock.cli.job_file import load_job
 from penstock.demo.settings import DemoSettings, prepare_folder
 from penstock.errors import ConfigError
 from penstock.ids import CheckpointId, SubtaskId
-from penstock.recovery.fencing import claim, record_descent
+from penstock.ownership.claim import claim
+from penstock.ownership.descent import record_descent
 from penstock.recovery.restore import JobRecord, check_job_record
-from penstock.state.handle import RunRef, StateHandle
+from penstock.state.handle import FileRef, StateHandle
 from penstock.storage import LocalStorage
 
 JOB = "views"
@@ -54,8 +55,8 @@ def penstock(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 
 def completed(checkpoint: int, run: int) -> Completed:
     subtask = SubtaskId("counts", 0)
-    file = RunRef(10, 3000, "0" * 16, name=f"state/counts/{run}-{checkpoint}-0-0.arrow")
-    handle = StateHandle(subtask, "filesystem", checkpoint, runs=(file,))
+    file = FileRef(10, 3000, "0" * 16, name=f"state/counts/{run}-{checkpoint}-0-0.arrow")
+    handle = StateHandle(subtask, "filesystem", checkpoint, refs=(file,))
     return Completed(
         job=JOB,
         checkpoint=checkpoint,
@@ -86,12 +87,10 @@ def storage(tmp_path: Path) -> LocalStorage:
     """A job whose run 1 completed 3, 4 and 5; run 2 went on from 4 and completed 6."""
     storage = LocalStorage(tmp_path / "store" / JOB)
     check_job_record(storage, JobRecord(JOB, 128))
-    claim(storage, 1.0)
-    record_descent(storage, 1, CheckpointId(-1))
+    record_descent(claim(storage, 1.0), CheckpointId(-1))
     for checkpoint in (3, 4, 5):
         complete(storage, checkpoint, run=1)
-    claim(storage, 2.0)
-    record_descent(storage, 2, CheckpointId(4))
+    record_descent(claim(storage, 2.0), CheckpointId(4))
     complete(storage, 6, run=2)
     return storage
 

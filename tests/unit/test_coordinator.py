@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
 from protocol_story import JOB, LAYOUT, SUBTASKS, handle
 from sink_double import TroubledSink, staged, visible
 
+from penstock.checkpoint.commits import Post, SinkCall
 from penstock.checkpoint.completed import Barrier, PreCommitted
-from penstock.checkpoint.coordinator import Coordinator
-from penstock.checkpoint.events import BatchFinished, SnapshotDurable, SweepTransactions, Tick
+from penstock.checkpoint.coordinator import Coordinator, Opening
+from penstock.checkpoint.events import (
+    BatchFinished,
+    Event,
+    JobEnded,
+    SnapshotDurable,
+    SweepTransactions,
+    Tick,
+)
 from penstock.checkpoint.metadata import CheckpointName, checkpoint_ids, is_committed
 from penstock.checkpoint.protocol import Identity, Now, Protocol
 from penstock.config import Checkpointing
@@ -25,7 +32,7 @@ from penstock.errors import (
     UnavailableError,
 )
 from penstock.ids import CheckpointId, RunId
-from penstock.recovery.fencing import claim
+from penstock.ownership.claim import claim
 from penstock.storage import LocalStorage
 from penstock.testing.faulty_storage import Failure, FaultPlan, FaultyStorage
 from penstock.testing.simulation.external import External
@@ -42,20 +49,39 @@ class Scene:
     plan: FaultPlan = field(default_factory=FaultPlan)
     tolerable_failures: int = 9
     refusals: int = 0
+    commits_wait: bool = False
+    """Commits have a thread of their own: what calls a sink is put into `calls`."""
+    post: Post | None = None
 
     def __post_init__(self) -> None:
         self.clock = VirtualClock()
         self.plain = LocalStorage(self.root)
-        self.run = claim(self.plain, 0.0)
         self.storage = FaultyStorage(self.plain, self.plan, clock=self.clock)
+        self.claim = replace(claim(self.plain, 0.0), storage=self.storage)
+        self.run = self.claim.run
         self.external = External()
         self.sink = TroubledSink(self.external, self.refusals)
         settings = Checkpointing(interval="1s", tolerable_failures=self.tolerable_failures)
         identity = Identity(JOB, self.run, 1, 8, {"views": LAYOUT}, {"views": ()})
         protocol = Protocol(settings, identity, (), Now(0.0, 0.0))
+        self.protocol = protocol
+        self.calls: list[SinkCall] = []
         self.coordinator = Coordinator(
-            protocol, storage=self.storage, sinks={UID: self.sink}, run=self.run, owner=JOB, clock=self.clock
+            protocol,
+            storage=self.storage,
+            sinks={UID: self.sink},
+            claim=self.claim,
+            owner=JOB,
+            clock=self.clock,
+            post=self.post,
+            run_commit=self.run_commit,
         )
+
+    def run_commit(self, call: SinkCall) -> None:
+        if self.commits_wait:
+            self.calls.append(call)
+        else:
+            call()
 
     def stage(self, number: int, attempt: int = 0, run: int | None = None) -> PreCommitted:
         return self.sink.stage(JOB, UID, run=self.run if run is None else run, batch=number, attempt=attempt)
@@ -90,7 +116,7 @@ def test_complete_commit_forget(tmp_path: Path) -> None:
     assert scene.checkpoints == [1]
     assert visible(scene.external) == [(1, 0, 0), (1, 1, 0)]
     assert scene.plain.names("state") == ["state/views/1"]
-    assert is_committed(scene.plain, scene.coordinator.protocol.completed[-1])
+    assert is_committed(scene.plain, scene.protocol.completed[-1])
 
 
 def test_metadata_is_written_again_after_a_refusal(tmp_path: Path) -> None:
@@ -143,7 +169,7 @@ def test_commit_is_retried_until_it_succeeds(tmp_path: Path) -> None:
     scene.batch(0)
     assert scene.clock.slept == pytest.approx([0.1 * 2**n for n in range(9)] + [30.0] * 3)
     assert visible(scene.external) == [(1, 0, 0)]
-    assert not scene.coordinator.protocol.uncommitted
+    assert not scene.protocol.commits
 
 
 def test_what_is_said_of_a_sink_that_is_down(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -165,7 +191,7 @@ def test_commit_is_left_to_the_next_run_when_the_job_stops(
 ) -> None:
     """A stop does not wait for a sink that is down: the checkpoint keeps the promise."""
     scene = Scene(tmp_path, refusals=1)
-    scene.coordinator.stopping.set()
+    scene.coordinator.stop()
     scene.batch(0)
     assert scene.checkpoints == [0]
     assert staged(scene.external) == [(1, 0, 0)]
@@ -175,12 +201,11 @@ def test_commit_is_left_to_the_next_run_when_the_job_stops(
 def test_a_lost_commit_is_not_retried(tmp_path: Path) -> None:
     """What can never be committed is for a person to look at."""
     scene = Scene(tmp_path)
-    commits: list[Callable[[], None]] = []
-    scene.coordinator._run_commit = commits.append
+    scene.commits_wait = True
     scene.batch(0)
     scene.external.staged.clear()
     with pytest.raises(CommitLostError, match="neither there nor committed"):
-        commits[0]()
+        scene.calls[0]()
     assert scene.clock.slept == []
 
 
@@ -203,6 +228,16 @@ def test_a_fenced_run_completes_nothing(tmp_path: Path) -> None:
     scene = Scene(tmp_path)
     claim(scene.plain, 0.0)
     with pytest.raises(FencedError):
+        scene.batch(0)
+    assert (scene.checkpoints, visible(scene.external)) == ([], [])
+
+
+def test_a_run_of_another_life_of_the_job_completes_nothing(tmp_path: Path) -> None:
+    """The storage was deleted and the job began anew, with the same run number: the old run does not write among its files."""
+    scene = Scene(tmp_path)
+    scene.plain.delete(scene.plain.names())
+    assert claim(scene.plain, 0.0).run == scene.run
+    with pytest.raises(FencedError, match="the job has begun anew there"):
         scene.batch(0)
     assert (scene.checkpoints, visible(scene.external)) == ([], [])
 
@@ -239,8 +274,7 @@ def test_a_run_fenced_in_the_middle_deletes_nothing(tmp_path: Path) -> None:
     """Its successor may have gone on from the checkpoint that would be subsumed, so that one stays with its files."""
     scene = Scene(tmp_path)
     scene.batch(0)
-    commits: list[object] = []
-    scene.coordinator._run_commit = commits.append  # commits have a thread of their own
+    scene.commits_wait = True
     take_over_after(scene, "create", chk(1))
     with pytest.raises(FencedError):
         scene.batch(1)
@@ -276,12 +310,12 @@ def test_strays(tmp_path: Path) -> None:
     scene.stage(1, attempt=1)
     scene.stage(0, run=4)
     scene.sink.refusals = 1
-    scene.coordinator.stopping.set()
+    scene.coordinator.stop()
     scene.batch(0)
     assert (1, 9, 0) in staged(scene.external)  # a sink that was given up is not asked again in this run
-    scene.coordinator._left_to_next_run.clear()
-    keep = tuple(scene.coordinator.protocol.uncommitted)
-    scene.coordinator._sweep(SweepTransactions(CheckpointId(0), keep=keep))
+    scene.coordinator._committer._left_to_next_run.clear()
+    keep = frozenset(one.name for one in scene.protocol.commits.promised(CheckpointId(9)))
+    scene.coordinator._committer.sweep(SweepTransactions(CheckpointId(0), keep=keep))
     assert sorted(staged(scene.external)) == [(3, 0, 0), (3, 1, 1), (4, 0, 0)]
 
 
@@ -316,3 +350,60 @@ def test_a_failed_checkpoint_is_told_to_people(tmp_path: Path, caplog: pytest.Lo
     with caplog.at_level(logging.WARNING):
         scene.coordinator.handle(Tick())
     assert "checkpoint 0 was not complete in time: after 600 s" in caplog.text
+
+
+def test_files_of_a_batch_are_needed_before_its_event_is_taken(tmp_path: Path) -> None:
+    """While storage holds the coordinator up, the next batch must not lose the files of one that is only handed in."""
+    waiting: list[Event] = []
+    scene = Scene(tmp_path, post=waiting.append)
+    first, second = (handle(SUBTASKS[0], number, f"state/views/{number}") for number in (0, 1))
+    scene.coordinator.batch_finished(BatchFinished(CheckpointId(0), Barrier(), {SUBTASKS[0]: first}))
+    opening = scene.coordinator.begin_batch(CheckpointId(2), [second], merged=["state/views/merged"])
+    assert opening.needed == {"state/views/0", "state/views/1"}
+    assert opening.undurable == {"state/views/1"}
+    scene.coordinator.handle(waiting.pop())
+    finished = BatchFinished(CheckpointId(1), Barrier(), {SUBTASKS[0]: second})
+    scene.coordinator.batch_finished(finished)
+    scene.coordinator.handle(waiting.pop())
+    assert scene.coordinator.begin_batch(CheckpointId(2)).needed == {"state/views/1"}
+
+
+def test_what_a_batch_is_told_when_it_begins(tmp_path: Path) -> None:
+    """A batch that carries a checkpoint finds it among those under way, and merged files are not to be uploaded again."""
+    scene = Scene(tmp_path)
+    scene.batch(0)
+    scene.clock.advance(1)
+    state = handle(SUBTASKS[0], 0, "state/views/0", "state/views/merged", "state/views/new")
+    opening = scene.coordinator.begin_batch(CheckpointId(1), [state], ["state/views/merged"])
+    assert opening == Opening(
+        awaited=frozenset({1}),
+        undurable=frozenset({"state/views/new"}),
+        needed=state.files,
+        completed=CheckpointId(0),
+    )
+    assert scene.coordinator.begin_batch(CheckpointId(2)).awaited == {1}
+
+
+def test_what_can_be_seen_of_it(tmp_path: Path) -> None:
+    """Which files checkpoints name, what is not stored, and what it waits for, without a look behind the door."""
+    scene = Scene(tmp_path)
+    scene.batch(0)
+    assert scene.coordinator.names("state/views/0")
+    assert not scene.coordinator.names("state/views/1")
+    scene.clock.advance(1)
+    scene.coordinator.begin_batch(CheckpointId(1))
+    state = handle(SUBTASKS[0], 1, "state/views/1")
+    finished = BatchFinished(CheckpointId(1), Barrier(), {SUBTASKS[0]: state}, (scene.stage(1),))
+    scene.coordinator.batch_finished(finished)
+    assert scene.coordinator.undurable_handles == [state]
+    assert f"{{1: ['{SUBTASKS[0]}']}}, uncommitted transactions: 1" in scene.coordinator.story()
+
+
+def test_what_is_given_back_is_deleted_in_the_end(tmp_path: Path) -> None:
+    """A merged file that no batch took is gone when the run is over."""
+    scene = Scene(tmp_path)
+    scene.batch(0)
+    scene.plain.put("state/views/merged", b"rows")
+    scene.coordinator.give_back(["state/views/merged"], CheckpointId(1))
+    scene.coordinator.handle(JobEnded())
+    assert scene.plain.names("state") == ["state/views/0"]

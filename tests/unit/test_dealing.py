@@ -2,18 +2,32 @@
 
 from __future__ import annotations
 
+import json
+from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 
-from services.dealing import DEAREST, ONE_BY_ONE, SECONDS_A_TEST, ByCost, cost_s
+import pytest
 
-ROOT = Path(__file__).parents[2]
+from services import dealing
+from services.dealing import GUESSES, ONE_BY_ONE, ROOT, ByCost, cost_s, measured_s, write_seconds
 
 
-def test_the_table_names_what_exists():
-    """A module that is renamed or goes takes its line in the table with it."""
-    names = {*DEAREST, *ONE_BY_ONE, *SECONDS_A_TEST}
+def test_the_tables_name_what_exists():
+    """A module that is renamed or goes takes its lines with it."""
+    names = {*GUESSES, *ONE_BY_ONE, *(scope.partition("::")[0] for scope in measured_s())}
     assert [name for name in names if not (ROOT / name).exists()] == []
+
+
+def test_what_was_measured_replaces_what_was_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Modules that did not run keep their seconds; those that are gone lose them."""
+    here = "tests/unit/test_dealing.py"
+    monkeypatch.setattr(dealing, "spent", Counter({here: 1.26}))
+    path = tmp_path / "seconds.json"
+    write_seconds(path, {here: 9.0, "tests/conftest.py": 2.0, "tests/unit/test_gone.py": 3.0})
+    assert json.loads(path.read_text()) == {here: 1.3, "tests/conftest.py": 2.0}
+    assert cost_s(here, ["one", "two"], {here: 1.3}) == 1.3
+    assert cost_s(here, ["one", "two"], {}) == 2 * GUESSES[""]
 
 
 class Process:
@@ -31,21 +45,21 @@ class Process:
         self.shutting_down = True
 
 
-def test_the_dearest_module_goes_first():
-    """Who asks gets the dearest of what waits: tests that stand alone one by one, a module whole."""
-    cheap, module = "tests/unit/test_a.py::test_1", [f"tests/contract/test_b.py::test_{n}" for n in range(9)]
+def test_the_dearest_module_goes_first(monkeypatch: pytest.MonkeyPatch):
+    """Who asks gets the dearest of what waits, measured or guessed: tests that stand alone one by one, a module whole."""
+    monkeypatch.setattr(dealing, "measured_s", lambda: {"tests/unit/test_a.py": 100.0})
+    dear, module = "tests/unit/test_a.py::test_1", [f"tests/contract/test_b.py::test_{n}" for n in range(9)]
     alone = [f"tests/chaos/test_zombies.py::test_{n}" for n in range(2)]
-    tests = [cheap, *module, *alone]
+    cheap = "tests/unit/test_c.py::test_1"
+    tests = [cheap, *module, *alone, dear]
     option = SimpleNamespace(loadscopereorder=True)
-    dealing = ByCost(SimpleNamespace(option=option, getvalue=lambda _: ["popen"]))
+    by_cost = ByCost(SimpleNamespace(option=option, getvalue=lambda _: ["popen"]))
     process = Process()
-    dealing.add_node(process)
-    dealing.add_node_collection(process, tests)
-    dealing.schedule()
-    assert [tests[number] for number in process.told] == alone
+    by_cost.add_node(process)
+    by_cost.add_node_collection(process, tests)
+    by_cost.schedule()
     done = 0
     while not process.shutting_down:
-        dealing.mark_test_complete(process, process.told[done])
+        by_cost.mark_test_complete(process, process.told[done])
         done += 1
-    assert [tests[number] for number in process.told] == [*alone, *module, cheap]
-    assert cost_s(alone) > cost_s(module) > cost_s([cheap])
+    assert [tests[number] for number in process.told] == [dear, *alone, *module, cheap]

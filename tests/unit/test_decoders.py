@@ -17,9 +17,9 @@ from penstock.checkpoint import metadata
 from penstock.snapshot import mailbox
 from penstock.snapshot.messages import UploadDone
 from penstock.ids import SubtaskId
-from penstock.state.handle import RunRef, StateHandle
+from penstock.state.handle import FileRef, StateHandle
 
-handle = StateHandle(SubtaskId("views", 0), "filesystem", 1, (RunRef(1, 2, "c", "n"),))
+handle = StateHandle(SubtaskId("views", 0), "filesystem", 1, (FileRef(1, 2, "c", "n"),))
 letter = msgspec.json.encode(UploadDone(1, handle, 1.0))
 sys.setswitchinterval(1e-6)
 barrier = threading.Barrier(4)

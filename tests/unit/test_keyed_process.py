@@ -14,7 +14,6 @@ from penstock.errors import BadRecordError, ConfigError
 from penstock.ids import SubtaskId
 from penstock.operators import encoding
 from penstock.operators import run_process as run_process_module
-from penstock.operators.grouping import SORT_KEY
 from penstock.operators.keyed_process import Context, KeyedProcess, ValueState
 from penstock.operators.pieces import PieceLimits
 from penstock.operators.python_values import python_values
@@ -22,6 +21,7 @@ from penstock.operators.rows import Rows, RowTable
 from penstock.operators.run_process import run_process, value_schema
 from penstock.state.backends import MemoryBackend
 from penstock.state.backends.base import StateLayout, Workplace
+from penstock.state.keys import SORT_KEY
 from penstock.storage import LocalStorage
 
 CONTEXT = Context("op", 0, 0, 1)
@@ -50,7 +50,7 @@ class Harness:
 
     @property
     def stored_keys(self) -> int:
-        return sum(run.rows for run in self.handle.runs)
+        return sum(run.rows for run in self.handle.refs)
 
 
 class Sums(KeyedProcess):
@@ -128,9 +128,9 @@ def test_keys_that_were_only_read_are_not_written(tmp_path):
 
     harness = Harness(Reads(), tmp_path)
     harness.run([("a", 1)])
-    before = harness.handle.runs
+    before = harness.handle.refs
     assert harness.run([("a", 0)]) == [{"k": "a", "n": 1}]
-    assert harness.handle.runs == before
+    assert harness.handle.refs == before
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import shutil
@@ -16,7 +17,7 @@ from penstock.ids import SubtaskId
 from penstock.state.backends.base import Workplace
 from penstock.state.backends.checksums import fingerprint
 from penstock.state.backends.fetch import local_file
-from penstock.state.handle import RunRef
+from penstock.state.handle import FileRef
 from penstock.state.local_files import (
     begin_run,
     earlier_runs,
@@ -50,8 +51,8 @@ class Machine:
         return run_dir(self.job, 1) / NAME
 
     @property
-    def ref(self) -> RunRef:
-        return RunRef(1, len(NAME) * 100, _checksum(NAME.encode() * 100), NAME)
+    def ref(self) -> FileRef:
+        return FileRef(1, len(NAME) * 100, _checksum(NAME.encode() * 100), NAME)
 
     def workplace(self) -> Workplace:
         return Workplace(self.storage, self.local, SubtaskId("views", 0), 1, 128, 5, "3-5-0-0")
@@ -63,13 +64,22 @@ def _checksum(data: bytes) -> str:
     return xxhash.xxh3_64_hexdigest(data)
 
 
+def _no_links(source: Path, target: Path) -> None:
+    raise PermissionError(errno.EPERM, "no hard links here", str(source), None, str(target))
+
+
 @pytest.fixture
 def machine(tmp_path: Path) -> Machine:
     return Machine(tmp_path)
 
 
-def test_what_an_earlier_run_left_is_used_again(machine: Machine) -> None:
-    """A file of an earlier run with the right checksum is linked, not fetched; deleting it there does no harm."""
+@pytest.mark.parametrize("links", [True, False])
+def test_what_an_earlier_run_left_is_used_again(
+    machine: Machine, links: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file of an earlier run with the right checksum is linked, or copied where no links are, not fetched; deleting it there does no harm."""
+    if not links:
+        monkeypatch.setattr("penstock.storage.file_system.os.link", _no_links)
     begin_run(machine.local, {NAME, OTHER})
     machine.storage.delete([NAME])
     workplace = machine.workplace()

@@ -10,7 +10,7 @@ import time
 import pytest
 from sink_double import TroubledSink, staged, visible
 
-from penstock.checkpoint.completed import Barrier
+from penstock.checkpoint.completed import Barrier, Completed
 from penstock.checkpoint.coordinator import Coordinator
 from penstock.checkpoint.events import BatchFinished
 from penstock.checkpoint.loop import CoordinatorLoop
@@ -19,23 +19,26 @@ from penstock.checkpoint.protocol import Identity, Now, Protocol
 from penstock.clock import SYSTEM_CLOCK
 from penstock.config import Checkpointing
 from penstock.errors import FencedError, UnavailableError
-from penstock.ids import CheckpointId, RunId
-from penstock.recovery.fencing import claim
+from penstock.ids import CheckpointId
+from penstock.ownership.claim import claim
 from penstock.storage import LocalStorage
 from penstock.testing.simulation.external import External
 
 
-def make_loop(storage, run, failures):
-    def make(run_commit):
+def make_loop(claim, failures):
+    storage, run = claim.storage, claim.run
+
+    def make(post, run_commit):
         identity = Identity("job", run, 1, 128, {}, {})
         protocol = Protocol(Checkpointing(interval="1h"), identity, [], Now(SYSTEM_CLOCK.monotonic(), 0.0))
         return Coordinator(
             protocol,
             storage=storage,
             sinks={},
-            run=run,
+            claim=claim,
             owner="job",
             clock=SYSTEM_CLOCK,
+            post=post,
             run_commit=run_commit,
         )
 
@@ -46,21 +49,21 @@ def test_drain_completes_every_batch_posted_before_it(tmp_path):
     """A drain right behind a batch waits for that batch's checkpoint, although its event was still in the queue."""
     storage = LocalStorage(tmp_path)
     for number in range(20):
-        loop = make_loop(storage, claim(storage, 0.0), [])
+        loop = make_loop(claim(storage, 0.0), [])
         loop.start()
         loop.post(BatchFinished(CheckpointId(number), Barrier(), {}))
         loop.drain()
-        assert loop.coordinator.protocol.last_completed == number
+        assert loop.coordinator.last_completed == number
         loop.stop()
 
 
 def test_a_failure_in_the_loop_is_raised_by_drain_and_reported_once(tmp_path):
     """A fenced run learns it when it completes a checkpoint, and whoever waits for the drain gets the error."""
     storage = LocalStorage(tmp_path)
-    run = claim(storage, 0.0)
+    zombie = claim(storage, 0.0)
     claim(storage, 0.0)
     failures: list[BaseException] = []
-    loop = make_loop(storage, RunId(run), failures)
+    loop = make_loop(zombie, failures)
     loop.start()
     loop.post(BatchFinished(CheckpointId(0), Barrier(), {}))
     with pytest.raises(FencedError):
@@ -91,8 +94,12 @@ def until(true) -> None:
         time.sleep(0.005)
 
 
-def loop_with(storage, run, sinks) -> CoordinatorLoop:
-    def make(run_commit):
+def loop_with(claim, sinks, completed=None) -> CoordinatorLoop:
+    """`completed`: a list of the checkpoints that exist."""
+    storage, run = claim.storage, claim.run
+    completed = [] if completed is None else completed
+
+    def make(post, run_commit):
         protocol = Protocol(
             Checkpointing(interval="1ms"), Identity("job", run, 1, 128, {}, {}), [], Now(0.0, 0.0)
         )
@@ -100,10 +107,12 @@ def loop_with(storage, run, sinks) -> CoordinatorLoop:
             protocol,
             storage=storage,
             sinks=sinks,
-            run=run,
+            claim=claim,
             owner="job",
             clock=SYSTEM_CLOCK,
+            post=post,
             run_commit=run_commit,
+            on_completed=completed.append,
         )
 
     return CoordinatorLoop(make, storage=storage, run=run, on_failure=pytest.fail)
@@ -113,22 +122,24 @@ def finish_batch(loop, run, sinks, number) -> None:
     transactions = tuple(sink.stage("job", uid, run=run, batch=number) for uid, sink in sinks.items())
     loop.coordinator.begin_batch(CheckpointId(number))
     loop.post(BatchFinished(CheckpointId(number), Barrier(), {}, transactions))
-    until(lambda: loop.coordinator.protocol.last_completed == number)
+    until(lambda: loop.coordinator.last_completed == number)
 
 
 def test_a_sink_that_is_down_holds_up_nobody_else(tmp_path, caplog):
     """The other sink commits checkpoint by checkpoint; what waits is promised by each metadata, and is committed in order in the end."""
-    caplog.set_level(logging.DEBUG, logger="penstock.checkpoint.coordinator")
+    caplog.set_level(logging.DEBUG, logger="penstock.checkpoint")
     storage = LocalStorage(tmp_path)
-    run = claim(storage, 0.0)
+    mine = claim(storage, 0.0)
+    run = mine.run
     sinks = {"down": Stubborn(), "well": TroubledSink(External())}
-    loop = loop_with(storage, run, sinks)
+    completed: list[Completed] = []
+    loop = loop_with(mine, sinks, completed)
     loop.start()
     for number in range(4):
         finish_batch(loop, run, sinks, number)
         until(lambda number=number: len(visible(sinks["well"]._external)) == number + 1)
-    until(lambda: loop.coordinator.protocol.waiting_commits == 4)
-    (newest,) = loop.coordinator.protocol.completed
+    until(lambda: loop.coordinator.waiting_commits == 4)
+    newest = completed[-1]
     assert [one.checkpoint for one in newest.transactions if one.sink == "down"] == [0, 1, 2, 3]
     until(lambda: caplog.text.count("sink down: next try") >= 3)
     assert visible(sinks["down"]._external) == []
@@ -146,9 +157,10 @@ def test_a_sink_that_is_down_holds_up_nobody_else(tmp_path, caplog):
 def test_whoever_drains_can_give_up(tmp_path):
     """A drain that waits for a sink that is down ends when it is told to; the transaction stays for the next run."""
     storage = LocalStorage(tmp_path)
-    run = claim(storage, 0.0)
+    mine = claim(storage, 0.0)
+    run = mine.run
     sinks = {"down": Stubborn()}
-    loop = loop_with(storage, run, sinks)
+    loop = loop_with(mine, sinks)
     loop.start()
     finish_batch(loop, run, sinks, 0)
     loop.drain(given_up=lambda: len(sinks["down"].asked) >= 2)
@@ -158,11 +170,12 @@ def test_whoever_drains_can_give_up(tmp_path):
 
 def test_a_stop_does_not_sit_out_the_pause_between_two_tries(tmp_path, monkeypatch):
     """A sink that has been down for long is tried every half minute; who stops the job is not kept waiting for that."""
-    monkeypatch.setattr("penstock.checkpoint.coordinator.FIRST_PAUSE_S", 3600.0)
+    monkeypatch.setattr("penstock.checkpoint.commits.FIRST_PAUSE_S", 3600.0)
     storage = LocalStorage(tmp_path)
-    run = claim(storage, 0.0)
+    mine = claim(storage, 0.0)
+    run = mine.run
     sinks = {"down": Stubborn()}
-    loop = loop_with(storage, run, sinks)
+    loop = loop_with(mine, sinks)
     loop.start()
     finish_batch(loop, run, sinks, 0)
     until(lambda: sinks["down"].asked == [0])
@@ -172,30 +185,31 @@ def test_a_stop_does_not_sit_out_the_pause_between_two_tries(tmp_path, monkeypat
 
 
 class BackAgain(Stubborn):
-    """Comes back right after the last try that was made while the job stops."""
+    """Comes back right after its second try, which is the last: it is made while the job stops."""
 
     def commit(self, transaction):
         try:
             super().commit(transaction)
         finally:
-            if self.stopping.is_set():
+            if len(self.asked) == 2:
                 self.allowed.set()
 
 
 def test_a_stop_never_commits_behind_what_it_gave_up(tmp_path, monkeypatch):
     """A sink that comes back in the middle of a stop commits nothing out of order: the next run begins with the oldest."""
-    monkeypatch.setattr("penstock.checkpoint.coordinator.FIRST_PAUSE_S", 3600.0)
+    monkeypatch.setattr("penstock.checkpoint.commits.FIRST_PAUSE_S", 3600.0)
     storage = LocalStorage(tmp_path)
-    run = claim(storage, 0.0)
+    mine = claim(storage, 0.0)
+    run = mine.run
     sinks = {"down": BackAgain()}
-    loop = loop_with(storage, run, sinks)
-    sinks["down"].stopping = loop.coordinator.stopping
+    completed: list[Completed] = []
+    loop = loop_with(mine, sinks, completed)
     loop.start()
     for number in range(3):
         finish_batch(loop, run, sinks, number)
-    until(lambda: loop.coordinator.protocol.waiting_commits == 3)
+    until(lambda: loop.coordinator.waiting_commits == 3)
     loop.stop()
     assert sinks["down"].asked == [0, 0]
     assert visible(sinks["down"]._external) == []
-    (newest,) = loop.coordinator.protocol.completed
+    newest = completed[-1]
     assert [one.checkpoint for one in newest.transactions] == [0, 1, 2]

@@ -15,8 +15,8 @@ from penstock.ids import SubtaskId
 from penstock.snapshot import mailbox as module
 from penstock.snapshot.mailbox import Address, Mailbox, places, send, tell
 from penstock.snapshot.messages import Message, UploadFailed
+from services.patience import PATIENCE_S
 
-PATIENCE_S = 60
 MESSAGE = UploadFailed(1, SubtaskId("views", 0), 3, "the cause")
 
 

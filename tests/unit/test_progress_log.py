@@ -7,7 +7,7 @@ import pytest
 from penstock.checkpoint.completed import Barrier
 from penstock.errors import CorruptStateError
 from penstock.ids import NO_CHECKPOINT, CheckpointId, RunId
-from penstock.spark.progress_log import ProgressLog, positions, set_out, without_positions
+from penstock.recovery.progress_log import ProgressLog, positions, set_out, without_positions
 from penstock.storage import LocalStorage
 
 LAST = CheckpointId(4)

@@ -437,7 +437,7 @@ def test_strays_are_swept_up_to_the_checkpoint() -> None:
     story = Story()
     story.batch(0, transaction(0), seconds=10)
     (sweep,) = only(story.written(0), SweepTransactions)
-    assert sweep == SweepTransactions(CheckpointId(0), (transaction(0),))
+    assert sweep == SweepTransactions(CheckpointId(0), frozenset({transaction(0).name}))
 
 
 def test_a_checkpoint_is_marked_when_all_it_promised_is_committed() -> None:
@@ -458,9 +458,9 @@ def test_every_sink_commits_by_itself() -> None:
     story.batch(0, transaction(0, "a"), transaction(0, "b"), transaction(0, "a", subtask=1), seconds=10)
     of_a, of_b = only(story.written(0), Commit)
     assert [(one.sink, one.subtask) for one in of_a.transactions] == [("a", 0), ("a", 1)]
-    assert (of_a.sink, of_b.sink, story.protocol.waiting_commits) == ("a", "b", 3)
+    assert (of_a.sink, of_b.sink, story.protocol.commits.committing) == ("a", "b", 3)
     assert not only(story.tell(Committed(of_b.transactions)), MarkCommitted)
-    assert story.protocol.waiting_commits == 2
+    assert story.protocol.commits.committing == 2
     (write,) = only(story.batch(1, transaction(1, "b"), seconds=10), WriteMetadata)
     assert [(one.sink, one.checkpoint) for one in write.completed.transactions] == [
         ("a", 0),
@@ -471,7 +471,7 @@ def test_every_sink_commits_by_itself() -> None:
     story.tell(Committed(next_of_b.transactions))
     (mark,) = only(story.tell(Committed(of_a.transactions)), MarkCommitted)
     assert mark.completed.checkpoint == 1
-    assert story.protocol.waiting_commits == 0
+    assert story.protocol.commits.committing == 0
 
 
 # ── failures ───────────────────────────────────────────────────────────────────────────────────
@@ -663,12 +663,12 @@ def test_undurable_files() -> None:
     story = Story()
     story.begin(0)
     files = {file_of(FIRST, 0), file_of(SECOND, 0)}
-    assert story.protocol.undurable(files) == files
+    assert story.protocol.files.undurable(files) == files
     story.store(0, FIRST)
-    assert story.protocol.undurable(files) == {file_of(SECOND, 0)}
-    assert story.protocol.undurable_files == set()
+    assert story.protocol.files.undurable(files) == {file_of(SECOND, 0)}
+    assert story.protocol.files.undurable_working == set()
     story.finish(0)
-    assert story.protocol.undurable_files == {file_of(SECOND, 0)}
+    assert story.protocol.files.undurable_working == {file_of(SECOND, 0)}
 
 
 # ── the end ────────────────────────────────────────────────────────────────────────────────────

@@ -5,13 +5,15 @@ from __future__ import annotations
 import pytest
 
 from penstock.checkpoint.completed import Barrier
+from penstock.clock import SYSTEM_CLOCK
 from penstock.config import Mode
+from penstock.engine.reading import Reading
 from penstock.errors import UnavailableError
 from penstock.ids import NO_CHECKPOINT, CheckpointId, RunId
+from penstock.ownership.claim import Claim
 from penstock.recovery.begun import Begun, last_begun
+from penstock.recovery.progress_log import ProgressLog
 from penstock.recovery.restore import RestorePoint
-from penstock.spark.progress_log import ProgressLog
-from penstock.spark.reading import Reading
 from penstock.storage import LocalStorage
 
 RUN = RunId(2)
@@ -31,7 +33,7 @@ def reading(
 ) -> tuple[Reading, list[Barrier]]:
     log = ProgressLog(storage, RUN)
     held: list[Barrier] = []
-    point = RestorePoint(RUN, (), begun)
+    point = RestorePoint(Claim(storage, RUN, "token"), (), begun)
     return Reading(
         log,
         log.source_log(),
@@ -39,6 +41,7 @@ def reading(
         point,
         mode=mode,
         hold=lambda _, barrier: held.append(barrier),
+        clock=SYSTEM_CLOCK,
     ), held
 
 
@@ -84,7 +87,7 @@ def test_at_most_once_records_a_batch_before_it_is_done(storage):
 
 def test_a_source_that_decides_later_than_another_is_recorded_too(storage, monkeypatch):
     """Each look and the first batch record what was noted since, so that no source decides again after a crash."""
-    monkeypatch.setattr("penstock.spark.reading.LOOK_EVERY_S", 0.0)
+    monkeypatch.setattr("penstock.engine.reading.LOOK_EVERY_S", 0.0)
     one, held = reading(storage)
     one.look_for_the_start()
     storage.put("spark/2/sources/1/0", b"began at 500")

@@ -7,7 +7,7 @@ import pytest
 from penstock.ids import SubtaskId
 from penstock.snapshot.rescue import RETRY_AFTER_S, STUCK_AFTER_S, Rescue
 from penstock.state.backends.checksums import fingerprint
-from penstock.state.handle import RunRef, StateHandle
+from penstock.state.handle import FileRef, StateHandle
 from penstock.storage import LocalStorage
 
 
@@ -32,7 +32,7 @@ def stuck(tmp_path):
     (local / name).parent.mkdir(parents=True)
     (local / name).write_bytes(b"rows")
     handle = StateHandle(
-        SubtaskId("views", 0), "filesystem", 0, (RunRef(1, *fingerprint(local / name), name),)
+        SubtaskId("views", 0), "filesystem", 0, (FileRef(1, *fingerprint(local / name), name),)
     )
     reported: list[StateHandle] = []
     clock = HandClock()
@@ -47,7 +47,7 @@ def test_what_does_not_move_is_stored_by_the_driver(stuck):
     clock.now += STUCK_AFTER_S
     rescue.look([handle])
     assert reported == [handle]
-    assert rescue.storage.get(handle.runs[0].name) == b"rows"
+    assert rescue.storage.get(handle.refs[0].name) == b"rows"
 
 
 def test_what_moves_is_left_alone(stuck):
@@ -65,7 +65,7 @@ def test_one_that_is_stuck_among_others_that_move(stuck):
     rescue, handle, clock, reported = stuck
     for version in range(1, 4):
         newer = StateHandle(
-            handle.subtask, "filesystem", version, (RunRef(1, 4, "x", f"state/views/1-{version}-0-0.arrow"),)
+            handle.subtask, "filesystem", version, (FileRef(1, 4, "x", f"state/views/1-{version}-0-0.arrow"),)
         )
         rescue.look([handle, newer])
         clock.now += STUCK_AFTER_S / 2
@@ -75,7 +75,7 @@ def test_one_that_is_stuck_among_others_that_move(stuck):
 def test_files_on_another_machine_are_not_reported(stuck):
     """Where the driver does not see the file it must not say that it is stored."""
     rescue, handle, clock, reported = stuck
-    (rescue.local_dir / handle.runs[0].name).unlink()
+    (rescue.local_dir / handle.refs[0].name).unlink()
     rescue.look([handle])
     clock.now += STUCK_AFTER_S
     rescue.look([handle])

@@ -8,6 +8,7 @@ from itertools import accumulate
 import pytest
 
 from penstock.errors import ConfigError
+from penstock.randomness import Randomness
 from penstock.recovery.restart import (
     ExponentialDelay,
     RestartStrategy,
@@ -17,7 +18,7 @@ from penstock.recovery.restart import (
     no_restart,
 )
 
-RNG = random.Random(1)
+RNG = Randomness(random.Random(1))
 
 
 def delays(strategy: RestartStrategy, failures: list[float]) -> list[float | None]:
@@ -71,7 +72,7 @@ def test_exponential_delay_with_a_limit() -> None:
 def test_jitter_stays_within_its_part() -> None:
     """The pause differs from run to run by the given part, so that jobs that failed together do not come back together."""
     strategy = exponential_delay(initial="10s", jitter=0.1)
-    rng = random.Random(7)
+    rng = Randomness(random.Random(7))
     found = [strategy.delay_s([0.0], rng) for _ in range(200)]
     assert all(9.0 <= one <= 11.0 for one in found if one is not None)
     assert len(set(found)) > 100
@@ -82,7 +83,7 @@ def test_a_decision_can_be_replayed() -> None:
     strategy = exponential_delay()
     failures = list(accumulate([1.0] * 9))
     first, second = (
-        [strategy.delay_s(failures[:n], random.Random(n)) for n in range(1, 9)] for _ in range(2)
+        [strategy.delay_s(failures[:n], Randomness(random.Random(n))) for n in range(1, 9)] for _ in range(2)
     )
     assert first == second
 

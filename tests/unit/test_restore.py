@@ -29,7 +29,9 @@ from penstock.errors import (
     UnavailableError,
 )
 from penstock.ids import CheckpointId, RunId, checked_name
-from penstock.recovery.fencing import Claimant, beat, claim, newest_run, read_descents, refuse_if_running
+from penstock.ownership.claim import Claimant, claim, newest_run
+from penstock.ownership.descent import read_descents
+from penstock.ownership.heartbeat import beat, refuse_if_running
 from penstock.recovery.forget import forget_everything
 from penstock.recovery.restore import JobRecord, RestorePoint, check_job_record, check_restorable, restore
 from penstock.storage import LocalStorage, Storage
@@ -418,7 +420,7 @@ def test_claim_comes_first(scene: Scene) -> None:
     with pytest.raises(SimulatedCrash):
         scene.restore(storage=FaultyStorage(scene.storage, FaultPlan(crash_after=2)))
     assert newest_run(scene.storage) == 2
-    assert claim(scene.storage, NOW) == 3
+    assert claim(scene.storage, NOW).run == 3
 
 
 def test_job_record(tmp_path: Path) -> None:
@@ -589,9 +591,9 @@ def test_what_a_start_may_drop_is_dropped_once(tmp_path: Path) -> None:
     """The first checkpoint that the start completes holds the state as it is to be: a restart drops nothing from it."""
     storage, claimant = LocalStorage(tmp_path), Claimant()
     claim(storage, NOW)
-    run = claim(storage, NOW, claimant)
+    run = claim(storage, NOW, claimant).run
     assert claimant.still_to_drop(("views",), completed_by=run - 1) == ("views",)
-    restarted = claim(storage, NOW, claimant)
+    restarted = claim(storage, NOW, claimant).run
     assert claimant.still_to_drop(("views",), completed_by=run - 1) == ("views",)
     for completed_by in (run, restarted):
         assert claimant.still_to_drop(("views",), completed_by=completed_by) == ()

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from penstock.operators import wide_columns
 from penstock.operators.array_like import as_column
-from penstock.operators.grouping import SORT_KEY, group_rows
+from penstock.operators.grouping import group_rows, stable_order
 from penstock.operators.pieces import PieceLimits, pieces
-from penstock.operators.row_order import stable_order
+from penstock.state.keys import SORT_KEY
 
 NEIGHBOURS = st.sampled_from([0, 1, 2, 3, 2**62, 2**62 + 1, 2**62 + 2, 2**63 - 1])
 

@@ -18,10 +18,9 @@ from penstock.snapshot.messages import Message, UploadDone
 from penstock.snapshot.transfer import Room, store_all
 from penstock.snapshot.uploader import Upload, Uploader
 from penstock.state.backends.checksums import fingerprint
-from penstock.state.handle import RunRef, StateHandle
+from penstock.state.handle import FileRef, StateHandle
 from penstock.storage import LocalStorage
-
-PATIENCE_S = 60.0
+from services.patience import PATIENCE_S
 
 
 class Meeting(LocalStorage):
@@ -51,14 +50,14 @@ class Meeting(LocalStorage):
                 self.stored[name] += 1
 
 
-def local_files(folder: Path, count: int) -> dict[str, RunRef]:
+def local_files(folder: Path, count: int) -> dict[str, FileRef]:
     """So many files, by name."""
     files = {}
     for number in range(count):
         name = f"state/views/{number:03}"
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(b"x" * (number + 1))
-        files[name] = RunRef(1, *fingerprint(folder / name), name)
+        files[name] = FileRef(1, *fingerprint(folder / name), name)
     return files
 
 
@@ -214,7 +213,7 @@ def test_batches_much_faster_than_uploads(tmp_path: Path, workers: int) -> None:
     names = sorted(files)
     most_waiting = 0
     for version in range(300):
-        runs = tuple(files[name] for name in names[max(0, version - 5) : version + 1])
+        refs = tuple(files[name] for name in names[max(0, version - 5) : version + 1])
         uploader = uploaders[version % workers]
         required = version % 10 == 0
         uploader.submit(
@@ -223,7 +222,7 @@ def test_batches_much_faster_than_uploads(tmp_path: Path, workers: int) -> None:
                 tmp_path,
                 mailbox.address,
                 run=1,
-                handle=StateHandle(SubtaskId("views", 0), "filesystem", version, runs),
+                handle=StateHandle(SubtaskId("views", 0), "filesystem", version, refs),
                 durable=frozenset(),
                 required=required,
                 awaited=frozenset({version - version % 10}),

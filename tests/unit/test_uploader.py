@@ -15,13 +15,13 @@ from penstock.snapshot.mailbox import Address, Mailbox
 from penstock.snapshot.messages import Message, UploadDone, UploadFailed
 from penstock.snapshot.uploader import Upload, Uploader, perform, remember_newest
 from penstock.state.backends.checksums import fingerprint
-from penstock.state.handle import RunRef, StateHandle
+from penstock.state.handle import FileRef, StateHandle
 from penstock.storage import LocalStorage
 from penstock.testing.faulty_storage import Failure, FaultPlan, FaultyStorage
+from services.patience import PATIENCE_S
 
 FIRST, SECOND = SubtaskId("views", 0), SubtaskId("views", 1)
 NOWHERE = Address("127.0.0.1", 1, "")
-PATIENCE_S = 60.0
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ class Place:
             path = self.local / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(name.encode())
-        refs = (RunRef(1, *fingerprint(self.local / name), name) for name in names)
+        refs = (FileRef(1, *fingerprint(self.local / name), name) for name in names)
         return StateHandle(subtask, "filesystem", version, tuple(refs))
 
     def upload(self, handle: StateHandle, **more) -> Upload:

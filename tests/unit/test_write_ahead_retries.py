@@ -6,14 +6,12 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from protocol_story import JOB, LAYOUT
+from protocol_story import JOB
 
+from penstock.checkpoint.commits import Committer
 from penstock.checkpoint.completed import PreCommitted
-from penstock.checkpoint.coordinator import Coordinator
 from penstock.checkpoint.events import Commit
-from penstock.checkpoint.protocol import Identity, Now, Protocol
-from penstock.config import Checkpointing
-from penstock.recovery.fencing import claim
+from penstock.ownership.claim import claim
 from penstock.sinks import TransactionContext, WriteAheadLog
 from penstock.storage import LocalStorage
 from penstock.testing.virtual_clock import VirtualClock
@@ -30,13 +28,9 @@ def test_a_function_that_raises_is_retried_with_a_growing_pause(tmp_path: Path) 
 
     sink = WriteAheadLog(hand_over, staging=tmp_path / "staging")
     storage, clock = LocalStorage(tmp_path / "storage"), VirtualClock()
-    run = claim(storage, 0.0)
-    protocol = Protocol(
-        Checkpointing(), Identity(JOB, run, 1, 8, {"views": LAYOUT}, {"views": ()}), (), Now(0.0, 0.0)
-    )
-    coordinator = Coordinator(protocol, storage=storage, sinks={"out": sink}, run=run, owner=JOB, clock=clock)
-    coordinator.post = lambda event: None
-    coordinator._commit(Commit("out", tuple(staged(sink, run, checkpoint) for checkpoint in (1, 2, 3))))
+    mine = claim(storage, 0.0)
+    committer = Committer({"out": sink}, claim=mine, owner=JOB, clock=clock, post=lambda event: None)
+    committer.commit(Commit("out", tuple(staged(sink, mine.run, checkpoint) for checkpoint in (1, 2, 3))))
     assert calls == [1, 2, 2, 2, 2, 3]
     assert clock.slept == pytest.approx([0.1, 0.2, 0.4])
 

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from penstock.ids import CheckpointId, SubtaskId
+from penstock.sinks.two_phase_commit import TransactionName
 from penstock.state.handle import StateHandle
 
-FORMAT = 2
+FORMAT = 3
+
+Upstream = Mapping[str, Sequence[str]]
+"""The operators in front of each operator, near and far. Those in front come first in it."""
 
 
 class SourceFile(msgspec.Struct, frozen=True):
@@ -69,6 +74,11 @@ class PreCommitted(msgspec.Struct, frozen=True):
     subtask: int
     transaction: dict[str, Any]
     rows: int = 0
+
+    @property
+    def name(self) -> TransactionName:
+        """What it is known by: what the sink added to it, and which object holds it, does not matter."""
+        return TransactionName.of(self.sink, self.transaction)
 
 
 class OperatorState(msgspec.Struct, frozen=True):

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import enum
 from dataclasses import dataclass, field
 
 from penstock.checkpoint.completed import Barrier, Completed, PreCommitted, SubtaskReport
-from penstock.checkpoint.failures import FailureReason
 from penstock.ids import CheckpointId, SubtaskId
+from penstock.sinks.two_phase_commit import TransactionName
 from penstock.state.handle import StateHandle
 
 # ── events ─────────────────────────────────────────────────────────────────────────────────────
@@ -21,6 +22,11 @@ class BatchFinished:
     handles: dict[SubtaskId, StateHandle]
     transactions: tuple[PreCommitted, ...] = ()
     reports: dict[SubtaskId, SubtaskReport] = field(default_factory=dict)
+
+    @property
+    def files(self) -> frozenset[str]:
+        """Everything below `state/` that a checkpoint at the end of the batch would name."""
+        return self.barrier.files.union(*(handle.files for handle in self.handles.values()))
 
 
 @dataclass(frozen=True)
@@ -123,7 +129,7 @@ class SweepTransactions:
     """Abort what attempts that Spark did not keep have left in the sinks, up to this batch."""
 
     up_to: CheckpointId
-    keep: tuple[PreCommitted, ...]
+    keep: frozenset[TransactionName]
 
 
 @dataclass(frozen=True)
@@ -132,6 +138,20 @@ class Discard:
 
     checkpoints: tuple[Completed, ...]
     files: tuple[str, ...]
+
+
+class FailureReason(enum.Enum):
+    """Why a checkpoint was given up, and whether it counts against `tolerable_failures`."""
+
+    EXPIRED = ("was not complete in time", True)
+    DECLINED = ("was declined by a subtask: its state could not be stored", True)
+    METADATA_FAILED = ("could not be completed: its metadata could not be written", True)
+    SUBSUMED = ("was overtaken by a newer one", False)
+    JOB_ENDED = ("was under way when the job ended", False)
+
+    def __init__(self, text: str, counts: bool) -> None:
+        self.text = text
+        self.counts = counts
 
 
 @dataclass(frozen=True)

@@ -8,16 +8,16 @@ from __future__ import annotations
 import logging
 import queue
 import threading
-import time
 from collections.abc import Callable
 
-from penstock.checkpoint.coordinator import Coordinator, SinkTask
+from penstock.checkpoint.commits import Post, RunCommit
+from penstock.checkpoint.coordinator import Coordinator
 from penstock.checkpoint.events import Drain, Event, JobEnded, Tick
 from penstock.checkpoint.sink_lanes import SinkLanes
 from penstock.clock import SYSTEM_CLOCK
 from penstock.errors import PenstockError
 from penstock.ids import RunId
-from penstock.recovery.fencing import HEARTBEAT_S, beat
+from penstock.ownership.heartbeat import HEARTBEAT_S, beat
 from penstock.storage import Storage
 
 _log = logging.getLogger(__name__)
@@ -30,7 +30,7 @@ class CoordinatorLoop:
 
     def __init__(
         self,
-        make: Callable[[Callable[[SinkTask], None]], Coordinator],
+        make: Callable[[Post, RunCommit], Coordinator],
         *,
         storage: Storage,
         run: RunId,
@@ -38,8 +38,7 @@ class CoordinatorLoop:
     ) -> None:
         self._events: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
         self._lanes = SinkLanes(self._guard)
-        self.coordinator = make(self._lanes.put)
-        self.coordinator.post = self._events.put
+        self.coordinator = make(self.post, self._lanes.put)
         self.failure: BaseException | None = None
         self._on_failure = on_failure
         self._storage = storage
@@ -73,7 +72,7 @@ class CoordinatorLoop:
         A sink that is down may make that long: whoever waits can give up, and leaves the commits to the next run.
         """
         self.post(Drain())
-        while not self._settled() and self.failure is None and not given_up():
+        while not self.coordinator.settled and self.failure is None and not given_up():
             with self._changed:
                 self._changed.wait(TICK_S)
             meanwhile()
@@ -85,7 +84,7 @@ class CoordinatorLoop:
         if self._stopped.is_set():
             return
         self._stopped.set()
-        self.coordinator.stopping.set()
+        self.coordinator.stop()
         if self.failure is None:
             self.post(JobEnded())
         self._events.put(None)
@@ -94,25 +93,25 @@ class CoordinatorLoop:
             thread.join()
         self._lanes.join()
 
-    def _settled(self) -> bool:
-        with self.coordinator.lock:
-            return self.coordinator.protocol.settled
-
     def _work(self) -> None:
-        next_tick = time.monotonic() + TICK_S
+        next_tick = SYSTEM_CLOCK.monotonic() + TICK_S
         while True:
             try:
-                event = self._events.get(timeout=max(0.0, next_tick - time.monotonic()))
+                event = self._events.get(timeout=max(0.0, next_tick - SYSTEM_CLOCK.monotonic()))
             except queue.Empty:
-                event, next_tick = Tick(), time.monotonic() + TICK_S
+                event, next_tick = Tick(), SYSTEM_CLOCK.monotonic() + TICK_S
             if event is None or not self._guard(lambda event=event: self.coordinator.handle(event)):  # type: ignore[misc]
                 return
 
     def _beat(self) -> None:
         while not self._stopped.wait(HEARTBEAT_S):
             try:
-                completed = self.coordinator.protocol.last_completed
-                beat(self._storage, self._run, SYSTEM_CLOCK.wall(), completed=completed)
+                beat(
+                    self._storage,
+                    self._run,
+                    SYSTEM_CLOCK.wall(),
+                    completed=self.coordinator.last_completed,
+                )
             except PenstockError as error:
                 _log.warning("the heartbeat of run %d could not be written: %s", self._run, error)
 

@@ -1,6 +1,6 @@
 """Whether the state that a checkpoint names is in the right hands, as far as it shows without fetching a file. Driver.
 
-The name of a state file says which subtask wrote it, and an inline run says it itself. A subtask that is handed no runs opens no file that
+The name of a state file says which subtask wrote it, and an inline one says it itself. A subtask that is handed no files opens no file that
 could object: it would begin anew without a word. So all handles are looked at together, when the metadata is read.
 """
 
@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from penstock.checkpoint.completed import Completed
 from penstock.errors import CorruptStateError
 from penstock.ids import SubtaskId
-from penstock.state.backends.run_file import inline_header, run_label
-from penstock.state.handle import RunRef, writer_of
+from penstock.state.backends.sorted_file import file_label, inline_header
+from penstock.state.handle import FileRef, writer_of
 
 
 def check_owners(completed: Completed, name: str) -> None:
@@ -27,23 +27,23 @@ def check_owners(completed: Completed, name: str) -> None:
             raise _mixed_up(
                 name, f"operator {uid} has {len(subtasks)} handles, for {completed.parallelism} subtasks"
             )
-        for index, run in _runs(completed, uid):
-            writer = _writer(run)
+        for index, ref in _refs(completed, uid):
+            writer = _writer(ref)
             if writer not in (None, SubtaskId(uid, index)):
                 raise _mixed_up(
                     name,
-                    f"{run_label(run)}, written by {writer}, stands there as state of {SubtaskId(uid, index)}",
+                    f"{file_label(ref)}, written by {writer}, stands there as state of {SubtaskId(uid, index)}",
                 )
 
 
-def _runs(completed: Completed, uid: str) -> Iterator[tuple[int, RunRef]]:
-    return ((handle.subtask.index, run) for handle in completed.operators[uid].handles for run in handle.runs)
+def _refs(completed: Completed, uid: str) -> Iterator[tuple[int, FileRef]]:
+    return ((handle.subtask.index, ref) for handle in completed.operators[uid].handles for ref in handle.refs)
 
 
-def _writer(run: RunRef) -> SubtaskId | None:
-    if run.name:
-        return writer_of(run.name)
-    header = inline_header(run)
+def _writer(ref: FileRef) -> SubtaskId | None:
+    if ref.name:
+        return writer_of(ref.name)
+    header = inline_header(ref)
     return SubtaskId(header.uid, header.subtask)
 
 

@@ -11,13 +11,20 @@ from penstock.ids import CheckpointId, SubtaskId
 from penstock.state.handle import StateHandle
 
 
+@dataclass(frozen=True)
+class Now:
+    """The time of an event: for intervals, and for people."""
+
+    monotonic: float
+    wall: float
+
+
 @dataclass
 class Pending:
     """It waits for its batch, then for an acknowledgement with a durable handle from every subtask, then for its metadata."""
 
     checkpoint: CheckpointId
-    triggered_at: float
-    triggered_wall: float
+    triggered: Now
     batch: BatchFinished | None = None
     acknowledged: dict[SubtaskId, StateHandle] = field(default_factory=dict)
     writing: Completed | None = None
@@ -49,6 +56,18 @@ class Pending:
     def missing(self) -> list[SubtaskId]:
         """The subtasks that have not acknowledged."""
         return [] if self.batch is None else sorted(set(self.batch.handles) - set(self.acknowledged))
+
+    def who_is_late(self, timeout_s: float) -> str:
+        """What it waited for in vain, for people."""
+        after = f"after {timeout_s:g} s"
+        if self.batch is None:
+            return f"{after}: its batch is still being processed; if that is normal, raise checkpoint.timeout"
+        missing = self.missing()
+        names = ", ".join(str(subtask) for subtask in missing[:8])
+        return (
+            f"{after}: {len(missing)} of {len(self.batch.handles)} subtasks did not acknowledge ({names}); "
+            "if those executors are alive, raise checkpoint.timeout"
+        )
 
     @property
     def ready(self) -> bool:

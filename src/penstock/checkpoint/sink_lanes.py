@@ -6,20 +6,20 @@ import queue
 import threading
 from collections.abc import Callable
 
-from penstock.checkpoint.coordinator import SinkTask
+from penstock.checkpoint.commits import SinkCall
 
 
 class SinkLanes:
     """Takes tasks until it is closed. `perform` runs one; a lane ends when it says False, the others go on."""
 
-    def __init__(self, perform: Callable[[SinkTask], bool]) -> None:
+    def __init__(self, perform: Callable[[SinkCall], bool]) -> None:
         self._perform = perform
-        self._queues: dict[str, queue.SimpleQueue[SinkTask | None]] = {}
+        self._queues: dict[str, queue.SimpleQueue[SinkCall | None]] = {}
         self._threads: list[threading.Thread] = []
         self._lock = threading.Lock()
         self._closed = False
 
-    def put(self, task: SinkTask) -> None:
+    def put(self, task: SinkCall) -> None:
         """Add a task behind those of the same sink; returns at once. After `close` it is left to the next run."""
         with self._lock:
             if self._closed:
@@ -46,7 +46,7 @@ class SinkLanes:
         self._threads.append(thread)
         thread.start()
 
-    def _work(self, lane: queue.SimpleQueue[SinkTask | None]) -> None:
+    def _work(self, lane: queue.SimpleQueue[SinkCall | None]) -> None:
         while (task := lane.get()) is not None:
             if not self._perform(task):
                 return

@@ -10,7 +10,7 @@ from penstock.checkpoint.completed import Completed
 from penstock.checkpoint.metadata import CheckpointName, found_checkpoints, read_metadata
 from penstock.errors import ConfigError, CorruptStateError, IncompatibleStateError
 from penstock.ids import RunId, checked_name
-from penstock.recovery.fencing import Descent, in_line_of_descent, read_descents
+from penstock.ownership.descent import Descent, in_line_of_descent, read_descents
 from penstock.recovery.restore import JOB_FILE
 from penstock.storage import Storage, open_job_storage, open_storage
 

@@ -14,8 +14,8 @@ from penstock.clock import SYSTEM_CLOCK
 from penstock.job import Job
 
 if TYPE_CHECKING:
+    from penstock.engine.observer import Progress
     from penstock.spark.handle import JobHandle
-    from penstock.spark.observer import Progress
 
 PLAIN_EVERY_S = 5.0
 

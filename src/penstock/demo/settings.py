@@ -29,6 +29,7 @@ class DemoSettings(msgspec.Struct, frozen=True, kw_only=True):
     partitions: int = 4
     apps: int = 20
     kills: int = 2
+    batches: int = BATCHES
 
     @property
     def root(self) -> Path:
@@ -58,13 +59,13 @@ class DemoSettings(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def rows_per_batch(self) -> int:
         """How many events a batch takes."""
-        return -(-self.events // BATCHES)
+        return -(-self.events // self.batches)
 
     def kill_point(self, number: int) -> KillPoint | None:
         """When the driver that is started as the `number`-th (from 0) dies; None for one that may live."""
         if number >= self.kills:
             return None
-        spaced = BATCHES * (number + 1) // (self.kills + 1)
+        spaced = self.batches * (number + 1) // (self.kills + 1)
         return KillPoint(moment=self._moment(number), first=max(1, spaced - 1))
 
     def _moment(self, number: int) -> Moment:
@@ -76,7 +77,7 @@ class DemoSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 def checked(settings: DemoSettings) -> DemoSettings:
     """Refuse numbers that make no demonstration."""
-    whole_number("--events", settings.events, minimum=BATCHES * 100)
+    whole_number("--events", settings.events, minimum=settings.batches * 100)
     whole_number("--partitions", settings.partitions, minimum=1, maximum=100)
     whole_number("--apps", settings.apps, minimum=1, maximum=MAX_APPS)
     whole_number("--kills", settings.kills, minimum=0, maximum=MAX_KILLS)

@@ -108,7 +108,7 @@ class _LastWords:
 
 def _read_up_to(storage: Storage, run: int, batch: int | None) -> int:
     """How many events lie before the end of a batch; None means the newest that Spark knows of in this run."""
-    from penstock.spark import progress_log
+    from penstock.recovery import progress_log
 
     log = progress_log.ProgressLog(storage, RunId(run))
     if batch is None:

@@ -1,13 +1,89 @@
-"""What a user writes to process all rows of a batch at once, in columns. Driver (declared) and executors (run)."""
+"""What a user writes to process all rows of a batch at once, in columns, and the keys and rows that it is given.
+
+Nothing is copied until it is asked for. Driver (declared) and executors (run).
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
-from penstock.operators.batch_columns import BatchKeys, BatchRows
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from penstock.errors import BadRecordError
 from penstock.operators.batch_state import BatchState
 from penstock.operators.keyed_process import refuse_state_assignment
+from penstock.optional_package import optional_package
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import polars as pl
+
+
+class BatchColumns:
+    """Columns of equal length: `columns["app"]` is an Arrow array, `to_pandas()` and `to_polars()` are a DataFrame."""
+
+    def __init__(self, table: pa.Table) -> None:
+        self._table = table
+
+    def __len__(self) -> int:
+        rows: int = self._table.num_rows
+        return rows
+
+    def __getitem__(self, name: str) -> pa.Array:
+        if name not in self._table.column_names:
+            raise BadRecordError(
+                f"process_batch() asked for the column {name!r}; there are {', '.join(self._table.column_names)}"
+            )
+        column = self._table.column(name)
+        return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+
+    @property
+    def column_names(self) -> list[str]:
+        """The names of the columns."""
+        names: list[str] = self._table.column_names
+        return names
+
+    def to_arrow(self) -> pa.Table:
+        """All columns as an Arrow table, without copying."""
+        return self._table
+
+    def to_pandas(self) -> pd.DataFrame:
+        """All columns as a pandas DataFrame. pandas has no null for whole numbers: a column with nulls becomes one of floats."""
+        frame: pd.DataFrame = self._table.to_pandas()
+        return frame
+
+    def to_polars(self) -> pl.DataFrame:
+        """All columns as a polars DataFrame, mostly without copying; needs `pip install 'penstock[polars]'`."""
+        polars = optional_package("polars", needed_by="to_polars()", extra="polars")
+        frame: Any = polars.from_arrow(self._table)
+        return frame  # type: ignore[no-any-return]
+
+
+class BatchKeys(BatchColumns):
+    """The distinct keys of the rows, under the names of the key columns. State has one value for each of them, in this order."""
+
+
+class BatchRows(BatchColumns):
+    """The rows, ordered by key: those of key i are the rows `starts[i]` up to `starts[i + 1]`, or to the end for the last key."""
+
+    def __init__(self, table: pa.Table, bounds: npt.NDArray[np.int64]) -> None:
+        super().__init__(table)
+        self._bounds = bounds
+
+    @property
+    def starts(self) -> npt.NDArray[np.int64]:
+        """The first row of every key, as `np.add.reduceat(values, starts)` takes it."""
+        return self._bounds[:-1]
+
+    @cached_property
+    def key_index(self) -> npt.NDArray[np.int64]:
+        """For every row the position of its key in `keys`, as `np.bincount(key_index)` takes it."""
+        counts = np.diff(self._bounds)
+        return np.repeat(np.arange(len(counts), dtype=np.int64), counts)
 
 
 class BatchProcess(ABC):

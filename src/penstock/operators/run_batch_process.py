@@ -9,8 +9,7 @@ import pyarrow as pa
 
 from penstock.errors import BadRecordError
 from penstock.operators.array_like import as_column, as_columns
-from penstock.operators.batch_columns import BatchKeys, BatchRows
-from penstock.operators.batch_process import BatchProcess
+from penstock.operators.batch_process import BatchKeys, BatchProcess, BatchRows
 from penstock.operators.batch_state import BatchState
 from penstock.operators.grouping import group_rows
 from penstock.operators.keyed_process import Context, declared_state

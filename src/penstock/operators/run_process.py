@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from itertools import islice
 from operator import itemgetter
 from typing import Any
@@ -13,7 +15,6 @@ import pyarrow as pa
 
 from penstock.errors import BadRecordError
 from penstock.operators.encoding import to_array
-from penstock.operators.garbage_collection import rare_collections
 from penstock.operators.grouping import Grouped, group_rows
 from penstock.operators.keyed_process import Context, KeyedProcess, ValueCell, bind, declared_state
 from penstock.operators.pieces import PieceLimits, pieces_with_state
@@ -28,6 +29,9 @@ OUTPUT_ROWS = 8_192
 
 LIMITS = PieceLimits(rows=1 << 18, bytes=256 << 20)
 """Rows and values of state that are Python objects at the same time."""
+
+YOUNG_OBJECTS = 50_000
+"""How many objects may be new before Python's collector looks; its own 700 make it look all the time, even at all that is imported."""
 
 
 def value_schema(operator: object) -> pa.Schema:
@@ -47,7 +51,7 @@ def run_process(
     """Process every key of the table once; returns the results in batches."""
     cells = bind(operator)
     results: list[pa.RecordBatch] = []
-    with rare_collections():
+    with _rare_collections():
         for piece in pieces_with_state(group_rows(table, key_names), state if cells else None, LIMITS):
             for name, cell in cells.items():
                 cell.load(python_values(piece.stored.column(name)))
@@ -56,6 +60,18 @@ def run_process(
             if cells:
                 _write_back(operator, piece.grouped.keys, cells, state, context.operator)
     return results
+
+
+@contextmanager
+def _rare_collections() -> Iterator[None]:
+    """Collect rarely inside, and as before afterwards. Never not at all: user code may leave cycles behind."""
+    before = gc.get_threshold()
+    if 0 < before[0] < YOUNG_OBJECTS:
+        gc.set_threshold(YOUNG_OBJECTS, *before[1:])
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
 
 
 def _call(operator: KeyedProcess, piece: Grouped, cells: list[ValueCell], context: Context) -> Iterator[Any]:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from penstock.checkpoint.completed import Barrier
 from penstock.errors import InternalError
 from penstock.ids import NO_CHECKPOINT, RunId
+from penstock.ownership.claim import Claimant, claim
+from penstock.ownership.descent import record_descent
+from penstock.ownership.heartbeat import beat
 from penstock.recovery.begun import Begun, record_begun
-from penstock.recovery.fencing import Claimant, beat, check_owner, claim, record_descent
 from penstock.storage import Storage
 
 
@@ -20,11 +22,11 @@ def forget_everything(storage: Storage, now: float, claimant: Claimant) -> RunId
     """
     if not claimant.has_claimed:
         raise InternalError(f"a start that never had the job in {storage.uri} is to forget what it holds")
-    run = claim(storage, now, claimant)
-    record_descent(storage, run, NO_CHECKPOINT, completed_by=0)
+    mine = claim(storage, now, claimant)
+    record_descent(mine, NO_CHECKPOINT, completed_by=0)
     listed = [name for name in storage.names() if name.startswith(("chk-", "state/", "spark/", "begun/"))]
-    record_begun(storage, Begun(run, Barrier()))  # whoever looks meanwhile: nothing was begun
-    check_owner(storage, run)
+    record_begun(storage, Begun(mine.run, Barrier()))  # whoever looks meanwhile: nothing was begun
+    mine.check()
     storage.delete(listed)
-    beat(storage, run, now, ended=True)
-    return run
+    beat(storage, mine.run, now, ended=True)
+    return mine.run

@@ -15,7 +15,8 @@ from penstock.checkpoint.metadata import (
 )
 from penstock.errors import ConfigError, CorruptStateError
 from penstock.ids import NO_CHECKPOINT, CheckpointId, RunId
-from penstock.recovery.fencing import Descent, in_line_of_descent, last_completed, newest_descent
+from penstock.ownership.descent import Descent, in_line_of_descent, newest_descent
+from penstock.ownership.heartbeat import last_completed
 from penstock.storage import Storage
 
 _log = logging.getLogger(__name__)

@@ -1,7 +1,7 @@
 """Hand the state of P subtasks to Q subtasks. Pure; driver.
 
-A run is ordered by key group and a subtask looks up only keys it owns, so a new subtask simply names every run that may hold one of
-its groups. No row moves; the backend drops what is not its own when it next merges runs.
+A sorted file is ordered by key group and a subtask looks up only keys it owns, so a new subtask simply names every file that may hold one
+of its groups. No row moves; the backend drops what is not its own when it next merges files.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def redistribute(
             f"operator {uid}: the checkpoint holds subtasks {sorted(by_index)}, some are missing"
         )
     for handle in handles:
-        if handle.runs and handle.backend != backend:
+        if handle.refs and handle.backend != backend:
             raise IncompatibleStateError(
                 f"operator {uid}: its state was written by the backend {handle.backend!r}, the job has {backend!r}; "
                 f"set backend={handle.backend!r}",
@@ -34,7 +34,7 @@ def redistribute(
             SubtaskId(uid, index),
             backend,
             version,
-            tuple(run for old in _sources(index, parallelism, len(by_index)) for run in by_index[old].runs),
+            tuple(ref for old in _sources(index, parallelism, len(by_index)) for ref in by_index[old].refs),
         )
         for index in range(parallelism)
     }

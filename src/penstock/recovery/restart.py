@@ -5,7 +5,6 @@ Every strategy decides from the times of the failures so far, so a decision can 
 
 from __future__ import annotations
 
-import random
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from itertools import pairwise
 
 from penstock.config import Duration, seconds, whole_number
 from penstock.errors import ConfigError
+from penstock.randomness import Randomness
 
 
 class RestartStrategy(ABC):
@@ -24,7 +24,7 @@ class RestartStrategy(ABC):
         return False
 
     @abstractmethod
-    def delay_s(self, failures: Sequence[float], rng: random.Random) -> float | None:
+    def delay_s(self, failures: Sequence[float], randomness: Randomness) -> float | None:
         """Seconds to wait before the next attempt, or None to give up.
 
         `failures` are the times (s) of all failures of this run of the job, the newest last; never empty.
@@ -35,7 +35,7 @@ class RestartStrategy(ABC):
 class NoRestart(RestartStrategy):
     """The first failure is final."""
 
-    def delay_s(self, failures: Sequence[float], rng: random.Random) -> float | None:  # noqa: ARG002
+    def delay_s(self, failures: Sequence[float], randomness: Randomness) -> float | None:  # noqa: ARG002
         """See `RestartStrategy.delay_s`."""
         return None
 
@@ -52,7 +52,7 @@ class FixedDelay(RestartStrategy):
         """See `RestartStrategy.counts_attempts`."""
         return True
 
-    def delay_s(self, failures: Sequence[float], rng: random.Random) -> float | None:  # noqa: ARG002
+    def delay_s(self, failures: Sequence[float], randomness: Randomness) -> float | None:  # noqa: ARG002
         """See `RestartStrategy.delay_s`."""
         return self.pause_s if len(failures) <= self.attempts else None
 
@@ -65,7 +65,7 @@ class FailureRate(RestartStrategy):
     interval_s: float
     pause_s: float
 
-    def delay_s(self, failures: Sequence[float], rng: random.Random) -> float | None:  # noqa: ARG002
+    def delay_s(self, failures: Sequence[float], randomness: Randomness) -> float | None:  # noqa: ARG002
         """See `RestartStrategy.delay_s`."""
         recent = [at for at in failures if at > failures[-1] - self.interval_s]
         return self.pause_s if len(recent) <= self.max_failures else None
@@ -87,13 +87,13 @@ class ExponentialDelay(RestartStrategy):
         """See `RestartStrategy.counts_attempts`."""
         return self.attempts is not None
 
-    def delay_s(self, failures: Sequence[float], rng: random.Random) -> float | None:
+    def delay_s(self, failures: Sequence[float], randomness: Randomness) -> float | None:
         """See `RestartStrategy.delay_s`."""
         streak = self._streak(failures)
         if self.attempts is not None and streak > self.attempts:
             return None
         pause = self._pause(streak)
-        return pause * (1 + rng.uniform(-self.jitter, self.jitter))
+        return pause * (1 + randomness.between(-self.jitter, self.jitter))
 
     def _pause(self, streak: int) -> float:
         pause = self.initial_s

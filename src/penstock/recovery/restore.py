@@ -13,14 +13,13 @@ A crash in between leaves the same choice to the next run.
 from __future__ import annotations
 
 import logging
-import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
 
+from penstock.checkpoint.commits import commit_in_order
 from penstock.checkpoint.completed import Barrier, Completed, PreCommitted
-from penstock.checkpoint.coordinator import commit_in_order, identity
 from penstock.checkpoint.metadata import is_committed, name_of
 from penstock.config import Mode
 from penstock.errors import (
@@ -31,20 +30,14 @@ from penstock.errors import (
     UnavailableError,
 )
 from penstock.ids import LONGEST_NAME, NO_CHECKPOINT, CheckpointId, RunId
+from penstock.ownership.claim import Claim, Claimant, claim, forget_old_runs, newest_run
+from penstock.ownership.descent import read_descents, record_descent
+from penstock.ownership.heartbeat import beat
+from penstock.randomness import SYSTEM_RANDOMNESS
 from penstock.recovery import begun as begun_batches
 from penstock.recovery.begun import Begun
-from penstock.recovery.fencing import (
-    Claimant,
-    beat,
-    check_owner,
-    claim,
-    forget_old_runs,
-    newest_run,
-    read_descents,
-    record_descent,
-)
 from penstock.recovery.history import choose, read_history
-from penstock.sinks.two_phase_commit import TwoPhaseCommitSink
+from penstock.sinks.two_phase_commit import TransactionName, TwoPhaseCommitSink
 from penstock.storage import Storage
 
 _log = logging.getLogger(__name__)
@@ -74,12 +67,17 @@ _JOB_RECORDS = msgspec.json.Decoder(JobRecord)
 
 @dataclass(frozen=True)
 class RestorePoint:
-    """Where a run goes on: its number, and the retained checkpoints up to the restored one (oldest first, may be empty)."""
+    """Where a run goes on: its claim, and the retained checkpoints up to the restored one (oldest first, may be empty)."""
 
-    run: RunId
+    claim: Claim
     retained: tuple[Completed, ...]
     begun: Begun | None = None
     """What earlier runs had begun, if a checkpoint that is retained knows nothing of it."""
+
+    @property
+    def run(self) -> RunId:
+        """The number of the run."""
+        return self.claim.run
 
     @property
     def checkpoint(self) -> Completed | None:
@@ -116,7 +114,7 @@ class RestorePoint:
 
 def check_job_record(storage: Storage, record: JobRecord) -> JobRecord:
     """Write `job.json` at the first start, with an identity; later return it, or refuse a job that has changed since."""
-    new = msgspec.structs.replace(record, identity=secrets.token_hex(4))
+    new = msgspec.structs.replace(record, identity=SYSTEM_RANDOMNESS.token(8))
     if storage.create(JOB_FILE, msgspec.json.encode(new)):
         return new
     try:
@@ -156,14 +154,14 @@ def restore(
 
     `owner`: see `JobRecord`. `check` refuses, by raising, a checkpoint that the job cannot go on from.
     """
-    run = claim(storage, now, claimant)
+    mine = claim(storage, now, claimant)
     try:
-        point = _choose_point(storage, run, mode, wanted)
+        point = _choose_point(mine, mode, wanted)
         promised = _promised(storage, point, sinks)
         check(point)
-        _take_over(storage, point, sinks, owner=owner, promised=promised)
+        _take_over(point, sinks, owner=owner, promised=promised)
     except Exception:
-        beat(storage, run, now, ended=True)  # the next start must not be told that this run is alive
+        beat(storage, mine.run, now, ended=True)  # the next start must not be told that this run is alive
         raise
     return point
 
@@ -181,18 +179,19 @@ def check_restorable(
     Called once, before a start's first claim. Everything is looked at again afterwards.
     """
     try:
-        point = _choose_point(storage, newest_run(storage), mode, wanted)
+        nobodys = Claim(storage, newest_run(storage), token="")
+        point = _choose_point(nobodys, mode, wanted)
         _promised(storage, point, sinks)
         check(point)
     except CorruptStateError as error:
         _log.debug("looked at again when the job is claimed, its owner may just be deleting: %s", error)
 
 
-def _choose_point(storage: Storage, run: RunId, mode: Mode, wanted: CheckpointId | None) -> RestorePoint:
-    history = read_history(storage, read_descents(storage))
+def _choose_point(claim: Claim, mode: Mode, wanted: CheckpointId | None) -> RestorePoint:
+    history = read_history(claim.storage, read_descents(claim.storage))
     may_repeat = mode is not Mode.EXACTLY_ONCE
     retained = choose(history, wanted=wanted, may_repeat=may_repeat)
-    return RestorePoint(run, tuple(retained), _begun_beyond(storage, retained))
+    return RestorePoint(claim, tuple(retained), _begun_beyond(claim.storage, retained))
 
 
 def _begun_beyond(storage: Storage, retained: Sequence[Completed]) -> Begun | None:
@@ -202,14 +201,14 @@ def _begun_beyond(storage: Storage, retained: Sequence[Completed]) -> Begun | No
 
 
 def _take_over(
-    storage: Storage,
     point: RestorePoint,
     sinks: Mapping[str, TwoPhaseCommitSink],
     *,
     owner: str,
     promised: Sequence[PreCommitted],
 ) -> None:
-    record_descent(storage, point.run, point.id, point.completed_by)
+    storage = point.claim.storage
+    record_descent(point.claim, point.id, point.completed_by)
     _commit_promised(point.id, promised, sinks)
     _abort_others(point, promised, sinks, owner)
     begun_batches.take_over(storage, point.run, point.begun)
@@ -239,13 +238,12 @@ def _abort_others(
     sinks: Mapping[str, TwoPhaseCommitSink],
     owner: str,
 ) -> None:
-    keep = {(one.sink, identity(one.transaction)) for one in promised}
+    keep = {one.name for one in promised}
     for uid, sink in sinks.items():
         for transaction in list(sink.find_transactions(owner, uid)):
-            if transaction["run"] <= point.run and (uid, identity(transaction)) not in keep:
-                _log.info(
-                    "sink %s: transaction %s is aborted, no checkpoint names it", uid, identity(transaction)
-                )
+            name = TransactionName.of(uid, transaction)
+            if name.run <= point.run and name not in keep:
+                _log.info("sink %s: transaction %s is aborted, no checkpoint names it", uid, tuple(name[1:]))
                 sink.abort(transaction)
 
 
@@ -280,7 +278,7 @@ def _delete_leftovers(storage: Storage, point: RestorePoint) -> None:
     needed = {name for completed in point.retained for name in completed.files}
     needed |= point.begun_files
     unnamed = [name for name in storage.names("state") if name not in needed]
-    check_owner(storage, point.run)
+    point.claim.check()
     # Another run may take over in this moment: nothing in the lists is its own, for no name is used twice, and what it goes
     # on from is retained here, for it keeps to the record of this run.
     storage.delete(stale)

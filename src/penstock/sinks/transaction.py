@@ -10,13 +10,13 @@ drop its rows as 'already there'.
 from __future__ import annotations
 
 import re
-import secrets
 from typing import Any, Protocol, Self, TypeVar
 
 import msgspec
 
 from penstock.errors import CommitLostError, ConfigError, CorruptStateError, InternalError
 from penstock.ids import checked_name
+from penstock.randomness import SYSTEM_RANDOMNESS, Randomness
 from penstock.sinks.two_phase_commit import Transaction, TransactionContext, TwoPhaseCommitSink
 
 _NUMBERS_AND_TOKEN = re.compile(r"(\d+)\.(\d+)\.(\d+)\.(\d+)\.([0-9a-f]{8})")
@@ -35,7 +35,7 @@ class NamedTransaction(msgspec.Struct, frozen=True):
     rows: int | None = None
 
     @classmethod
-    def begin(cls, context: TransactionContext) -> Self:
+    def begin(cls, context: TransactionContext, randomness: Randomness = SYSTEM_RANDOMNESS) -> Self:
         """Name a new transaction."""
         return cls(
             job=checked_name("job", context.job),
@@ -44,7 +44,7 @@ class NamedTransaction(msgspec.Struct, frozen=True):
             checkpoint=context.checkpoint,
             subtask=context.subtask,
             attempt=context.attempt,
-            token=secrets.token_hex(4),
+            token=randomness.token(8),
         )
 
     @classmethod

@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, NamedTuple, Self
 
 import msgspec
 import pyarrow as pa
@@ -46,6 +46,21 @@ class TransactionContext(msgspec.Struct, frozen=True):
     def transaction_id(self) -> str:
         """A name fit for a file, a folder or a transaction id in a database."""
         return f"{self.job}.{self.sink}.{self.run}.{self.checkpoint}.{self.subtask}.{self.attempt}"
+
+
+class TransactionName(NamedTuple):
+    """What tells one transaction of a job from every other, whatever else it carries."""
+
+    sink: str
+    run: int
+    checkpoint: int
+    subtask: int
+    attempt: int
+
+    @classmethod
+    def of(cls, sink: str, transaction: Transaction) -> Self:
+        """The name of one that a sink knows."""
+        return cls(sink, *(transaction[part] for part in cls._fields[1:]))
 
 
 class TwoPhaseCommitSink(ABC):

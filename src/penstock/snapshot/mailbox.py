@@ -20,9 +20,7 @@ import asyncio
 import hashlib
 import hmac
 import logging
-import random
 import resource
-import secrets
 import socket
 import struct
 import threading
@@ -30,7 +28,8 @@ from collections.abc import Callable
 
 import msgspec
 
-from penstock.clock import SYSTEM_CLOCK
+from penstock.clock import SYSTEM_CLOCK, Clock
+from penstock.randomness import SYSTEM_RANDOMNESS, Randomness, secret_bytes
 from penstock.snapshot.messages import Message
 
 _log = logging.getLogger(__name__)
@@ -55,6 +54,7 @@ LOOPBACK = "127.0.0.1"
 _BACKLOG = 4096
 _NONCE_BYTES = 16
 _NAME_BYTES = 16
+_SECRET_BYTES = 16
 _HEADER = struct.Struct(">I32s32s")
 _TAKEN = b"+"
 _MESSAGES: msgspec.json.Decoder[Message] = msgspec.json.Decoder(Message)
@@ -83,18 +83,24 @@ def places(master: str, driver_host: str | None, bind_address: str | None) -> tu
     return bind_address or host, host
 
 
-def send(address: Address, message: Message) -> None:
+def send(
+    address: Address,
+    message: Message,
+    *,
+    clock: Clock = SYSTEM_CLOCK,
+    randomness: Randomness = SYSTEM_RANDOMNESS,
+) -> None:
     """Deliver one message, with a few tries; raises OSError when the driver does not take it, at once when nobody listens."""
-    body = secrets.token_bytes(_NAME_BYTES) + msgspec.json.encode(message)
-    until = SYSTEM_CLOCK.monotonic() + TRY_UNTIL_S
+    body = secret_bytes(_NAME_BYTES) + msgspec.json.encode(message)
+    until = clock.monotonic() + TRY_UNTIL_S
     for left in reversed(range(TRIES)):
         try:
             _send_once(address, body)
             break
         except (ConnectionError, TimeoutError) as error:
-            if isinstance(error, ConnectionRefusedError) or not left or SYSTEM_CLOCK.monotonic() >= until:
+            if isinstance(error, ConnectionRefusedError) or not left or clock.monotonic() >= until:
                 raise
-        SYSTEM_CLOCK.sleep(PAUSE_S * 2 ** (TRIES - left) * random.uniform(0.5, 1.5))  # noqa: S311 - jitter, not secrets
+        clock.sleep(PAUSE_S * 2 ** (TRIES - left) * randomness.between(0.5, 1.5))
 
 
 def _send_once(address: Address, body: bytes) -> None:
@@ -152,7 +158,7 @@ class Mailbox:
         self._dropped = _Dropped()
         self._loop = asyncio.new_event_loop()
         self._closing = asyncio.Event()
-        self.address = Address(host or bind, listening.getsockname()[1], secrets.token_hex(16))
+        self.address = Address(host or bind, listening.getsockname()[1], secret_bytes(_SECRET_BYTES).hex())
         self._thread = threading.Thread(
             target=self._run, args=(listening,), name="penstock-mailbox", daemon=True
         )
@@ -213,7 +219,7 @@ class Mailbox:
     async def _proven(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> tuple[int, bytes]:
         self._make_room()
         self._unproven[writer] = self._loop.time()
-        nonce = secrets.token_bytes(_NONCE_BYTES)
+        nonce = secret_bytes(_NONCE_BYTES)
         writer.write(nonce)
         length, digest, proof = _HEADER.unpack(await reader.readexactly(_HEADER.size))
         if not hmac.compare_digest(proof, _proof(self.address.secret, nonce, length, digest)):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from penstock.ids import SubtaskId
-from penstock.state.handle import RunRef, StateHandle
+from penstock.state.handle import FileRef, StateHandle
 
 
 class UploadDone(msgspec.Struct, frozen=True, tag="upload-done"):
@@ -47,17 +47,17 @@ class TaskFailed(msgspec.Struct, frozen=True, tag="task-failed"):
 
 
 class MergeDone(msgspec.Struct, frozen=True, tag="merge-done"):
-    """Runs were merged in the background and the result is in storage; no result when no row was left."""
+    """Files were merged in the background and the result is in storage; no result when no row was left."""
 
     run: int
     subtask: SubtaskId
     replaced: tuple[str, ...]
-    merged: RunRef | None
+    merged: FileRef | None
     duration_ms: float
 
 
 class MergeFailed(msgspec.Struct, frozen=True, tag="merge-failed"):
-    """Runs could not be merged, or the result not be stored; they stay as they are."""
+    """Files could not be merged, or the result not be stored; they stay as they are."""
 
     run: int
     subtask: SubtaskId

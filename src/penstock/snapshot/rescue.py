@@ -40,6 +40,8 @@ class Rescue:
     clock: Clock
     report: Callable[[StateHandle], None]
     run: Callable[[Callable[[], None]], None] = lambda upload: upload()
+    room: Room | None = None
+    """How many files go at once; without it one after the other."""
     _since: dict[StateHandle, float] = field(default_factory=dict)
     _failed: dict[SubtaskId, float] = field(default_factory=dict)
     _at_work: threading.Lock = field(default_factory=threading.Lock)
@@ -64,8 +66,8 @@ class Rescue:
 
     def _upload(self, handle: StateHandle) -> None:
         try:
-            files = {run.name: run for run in handle.runs if run.name}
-            store_all(self.storage, self.local_dir, files, Room())
+            files = {ref.name: ref for ref in handle.refs if ref.name}
+            store_all(self.storage, self.local_dir, files, self.room)
         except UnavailableError as error:
             _log.warning(
                 "%s: state files that no worker stores could not be stored: %s", handle.subtask, error

@@ -11,15 +11,15 @@ from __future__ import annotations
 
 import fcntl
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import IO
 
+from penstock.clock import SYSTEM_CLOCK
 from penstock.errors import UnavailableError
-from penstock.state.backends.checksums import fingerprint
-from penstock.state.handle import RunRef
+from penstock.state.backends.checksums import HASHED_FILES
+from penstock.state.handle import FileRef
 from penstock.storage import Storage
 
 FILES_AT_ONCE = 8
@@ -44,7 +44,7 @@ class Room:
 
 
 def store_all(
-    storage: Storage, local_dir: Path, files: Mapping[str, RunRef], room: Room | None = None
+    storage: Storage, local_dir: Path, files: Mapping[str, FileRef], room: Room | None = None
 ) -> None:
     """Make these files durable. Without a room they go one by one, in the calling thread; raises the first failure."""
     names = sorted(files)
@@ -62,7 +62,7 @@ def store_all(
     _in_parallel(store, names, min(in_room.files_at_once, len(names)))
 
 
-def store_one(storage: Storage, local_dir: Path, name: str, ref: RunRef) -> None:
+def store_one(storage: Storage, local_dir: Path, name: str, ref: FileRef) -> None:
     """Make one file durable, unless it is: a file in storage is there whole, and no other was ever given its name.
 
     What is uploaded must be what the handle promises: a working file that was damaged since it was written is refused.
@@ -71,7 +71,7 @@ def store_one(storage: Storage, local_dir: Path, name: str, ref: RunRef) -> None
     try:
         with path.open("rb") as local, _alone(local):
             if storage.size(name) != ref.size:
-                _check(path, ref)
+                HASHED_FILES.refuse_changed(path, ref, "it is not stored")
                 storage.upload(path, name)
     except FileNotFoundError as cause:
         if storage.size(name) != ref.size:
@@ -82,24 +82,12 @@ def store_one(storage: Storage, local_dir: Path, name: str, ref: RunRef) -> None
             ) from cause
 
 
-def _check(path: Path, ref: RunRef) -> None:
-    found = fingerprint(path)
-    if found != (ref.size, ref.checksum):
-        raise UnavailableError(
-            f"the working file {path} has changed since it was written: expected {ref.size} bytes with checksum {ref.checksum}, "
-            f"found {found[0]} bytes with checksum {found[1]}; it is not stored, check the disk",
-            path=str(path),
-            expected=(ref.size, ref.checksum),
-            found=found,
-        )
-
-
 @contextmanager
 def _alone(file: IO[bytes]) -> Iterator[None]:
     """Keep other workers of this machine from storing the same file meanwhile; closing it ends that."""
-    patient_until = time.monotonic() + PATIENCE_S
-    while not _locked(file) and time.monotonic() < patient_until:
-        time.sleep(_LOOK_AGAIN_S)
+    patient_until = SYSTEM_CLOCK.monotonic() + PATIENCE_S
+    while not _locked(file) and SYSTEM_CLOCK.monotonic() < patient_until:
+        SYSTEM_CLOCK.sleep(_LOOK_AGAIN_S)
     yield
 
 

@@ -9,19 +9,19 @@ Batches may follow each other faster than storage takes their files. Nothing pil
 from __future__ import annotations
 
 import threading
-import time
 from dataclasses import dataclass, replace
 from pathlib import Path
-from uuid import uuid4
 
 import msgspec
 
+from penstock.clock import Stopwatch
 from penstock.ids import SubtaskId
 from penstock.snapshot.mailbox import Address, tell
 from penstock.snapshot.messages import Message, UploadDone, UploadFailed
 from penstock.snapshot.transfer import Room, store_all
-from penstock.state.handle import RunRef, StateHandle
+from penstock.state.handle import FileRef, StateHandle
 from penstock.storage import Storage
+from penstock.storage.file_system import beside
 
 _HANDLES = msgspec.json.Decoder(StateHandle)  # made before there are threads, see `mailbox`
 
@@ -46,18 +46,16 @@ class Upload:
     awaited: frozenset[int] = frozenset()
 
     @property
-    def missing(self) -> dict[str, RunRef]:
+    def missing(self) -> dict[str, FileRef]:
         """The files that may not be in storage yet, by name."""
-        return {run.name: run for run in self.handle.runs if run.name and run.name not in self.durable}
+        return {ref.name: ref for ref in self.handle.refs if ref.name and ref.name not in self.durable}
 
 
 def remember_newest(local_dir: Path, handle: StateHandle) -> None:
     """Leave the handle where any worker on this machine finds it."""
     path = _newest_path(local_dir, handle)
     path.parent.mkdir(parents=True, exist_ok=True)
-    scratch = path.with_name(
-        f"{path.name}.{uuid4().hex}"
-    )  # workers are forks: their thread ids are all the same
+    scratch = beside(path)
     scratch.write_bytes(msgspec.json.encode(handle))
     scratch.replace(path)
 
@@ -68,7 +66,7 @@ def _newest_path(local_dir: Path, handle: StateHandle) -> Path:
 
 def perform(upload: Upload, room: Room | None = None) -> Message:
     """Upload what is missing and say how it went; several files at a time where there is room."""
-    started = time.monotonic()
+    watch = Stopwatch()
     asked = upload.handle
     try:
         upload.storage.wait_for_turn(asked.subtask)
@@ -79,7 +77,7 @@ def perform(upload: Upload, room: Room | None = None) -> Message:
         cause = f"{type(error).__name__}: {error}"
         # Not the newest, which may have been tried instead: a checkpoint waits for the one that was asked for.
         return UploadFailed(upload.run, asked.subtask, asked.version, cause, tuple(sorted(upload.missing)))
-    return UploadDone(upload.run, upload.handle, round((time.monotonic() - started) * 1000, 3))
+    return UploadDone(upload.run, upload.handle, watch.ms)
 
 
 def _with_newest(upload: Upload) -> Upload:
@@ -89,7 +87,7 @@ def _with_newest(upload: Upload) -> Upload:
 
 
 @dataclass(frozen=True)
-class _Lane:
+class Lane:
     """What waits in line together. `local_dir` tells jobs and runs apart that share a worker."""
 
     local_dir: Path
@@ -97,7 +95,7 @@ class _Lane:
     required: bool
 
 
-class Uploader:
+class UploadLanes:
     """Two lanes a subtask: one for versions that a checkpoint waits for, one for the others, of which only the newest waits.
 
     Uploads of a lane happen in order. None waits for another subtask's, and a required one never waits behind one that is not:
@@ -105,45 +103,62 @@ class Uploader:
     """
 
     def __init__(self) -> None:
-        self._lanes: dict[_Lane, list[Upload]] = {}
-        self._rooms = {True: Room(), False: Room()}
+        self._lanes: dict[Lane, list[Upload]] = {}
         self._lock = threading.Lock()
 
-    def submit(self, upload: Upload) -> None:
-        """Upload later, in the background."""
-        lane = _Lane(upload.local_dir, upload.handle.subtask, upload.required)
+    def put(self, upload: Upload) -> Lane | None:
+        """Add an upload; returns its lane if that was empty, so that somebody must begin to work on it."""
+        lane = Lane(upload.local_dir, upload.handle.subtask, upload.required)
         with self._lock:
             self._leave_out_superseded(upload)
             idle = lane not in self._lanes
             self._lanes.setdefault(lane, []).append(upload)
-        if idle:
-            name = f"penstock-upload-{lane.subtask}"
-            threading.Thread(target=self._work, args=(lane,), name=name, daemon=True).start()
+        return lane if idle else None
 
-    @property
-    def waiting(self) -> int:
-        """How many uploads have not begun."""
-        with self._lock:
-            return sum(len(uploads) for uploads in self._lanes.values())
-
-    def _leave_out_superseded(self, newer: Upload) -> None:
-        for required in (True, False):
-            lane = _Lane(newer.local_dir, newer.handle.subtask, required)
-            if lane in self._lanes:
-                self._lanes[lane] = [one for one in self._lanes[lane] if not _superseded(one, newer)]
-
-    def _work(self, lane: _Lane) -> None:
-        while (upload := self._next(lane)) is not None:
-            message = perform(upload, self._rooms[lane.required])
-            tell(upload.mailbox, message, f"an upload of {upload.handle.subtask}")
-
-    def _next(self, lane: _Lane) -> Upload | None:
+    def next(self, lane: Lane) -> Upload | None:
         """The next upload of a lane; a lane with nothing left is closed in the same moment."""
         with self._lock:
             if not self._lanes[lane]:
                 del self._lanes[lane]
                 return None
             return self._lanes[lane].pop(0)
+
+    @property
+    def waiting(self) -> list[Upload]:
+        """What has not begun."""
+        with self._lock:
+            return [upload for uploads in self._lanes.values() for upload in uploads]
+
+    def _leave_out_superseded(self, newer: Upload) -> None:
+        for required in (True, False):
+            lane = Lane(newer.local_dir, newer.handle.subtask, required)
+            if lane in self._lanes:
+                self._lanes[lane] = [one for one in self._lanes[lane] if not _superseded(one, newer)]
+
+
+class Uploader:
+    """The threads of a worker that upload: one for each lane in which something waits."""
+
+    def __init__(self) -> None:
+        self._lanes = UploadLanes()
+        self._rooms = {True: Room(), False: Room()}
+
+    def submit(self, upload: Upload) -> None:
+        """Upload later, in the background."""
+        lane = self._lanes.put(upload)
+        if lane is not None:
+            name = f"penstock-upload-{lane.subtask}"
+            threading.Thread(target=self._work, args=(lane,), name=name, daemon=True).start()
+
+    @property
+    def waiting(self) -> int:
+        """How many uploads have not begun."""
+        return len(self._lanes.waiting)
+
+    def _work(self, lane: Lane) -> None:
+        while (upload := self._lanes.next(lane)) is not None:
+            message = perform(upload, self._rooms[lane.required])
+            tell(upload.mailbox, message, f"an upload of {upload.handle.subtask}")
 
 
 def _superseded(waiting: Upload, newer: Upload) -> bool:

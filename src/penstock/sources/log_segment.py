@@ -26,6 +26,7 @@ import pyarrow as pa
 from penstock.errors import CorruptStateError, UnavailableError
 from penstock.sources.log_frame import Frame, encode_frame, find_frame_after, read_frame
 from penstock.sources.log_index import IndexEntry, LogIndex
+from penstock.storage.file_system import sync_folder
 
 BATCH_ROWS = 65_536
 BATCH_BYTES = 32 << 20
@@ -204,7 +205,7 @@ class LogSegment:
             os.close(self._descriptor)
         self._descriptor = opened
         if not existed:
-            _sync_folder(self._path.parent)
+            sync_folder(self._path.parent)
         return opened
 
     def _damage(self, offset: int, position: int, what: str) -> CorruptStateError:
@@ -234,11 +235,3 @@ class LogSegment:
 
 def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
     return batches[0] if len(batches) == 1 else pa.concat_batches(batches)
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -9,6 +9,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 from pyspark.errors import AnalysisException
@@ -17,14 +18,20 @@ from pyspark.sql import functions as F  # noqa: N812 - PySpark's own convention
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema, to_arrow_type
 from pyspark.sql.types import StructType
 
+from penstock.config import Mode
+from penstock.engine.job_spec import JobSpec
 from penstock.errors import ConfigError
 from penstock.graph import Aggregate, Graph, Keyed, Node, Process, Source, Transform, Union
 from penstock.operators.aggregates import AggregateSpec, state_schema
 from penstock.operators.run_process import value_schema
 from penstock.spark.aggregate_columns import describe, partials
-from penstock.spark.inspection import refuse_cleaning, refuse_stateful
+from penstock.spark.inspection import leaves, refuse_cleaning, refuse_stateful, replayable_positions
 from penstock.spark.key_columns import check_keys, float_keys, quoted
 from penstock.state.backends.base import StateLayout
+from penstock.state.local_files import job_dir
+
+if TYPE_CHECKING:
+    from penstock.job import Job
 
 
 @dataclass(frozen=True)
@@ -37,11 +44,6 @@ class CompiledOperator:
     float_keys: tuple[str, ...] = ()
     specs: tuple[AggregateSpec, ...] = ()
     partials: tuple[Column, ...] = ()
-
-    @property
-    def described_layout(self) -> tuple[dict[str, str], dict[str, str]]:
-        """The state's columns as the metadata records them."""
-        return _described(self.layout.key), _described(self.layout.value)
 
 
 @dataclass(frozen=True)
@@ -221,5 +223,22 @@ class _Compiler:
         return CompiledOperator(node, StateLayout(key, value_schema(node.operator)), result, floats)
 
 
-def _described(schema: pa.Schema) -> dict[str, str]:
-    return {field.name: str(field.type) for field in schema}
+def spec_of(job: Job, compiled: Compiled, owner: str) -> JobSpec:
+    """The job as the engine sees it."""
+    at_most_once = job.checkpoint.delivery_mode is Mode.AT_MOST_ONCE
+    return JobSpec(
+        name=job.name,
+        owner=owner,
+        storage=job.storage,
+        backend=job.backend,
+        checkpoint=job.checkpoint,
+        parallelism=job.parallelism,
+        max_parallelism=job.max_parallelism,
+        working_folder=job_dir(job.local_dir, job.name, job.storage.uri),
+        local_recovery=job.local_recovery,
+        layouts={uid: operator.layout for uid, operator in compiled.operators.items()},
+        upstream=job.graph.upstream_operators(),
+        sinks={output.uid: output.sink for output in job.graph.outputs},
+        streams={source.uid: len(leaves(source.frame)) for source in job.graph.sources},
+        replayable=replayable_positions(job.graph.sources) if at_most_once else (),
+    )

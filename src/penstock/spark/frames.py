@@ -5,17 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import reduce
 
-from pyspark.accumulators import Accumulator
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - PySpark's own convention
 from pyspark.sql.types import StructType
 
+from penstock.engine.assignment import Assignment
+from penstock.engine.executor import Executor
+from penstock.engine.sink_writer import Fused, SinkWriter
+from penstock.engine.subtask import AggregateTask, OperatorTask, ProcessTask
 from penstock.errors import ConfigError
 from penstock.graph import Aggregate, Keyed, Node, Order, Output, Process, Source, Transform, Union
-from penstock.spark.assignment import Assignment
 from penstock.spark.compiled import Compiled, CompiledOperator
 from penstock.spark.key_columns import normalised, placed_by_key, quoted, sort_key, subtask_of
-from penstock.spark.tasks import AggregateTask, Fused, OperatorTask, ProcessTask, Renamed, SinkTask, Task
+from penstock.spark.tasks import Renamed, Task
 
 SOURCE = "__source"
 NOTHING = "nothing int"
@@ -44,7 +46,7 @@ class BatchFrames:
     compiled: Compiled
     batch: DataFrame
     assignment: Assignment
-    answers: Accumulator[list[bytes]]
+    executor: Executor
     _frames: dict[int, DataFrame] = field(default_factory=dict)
     _persisted: list[DataFrame] = field(default_factory=list)
 
@@ -111,7 +113,7 @@ class BatchFrames:
         return _in_arrow(rows, task, operator.result)
 
     def _output(self, output: Output) -> DataFrame:
-        sink = SinkTask(output.uid, output.sink, self.assignment, self.answers)
+        sink = SinkWriter(output.uid, output.sink, self.assignment, self.executor)
         upstream = output.upstream
         if isinstance(upstream, Aggregate | Process) and upstream.uid not in self.compiled.shared:
             rows, task, _ = self._keyed(upstream)
@@ -121,7 +123,7 @@ class BatchFrames:
     def _keyed(self, node: Keyed) -> tuple[DataFrame, OperatorTask, CompiledOperator]:
         operator = self.compiled.operators[node.uid]
         frame = normalised(self._frame(node.upstream), operator.float_keys)
-        common = (node.uid, node.keys, operator.layout, self.assignment, self.answers)
+        common = (node.uid, node.keys, operator.layout, self.assignment, self.executor)
         if isinstance(node, Process):
             task: OperatorTask = ProcessTask(*common, node.operator, node.output)
             return self._placed_rows(node, frame), task, operator
@@ -132,7 +134,7 @@ class BatchFrames:
         return placed.sortWithinPartitions(*map(_order, node.order_by)) if node.order_by else placed
 
     def _placed_partials(self, node: Aggregate, operator: CompiledOperator, frame: DataFrame) -> DataFrame:
-        plan = self.assignment
+        plan = self.assignment.place
         rows = frame.groupBy(*map(quoted, node.keys)).agg(*operator.partials)
         rows = rows.select("*", self._sort_key(node))
         divides = plan.max_parallelism % plan.parallelism == 0
@@ -141,11 +143,11 @@ class BatchFrames:
         return self._by_subtask(rows)
 
     def _sort_key(self, node: Keyed) -> Column:
-        groups = self.assignment.max_parallelism
+        groups = self.assignment.place.max_parallelism
         return self.compiled.column(("sort key", node.keys), lambda: sort_key(node.keys, groups))
 
     def _by_subtask(self, rows: DataFrame) -> DataFrame:
-        parallelism = self.assignment.parallelism
+        parallelism = self.assignment.place.parallelism
         subtask = self.compiled.column("subtask", lambda: subtask_of(parallelism))
         return rows.repartitionById(parallelism, subtask)
 

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import enum
 import logging
-import random
 import threading
+from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from penstock.checkpoint.completed import Completed
 from penstock.clock import SYSTEM_CLOCK
 from penstock.config import OnCancel, choice
+from penstock.engine.job_spec import JobSpec
+from penstock.engine.observer import Observer, Progress
+from penstock.engine.start import start_run
 from penstock.errors import (
     CommitLostError,
     CorruptStateError,
@@ -21,16 +25,19 @@ from penstock.errors import (
     UnavailableError,
 )
 from penstock.ids import CheckpointId, RunId
-from penstock.recovery.fencing import Claimant, beat, read_descents, refuse_if_running
+from penstock.ownership.claim import Claimant
+from penstock.ownership.descent import read_descents
+from penstock.ownership.heartbeat import beat, refuse_if_running
+from penstock.randomness import SYSTEM_RANDOMNESS
 from penstock.recovery.forget import forget_everything
 from penstock.recovery.history import read_history
 from penstock.recovery.repeated import Failure, times_in_a_row, would_come_again
 from penstock.recovery.restore import JobRecord, check_job_record
-from penstock.spark.compiled import Compiled, compile_job
-from penstock.spark.inspection import guarantee_of, leaves
-from penstock.spark.observer import Observer, Progress
+from penstock.spark.compiled import Compiled, compile_job, spec_of
+from penstock.spark.inspection import guarantee_of
 from penstock.spark.query import FATAL, QueryRun
 from penstock.spark.session import is_alive
+from penstock.spark.tasks import take_over_all
 from penstock.state.local_files import forget_earlier_runs, job_dir, make_job_dir, run_dir
 
 if TYPE_CHECKING:
@@ -53,17 +60,25 @@ class Status(enum.Enum):
     FAILED = "failed"
 
 
+@dataclass(frozen=True)
+class StartOptions:
+    """What a start was asked for, see `Job.start`."""
+
+    available_now: bool = False
+    restore: int | None = None
+    takeover: bool = False
+    drop_state: tuple[str, ...] = ()
+
+
 class JobHandle:
     """Returned by `Job.start`."""
 
-    def __init__(
-        self, job: Job, compiled: Compiled, *, owner: str, available_now: bool, takeover: bool
-    ) -> None:
+    def __init__(self, job: Job, compiled: Compiled, spec: JobSpec, options: StartOptions) -> None:
         self._job = job
-        self._owner = owner
-        self._takeover = takeover
         self._compiled = compiled
-        self._available_now = available_now
+        self._spec = spec
+        self._options = options
+        self._restore = options.restore
         self._stopping = threading.Event()
         self._ended = threading.Event()
         self._cancelled = False
@@ -72,39 +87,28 @@ class JobHandle:
         self._met = Failure()
         self._status = Status.RUNNING
         self._failure: BaseException | None = None
-        self._observer = Observer({source.uid: len(leaves(source.frame)) for source in job.graph.sources})
+        self._observer = Observer()
         self._claimant = Claimant()
         self._run: QueryRun | None = None
-        self._restore: int | None = None
-        self._drop_state: tuple[str, ...] = ()
         self._thread = threading.Thread(target=self._work, name=f"penstock-{job.name}", daemon=True)
 
     @classmethod
-    def start(
-        cls,
-        job: Job,
-        *,
-        available_now: bool,
-        restore: int | None,
-        takeover: bool,
-        drop_state: tuple[str, ...],
-    ) -> JobHandle:
+    def start(cls, job: Job, options: StartOptions) -> JobHandle:
         """Check everything, take the job over, and run it in the background. See `Job.start`."""
         guarantee = guarantee_of(job)
         compiled = compile_job(job.graph)
         job.storage.check_writable()
         make_job_dir(job_dir(job.local_dir, job.name, job.storage.uri))
         record = check_job_record(job.storage, JobRecord(job.name, job.max_parallelism))
-        handle = cls(job, compiled, owner=record.owner, available_now=available_now, takeover=takeover)
+        handle = cls(job, compiled, spec_of(job, compiled, record.owner), options)
         _log.info("job %s starts, %s", job.name, guarantee)
-        handle._restore, handle._drop_state = restore, drop_state
         try:
             handle._run = handle._prepared_run()
         except UnavailableError as error:
             _log.warning("job %s cannot come up yet, it is tried again: %s", job.name, error)
         except BaseException:
             handle._status = Status.FAILED
-            handle._say_goodbye()  # so that the next start is not told that this one is running
+            handle._record_end()  # so that the next start is not told that this one is running
             raise
         handle._thread.start()
         return handle
@@ -173,14 +177,29 @@ class JobHandle:
     # ── the loop around the runs ───────────────────────────────────────────────────────────────
 
     def _prepared_run(self) -> QueryRun:
-        if not self._claimant.has_claimed and not self._takeover:  # also when it is long after the start
-            refuse_if_running(self._job.storage, SYSTEM_CLOCK.wall())
-        run = QueryRun(
-            self._job, self._compiled, self._observer, self._available_now, self._stopping, self._owner
+        if (
+            not self._claimant.has_claimed and not self._options.takeover
+        ):  # also when it is long after the start
+            refuse_if_running(self._spec.storage, SYSTEM_CLOCK.wall())
+        start = start_run(
+            self._spec,
+            claimant=self._claimant,
+            clock=SYSTEM_CLOCK,
+            perform_all=partial(take_over_all, self._compiled.session),
+            wanted=self._restore,
+            drop_state=self._options.drop_state,
+            on_restored=self._observer.restored,
         )
-        run.prepare(self._restore, self._drop_state, self._claimant)
         self._restore = None  # later attempts go on from the newest checkpoint
-        return run
+        return QueryRun(
+            self._job,
+            self._compiled,
+            self._spec,
+            start,
+            self._observer,
+            available_now=self._options.available_now,
+            stopping=self._stopping,
+        )
 
     def _work(self) -> None:
         try:
@@ -191,7 +210,7 @@ class JobHandle:
             self._status = self._ended_as()
         finally:
             try:
-                self._say_goodbye()
+                self._record_end()
             finally:
                 self._ended.set()
 
@@ -203,7 +222,6 @@ class JobHandle:
     def _run_until_done(self) -> None:
         failures: list[float] = []
         met: list[Failure] = []
-        rng = random.Random()  # noqa: S311 - jitter, not secrets
         while True:
             try:
                 self._attempt()
@@ -217,7 +235,9 @@ class JobHandle:
                 failures.append(SYSTEM_CLOCK.monotonic())
                 met.append(self._met)
                 self._give_up_what_comes_again(error, met, failures)
-                self._go_back_or_give_up(error, self._job.restart.delay_s(failures, rng), len(failures))
+                self._go_back_or_give_up(
+                    error, self._job.restart.delay_s(failures, SYSTEM_RANDOMNESS), len(failures)
+                )
                 if self._stopping.is_set():
                     _log.warning(
                         "job %s is stopped while it goes back: there is no last checkpoint, the next start goes on from the one before. It "
@@ -255,7 +275,7 @@ class JobHandle:
 
     def _give_up_what_comes_again(self, error: Exception, met: list[Failure], times_s: list[float]) -> None:
         if self._job.restart.counts_attempts or not would_come_again(
-            met, times_s, available_now=self._available_now
+            met, times_s, available_now=self._options.available_now
         ):
             return
         times = times_in_a_row(met)
@@ -289,7 +309,7 @@ class JobHandle:
             run = forget_everything(storage, SYSTEM_CLOCK.wall(), self._claimant)
             forget_earlier_runs(run_dir(job_dir(self._job.local_dir, self._job.name, storage.uri), run))
 
-    def _say_goodbye(self) -> None:
+    def _record_end(self) -> None:
         run = RunId(self._observer.progress.run)
         if not run:
             return

@@ -12,8 +12,7 @@ from pyspark.sql import functions as F  # noqa: N812 - PySpark's own convention
 from pyspark.sql.types import ArrayType, DataType, DoubleType, FloatType, StringType, StructType
 
 from penstock.errors import ConfigError
-from penstock.operators.grouping import SORT_KEY
-from penstock.state.keys import GROUP_SHIFT
+from penstock.state.keys import GROUP_SHIFT, SORT_KEY
 
 _HASH_BITS = (1 << GROUP_SHIFT) - 1
 

@@ -1,6 +1,6 @@
-"""How a checkpoint names state: immutable runs, each a file with size and checksum, or bytes kept inline.
+"""How a checkpoint names state: immutable files, each with a name in storage, size and checksum, or its bytes kept inline.
 
-Runs on driver and executors; the driver never looks inside a run.
+Runs on driver and executors; the driver never looks inside one.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from penstock.ids import SubtaskId
 _STATE_NAME = re.compile(r"state/(?P<uid>[^/]+)/\d+-\d+-(?P<index>\d+)-.*")
 
 
-class RunRef(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One immutable sorted run of state: a file in storage (`name`), or the bytes themselves (`inline`).
+class FileRef(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One immutable sorted file of state: in storage (`name`), or the bytes themselves (`inline`).
 
     A backend that keeps a database names the database's files the same way: `file` is the name a file has inside the database.
     """
@@ -30,22 +30,22 @@ class RunRef(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class StateHandle(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The state of one subtask at one version: its runs, the newest first (a newer run hides the same key in an older one)."""
+    """The state of one subtask at one version: its files, the newest first (a newer one hides the same key in an older one)."""
 
     subtask: SubtaskId
     backend: str
     version: int
-    runs: tuple[RunRef, ...] = ()
+    refs: tuple[FileRef, ...] = ()
 
     @property
     def files(self) -> frozenset[str]:
         """The names in storage that must exist for this handle to be readable."""
-        return frozenset(run.name for run in self.runs if run.name)
+        return frozenset(ref.name for ref in self.refs if ref.name)
 
     @property
     def size(self) -> int:
-        """Bytes of all runs."""
-        return sum(run.size for run in self.runs)
+        """Bytes of all files."""
+        return sum(ref.size for ref in self.refs)
 
 
 def state_stem(run: int, batch: int, index: int, attempt: int) -> str:

@@ -18,6 +18,8 @@ import pyarrow as pa
 
 GROUP_SHIFT = 48
 MAX_KEY_GROUPS = 1 << 15
+SORT_KEY = "__sort_key"
+"""The column of rows on their way to an operator, and of rows of state."""
 
 SortKeys = npt.NDArray[np.int64]
 

@@ -1,6 +1,6 @@
 """Durable files. In: names relative to the job's root and bytes. Out: the same bytes after any crash.
 
-Called by snapshot (state files), checkpoint (metadata) and recovery (fencing), on driver and executors.
+Called by snapshot (state files), checkpoint (metadata) and ownership (claims), on driver and executors.
 """
 
 from penstock.storage.base import Storage

@@ -8,12 +8,13 @@ What a caller may rely on:
 
 from __future__ import annotations
 
-import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from pathlib import Path
 
+from penstock.errors import UnavailableError
 from penstock.ids import SubtaskId
+from penstock.randomness import SYSTEM_RANDOMNESS
 
 
 class Storage(ABC):
@@ -70,7 +71,17 @@ class Storage(ABC):
 
     def check_writable(self) -> None:
         """Write, read back and delete a probe; raises `UnavailableError` with what to do."""
-        probe = f"_probe-{uuid.uuid4().hex}"
+        probe = f"_probe-{SYSTEM_RANDOMNESS.token()}"
         self.put(probe, b"penstock")
         self.get(probe)
         self.delete([probe])
+
+    def _unavailable(self, operation: str, name: str, cause: str, error: OSError) -> UnavailableError:
+        """The error for what an implementation could not do."""
+        return UnavailableError(
+            f"storage {self.uri} could not {operation} {name or '/'!r}: {cause}",
+            operation=operation,
+            name=name,
+            uri=self.uri,
+            errno=error.errno,
+        )

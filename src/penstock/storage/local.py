@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import shutil
 import stat
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -20,12 +19,10 @@ from pathlib import Path
 from penstock.clock import SYSTEM_CLOCK
 from penstock.errors import UnavailableError
 from penstock.storage.base import Storage
+from penstock.storage.file_system import link_or_copy, sync_file, sync_folder
 from penstock.storage.mounts import refuse_stale_listings
 from penstock.storage.names import checked_file_name, checked_prefix, is_temporary, temporary_name
 
-_NO_HARD_LINK = frozenset(
-    {errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EACCES}
-)
 _ADVICE = {
     errno.ENOSPC: "disk full; free space there or move the storage",
     errno.EDQUOT: "disk quota used up; raise it or free space",
@@ -93,7 +90,7 @@ class LocalStorage(Storage):
             raise _no_local_file(name, local)
         try:
             with self._failures("upload", name):
-                self._appear(target, lambda temporary: _link_or_copy(local, temporary, sync=True), os.replace)
+                self._appear(target, lambda temporary: _link_synced(local, temporary), os.replace)
         except UnavailableError as error:
             if not local.is_file():  # deleted in between, which is no fault of the storage
                 raise _no_local_file(name, local) from error
@@ -105,7 +102,7 @@ class LocalStorage(Storage):
         temporary = local.with_name(temporary_name())
         with self._failures("download", name, missing_is_an_answer=True):
             try:
-                _link_or_copy(source, temporary, sync=False)
+                link_or_copy(source, temporary)
                 os.replace(temporary, local)  # noqa: PTH105 - one idiom for link, replace and unlink here
             finally:
                 _unlink(temporary)
@@ -159,7 +156,9 @@ class LocalStorage(Storage):
     def _sync_folders(self, folder: Path) -> None:
         """Make `folder`'s entries durable, and those above: another process may just have made it."""
         while True:
-            _sync_folder(folder)
+            # Emptied and removed meanwhile, or above the root and not ours to open: no file of ours is in it.
+            with contextlib.suppress(FileNotFoundError, PermissionError):
+                sync_folder(folder)
             if folder in (self.root.parent, Path(folder.anchor)):
                 return
             folder = folder.parent
@@ -196,13 +195,7 @@ class LocalStorage(Storage):
             if missing_is_an_answer and isinstance(error, FileNotFoundError):
                 raise
             cause = _ADVICE.get(error.errno or 0, error.strerror or str(error))
-            raise UnavailableError(
-                f"storage {self.uri} could not {operation} {name or '/'!r}: {cause} ({error})",
-                operation=operation,
-                name=name,
-                uri=self.uri,
-                errno=error.errno,
-            ) from error
+            raise self._unavailable(operation, name, f"{cause} ({error})", error) from error
 
 
 def _no_local_file(name: str, local: Path) -> FileNotFoundError:
@@ -235,35 +228,10 @@ def _write_synced(path: Path, data: bytes) -> None:
         os.fsync(file.fileno())
 
 
-def _link_or_copy(source: Path, target: Path, *, sync: bool) -> None:
-    if sync:
-        _sync_file(source)
-    try:
-        os.link(source, target)
-    except OSError as error:
-        # ENOENT also means that the name was given to another file in this very moment; a copy of a missing one says so itself
-        if error.errno not in _NO_HARD_LINK and error.errno != errno.ENOENT:
-            raise
-        shutil.copyfile(source, target)
-        if sync:
-            _sync_file(target)
-
-
-def _sync_file(path: Path) -> None:
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
-
-
-def _sync_folder(folder: Path) -> None:
-    try:
-        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    except (FileNotFoundError, PermissionError):
-        # Emptied and removed meanwhile, or above the root and not ours to open: no file of ours is in it.
-        return
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+def _link_synced(source: Path, target: Path) -> None:
+    sync_file(source)
+    if not link_or_copy(source, target):
+        sync_file(target)
 
 
 def _unlink(path: Path) -> None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-import uuid
 
 from penstock.errors import ConfigError
+from penstock.randomness import SYSTEM_RANDOMNESS
 
 _TEMPORARY = re.compile(r"\.tmp-[0-9a-f]{32}")
 
@@ -30,7 +30,7 @@ def checked_prefix(prefix: str) -> str:
 
 def temporary_name() -> str:
     """Return a new name that `Storage.names` does not list."""
-    return f".tmp-{uuid.uuid4().hex}"
+    return f".tmp-{SYSTEM_RANDOMNESS.token()}"
 
 
 def is_temporary(name: str) -> bool:

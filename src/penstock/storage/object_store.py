@@ -200,10 +200,4 @@ class ArrowStorage(Storage):
             raise
         except OSError as error:
             cause = "disk full; free space there" if error.errno == errno.ENOSPC else str(error)
-            raise UnavailableError(
-                f"storage {self._uri} could not {operation} {name or '/'!r}: {cause}",
-                operation=operation,
-                name=name,
-                uri=self._uri,
-                errno=error.errno,
-            ) from error
+            raise self._unavailable(operation, name, cause, error) from error

@@ -6,11 +6,11 @@ To see what a job does while checkpoints take long: `ps.Job(..., storage=SlowSto
 from __future__ import annotations
 
 import fnmatch
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
+from penstock.clock import SYSTEM_CLOCK
 from penstock.storage import Storage
 from penstock.storage.forwarding import ForwardingStorage, Operation
 
@@ -40,6 +40,6 @@ class SlowStorage(ForwardingStorage):
         return work()
 
     def _wait(self) -> None:
-        end = time.monotonic() + self.seconds
-        while (left := end - time.monotonic()) > 0 and not (self.until and self.until.exists()):
-            time.sleep(min(_STEP_S, left) if self.until else left)
+        end = SYSTEM_CLOCK.monotonic() + self.seconds
+        while (left := end - SYSTEM_CLOCK.monotonic()) > 0 and not (self.until and self.until.exists()):
+            SYSTEM_CLOCK.sleep(min(_STEP_S, left) if self.until else left)

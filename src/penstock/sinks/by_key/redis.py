@@ -11,11 +11,11 @@ from typing import Any
 import pyarrow as pa
 
 from penstock.errors import BadRecordError, ConfigError, UnavailableError
+from penstock.optional_package import optional_package
 from penstock.sinks.bad_rows import refuse_large, value_bytes
 from penstock.sinks.by_key.redis_fence import PREFIX, check_fence, write_fenced
 from penstock.sinks.by_key.redis_rows import KeyTemplate, RedisForm, check_column, stored_as_text
 from penstock.sinks.by_key.sink import AT_ONCE, KeyedWriter, Origin, UpsertSink
-from penstock.sinks.optional_package import optional_package
 
 ROWS_PER_CALL = 500
 LONGEST_VALUE_BYTES = 512 << 20
@@ -225,7 +225,7 @@ class RedisWriter(KeyedWriter):
 
 
 def _package() -> Any:
-    return optional_package("redis", sink="Redis", extra="redis")
+    return optional_package("redis", needed_by="sinks.Redis", extra="redis")
 
 
 def _form(fields: Sequence[str] | None, value: str | None, json: Sequence[str] | None) -> RedisForm:

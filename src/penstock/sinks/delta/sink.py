@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import json
 import os
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
@@ -28,15 +27,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet
 
+from penstock.clock import SYSTEM_CLOCK
 from penstock.errors import BadRecordError, ConfigError, PenstockError, UnavailableError
+from penstock.optional_package import optional_package
 from penstock.sinks.delta.table import check_table, create_table, never_null, refuse_nulls
 from penstock.sinks.files.hive_partitions import NULL_VALUE
 from penstock.sinks.files.sink import MOVING, Files
 from penstock.sinks.files.staged_files import Manifest, StagedFile, name_prefix
-from penstock.sinks.optional_package import optional_package
-from penstock.sinks.staged.staging import StagedTransaction, storage_errors, sync_file, sync_folder
+from penstock.sinks.staged.staging import StagedTransaction, storage_errors
 from penstock.sinks.transaction import refused
 from penstock.sinks.two_phase_commit import Transaction
+from penstock.storage.file_system import sync_file, sync_folder
 
 _NAMES = "penstock.transactions"
 
@@ -135,7 +136,7 @@ class DeltaLake(Files):
             path=file.final,
             size=file.size_bytes,
             partition_values=partition_values(file.final),
-            modification_time=int(time.time() * 1000),
+            modification_time=int(SYSTEM_CLOCK.wall() * 1000),
             data_change=True,
             stats=json.dumps({"numRecords": content.metadata.num_rows}),
         )
@@ -243,7 +244,7 @@ def _names(entry: Mapping[str, Any]) -> list[str]:
 
 
 def _package() -> Any:
-    deltalake = optional_package("deltalake", sink="DeltaLake", extra="delta")
-    optional_package("deltalake.transaction", sink="DeltaLake", extra="delta")
-    optional_package("deltalake.exceptions", sink="DeltaLake", extra="delta")
+    deltalake = optional_package("deltalake", needed_by="sinks.DeltaLake", extra="delta")
+    optional_package("deltalake.transaction", needed_by="sinks.DeltaLake", extra="delta")
+    optional_package("deltalake.exceptions", needed_by="sinks.DeltaLake", extra="delta")
     return deltalake

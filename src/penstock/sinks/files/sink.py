@@ -44,10 +44,10 @@ from penstock.sinks.staged.staging import (
     local_path,
     names_in,
     storage_errors,
-    sync_folder,
 )
 from penstock.sinks.transaction import begun, is_open, lost
 from penstock.sinks.two_phase_commit import Transaction, TransactionContext, TwoPhaseCommitSink
+from penstock.storage.file_system import sync_folder
 
 _READ_AND_WRITE = 0o666
 _HIDDEN = "_penstock"

@@ -5,13 +5,13 @@ confluent-kafka is imported when a sink is used, so that everybody else does wit
 
 from __future__ import annotations
 
-import importlib
 import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 from penstock.errors import ConfigError, UnavailableError
+from penstock.optional_package import optional_package
 from penstock.sinks.kafka.admin import Admin
 from penstock.sinks.kafka.client_log import ClientLog
 from penstock.sinks.kafka.messages import Limits
@@ -228,11 +228,4 @@ def kafka_exception() -> type[Exception]:
 
 def imported(module: str) -> Any:
     """Import a part of confluent-kafka, or say how to get it."""
-    try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        raise ConfigError(
-            "sinks.Kafka needs the package confluent-kafka, which is not installed; install it on the driver with "
-            "pip install 'penstock[kafka]'",
-            package="confluent-kafka",
-        ) from error
+    return optional_package(module, needed_by="sinks.Kafka", extra="kafka")

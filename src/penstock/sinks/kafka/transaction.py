@@ -15,9 +15,8 @@ from penstock.sinks.staged.staging import (
     StagedTransaction,
     folders_up_to,
     storage_errors,
-    sync_file,
-    sync_folder,
 )
+from penstock.storage.file_system import sync_file, sync_folder
 
 
 class Owner(NamedTuple):

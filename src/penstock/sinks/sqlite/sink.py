@@ -29,10 +29,10 @@ from penstock.sinks.staged.staging import (
     local_path,
     make_private,
     storage_errors,
-    sync_folder,
 )
 from penstock.sinks.tables import checked_mode
 from penstock.sinks.two_phase_commit import Transaction
+from penstock.storage.file_system import sync_folder
 from penstock.storage.mounts import refuse_stale_listings
 
 LONGEST_ROW_BYTES = 999_000_000

@@ -15,22 +15,21 @@ commit, and NFS does not add to the end of a file in one step.
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Iterable
 from itertools import groupby
 from pathlib import Path
 
+from penstock.randomness import SYSTEM_RANDOMNESS
 from penstock.sinks.staged.staging import (
     StagedTransaction,
     folders_up_to,
     names_in,
     storage_errors,
-    sync_file,
-    sync_folder,
 )
+from penstock.storage.file_system import sync_file, sync_folder
 
 CHECKPOINTS_PER_BLOCK = 10_000
-_WRITER = secrets.token_hex(4)
+_WRITER = SYSTEM_RANDOMNESS.token(8)
 
 
 class CommitLog:

@@ -29,11 +29,10 @@ from penstock.sinks.staged.staging import (
     make_private,
     names_in,
     storage_errors,
-    sync_file,
-    sync_folder,
 )
 from penstock.sinks.transaction import begun, is_open, lost
 from penstock.sinks.two_phase_commit import Transaction, TransactionContext, TwoPhaseCommitSink
+from penstock.storage.file_system import sync_file, sync_folder
 
 _SUFFIX = ".arrow"
 

@@ -14,6 +14,7 @@ import msgspec
 
 from penstock.errors import CommitLostError, ConfigError, UnavailableError
 from penstock.sinks.transaction import NamedTransaction
+from penstock.storage.file_system import sync_folder
 from penstock.storage.mounts import refuse_stale_listings
 
 PRIVATE_FOLDER = 0o700
@@ -126,24 +127,6 @@ def commit_errors(doing: str, path: Path) -> Iterator[None]:
             path=str(path),
             cause=str(cause),
         ) from cause
-
-
-def sync_file(path: Path) -> None:
-    """Return when the content of a closed file survives a power cut; fails if it was deleted meanwhile."""
-    descriptor = os.open(path, os.O_RDWR)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def sync_folder(folder: Path) -> None:
-    """Return when the names in a folder survive a power cut."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def folders_up_to(folder: Path, top: Path) -> list[Path]:

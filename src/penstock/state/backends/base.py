@@ -11,13 +11,15 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.ids import SubtaskId
-from penstock.state.handle import RunRef, StateHandle
+from penstock.state.handle import FileRef, StateHandle, state_stem
 from penstock.state.keys import KeyBatch
 from penstock.state.local_files import MERGED, Origins
 from penstock.storage import Storage
@@ -31,14 +33,30 @@ class StateLayout:
     value: pa.Schema
 
 
+class RunOnAMachine(Protocol):
+    """What every task of a run is told about it."""
+
+    @property
+    def storage(self) -> Storage: ...
+    @property
+    def local_dir(self) -> Path: ...
+    @property
+    def run(self) -> int: ...
+    @property
+    def parallelism(self) -> int: ...
+    @property
+    def max_parallelism(self) -> int: ...
+
+
 @dataclass(frozen=True)
 class Workplace:
     """What one attempt of one subtask in one batch may touch.
 
     `local_dir` holds working files of this machine; any of them may be missing at any time and is then fetched from storage.
-    A run named 'state/views/3-17-0-42.arrow' lies locally at local_dir/'state/views/3-17-0-42.arrow'.
+    A file named 'state/views/3-17-0-42.arrow' lies locally at local_dir/'state/views/3-17-0-42.arrow'.
     `stem` is unique among all attempts of all runs, so a file is never written twice.
     `merging` names files that a background merge is about to replace; nobody else may merge them meanwhile.
+    `arriving` names files that may still be on their way to storage, from the machine on which the version before was frozen.
     `origins` counts what had to be brought here.
     """
 
@@ -50,7 +68,35 @@ class Workplace:
     version: int
     stem: str
     merging: frozenset[str] = frozenset()
+    arriving: frozenset[str] = frozenset()
+    clock: Clock = SYSTEM_CLOCK
     origins: Origins = field(default_factory=Origins)
+
+    @classmethod
+    def of(
+        cls,
+        place: RunOnAMachine,
+        subtask: SubtaskId,
+        *,
+        version: int,
+        attempt: int,
+        merging: frozenset[str] = frozenset(),
+        arriving: frozenset[str] = frozenset(),
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> Self:
+        """The workplace of one attempt of a run."""
+        return cls(
+            storage=place.storage,
+            local_dir=place.local_dir,
+            subtask=subtask,
+            parallelism=place.parallelism,
+            max_parallelism=place.max_parallelism,
+            version=version,
+            stem=state_stem(place.run, version, subtask.index, attempt),
+            merging=merging,
+            arriving=arriving,
+            clock=clock,
+        )
 
     def new_name(self, suffix: str) -> str:
         """A storage name for a file this attempt writes; `suffix` tells its files apart."""
@@ -61,7 +107,7 @@ class Workplace:
         return self.local_dir / name
 
     def merged_path(self, name: str) -> Path:
-        """Where a merged run waits on this machine until a handle names it."""
+        """Where a merged file waits on this machine until a handle names it."""
         return self.local_dir / MERGED / name
 
 
@@ -98,7 +144,7 @@ class OpenState(ABC):
     def freeze(self) -> StateHandle:
         """End the batch: the synchronous part of the snapshot. Local files are complete when it returns.
 
-        Called once, after the last write. When nothing was written the handle names the same runs as before. No upload here.
+        Called once, after the last write. When nothing was written the handle names the same files as before. No upload here.
         """
 
     @abstractmethod
@@ -117,28 +163,28 @@ class StateBackend(ABC):
 
     @abstractmethod
     def open(self, workplace: Workplace, layout: StateLayout, handle: StateHandle | None) -> OpenState:
-        """Open the version that `handle` names (`None`: empty state). Raises `CorruptStateError` when a run is not what it should be.
+        """Open the version that `handle` names (`None`: empty state). Raises `CorruptStateError` when a file is not what it should be.
 
-        After a change of parallelism the handle holds runs of several former subtasks, with keys that this one does not own:
-        they are never asked for, are dropped when runs are merged, and are left out by `scan`.
+        After a change of parallelism the handle names files of several former subtasks, with keys that this one does not own:
+        they are never asked for, are dropped when files are merged, and are left out by `scan`.
         """
 
-    def choose_merge(self, runs: Sequence[RunRef]) -> range | None:  # noqa: ARG002
-        """Which neighbouring runs, newest first, a background merge should make one of; None for nothing. Pure; on the driver.
+    def choose_merge(self, refs: Sequence[FileRef]) -> range | None:  # noqa: ARG002
+        """Which neighbouring files, newest first, a background merge should make one of; None for nothing. Pure; on the driver.
 
         A backend that looks after its own files need not say anything here.
         """
         return None
 
     def merge(
-        self, workplace: Workplace, layout: StateLayout, runs: Sequence[RunRef], *, oldest: bool
-    ) -> RunRef | None:
-        """Make one run of several and leave it at `workplace.merged_path`; None when no row is left.
+        self, workplace: Workplace, layout: StateLayout, refs: Sequence[FileRef], *, oldest: bool
+    ) -> FileRef | None:
+        """Make one file of several and leave it at `workplace.merged_path`; None when no row is left.
 
-        Called in the background of a worker, while batches go on. The runs are verified first: a damaged file must not get
-        a new checksum. `oldest`: there is no older run, so tombstones can go.
+        Called in the background of a worker, while batches go on. The files are verified first: a damaged file must not get
+        a new checksum. `oldest`: there is no older file, so tombstones can go.
         """
         raise NotImplementedError
 
 
-__all__ = ["KeyBatch", "OpenState", "RunRef", "StateBackend", "StateHandle", "StateLayout", "Workplace"]
+__all__ = ["FileRef", "KeyBatch", "OpenState", "StateBackend", "StateHandle", "StateLayout", "Workplace"]

@@ -14,6 +14,9 @@ from pathlib import Path
 import pyarrow as pa
 import xxhash
 
+from penstock.errors import UnavailableError
+from penstock.state.handle import FileRef
+
 MOST_REMEMBERED = 65_536
 """More files than the subtasks of a worker use at a time; what is forgotten is only hashed again."""
 
@@ -52,6 +55,18 @@ class HashedFiles:
         """Read the file if this process has not, or not since it was last written."""
         found = self._known.get(_identity(path))
         return found if found is not None else self.hash(path)
+
+    def refuse_changed(self, path: Path, ref: FileRef, follows: str) -> None:
+        """Read the whole file; raise `UnavailableError` when it is not what was written. `follows` says what becomes of it then."""
+        found = self.hash(path)
+        if found != (ref.size, ref.checksum):
+            raise UnavailableError(
+                f"the working file {path} has changed since it was written: expected {ref.size} bytes with checksum {ref.checksum}, found "
+                f"{found[0]} bytes with checksum {found[1]}; {follows}; check the disk",
+                path=str(path),
+                expected=(ref.size, ref.checksum),
+                found=found,
+            )
 
 
 def _identity(path: Path) -> tuple[int, int, int, int]:

@@ -10,68 +10,67 @@ from __future__ import annotations
 import logging
 import os
 from pathlib import Path
-from uuid import uuid4
 
 import xxhash
 
 from penstock.errors import CorruptStateError, IncompatibleStateError, UnavailableError
-from penstock.state.backends.base import RunRef, StateHandle, StateLayout, Workplace
+from penstock.state.backends.base import FileRef, StateHandle, StateLayout, Workplace
 from penstock.state.backends.checksums import HASHED_FILES
-from penstock.state.backends.run_file import Run, load_run, run_label
+from penstock.state.backends.sorted_file import SortedFile, file_label, load_sorted_file
 from penstock.state.backends.writers import check_writers
 from penstock.state.local_files import earlier_runs, working_files
+from penstock.storage.file_system import beside, link_or_copy
 
 _log = logging.getLogger(__name__)
 
+ARRIVAL_PATIENCE_S = 60.0
+"""How long a task waits for a file that another machine is storing; uploads have tries of their own."""
+FIRST_LOOK_S = 0.02
+LONGEST_LOOK_S = 1.0
+TELL_AFTER_S = 5.0
 READABLE_BACKENDS = frozenset({"memory", "filesystem"})
-"""Both keep the same runs, so either opens what the other wrote."""
+"""Both keep the same sorted files, so either opens what the other wrote."""
 
 
-def open_runs(workplace: Workplace, layout: StateLayout, handle: StateHandle | None) -> tuple[Run, ...]:
-    """The runs of a handle, newest first."""
+def open_files(
+    workplace: Workplace, layout: StateLayout, handle: StateHandle | None
+) -> tuple[SortedFile, ...]:
+    """The sorted files of a handle, newest first."""
     if handle is None:
         return ()
     if handle.backend not in READABLE_BACKENDS:
         raise IncompatibleStateError(
             f"the state of {workplace.subtask} was written by backend {handle.backend!r}, "
-            "which keeps no runs; use that backend, or start from a savepoint",
+            "which keeps no sorted files; use that backend, or start from a savepoint",
             subtask=str(workplace.subtask),
             backend=handle.backend,
         )
-    # After a rescale several former handles may name the same run.
-    runs = tuple(_open_run(workplace, layout, ref) for ref in dict.fromkeys(handle.runs))
-    check_writers(workplace, [(run_label(ref), run.header) for run in runs if (ref := run.ref)])
-    return runs
+    # After a rescale several former handles may name the same file.
+    files = tuple(_open_file(workplace, layout, ref) for ref in dict.fromkeys(handle.refs))
+    check_writers(workplace, [(file_label(ref), file.header) for file in files if (ref := file.ref)])
+    return files
 
 
-def _open_run(workplace: Workplace, layout: StateLayout, ref: RunRef) -> Run:
+def _open_file(workplace: Workplace, layout: StateLayout, ref: FileRef) -> SortedFile:
     if ref.name:
-        return load_run(ref, local_file(workplace, ref), layout)
+        return load_sorted_file(ref, local_file(workplace, ref), layout)
     verify(ref, len(ref.inline), xxhash.xxh3_64_hexdigest(ref.inline))
-    return load_run(ref, ref.inline, layout)
+    return load_sorted_file(ref, ref.inline, layout)
 
 
-def open_verified(workplace: Workplace, layout: StateLayout, ref: RunRef) -> Run:
-    """Open a run whose bytes are read again, whatever this process knows about them; for those who write them under another checksum."""
-    return load_run(ref, local_file(workplace, ref, again=True), layout)
+def open_verified(workplace: Workplace, layout: StateLayout, ref: FileRef) -> SortedFile:
+    """Open a file whose bytes are read again, whatever this process knows about them; for those who write them under another checksum."""
+    return load_sorted_file(ref, local_file(workplace, ref, again=True), layout)
 
 
-def check_unchanged(workplace: Workplace, ref: RunRef) -> None:
+def check_unchanged(workplace: Workplace, ref: FileRef) -> None:
     """Raise `UnavailableError` when an open file is not what it was: what was read from it may be wrong. The next try fetches it."""
     path = workplace.local_path(ref.name)
     with working_files(path.parent):
-        found = HASHED_FILES.hash(path)
-    if found != (ref.size, ref.checksum):
-        raise UnavailableError(
-            f"the working file {path} has changed since it was written: expected {ref.size} bytes with checksum {ref.checksum}, found "
-            f"{found[0]} bytes with checksum {found[1]}; the batch is tried again with the copy in storage; check the disk",
-            path=str(path),
-            expected=(ref.size, ref.checksum),
-            found=found,
-        )
+        HASHED_FILES.refuse_changed(path, ref, "the batch is tried again with the copy in storage")
 
 
-def local_file(workplace: Workplace, ref: RunRef, *, again: bool = False) -> Path:
+def local_file(workplace: Workplace, ref: FileRef, *, again: bool = False) -> Path:
     """Where a named file lies on this machine; taken over from an earlier run, or fetched from storage, when it was not here.
 
     `again`: its bytes are read even if this process has done so before.
@@ -89,7 +88,7 @@ def local_file(workplace: Workplace, ref: RunRef, *, again: bool = False) -> Pat
     return path
 
 
-def _is_right(path: Path, ref: RunRef, *, again: bool = False) -> bool:
+def _is_right(path: Path, ref: FileRef, *, again: bool = False) -> bool:
     """Whether the file is here, whole and unchanged. One that is not stays until the right one takes its place: others may look at it."""
     if not _has_size(path, ref):
         return False
@@ -103,15 +102,15 @@ def _is_right(path: Path, ref: RunRef, *, again: bool = False) -> bool:
     return True
 
 
-def _has_size(path: Path, ref: RunRef) -> bool:
+def _has_size(path: Path, ref: FileRef) -> bool:
     try:
         return os.path.getsize(path) == ref.size  # noqa: PTH202  one call for 'exists' and 'size'
     except FileNotFoundError:
         return False
 
 
-def _take_merged(workplace: Workplace, ref: RunRef, path: Path) -> bool:
-    """Put a run in place that was merged in the background on this machine."""
+def _take_merged(workplace: Workplace, ref: FileRef, path: Path) -> bool:
+    """Put a file in place that was merged in the background on this machine."""
     waiting = workplace.merged_path(ref.name)
     if not _is_right(waiting, ref):
         return False
@@ -123,30 +122,33 @@ def _take_merged(workplace: Workplace, ref: RunRef, path: Path) -> bool:
     return _is_right(path, ref)
 
 
-def _take_over(workplace: Workplace, ref: RunRef, path: Path) -> bool:
+def _take_over(workplace: Workplace, ref: FileRef, path: Path) -> bool:
     """Link a file that an earlier run left on this machine, if it is still what was written."""
     for earlier in earlier_runs(workplace.local_dir):
         left = earlier / ref.name
         try:
-            if _is_right(left, ref):
-                _link(left, path)
+            if _is_right(left, ref) and _put_in_place(left, ref, path):
                 return True
         except OSError as error:  # lost meanwhile, or not readable: storage has it
             _log.info("%s cannot be used again: %s", left, error)
     return False
 
 
-def _link(source: Path, path: Path) -> None:
-    scratch = path.with_name(f"{path.name}.{uuid4().hex}.tmp")
+def _put_in_place(left: Path, ref: FileRef, path: Path) -> bool:
+    scratch = beside(path)
     try:
-        os.link(source, scratch)
+        if not link_or_copy(left, scratch) and not _is_right(scratch, ref):
+            return False
         scratch.replace(path)
     finally:
         scratch.unlink(missing_ok=True)
+    return True
 
 
-def _download(workplace: Workplace, ref: RunRef, path: Path) -> None:
-    unverified = path.with_name(f"{path.name}.{uuid4().hex}.tmp")
+def _download(workplace: Workplace, ref: FileRef, path: Path) -> None:
+    if ref.name in workplace.arriving:
+        _await_arrival(workplace, ref)
+    unverified = beside(path)
     try:
         workplace.storage.download(ref.name, unverified)
         verify(ref, *HASHED_FILES.hash(unverified))
@@ -157,7 +159,7 @@ def _download(workplace: Workplace, ref: RunRef, path: Path) -> None:
         raise CorruptStateError(
             f"{ref.name} is missing in {workplace.storage.uri} (expected {ref.size} bytes, "
             f"checksum {ref.checksum}); restore an older checkpoint",
-            run=ref.name,
+            file=ref.name,
             expected=(ref.size, ref.checksum),
             found=None,
         ) from cause
@@ -165,14 +167,35 @@ def _download(workplace: Workplace, ref: RunRef, path: Path) -> None:
         unverified.unlink(missing_ok=True)
 
 
-def verify(ref: RunRef, size: int, checksum: str) -> None:
+def _await_arrival(workplace: Workplace, ref: FileRef) -> None:
+    """The version before was frozen on another machine, a moment ago: its upload goes on while this batch has begun."""
+    clock, storage = workplace.clock, workplace.storage
+    begun = clock.monotonic()
+    pause_s = FIRST_LOOK_S
+    while storage.size(ref.name) != ref.size:
+        waited_s = clock.monotonic() - begun
+        if waited_s >= ARRIVAL_PATIENCE_S:
+            raise UnavailableError(
+                f"{ref.name} is neither on this machine nor in {storage.uri}, after {waited_s:.0f} s: the machine that wrote it is "
+                "gone, or cannot store it; the job goes back to its checkpoint",
+                file=ref.name,
+                waited_s=waited_s,
+            )
+        clock.sleep(pause_s)
+        pause_s = min(pause_s * 2, LONGEST_LOOK_S)
+    waited_s = clock.monotonic() - begun
+    if waited_s >= TELL_AFTER_S:
+        _log.warning("%s: %s took %.0f s to arrive in storage", workplace.subtask, ref.name, waited_s)
+
+
+def verify(ref: FileRef, size: int, checksum: str) -> None:
     """Raise `CorruptStateError` unless size and checksum are those of the handle."""
     if (size, checksum) == (ref.size, ref.checksum):
         return
     raise CorruptStateError(
-        f"{run_label(ref)} is not what was written: expected {ref.size} bytes with checksum {ref.checksum}, "
+        f"{file_label(ref)} is not what was written: expected {ref.size} bytes with checksum {ref.checksum}, "
         f"found {size} bytes with checksum {checksum}; restore an older checkpoint",
-        run=run_label(ref),
+        file=file_label(ref),
         expected=(ref.size, ref.checksum),
         found=(size, checksum),
     )

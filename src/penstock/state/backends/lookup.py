@@ -1,4 +1,4 @@
-"""Look keys up in runs, newest first. Runs in tasks on executors.
+"""Look keys up in sorted files, newest first. Runs in tasks on executors.
 
 Everything is vectorised: a binary search of all sort keys at once, then one comparison of all keys. Only keys
 that share their sort key with another one take a further round.
@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.state.backends.equality import Flags, rows_equal
-from penstock.state.backends.run_file import Run, RunBatch
+from penstock.state.backends.sorted_file import SortedBatch, SortedFile
 from penstock.state.keys import KeyBatch
 from penstock.state.sizes import cut, row_bytes
 
@@ -23,21 +23,23 @@ Positions = npt.NDArray[np.int64]
 _NOWHERE = -1
 
 
-def lookup(runs: Sequence[Run], keys: KeyBatch, value_schema: pa.Schema) -> tuple[pa.RecordBatch, Flags]:
+def lookup(
+    files: Sequence[SortedFile], keys: KeyBatch, value_schema: pa.Schema
+) -> tuple[pa.RecordBatch, Flags]:
     """The newest values of the keys (nulls where there is none), and which of them were found."""
-    (found,) = lookup_parts(runs, keys, value_schema, sys.maxsize)
+    (found,) = lookup_parts(files, keys, value_schema, sys.maxsize)
     return found
 
 
 def lookup_parts(
-    runs: Sequence[Run], keys: KeyBatch, value_schema: pa.Schema, max_bytes: int
+    files: Sequence[SortedFile], keys: KeyBatch, value_schema: pa.Schema, max_bytes: int
 ) -> Iterator[tuple[pa.RecordBatch, Flags]]:
     """`lookup` in parts of at most so many bytes of values; at least one part."""
     search = _Search(keys)
-    for run in runs:
+    for file in files:
         if not len(search.open):
             break
-        search.look_into(run)
+        search.look_into(file)
     if search.most_bytes() <= max_bytes or not len(keys):
         yield search.values(0, len(keys), value_schema)
         return
@@ -51,15 +53,15 @@ class _Search:
     def __init__(self, keys: KeyBatch) -> None:
         self._keys = keys
         self.open: Positions = np.arange(len(keys), dtype=np.int64)
-        self.sources: list[RunBatch] = []
+        self.sources: list[SortedBatch] = []
         self.source = np.full(len(keys), _NOWHERE, dtype=np.int32)
         self.row = np.zeros(len(keys), dtype=np.int64)
 
-    def look_into(self, run: Run) -> None:
-        """Resolve what this run knows: a value is found, a tombstone says that there is none."""
+    def look_into(self, file: SortedFile) -> None:
+        """Resolve what this file knows: a value is found, a tombstone says that there is none."""
         sort_keys = self._keys.sort_keys[self.open]
         resolved = np.zeros(len(self.open), dtype=np.bool_)
-        for batch in run.batches:
+        for batch in file.batches:
             first = int(np.searchsorted(sort_keys, batch.sort_keys[0], side="left"))
             last = int(np.searchsorted(sort_keys, batch.sort_keys[-1], side="right"))
             for hits, rows in _matches(batch, self._keys, self.open[first:last]):
@@ -67,7 +69,7 @@ class _Search:
                 self._keep_live(batch, self.open[first + hits], rows)
         self.open = self.open[~resolved]
 
-    def _keep_live(self, batch: RunBatch, positions: Positions, rows: Positions) -> None:
+    def _keep_live(self, batch: SortedBatch, positions: Positions, rows: Positions) -> None:
         if batch.deleted is not None:
             live = ~batch.deleted.take(pa.array(rows)).to_numpy(zero_copy_only=False)
             positions, rows = positions[live], rows[live]
@@ -103,7 +105,7 @@ class _Search:
         return pa.RecordBatch.from_arrays(columns, schema=schema), found
 
 
-def _matches(batch: RunBatch, keys: KeyBatch, asked: Positions) -> Iterator[tuple[Positions, Positions]]:
+def _matches(batch: SortedBatch, keys: KeyBatch, asked: Positions) -> Iterator[tuple[Positions, Positions]]:
     """Positions in `asked` and the rows that hold those keys; a further pair for each round of collisions."""
     if not len(asked):
         return
@@ -121,7 +123,7 @@ def _matches(batch: RunBatch, keys: KeyBatch, asked: Positions) -> Iterator[tupl
         pending, rows = pending[~same], rows[~same] + 1
 
 
-def _same_sort_key(batch: RunBatch, rows: Positions, wanted: Positions) -> Flags:
+def _same_sort_key(batch: SortedBatch, rows: Positions, wanted: Positions) -> Flags:
     last = len(batch) - 1
     hit: Flags = batch.sort_keys[np.minimum(rows, last)] == wanted
     return hit & (rows <= last)

@@ -1,6 +1,6 @@
 """The backend `memory`: a few megabytes of state inside the checkpoint itself. Runs in tasks on executors.
 
-All of a subtask's state is one inline run, written anew in every batch that changes it. For tests and tiny
+All of a subtask's state is one sorted file, inline, written anew in every batch that changes it. For tests and tiny
 jobs.
 """
 
@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from penstock.errors import ConfigError
 from penstock.state.backends.base import StateBackend, StateHandle, StateLayout, Workplace
-from penstock.state.backends.fetch import open_runs
-from penstock.state.backends.run_file import Run, encode_run
-from penstock.state.backends.run_state import RunState, merged
+from penstock.state.backends.fetch import open_files
+from penstock.state.backends.sorted_file import SortedFile, encode_sorted_file
+from penstock.state.backends.sorted_state import SortedState, merged
 
 DEFAULT_LIMIT_BYTES = 4 * 1024 * 1024
 
@@ -30,36 +30,36 @@ class MemoryBackend(StateBackend):
 
     def open(self, workplace: Workplace, layout: StateLayout, handle: StateHandle | None) -> MemoryState:
         """See `StateBackend.open`."""
-        return MemoryState(workplace, layout, open_runs(workplace, layout, handle), self.limit_bytes)
+        return MemoryState(workplace, layout, open_files(workplace, layout, handle), self.limit_bytes)
 
 
-class MemoryState(RunState):
-    """At most one run, inline."""
+class MemoryState(SortedState):
+    """At most one sorted file, inline."""
 
     backend = MemoryBackend.name
 
     def __init__(
-        self, workplace: Workplace, layout: StateLayout, runs: tuple[Run, ...], limit_bytes: int
+        self, workplace: Workplace, layout: StateLayout, files: tuple[SortedFile, ...], limit_bytes: int
     ) -> None:
-        super().__init__(workplace, layout, runs)
+        super().__init__(workplace, layout, files)
         self._limit_bytes = limit_bytes
 
     def freeze(self) -> StateHandle:
         """See `OpenState.freeze`."""
         if not self._written and self._settled():
-            return self._handle(tuple(run.ref for run in self._runs if run.ref is not None))
-        runs = [*self._fresh(), *self._runs]
-        self._check_unchanged(runs)
-        batches, header = merged(self._workplace, self._layout, runs, keep_tombstones=False)
-        ref = encode_run(batches, layout=self._layout, header=header)
+            return self._handle(tuple(file.ref for file in self._files if file.ref is not None))
+        files = [*self._fresh(), *self._files]
+        self._check_unchanged(files)
+        batches, header = merged(self._workplace, self._layout, files, keep_tombstones=False)
+        ref = encode_sorted_file(batches, layout=self._layout, header=header)
         if ref is None:
             return self._handle(())
         self._check_size(ref.size)
         return self._handle((ref,))
 
     def _settled(self) -> bool:
-        inline = all(self._wrote(run) and run.ref is not None and not run.ref.name for run in self._runs)
-        return len(self._runs) <= 1 and inline
+        inline = all(self._wrote(file) and file.ref is not None and not file.ref.name for file in self._files)
+        return len(self._files) <= 1 and inline
 
     def _check_size(self, size: int) -> None:
         if size > self._limit_bytes:

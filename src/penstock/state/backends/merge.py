@@ -1,7 +1,7 @@
-"""Merge runs into one ordered stream of rows, column by column. Runs in tasks on executors.
+"""Merge sorted files into one ordered stream of rows, column by column. Runs in tasks on executors.
 
 The work goes through ranges of sort keys of about `PIECE_BYTES` each, so that a merge needs little memory
-however large the runs are, and no column of a piece outgrows its 32-bit offsets. Equal sort keys always lie
+however large the files are, and no column of a piece outgrows its 32-bit offsets. Equal sort keys always lie
 in the same piece.
 """
 
@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.state.backends.equality import Flags, rows_equal
-from penstock.state.backends.run_file import Run, RunBatch, concat_batches
+from penstock.state.backends.sorted_file import SortedBatch, SortedFile, concat_batches
 from penstock.state.keys import SortKeys, key_groups
 
 PIECE_BYTES = 16 * 1024 * 1024
@@ -36,21 +36,25 @@ class Ownership:
         return flags
 
 
-def merge_runs(
-    runs: Sequence[Run], *, ownership: Ownership, keep_tombstones: bool, piece_bytes: int = PIECE_BYTES
-) -> Iterator[RunBatch]:
-    """The newest row of every owned key, in ascending order of sort key; `runs` come newest first.
+def merge_files(
+    files: Sequence[SortedFile],
+    *,
+    ownership: Ownership,
+    keep_tombstones: bool,
+    piece_bytes: int = PIECE_BYTES,
+) -> Iterator[SortedBatch]:
+    """The newest row of every owned key, in ascending order of sort key; `files` come newest first.
 
-    Tombstones must be kept while an older run that is not merged may hold the key.
+    Tombstones must be kept while an older file that is not merged may hold the key.
     """
-    batches = [batch for run in runs for batch in run.batches]
+    batches = [batch for file in files for batch in file.batches]
     for piece in _pieces(batches, piece_bytes):
         merged = _merge_piece(piece, ownership, keep_tombstones=keep_tombstones)
         if len(merged):
             yield merged
 
 
-def _pieces(batches: list[RunBatch], piece_bytes: int) -> Iterator[list[RunBatch]]:
+def _pieces(batches: list[SortedBatch], piece_bytes: int) -> Iterator[list[SortedBatch]]:
     """Cut the batches at common sort keys, in ascending order, until each piece is small or cannot be cut."""
     waiting = [batches]
     while waiting:
@@ -65,7 +69,7 @@ def _pieces(batches: list[RunBatch], piece_bytes: int) -> Iterator[list[RunBatch
             yield piece
 
 
-def _pivot(piece: Sequence[RunBatch]) -> int | None:
+def _pivot(piece: Sequence[SortedBatch]) -> int | None:
     """A sort key with rows both below it and from it on, near the middle; None if all rows share one."""
     low = min(int(batch.sort_keys[0]) for batch in piece)
     high = max(int(batch.sort_keys[-1]) for batch in piece)
@@ -76,7 +80,7 @@ def _pivot(piece: Sequence[RunBatch]) -> int | None:
     return middle if middle > low else low + 1
 
 
-def _merge_piece(piece: Sequence[RunBatch], ownership: Ownership, *, keep_tombstones: bool) -> RunBatch:
+def _merge_piece(piece: Sequence[SortedBatch], ownership: Ownership, *, keep_tombstones: bool) -> SortedBatch:
     rows = concat_batches(piece)
     order = np.argsort(rows.sort_keys, kind="stable")
     sort_keys = rows.sort_keys[order]
@@ -86,9 +90,9 @@ def _merge_piece(piece: Sequence[RunBatch], ownership: Ownership, *, keep_tombst
         keep &= ~deleted.to_numpy(zero_copy_only=False)[order]
         deleted = None
     if len(piece) == 1 and keep.all():
-        return RunBatch(rows.sort_keys, deleted, rows.keys, rows.values)
+        return SortedBatch(rows.sort_keys, deleted, rows.keys, rows.values)
     indices = pa.array(order[keep])
-    return RunBatch(
+    return SortedBatch(
         sort_keys[keep],
         None if deleted is None else deleted.take(indices),
         tuple(column.take(indices) for column in rows.keys),
@@ -97,7 +101,7 @@ def _merge_piece(piece: Sequence[RunBatch], ownership: Ownership, *, keep_tombst
 
 
 def _hidden(sort_keys: SortKeys, keys: Sequence[pa.Array], order: npt.NDArray[np.int64]) -> Flags:
-    """Rows whose key occurs in a newer run. The sort is stable, so of equal keys the newest comes first.
+    """Rows whose key occurs in a newer file. The sort is stable, so of equal keys the newest comes first.
 
     Compares every row with the one `lag` before it, as long as some of these share their sort key.
     """

@@ -1,14 +1,14 @@
-"""Which runs to merge, decided from their sizes alone. Pure; driver and executors.
+"""Which sorted files to merge, decided from their sizes alone. Pure; driver and executors.
 
-Size-tiered: a run's level is the logarithm of its bytes, and `FAN_IN` runs of a level become one run of a higher level. So a row
-is rewritten once a level, and the number of runs grows with the logarithm of the state.
+Size-tiered: a file's level is the logarithm of its bytes, and `FAN_IN` files of a level become one file of a higher level. So a row
+is rewritten once a level, and the number of files grows with the logarithm of the state.
 
-Space: what was overwritten or deleted stays in older runs until it is merged away. When the runs before the oldest have grown as large as
-the oldest, tombstones weighed twice by the rows they hide, everything becomes one run. So the files of a subtask take at most twice
+Space: what was overwritten or deleted stays in older files until it is merged away. When the files before the oldest have grown as large as
+the oldest, tombstones weighed twice by the rows they hide, everything becomes one file. So the files of a subtask take at most twice
 what is alive, four times where most of it was deleted, besides what is being merged at the moment.
 
 One merge at a time is chosen for a subtask, in the background. The batch itself merges only what is tiny, at no cost that could be seen;
-and the newest of more than `INLINE_RUNS` runs, which happens only where runs come faster than the background can follow.
+and the newest of more than `INLINE_FILES` files, which happens only where files come faster than the background can follow.
 """
 
 from __future__ import annotations
@@ -16,45 +16,45 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import accumulate
 
-from penstock.state.handle import RunRef
+from penstock.state.handle import FileRef
 
 FAN_IN = 4
-MAX_RUNS = 16
-INLINE_RUNS = 24
-SMALLEST_LEVEL_BYTES = 128 * 1024  # below this a merge costs less than looking into another run
+MAX_FILES = 16
+INLINE_FILES = 24
+SMALLEST_LEVEL_BYTES = 128 * 1024  # below this a merge costs less than looking into another file
 
 
-def choose_merge(runs: Sequence[RunRef]) -> range | None:
-    """The runs to merge next, as positions in `runs` (newest first), or None when there is nothing to do."""
-    if _mostly_dead(runs):
-        return range(len(runs))
-    levels = [_level(run.size) for run in runs]
+def choose_merge(refs: Sequence[FileRef]) -> range | None:
+    """The files to merge next, as positions in `refs` (newest first), or None when there is nothing to do."""
+    if _mostly_dead(refs):
+        return range(len(refs))
+    levels = [_level(ref.size) for ref in refs]
     for level in sorted(set(levels)):
         window = _window(levels, level)
         if window is not None:
             return window
-    return _cheapest([run.size for run in runs]) if len(runs) > MAX_RUNS else None
+    return _cheapest([ref.size for ref in refs]) if len(refs) > MAX_FILES else None
 
 
-def choose_inline(runs: Sequence[tuple[str, int]], merging: frozenset[str]) -> range | None:
-    """The newest runs, as (name, size), that the batch merges while it writes its own; never those that are being merged already.
+def choose_inline(files: Sequence[tuple[str, int]], merging: frozenset[str]) -> range | None:
+    """The newest files, as (name, size), that the batch merges while it writes its own; never those that are being merged already.
 
     Tiny ones, because a file more costs more than writing their rows again; and the newer half when there are too many.
     """
-    free = next((at for at, (name, _) in enumerate(runs) if name in merging), len(runs))
-    sums = accumulate(size for _, size in runs[:free])
+    free = next((at for at, (name, _) in enumerate(files) if name in merging), len(files))
+    sums = accumulate(size for _, size in files[:free])
     tiny = sum(1 for total in sums if total <= SMALLEST_LEVEL_BYTES)
     if tiny >= FAN_IN:
         return range(tiny)
-    return range(min(free, INLINE_RUNS // 2)) if len(runs) > INLINE_RUNS and free > 1 else None
+    return range(min(free, INLINE_FILES // 2)) if len(files) > INLINE_FILES and free > 1 else None
 
 
-def _mostly_dead(runs: Sequence[RunRef]) -> bool:
-    if len(runs) < 2:  # noqa: PLR2004 - nothing to merge with
+def _mostly_dead(refs: Sequence[FileRef]) -> bool:
+    if len(refs) < 2:  # noqa: PLR2004 - nothing to merge with
         return False
-    *newer, oldest = runs
-    hidden = sum(run.tombstones for run in newer) * oldest.size / max(oldest.rows, 1)
-    return sum(run.size for run in newer) + 2 * hidden > max(oldest.size, SMALLEST_LEVEL_BYTES)
+    *newer, oldest = refs
+    hidden = sum(ref.tombstones for ref in newer) * oldest.size / max(oldest.rows, 1)
+    return sum(ref.size for ref in newer) + 2 * hidden > max(oldest.size, SMALLEST_LEVEL_BYTES)
 
 
 def _level(size: int) -> int:
@@ -65,7 +65,7 @@ def _level(size: int) -> int:
 
 
 def _window(levels: Sequence[int], level: int) -> range | None:
-    """The newest stretch with `FAN_IN` runs of this level and none above; lower ones between go along."""
+    """The newest stretch with `FAN_IN` files of this level and none above; lower ones between go along."""
     members: list[int] = []
     for position, other in enumerate(levels):
         if other > level:

@@ -7,14 +7,14 @@ a set of hard links; a checkpoint uploads the sorted files that are new and name
 from __future__ import annotations
 
 from collections.abc import Iterator
-from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from penstock.errors import ConfigError, IncompatibleStateError
+from penstock.errors import IncompatibleStateError
+from penstock.optional_package import optional_package
 from penstock.state.backends.base import (
     KeyBatch,
     OpenState,
@@ -25,7 +25,7 @@ from penstock.state.backends.base import (
     Workplace,
 )
 from penstock.state.backends.rocksdb_rows import RowCodec
-from penstock.state.backends.run_file import scan_schema
+from penstock.state.backends.sorted_file import scan_schema
 from penstock.state.backends.write_check import WriteCheck
 from penstock.state.sizes import PART_BYTES
 
@@ -56,7 +56,7 @@ class RocksdbBackend(StateBackend):
                 subtask=str(workplace.subtask),
                 backend=handle.backend,
             )
-        version = open_version(workplace, layout, handle.runs if handle else ())
+        version = open_version(workplace, layout, handle.refs if handle else ())
         return RocksdbState(workplace, layout, version)
 
 
@@ -112,7 +112,7 @@ class RocksdbState(OpenState):
             subtask=self._workplace.subtask,
             backend=RocksdbBackend.name,
             version=self._workplace.version,
-            runs=self._version.freeze(),
+            refs=self._version.freeze(),
         )
 
     def scan(self) -> Iterator[pa.RecordBatch]:
@@ -152,9 +152,4 @@ def _groups(rows: Iterator[tuple[bytes, bytes]]) -> Iterator[list[tuple[bytes, b
 
 
 def _check_installed() -> None:
-    if find_spec("rocksdict") is None:
-        raise ConfigError(
-            "backend 'rocksdb' needs the package rocksdict, which is not installed; "
-            "run pip install 'penstock[rocksdb]' on the driver and on every executor",
-            package="rocksdict",
-        )
+    optional_package("rocksdict", needed_by="backend 'rocksdb'", extra="rocksdb")

@@ -2,8 +2,8 @@
 
 The only module that imports `rocksdict`, so only `penstock[rocksdb]` needs it.
 
-A batch writes a memtable and flushes it as one more sorted run; there is no write-ahead log, since what was not
-frozen does not exist. Runs are merged by size tiers, as in the backend `filesystem` (RocksDB calls it universal):
+A batch writes a memtable and flushes it as one more table, a "sorted run" to RocksDB; there is no write-ahead log, since what was not
+frozen does not exist. They are merged by size tiers, as in the backend `filesystem` (RocksDB calls it universal):
 sort keys are hashes, so every batch touches all of their range, and merging into levels would write the whole state
 again every few batches. RocksDB merges in the background, and a merge that is not done when the database is closed
 is lost; so `settle` waits for one that must come. That bounds the number of runs by `MAX_SORTED_RUNS`; a writer
@@ -12,13 +12,13 @@ that is too fast for it within one batch is held up by RocksDB itself at `STOP_S
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 import rocksdict as rd
 
+from penstock.clock import SYSTEM_CLOCK
 from penstock.errors import CorruptStateError, UnavailableError
 from penstock.state.backends.rocksdb_header import HEADER_KEY
 
@@ -105,7 +105,7 @@ class Database:
                     idle_s = 0.0
                 elif self._sorted_runs() <= MAX_SORTED_RUNS:
                     return
-                time.sleep(_POLL_S)
+                SYSTEM_CLOCK.sleep(_POLL_S)
                 idle_s += _POLL_S
 
     def snapshot(self, folder: Path) -> dict[str, tuple[int, int]]:
@@ -156,7 +156,7 @@ class Database:
                 ) from cause
             raise CorruptStateError(
                 f"the database of {self._label} cannot be read: {text}; restore an older checkpoint",
-                run=self._label,
+                file=self._label,
             ) from cause
 
     def _lost_files(self, text: str) -> bool:

@@ -1,7 +1,7 @@
-"""The files of a RocksDB database, between its folder and the runs of a handle. Runs in tasks on executors.
+"""The files of a RocksDB database, between its folder and the references of a handle. Runs in tasks on executors.
 
-A version of a database is a manifest and the sorted files that it lists. Invariants:
-1. A sorted file is never changed after it was written, and its number is never used again in the databases that
+A version of a database is a manifest and the tables that it lists. Invariants:
+1. A table is never changed after it was written, and its number is never used again in the databases that
    descend from it. So a working folder holds hard links to the local copies, and a file that came with the handle
    before keeps its name: checkpoints are incremental.
 2. RocksDB may write on in a manifest, so a manifest is copied, never linked.
@@ -18,13 +18,14 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from uuid import uuid4
 
 from penstock.errors import CorruptStateError
-from penstock.state.backends.base import RunRef, Workplace
+from penstock.randomness import SYSTEM_RANDOMNESS
+from penstock.state.backends.base import FileRef, Workplace
 from penstock.state.backends.checksums import HASHED_FILES
 from penstock.state.backends.fetch import local_file
 from penstock.state.local_files import working_files
+from penstock.storage.file_system import link_or_copy
 
 _MANIFEST = re.compile(r"MANIFEST-\d{1,20}")
 _TABLE = re.compile(r"\d{1,20}\.sst")
@@ -34,8 +35,8 @@ _TABLE = re.compile(r"\d{1,20}\.sst")
 class DatabaseFiles:
     """One version of one database, as a handle names it."""
 
-    manifest: RunRef
-    tables: tuple[RunRef, ...]
+    manifest: FileRef
+    tables: tuple[FileRef, ...]
 
     @property
     def label(self) -> str:
@@ -43,10 +44,10 @@ class DatabaseFiles:
         return self.manifest.name
 
 
-def split(runs: Sequence[RunRef]) -> list[DatabaseFiles]:
+def split(refs: Sequence[FileRef]) -> list[DatabaseFiles]:
     """The databases in a handle, each once; after a rescale there are those of several former subtasks."""
-    found: list[list[RunRef]] = []
-    for ref in runs:
+    found: list[list[FileRef]] = []
+    for ref in refs:
         if _MANIFEST.fullmatch(ref.file):
             found.append([ref])
         elif found and _TABLE.fullmatch(ref.file):
@@ -55,8 +56,8 @@ def split(runs: Sequence[RunRef]) -> list[DatabaseFiles]:
             raise CorruptStateError(
                 f"{ref.name or ref.checksum} stands in the checkpoint as {ref.file!r}, which is no file of a database "
                 "in this place; restore an older checkpoint",
-                run=ref.name,
-                file=ref.file,
+                file=ref.name,
+                database_file=ref.file,
             )
     return list(dict.fromkeys(DatabaseFiles(manifest, tuple(tables)) for manifest, *tables in found))
 
@@ -72,7 +73,7 @@ class WorkingFolder:
     def make(cls, workplace: Workplace) -> WorkingFolder:
         """A new folder; what attempts of earlier batches left behind when they were killed is removed."""
         versions = workplace.local_dir / "rocksdb" / str(workplace.subtask)
-        path = versions / str(workplace.version) / f"{workplace.stem}-{uuid4().hex[:8]}"
+        path = versions / str(workplace.version) / f"{workplace.stem}-{SYSTEM_RANDOMNESS.token(8)}"
         with working_files(path):
             path.mkdir(parents=True)
             for former in os.scandir(versions):
@@ -86,7 +87,7 @@ class WorkingFolder:
         with working_files(folder):
             folder.mkdir()
             for table in files.tables:
-                _link(local_file(self.workplace, table), folder / table.file)
+                link_or_copy(local_file(self.workplace, table), folder / table.file)
             shutil.copyfile(local_file(self.workplace, files.manifest), folder / files.manifest.file)
             (folder / "CURRENT").write_text(f"{files.manifest.file}\n")
         return folder
@@ -102,8 +103,8 @@ class WorkingFolder:
 
     def name_files(
         self, snapshot: Path, before: DatabaseFiles | None, rows: Mapping[str, tuple[int, int]]
-    ) -> tuple[RunRef, ...]:
-        """The runs that name the files of a snapshot; new ones lie under their names on this machine when this returns.
+    ) -> tuple[FileRef, ...]:
+        """The references that name the files of a snapshot; new ones lie under their names on this machine when this returns.
 
         `rows` has the rows and tombstones of the tables that are new.
         """
@@ -128,27 +129,17 @@ class WorkingFolder:
         with suppress(OSError):
             self.path.parent.rmdir()
 
-    def _name_file(self, path: Path, rows: tuple[int, int]) -> RunRef:
+    def _name_file(self, path: Path, rows: tuple[int, int]) -> FileRef:
         name = self.workplace.new_name(f"-{path.name}")
         local = self.workplace.local_path(name)
         local.parent.mkdir(parents=True, exist_ok=True)
         local.unlink(missing_ok=True)
-        _link(path, local)
+        link_or_copy(path, local)
         size, checksum = HASHED_FILES.hash(local)
-        return RunRef(
+        return FileRef(
             rows=rows[0], size=size, checksum=checksum, name=name, tombstones=rows[1], file=path.name
         )
 
 
 def _newest(table: os.DirEntry[str]) -> int:
     return -int(table.name.partition(".")[0])
-
-
-def _link(source: Path, target: Path) -> None:
-    """A hard link, or a copy where the disk knows no links."""
-    try:
-        os.link(source, target)
-    except FileNotFoundError:
-        raise
-    except OSError:
-        shutil.copyfile(source, target)

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from penstock.errors import CorruptStateError, IncompatibleStateError
 from penstock.state.backends.base import StateLayout, Workplace
-from penstock.state.backends.run_file import other_columns
+from penstock.state.backends.sorted_file import other_columns
 
 HEADER_KEY = b"\xffpenstock"
 """Behind all rows: a sort key is never negative, so no row begins with a byte above 0x7f."""
@@ -52,7 +52,7 @@ def read_header(record: bytes | None, label: str, layout: StateLayout) -> Databa
     if record is None:
         raise CorruptStateError(
             f"the database of {label} has no header, so it is no state of Penstock; restore an older checkpoint",
-            run=label,
+            file=label,
         )
     try:
         header = _HEADERS.decode(record)
@@ -60,13 +60,13 @@ def read_header(record: bytes | None, label: str, layout: StateLayout) -> Databa
     except (msgspec.MsgspecError, pa.ArrowException, OSError) as cause:
         raise CorruptStateError(
             f"the header of the database of {label} cannot be read: {cause!r}; restore an older checkpoint",
-            run=label,
+            file=label,
         ) from cause
     if header.format != FORMAT_VERSION:
         raise IncompatibleStateError(
             f"the database of {label} has format {header.format}, this version of Penstock reads format "
             f"{FORMAT_VERSION}; use the version that wrote it, or start from another checkpoint",
-            run=label,
+            file=label,
             expected=FORMAT_VERSION,
             found=header.format,
         )

@@ -193,7 +193,7 @@ def _one_nan(value: Any) -> Any:
 def _corrupt(label: str, problem: str) -> CorruptStateError:
     return CorruptStateError(
         f"the database of {label} holds no rows of this state: {problem}; restore an older checkpoint",
-        run=label,
+        file=label,
     )
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from penstock.errors import InternalError
-from penstock.state.backends.base import RunRef, StateLayout, Workplace
+from penstock.state.backends.base import FileRef, StateLayout, Workplace
 from penstock.state.backends.rocksdb_database import Database
 from penstock.state.backends.rocksdb_folder import DatabaseFiles, WorkingFolder, split
 from penstock.state.backends.rocksdb_header import HEADER_KEY, DatabaseHeader, new_header, read_header
@@ -47,8 +47,8 @@ class WorkingVersion:
         """All rows, in order of their keys."""
         return self.database.rows(_BEFORE_ALL, _BEHIND_ALL)
 
-    def freeze(self) -> tuple[RunRef, ...]:
-        """The runs of what there is now; those from before when nothing has changed, none when no row is left."""
+    def freeze(self) -> tuple[FileRef, ...]:
+        """The files of what there is now; those from before when nothing has changed, none when no row is left."""
         if not self.changed:
             return (self.before.manifest, *self.before.tables) if self.before else ()
         if self.may_be_empty and next(self.rows(), None) is None:
@@ -66,9 +66,9 @@ class WorkingVersion:
             self.folder.remove()
 
 
-def open_version(workplace: Workplace, layout: StateLayout, runs: Sequence[RunRef]) -> WorkingVersion:
-    """Open the database that these runs name, or a new one with what this subtask owns of several."""
-    sources = split(runs)
+def open_version(workplace: Workplace, layout: StateLayout, refs: Sequence[FileRef]) -> WorkingVersion:
+    """Open the database that these references name, or a new one with what this subtask owns of several."""
+    sources = split(refs)
     folder = WorkingFolder.make(workplace)
     with ExitStack() as undo:
         undo.callback(folder.remove)

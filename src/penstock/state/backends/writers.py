@@ -33,8 +33,8 @@ class WriterHeader(Protocol):
 def check_writers(workplace: Workplace, written: Sequence[tuple[str, WriterHeader]]) -> None:
     """Refuse state that is not this subtask's, or whose order is not known; every header comes with the name of its file.
 
-    Runs of former subtasks hold different keys, so they can stand in any order, but only if all were written
-    at one parallelism. A run from before one rescale next to a run from after it may hold an old value in
+    Files of former subtasks hold different keys, so they can stand in any order, but only if all were written
+    at one parallelism. A file from before one rescale next to a file from after it may hold an old value in
     front of a new one.
     """
     for label, header in written:
@@ -43,7 +43,7 @@ def check_writers(workplace: Workplace, written: Sequence[tuple[str, WriterHeade
     parallelisms = sorted({header.parallelism for _, header in written})
     if len(parallelisms) > 1:
         raise InternalError(
-            f"the handle of {workplace.subtask} mixes runs written at parallelism {parallelisms}: "
+            f"the handle of {workplace.subtask} mixes files written at parallelism {parallelisms}: "
             "after a rescale every subtask must freeze once before its handle enters a checkpoint",
             subtask=str(workplace.subtask),
             parallelisms=parallelisms,
@@ -72,7 +72,7 @@ def _check_owner(workplace: Workplace, label: str, header: WriterHeader) -> None
     raise CorruptStateError(
         f"{label} holds state of {writer} of {header.parallelism}, but the checkpoint names it for {mine} of "
         f"{workplace.parallelism}: its handles are mixed up; restore an older checkpoint",
-        run=label,
+        file=label,
         expected=str(mine),
         found=writer,
     )

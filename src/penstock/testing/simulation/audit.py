@@ -4,25 +4,27 @@ from __future__ import annotations
 
 import shutil
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import closing
 
 from penstock.checkpoint.completed import Completed
 from penstock.checkpoint.metadata import found_checkpoints, name_of, read_metadata
 from penstock.config import Mode
 from penstock.ids import NO_CHECKPOINT, RunId, SubtaskId
+from penstock.ownership.claim import newest_run
+from penstock.ownership.descent import in_line_of_descent, read_descents
 from penstock.recovery.begun import last_begun
-from penstock.recovery.fencing import in_line_of_descent, newest_run, read_descents
 from penstock.recovery.restore import RestorePoint
 from penstock.sinks.two_phase_commit import Transaction
 from penstock.state.backends import backend_named
 from penstock.state.backends.base import Workplace
-from penstock.testing.simulation.counting import LAYOUT, first_sight, scan
+from penstock.testing.simulation.counting import LAYOUT, scan
 from penstock.testing.simulation.external import Row
-from penstock.testing.simulation.site import FIRST, OPERATORS, SECOND, Site, sink_of
+from penstock.testing.simulation.site import Site
 from penstock.testing.simulation.source import Record
+from penstock.testing.simulation.topology import sink_of
 from penstock.testing.simulation.violation import Violation
-from penstock.testing.simulation.workload import MAX_PARALLELISM
+from penstock.testing.simulation.workload import MAX_PARALLELISM, SinkKind
 
 
 class Audit:
@@ -67,7 +69,10 @@ class Audit:
         """A transaction is about to become visible: exactly once, a checkpoint must name it (invariants 3, 6)."""
         if self._mode is not Mode.EXACTLY_ONCE:
             return
-        named = {one.transaction["id"] for completed in self.checkpoints() for one in completed.transactions}
+        promised = (one for completed in self.checkpoints() for one in completed.transactions)
+        named = {
+            one.transaction.get("id") for one in promised
+        }  # sinks of other kinds have names of their own
         if transaction["id"] not in named:
             raise Violation(f"transaction {transaction['id']} becomes visible, but no checkpoint names it")
 
@@ -92,8 +97,9 @@ class Audit:
             self._state_is_right(completed)
         if self._mode is not Mode.AT_MOST_ONCE:  # which leaves out what was under way in the last crash
             self._all_input_is_in()
-        for uid in OPERATORS:
+        for uid in self._site.topology.operators:
             self._rows_are_right(uid, self._site.external.rows(sink_of(uid)))
+            self._other_sinks_are_right(uid)
 
     def nothing_left_over(self) -> None:
         """Every file belongs to a checkpoint, no more are retained than asked for, no transaction is open (invariant 5)."""
@@ -108,10 +114,13 @@ class Audit:
             raise Violation(f"these files belong to no checkpoint: {stray}")
         numbers = [name.checkpoint for name in found_checkpoints(storage)]
         by_last_run = found and found[-1].run == newest_run(storage)
-        if by_last_run and len(numbers) > self._site.workload.checkpoint.retained:
+        if by_last_run and len(numbers) > self._site.workload.most_retained:
             raise Violation(f"more checkpoints are kept than asked for: {numbers}")
         if self._site.external.staged:
             raise Violation(f"transactions stay open: {sorted(self._site.external.staged)}")
+        left = sorted(path.name for path in self._site.staging.rglob("*.arrow"))
+        if left:
+            raise Violation(f"staged rows stay: {left}")
 
     # ── parts ──────────────────────────────────────────────────────────────────────────────────
 
@@ -129,34 +138,19 @@ class Audit:
 
     def _state_is_right(self, completed: Completed) -> None:
         until = completed.barrier.positions["source"]
-        for uid in OPERATORS:
+        source, topology = self._site.source, self._site.topology
+        read = list(source.between(source.start, until))
+        for uid in topology.operators:
             found = Counter(dict(self._scan(completed, uid)))
-            truth = self._true_counts(uid, until)
+            truth = topology.counts(uid, read)
             if not self._agrees(found, truth):
                 raise Violation(
                     f"checkpoint {completed.checkpoint} at {until}: {uid} has {dict(found)}, the truth is {dict(truth)}"
                 )
 
-    def _true_counts(self, uid: str, until: Sequence[int]) -> Counter[str]:
-        """What an operator has counted per key when all before these positions is in."""
-        source, work = self._site.source, self._site.workload
-        if uid == SECOND and work.in_sequence and work.emits_once:
-            return Counter({key: len(names) for key, names in self._names_by_group(until).items()})
-        return source.counts(until, lambda record: _key(uid, record))
-
-    def _names_by_group(self, until: Sequence[int]) -> dict[str, set[str]]:
-        found: dict[str, set[str]] = {}
-        for record in self._site.source.between(self._site.source.start, until):
-            found.setdefault(record.group, set()).add(record.key)
-        return found
-
-    def _true_output(self, uid: str) -> Counter[str]:
-        """The records that the whole input leaves in a sink."""
+    def _all_records(self) -> list[Record]:
         source = self._site.source
-        records = list(source.between(source.start, source.end))
-        if self._site.workload.emits_once:
-            return Counter({first_sight(_key(uid, record)) for record in records})
-        return Counter(record.id for record in records)
+        return list(source.between(source.start, source.end))
 
     def _scan(self, completed: Completed, uid: str) -> Iterator[tuple[str, int]]:
         scratch = self._site.root / "audit"
@@ -187,7 +181,7 @@ class Audit:
         if self._mode is Mode.AT_MOST_ONCE and self._site.workload.emits_once:
             return  # state that was lost with a crash does not know what it had emitted: a later record is a first one again
         seen = Counter(record for row in rows for record in row["records"])
-        truth = self._true_output(uid)
+        truth = self._site.topology.output(uid, self._all_records())
         if not self._agrees(seen, truth):
             lost, extra = dict(truth - seen), dict(seen - truth)
             raise Violation(f"sink of {uid}: lost {lost}, too many {extra}")
@@ -205,6 +199,21 @@ class Audit:
         if len(set(nonces)) != len(nonces):
             raise Violation(f"sink of {uid}: a row appears twice")
 
-
-def _key(uid: str, record: Record) -> str:
-    return record.key if uid == FIRST else record.group
+    def _other_sinks_are_right(self, uid: str) -> None:
+        kinds, external = self._site.workload.sinks, self._site.external
+        if self._mode is Mode.AT_MOST_ONCE or self._site.workload.emits_once:
+            return  # which value is the last, and whether a row was written, depends on what was lost
+        for kind in {SinkKind.BY_KEY_AT_ONCE, SinkKind.BY_KEY_STAGED} & set(kinds):
+            table = external.table(sink_of(uid, kind))
+            found = Counter({key: row["count"] for key, row in table.items()})
+            truth = self._site.topology.counts(uid, self._all_records())
+            if not self._agrees(found, truth):
+                raise Violation(f"table {sink_of(uid, kind)}: {dict(found)}, the truth is {dict(truth)}")
+        if SinkKind.CALLS in kinds:
+            rows = external.called.get(sink_of(uid, SinkKind.CALLS), [])
+            seen = Counter(record for row in rows for record in row["records"])
+            lost = self._site.topology.output(uid, self._all_records()) - seen
+            if lost:
+                raise Violation(
+                    f"the function of {sink_of(uid, SinkKind.CALLS)} was never called with {dict(lost)}"
+                )

@@ -1,172 +1,93 @@
-"""One batch of a simulated run: what the tasks on the executors do, step by step."""
+"""One batch of a simulated run: the engine's own tasks, one attempt after the other, on the machines of a virtual cluster."""
 
 from __future__ import annotations
 
-import random
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import closing
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Protocol
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 
-import msgspec
-import pyarrow as pa
+from penstock.clock import Clock
+from penstock.engine.assignment import Answer, Assignment
+from penstock.engine.sink_writer import SinkWriter
+from penstock.engine.subtask import ProcessTask
+from penstock.sinks.two_phase_commit import TwoPhaseCommitSink
+from penstock.snapshot.messages import Message
+from penstock.testing.simulation.counting import KEY, LAYOUT, OUTPUT, Counting, as_items, as_rows, subtask_of
+from penstock.testing.simulation.machines import Machines, VirtualExecutor
+from penstock.testing.simulation.site import Conditions
+from penstock.testing.simulation.source import Item, Record
+from penstock.testing.simulation.topology import Topology
 
-from penstock.checkpoint.completed import PreCommitted, SubtaskReport
-from penstock.ids import CheckpointId, RunId, SubtaskId
-from penstock.sinks.two_phase_commit import TransactionContext, TwoPhaseCommitSink
-from penstock.snapshot.compactor import Merge
-from penstock.snapshot.mailbox import Address
-from penstock.snapshot.uploader import Upload, remember_newest
-from penstock.state.backends.base import StateBackend, Workplace
-from penstock.state.compaction import MergeOrder
-from penstock.state.handle import StateHandle, state_stem
-from penstock.storage import Storage
-from penstock.testing.simulation.counting import LAYOUT, Item, count, subtask_of
-from penstock.testing.simulation.site import FIRST, JOB, OPERATORS, SECOND, sink_of
-from penstock.testing.simulation.source import Record
-from penstock.testing.simulation.workload import MAX_PARALLELISM
-
-NO_MAILBOX = Address("", 0, "")
-
-
-class Submit(Protocol):
-    """Takes an upload that is performed some time later, or never."""
-
-    def __call__(self, upload: Upload) -> None: ...  # noqa: D102
-
-
-class SubmitMerge(Protocol):
-    """Takes a merge of runs that is performed some time later, or never."""
-
-    def __call__(self, merge: Merge) -> None: ...  # noqa: D102
+MOST_ATTEMPTS = 2
+"""Spark's is 4; a failure here is followed by another sooner."""
 
 
 @dataclass
 class Batch:
-    """What the driver hands to the tasks of a batch, and what it collects from them."""
+    """What Spark does with the tasks of one batch; `answers` are those of the attempts that it kept."""
 
-    number: CheckpointId
-    run: RunId
-    parallelism: int
-    storage: Storage
-    backend: StateBackend
-    local_dir: Path
-    sinks: Mapping[str, TwoPhaseCommitSink]
-    before: Mapping[SubtaskId, StateHandle]
-    undurable: frozenset[str]
-    required: bool
-    newest_will_do: bool
-    in_sequence: bool
-    emits_once: bool
-    drops_attempts: float
-    rng: random.Random
-    submit: Submit
-    submit_merge: SubmitMerge
-    merges: Mapping[SubtaskId, MergeOrder]
-    merging: frozenset[str]
-    handles: dict[SubtaskId, StateHandle] = field(default_factory=dict)
-    transactions: list[PreCommitted] = field(default_factory=list)
-    reports: dict[SubtaskId, SubtaskReport] = field(default_factory=dict)
-    with_rows: set[SubtaskId] = field(default_factory=set)
-    attempts: int = 0
+    assignment: Assignment
+    topology: Topology
+    sinks: Mapping[str, Mapping[str, TwoPhaseCommitSink]]
+    """By operator, then by uid."""
+    conditions: Conditions
+    machines: Machines
+    clock: Clock
+    send: Callable[[Message], None]
+    attempts: Iterator[int]
+    answers: list[Answer] = field(default_factory=list)
 
     def steps(self, records: Iterable[Record]) -> Iterator[None]:
         """Perform the batch; others may move at every yield."""
         records = list(records)
-        self._carry_over()
-        items = [Item(record.key, (record.id,)) for record in records]
-        results: list[Item] = []
-        yield from self._operator(FIRST, items, results)
-        if self.in_sequence:
-            items = [Item(group_of(item.key), item.records) for item in results]
-        else:
-            items = [Item(record.group, (record.id,)) for record in records]
-        yield from self._operator(SECOND, items, [])
-
-    def _carry_over(self) -> None:
-        """A subtask without rows acknowledges with the handle it had."""
-        for uid in OPERATORS:
-            for subtask in (SubtaskId(uid, index) for index in range(self.parallelism)):
-                old = self.before.get(subtask) or StateHandle(subtask, self.backend.name, self.number)
-                self.handles[subtask] = msgspec.structs.replace(old, version=self.number)
-                self.reports[subtask] = SubtaskReport(subtask, state_bytes=old.size)
-
-    def _operator(self, uid: str, items: list[Item], results: list[Item]) -> Iterator[None]:
-        for index in range(self.parallelism):
-            mine = [
-                item for item in items if subtask_of(item.key, self.parallelism, MAX_PARALLELISM) == index
-            ]
-            subtask = SubtaskId(uid, index)
-            if not mine:
-                continue
-            if self.rng.random() < self.drops_attempts:
-                self._attempt(subtask, mine)
+        emitted: list[Item] = []
+        for uid in self.topology.operators:
+            items = self.topology.input_of(uid, records, emitted)
+            emitted = []
+            for index in range(self.assignment.place.parallelism):
+                emitted += self._subtask(uid, index, self._of_subtask(items, index))
                 yield
-            handle, rows, transaction = self._attempt(subtask, mine)
-            self.handles[subtask] = handle
-            self.with_rows.add(subtask)
-            self.reports[subtask] = SubtaskReport(subtask, rows=len(mine), state_bytes=handle.size)
-            self.transactions += [transaction] if transaction else []
-            emitted = rows.to_pylist() if rows is not None else []
-            results += [Item(row["key"], tuple(row["records"])) for row in emitted]
-            yield
 
-    def _attempt(
-        self, subtask: SubtaskId, items: list[Item]
-    ) -> tuple[StateHandle, pa.RecordBatch | None, PreCommitted | None]:
-        self.attempts += 1
-        before = self.before.get(subtask)
-        workplace = self._workplace(subtask)
-        with closing(self.backend.open(workplace, LAYOUT, before)) as state:
-            rows = count(state, items, MAX_PARALLELISM, self.rng, once=self.emits_once)
-            handle = state.freeze()
-        self._upload(handle, before)
-        if subtask in self.merges:
-            order = self.merges[subtask]
-            self.submit_merge(Merge(self.backend, workplace, LAYOUT, order, NO_MAILBOX, self.run))
-        return handle, rows, self._write(subtask, rows) if rows is not None else None
+    def _of_subtask(self, items: Iterable[Item], index: int) -> list[Item]:
+        place = self.assignment.place
+        return [
+            item for item in items if subtask_of(item.key, place.parallelism, place.max_parallelism) == index
+        ]
 
-    def _workplace(self, subtask: SubtaskId) -> Workplace:
-        return Workplace(
-            storage=self.storage,
-            local_dir=self.local_dir,
-            subtask=subtask,
-            parallelism=self.parallelism,
-            max_parallelism=MAX_PARALLELISM,
-            version=self.number,
-            stem=state_stem(self.run, self.number, subtask.index, self.attempts),
-            merging=self.merging,
-        )
+    def _subtask(self, uid: str, index: int, items: list[Item]) -> list[Item]:
+        if self._by_chance(self.conditions.drops_attempts):
+            self._attempt(uid, index, items)  # its result is lost, or another attempt was quicker
+        if self._by_chance(self.conditions.mischief / 10):
+            executor, _ = self._attempt(uid, index, items)
+            self.answers += (
+                executor.answers
+            )  # Spark loses results that were used already, and runs the task again
+        executor, results = self._until_it_succeeds(uid, index, items)
+        self.answers += executor.answers
+        return results
 
-    def _upload(self, handle: StateHandle, before: StateHandle | None) -> None:
-        durable = frozenset() if before is None else before.files - self.undurable
-        if handle.files <= durable:
-            return
-        remember_newest(self.local_dir, handle)
-        self.submit(
-            Upload(
-                self.storage,
-                self.local_dir,
-                NO_MAILBOX,
-                self.run,
-                handle,
-                durable,
-                required=self.required,
-                newest_will_do=self.newest_will_do,
-            )
-        )
+    def _until_it_succeeds(
+        self, uid: str, index: int, items: list[Item]
+    ) -> tuple[VirtualExecutor, list[Item]]:
+        for left in reversed(range(MOST_ATTEMPTS)):
+            try:
+                return self._attempt(uid, index, items)
+            except Exception:
+                if not left:
+                    raise
+        raise AssertionError("there is a last attempt")
 
-    def _write(self, subtask: SubtaskId, rows: pa.RecordBatch) -> PreCommitted:
-        uid = sink_of(subtask.uid)
-        sink = self.sinks[uid]
-        context = TransactionContext(JOB, uid, self.run, self.number, subtask.index, self.attempts)
-        transaction = sink.begin_transaction(context)
-        sink.write(transaction, rows)
-        transaction = sink.pre_commit(transaction)
-        return PreCommitted(uid, self.number, subtask.index, dict(transaction), rows.num_rows)
+    def _attempt(self, uid: str, index: int, items: list[Item]) -> tuple[VirtualExecutor, list[Item]]:
+        machine, worker = self.machines.pick(self.conditions.rng)
+        executor = VirtualExecutor(next(self.attempts), index, worker, self.clock, self.send)
+        place = self.assignment.place
+        here = replace(place, local_dir=self.machines.local_dir(place.local_dir, machine))
+        plan = replace(self.assignment, place=here)
+        operator = Counting(self.conditions.rng, once=self.topology.emits_once)
+        task = ProcessTask(uid, tuple(KEY.names), LAYOUT, plan, executor, operator, OUTPUT)
+        results = list(task(as_rows(items, place.max_parallelism)))
+        for sink_uid, sink in self.sinks[uid].items():
+            list(SinkWriter(sink_uid, sink, plan, executor)(results))
+        return executor, as_items(results)
 
-
-def group_of(key: str) -> str:
-    """The key of the second operator for a result of the first."""
-    return f"group-{int(key.removeprefix('key-')) % 3}"
+    def _by_chance(self, likelihood: float) -> bool:
+        return self.conditions.rng.random() < likelihood

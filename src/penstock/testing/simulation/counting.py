@@ -1,20 +1,22 @@
-"""The keyed operator of the simulation: counts per key in a real state backend, and says for which records."""
+"""The operators of the simulation: user code that counts per key in a real state backend, and says for which records."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
 
-import numpy as np
 import pyarrow as pa
 import xxhash
 
+from penstock.operators.keyed_process import Context, KeyedProcess, ValueState
+from penstock.operators.rows import Rows
+from penstock.operators.run_process import value_schema
 from penstock.state.backends.base import OpenState, StateLayout
-from penstock.state.keys import GROUP_SHIFT, KeyBatch
+from penstock.state.keys import GROUP_SHIFT, SORT_KEY
+from penstock.testing.simulation.source import Item
 
-LAYOUT = StateLayout(pa.schema([("key", pa.string())]), pa.schema([("n", pa.int64())]))
-DESCRIBED_LAYOUT = ({"key": "string"}, {"n": "long"})
+KEY = pa.schema([("key", pa.string())])
+INPUT = pa.schema([("key", pa.string()), ("records", pa.list_(pa.string())), (SORT_KEY, pa.int64())])
 OUTPUT = pa.schema(
     [
         ("key", pa.string()),
@@ -25,12 +27,30 @@ OUTPUT = pa.schema(
 )
 
 
-@dataclass(frozen=True)
-class Item:
-    """What flows into an operator: some records, under a key."""
+class Counting(KeyedProcess):
+    """Emits for every key that a batch touches the new count, the records, and a number that no replay repeats.
 
-    key: str
-    records: tuple[str, ...]
+    `once`: only when it first sees a key, and never again; output that is lost once is then lost for good.
+    """
+
+    n = ValueState("long")
+
+    def __init__(self, rng: random.Random, *, once: bool) -> None:
+        self._rng = rng
+        self._once = once
+
+    def process(self, key: str, rows: Rows, ctx: Context) -> Iterator[tuple[object, ...]]:  # noqa: ARG002
+        """See `KeyedProcess.process`."""
+        records = [record for row in rows for record in row.records]
+        before = self.n.value
+        self.n.value = (before or 0) + len(records)
+        if not self._once:
+            yield key, self.n.value, records, self._rng.getrandbits(60)
+        elif before is None:
+            yield key, self.n.value, [first_sight(key)], self._rng.getrandbits(60)
+
+
+LAYOUT = StateLayout(KEY, value_schema(Counting(random.Random(0), once=False)))  # noqa: S311 - never drawn from
 
 
 def sort_key(key: str, max_parallelism: int) -> int:
@@ -44,38 +64,26 @@ def subtask_of(key: str, parallelism: int, max_parallelism: int) -> int:
     return (sort_key(key, max_parallelism) >> GROUP_SHIFT) % parallelism
 
 
+def as_rows(items: Iterable[Item], max_parallelism: int) -> list[pa.RecordBatch]:
+    """Items as Spark would hand them to a task; none without items."""
+    rows = [(item.key, list(item.records), sort_key(item.key, max_parallelism)) for item in items]
+    if not rows:
+        return []
+    columns = [
+        pa.array(column, field.type) for column, field in zip(zip(*rows, strict=True), INPUT, strict=True)
+    ]
+    return [pa.RecordBatch.from_arrays(columns, schema=INPUT)]
+
+
+def as_items(results: Iterable[pa.RecordBatch]) -> list[Item]:
+    """What an operator has emitted."""
+    rows = [row for batch in results for row in batch.to_pylist()]
+    return [Item(row["key"], tuple(row["records"])) for row in rows]
+
+
 def first_sight(key: str) -> str:
     """What an operator that emits once emits as the records of a key, whichever of them it saw first."""
     return f"first of {key}"
-
-
-def count(
-    state: OpenState, items: Iterable[Item], max_parallelism: int, rng: random.Random, *, once: bool
-) -> pa.RecordBatch | None:
-    """Add the items to the state; return one row a key, with a number that no replay repeats. None without items or results.
-
-    `once`: only keys that the state did not know are in the result.
-    """
-    by_key: dict[str, list[str]] = {}
-    for item in items:
-        by_key.setdefault(item.key, []).extend(item.records)
-    if not by_key:
-        return None
-    names = sorted(by_key, key=lambda key: sort_key(key, max_parallelism))
-    keys = KeyBatch(
-        np.array([sort_key(name, max_parallelism) for name in names], dtype=np.int64),
-        pa.record_batch([pa.array(names, pa.string())], schema=LAYOUT.key),
-    )
-    values, _ = state.read(keys)
-    before = values.column(0).to_pylist()
-    after = [(old or 0) + len(by_key[name]) for name, old in zip(names, before, strict=True)]
-    state.write(keys, pa.record_batch([pa.array(after, pa.int64())], schema=LAYOUT.value))
-    records = [[first_sight(name)] if once else by_key[name] for name in names]
-    nonces = [rng.getrandbits(60) for _ in names]
-    rows = pa.record_batch([names, after, records, nonces], schema=OUTPUT)
-    if once:
-        rows = rows.filter(pa.array([old is None for old in before]))
-    return rows if rows.num_rows else None
 
 
 def scan(state: OpenState) -> Mapping[str, int]:

@@ -1,16 +1,15 @@
-"""An external system with transactions, which outlives every crash, and the sink that writes to it."""
+"""An external system that outlives every crash: transactions, tables that are written by key, and functions that are called."""
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import pyarrow as pa
 
-from penstock.errors import CommitLostError, UnavailableError
+from penstock.errors import CommitLostError
+from penstock.sinks.by_key.sink import KeyedWriter, Origin
 from penstock.sinks.two_phase_commit import Transaction, TransactionContext, TwoPhaseCommitSink
-from penstock.testing.simulation.lifeline import Lifeline
 from penstock.testing.simulation.violation import Violation
 
 Row = dict[str, Any]
@@ -24,6 +23,10 @@ class External:
         self.facts: dict[str, Transaction] = {}
         self.durable: set[str] = set()
         self.visible: dict[str, list[Row]] = {}
+        self.tables: dict[str, dict[str, tuple[tuple[int, int], Row]]] = {}
+        """By sink, then by key: the row, and the run and batch it came from."""
+        self.called: dict[str, list[Row]] = {}
+        """By sink: every row a function was called with."""
         self.before_visible: Callable[[Transaction], None] = lambda _: None
         self.checkpoints_decide = True
         """Whether only what a checkpoint names is committed; otherwise a fenced run may commit what its successor is about to abort."""
@@ -33,6 +36,10 @@ class External:
         return [
             row for name, rows in self.visible.items() if self.facts[name]["sink"] == sink for row in rows
         ]
+
+    def table(self, sink: str) -> dict[str, Row]:
+        """What a reader of this table sees."""
+        return {key: row for key, (_, row) in self.tables.get(sink, {}).items()}
 
     def begin(self, transaction: Transaction) -> None:
         """Open a transaction."""
@@ -60,17 +67,24 @@ class External:
             raise Violation(f"transaction {transaction['id']} is aborted after it was committed")
         self.staged.pop(transaction["id"], None)
 
+    def upsert(self, rows: Iterable[Row], origin: Origin) -> None:
+        """Write by key; a row of an older run, or of an older batch of a run, is ignored."""
+        table = self.tables.setdefault(origin.sink, {})
+        place = (origin.run, origin.batch)
+        for row in rows:
+            if row["key"] not in table or table[row["key"]][0] <= place:
+                table[row["key"]] = (place, row)
+
+    def call(self, batch: pa.RecordBatch, context: TransactionContext) -> None:
+        """A function that does something with the rows, whenever it is called."""
+        self.called.setdefault(context.sink, []).extend(batch.to_pylist())
+
 
 class SimulatedSink(TwoPhaseCommitSink):
-    """The sink as one process sees it; a call may crash or fail before or after it takes effect."""
+    """Writes in transactions of the external system."""
 
-    def __init__(
-        self, external: External, lifeline: Lifeline, rng: random.Random, *, flakiness: float = 0.0
-    ) -> None:
+    def __init__(self, external: External) -> None:
         self._external = external
-        self._lifeline = lifeline
-        self._rng = rng
-        self._flakiness = flakiness
 
     def begin_transaction(self, context: TransactionContext) -> Transaction:
         """See `TwoPhaseCommitSink.begin_transaction`."""
@@ -83,46 +97,48 @@ class SimulatedSink(TwoPhaseCommitSink):
             "subtask": context.subtask,
             "attempt": context.attempt,
         }
-        self._call("begin", transaction, self._external.begin)
+        self._external.begin(transaction)
         return transaction
 
     def write(self, transaction: Transaction, batch: pa.RecordBatch) -> None:
         """See `TwoPhaseCommitSink.write`."""
-        rows = batch.to_pylist()
-
-        def stage(one: Transaction) -> None:
-            if one["id"] in self._external.staged:
-                self._external.staged[one["id"]] += rows
-
-        self._call("write", transaction, stage)
+        if transaction["id"] in self._external.staged:
+            self._external.staged[transaction["id"]] += batch.to_pylist()
 
     def pre_commit(self, transaction: Transaction) -> Transaction:
         """See `TwoPhaseCommitSink.pre_commit`."""
-        self._call("pre_commit", transaction, lambda one: self._external.durable.add(one["id"]))
+        self._external.durable.add(transaction["id"])
         return {**transaction, "pre_committed": True}
 
     def commit(self, transaction: Transaction) -> None:
         """See `TwoPhaseCommitSink.commit`."""
-        self._call("commit", transaction, self._external.commit)
+        self._external.commit(transaction)
 
     def abort(self, transaction: Transaction) -> None:
         """See `TwoPhaseCommitSink.abort`."""
-        self._call("abort", transaction, self._external.abort)
+        self._external.abort(transaction)
 
     def find_transactions(self, job: str, sink: str) -> Iterable[Transaction]:
         """See `TwoPhaseCommitSink.find_transactions`."""
-        self._lifeline.enter(f"find_transactions {sink}")
         found = [self._external.facts[name] for name in self._external.staged]
-        mine = [one for one in found if (one["job"], one["sink"]) == (job, sink)]
-        self._lifeline.leave()
-        return mine
+        return [one for one in found if (one["job"], one["sink"]) == (job, sink)]
 
-    def _call(self, name: str, transaction: Transaction, effect: Callable[[Transaction], None]) -> None:
-        self._lifeline.enter(f"{name} {transaction['id']}")
-        fails = self._rng.random() < self._flakiness
-        if fails and self._rng.random() < 0.5:  # noqa: PLR2004 - a fair coin
-            raise UnavailableError(f"simulated: {name} failed, nothing was done")
-        effect(transaction)
-        self._lifeline.leave()
-        if fails:
-            raise UnavailableError(f"simulated: {name} was performed, the answer is lost")
+
+class TableWriter(KeyedWriter):
+    """Writes by key into a table of the external system."""
+
+    fenced = True
+
+    def __init__(self, external: External) -> None:
+        self._external = external
+
+    def check(self, schema: pa.Schema) -> None:
+        """See `KeyedWriter.check`: everything will do."""
+
+    def prepare(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """See `KeyedWriter.prepare`."""
+        return batch
+
+    def upsert(self, rows: pa.Table, origin: Origin) -> None:
+        """See `KeyedWriter.upsert`."""
+        self._external.upsert(rows.to_pylist(), origin)

@@ -21,8 +21,9 @@ from penstock.testing.faulty_storage import SimulatedCrash
 from penstock.testing.simulation.audit import Audit
 from penstock.testing.simulation.lifeline import Lifeline
 from penstock.testing.simulation.run import SimulatedRun
-from penstock.testing.simulation.site import JOB, OPERATORS, Conditions, Site, sink_of
+from penstock.testing.simulation.site import JOB, Conditions, Sinks, Site
 from penstock.testing.simulation.source import Record, ScriptedSource
+from penstock.testing.simulation.topology import sink_of
 from penstock.testing.simulation.violation import Violation
 from penstock.testing.simulation.watched_sink import WatchedSink
 from penstock.testing.simulation.workload import Workload
@@ -143,7 +144,11 @@ class SinkJob:
     def unfinished(self) -> list[Transaction]:
         """What is neither committed nor aborted."""
         sink = self._new_driver()
-        return [found for uid in OPERATORS for found in sink.find_transactions(JOB, sink_of(uid))]
+        return [
+            found
+            for uid in self._site.topology.operators
+            for found in sink.find_transactions(JOB, sink_of(uid))
+        ]
 
     # ── parts ──────────────────────────────────────────────────────────────────────────────────
 
@@ -160,10 +165,10 @@ class SinkJob:
         self._runs += 1
         return SimulatedRun(self._site, conditions, lifeline), lifeline
 
-    def _sinks(self, lifeline: Lifeline) -> dict[str, TwoPhaseCommitSink]:
+    def _sinks(self, lifeline: Lifeline) -> Sinks:
         return {
-            sink_of(uid): WatchedSink(self._new_driver(), lifeline, self._rows_of(operator))
-            for operator, uid in enumerate(OPERATORS)
+            uid: {sink_of(uid): WatchedSink(self._new_driver(), lifeline, self._rows_of(operator))}
+            for operator, uid in enumerate(self._site.topology.operators)
         }
 
     def _rows_of(self, operator: int) -> Callable[[pa.RecordBatch], pa.RecordBatch]:
@@ -175,7 +180,9 @@ class SinkJob:
 
     def _numbers(self, records: Iterable[Record]) -> list[int]:
         read = list(records)
-        return [_number(operator, record.id) for operator in range(len(OPERATORS)) for record in read]
+        return [
+            _number(operator, record.id) for operator in range(self._site.topology.number) for record in read
+        ]
 
 
 def _number(operator: int, record: str) -> int:

@@ -10,25 +10,19 @@ from pathlib import Path
 from penstock.checkpoint.completed import Completed
 from penstock.recovery.restore import RestorePoint
 from penstock.sinks.two_phase_commit import TwoPhaseCommitSink
-from penstock.snapshot.compactor import Merge
-from penstock.snapshot.uploader import Upload
-from penstock.state.local_files import run_dir
 from penstock.storage import LocalStorage
 from penstock.testing.simulation.external import External
 from penstock.testing.simulation.lifeline import Lifeline
+from penstock.testing.simulation.machines import Machines, Work
 from penstock.testing.simulation.source import ScriptedSource
+from penstock.testing.simulation.topology import Topology
 from penstock.testing.simulation.workload import Workload
 from penstock.testing.virtual_clock import VirtualClock
 
 JOB = "simulated"
-FIRST = "first"
-SECOND = "second"
-OPERATORS = (FIRST, SECOND)
 
-
-def sink_of(operator: str) -> str:
-    """The uid of the sink behind an operator."""
-    return f"{operator}-out"
+Sinks = Mapping[str, Mapping[str, TwoPhaseCommitSink]]
+"""By operator, then by uid."""
 
 
 @dataclass
@@ -40,23 +34,35 @@ class Site:
     source: ScriptedSource
     external: External = field(default_factory=External)
     clock: VirtualClock = field(default_factory=VirtualClock)
-    orphans: list[Upload | Merge] = field(default_factory=list)
+    orphans: list[Work] = field(default_factory=list)
     """Uploads and merges of runs that failed: their workers may still live and perform them."""
     disturbed: bool = False
     """Whether anything of an earlier run moved since the present one began."""
-    make_sinks: Callable[[Lifeline], Mapping[str, TwoPhaseCommitSink]] | None = None
-    """The sinks of a run, by uid, where they do not write to `external`."""
+    make_sinks: Callable[[Lifeline], Sinks] | None = None
+    """The sinks of a run, where they do not write to `external`."""
     on_restored: Callable[[RestorePoint], None] = lambda _: None
     on_completed: Callable[[Completed], None] = lambda _: None
+
+    @property
+    def topology(self) -> Topology:
+        """The shape of the job."""
+        work = self.workload
+        return Topology(work.operators, work.in_sequence, work.emits_once)
 
     @property
     def storage(self) -> LocalStorage:
         """The job's storage, without faults."""
         return LocalStorage(self.root / "storage")
 
-    def local_dir(self, run: int) -> Path:
-        """Where the executors of a run keep working files."""
-        return run_dir(self.root / "local", run)
+    @property
+    def staging(self) -> Path:
+        """Where sinks keep rows that wait for a checkpoint."""
+        return self.root / "staging"
+
+    @property
+    def working_folder(self) -> Path:
+        """Where the driver's machine keeps working files of the job; others have the same below a folder of their own."""
+        return Machines.folder(self.root, 0) / JOB
 
 
 @dataclass(frozen=True)

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import random
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class Record:
-    """One record; `id` names its partition and offset."""
+    """One record; `id` names its partition and offset, `number` what is counted."""
 
     id: str
+    number: int
+
+
+@dataclass(frozen=True)
+class Item:
+    """What flows into an operator: some records, under a key."""
+
     key: str
-    group: str
+    records: tuple[str, ...]
 
 
 Positions = tuple[int, ...]
@@ -30,9 +36,7 @@ class ScriptedSource:
         for _ in range(records):
             partition, key = rng.randrange(partitions), rng.randrange(keys)
             offset = len(self._partitions[partition])
-            self._partitions[partition].append(
-                Record(f"{partition}:{offset}", f"key-{key}", f"group-{key % 3}")
-            )
+            self._partitions[partition].append(Record(f"{partition}:{offset}", key))
 
     @property
     def start(self) -> Positions:
@@ -64,7 +68,3 @@ class ScriptedSource:
         """The records of a batch."""
         for partition, first, last in zip(self._partitions, after, until, strict=True):
             yield from partition[first:last]
-
-    def counts(self, until: Sequence[int], key_of: Callable[[Record], str]) -> Counter[str]:
-        """The truth: how many records each key has before these positions."""
-        return Counter(key_of(record) for record in self.between(self.start, until))

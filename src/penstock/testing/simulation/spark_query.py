@@ -9,7 +9,7 @@ import json
 from collections.abc import Callable
 
 from penstock.ids import CheckpointId
-from penstock.spark.progress_log import positions
+from penstock.recovery.progress_log import positions
 from penstock.storage import Storage
 from penstock.testing.simulation.source import Positions, ScriptedSource
 from penstock.testing.simulation.violation import Violation

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import enum
 import random
 from dataclasses import replace
+from typing import Any
 
 import msgspec
 
@@ -13,8 +15,17 @@ MAX_PARALLELISM = 8
 MOST_KEEP_THEIR_MODE = 0.75
 
 
+class SinkKind(enum.Enum):
+    """What stands behind each operator."""
+
+    TRANSACTIONS = "out"
+    BY_KEY_AT_ONCE = "at-once"
+    BY_KEY_STAGED = "staged"
+    CALLS = "calls"
+
+
 class Workload(msgspec.Struct, frozen=True, kw_only=True):
-    """One job of two counting operators, each with a sink, and the trouble it gets into."""
+    """One job of counting operators, each with its sinks, and the trouble it gets into."""
 
     checkpoint: Checkpointing
     backend: str = "filesystem"
@@ -22,8 +33,9 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     records: int = 24
     keys: int = 5
     batch_size: int = 6
+    operators: int = 2
     in_sequence: bool = True
-    """The second operator counts what the first one emits; otherwise both read the source."""
+    """Each operator counts what the one before it emits; otherwise all read the source."""
     emits_once: bool = False
     """The operators emit a key when they first see it, and never again: output that is lost once is lost for good."""
     parallelisms: tuple[int, ...] = (2,)
@@ -39,8 +51,18 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     commit_pace: float = 4.0
     """The same for what a sink does on the driver."""
 
+    message_pace: float = 6.0
+    """The same for what executors tell the driver."""
+    sinks: tuple[SinkKind, ...] = (SinkKind.TRANSACTIONS,)
+    """Behind each operator."""
+    machines: int = 1
+    local_recovery: bool = True
     modes: tuple[Mode, ...] = ()
     """Of the first run, the second, ...; after them that of `checkpoint`."""
+    retained: tuple[int, ...] = ()
+    """The same for how many checkpoints are kept."""
+    intervals_s: tuple[int, ...] = ()
+    """The same for the time between checkpoints."""
 
     @property
     def promise(self) -> Mode:
@@ -48,9 +70,21 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
         weaker = {*self.modes, self.checkpoint.delivery_mode} - {Mode.EXACTLY_ONCE}
         return weaker.pop() if weaker else Mode.EXACTLY_ONCE
 
+    @property
+    def most_retained(self) -> int:
+        """How many checkpoints there may be."""
+        return max(self.checkpoint.retained, *self.retained, 0)
+
     def settings(self, run: int) -> Checkpointing:
         """Of the run with this index, from 0."""
-        return replace(self.checkpoint, mode=self.modes[run]) if run < len(self.modes) else self.checkpoint
+        changed: dict[str, Any] = {}
+        if run < len(self.modes):
+            changed["mode"] = self.modes[run]
+        if run < len(self.retained):
+            changed["retained"] = self.retained[run]
+        if run < len(self.intervals_s):
+            changed["interval"] = f"{self.intervals_s[run]}s"
+        return replace(self.checkpoint, **changed)
 
     def parallelism(self, run: int) -> int:
         """Of the run with this index, from 0."""
@@ -72,7 +106,7 @@ def random_workload(seed: int) -> Workload:
     drawn = Workload(
         checkpoint=checkpoint,
         modes=_modes(checkpoint.delivery_mode, seed),
-        backend=rng.choice(["filesystem", "filesystem", "memory"]),
+        backend=rng.choices(["filesystem", "memory", "rocksdb"], [6, 3, 1])[0],
         partitions=rng.randint(1, 3),
         records=rng.randint(5, 60),
         keys=rng.randint(1, 8),
@@ -85,12 +119,26 @@ def random_workload(seed: int) -> Workload:
         emits_once=rng.choice([True, False]),
         upload_pace=rng.choice([3.0, 3.0, 0.5]),
         commit_pace=rng.choice([4.0, 4.0, 0.2]),
+        message_pace=rng.choice([6.0, 6.0, 0.7]),
+        operators=rng.choice([1, 2, 2, 3]),
+        sinks=_sinks(rng),
+        machines=rng.choice([1, 2, 3]),
+        local_recovery=rng.choice([True, True, False]),
+        retained=tuple(rng.randint(1, 3) for _ in range(rng.choice([0, 0, 3]))),
+        intervals_s=tuple(rng.choice([1, 5]) for _ in range(rng.choice([0, 0, 3]))),
     )
-    if drawn.upload_pace < 1:  # with a short time-out no checkpoint would ever be complete
+    if (
+        drawn.upload_pace < 1 or drawn.message_pace < 1
+    ):  # with a short time-out no checkpoint would ever be complete
         drawn = msgspec.structs.replace(drawn, checkpoint=replace(drawn.checkpoint, timeout="10min"))
     if drawn.emits_once:  # which tells little when every key is seen in the first batch
         return msgspec.structs.replace(drawn, keys=rng.choice([drawn.keys, drawn.records]))
     return drawn
+
+
+def _sinks(rng: random.Random) -> tuple[SinkKind, ...]:
+    others = [kind for kind in SinkKind if kind is not SinkKind.TRANSACTIONS]
+    return (SinkKind.TRANSACTIONS, *rng.sample(others, rng.choice([0, 0, 1, 3])))
 
 
 def _modes(last: Mode, seed: int) -> tuple[Mode, ...]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from penstock.sinks.optional_package import optional_package
+from penstock.optional_package import optional_package
 from penstock.sinks.sql.errors import DriverErrors, Meaning
 
 REFUSED_ROWS = {1048, 1062, 1216, 1264, 1265, 1292, 1364, 1366, 1367, 1406, 1411, 1452, 1644, 3140, 3819, 4025}  # fmt: skip
@@ -34,7 +34,7 @@ _DENIED = {1044, 1142}
 
 def pymysql_module() -> Any:
     """Import PyMySQL, which only these sinks need."""
-    return optional_package("pymysql", sink="MySQL", extra="mysql")
+    return optional_package("pymysql", needed_by="sinks.MySQL and sinks.MariaDB", extra="mysql")
 
 
 def code(error: Any) -> int:

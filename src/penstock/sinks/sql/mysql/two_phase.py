@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-
+from penstock.clock import SYSTEM_CLOCK
 from penstock.errors import UnavailableError
 from penstock.sinks.sql.mysql.errors import MAY_NOT_RECOVER, code, pymysql_module
 from penstock.sinks.sql.server import SqlSession, TwoPhase
@@ -46,7 +45,7 @@ class XATransactions(TwoPhase):
                 return True
             if transaction.numbers not in self._listed(transaction.job, transaction.sink):
                 return False
-            time.sleep(_ATTACHED_PAUSE_S)
+            SYSTEM_CLOCK.sleep(_ATTACHED_PAUSE_S)
         raise UnavailableError(
             f"transaction {transaction.name} is prepared in {self._shown} but the session that prepared it has not ended; it is "
             "tried again",

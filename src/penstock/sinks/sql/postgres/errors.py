@@ -7,8 +7,8 @@ from typing import Any
 
 import pyarrow as pa
 
+from penstock.optional_package import optional_package
 from penstock.sinks.bad_rows import row_at
-from penstock.sinks.optional_package import optional_package
 from penstock.sinks.sql.errors import DriverErrors, Meaning
 from penstock.sinks.sql.values import is_text
 
@@ -24,7 +24,7 @@ _BUSY_SERVER = ("starting up", "shutting down", "too many", "connection slots", 
 
 def psycopg_module() -> Any:
     """Import psycopg 3, which only this sink needs."""
-    return optional_package("psycopg", sink="Postgres", extra="postgres")
+    return optional_package("psycopg", needed_by="sinks.Postgres", extra="postgres")
 
 
 class PostgresErrors(DriverErrors):

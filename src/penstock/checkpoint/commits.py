@@ -1,0 +1,163 @@
+"""Calling sinks from the driver: commits that are retried until they succeed, and sweeps of what nobody will commit.
+
+What calls one sink is done one call after another, transactions in the order of their batches. Between sinks there is no order: each has
+a thread of its own, see `sink_lanes`.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from itertools import groupby
+
+from penstock.checkpoint.commit_wait import CommitWait, one_line
+from penstock.checkpoint.completed import PreCommitted
+from penstock.checkpoint.events import Commit, Committed, Event, SweepTransactions
+from penstock.clock import Clock
+from penstock.errors import BadRecordError, CommitLostError, FencedError, UnavailableError
+from penstock.ids import CheckpointId
+from penstock.ownership.claim import Claim
+from penstock.sinks.two_phase_commit import TransactionName, TwoPhaseCommitSink
+
+_log = logging.getLogger(__name__)
+
+FIRST_PAUSE_S = 0.1
+LONGEST_PAUSE_S = 30.0
+NO_FURTHER_TRY = (FencedError, CommitLostError, BadRecordError)
+"""What would not end otherwise the next time."""
+
+
+@dataclass(frozen=True)
+class SinkCall:
+    """Work that calls one sink. What calls one sink is done one after another, in the order in which it comes."""
+
+    sink: str
+    work: Callable[[], None]
+
+    def __call__(self) -> None:
+        """Do it."""
+        self.work()
+
+
+RunCommit = Callable[[SinkCall], None]
+Post = Callable[[Event], None]
+
+
+def run_now(call: SinkCall) -> None:
+    """Perform it in the calling thread."""
+    call()
+
+
+class Committer:
+    """Commits and sweeps for one run. Its methods return at once when `run` has threads for the calls."""
+
+    def __init__(
+        self,
+        sinks: Mapping[str, TwoPhaseCommitSink],
+        *,
+        claim: Claim,
+        owner: str,
+        clock: Clock,
+        post: Post,
+        run: RunCommit = run_now,
+    ) -> None:
+        self._sinks = sinks
+        self._claim = claim
+        self._owner = owner
+        """Under which name the sinks keep this job's transactions."""
+        self._clock = clock
+        self._post = post
+        self._run = run
+        self._stopping = threading.Event()
+        self._waits = {uid: CommitWait(uid, clock) for uid in sinks}
+        self._to_sweep: dict[str, SweepTransactions] = {}
+        self._left_to_next_run: set[str] = set()
+        """Sinks of which a commit was given up while stopping: a later one must not overtake it."""
+
+    def stop(self) -> None:
+        """Commits that fail from here on are left to the next run."""
+        self._stopping.set()
+
+    def tick(self) -> None:
+        """Time has passed: say what does not come through."""
+        for wait in self._waits.values():
+            _say(wait.tick())
+
+    # ── committing ─────────────────────────────────────────────────────────────────────────────
+
+    def commit(self, action: Commit) -> None:
+        """Make these visible, and answer with `Committed`."""
+        self._waits[action.sink].begun(len(action.transactions))
+        self._run(SinkCall(action.sink, lambda: self._commit(action)))
+
+    def _commit(self, action: Commit) -> None:
+        pause_s = FIRST_PAUSE_S
+        while action.sink not in self._left_to_next_run:
+            try:
+                self._claim.check()
+                commit_in_order(self._sinks, action.transactions)
+            except NO_FURTHER_TRY:
+                raise
+            except Exception as error:  # noqa: BLE001 - a promised commit is retried, whatever the reason
+                self._has_failed(action, error, pause_s)
+                pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
+            else:
+                _say(self._waits[action.sink].done(len(action.transactions)))
+                self._post(Committed(action.transactions))
+                return
+
+    def _has_failed(self, action: Commit, error: Exception, pause_s: float) -> None:
+        """Wait for the next try, unless there is none in this run."""
+        waiting = len(action.transactions)
+        if self._stopping.is_set():
+            self._left_to_next_run.add(action.sink)
+            _log.warning(
+                "sink %s: %d transactions, and those behind them, stay to be committed by the next run: %s",
+                *(action.sink, waiting, one_line(error)),
+            )
+            return
+        _say(self._waits[action.sink].failed(error))
+        _log.debug(
+            "sink %s: next try in %.1f s (%d transactions): %s",
+            *(action.sink, pause_s, waiting, one_line(error)),
+        )
+        self._clock.wait(self._stopping, pause_s)
+
+    # ── sweeping ───────────────────────────────────────────────────────────────────────────────
+
+    def sweep(self, action: SweepTransactions) -> None:
+        """Each sink in its turn behind its commits: one that does not answer must not hold up the coordinator."""
+        for uid in self._sinks:
+            self._to_sweep[uid] = action
+            self._run(SinkCall(uid, lambda uid=uid: self._sweep(uid)))  # type: ignore[misc]
+
+    def _sweep(self, uid: str) -> None:
+        action = self._to_sweep.pop(uid, None)
+        if action is None or uid in self._left_to_next_run:
+            return  # sweeps had piled up behind a commit: the first of them has done what the newest asks for
+        sink = self._sinks[uid]
+        try:
+            for transaction in list(sink.find_transactions(self._owner, uid)):
+                name = TransactionName.of(uid, transaction)
+                if self._is_stray(name, action.up_to) and name not in action.keep:
+                    sink.abort(transaction)
+        except UnavailableError as error:
+            _log.warning("sink %s: strays are left for the next checkpoint: %s", uid, error)
+
+    def _is_stray(self, name: TransactionName, up_to: CheckpointId) -> bool:
+        """Left by an earlier run, or by an attempt of this one that does not count. A later run is none of our business."""
+        return name.run < self._claim.run or (name.run == self._claim.run and name.checkpoint <= up_to)
+
+
+def _say(line: str | None) -> None:
+    if line is not None:
+        _log.warning("%s", line)
+
+
+def commit_in_order(sinks: Mapping[str, TwoPhaseCommitSink], transactions: Iterable[PreCommitted]) -> None:
+    """Commit per sink, oldest batch first. A sink that the job no longer has cannot commit: the caller has refused that before."""
+    ordered = sorted(transactions, key=lambda one: (one.sink, one.checkpoint, one.subtask))
+    for uid, group in groupby(ordered, key=lambda one: one.sink):
+        sinks[uid].commit_all([one.transaction for one in group])

@@ -1,0 +1,93 @@
+"""What the metadata of a checkpoint says. Pure; driver."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from penstock.checkpoint.completed import Completed, OperatorState, PreCommitted, SubtaskReport, Upstream
+from penstock.checkpoint.events import BatchFinished
+from penstock.checkpoint.pending import Now, Pending
+from penstock.config import Checkpointing
+from penstock.errors import InternalError
+from penstock.ids import NO_CHECKPOINT, CheckpointId, RunId, SubtaskId
+from penstock.state.handle import StateHandle
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What it says about the job besides the checkpoint itself."""
+
+    job: str
+    run: RunId
+    parallelism: int
+    max_parallelism: int
+    layouts: dict[str, tuple[dict[str, str], dict[str, str]]]
+    upstream: Upstream
+    restored_from: CheckpointId = NO_CHECKPOINT
+
+    def operators(self, handles: Mapping[SubtaskId, StateHandle]) -> dict[str, OperatorState]:
+        """The state of every operator."""
+        return {
+            uid: OperatorState(
+                key, value, tuple(handles[subtask] for subtask in sorted(handles) if subtask.uid == uid)
+            )
+            for uid, (key, value) in self.layouts.items()
+        }
+
+
+class Content:
+    """Writes down what a checkpoint is, with what was measured on the way."""
+
+    def __init__(self, identity: Identity, settings: Checkpointing) -> None:
+        self._identity = identity
+        self._settings = settings
+        self._async_ms: dict[tuple[SubtaskId, int], float] = {}
+
+    def uploaded(self, handle: StateHandle, async_ms: float) -> None:
+        """How long it took."""
+        self._async_ms[handle.subtask, handle.version] = async_ms
+
+    def forget(self, checkpoint: CheckpointId) -> None:
+        """It exists: nobody asks again how long its uploads took."""
+        self._async_ms = {key: ms for key, ms in self._async_ms.items() if key[1] > checkpoint}
+
+    def of(
+        self,
+        pending: Pending,
+        cut: BatchFinished | None,
+        *,
+        transactions: tuple[PreCommitted, ...],
+        completed: Sequence[Completed],
+        now: Now,
+    ) -> Completed:
+        """The metadata of a checkpoint that stands for the end of batch `cut`, and completes behind `completed`."""
+        if cut is None:
+            raise InternalError(
+                f"checkpoint {pending.checkpoint} cannot complete before its batch is finished"
+            )
+        retained = [*(one.id for one in completed), cut.batch][-self._settings.retained :]
+        return Completed(
+            job=self._identity.job,
+            checkpoint=cut.batch,
+            run=self._identity.run,
+            mode=self._settings.delivery_mode.value,
+            parallelism=self._identity.parallelism,
+            max_parallelism=self._identity.max_parallelism,
+            barrier=cut.barrier,
+            operators=self._identity.operators(pending.acknowledged),
+            transactions=transactions,
+            subtasks=tuple(self._reports(cut)),
+            triggered_at=pending.triggered.wall,
+            completed_at=now.wall,
+            duration_ms=round((now.monotonic - pending.triggered.monotonic) * 1000, 3),
+            restored_from=self._identity.restored_from,
+            oldest_retained=retained[0],
+        )
+
+    def _reports(self, batch: BatchFinished) -> Iterator[SubtaskReport]:
+        for subtask in sorted(batch.reports):
+            async_ms = self._async_ms.get((subtask, batch.batch), 0.0)
+            yield msgspec.structs.replace(batch.reports[subtask], async_ms=async_ms)

@@ -1,0 +1,121 @@
+"""Which files are needed, which are in storage, and what may be discarded. Pure; driver.
+
+What always holds:
+1. A file is discarded only when no retained checkpoint, no pending one, no working version and no record of what was begun
+   names it.
+2. A file is called durable only when somebody has said that it is in storage.
+3. A file of a batch that is not finished yet is left alone, for nobody knows which attempt Spark keeps. When the batch is finished, or
+   the run is over, it is either named or garbage.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from collections.abc import Set as AbstractSet
+
+from penstock.checkpoint.completed import Barrier, Completed
+from penstock.checkpoint.events import BatchFinished
+from penstock.ids import NO_CHECKPOINT, CheckpointId
+from penstock.state.handle import StateHandle
+
+
+class NeededFiles:
+    """Everything below `state/` that one run has heard of.
+
+    What pending checkpoints may come to name it is told with each question: `wanted`.
+    """
+
+    def __init__(
+        self, completed: Iterable[Completed], restored: Iterable[StateHandle], held: frozenset[str]
+    ) -> None:
+        self._completed = {(one.run, one.checkpoint): one.files for one in completed}
+        self._working = frozenset(name for handle in restored for name in handle.files)
+        """What the next batch begins with. After a rescale no checkpoint names it until the first one completes."""
+        self._newest: CheckpointId | None = None
+        self._held: dict[CheckpointId, frozenset[str]] = {NO_CHECKPOINT: held}
+        self._known: set[str] = set(held).union(self._working, *self._completed.values())
+        """What may be in storage, and is garbage once nothing names it."""
+        self._durable: set[str] = set(self._known)
+        self._early: dict[str, int] = {}
+        """What may be in storage and belongs to a batch that is not finished."""
+
+    # ── being told ─────────────────────────────────────────────────────────────────────────────
+
+    def hold(self, batch: CheckpointId, barrier: Barrier) -> None:
+        """Keep what the record of `recovery.begun` names: the next run begins there, if it goes back to no newer checkpoint.
+
+        What it named before is kept too, until the batch is known to be finished: those before it may not be known of yet.
+        """
+        self._held[batch] = barrier.files
+
+    def take_durable(self, files: Iterable[str], batch: CheckpointId) -> None:
+        """Files that are in storage already and that the handles of this batch may begin with, before anything names them."""
+        files = list(files)
+        self._durable.update(files)
+        self._early.update(dict.fromkeys(files, int(batch)))
+
+    def batch_finished(self, event: BatchFinished) -> None:
+        """Its version is the working one now, and of its attempts it is known which one counts."""
+        self._newest = event.batch
+        self._working = event.files
+        self._known |= self._working
+        self._durable |= event.barrier.files
+        if event.batch in self._held:
+            self._held = {batch: files for batch, files in self._held.items() if batch >= event.batch}
+        self._known.update(name for name, version in self._early.items() if version <= event.batch)
+        self._early = {name: version for name, version in self._early.items() if version > event.batch}
+
+    def stored(self, handle: StateHandle) -> None:
+        """Every file of this handle is in storage."""
+        self._durable |= handle.files
+        self.may_be_stored(handle.files, handle.version)
+
+    def may_be_stored(self, files: Iterable[str], version: int) -> None:
+        """An attempt at this version has stored these, or some of them."""
+        if self._newest is None or version > self._newest:
+            self._early.update(dict.fromkeys(set(files) - self._known, version))
+        else:
+            self._known.update(files)
+
+    def completed(self, checkpoint: Completed) -> None:
+        """It exists, and is retained."""
+        self._completed[checkpoint.run, checkpoint.checkpoint] = checkpoint.files
+
+    def subsumed(self, checkpoints: Iterable[Completed]) -> None:
+        """They are not retained any more."""
+        for one in checkpoints:
+            del self._completed[one.run, one.checkpoint]
+
+    def run_ended(self) -> None:
+        """No batch will come that begins with the working version, or that could name what is early."""
+        self._newest = None
+        self._working = frozenset()
+        self._known.update(self._early)
+        self._early.clear()
+
+    # ── asking ─────────────────────────────────────────────────────────────────────────────────
+
+    def undurable(self, files: AbstractSet[str]) -> set[str]:
+        """Those of `files` that are not known to be in storage."""
+        return set(files - self._durable)
+
+    @property
+    def durable(self) -> AbstractSet[str]:
+        """What is known to be in storage."""
+        return self._durable
+
+    @property
+    def undurable_working(self) -> set[str]:
+        """Files of the working version that are not known to be in storage."""
+        return self.undurable(self._working)
+
+    def needed(self, wanted: Iterable[AbstractSet[str]]) -> set[str]:
+        """Every file that something may still ask for."""
+        return set(self._working).union(*self._completed.values(), *self._held.values(), *wanted)
+
+    def discard(self, wanted: Iterable[AbstractSet[str]]) -> tuple[str, ...]:
+        """What nothing needs any more; it is forgotten here."""
+        garbage = self._known - self.needed(wanted)
+        self._known -= garbage
+        self._durable -= garbage
+        return tuple(sorted(garbage))

@@ -1,0 +1,80 @@
+"""What the answers of a batch amount to: one acknowledgement of every subtask, and the transactions of the sinks. Pure; driver."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from penstock.checkpoint.completed import PreCommitted, SubtaskReport
+from penstock.engine.assignment import Answer, Assignment, OperatorAnswer, SinkAnswer
+from penstock.errors import InternalError, UnavailableError
+from penstock.ids import CheckpointId, SubtaskId
+from penstock.state.handle import StateHandle
+
+
+@dataclass(frozen=True)
+class Acknowledged:
+    """A batch that every operator and every sink is done with."""
+
+    handles: Mapping[SubtaskId, StateHandle]
+    reports: Mapping[SubtaskId, SubtaskReport]
+    transactions: tuple[PreCommitted, ...]
+    with_rows: frozenset[SubtaskId]
+    """The subtasks whose tasks opened their state."""
+
+
+def acknowledged(plan: Assignment, operators: Sequence[str], answers: Sequence[Answer]) -> Acknowledged:
+    """Take the answers of the attempts that were kept. A subtask without rows acknowledges with the handle it had."""
+    given = [answer for answer in answers if isinstance(answer, OperatorAnswer)]
+    _check_once(given, operators, plan)
+    handles = {
+        subtask: _carried_over(plan, subtask)
+        for uid in operators
+        for subtask in (SubtaskId(uid, index) for index in range(plan.place.parallelism))
+    }
+    reports = {
+        subtask: SubtaskReport(subtask, state_bytes=handle.size) for subtask, handle in handles.items()
+    }
+    with_rows = set()
+    for answer in given:
+        if answer.handle is not None and answer.report is not None:
+            handles[answer.handle.subtask] = answer.handle
+            reports[answer.handle.subtask] = answer.report
+            with_rows.add(answer.handle.subtask)
+    return Acknowledged(handles, reports, _transactions(answers), frozenset(with_rows))
+
+
+def _carried_over(plan: Assignment, subtask: SubtaskId) -> StateHandle:
+    before = plan.handles.get(subtask)
+    if before is None:
+        return StateHandle(subtask, plan.place.backend.name, plan.batch)
+    return msgspec.structs.replace(before, version=plan.batch)
+
+
+def _transactions(answers: Sequence[Answer]) -> tuple[PreCommitted, ...]:
+    return tuple(
+        answer.transaction for answer in answers if isinstance(answer, SinkAnswer) and answer.transaction
+    )
+
+
+def _check_once(given: Sequence[OperatorAnswer], operators: Sequence[str], plan: Assignment) -> None:
+    """An operator whose task ran again after its results were used may have answered differently: the batch cannot be trusted."""
+    ran = Counter(answer.uid for answer in given)
+    for uid in operators:
+        _check_times(uid, ran[uid], plan.place.parallelism, plan.batch)
+
+
+def _check_times(uid: str, times: int, parallelism: int, batch: CheckpointId) -> None:
+    if times > parallelism:
+        raise UnavailableError(
+            f"batch {batch} is given up: Spark lost results of operator {uid} and ran {times - parallelism} of its "
+            f"{parallelism} subtasks again; the job goes back to its checkpoint",
+            operator=uid,
+        )
+    if times < parallelism:
+        raise InternalError(
+            f"batch {batch}: only {times} of {parallelism} subtasks of operator {uid} answered"
+        )

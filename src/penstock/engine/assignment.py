@@ -1,0 +1,97 @@
+"""What the driver tells the tasks of one batch, and what they answer. Driver and executors.
+
+Answers travel with the result of a task, so that they count only for attempts that were kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from penstock.checkpoint.completed import PreCommitted, SubtaskReport
+from penstock.ids import CheckpointId, RunId, SubtaskId
+from penstock.snapshot.mailbox import Address
+from penstock.state.backends.base import StateBackend
+from penstock.state.handle import StateHandle
+from penstock.state.merge_orders import MergeOrder
+from penstock.storage import Storage
+
+
+@dataclass(frozen=True)
+class RunPlace:
+    """One run, as every task of it sees it: the same in all its batches."""
+
+    job: str
+    """The owner of its transactions, see `JobRecord`."""
+    run: RunId
+    parallelism: int
+    max_parallelism: int
+    storage: Storage
+    backend: StateBackend
+    local_dir: Path
+    """Working files of the run, on whichever machine this is read."""
+    mailbox: Address
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """One batch of one run, as every task of it sees it."""
+
+    place: RunPlace
+    batch: CheckpointId
+    handles: Mapping[SubtaskId, StateHandle]
+    undurable: frozenset[str]
+    """Files of the version before that are not known to be in storage."""
+    keep: frozenset[str]
+    """Local files that a pending checkpoint may still have to upload."""
+    merges: Mapping[SubtaskId, MergeOrder]
+    """What the task of a subtask starts in the background after its batch."""
+    merging: frozenset[str]
+    """Files that a merge under way is about to replace."""
+    expecting: frozenset[SubtaskId]
+    """Subtasks with a merge of an earlier batch whose result no handle names yet."""
+    forget_earlier_runs: bool
+    """Whether a checkpoint of this run is complete, so that nothing of earlier runs can be taken over any more."""
+    awaited: frozenset[int]
+    """The checkpoints under way when the batch began."""
+    newest_will_do: bool
+    """At least once: a subtask may hand in a later version than the one that was asked for."""
+
+    @property
+    def required(self) -> bool:
+        """Whether a checkpoint waits for the state at the end of this batch."""
+        return self.batch in self.awaited
+
+
+class OperatorAnswer(msgspec.Struct, frozen=True, tag="operator"):
+    """One kept attempt of an operator's task; without a handle it had no rows, and its subtask keeps what it had."""
+
+    uid: str
+    attempt: int
+    handle: StateHandle | None
+    report: SubtaskReport | None
+
+
+class SinkAnswer(msgspec.Struct, frozen=True, tag="sink"):
+    """One kept attempt of a sink's task; without a transaction it had no rows."""
+
+    uid: str
+    attempt: int
+    transaction: PreCommitted | None
+
+
+Answer = OperatorAnswer | SinkAnswer
+_ANSWERS: msgspec.json.Decoder[Answer] = msgspec.json.Decoder(Answer)
+
+
+def encode_answer(answer: Answer) -> bytes:
+    """For the way to the driver."""
+    return msgspec.json.encode(answer)
+
+
+def decode_answer(encoded: bytes) -> Answer:
+    """What a task has said."""
+    return _ANSWERS.decode(encoded)

@@ -1,0 +1,43 @@
+"""A job as the engine sees it: what it is called, where it keeps things, which operators and sinks it has. Driver."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from penstock.config import Checkpointing, Mode
+from penstock.sinks.two_phase_commit import TwoPhaseCommitSink
+from penstock.state.backends.base import StateBackend, StateLayout
+from penstock.storage import Storage
+
+
+@dataclass(frozen=True)
+class JobSpec:
+    """The same for all runs of one start."""
+
+    name: str
+    owner: str
+    """Under which name the job keeps its transactions in the sinks, see `JobRecord`."""
+    storage: Storage
+    backend: StateBackend
+    checkpoint: Checkpointing
+    parallelism: int
+    max_parallelism: int
+    working_folder: Path
+    """Where every machine keeps working files of the job; each run has a folder of its own in it."""
+    local_recovery: bool
+    layouts: Mapping[str, StateLayout]
+    """The operators, and the columns of their state."""
+    upstream: Mapping[str, Sequence[str]]
+    """The operators in front of each operator, near and far. Those in front come first in it."""
+    sinks: Mapping[str, TwoPhaseCommitSink]
+    streams: Mapping[str, int]
+    """How many streaming sources Spark sees in each source of the job, in order."""
+    replayable: Sequence[bool] = ()
+    """At most once: for each streaming source whether it can replay."""
+
+    @property
+    def mode(self) -> Mode:
+        """What is promised."""
+        return self.checkpoint.delivery_mode

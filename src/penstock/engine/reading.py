@@ -1,0 +1,101 @@
+"""Where a run reads: what Spark's progress log says of each batch, and what must be recorded before anything is done with it. Driver."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from penstock.checkpoint.completed import Barrier, SourceFile
+from penstock.clock import Clock
+from penstock.config import Mode
+from penstock.errors import UnavailableError
+from penstock.ids import NO_CHECKPOINT, CheckpointId
+from penstock.recovery import progress_log
+from penstock.recovery.begun import Begun, record_begun
+from penstock.recovery.progress_log import ProgressLog
+from penstock.recovery.restore import RestorePoint
+from penstock.recovery.source_log import SourceLog
+
+_log = logging.getLogger(__name__)
+
+LOOK_EVERY_S = 1.0
+
+
+@dataclass
+class Reading:
+    """One per run. Batches begin in Spark's thread; the thread that watches the query looks for the start."""
+
+    log: ProgressLog
+    sources: SourceLog
+    streams: Mapping[str, int]
+    """How many streaming sources Spark sees in each source of the job, in order."""
+    point: RestorePoint
+    mode: Mode
+    hold: Callable[[CheckpointId, Barrier], None]
+    """Told what to keep in storage for the next run."""
+    clock: Clock
+    _start_is_known: bool = field(init=False)
+    """A batch has begun, in this run or before it: until then a source may still decide, after another has."""
+    _recorded: frozenset[SourceFile] = field(init=False)
+    _next_look: float = 0.0
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def __post_init__(self) -> None:
+        self._start_is_known = self.point.last_read != NO_CHECKPOINT
+        self._recorded = frozenset(self.point.barrier.source_log)
+
+    def begin(self, batch: CheckpointId, after: CheckpointId) -> Barrier:
+        """Read where the batch ends, and record what a later run must know even if this one dies now."""
+        self._check_follows(batch, after)
+        entry = self.log.entry(batch)
+        with self._lock:
+            self._keep_start()
+            self._start_is_known = True  # Spark asks every source before it plans the first batch
+            barrier = Barrier(self._positions(entry), entry, self.sources.keep())
+        if self.mode is Mode.AT_MOST_ONCE:
+            self._record(batch, barrier)
+        return barrier
+
+    def look_for_the_start(self) -> None:
+        """Keep where the sources have decided to begin, while no batch comes that would do it."""
+        now = self.clock.monotonic()
+        if self._start_is_known or now < self._next_look:
+            return
+        self._next_look = now + LOOK_EVERY_S
+        try:
+            with self._lock:
+                self._keep_start()
+        except UnavailableError as error:
+            _log.warning("where the sources begin could not be recorded yet: %s", error)
+
+    def _keep_start(self) -> None:
+        """The next run, should this one complete no checkpoint, must begin where this one did."""
+        files = () if self._start_is_known else self.sources.keep()
+        if not self._recorded.issuperset(files):
+            self._record(NO_CHECKPOINT, Barrier(dict.fromkeys(self.streams), "", files))
+            self._recorded = frozenset(files)
+
+    def _record(self, batch: CheckpointId, barrier: Barrier) -> None:
+        record_begun(self.log.storage, Begun(self.log.run, barrier, batch))
+        self.hold(batch, barrier)  # not before: until now the record named others
+
+    def _check_follows(self, batch: CheckpointId, after: CheckpointId) -> None:
+        """The log is this run's alone and says which batch was the last: another number means that rows are missing or come twice."""
+        if batch != after + 1:
+            raise UnavailableError(
+                f"batch {batch} came after batch {after}: something else than Spark has changed its progress log {self.log.folder} in "
+                f"{self.log.storage.uri}; the job goes back to its checkpoint, with a log of its own",
+                batch=batch,
+                expected=after + 1,
+            )
+
+    def _positions(self, entry: str) -> dict[str, object]:
+        """The positions by source; a source with several streams in it has a list."""
+        found = iter(progress_log.positions(entry))
+        result: dict[str, object] = {}
+        for uid, count in self.streams.items():
+            own = [next(found, None) for _ in range(count)]
+            result[uid] = own[0] if count == 1 else own
+        return result

@@ -1,0 +1,145 @@
+"""From the wish to run a job to the moment before its first batch: take it over, go back, lay out what the run needs. Driver."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from penstock.clock import Clock
+from penstock.config import Mode
+from penstock.engine.job_spec import JobSpec
+from penstock.engine.observer import tell_origins
+from penstock.ids import CheckpointId, SubtaskId
+from penstock.ownership.claim import Claimant
+from penstock.ownership.heartbeat import beat
+from penstock.randomness import SYSTEM_RANDOMNESS, Randomness
+from penstock.recovery import progress_log
+from penstock.recovery.fit import Fit
+from penstock.recovery.progress_log import ProgressLog
+from penstock.recovery.restore import RestorePoint, check_restorable, restore
+from penstock.recovery.source_log import SourceLog
+from penstock.recovery.taking_over import PerformAll, TakeOver
+from penstock.state.handle import StateHandle
+from penstock.state.local_files import begin_run, forget_earlier_runs, make_job_dir, run_dir
+
+
+@dataclass(frozen=True)
+class Start:
+    """Where one run begins. It owns the job, and what came after its checkpoint is gone."""
+
+    point: RestorePoint
+    handles: Mapping[SubtaskId, StateHandle]
+    local_dir: Path
+    """Working files of this run; they can be lost at any time."""
+    log: ProgressLog
+    source_log: SourceLog
+
+
+def start_run(
+    spec: JobSpec,
+    *,
+    claimant: Claimant,
+    clock: Clock,
+    perform_all: PerformAll,
+    randomness: Randomness = SYSTEM_RANDOMNESS,
+    wanted: int | None = None,
+    drop_state: tuple[str, ...] = (),
+    on_restored: Callable[[RestorePoint], None] = lambda _: None,
+) -> Start:
+    """Take the job over and go back to its checkpoint. After this, earlier runs can do nothing any more.
+
+    `wanted`: an older retained checkpoint instead of the newest. `perform_all`: how tasks are run, for a change of parallelism.
+    """
+    point = _restored(spec, claimant, clock, wanted, drop_state)
+    beat(spec.storage, point.run, clock.wall())
+    on_restored(point)
+    drop_state = claimant.still_to_drop(drop_state, point.completed_by)
+    fit = _fit(spec, point)
+    handles = fit.handles(drop_state)
+    fit.tell_what_cannot_be_dropped(drop_state)
+    log, source_log = _set_out(spec, point)
+    local_dir = _begin_local_dir(spec, point, handles, randomness)
+    if point.checkpoint is not None and point.checkpoint.parallelism != spec.parallelism and handles:
+        handles = _rescaled(spec, point, handles, local_dir, perform_all)
+    return Start(point, handles, local_dir, log, source_log)
+
+
+def forget_working_files(spec: JobSpec, start: Start) -> None:
+    """At the end of a run; with `local_recovery` the next one may use what is left."""
+    if not spec.local_recovery:
+        shutil.rmtree(start.local_dir, ignore_errors=True)
+
+
+def _restored(
+    spec: JobSpec, claimant: Claimant, clock: Clock, wanted: int | None, drop_state: tuple[str, ...]
+) -> RestorePoint:
+    checkpoint = None if wanted is None else CheckpointId(wanted)
+
+    def check(point: RestorePoint) -> None:
+        _fit(spec, point).check(claimant.still_to_drop(drop_state, point.completed_by))
+
+    if not claimant.has_claimed:
+        check_restorable(spec.storage, spec.sinks, mode=spec.mode, wanted=checkpoint, check=check)
+    return restore(
+        spec.storage,
+        spec.sinks,
+        owner=spec.owner,
+        mode=spec.mode,
+        now=clock.wall(),
+        wanted=checkpoint,
+        claimant=claimant,
+        check=check,
+    )
+
+
+def _fit(spec: JobSpec, point: RestorePoint) -> Fit:
+    return Fit(point, spec.layouts, tuple(spec.streams), spec.parallelism, spec.backend.name)
+
+
+def _set_out(spec: JobSpec, point: RestorePoint) -> tuple[ProgressLog, SourceLog]:
+    """Fill this run's progress log: Spark goes on after `point.last_read`. Returns it, with what the sources have noted so far."""
+    barrier = point.barrier
+    if spec.mode is Mode.AT_MOST_ONCE:
+        entry = progress_log.without_positions(barrier.progress_log, spec.replayable)
+        barrier = msgspec.structs.replace(barrier, progress_log=entry)
+    log = ProgressLog(spec.storage, point.run)
+    return log, progress_log.set_out(log, point.last_read, barrier)
+
+
+def _begin_local_dir(
+    spec: JobSpec, point: RestorePoint, handles: Mapping[SubtaskId, StateHandle], randomness: Randomness
+) -> Path:
+    """A folder of this run for working files, beside those of earlier runs."""
+    make_job_dir(spec.working_folder)
+    local = run_dir(spec.working_folder, point.run, randomness.token(8))
+    if not spec.local_recovery:
+        forget_earlier_runs(local)
+    begin_run(local, {name for handle in handles.values() for name in handle.files})
+    return local
+
+
+def _rescaled(
+    spec: JobSpec,
+    point: RestorePoint,
+    handles: Mapping[SubtaskId, StateHandle],
+    local_dir: Path,
+    perform_all: PerformAll,
+) -> dict[SubtaskId, StateHandle]:
+    """The handles with which the first batch begins: after a change of parallelism every subtask takes its part over first."""
+    take_over = TakeOver(
+        spec.storage,
+        spec.backend,
+        local_dir,
+        point.run,
+        spec.parallelism,
+        spec.max_parallelism,
+        spec.layouts,
+    )
+    taken = perform_all(take_over, list(handles.values()))
+    for one in taken:
+        tell_origins(one.report)
+    return {one.handle.subtask: one.handle for one in taken}

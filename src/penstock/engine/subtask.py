@@ -1,0 +1,207 @@
+"""What a subtask of an operator does with the rows of one batch. Executors.
+
+An operator does all its work, freezes its state and answers before it hands on a single result: whatever Spark does with the results
+(reads only some of them, stops early), the state has seen every row of the batch.
+"""
+
+from __future__ import annotations
+
+import socket
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import asdict, dataclass
+
+import msgspec
+import pyarrow as pa
+
+from penstock.checkpoint.completed import SubtaskReport
+from penstock.clock import Stopwatch
+from penstock.engine.assignment import Assignment, OperatorAnswer
+from penstock.engine.executor import Executor
+from penstock.engine.task_failures import tell_failure
+from penstock.ids import SubtaskId
+from penstock.operators.aggregates import AggregateSpec
+from penstock.operators.batch_process import BatchProcess
+from penstock.operators.grouping import check_rows
+from penstock.operators.keyed_process import Context, KeyedProcess
+from penstock.operators.run_aggregate import run_aggregate
+from penstock.operators.run_batch_process import run_batch_process
+from penstock.operators.run_process import run_process
+from penstock.snapshot.merger import Merge
+from penstock.snapshot.uploader import Upload, remember_newest
+from penstock.state.backends.base import OpenState, StateLayout, Workplace
+from penstock.state.handle import StateHandle
+from penstock.state.keys import SORT_KEY, key_groups, owner
+from penstock.state.local_files import begin_run, forget_earlier_runs, forget_unnamed
+
+
+@dataclass
+class OperatorTask(ABC):
+    """One keyed operator in one batch. Called, in a task, with the rows of one subtask."""
+
+    uid: str
+    keys: tuple[str, ...]
+    layout: StateLayout
+    assignment: Assignment
+    executor: Executor
+
+    @abstractmethod
+    def apply(self, table: pa.Table, state: OpenState, subtask: int) -> list[pa.RecordBatch]:
+        """Update the state with the rows, return the results."""
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:  # noqa: D102 - Spark calls it
+        attempt = self.executor.attempt()
+        waiting = Stopwatch()
+        table = _collect(batches, self.layout.key)
+        alignment_ms = waiting.ms
+        if table is None:
+            self.executor.answer(OperatorAnswer(self.uid, attempt, None, None))
+            return
+        subtask = self._subtask_of(table)
+        try:
+            results = self._work(table, subtask, attempt, alignment_ms)
+        except Exception as error:
+            tell_failure(self.executor, self.assignment, subtask, error)
+            raise
+        yield from results
+
+    def _work(
+        self, table: pa.Table, subtask: SubtaskId, attempt: int, alignment_ms: float
+    ) -> list[pa.RecordBatch]:
+        plan = self.assignment
+        begin_run(plan.place.local_dir, plan.keep)
+        check_rows(
+            table,
+            list(self.keys),
+            operator=self.uid,
+            subtask=subtask.index,
+            parallelism=plan.place.parallelism,
+        )
+        before = plan.handles.get(subtask)
+        workplace = Workplace.of(
+            plan.place,
+            subtask,
+            version=plan.batch,
+            attempt=attempt,
+            merging=plan.merging,
+            arriving=plan.undurable,
+            clock=self.executor.clock,
+        )
+        with closing(plan.place.backend.open(workplace, self.layout, before)) as state:
+            results = self.apply(table, state, subtask.index)
+            freezing = Stopwatch()
+            handle = state.freeze()
+        report = self._report(handle, before, table.num_rows, alignment_ms, freezing.ms)
+        report = msgspec.structs.replace(report, **asdict(workplace.origins))
+        self.executor.answer(OperatorAnswer(self.uid, attempt, handle, report))
+        self._upload(handle, before)
+        self._merge(workplace)
+        self._tidy(handle)
+        return results
+
+    def _subtask_of(self, table: pa.Table) -> SubtaskId:
+        """Which subtask this is. Not Spark's partition number: in a union of several operators that counts through all of them."""
+        group = int(key_groups(table.column(SORT_KEY).slice(0, 1).to_numpy())[0])
+        return SubtaskId(self.uid, owner(group, self.assignment.place.parallelism))
+
+    def _report(
+        self, handle: StateHandle, before: StateHandle | None, rows: int, alignment_ms: float, sync_ms: float
+    ) -> SubtaskReport:
+        known = set(before.refs) if before else set()
+        return SubtaskReport(
+            subtask=handle.subtask,
+            rows=rows,
+            alignment_ms=alignment_ms,
+            sync_ms=sync_ms,
+            state_bytes=handle.size,
+            new_bytes=sum(ref.size for ref in handle.refs if ref not in known),
+            host=socket.gethostname(),
+        )
+
+    def _upload(self, handle: StateHandle, before: StateHandle | None) -> None:
+        plan = self.assignment
+        durable = frozenset() if before is None else before.files - plan.undurable
+        if handle.files <= durable:
+            return
+        if plan.newest_will_do:
+            remember_newest(plan.place.local_dir, handle)
+        self.executor.upload(
+            Upload(
+                plan.place.storage,
+                plan.place.local_dir,
+                plan.place.mailbox,
+                plan.place.run,
+                handle,
+                durable,
+                required=plan.required,
+                newest_will_do=plan.newest_will_do,
+                awaited=plan.awaited,
+            )
+        )
+
+    def _merge(self, workplace: Workplace) -> None:
+        plan = self.assignment
+        order = plan.merges.get(workplace.subtask)
+        if order is not None:
+            self.executor.merge(
+                Merge(plan.place.backend, workplace, self.layout, order, plan.place.mailbox, plan.place.run)
+            )
+
+    def _tidy(self, handle: StateHandle) -> None:
+        plan = self.assignment
+        if plan.forget_earlier_runs:
+            forget_earlier_runs(plan.place.local_dir)
+        subtask = handle.subtask
+        forget_unnamed(
+            plan.place.local_dir,
+            run=plan.place.run,
+            batch=plan.batch,
+            uid=subtask.uid,
+            subtask=subtask.index,
+            named=handle.files | plan.keep,
+            merging=subtask in plan.expecting,
+        )
+
+
+@dataclass
+class ProcessTask(OperatorTask):
+    """The user's own code."""
+
+    operator: KeyedProcess | BatchProcess
+    output: pa.Schema
+
+    def apply(self, table: pa.Table, state: OpenState, subtask: int) -> list[pa.RecordBatch]:
+        """See `OperatorTask.apply`."""
+        plan = self.assignment
+        context = Context(self.uid, plan.batch, subtask, plan.place.parallelism)
+        keys, operator = list(self.keys), self.operator
+        if isinstance(operator, BatchProcess):
+            return run_batch_process(
+                operator, table, state, key_names=keys, output=self.output, context=context
+            )
+        return run_process(operator, table, state, key_names=keys, output=self.output, context=context)
+
+
+@dataclass
+class AggregateTask(OperatorTask):
+    """SQL aggregates, merged."""
+
+    specs: Sequence[AggregateSpec]
+
+    def apply(self, table: pa.Table, state: OpenState, subtask: int) -> list[pa.RecordBatch]:  # noqa: ARG002
+        """See `OperatorTask.apply`."""
+        return run_aggregate(self.specs, table, state, key_names=list(self.keys))
+
+
+def _collect(batches: Iterable[pa.RecordBatch], keys: pa.Schema) -> pa.Table | None:
+    """All rows of the task; keys in the types of the state, whatever the session's time zone."""
+    received = [batch for batch in batches if batch.num_rows]
+    if not received:
+        return None
+    table = pa.Table.from_batches(received)
+    for field in keys:
+        index = table.column_names.index(field.name)
+        if table.schema.field(index).type != field.type:
+            table = table.set_column(index, field.name, table.column(index).cast(field.type))
+    return table

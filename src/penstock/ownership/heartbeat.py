@@ -1,0 +1,82 @@
+"""Whether a run is alive. A courtesy to whoever starts a job twice, and to whoever looks: safety does not rest on it. Driver."""
+
+from __future__ import annotations
+
+import platform
+
+import msgspec
+
+from penstock.errors import ConfigError
+from penstock.ids import NO_CHECKPOINT, CheckpointId, RunId
+from penstock.ownership.claim import RunRecord, newest_run, process_start, read_run
+from penstock.ownership.records import read_record
+from penstock.storage import Storage
+
+HEARTBEAT_S = 2.0
+STALE_AFTER_S = 10.0
+
+
+class Heartbeat(msgspec.Struct, frozen=True):
+    """Says until when a run was surely alive, and whether it ended by itself."""
+
+    run: int
+    at: float
+    ended: bool = False
+    clean: bool = False
+    completed: int = NO_CHECKPOINT
+    """The newest checkpoint that the run knew to exist: nobody needs to guess whether one was deleted."""
+
+
+_HEARTBEATS = msgspec.json.Decoder(Heartbeat)
+
+
+def beat(
+    storage: Storage,
+    run: RunId,
+    now: float,
+    *,
+    ended: bool = False,
+    clean: bool = False,
+    completed: CheckpointId = NO_CHECKPOINT,
+) -> None:
+    """Record that the run is alive, or that it ended, and whether with everything completed and committed."""
+    storage.put(f"runs/{run}.alive", msgspec.json.encode(Heartbeat(run, now, ended, clean, completed)))
+
+
+def last_completed(storage: Storage, run: RunId) -> CheckpointId:
+    """The newest checkpoint that this run is known to have had."""
+    heartbeat = _last_beat(storage, run)
+    return NO_CHECKPOINT if heartbeat is None else CheckpointId(heartbeat.completed)
+
+
+def refuse_if_running(storage: Storage, now: float) -> None:
+    """Raise `ConfigError` when the newest run is alive."""
+    newest = newest_run(storage)
+    if newest == 0:
+        return
+    record = read_run(storage, newest)
+    if not _seems_alive(storage, record, now):
+        return
+    raise ConfigError(
+        f"the job in {storage.uri} is running already: run {record.run}, pid {record.pid} on {record.host}; "
+        "stop it first, or start with takeover=True to fence it off",
+        run=record.run,
+        pid=record.pid,
+        host=record.host,
+    )
+
+
+def _seems_alive(storage: Storage, record: RunRecord, now: float) -> bool:
+    heartbeat = _last_beat(storage, RunId(record.run)) or Heartbeat(record.run, record.started_at)
+    if heartbeat.ended:
+        return False
+    if record.host == platform.node() and process_start(record.pid) != record.process_started:
+        return False  # the process is gone: no need to wait for its heartbeat to grow old
+    return now - heartbeat.at < STALE_AFTER_S
+
+
+def _last_beat(storage: Storage, run: RunId) -> Heartbeat | None:
+    try:
+        return read_record(storage, f"runs/{run}.alive", _HEARTBEATS)
+    except FileNotFoundError:
+        return None

@@ -1,0 +1,30 @@
+"""The files below `runs/`: `<k>.json`, `<k>.restored` and `<k>.alive` of run k. Driver."""
+
+from __future__ import annotations
+
+import re
+from typing import TypeVar
+
+import msgspec
+
+from penstock.errors import CorruptStateError
+from penstock.storage import Storage
+
+_FILE = re.compile(r"runs/(\d+)\.(json|restored|alive)")
+"""Anything else in the folder is not ours: file managers and network file systems leave their own."""
+
+_T = TypeVar("_T")
+
+
+def records(storage: Storage, *kinds: str) -> list[tuple[str, int]]:
+    """The records of these kinds, each with its run."""
+    matches = ((name, _FILE.fullmatch(name)) for name in storage.names("runs"))
+    return [(name, int(match[1])) for name, match in matches if match and match[2] in kinds]
+
+
+def read_record(storage: Storage, name: str, decoder: msgspec.json.Decoder[_T]) -> _T:
+    """One of them. Decoders are made before there are threads, see `snapshot.mailbox`."""
+    try:
+        return decoder.decode(storage.get(name))
+    except msgspec.DecodeError as error:
+        raise CorruptStateError(f"{name} in {storage.uri} is not readable: {error}", name=name) from error

@@ -1,0 +1,104 @@
+"""Whether the job as it is now fits a checkpoint that an earlier run wrote, and what its subtasks get of the state. Driver."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from penstock.errors import IncompatibleStateError
+from penstock.ids import CheckpointId, SubtaskId
+from penstock.recovery.rescale import redistribute
+from penstock.recovery.restore import RestorePoint
+from penstock.state.backends.base import StateLayout
+from penstock.state.handle import StateHandle
+
+_log = logging.getLogger(__name__)
+
+Described = tuple[dict[str, str], dict[str, str]]
+"""The columns of an operator's state as the metadata records them: those of the key, and the values."""
+
+
+def described(layout: StateLayout) -> Described:
+    """For the metadata."""
+    return _described(layout.key), _described(layout.value)
+
+
+def _described(schema: pa.Schema) -> dict[str, str]:
+    return {field.name: str(field.type) for field in schema}
+
+
+@dataclass(frozen=True)
+class Fit:
+    """A checkpoint in the hands of the job as it is now."""
+
+    point: RestorePoint
+    layouts: Mapping[str, StateLayout]
+    sources: Sequence[str]
+    parallelism: int
+    backend: str
+
+    def check(self, drop_state: tuple[str, ...]) -> None:
+        """Refuse a checkpoint that does not fit, while nothing has been changed yet."""
+        self._check_sources()
+        self.handles(drop_state)
+
+    def _check_sources(self) -> None:
+        """Spark records positions by the order of the sources: another order would hand one source the position of another."""
+        stored, now = list(self.point.barrier.positions), list(self.sources)
+        if stored and stored != now:
+            raise IncompatibleStateError(
+                f"the job goes on after batch {self.point.last_read}, which has positions of the sources {', '.join(stored)}, in this "
+                f"order; the job reads {', '.join(now)}; read the same sources in the same order",
+                stored=stored,
+                sources=now,
+            )
+
+    def handles(self, drop_state: tuple[str, ...]) -> dict[SubtaskId, StateHandle]:
+        """The state of every subtask at the present parallelism; refuses what does not fit the job."""
+        stored = self.point.checkpoint.operators if self.point.checkpoint else {}
+        orphans = sorted(set(stored) - set(self.layouts) - set(drop_state))
+        if orphans:
+            raise IncompatibleStateError(
+                f"checkpoint {self.point.id} holds state of the operators {', '.join(orphans)}, which the job no longer has; keep "
+                f"their uids, or allow the loss with drop_state={tuple(orphans)!r}"
+            )
+        handles: dict[SubtaskId, StateHandle] = {}
+        for uid, layout in self.layouts.items():
+            if uid in stored and uid not in drop_state:
+                _check_layout(uid, (stored[uid].key, stored[uid].value), described(layout))
+                handles |= redistribute(
+                    stored[uid].handles,
+                    uid=uid,
+                    parallelism=self.parallelism,
+                    version=self.point.id,
+                    backend=self.backend,
+                )
+        return handles
+
+    def tell_what_cannot_be_dropped(self, drop_state: tuple[str, ...]) -> None:
+        """Say which uids are no operators of the job or of the checkpoint: likely they are misspelt."""
+        stored = self.point.checkpoint.operators if self.point.checkpoint else {}
+        _tell_unknown(set(drop_state) - set(stored), set(self.layouts), self.point.id)
+
+
+def _tell_unknown(not_stored: set[str], operators: set[str], checkpoint: CheckpointId) -> None:
+    """Not refused: a supervisor starts the same command again, after the start that dropped the state."""
+    unknown = sorted(not_stored - operators)
+    if unknown:
+        _log.warning(
+            "drop_state names %s, of which neither the job nor checkpoint %d knows anything: nothing is dropped for it. The job has the "
+            "operators %s",
+            *(", ".join(map(repr, unknown)), checkpoint, ", ".join(sorted(operators)) or "(none)"),
+        )
+
+
+def _check_layout(uid: str, stored: Described, now: Described) -> None:
+    if stored != now:
+        raise IncompatibleStateError(
+            f"operator {uid!r}: its state has key {stored[0]} and values {stored[1]}, the job has {now[0]} and {now[1]}; change the job "
+            f"back, give the operator another uid, or allow the loss with drop_state=({uid!r},)",
+            operator=uid,
+        )

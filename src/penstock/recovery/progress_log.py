@@ -1,0 +1,118 @@
+"""Spark's own record of a query's progress: `spark/<run>/` in the job's storage, made anew for every run. Driver.
+
+Spark writes `offsets/<n>` before batch n and `commits/<n>` after it. Penstock's checkpoint is the truth: a run fills an empty folder of its
+own with what the checkpoint says, and Spark finds there a query whose last batch is the checkpoint's. No two runs share a folder, so one
+that is fenced and does not know it yet can put nothing into the log of another.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from urllib.parse import unquote, urlsplit
+from uuid import NAMESPACE_URL, uuid5
+
+from penstock.checkpoint.completed import Barrier
+from penstock.errors import CorruptStateError
+from penstock.ids import CheckpointId, RunId
+from penstock.recovery.source_log import SourceLog
+from penstock.storage import Storage
+
+FOLDER = "spark"
+NO_POSITION = "-"
+"""How Spark writes that a source has no position yet."""
+
+_OF_A_RUN = re.compile(rf"{FOLDER}/(\d+)/.*")
+
+
+@dataclass(frozen=True)
+class ProgressLog:
+    """The folder of one run."""
+
+    storage: Storage
+    run: RunId
+
+    @property
+    def folder(self) -> str:
+        """Its name in storage."""
+        return f"{FOLDER}/{self.run}"
+
+    @property
+    def location(self) -> str:
+        """Where Spark finds it. Hadoop takes what stands in a path as it is, so a local one must not be escaped."""
+        root = urlsplit(self.storage.uri)
+        return (
+            f"{f'file://{unquote(root.path)}' if root.scheme == 'file' else self.storage.uri}/{self.folder}"
+        )
+
+    def source_log(self) -> SourceLog:
+        """What the sources of the query note for themselves."""
+        return SourceLog(self.storage, f"{self.folder}/sources", self.run)
+
+    def entry(self, batch: CheckpointId) -> str:
+        """Spark's record of where a batch ends, verbatim."""
+        return self.storage.get(f"{self.folder}/offsets/{batch}").decode()
+
+    def fill(self, last: CheckpointId, entry: str) -> None:
+        """Make `last` the last batch that Spark knows of, as done.
+
+        Spark also reads the entry before the last: it must exist, and a position in it holds for a source that has none in the last.
+        """
+        for batch in (last - 1, last) if last > 0 else (last,):
+            self._put(f"offsets/{batch}", entry)
+        watermark = json.loads(entry.splitlines()[1]).get("batchWatermarkMs", 0)
+        self._put(f"commits/{last}", f'v1\n{{"nextBatchWatermarkMs":{watermark}}}')
+        # Spark refuses a log without it. The query is the same one in every run of the job.
+        self._put("metadata", json.dumps({"id": str(uuid5(NAMESPACE_URL, self.storage.uri))}))
+
+    def _put(self, name: str, text: str) -> None:
+        self.storage.put(f"{self.folder}/{name}", text.encode())
+
+    def earlier(self) -> dict[int, list[str]]:
+        """What the folders of earlier runs hold, by run."""
+        found: dict[int, list[str]] = {}
+        for match in map(_OF_A_RUN.fullmatch, self.storage.names(FOLDER)):
+            if match and int(match[1]) < self.run:
+                found.setdefault(int(match[1]), []).append(match[0])
+        return found
+
+
+def set_out(log: ProgressLog, last_read: CheckpointId, barrier: Barrier) -> SourceLog:
+    """Fill the folder of a new run: it goes on after batch `last_read`, which ends at the barrier. Folders of earlier runs are deleted.
+
+    Nothing of them is needed: what counts is in a checkpoint, or recorded as begun. Only runs that ended before they had begun
+    anything may have left where a source decided to begin, of which the record does not know.
+    """
+    earlier = log.earlier()
+    sources = log.source_log()
+    sources.bring_back(barrier.source_log)
+    if last_read >= 0:
+        log.fill(last_read, barrier.progress_log)
+    else:
+        sources.take_up(f"{FOLDER}/{run}/sources" for run in sorted(earlier, reverse=True))
+    log.storage.delete([name for names in earlier.values() for name in names])
+    return sources
+
+
+def positions(entry: str) -> list[object]:
+    """The position of every streaming source, in the order of the query plan."""
+    lines = entry.splitlines()
+    if len(lines) < 2 or lines[0] != "v1":  # noqa: PLR2004 - version, metadata, then the sources
+        raise CorruptStateError(f"Spark's progress log has an unknown format: {entry[:80]!r}")
+    return [None if line == NO_POSITION else _json(line) for line in lines[2:]]
+
+
+def _json(line: str) -> object:
+    try:
+        return json.loads(line)
+    except json.JSONDecodeError:
+        return line
+
+
+def without_positions(entry: str, replayable: Sequence[bool]) -> str:
+    """The entry with no position for sources that cannot replay: they start anew, at the present."""
+    lines = entry.splitlines()
+    kept = [line if can else NO_POSITION for line, can in zip(lines[2:], replayable, strict=bool(lines))]
+    return "\n".join(lines[:2] + kept)

@@ -1,0 +1,55 @@
+"""After a change of parallelism: every new subtask makes the state it took over its own, before the first batch. Driver and executors.
+
+Files of several former subtasks may hold keys of others. Each subtask therefore merges what it was handed into files of its own keys, and
+the run starts from those.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import msgspec
+
+from penstock.checkpoint.completed import SubtaskReport
+from penstock.ids import RunId
+from penstock.state.backends.base import StateBackend, StateLayout, Workplace
+from penstock.state.handle import StateHandle
+from penstock.storage import Storage
+
+
+class Taken(msgspec.Struct, frozen=True):
+    """The handle of a subtask that has its state; the files it names are in storage."""
+
+    handle: StateHandle
+    report: SubtaskReport
+
+
+@dataclass(frozen=True)
+class TakeOver:
+    """What a task needs to know to take over the state of a subtask. It is called in tasks, on any machine."""
+
+    storage: Storage
+    backend: StateBackend
+    local_dir: Path
+    run: RunId
+    parallelism: int
+    max_parallelism: int
+    layouts: Mapping[str, StateLayout]
+
+    def __call__(self, handle: StateHandle, attempt: int) -> Taken:
+        """Keep what is the subtask's own, as files of its own; called again, with another attempt, when a task fails."""
+        workplace = Workplace.of(self, handle.subtask, version=handle.version, attempt=attempt)
+        with closing(self.backend.open(workplace, self.layouts[handle.subtask.uid], handle)) as state:
+            taken = state.freeze()
+        for name in sorted(taken.files - handle.files):
+            self.storage.upload(workplace.local_path(name), name)
+        report = SubtaskReport(handle.subtask, host=socket.gethostname(), **asdict(workplace.origins))
+        return Taken(taken, report)
+
+
+PerformAll = Callable[[TakeOver, Sequence[StateHandle]], Sequence[Taken]]
+"""Runs a take-over for every handle, in tasks beside each other, each of them again until it succeeds."""

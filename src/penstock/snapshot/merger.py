@@ -1,0 +1,75 @@
+"""Merges sorted files of state while batches go on: a background thread in the Python worker. Executors.
+
+A merge reads files that never change and writes a new one, so that it can be given up at any moment. The result is uploaded before the
+driver hears of it: when a handle names it, it is durable, and no checkpoint waits for it.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from dataclasses import dataclass
+
+from penstock.clock import Stopwatch
+from penstock.snapshot.mailbox import Address, tell
+from penstock.snapshot.messages import MergeDone, MergeFailed, Message
+from penstock.state.backends.base import StateBackend, StateLayout, Workplace
+from penstock.state.merge_orders import MergeOrder
+
+
+@dataclass(frozen=True)
+class Merge:
+    """One order, and what is needed to carry it out."""
+
+    backend: StateBackend
+    workplace: Workplace
+    layout: StateLayout
+    order: MergeOrder
+    mailbox: Address
+    run: int
+
+
+def perform(merge: Merge) -> Message:
+    """Merge, upload, and say how it went."""
+    watch = Stopwatch()
+    order, workplace = merge.order, merge.workplace
+    merged = None
+    try:
+        merged = merge.backend.merge(workplace, merge.layout, order.refs, oldest=order.oldest)
+        if merged is not None:
+            workplace.storage.upload(workplace.merged_path(merged.name), merged.name)
+    except Exception as error:  # noqa: BLE001 - nothing depends on a merge; the driver tells people and tries again later
+        if merged is not None:
+            workplace.merged_path(merged.name).unlink(missing_ok=True)
+        return MergeFailed(merge.run, order.subtask, f"{type(error).__name__}: {error}")
+    return MergeDone(merge.run, order.subtask, order.names, merged, watch.ms)
+
+
+class Merger:
+    """One merge at a time in a worker; the thread begins with the first order and lives as long as there are any."""
+
+    def __init__(self) -> None:
+        self._orders: queue.SimpleQueue[Merge] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._waiting = 0
+
+    def submit(self, merge: Merge) -> None:
+        """Merge later, in the background."""
+        with self._lock:
+            self._waiting += 1
+            idle = self._waiting == 1
+            self._orders.put(merge)
+        if idle:
+            threading.Thread(target=self._work, name="penstock-merge", daemon=True).start()
+
+    def _work(self) -> None:
+        while True:
+            merge = self._orders.get()
+            tell(merge.mailbox, perform(merge), f"a merge of {merge.order.subtask}")
+            with self._lock:
+                self._waiting -= 1
+                if not self._waiting:
+                    return
+
+
+MERGER = Merger()

@@ -1,0 +1,78 @@
+"""The shape of the simulated job: up to three counting operators, beside or behind each other, each with its sinks."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from penstock.testing.simulation.counting import first_sight
+from penstock.testing.simulation.source import Item, Record
+from penstock.testing.simulation.workload import SinkKind
+
+FIRST = "first"
+OPERATORS = (FIRST, "second", "third")
+_KINDS = ("key", "group", "half")
+_GROUPS = (3, 2)
+"""How many keys an operator has at most; the first has those of the source."""
+
+
+def sink_of(operator: str, kind: SinkKind = SinkKind.TRANSACTIONS) -> str:
+    """The uid of a sink behind an operator."""
+    return f"{operator}-{kind.value}"
+
+
+@dataclass(frozen=True)
+class Topology:
+    """Which operators there are, what each of them counts, and what is true of it."""
+
+    number: int
+    in_sequence: bool
+    """Each operator counts what the one before it emits; otherwise all read the source."""
+    emits_once: bool
+
+    @property
+    def operators(self) -> tuple[str, ...]:
+        """Their uids, in order."""
+        return OPERATORS[: self.number]
+
+    @property
+    def upstream(self) -> dict[str, tuple[str, ...]]:
+        """The operators in front of each."""
+        return {uid: self.operators[:at] if self.in_sequence else () for at, uid in enumerate(self.operators)}
+
+    def input_of(self, uid: str, records: Iterable[Record], emitted: Iterable[Item]) -> list[Item]:
+        """What an operator gets of a batch: `emitted` came out of the one before it."""
+        at = OPERATORS.index(uid)
+        if at and self.in_sequence:
+            return [Item(_next_key(item.key), item.records) for item in emitted]
+        return [Item(_key(at, record), (record.id,)) for record in records]
+
+    def counts(self, uid: str, records: Iterable[Record]) -> Counter[str]:
+        """The truth: what an operator has counted per key when these records are in."""
+        at = OPERATORS.index(uid)
+        if at and self.in_sequence and self.emits_once:
+            before = {_key(at - 1, record) for record in records}
+            return Counter(_next_key(key) for key in before)
+        return Counter(_key(at, record) for record in records)
+
+    def output(self, uid: str, records: Iterable[Record]) -> Counter[str]:
+        """The truth: the records that these leave in a sink of an operator."""
+        at = OPERATORS.index(uid)
+        if self.emits_once:
+            return Counter({first_sight(_key(at, record)) for record in records})
+        return Counter(record.id for record in records)
+
+
+def _key(at: int, record: Record) -> str:
+    number = record.number
+    for groups in _GROUPS[:at]:
+        number %= groups
+    return f"{_KINDS[at]}-{number}"
+
+
+def _next_key(key: str) -> str:
+    """The key of the next operator for a result under this one."""
+    kind, _, number = key.partition("-")
+    at = _KINDS.index(kind)
+    return f"{_KINDS[at + 1]}-{int(number) % _GROUPS[at]}"

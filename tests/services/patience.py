@@ -1,0 +1,17 @@
+"""How long a test waits for what must come: longer than the slowest machine takes, for this is only against hanging."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+PATIENCE_S = 900.0
+
+
+def tries(pause_s: float) -> Iterator[None]:
+    """One now, then one after each pause, until patience ends."""
+    end = time.monotonic() + PATIENCE_S
+    yield
+    while time.monotonic() < end:
+        time.sleep(pause_s)
+        yield
