@@ -21,8 +21,7 @@ import hostile_values as values
 import pyarrow as pa
 import pyarrow.dataset
 import pytest
-from mysql_targets import MySQLTarget
-from postgres_targets import PostgresTarget
+from sql_targets import MySQLTarget, PostgresTarget
 
 from penstock import sinks
 from penstock.errors import BadRecordError

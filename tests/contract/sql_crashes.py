@@ -22,19 +22,18 @@ class CrashError(BaseException):
 class CrashPlan:
     """Counts what is sent to the server; cuts the connection before the statement it is armed for."""
 
-    def __init__(self, cut: Callable[[Any], None]) -> None:
+    def __init__(self) -> None:
         self._left: int | None = None
-        self._cut = cut
 
-    def send(self, connection: Any, call: Callable[[], Any]) -> Any:
-        """Send a statement, or die."""
+    def send(self, cut: Callable[[], None], call: Callable[[], Any]) -> Any:
+        """Send a statement, or cut the connection and die."""
         if self._left is None:
             return call()
         self._left -= 1
         if self._left >= 0:
             return call()
         self._left = None
-        self._cut(connection)
+        cut()
         raise CrashError
 
     def run(self, call: Callable[[], object], *, statements: int) -> bool:

@@ -1,124 +1,44 @@
-"""The sink `Postgres` on a real server: the contract of all sinks, and what it promises beyond it."""
+"""What only the sink `Postgres` has: COPY in two forms, domains, deferred constraints, schemas and a limit on prepared transactions."""
 
 from __future__ import annotations
 
 import base64
-import datetime as dt
 import decimal
+import os
 import random
+import socket
 from typing import Any
 
 import psycopg
 import pyarrow as pa
 import pytest
-from postgres_targets import ALL, PostgresPrepared, PostgresStaged, PostgresUpsert, fresh, new_database
+from sql_targets import PostgresPrepared, SqlTarget, fresh, written
+from sql_values import POSTGRES_VALUES
 
-from penstock.errors import (
-    BadRecordError,
-    CommitLostError,
-    ConfigError,
-    CorruptStateError,
-    InternalError,
-    UnavailableError,
-)
-from penstock.sinks import Postgres, TransactionContext
-from penstock.sinks.postgres.binary import binary_rows
-from penstock.testing.sink_contract import JOB, SINK, through_json
+from penstock.errors import BadRecordError, ConfigError, UnavailableError
+from penstock.sinks import Postgres
+from penstock.sinks.sql.postgres.binary import binary_rows
+from penstock.sinks.sql.postgres.server import PostgresServer, PostgresSession
+from penstock.sinks.sql.postgres.table import locked
+from penstock.testing.sink_contract import through_json
+from services.postgres_process import running
 
 
-class TestPostgresPrepared(PostgresPrepared):
-    pass
-
-
-class TestPostgresStaged(PostgresStaged):
-    pass
-
-
-class TestPostgresUpsert(PostgresUpsert):
-    pass
-
-
-@pytest.fixture(params=ALL, ids=lambda kind: kind.__name__)
-def suite(request, postgres_server) -> Any:
-    return fresh(request.param, postgres_server)
-
-
-def written(sink: Postgres, batch: pa.RecordBatch, **context: Any) -> Any:
-    """Validate, write one batch, pre-commit."""
-    usual = {"job": JOB, "sink": SINK, "run": 1, "checkpoint": 1, "subtask": 0, "attempt": 0}
-    sink.validate(batch.schema)
-    transaction = sink.begin_transaction(TransactionContext(**{**usual, **context}))
-    sink.write(transaction, batch)
-    return through_json(sink.pre_commit(transaction))
-
-
-# ── values ─────────────────────────────────────────────────────────────────────────────────────
-
-UTC = dt.UTC
-VALUES: dict[str, tuple[pa.DataType, str, list[Any]]] = {
-    "whole": (pa.int64(), "bigint", [2**63 - 1, -(2**63), 0]),
-    "small": (pa.int8(), "smallint", [127, -128, None]),
-    "single": (pa.float32(), "real", [1.5, None, float("inf")]),
-    "double": (pa.float64(), "double precision", [0.1, None, -1e300]),
-    "exact": (pa.decimal128(38, 10), "numeric", [decimal.Decimal("0.0000000001"), None, decimal.Decimal(12)]),
-    "yes": (pa.bool_(), "boolean", [True, False, None]),
-    "day": (pa.date32(), "date", [dt.date(1, 1, 1), dt.date(9999, 12, 31), None]),
-    "clock": (pa.time64("us"), "time", [dt.time(23, 59, 59, 999999), None, dt.time(0)]),
-    "local": (
-        pa.timestamp("us"),
-        "timestamp",
-        [
-            dt.datetime.fromisoformat("2026-03-29T02:30:00.000001"),
-            None,
-            dt.datetime.fromisoformat("0001-01-01"),
-        ],
-    ),
-    "instant": (
-        pa.timestamp("us", "Europe/Berlin"),
-        "timestamptz",
-        [dt.datetime(2026, 7, 1, 12, tzinfo=UTC), None, dt.datetime(1969, 1, 1, tzinfo=UTC)],
-    ),
-    "span": (
-        pa.duration("us"),
-        "interval",
-        [dt.timedelta(days=-3, microseconds=7), None, dt.timedelta(hours=30)],
-    ),
-    "bytes": (pa.binary(), "bytea", [b"\x00\xff\n\\", b"", None]),
-    "words": (pa.string(), "text", ['a"b,c\n\\.\r\n\\N', "", None]),
-    "choice": (pa.dictionary(pa.int8(), pa.string()), "varchar(5)", ["ä€😀", None, "NULL"]),
-    "some": (pa.list_(pa.int64()), "jsonb", [[1, None], [], None]),
-    "pair": (pa.struct([("a", pa.string())]), "json", [{"a": 'q"'}, {"a": None}, None]),
-    "nothing": (pa.null(), "integer", [None, None, None]),
-}
-
-
-@pytest.mark.parametrize("transactions", ["prepared", "staged"])
-def test_values_come_back_as_they_were(transactions: str, postgres_server) -> None:
-    """Every type of column, with its extremes, NULL, empty and awkward texts, arrives unchanged."""
-    suite = fresh(PostgresPrepared, postgres_server)
-    columns = ", ".join(f'"{name}" {declared}' for name, (_, declared, _) in VALUES.items())
-    suite.execute(f"CREATE TABLE everything ({columns})")
-    sink = Postgres(suite.server.dsn(database=suite.database), "everything", transactions=transactions)
-    batch = pa.record_batch({name: pa.array(values, kind) for name, (kind, _, values) in VALUES.items()})
-    sink.commit(written(sink, batch))
-    expected = [{name: values[n] for name, (_, _, values) in VALUES.items()} for n in range(3)]
-    with suite.server.connect(suite.database) as connection:
-        connection.execute("SET TimeZone = 'UTC'")
-        assert [list(row) for row in connection.execute("SELECT * FROM everything")] == [
-            list(row.values()) for row in expected
-        ]
+@pytest.fixture
+def target(postgres_server) -> Any:
+    return fresh(PostgresPrepared, postgres_server)
 
 
 BY_TEXT = {"exact"}
-"""Of these types, those that have no binary form here."""
+"""Of the types of values, those that have no binary form here."""
 
 
 def test_values_by_themselves(postgres_server) -> None:
     """Each type in a table of its own arrives unchanged, in binary form wherever there is one, also from the middle of a batch."""
     suite = fresh(PostgresPrepared, postgres_server)
-    for name, (kind, declared, values) in VALUES.items():
+    for name, (kind, declared, values) in POSTGRES_VALUES.items():
         suite.execute(f'CREATE TABLE "{name}" (value {declared})')
-        sink = Postgres(suite.server.dsn(database=suite.database), name)
+        sink = suite.make_sink(name)
         batch = pa.record_batch({"value": pa.array([None, *values, *values, None], kind)}).slice(1, 6)
         sink.validate(batch.schema)
         written_as_text = binary_rows(batch, [sink._layout.columns[0].type]) is None
@@ -146,142 +66,14 @@ def test_what_the_server_has_to_read_as_text(values: pa.Array, declared: str) ->
     assert binary_rows(pa.record_batch({"value": values}), [declared]) is None
 
 
-@pytest.mark.parametrize("transactions", ["prepared", "staged"])
-def test_one_column_of_nulls(transactions: str, postgres_server) -> None:
-    """A row that is nothing but a NULL is a row."""
-    suite = fresh(PostgresPrepared, postgres_server)
-    suite.execute("CREATE TABLE lonely (word text)")
-    sink = Postgres(suite.server.dsn(database=suite.database), "lonely", transactions=transactions)
-    sink.commit(written(sink, pa.record_batch({"word": pa.array([None, "", None, "x"])})))
-    words = [row["word"] for row in suite.query("SELECT word FROM lonely")]
-    assert sorted(words, key=repr) == ["", "x", None, None]
-
-
-KEPT: dict[str, tuple[list[Any], list[Any]]] = {
-    "varchar(3)": (["abc", "ab ", "€😀ä", None], ["abc ", "abcd", "abcd "]),
-    "below": (["abc"], ["abc "]),
-    "further_below": (["abc"], ["abc "]),
-    "char(3)": (["abc", " ab"], ["ab ", "abc ", "abcd"]),
-    "bit(3)": (["101"], ["1", "1111"]),
-    "integer[]": (["{1,2}"], ["{x}"]),
-    "cidr": (["10.0.0.0/8"], ["10.0.0.1/8"]),
-    "text": (["a "], ["a\0"]),
-}
-"""By the type of a column: values that it keeps, and values that it would cut, bend or refuse."""
-
-
-@pytest.mark.parametrize("transactions", ["prepared", "staged"])
-def test_a_value_is_kept_or_refused(transactions: str, postgres_server) -> None:
-    """What a column would not give back as it was is refused in the task, with the row; all else comes back."""
-    suite = fresh(PostgresPrepared, postgres_server)
-    suite.execute("CREATE DOMAIN below AS varchar(3)")
-    suite.execute("CREATE DOMAIN further_below AS below")
-    for number, (declared, (kept, refused)) in enumerate(KEPT.items()):
-        suite.execute(f"CREATE TABLE t{number} (n bigint, v {declared})")
-        sink = Postgres(suite.server.dsn(database=suite.database), f"t{number}", transactions=transactions)
-        sink.commit(written(sink, pa.record_batch({"n": range(len(kept)), "v": kept})))
-        for value in refused:
-            with pytest.raises(BadRecordError) as error:
-                written(sink, pa.record_batch({"n": [0, 1], "v": [kept[0], value]}))
-            assert error.value.facts["row"] == {"n": 1, "v": value}, declared
-            sink.abort(sink._writing.transaction.as_transaction())
-        assert [row["v"] for row in suite.query(f"SELECT v::text FROM t{number} ORDER BY n")] == kept, (
-            declared
-        )
-        assert suite.left_behind() == 0
-
-
-@pytest.mark.parametrize(
-    "also", [{}, {"exact": pa.array([1, 2], pa.decimal128(5, 0))}], ids=["binary", "csv"]
-)
-def test_text_that_is_no_utf8(also: dict[str, Any], suite) -> None:
-    """Bytes that Spark took for text are refused in the task, with the row."""
-    suite.execute("ALTER TABLE results ADD exact numeric")
-    names = pa.array([b"ok\n", b"\n\xff\xfe\n"]).view(pa.string())
-    batch = pa.record_batch({"id": [1, 2], "name": names, **also})
-    sink = suite.make_sink()
-    with pytest.raises(BadRecordError, match=r"UTF8.*id=2") as refused:
-        written(sink, batch)
-    assert refused.value.facts["row"]["name"] == b"\n\xff\xfe\n"
-    sink.abort(sink._writing.transaction.as_transaction())
-
-
-def test_names_that_need_quoting(postgres_server) -> None:
-    """Reserved words, and names with spaces, quotes, percent signs, capitals and other alphabets, are taken letter by letter, in every mode."""
-    suite = fresh(PostgresPrepared, postgres_server)
-    suite.execute('CREATE SCHEMA "My %s Schema"')
-    batch = pa.record_batch(
-        {
-            'a"b': [1, 1],
-            "100%s %d": ["x", "y"],
-            "select": [1.5, 2.5],
-            "Ä.b": [True, False],
-            "before": [1, 2],
-            "Ключ 日本": [3, 4],
-        }
-    )
-    for options in ({}, {"transactions": "staged"}, {"mode": "upsert", "key": ['a"b']}):
-        table = f'The "Table" {options}.x'
-        sink = Postgres(
-            suite.server.dsn(database=suite.database), table, schema="My %s Schema", create=True, **options
-        )
-        prepared = written(sink, batch)
-        sink.commit(prepared)
-        sink.commit(prepared)
-        quoted = table.replace('"', '""')
-        rows = suite.query(f'SELECT * FROM "My %s Schema"."{quoted}" ORDER BY 2')
-        expected = batch.to_pylist()
-        assert rows == (expected[1:] if "key" in options else expected)
-
-
-# ── upserts ────────────────────────────────────────────────────────────────────────────────────
-
-
-def named(*rows: tuple[int | None, str]) -> pa.RecordBatch:
-    return pa.RecordBatch.from_pylist(
-        [{"id": number, "name": name} for number, name in rows], schema=PostgresUpsert.schema
-    )
-
-
-def test_upsert_takes_the_last_of_a_key(postgres_server) -> None:
-    """Within a batch, over batches and over checkpoints the last row of a key counts, also in one commit_all."""
-    suite = fresh(PostgresUpsert, postgres_server)
-    first = written(suite.make_sink(), named((1, "a"), (2, "a"), (1, "b")), checkpoint=1)
-    second = written(suite.make_sink(), named((2, "b"), (3, "a"), (3, "b"), (3, "c")), checkpoint=2)
-    suite.sink().commit_all([first, second])
-    assert sorted(row["name"] for row in suite.visible_rows()) == ["b", "b", "c"]
-    suite.sink().commit(written(suite.make_sink(), named((3, "d")), checkpoint=3))
-    suite.sink().commit(first)
-    assert {row["id"]: row["name"] for row in suite.visible_rows()} == {1: "b", 2: "b", 3: "d"}
-
-
-def test_upserts_of_one_key_do_not_wait_for_each_other(postgres_server) -> None:
-    """The next batch writes the same key while the one before is not committed; it would wait for ever if rows were locked."""
-    suite = fresh(PostgresUpsert, postgres_server)
-    sink = suite.make_sink(lock_timeout_s=0.001)
-    waiting = [written(sink, named((1, str(checkpoint))), checkpoint=checkpoint) for checkpoint in range(5)]
-    sink.commit_all(waiting)
-    assert suite.visible_rows() == [{"id": 1, "name": "4"}]
-
-
-def test_upsert_keeps_columns_that_it_does_not_write(postgres_server) -> None:
-    """A column of the table that the job does not have keeps its value."""
-    suite = fresh(PostgresUpsert, postgres_server)
-    suite.execute("ALTER TABLE results ADD note text DEFAULT 'new'")
-    suite.execute("INSERT INTO results VALUES (1, 'old', 'mine')")
-    suite.sink().commit(suite.staged([1, 2]))
-    rows = sorted((row["id"], row["name"], row["note"]) for row in suite.visible_rows())
-    assert rows == [(1, "name 1", "mine"), (2, "name 2", "new")]
-
-
 def test_upsert_with_a_collation_of_its_own(postgres_server) -> None:
     """Which of the staged rows have one key is decided by the collation of the table's key, not by that of the database."""
-    suite = fresh(PostgresUpsert, postgres_server)
+    suite = fresh(PostgresPrepared, postgres_server)
     suite.execute('CREATE COLLATION "My %s Order" FROM "C"')
     suite.execute('CREATE TABLE words (word text COLLATE "My %s Order" PRIMARY KEY, note text)')
-    sink = Postgres(suite.server.dsn(database=suite.database), "words", mode="upsert", key=["word"])
+    sink = suite.make_sink("words", mode="upsert", key=["word"])
     waiting = written(sink, pa.record_batch({"word": ["a", "B", "a"], "note": ["1", "2", "3"]}))
-    staged = suite.query("SELECT staged_in FROM _penstock_transactions")[0]["staged_in"]
+    staged = suite.staged_in()
     columns = (
         f"SELECT column_name, collation_name FROM information_schema.columns WHERE table_name = '{staged}'"
     )
@@ -300,9 +92,9 @@ def incompressible(length: int) -> str:
 )
 def test_values_that_are_too_long_for_an_index(options: dict[str, Any], postgres_server) -> None:
     """What the index would refuse is refused in the task, with the row; what is staged, up to the last byte, is committed."""
-    suite = fresh(PostgresUpsert, postgres_server)
+    suite = fresh(PostgresPrepared, postgres_server)
     suite.execute('CREATE TABLE "100% words" (word text, n bigint, PRIMARY KEY (word, n))')
-    sink = Postgres(suite.server.dsn(database=suite.database), "100% words", **options)
+    sink = suite.make_sink("100% words", **options)
     sink.validate(pa.schema([("word", pa.string()), ("n", pa.int64())]))
     outcomes = []
     for length in (10_000, *range(2704, 2640, -8), 100):
@@ -322,56 +114,6 @@ def test_values_that_are_too_long_for_an_index(options: dict[str, Any], postgres
     assert outcomes[:2] == [7, 7]
     assert outcomes[-2:] == [None, None]
     assert suite.left_behind() == 0
-
-
-def test_an_upsert_of_nothing_but_the_key(postgres_server) -> None:
-    """Keys that are there stay, new ones come."""
-    suite = fresh(PostgresUpsert, postgres_server)
-    suite.execute("INSERT INTO results VALUES (1, 'old')")
-    sink = suite.make_sink()
-    sink.commit(written(sink, pa.record_batch({"id": [1, 2, 2]})))
-    assert sorted(row["id"] for row in suite.visible_rows()) == [1, 2]
-
-
-# ── rows that the table refuses ────────────────────────────────────────────────────────────────
-
-REFUSED = [
-    ("ALTER TABLE results ALTER name SET NOT NULL", (7, None), "not-null"),
-    ("ALTER TABLE results ADD CONSTRAINT positive CHECK (id > 0)", (-7, "x"), "positive"),
-    ("ALTER TABLE results ALTER id TYPE smallint", (70_000, "x"), "out of range"),
-    ("ALTER TABLE results ALTER name TYPE varchar(5)", (7, "x" * 6), "too long"),
-    ("SELECT 1", (7, "a\0b"), "0x00"),
-]
-
-
-@pytest.mark.parametrize(("change", "row", "said"), REFUSED, ids=["null", "check", "range", "length", "zero"])
-@pytest.mark.parametrize("kind", ALL, ids=lambda kind: kind.__name__)
-def test_a_row_that_the_table_refuses(kind, change: str, row: Any, said: str, postgres_server) -> None:
-    """The row and the reason are named while the job can go back, and nothing of the batch is kept."""
-    suite = fresh(kind, postgres_server)
-    suite.execute(change)
-    sink = suite.sink()
-    transaction = sink.begin_transaction(suite.context())
-    sink.write(transaction, named((1, "ok")))
-    with pytest.raises(BadRecordError, match=said) as refused:
-        sink.write(transaction, named((2, "a\n\rb"), (3, "c\nd\ne"), row, (4, "ok")))
-    assert refused.value.facts["row"] == {"id": row[0], "name": row[1]}
-    sink.abort(transaction)
-    suite.assert_visible()
-    assert suite.left_behind() == 0
-
-
-def test_a_key_that_is_taken(postgres_server) -> None:
-    """Prepared, a row that breaks a unique constraint or a foreign key is refused in the task, with the row."""
-    suite = fresh(PostgresPrepared, postgres_server)
-    suite.execute("ALTER TABLE results ADD CONSTRAINT only_one UNIQUE (id)")
-    suite.execute("INSERT INTO results VALUES (5, 'first')")
-    with pytest.raises(BadRecordError, match=r"only_one.*\(id\)=\(5\).*name='name 5'"):
-        suite.begun([4, 5, 6])
-    suite.execute("CREATE TABLE known (name text PRIMARY KEY)")
-    suite.execute("ALTER TABLE results ADD FOREIGN KEY (name) REFERENCES known NOT VALID")
-    with pytest.raises(BadRecordError, match="foreign key"):
-        suite.begun([8])
 
 
 GUARD = """CREATE FUNCTION guard() RETURNS trigger LANGUAGE plpgsql AS $$
@@ -409,21 +151,6 @@ def test_a_constraint_that_is_checked_late(postgres_server) -> None:
     assert suite.left_behind() == 0
 
 
-def test_staged_rows_that_the_table_refuses_at_commit(postgres_server) -> None:
-    """Nothing of the commit is kept, the rows stay staged, and when the table is repaired they are committed."""
-    suite = fresh(PostgresStaged, postgres_server)
-    suite.execute("ALTER TABLE results ADD CONSTRAINT only_one UNIQUE (id)")
-    suite.execute("INSERT INTO results VALUES (5, 'name 5')")
-    waiting = [suite.staged([1, 2], checkpoint=1), suite.staged([5, 6], checkpoint=2)]
-    with pytest.raises(CommitLostError, match=r"only_one.*\(id\)=\(5\).*stay staged"):
-        suite.sink().commit_all(waiting)
-    suite.assert_visible(5)
-    assert len(suite.unfinished()) == 2
-    suite.execute("DELETE FROM results")
-    suite.sink().commit_all(waiting)
-    suite.assert_visible(1, 2, 5, 6)
-
-
 def test_a_row_that_another_prepared_transaction_holds(postgres_server) -> None:
     """Two uncommitted transactions with one unique key: the second gives up after the lock time-out and says why."""
     suite = fresh(PostgresPrepared, postgres_server)
@@ -437,32 +164,6 @@ def test_a_row_that_another_prepared_transaction_holds(postgres_server) -> None:
     sink.abort(transaction)
     suite.sink().commit(first)
     suite.assert_visible(1)
-
-
-# ── whose transactions ─────────────────────────────────────────────────────────────────────────
-
-
-def test_two_jobs_side_by_side(suite) -> None:
-    """A job that recovers aborts its own transactions; those of another job on the table are committed as if nothing was."""
-    mine = suite.staged([1], job="mine")
-    other = suite.staged([2], job="other")
-    for found in suite.sink().find_transactions("mine", SINK):
-        suite.sink().abort(through_json(found))
-    suite.sink().commit(other)
-    suite.assert_visible(2)
-    with pytest.raises(CommitLostError):
-        suite.sink().commit(mine)
-
-
-def test_names_as_long_as_they_may_be(suite) -> None:
-    """Two jobs whose names differ in the hundredth letter do not meet, and their names fit the server's limits."""
-    names = ["j" * 99 + end for end in "ab"]
-    place = {"run": 2**31, "checkpoint": 2**40, "subtask": 99_999, "attempt": 2**40}
-    waiting = [suite.staged([n], job=job, sink="s" * 100, **place) for n, job in enumerate(names)]
-    for job in names:
-        assert suite.unfinished(job, "s" * 100) == [tuple(place.values())]
-    suite.sink().commit_all(waiting)
-    suite.assert_visible(0, 1)
 
 
 def test_transactions_of_other_databases_and_of_others(postgres_server) -> None:
@@ -482,77 +183,6 @@ def test_transactions_of_other_databases_and_of_others(postgres_server) -> None:
     here.assert_visible(2)
     assert here.left_behind() == 3
     assert there.left_behind() == 1
-
-
-def test_a_transaction_outlives_a_change_of_settings(postgres_server) -> None:
-    """What was prepared is committed by a sink that stages now, and the other way round, in the order given."""
-    suite = fresh(PostgresPrepared, postgres_server)
-    prepared = suite.staged([1], checkpoint=1)
-    staging = suite.make_sink(transactions="staged")
-    staged = written(staging, suite.batch([2]), checkpoint=2)
-    assert len(suite.unfinished()) == 2
-    staging.commit_all([prepared, staged])
-    suite.sink().commit_all([staged, prepared])
-    suite.assert_visible(1, 2)
-    assert suite.left_behind() == 0
-
-
-def test_zombie_cannot_pre_commit_what_was_aborted(suite) -> None:
-    """An attempt that goes on after the driver has aborted it has lost its session, and leaves nothing."""
-    zombie = suite.sink()
-    transaction = zombie.begin_transaction(suite.context())
-    zombie.write(transaction, suite.batch([1]))
-    suite.sink().abort(through_json(transaction))
-    with pytest.raises(UnavailableError):
-        zombie.pre_commit(transaction)
-    zombie.abort(transaction)
-    assert suite.left_behind() == 0
-    suite.assert_visible()
-
-
-def test_write_to_a_transaction_of_somebody_else(suite) -> None:
-    """An instance writes only to what it has begun."""
-    with pytest.raises(InternalError, match="did not begin"):
-        suite.sink().write(suite.staged([1]), suite.batch([2]))
-
-
-@pytest.mark.parametrize(
-    "change", [{"token": "x'; DROP"}, {"job": "a.b"}, {"run": "one"}, {"checkpoint": -5}, {"how": 1}]
-)
-def test_nonsense_from_a_checkpoint(change: dict[str, Any], suite) -> None:
-    """A transaction that was changed in storage becomes no SQL: it is refused as corrupt."""
-    nonsense = {**suite.staged([1]), **change}
-    for call in (suite.sink().commit, suite.sink().abort):
-        with pytest.raises(CorruptStateError):
-            call(nonsense)
-
-
-def test_staged_rows_that_somebody_deleted(postgres_server) -> None:
-    """Fewer rows than promised are not committed as if they were all."""
-    suite = fresh(PostgresStaged, postgres_server)
-    prepared = suite.staged([1, 2, 3])
-    table = suite.query("SELECT staged_in FROM _penstock_transactions")[0]["staged_in"]
-    suite.execute(f"DELETE FROM {table} WHERE id = 2")
-    with pytest.raises(
-        CommitLostError, match=r"contract\.out\.1\.1\.0\.0.*2 of its rows are staged.* 3 rows"
-    ):
-        suite.sink().commit(prepared)
-    suite.assert_visible()
-
-
-def test_a_table_that_was_changed_between_runs(suite) -> None:
-    """Rows staged for the table as it was are committed; later ones use the new column."""
-    first = suite.staged([1])
-    if not isinstance(
-        suite, PostgresPrepared
-    ):  # a prepared transaction holds a lock that ALTER TABLE waits for
-        suite.execute("ALTER TABLE results ADD extra text DEFAULT 'none'")
-    suite.sink().commit(first)
-    suite.execute("ALTER TABLE results ADD IF NOT EXISTS extra text DEFAULT 'none'")
-    sink = suite.make_sink()
-    sink.commit(written(sink, pa.record_batch({"id": [2], "extra": ["e"]}), checkpoint=2))
-    rows = sorted((row["id"], row["extra"]) for row in suite.visible_rows())
-    assert rows == [(1, "none"), (2, "e")]
 
 
 @pytest.mark.parametrize(("kind", "value"), [("numeric", decimal.Decimal(5)), ("integer", 5)])
@@ -586,26 +216,64 @@ def test_no_type_is_changed_once_it_was_looked_at(postgres_server) -> None:
     layout = suite.sink()._layout
     with suite.server.connect(suite.database) as writer, suite.server.connect(suite.database) as other:
         writer.execute("BEGIN")
-        assert layout.locked(writer, suite.schema) is layout
+        assert locked(layout, PostgresSession(writer), suite.schema) is layout
         other.execute("SET lock_timeout = '20ms'")
         with pytest.raises(psycopg.errors.LockNotAvailable):
             other.execute("ALTER TABLE results ALTER id TYPE double precision")
         other.rollback()
 
 
-def test_nothing_is_left_after_commits(suite) -> None:
-    """After a commit there is no prepared transaction and no staged row, only the proof."""
-    suite.sink().commit_all([suite.staged([n], checkpoint=n) for n in range(3)])
-    assert suite.left_behind() == 0
-    assert suite.query("SELECT count(*), sum(rows) FROM _penstock_commits") == [{"count": 3, "sum": 3}]
+def test_a_name_with_a_dot(target) -> None:
+    """A name is not taken apart; the message says how a schema is given."""
+    with pytest.raises(ConfigError, match=r"schema='public', table='results'"):
+        target.make_sink("public.results").validate(SqlTarget.schema)
+    target.make_sink(schema="public").validate(SqlTarget.schema)
 
 
-def test_two_databases_of_one_job(postgres_server) -> None:
-    """A new database is a new target: the proof in the old one does not count."""
-    suite = fresh(PostgresStaged, postgres_server)
-    prepared = suite.staged([1])
-    suite.sink().commit(prepared)
-    suite.database = new_database(postgres_server)
-    suite.execute(suite.create_table)
-    with pytest.raises(CommitLostError, match="neither staged nor recorded"):
-        suite.sink().commit(prepared)
+def test_times_with_and_without_a_zone(target) -> None:
+    """A column that would drop the zone, or guess one, is refused."""
+    target.execute("CREATE TABLE times (local timestamp, instant timestamptz)")
+    for name, kind in (("local", pa.timestamp("us", "UTC")), ("instant", pa.timestamp("us"))):
+        with pytest.raises(ConfigError, match=f"'{name}'"):
+            target.make_sink("times").validate(pa.schema([(name, kind)]))
+
+
+def test_a_server_without_prepared_transactions() -> None:
+    """The message names the setting, the restart and the way around, which works; a limit that is reached may pass."""
+    with running(prepared=0) as server:
+        target = fresh(PostgresPrepared, server)
+        with pytest.raises(
+            ConfigError, match=r"max_prepared_transactions = 0.*restart.*transactions='staged'"
+        ):
+            target.make_sink().validate(SqlTarget.schema)
+        target.options = {"transactions": "staged"}
+        target.sink().commit(target.staged([1]))
+        target.assert_visible(1)
+        server.stop()
+        with (server.data / "postgresql.conf").open("a") as file:
+            file.write("max_prepared_transactions = 1\n")
+        server.start()
+        target.options = {}
+        target.staged([2])
+        with pytest.raises(UnavailableError, match="max_prepared_transactions"):
+            target.staged([3], checkpoint=2)
+        assert target.unfinished() == [(1, 1, 0, 0)]
+
+
+def test_a_server_that_is_cut_off(target) -> None:
+    """A network that drops everything is noticed in about a minute, or after the wait for a lock; an address may say otherwise."""
+    options = (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT, socket.TCP_USER_TIMEOUT)
+    dsn = target.address()
+    for server, expected in (
+        (PostgresServer(dsn), [30, 10, 3, 60_000]),
+        (PostgresServer(psycopg.conninfo.make_conninfo(dsn, keepalives_idle=77)), [77, 10, 3, 60_000]),
+        (PostgresServer(dsn, lock_timeout_s=300), [30, 10, 3, 330_000]),
+    ):
+        with server.session() as session, socket.socket(fileno=os.dup(session.connection.fileno())) as probe:
+            assert [probe.getsockopt(socket.IPPROTO_TCP, each) for each in options] == expected
+
+
+def test_a_schema_without_a_name() -> None:
+    """It is refused when the sink is made, without a server."""
+    with pytest.raises(ConfigError, match="schema ''"):
+        Postgres("postgresql://nowhere/x", "results", schema="")

@@ -13,8 +13,8 @@ import psycopg
 import pyarrow as pa
 import pymysql
 import pytest
-from postgres_targets import PostgresUpsert, fresh
 from sink_targets import rows_in_table
+from sql_targets import PostgresUpsert, fresh
 
 from penstock.errors import BadRecordError, CommitLostError, ConfigError, UnavailableError
 from penstock.sinks import Delivery, SQLUpsert, TransactionContext
@@ -430,7 +430,7 @@ def committed_in_order(connect: Any, style: str, staging: Path) -> None:
     with pytest.raises(BadRecordError, match=r"refuses the row \{'id': 5"):
         task(sink, [(2, 1, "A", 1), (5, 1, "E", -1)], FAMILY_SCHEMA)
     sink.commit_all(good)
-    with pytest.raises(CommitLostError, match=r"refuses the row \{'id': 4.*change the target"):
+    with pytest.raises(CommitLostError, match=r"refuses the row \{'id': 4.*Change the target"):
         sink.commit(bad)
 
 
@@ -486,7 +486,7 @@ def refused_by_the_commit_itself(connect: Any, staging: Path) -> None:
         task(SQLUpsert(connect, "results", KEY), [("a", 1, 99)])
     staged = SQLUpsert(connect, "results", KEY, visible="with the checkpoint", staging=staging)
     prepared = task(staged, [("a", 1, 99)])
-    with pytest.raises(CommitLostError, match="change the target"):
+    with pytest.raises(CommitLostError, match="Change the target"):
         staged.commit(prepared)
     with connect() as database:
         database.execute("INSERT INTO parents VALUES (99)")
@@ -543,7 +543,7 @@ def test_a_table_that_was_changed_before_the_commit(path: Path, tmp_path: Path) 
     sink = sink_on(path, visible="with the checkpoint", staging=tmp_path / "staging")
     prepared = task(sink, [("a", 1, 100)])
     remade(path, WITH_A_RULE)
-    with pytest.raises(CommitLostError, match=r"refuses the row \{'app': 'a'.*hands them over first"):
+    with pytest.raises(CommitLostError, match=r"refuses the row \{'app': 'a'.*commits them first"):
         sink.commit(prepared)
     remade(path, "CREATE TABLE results (app TEXT, day INTEGER, n INTEGER, PRIMARY KEY (app, day))")
     sink.commit(prepared)

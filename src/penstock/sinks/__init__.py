@@ -11,8 +11,8 @@ from penstock.sinks.files.sink import Files
 from penstock.sinks.functions.foreach import Foreach
 from penstock.sinks.functions.write_ahead_log import WriteAheadLog
 from penstock.sinks.kafka.sink import Kafka
-from penstock.sinks.mysql.sink import MariaDB, MySQL
-from penstock.sinks.postgres.sink import Postgres
+from penstock.sinks.sql.mysql.sink import MariaDB, MySQL
+from penstock.sinks.sql.postgres.sink import Postgres
 from penstock.sinks.sqlite.sink import SQLite
 from penstock.sinks.two_phase_commit import Delivery, Transaction, TransactionContext, TwoPhaseCommitSink
 

@@ -12,10 +12,10 @@ import pyarrow as pa
 
 from penstock.errors import BadRecordError, ConfigError, UnavailableError
 from penstock.optional_package import optional_package
+from penstock.sinks.bad_rows import refuse_large, value_bytes
 from penstock.sinks.by_key.redis_fence import PREFIX, check_fence, write_fenced
 from penstock.sinks.by_key.redis_rows import KeyTemplate, RedisForm, check_column, stored_as_text
 from penstock.sinks.by_key.sink import AT_ONCE, KeyedWriter, Origin, UpsertSink
-from penstock.sinks.size_limits import refuse_large, value_bytes
 
 ROWS_PER_CALL = 500
 LONGEST_VALUE_BYTES = 512 << 20

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.errors import BadRecordError, ConfigError
+from penstock.sinks.bad_rows import refuse_null_keys
 from penstock.sinks.json_text import json_lines, unsupported_in_json
 from penstock.sinks.sqlite.values import storage_batch, storage_class
 
@@ -50,13 +51,7 @@ class KeyTemplate:
 
     def texts(self, stored: pa.RecordBatch) -> pa.Array:
         """The key of each row; a null in it is refused."""
-        for name in self.columns:
-            if stored.column(name).null_count:
-                raise BadRecordError(
-                    f"column {name!r} is part of the key {self.template!r}, but is null in {stored.column(name).null_count} rows; "
-                    "filter or fill them before write_to",
-                    column=name,
-                )
+        refuse_null_keys(stored, self.columns, repr(self.template))
         pieces: list[pa.Array | pa.Scalar] = []
         for literal, column, _, _ in self.parts:
             pieces.append(pa.scalar(literal, pa.large_string()))

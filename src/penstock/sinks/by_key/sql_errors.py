@@ -10,7 +10,7 @@ import sqlite3
 from typing import Any
 
 from penstock.sinks.by_key.sql_upsert_statement import is_of_mysql
-from penstock.sinks.mysql.codes import REFUSED_ROWS
+from penstock.sinks.sql.mysql.errors import REFUSED_ROWS
 
 _BAD_ROWS = {"IntegrityError", "DataError", "ProgrammingError", "NotSupportedError", "InterfaceError",
     "TypeError", "ValueError", "OverflowError"}  # fmt: skip

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.errors import BadRecordError, ConfigError, PenstockError, UnavailableError
+from penstock.sinks.bad_rows import refuse_null_keys
 from penstock.sinks.by_key.sink import AT_ONCE, KeyedWriter, Origin, UpsertSink
 from penstock.sinks.by_key.sql_errors import is_bad_row, is_refused_alone
 from penstock.sinks.by_key.sql_upsert_statement import (
@@ -24,7 +25,8 @@ from penstock.sinks.by_key.sql_upsert_statement import (
     paramstyle_of,
 )
 from penstock.sinks.functions.user_function import checked_function, shown_function
-from penstock.sinks.json_text import json_texts, unsupported_in_json
+from penstock.sinks.json_text import json_texts
+from penstock.sinks.tables import check_columns
 
 _LONGEST_ROW = 500
 
@@ -88,33 +90,12 @@ class SQLWriter(KeyedWriter):
 
     def check(self, schema: pa.Schema) -> None:
         """Refuse columns that do not fit; the database itself looks at the statements, without a change."""
-        repeated = sorted({name for name in schema.names if schema.names.count(name) > 1})
-        missing = [name for name in self._key if name not in schema.names]
-        if repeated or missing:
-            raise ConfigError(
-                f"key names {missing}, but the columns are {schema.names}"
-                if missing
-                else f"columns appear more than once: {repeated}",
-                columns=missing or repeated,
-            )
-        for field in schema:
-            part = unsupported_in_json(field.type)
-            if part is not None or (field.name in self._key and pa.types.is_nested(field.type)):
-                raise ConfigError(
-                    f"column {field.name!r} of type {field.type} cannot be written; cast or drop it",
-                    column=field.name,
-                )
+        check_columns(schema, self._key, target=f"table {self._table!r}")
         self._check_table(schema)
 
     def prepare(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Values that a driver takes: lists and structs become JSON; a null in the key is refused."""
-        for name in self._key:
-            if batch.column(name).null_count:
-                raise BadRecordError(
-                    f"column {name!r} is part of the key of table {self._table!r}, but is null in {batch.column(name).null_count} rows; "
-                    "filter or fill them before write_to",
-                    column=name,
-                )
+        refuse_null_keys(batch, self._key, f"of table {self._table!r}")
         columns = [_plain(field, column) for field, column in zip(batch.schema, batch.columns, strict=True)]
         return pa.RecordBatch.from_arrays(columns, names=batch.schema.names)
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from penstock.errors import ConfigError
+from penstock.sinks.tables import quoted_name
 
 ON_CONFLICT = "on conflict"
 ON_DUPLICATE_KEY = "on duplicate key"
@@ -83,8 +84,8 @@ class UpsertStatement:
         return self._paramstyle in {"format", "pyformat"}
 
     def _quoted(self, name: str) -> str:
-        name = name.replace(self._quote, self._quote * 2)
-        return self._quote + (name.replace("%", "%%") if self._doubles else name) + self._quote
+        quoted = quoted_name(name, mark=self._quote)
+        return quoted.replace("%", "%%") if self._doubles else quoted
 
     def _names(self, columns: Sequence[str]) -> str:
         return ", ".join(map(self._quoted, columns))

@@ -28,13 +28,14 @@ import pyarrow.compute as pc
 import pyarrow.parquet
 
 from penstock.clock import SYSTEM_CLOCK
-from penstock.errors import BadRecordError, CommitLostError, ConfigError, PenstockError, UnavailableError
+from penstock.errors import BadRecordError, ConfigError, PenstockError, UnavailableError
 from penstock.optional_package import optional_package
 from penstock.sinks.delta.table import check_table, create_table, never_null, refuse_nulls
 from penstock.sinks.files.hive_partitions import NULL_VALUE
 from penstock.sinks.files.sink import MOVING, Files
 from penstock.sinks.files.staged_files import Manifest, StagedFile, name_prefix
 from penstock.sinks.staged.staging import StagedTransaction, storage_errors
+from penstock.sinks.transaction import refused
 from penstock.sinks.two_phase_commit import Transaction
 from penstock.storage.file_system import sync_file, sync_folder
 
@@ -155,12 +156,14 @@ class DeltaLake(Files):
             check_table(_package(), table, content.schema_arrow, tuple(partition))
             refuse_nulls(table, content.metadata, partition)
         except ConfigError as error:
-            raise CommitLostError(
-                f"transaction {transaction.name} cannot be committed to the Delta table {self.path}, which was changed since its rows were "
-                f"written: {error}. Its files stay where they are. Change the table back, then start the job again: it commits them first",
-                transaction=transaction.name,
+            where = f"the Delta table {self.path}, which was changed since its rows were written"
+            raise refused(
+                transaction,
+                where=where,
+                cause=error,
+                kept="Its files stay where they are",
+                repair="Change the table back",
                 path=str(self.path),
-                cause=str(error),
             ) from error
 
     def _is_recorded(self, transaction: StagedTransaction) -> bool:

@@ -30,7 +30,7 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
-from penstock.errors import CommitLostError, ConfigError, InternalError
+from penstock.errors import CommitLostError, ConfigError
 from penstock.sinks.files import hive_partitions
 from penstock.sinks.files.formats import file_format
 from penstock.sinks.files.partition_folders import PartitionFolders
@@ -45,6 +45,7 @@ from penstock.sinks.staged.staging import (
     names_in,
     storage_errors,
 )
+from penstock.sinks.transaction import begun, is_open, lost
 from penstock.sinks.two_phase_commit import Transaction, TransactionContext, TwoPhaseCommitSink
 from penstock.storage.file_system import sync_folder
 
@@ -149,7 +150,7 @@ class Files(TwoPhaseCommitSink):
     def abort(self, transaction: Transaction) -> None:
         """Delete what is staged, and take back what a commit that never finished has moved."""
         target = StagedTransaction.read(transaction)
-        if self._writing is not None and self._writing.transaction.name == target.name:
+        if self._writing is not None and is_open(self._writing, target):
             self._writing.discard()
             self._writing = None
         folder = self._staging(target)
@@ -191,12 +192,7 @@ class Files(TwoPhaseCommitSink):
         return bool(self._log(transaction.job, transaction.sink).committed([transaction]))
 
     def _begun(self, transaction: Transaction) -> StagedFiles:
-        name = StagedTransaction.read(transaction).name
-        if self._writing is None or self._writing.transaction.name != name:
-            raise InternalError(
-                f"{self!r} was asked to write to {name}, which it did not begin", transaction=name
-            )
-        return self._writing
+        return begun(self, self._writing, transaction)
 
     def _claim(self, transaction: StagedTransaction) -> Manifest | None:
         """Begin, or go on with, the move; None when a commit before did it all."""
@@ -246,17 +242,11 @@ class Files(TwoPhaseCommitSink):
                 folder.rmdir()
 
     def _lost(self, transaction: StagedTransaction, why: str) -> CommitLostError:
-        return CommitLostError(
-            f"transaction {transaction.name} cannot be committed to {self.path}: {why}. A completed "
-            "checkpoint promised "
-            f"its {transaction.rows} rows, so they are missing from the output. Look for its files below "
-            f"{self._owner(transaction.job, transaction.sink)}; if the sink's path was changed, start the "
-            "job once with the "
-            "old path; otherwise restore an older checkpoint",
-            transaction=transaction.name,
-            path=str(self.path),
-            rows=transaction.rows,
+        look = (
+            f"Look for its files below {self._owner(transaction.job, transaction.sink)}; if the sink's path was changed, start the job "
+            "once with the old path"
         )
+        return lost(transaction, where=self.path, why=why, look=look, path=str(self.path))
 
 
 def _check_sizes(folder: Path, manifest: Manifest) -> None:

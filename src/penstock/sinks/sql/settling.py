@@ -5,36 +5,24 @@ A transaction that is neither prepared nor staged was committed if its proof is 
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 
-from penstock.sinks.sql.records import Records, SqlSession
+from penstock.sinks.sql.records import Records
+from penstock.sinks.sql.server import SqlServer, SqlSession
+from penstock.sinks.sql.table import TargetTable
 from penstock.sinks.sql.transaction import STAGED, SqlTransaction, lost
 
 
-class Settling(ABC):
-    """One session of the driver. A server says how it commits what is prepared and how it moves what is staged."""
+class Settling:
+    """One session of the driver."""
 
-    def __init__(self, session: SqlSession, where: str) -> None:
-        self.records = Records(session)
+    def __init__(self, server: SqlServer, session: SqlSession, table: TargetTable) -> None:
         self._session = session
-        self._where = where
-
-    @abstractmethod
-    def settle(self, verb: str, transaction: SqlTransaction) -> bool:
-        """COMMIT or ROLLBACK a prepared transaction; False if there is none of this name."""
-
-    @abstractmethod
-    def end_writer(self, transaction: SqlTransaction) -> None:
-        """End the session of an attempt that is still writing, if there is one."""
-
-    @abstractmethod
-    def prepared(self, job: str, sink: str) -> Iterable[str]:
-        """The `numbers` of what is prepared of this job and sink in this database."""
-
-    @abstractmethod
-    def move(self, number: int, staged_in: str) -> None:
-        """Insert the staged rows with this number into the target."""
+        self._table = table
+        self._two_phase = server.two_phase(session)
+        self._schema = table.found_schema(session)
+        self._records = Records(session, self._schema)
+        self._where = str(server)
 
     def commit_all(self, transactions: Iterable[SqlTransaction]) -> None:
         """Commit prepared ones one by one, and all staged ones that follow each other in one transaction."""
@@ -45,27 +33,28 @@ class Settling(ABC):
                 continue
             self._move_all(staged)
             staged = []
-            if not self.settle("COMMIT", transaction) and not self.records.is_recorded(transaction):
+            settled = self._two_phase.settle("COMMIT", transaction)
+            if not settled and not self._records.is_recorded(transaction):
                 raise lost(transaction, self._where, "it is neither prepared nor recorded as committed")
         self._move_all(staged)
 
     def abort(self, transaction: SqlTransaction) -> None:
         """Roll back, or delete what is staged; a session that is still writing is ended."""
-        self.end_writer(transaction)
+        self._two_phase.end_writer(transaction)
         if transaction.how != STAGED:
-            self.settle("ROLLBACK", transaction)
+            self._two_phase.settle("ROLLBACK", transaction)
             return
         with self._session.transaction():
-            waiting = self.records.registered(transaction)
+            waiting = self._records.registered(transaction)
             if waiting is not None:
-                self.records.take_away(*waiting)
+                self._records.take_away(*waiting)
 
-    def found(self, job: str, sink: str) -> list[SqlTransaction]:
+    def found(self, job: str, sink: str, *, only_staged: bool) -> list[SqlTransaction]:
         """List what is prepared in this database and what is staged beside the table."""
-        names = [f"{job}.{sink}.{numbers}" for numbers in sorted(self.prepared(job, sink))]
-        prepared = [SqlTransaction.parse(job, sink, name) for name in names]
-        staged = self.records.staged_of(job, sink)
-        waiting = [SqlTransaction(job, sink, *numbers, how=STAGED) for numbers in staged]
+        numbers = sorted(self._two_phase.prepared(job, sink, needed=not only_staged))
+        prepared = [SqlTransaction.parse(job, sink, f"{job}.{sink}.{each}") for each in numbers]
+        staged = self._records.staged_of(job, sink)
+        waiting = [SqlTransaction(job, sink, *each, how=STAGED) for each in staged]
         return [*(each for each in prepared if each is not None), *waiting]
 
     def _move_all(self, transactions: Sequence[SqlTransaction]) -> None:
@@ -76,13 +65,18 @@ class Settling(ABC):
                 self._move_once(transaction)
 
     def _move_once(self, transaction: SqlTransaction) -> None:
-        waiting = self.records.registered(transaction)
+        waiting = self._records.registered(transaction)
         if waiting is None:
-            if not self.records.is_recorded(transaction):
+            if not self._records.is_recorded(transaction):
                 raise lost(transaction, self._where, "it is neither staged nor recorded as committed")
             return
-        self.move(*waiting)
-        rows = self.records.take_away(*waiting)
+        self._move(*waiting)
+        rows = self._records.take_away(*waiting)
         if transaction.rows is not None and rows != transaction.rows:
             raise lost(transaction, self._where, f"{rows} of its rows are staged in {waiting[1]}")
-        self.records.record(transaction, rows)
+        self._records.record(transaction, rows)
+
+    def _move(self, number: int, staged_in: str) -> None:
+        staged = self._session.quoted(self._schema, staged_in)
+        columns = self._table.staged_columns(self._session, self._schema, staged_in)
+        self._session.change(self._table.insert_sql(staged, columns, number))

@@ -8,19 +8,21 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from typing import Final, Literal, NamedTuple
 
 from penstock.errors import CommitLostError, ConfigError
-from penstock.sinks.staged.staging import StagedTransaction
-from penstock.sinks.table_mode import checked_mode
+from penstock.sinks import transaction as named
+from penstock.sinks.tables import checked_mode
+from penstock.sinks.transaction import NamedTransaction
 
-PREPARED = "prepared"
-STAGED = "staged"
+PREPARED: Final = "prepared"
+STAGED: Final = "staged"
 
 
-class SqlTransaction(StagedTransaction, frozen=True, kw_only=True):
-    """One transaction as the checkpoint stores it; `how` it waits for its commit stays true when settings change."""
+class SqlTransaction(NamedTransaction, frozen=True, kw_only=True):
+    """One whose rows wait in the server, prepared or in a table; `how` stays true when settings change."""
 
-    how: str = PREPARED
+    how: Literal["prepared", "staged"] = PREPARED
 
     @property
     def numbers(self) -> str:
@@ -33,17 +35,23 @@ def owner_digest(*parts: str) -> str:
     return hashlib.blake2s("\0".join(parts).encode(), digest_size=8).hexdigest()
 
 
-def checked_way(
-    mode: str, key: Sequence[str] | str | None, transactions: str | None
-) -> tuple[str, tuple[str, ...], str]:
-    """Return the mode, the columns of the key, and how transactions wait for their commit."""
+class Way(NamedTuple):
+    """How rows go into a table: the mode, the columns of the key, and how transactions wait for their commit."""
+
+    mode: str
+    key: tuple[str, ...]
+    transactions: str
+
+
+def checked_way(mode: str, key: Sequence[str] | str | None, transactions: str | None) -> Way:
+    """Refuse what makes no sense; say what was left out."""
     if mode in {PREPARED, STAGED}:
         raise ConfigError(
             f"mode {mode!r} is not known; mode is 'append' or 'upsert', and how rows wait for their commit is transactions={mode!r}",
             mode=mode,
         )
     checked, columns = checked_mode(mode, key)
-    return checked, columns, _checked_transactions(transactions, checked)
+    return Way(checked, columns, _checked_transactions(transactions, checked))
 
 
 def _checked_transactions(transactions: str | None, mode: str) -> str:
@@ -65,7 +73,7 @@ def _checked_transactions(transactions: str | None, mode: str) -> str:
     return transactions
 
 
-def checked_identifier(setting: str, value: object, *, longest: int) -> str:
+def checked_identifier(setting: str, value: object, *, longest_bytes: int) -> str:
     """Return a name of a table or schema; it is taken letter by letter, and none of Penstock's own."""
     if not isinstance(value, str) or not value or "\0" in value or value.lower().startswith("_penstock"):
         raise ConfigError(
@@ -73,9 +81,9 @@ def checked_identifier(setting: str, value: object, *, longest: int) -> str:
             setting=setting,
             value=value,
         )
-    if len(value.encode()) > longest:
+    if len(value.encode()) > longest_bytes:
         raise ConfigError(
-            f"{setting} {value!r} is longer than the {longest} bytes that the server keeps of a name",
+            f"{setting} {value!r} is longer than the {longest_bytes} bytes that the server keeps of a name",
             setting=setting,
             value=value,
         )
@@ -84,10 +92,5 @@ def checked_identifier(setting: str, value: object, *, longest: int) -> str:
 
 def lost(transaction: SqlTransaction, where: str, why: str) -> CommitLostError:
     """Say that a promised commit cannot be made."""
-    return CommitLostError(
-        f"transaction {transaction.name} cannot be committed in {where}: {why}. A completed checkpoint promised its "
-        f"{transaction.rows} rows, so they are missing from the table. If the sink's address, schema or table was changed, "
-        "start the job once with the old one; otherwise restore an older checkpoint",
-        transaction=transaction.name,
-        rows=transaction.rows,
-    )
+    look = "If the sink's address, schema or table was changed, start the job once with the old one"
+    return named.lost(transaction, where=where, why=why, look=look)

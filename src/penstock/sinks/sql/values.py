@@ -1,11 +1,14 @@
-"""What the sinks for SQL servers share about types of columns. Executors; the types also on the driver."""
+"""What the sinks for SQL servers share about values and the types of columns. Executors; the types also on the driver."""
 
 from __future__ import annotations
 
+import enum
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import pyarrow as pa
 
+from penstock.errors import BadRecordError
 from penstock.sinks.json_text import check_years
 
 
@@ -15,6 +18,78 @@ class SqlType:
 
     name: str
     fitting: frozenset[str]
+
+
+def sql_type(name: str, *fitting: str) -> SqlType:
+    """Make one."""
+    return SqlType(name, frozenset(fitting))
+
+
+class Kind(enum.Enum):
+    """What a column of Arrow holds, as far as SQL tells it apart."""
+
+    WHOLE = enum.auto()
+    SINGLE = enum.auto()
+    DOUBLE = enum.auto()
+    DECIMAL = enum.auto()
+    BOOLEAN = enum.auto()
+    DATE = enum.auto()
+    TIME = enum.auto()
+    LOCAL_TIMESTAMP = enum.auto()
+    INSTANT = enum.auto()
+    DURATION = enum.auto()
+    BYTES = enum.auto()
+    NESTED = enum.auto()
+    NULL = enum.auto()
+    TEXT = enum.auto()
+
+
+def kind_of(data_type: pa.DataType) -> Kind:
+    """Say what a column holds; whatever else there is goes as text."""
+    types = pa.types
+    if types.is_dictionary(data_type):
+        return kind_of(data_type.value_type)
+    if types.is_timestamp(data_type):
+        return Kind.LOCAL_TIMESTAMP if data_type.tz is None else Kind.INSTANT
+    for matches, kind in (
+        (types.is_integer, Kind.WHOLE),
+        (types.is_float64, Kind.DOUBLE),
+        (types.is_floating, Kind.SINGLE),
+        (types.is_decimal, Kind.DECIMAL),
+        (types.is_boolean, Kind.BOOLEAN),
+        (types.is_date, Kind.DATE),
+        (types.is_time, Kind.TIME),
+        (types.is_duration, Kind.DURATION),
+        (is_bytes, Kind.BYTES),
+        (types.is_nested, Kind.NESTED),
+        (types.is_null, Kind.NULL),
+    ):
+        if matches(data_type):
+            return kind
+    return Kind.TEXT
+
+
+Conversions = Mapping[Kind, Callable[[pa.Array], pa.Array]]
+"""Of the kinds that a server does not take as they are."""
+
+
+def converted(batch: pa.RecordBatch, conversions: Conversions, server: str) -> Iterator[pa.Array]:
+    """The columns of a batch as the server takes them."""
+    for field, column in zip(batch.schema, batch.columns, strict=True):
+        plain = column.cast(column.type.value_type) if pa.types.is_dictionary(column.type) else column
+        convert = conversions.get(kind_of(plain.type))
+        try:
+            yield plain if convert is None else convert(plain)
+        except (pa.ArrowException, BadRecordError) as error:
+            raise BadRecordError(
+                f"column {field.name!r} of type {field.type} holds a value that {server} cannot store: {error}",
+                column=field.name,
+            ) from error
+
+
+def as_text(column: pa.Array) -> pa.Array:
+    """Write values as Arrow does."""
+    return column.cast(pa.string())
 
 
 _DIGITS = {"s": 0, "ms": 3, "us": 6, "ns": 6}
@@ -71,4 +146,4 @@ def is_bytes(data_type: pa.DataType) -> bool:
 def date_texts(column: pa.Array) -> pa.Array:
     """Write dates in ISO 8601."""
     check_years(column.cast(pa.date32()).view(pa.int32()), units_per_day=1)
-    return column.cast(pa.string())
+    return as_text(column)

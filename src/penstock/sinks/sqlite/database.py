@@ -13,7 +13,6 @@ import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from penstock.errors import CommitLostError, ConfigError, PenstockError, UnavailableError
 from penstock.sinks.staged.staging import StagedTransaction
@@ -69,13 +68,13 @@ def write_transaction(path: Path, busy_timeout_s: float) -> Iterator[sqlite3.Con
 
 def record(database: sqlite3.Connection, transaction: StagedTransaction, rows: int) -> None:
     """Write down that a transaction is committed, in the SQLite transaction that inserts its rows."""
-    database.execute(_RECORD, [*_identity(transaction), rows])
+    database.execute(_RECORD, [*transaction.identity, rows])
 
 
 def is_recorded(database: sqlite3.Connection, transaction: StagedTransaction) -> bool:
     """Tell whether a transaction was committed."""
     exists = database.execute("SELECT 1 FROM sqlite_master WHERE name = '_penstock_commits'").fetchone()
-    return exists is not None and database.execute(_FIND, _identity(transaction)).fetchone() is not None
+    return exists is not None and database.execute(_FIND, transaction.identity).fetchone() is not None
 
 
 @contextmanager
@@ -107,8 +106,3 @@ def _translated(
     if code in _MAY_PASS:
         for_good, follows = UnavailableError, "it is tried again; check who locks it, space and permissions"
     return for_good(f"SQLite database {path}: {error}; {follows}", path=str(path), cause=str(error))
-
-
-def _identity(transaction: StagedTransaction) -> tuple[Any, ...]:
-    of = transaction
-    return (of.job, of.sink, of.run, of.checkpoint, of.subtask, of.attempt, of.token)

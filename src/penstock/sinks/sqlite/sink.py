@@ -18,7 +18,7 @@ from typing import Any
 import pyarrow as pa
 
 from penstock.errors import BadRecordError, CommitLostError, ConfigError
-from penstock.sinks.size_limits import refuse_large, row_bytes
+from penstock.sinks.bad_rows import bad_record, refuse_large, row_bytes, shown_row
 from penstock.sinks.sqlite import database as sqlite_database
 from penstock.sinks.sqlite.rehearsal import Remembering, first_refused
 from penstock.sinks.sqlite.table import TargetTable
@@ -30,12 +30,11 @@ from penstock.sinks.staged.staging import (
     make_private,
     storage_errors,
 )
-from penstock.sinks.table_mode import checked_mode
+from penstock.sinks.tables import checked_mode
 from penstock.sinks.two_phase_commit import Transaction
 from penstock.storage.file_system import sync_folder
 from penstock.storage.mounts import refuse_stale_listings
 
-_SHOWN_CHARACTERS = 500
 LONGEST_ROW_BYTES = 999_000_000
 """SQLite takes 1,000,000,000 bytes in a row, with its own frame."""
 
@@ -100,12 +99,7 @@ class SQLite(StagedSink):
         refused = first_refused(create_sql, self.table.rehearsal_sql(names), len(names), values)
         if refused is not None:
             row, error = dict(zip(names, refused[0], strict=True)), refused[1]
-            raise BadRecordError(
-                f"table {self.table.name!r} of {self.path} would refuse a row: {error}; the row is {_shown(row)}. Filter or repair "
-                "such rows before write_to",
-                table=self.table.name,
-                row=row,
-            ) from error
+            raise bad_record(f"{self.table.name!r} of {self.path}", str(error), row) from error
 
     def commit(self, transaction: Transaction) -> None:
         """Insert the rows, once."""
@@ -144,7 +138,7 @@ class SQLite(StagedSink):
                 first = column.is_null().to_pylist().index(True)
                 raise BadRecordError(
                     f"column {name!r} of table {self.table.name!r} refuses NULL, but here is a row with it: "
-                    f"{_shown(rows.slice(first, 1).to_pylist()[0])}; filter or fill such rows before "
+                    f"{shown_row(rows.slice(first, 1).to_pylist()[0])}; filter or fill such rows before "
                     "write_to",
                     table=self.table.name,
                     column=name,
@@ -186,7 +180,7 @@ class SQLite(StagedSink):
     def _refused(self, row: dict[str, Any], error: sqlite3.Error) -> CommitLostError:
         return CommitLostError(
             f"a row cannot be committed to table {self.table.name!r} of {self.path}: {error}; the row is "
-            f"{_shown(row)}. Nothing of this commit was kept, its rows stay staged below {self.staging}. Remove the "
+            f"{shown_row(row)}. Nothing of this commit was kept, its rows stay staged below {self.staging}. Remove the "
             "row in the table "
             "that it collides with, or the constraint, then start the job again: it commits them first",
             table=self.table.name,
@@ -203,8 +197,3 @@ def _checked_table(table: str) -> str:
             table=table,
         )
     return table
-
-
-def _shown(row: dict[str, Any]) -> str:
-    text = ", ".join(f"{name}={value!r}" for name, value in row.items())
-    return text if len(text) <= _SHOWN_CHARACTERS else text[:_SHOWN_CHARACTERS] + "..."

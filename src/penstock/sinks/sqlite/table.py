@@ -9,8 +9,8 @@ from collections.abc import Sequence
 import pyarrow as pa
 
 from penstock.errors import ConfigError
-from penstock.sinks.json_text import unsupported_in_json
 from penstock.sinks.sqlite.values import is_plain_text, storage_class
+from penstock.sinks.tables import check_columns, check_declared, quoted_name
 
 # Which declared affinities keep a value as it is (https://sqlite.org/datatype3.html, section 3).
 _KEPT_BY = {
@@ -21,11 +21,6 @@ _KEPT_BY = {
 }
 _RULES = re.compile(r"\b(CHECK|STRICT)\b", re.IGNORECASE)
 """Where one of these stands in a table's definition it may refuse a value; as a name it costs time and does no harm."""
-
-
-def quoted(identifier: str) -> str:
-    """Quote a name for SQL."""
-    return '"' + identifier.replace('"', '""') + '"'
 
 
 class TargetTable:
@@ -39,13 +34,13 @@ class TargetTable:
         """Create the table if it is missing; without NOT NULL, SQLite would take any number of NULL keys."""
         key = {name.lower() for name in self.key}
         parts = [
-            f"{quoted(field.name)} "
+            f"{quoted_name(field.name)} "
             f"{storage_class(field.type)}{' NOT NULL' if field.name.lower() in key else ''}"
             for field in columns
         ]
         if self.key:
-            parts.append(f"PRIMARY KEY ({', '.join(map(quoted, self.key))})")
-        return f"CREATE TABLE IF NOT EXISTS {quoted(self.name)} ({', '.join(parts)})"
+            parts.append(f"PRIMARY KEY ({', '.join(map(quoted_name, self.key))})")
+        return f"CREATE TABLE IF NOT EXISTS {quoted_name(self.name)} ({', '.join(parts)})"
 
     def rules_sql(self, database: sqlite3.Connection) -> str | None:
         """How the table was made, if it asks more of a value than not to be null; None if there is none, or it does not."""
@@ -60,38 +55,25 @@ class TargetTable:
         if not self.key:
             return insert
         key = {name.lower() for name in self.key}
-        changes = [f"{quoted(name)} = excluded.{quoted(name)}" for name in columns if name.lower() not in key]
+        changes = [
+            f"{quoted_name(name)} = excluded.{quoted_name(name)}"
+            for name in columns
+            if name.lower() not in key
+        ]
         action = f"UPDATE SET {', '.join(changes)}" if changes else "NOTHING"
-        return f"{insert} ON CONFLICT ({', '.join(map(quoted, self.key))}) DO {action}"
+        return f"{insert} ON CONFLICT ({', '.join(map(quoted_name, self.key))}) DO {action}"
 
     def rehearsal_sql(self, columns: Sequence[str]) -> str:
         """Insert one row into a table that may lack the indexes of this one, where no other row is in the way."""
         return self._insert("INSERT OR REPLACE", columns)
 
     def _insert(self, verb: str, columns: Sequence[str]) -> str:
-        names = ", ".join(map(quoted, columns))
-        return f"{verb} INTO {quoted(self.name)} ({names}) VALUES ({', '.join('?' * len(columns))})"
+        names = ", ".join(map(quoted_name, columns))
+        return f"{verb} INTO {quoted_name(self.name)} ({names}) VALUES ({', '.join('?' * len(columns))})"
 
     def check_columns(self, schema: pa.Schema) -> None:
         """Refuse columns that no table can hold, and keys that are not among them."""
-        lowered = [name.lower() for name in schema.names]
-        repeated = sorted({name for name in lowered if lowered.count(name) > 1})
-        if repeated:
-            raise ConfigError(
-                f"columns appear more than once (SQLite ignores case): {repeated}; rename them",
-                columns=repeated,
-            )
-        missing = [name for name in self.key if name.lower() not in lowered]
-        if missing:
-            raise ConfigError(f"key names {missing}, but the columns are {schema.names}", columns=missing)
-        for field in schema:
-            part = unsupported_in_json(field.type)
-            if part is not None or (field.name in self.key and pa.types.is_nested(field.type)):
-                raise ConfigError(
-                    f"column {field.name!r} of type {field.type} cannot be written to SQLite"
-                    f"{' as a key' if part is None else f': there is no form for {part}'}; cast or drop it",
-                    column=field.name,
-                )
+        check_columns(schema, self.key, target="SQLite", ignores_case=True)
 
     def check_existing(self, database: sqlite3.Connection, schema: pa.Schema) -> list[str]:
         """Compare with the table, if there is one; returns its columns that refuse NULL."""
@@ -110,33 +92,16 @@ class TargetTable:
             raise ConfigError(
                 f"mode='upsert' needs a primary key or unique index on exactly {list(self.key)} of table "
                 f"{self.name!r}; run "
-                f"CREATE UNIQUE INDEX ... ON {quoted(self.name)} ({', '.join(map(quoted, self.key))})",
+                f"CREATE UNIQUE INDEX ... ON {quoted_name(self.name)} ({', '.join(map(quoted_name, self.key))})",
                 table=self.name,
                 key=list(self.key),
             )
         return [name for name, _, not_null, _, _ in declared if not_null]
 
     def _check_declared(self, schema: pa.Schema, declared: Sequence[tuple[str, str, int, int, int]]) -> None:
+        needs_value = {name: bool(not_null and not default) for name, _, not_null, default, _ in declared}
+        check_declared(schema, needs_value, table=self.name, shown=repr(self.name), ignores_case=True)
         types = {name.lower(): declared_type for name, declared_type, *_ in declared}
-        missing = [name for name in schema.names if name.lower() not in types]
-        if missing:
-            raise ConfigError(
-                f"table {self.name!r} has no column {', '.join(map(repr, missing))}; add it with ALTER "
-                "TABLE, "
-                f"or drop it before write_to (the table has {[name for name, *_ in declared]})",
-                table=self.name,
-                columns=missing,
-            )
-        written = {name.lower() for name in schema.names}
-        for name, _, not_null, has_default, _ in declared:
-            if not_null and not has_default and name.lower() not in written:
-                raise ConfigError(
-                    f"table {self.name!r} needs a value for {name!r} (NOT NULL, no default), but the "
-                    "columns written are "
-                    f"{schema.names}",
-                    table=self.name,
-                    column=name,
-                )
         for field in schema:
             _check_affinity(self.name, field, types[field.name.lower()])
 

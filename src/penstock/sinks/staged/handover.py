@@ -17,9 +17,10 @@ from abc import abstractmethod
 
 import pyarrow as pa
 
-from penstock.errors import BadRecordError, CommitLostError
+from penstock.errors import BadRecordError
 from penstock.sinks.staged.sink import StagedSink
 from penstock.sinks.staged.staging import StagedTransaction
+from penstock.sinks.transaction import refused
 from penstock.sinks.two_phase_commit import Transaction
 
 
@@ -46,9 +47,11 @@ class HandoverSink(StagedSink):
         try:
             self.hand_over(rows, staged)
         except BadRecordError as error:
-            raise CommitLostError(
-                f"{self!r} cannot hand over transaction {staged.name}, which a checkpoint promised: {error}. Its rows stay staged "
-                f"below {self.staging}; change the target so that it takes them, then start the job again: it hands them over first",
-                transaction=staged.name,
+            raise refused(
+                staged,
+                where=repr(self),
+                cause=error,
+                kept=f"Its rows stay staged below {self.staging}",
+                repair="Change the target so that it takes them",
                 staging=str(self.staging),
             ) from error

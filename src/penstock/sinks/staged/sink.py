@@ -8,31 +8,64 @@ How they are committed is what tells these sinks apart: see `handover` and `pens
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import msgspec
 import pyarrow as pa
 
-from penstock.errors import CommitLostError, InternalError
+from penstock.errors import CommitLostError
 from penstock.sinks.staged.commit_log import CommitLog
-from penstock.sinks.staged.rows import StagedRows
 from penstock.sinks.staged.staging import (
     PRIVATE_FOLDER,
     StagedTransaction,
     check_writable,
+    create_private,
     folders_up_to,
     local_path,
     make_private,
     names_in,
     storage_errors,
 )
+from penstock.sinks.transaction import begun, is_open, lost
 from penstock.sinks.two_phase_commit import Transaction, TransactionContext, TwoPhaseCommitSink
-from penstock.storage.file_system import sync_folder
+from penstock.storage.file_system import sync_file, sync_folder
 
 _SUFFIX = ".arrow"
+
+
+class StagedRows:
+    """Writes one file; it exists from the beginning, so that the transaction can be found and aborted."""
+
+    def __init__(self, transaction: StagedTransaction, path: Path) -> None:
+        self.transaction = transaction
+        self.path = path
+        self.rows = 0
+        create_private(path)
+        self._file: IO[bytes] = path.open("wb")
+        self._writer: pa.ipc.RecordBatchFileWriter | None = None
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        """Add rows."""
+        if self._writer is None:
+            self._writer = pa.ipc.new_file(self._file, batch.schema)
+        self._writer.write_batch(batch)
+        self.rows += batch.num_rows
+
+    def finish(self) -> None:
+        """Close the file and make it durable; without rows it stays empty."""
+        if self._writer is not None:
+            self._writer.close()
+        self._file.close()
+        sync_file(self.path)
+
+    def discard(self) -> None:
+        """Close the file, whatever the disk says; it is deleted by `abort`."""
+        with contextlib.suppress(OSError):
+            self._file.close()
 
 
 class StagedSink(TwoPhaseCommitSink):
@@ -83,7 +116,7 @@ class StagedSink(TwoPhaseCommitSink):
     def abort(self, transaction: Transaction) -> None:
         """Delete the staged file; nothing else exists before a commit."""
         target = StagedTransaction.read(transaction)
-        if self._writing is not None and self._writing.transaction.name == target.name:
+        if self._writing is not None and is_open(self._writing, target):
             self._writing.discard()
             self._writing = None
         self.delete_staged(target)
@@ -130,19 +163,8 @@ class StagedSink(TwoPhaseCommitSink):
         return self.staging / transaction.job / transaction.sink / (transaction.name + _SUFFIX)
 
     def _begun(self, transaction: Transaction) -> StagedRows:
-        name = StagedTransaction.read(transaction).name
-        if self._writing is None or self._writing.transaction.name != name:
-            raise InternalError(
-                f"{self!r} was asked to write to {name}, which it did not begin", transaction=name
-            )
-        return self._writing
+        return begun(self, self._writing, transaction)
 
     def _lost(self, transaction: StagedTransaction, why: str) -> CommitLostError:
-        return CommitLostError(
-            f"transaction {transaction.name} cannot be committed by {self!r}: {why}. A completed checkpoint promised its "
-            f"{transaction.rows} rows, so the target lacks them. Look for its file below {self.staging}; if staging was changed, "
-            "start the job once with the old one; otherwise restore an older checkpoint",
-            transaction=transaction.name,
-            staging=str(self.staging),
-            rows=transaction.rows,
-        )
+        look = f"Look for its file below {self.staging}; if staging was changed, start the job once with the old one"
+        return lost(transaction, where=repr(self), why=why, look=look, staging=str(self.staging))

@@ -1,11 +1,4 @@
-"""How a staged transaction is named, found again and made durable on a file system. Driver and executors.
-
-    <transaction_id>.<token>        page-views.views-out.3.41.0.7.9f86d081
-
-The token is drawn when the transaction begins. Run numbers start again when somebody deletes a job's
-storage and keeps its output; without the token the new life would meet the old life's proofs of commit and
-drop its rows as 'already there'.
-"""
+"""How what is staged is found again and made durable on a file system. Driver and executors."""
 
 from __future__ import annotations
 
@@ -16,14 +9,11 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Self
 
 import msgspec
 
-from penstock.errors import CommitLostError, ConfigError, CorruptStateError, UnavailableError
-from penstock.ids import checked_name
-from penstock.randomness import SYSTEM_RANDOMNESS, Randomness
-from penstock.sinks.two_phase_commit import Transaction, TransactionContext
+from penstock.errors import CommitLostError, ConfigError, UnavailableError
+from penstock.sinks.transaction import NamedTransaction
 from penstock.storage.file_system import sync_folder
 from penstock.storage.mounts import refuse_stale_listings
 
@@ -40,75 +30,10 @@ _NEVER_PASSES: Mapping[int | None, str] = {
     errno.EISDIR: _IN_THE_WAY,
     errno.ENOTEMPTY: _IN_THE_WAY,
 }
-_NUMBERS_AND_TOKEN = re.compile(r"(\d+)\.(\d+)\.(\d+)\.(\d+)\.([0-9a-f]{8})")
 
 
-class StagedTransaction(msgspec.Struct, frozen=True):
-    """One transaction as the checkpoint stores it; `rows` is known after `pre_commit`."""
-
-    job: str
-    sink: str
-    run: int
-    checkpoint: int
-    subtask: int
-    attempt: int
-    token: str
-    rows: int | None = None
-
-    @classmethod
-    def begin(cls, context: TransactionContext, randomness: Randomness = SYSTEM_RANDOMNESS) -> Self:
-        """Name a new transaction."""
-        return cls(
-            job=checked_name("job", context.job),
-            sink=checked_name("uid", context.sink),
-            run=context.run,
-            checkpoint=context.checkpoint,
-            subtask=context.subtask,
-            attempt=context.attempt,
-            token=randomness.token(8),
-        )
-
-    @classmethod
-    def read(cls, transaction: Transaction) -> Self:
-        """Check what came back from a checkpoint: it becomes a path, so nothing odd may be in it."""
-        try:
-            staged = msgspec.convert(dict(transaction), cls)
-            checked_name("job", staged.job)
-            checked_name("uid", staged.sink)
-        except (msgspec.ValidationError, ConfigError) as error:
-            raise CorruptStateError(
-                f"a sink's transaction in the checkpoint cannot be understood: {error}; restore an older "
-                "checkpoint",
-                transaction=dict(transaction),
-            ) from error
-        if StagedTransaction.parse(staged.job, staged.sink, staged.name) is None:
-            raise CorruptStateError(
-                f"a sink's transaction in the checkpoint has the impossible name {staged.name!r}; "
-                "restore an older checkpoint",
-                transaction=dict(transaction),
-            )
-        return staged
-
-    @classmethod
-    def parse(cls, job: str, sink: str, name: str) -> Self | None:
-        """Read `name` back; None when it is not one of this job and sink."""
-        prefix = f"{job}.{sink}."
-        found = _NUMBERS_AND_TOKEN.fullmatch(name.removeprefix(prefix)) if name.startswith(prefix) else None
-        if found is None:
-            return None
-        run, checkpoint, subtask, attempt = (int(number) for number in found.groups()[:4])
-        return cls(job, sink, run, checkpoint, subtask, attempt, found[5])
-
-    @property
-    def name(self) -> str:
-        """A file name that no other transaction has, in this life of the job or another."""
-        return (
-            f"{self.job}.{self.sink}.{self.run}.{self.checkpoint}.{self.subtask}.{self.attempt}.{self.token}"
-        )
-
-    def as_transaction(self) -> Transaction:
-        """Return the dictionary that goes into the checkpoint."""
-        return {field: value for field, value in msgspec.structs.asdict(self).items() if value is not None}
+class StagedTransaction(NamedTransaction, frozen=True):
+    """One whose rows wait in files until their checkpoint completes."""
 
 
 msgspec.json.Decoder(

@@ -1,4 +1,4 @@
-"""Rows that a table of a SQL server does not take: how they are refused and named in a message. Executors."""
+"""Rows that a target does not take, found out in the task, while the job can go back: how they are named and refused. Executors."""
 
 from __future__ import annotations
 
@@ -21,6 +21,17 @@ def refuse_changed(batch: pa.RecordBatch, table: str, changes: Iterable[Change])
         at = pc.index(changed, value=True).as_py()
         if at >= 0:
             raise bad_record(table, f"column {name!r}: {why}", row_at(batch, at))
+
+
+def refuse_null_keys(batch: pa.RecordBatch, columns: Iterable[str], key: str) -> None:
+    """Refuse rows without a value in one of these columns; `key` says what they belong to."""
+    for name in columns:
+        nulls = batch.column(name).null_count
+        if nulls:
+            raise BadRecordError(
+                f"column {name!r} is part of the key {key}, but is null in {nulls} rows; filter or fill them before write_to",
+                column=name,
+            )
 
 
 def row_at(batch: pa.RecordBatch, index: int) -> dict[str, Any]:
@@ -56,3 +67,32 @@ def bad_record(table: str, cause: str, row: Mapping[str, Any] | None) -> BadReco
         cause=cause,
         row=None if row is None else dict(row),
     )
+
+
+def value_bytes(batch: pa.RecordBatch) -> list[pa.Array]:
+    """The sizes in each column of texts or bytes; null counts nothing."""
+    return [
+        pc.fill_null(pc.binary_length(column), 0).cast(pa.int64())
+        for column in batch.columns
+        if pa.types.is_large_string(column.type) or pa.types.is_large_binary(column.type)
+    ]
+
+
+def row_bytes(batch: pa.RecordBatch) -> list[pa.Array]:
+    """The size of each row, texts and bytes only."""
+    sizes = value_bytes(batch)
+    total = sizes[:1]
+    for more in sizes[1:]:
+        total = [pc.add(total[0], more)]
+    return total
+
+
+def refuse_large(sizes: list[pa.Array], longest_bytes: int, what: str) -> None:
+    """Raise `BadRecordError` if one is larger than the target takes."""
+    largest = max((pc.max(size).as_py() or 0 for size in sizes), default=0)
+    if largest > longest_bytes:
+        raise BadRecordError(
+            f"{what} may have {longest_bytes} bytes, but one has {largest}; filter such rows before write_to",
+            size_bytes=largest,
+            limit_bytes=longest_bytes,
+        )

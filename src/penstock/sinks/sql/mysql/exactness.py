@@ -16,8 +16,8 @@ from collections.abc import Iterator, Sequence
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.sinks.mysql.table import Column
-from penstock.sinks.sql.bad_rows import Change
+from penstock.sinks.bad_rows import Change
+from penstock.sinks.sql.table import Column
 from penstock.sinks.sql.values import plain_texts
 
 _MEMBER = re.compile(r"'((?:[^']|'')*)'")

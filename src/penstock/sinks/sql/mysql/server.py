@@ -1,20 +1,22 @@
-"""A MySQL or MariaDB server as the sink talks to it: its address without the secret, sessions, errors. Driver and executors."""
+"""A MySQL or MariaDB server as the sink talks to it: its address without the secret, and sessions. Driver and executors."""
 
 from __future__ import annotations
 
 import os
+import re
 import socket
 import ssl
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
-from penstock.errors import ConfigError, PenstockError, UnavailableError
-from penstock.sinks.mysql.codes import MAY_PASS, REFUSED_FOR_EVER, REFUSED_LOGIN, REFUSED_ROWS
-from penstock.sinks.sql.bad_rows import bad_record
+from penstock.errors import ConfigError
+from penstock.sinks.sql.mysql.errors import MAY_NOT_RECOVER, MySQLErrors, code, pymysql_module
+from penstock.sinks.sql.mysql.two_phase import XATransactions, session_lock
+from penstock.sinks.sql.server import RecordTypes, SqlServer, SqlSession
+from penstock.sinks.sql.transaction import SqlTransaction
 
 _DEFAULT_PORT = 3306
 _PARTITION = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 60_000}
@@ -25,19 +27,10 @@ _SESSION = (
     "innodb_lock_wait_timeout = {lock_timeout_s:d}, lock_wait_timeout = {lock_timeout_s:d}"
 )
 """The second is for locks of whole tables: an ALTER TABLE that waits for a prepared transaction holds up all that comes after it."""
-
-
-def pymysql_module() -> Any:
-    """Import PyMySQL, which only these sinks need."""
-    try:
-        import pymysql
-    except ImportError as error:
-        raise ConfigError(
-            "sinks.MySQL and sinks.MariaDB need PyMySQL, which is not installed here; run pip install 'penstock[mysql]' on "
-            "the driver and on every executor",
-            package="pymysql",
-        ) from error
-    return pymysql
+_NAME = "varchar(100) CHARACTER SET ascii COLLATE ascii_bin NOT NULL"
+"""Names of jobs and sinks are compared byte by byte, whatever collation the database has."""
+_OLDEST = {"MariaDB": (10, 5, 2), "MySQL": (8, 0, 0)}
+"""Before these, the end of a session rolled back what it had prepared, or XA was not safe in a crash."""
 
 
 @cache
@@ -70,10 +63,20 @@ def _unverified() -> ssl.SSLContext:
     return context
 
 
-class Session:
-    """One connection; statements go out as they are, so a `%` in a name is only a `%`."""
+class MySQLSession(SqlSession):
+    """One connection of PyMySQL; statements go out as they are, so a `%` in a name is only a `%`."""
 
     mark = "?"
+    quote = "`"
+    record_types = RecordTypes(
+        identity=(
+            f"job {_NAME}, sink {_NAME}, run bigint NOT NULL, checkpoint bigint NOT NULL, subtask bigint NOT NULL, "
+            "attempt bigint NOT NULL, token char(8) CHARACTER SET ascii COLLATE ascii_bin NOT NULL, row_total bigint"
+        ),
+        number="id bigint PRIMARY KEY AUTO_INCREMENT",
+        table_name="varchar(64)",
+        options=" ENGINE = InnoDB",
+    )
 
     def __init__(self, connection: Any) -> None:
         self._connection = connection
@@ -98,13 +101,13 @@ class Session:
             cursor.execute("SHOW WARNINGS")
             return list(cursor.fetchall())
 
-    def named(self, table: str) -> str:
-        """The name of one of the tables of records, which needs no quotes."""
-        return table
-
-    def has(self, table: str) -> bool:
+    def has(self, schema: str | None, table: str) -> bool:  # noqa: ARG002 - there are no schemas
         """Tell whether a table is there."""
         return bool(self.execute(_HAS, [table]))
+
+    def create(self, statement: str) -> None:
+        """Make a table."""
+        self.execute(statement)
 
     def literal(self, value: Any) -> str:
         """Write a value for SQL."""
@@ -138,105 +141,76 @@ class Session:
         return parts[0] + "".join(filled)
 
 
-@dataclass(frozen=True)
-class MySQLServer:
-    """Where the server is; whatever is printed of it has no password."""
+class MySQLServer(SqlServer):
+    """See `SqlServer`; the address is a URL."""
 
-    url: str = field(repr=False)
-    lock_timeout_s: float = 30.0
-    connect_timeout_s: int = 10
-    shown: str = field(init=False, default="")
-    database: str = field(init=False, default="")
+    called = "the server"
+    errors = MySQLErrors()
 
-    def __post_init__(self) -> None:
-        parts = _parts(self.url)
+    @property
+    def database(self) -> str:
+        """The database that the address names."""
+        return str(_parts(self.address)["database"])
+
+    def without_secrets(self) -> str:
+        """See `SqlServer`."""
+        pymysql_module()
+        parts = _parts(self.address)
         where = parts.get("unix_socket") or f"{parts['host']}:{parts['port']}"
-        object.__setattr__(self, "database", parts["database"])
-        object.__setattr__(self, "shown", f"{parts['user']}@{where}/{parts['database']}")
+        return f"{parts['user']}@{where}/{parts['database']}"
 
-    def __str__(self) -> str:
-        return self.shown
-
-    def connect(self) -> Session:
-        """Open a session whose statements are transactions of their own until one is begun."""
+    def connect(self, writer: SqlTransaction | None = None) -> MySQLSession:
+        """See `SqlServer`; a writer is found by the lock that it holds."""
         connection = _connection_class()(
-            **_parts(self.url), charset="utf8mb4", autocommit=True, connect_timeout=self.connect_timeout_s
+            **_parts(self.address), charset="utf8mb4", autocommit=True, connect_timeout=self.connect_timeout_s
         )
-        session = Session(connection)
+        session = MySQLSession(connection)
         session.execute(_SESSION.format(lock_timeout_s=max(1, round(self.lock_timeout_s))))
         session.execute("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED")
+        if writer is not None:
+            session.execute("SELECT GET_LOCK(?, 0)", [session_lock(writer, self.database)])
         return session
 
-    @contextmanager
-    def session(self) -> Iterator[Session]:
-        """Open a session for the time of a call."""
-        session = self.connect()
+    def two_phase(self, session: SqlSession) -> XATransactions:
+        """See `SqlServer`."""
+        return XATransactions(session, self.database, str(self))
+
+    def check(self, session: SqlSession, *, prepared: bool) -> None:
+        """Refuse a server that is too old, and a user who may not list what is prepared: better now than in recovery."""
+        _check_version(session)
+        if not prepared:
+            return
         try:
-            yield session
-        finally:
-            session.close()
-
-    @contextmanager
-    def config_errors(self) -> Iterator[None]:
-        """Report what the server says before the job starts."""
-        try:
-            yield
-        except pymysql_module().Error as error:
-            if code(error) in REFUSED_LOGIN:
-                raise ConfigError(
-                    f"the server at {self} refuses the connection: {said(error)}; check user, password and database",
-                    server=self.shown,
-                ) from error
-            raise self._translated(error, ConfigError, "change the table or the sink's settings") from error
-
-    @contextmanager
-    def task_errors(self, table: str) -> Iterator[None]:
-        """Report what the server says while rows are written: nothing of them is visible yet."""
-        try:
-            yield
-        except pymysql_module().Error as error:
-            if code(error) in REFUSED_ROWS:
-                raise bad_record(table, said(error), None) from error
-            raise self._translated(error, ConfigError, "was the table changed while the job ran?") from error
-
-    @contextmanager
-    def commit_errors(self, for_good: type[PenstockError], follows: str) -> Iterator[None]:
-        """Report what the server says when a commit or an abort is due."""
-        try:
-            yield
-        except pymysql_module().Error as error:
-            may_pass = code(error) not in REFUSED_FOR_EVER
-            raise self._translated(error, for_good, follows, may_pass=may_pass) from error
-
-    def _translated(
-        self, error: Any, for_good: type[PenstockError], follows: str, *, may_pass: bool = False
-    ) -> PenstockError:
-        if may_pass or code(error) in MAY_PASS:
-            for_good, follows = (
-                UnavailableError,
-                "it is tried again; check the server, its locks and its limits",
-            )
-        return for_good(
-            f"the server at {self}: {said(error)}; {follows}",
-            server=self.shown,
-            code=code(error),
-            cause=said(error),
-        )
+            session.execute("XA RECOVER")
+        except self.errors.all() as error:
+            if code(error) != MAY_NOT_RECOVER:
+                raise
+            raise ConfigError(
+                f"this user may not list prepared transactions (XA RECOVER: {self.errors.said(error)}), so they could not be found after a "
+                "crash; run GRANT XA_RECOVER_ADMIN ON *.* TO ..., or use transactions='staged', which needs no such right",
+                code=code(error),
+            ) from error
 
 
-def code(error: Any) -> int:
-    """The number of an error; 0 when the connection was closed on this side."""
-    return error.args[0] if error.args and isinstance(error.args[0], int) else 0
-
-
-def server_kind(session: Session) -> str:
+def server_kind(session: SqlSession) -> str:
     """Which of the two servers it is."""
-    return "MariaDB" if "mariadb" in str(session.execute("SELECT VERSION()")[0][0]).lower() else "MySQL"
+    return _kind_and_version(session)[0]
 
 
-def said(error: Any) -> str:
-    """What the server has to say about an error."""
-    return " ".join(str(error.args[-1] if error.args else "no answer").split()) or "the connection is closed"
+def _kind_and_version(session: SqlSession) -> tuple[str, str]:
+    text = str(session.execute("SELECT VERSION()")[0][0])
+    return ("MariaDB" if "mariadb" in text.lower() else "MySQL"), text
+
+
+def _check_version(session: SqlSession) -> None:
+    kind, text = _kind_and_version(session)
+    numbers = re.search(r"(\d+)\.(\d+)\.(\d+)", text)
+    if numbers is not None and tuple(map(int, numbers.groups())) < _OLDEST[kind]:
+        raise ConfigError(
+            f"{kind} {text} is too old: {'.'.join(map(str, _OLDEST[kind]))} is the first whose prepared transactions outlive "
+            "their session and a crash",
+            version=text,
+        )
 
 
 def _parts(url: object) -> dict[str, Any]:

@@ -1,0 +1,147 @@
+"""A PostgreSQL server as the sink talks to it: its address without the secret, and sessions. Driver and executors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+from penstock.errors import ConfigError
+from penstock.sinks.sql.postgres.errors import PostgresErrors, psycopg_module
+from penstock.sinks.sql.postgres.two_phase import PreparedTransactions, session_name
+from penstock.sinks.sql.server import RecordTypes, SqlServer, SqlSession
+from penstock.sinks.sql.transaction import SqlTransaction
+
+_KEEPALIVES = {"keepalives_idle": 30, "keepalives_interval": 10, "keepalives_count": 3}
+"""A server that is cut off without a word is given up after a minute; the system's own limits are hours."""
+_SILENCE_S = 30
+
+
+class PostgresSession(SqlSession):
+    """One connection of psycopg."""
+
+    mark = "%s"
+    quote = '"'
+    record_types = RecordTypes(
+        identity="job text, sink text, run bigint, checkpoint bigint, subtask bigint, attempt bigint, token text, rows bigint",
+        number="id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY",
+        table_name="text",
+    )
+
+    def __init__(self, connection: Any) -> None:
+        self.connection = connection
+
+    def execute(self, statement: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+        """Run a statement, or several without values; returns the rows of the last answer."""
+        answer = self.connection.execute(statement, values or None)
+        while answer.nextset():
+            pass
+        return [] if answer.description is None else list(answer.fetchall())
+
+    def change(self, statement: str, values: Sequence[Any] = ()) -> int:
+        """Run a statement; returns how many rows it has changed."""
+        return int(self.connection.execute(statement, values or None).rowcount)
+
+    def has(self, schema: str | None, table: str) -> bool:
+        """Tell whether a table is there; without a schema, where the server would look for it."""
+        return bool(self.execute("SELECT 1 WHERE to_regclass(%s) IS NOT NULL", [self.quoted(schema, table)]))
+
+    def literal(self, value: str) -> str:
+        """Write a value for SQL, where several statements go out at once."""
+        return str(psycopg_module().sql.Literal(value).as_string(self.connection))
+
+    def create(self, statement: str) -> None:
+        """Make a table; two sessions at once would meet in the catalogue."""
+        with self.transaction():
+            self.execute("SELECT pg_advisory_xact_lock(hashtext('penstock'))")
+            self.execute(statement)
+
+    def transaction(self) -> AbstractContextManager[object]:
+        """Make everything that is done inside visible at once, or nothing of it."""
+        made: AbstractContextManager[object] = self.connection.transaction()
+        return made
+
+    def close(self) -> None:
+        """Leave; the server rolls back what is open."""
+        self.connection.close()
+
+
+class PostgresServer(SqlServer):
+    """See `SqlServer`; the address is one of libpq."""
+
+    called = "PostgreSQL"
+    errors = PostgresErrors()
+
+    def without_secrets(self) -> str:
+        """See `SqlServer`."""
+        return _without_secrets(self.address)
+
+    def connect(self, writer: SqlTransaction | None = None) -> PostgresSession:
+        """See `SqlServer`; settings in the address count for more than those here."""
+        psycopg = psycopg_module()
+        given = psycopg.conninfo.conninfo_to_dict(self.address)
+        defaults = {
+            "connect_timeout": self.connect_timeout_s,
+            **_KEEPALIVES,
+            "tcp_user_timeout": self._unread_ms(),
+        }
+        connection = psycopg.connect(
+            self.address,
+            autocommit=True,
+            prepare_threshold=None,
+            application_name="penstock" if writer is None else session_name(writer),
+            client_encoding="UTF8",
+            **{setting: given.get(setting, value) for setting, value in defaults.items()},
+        )
+        connection.execute(
+            "SELECT set_config('synchronous_commit', 'on', false), set_config('TimeZone', 'UTC', false), "
+            "set_config('DateStyle', 'ISO', false), set_config('lock_timeout', %s, false)",
+            [f"{round(self.lock_timeout_s * 1000)}ms"],
+        )
+        return PostgresSession(connection)
+
+    def two_phase(self, session: SqlSession) -> PreparedTransactions:
+        """See `SqlServer`."""
+        return PreparedTransactions(session)
+
+    def check(self, session: SqlSession, *, prepared: bool) -> None:
+        """Refuse a server that prepares nothing, which is how a fresh one is set."""
+        if not prepared:
+            return
+        allowed = int(session.execute("SHOW max_prepared_transactions")[0][0])
+        if allowed == 0:
+            raise ConfigError(
+                f"PostgreSQL at {self} allows no prepared transactions (max_prepared_transactions = 0); run ALTER SYSTEM "
+                "SET max_prepared_transactions = 200 and restart the server (200: parallelism times the batches between two "
+                "checkpoints, and some more), or use transactions='staged', which needs no setting",
+                server=self.shown,
+                max_prepared_transactions=allowed,
+            )
+
+    def _unread_ms(self) -> int:
+        """How long sent rows may stay unread: a COPY that waits for a lock reads nothing meanwhile."""
+        return round((_SILENCE_S + max(_SILENCE_S, self.lock_timeout_s)) * 1000)
+
+
+def _without_secrets(dsn: object) -> str:
+    """Write an address as `user@host:port/database`; libpq's own message about a bad one may quote the password."""
+    psycopg = psycopg_module()
+    if not isinstance(dsn, str):
+        raise ConfigError(
+            f"dsn must be a text such as 'postgresql://user@host/database', not {type(dsn).__name__}"
+        )
+    try:
+        parts = psycopg.conninfo.conninfo_to_dict(dsn)
+        ports = str(parts.get("port") or "0").split(",")
+        if "@" in f"{parts.get('host')}{parts.get('dbname')}" or not all(port.isdecimal() for port in ports):
+            raise psycopg.ProgrammingError  # a password that was not encoded, taken for something else
+    except psycopg.Error:
+        raise ConfigError(
+            "the dsn cannot be read; write postgresql://user:password@host:5432/database, with special characters of the "
+            "password percent-encoded, or host=... dbname=... (it is not shown here because it may hold a password)"
+        ) from None
+    user = f"{parts['user']}@" if parts.get("user") else ""
+    host = parts.get("host") or parts.get("hostaddr") or "local"
+    port = f":{parts['port']}" if parts.get("port") else ""
+    database = f"/{parts['dbname']}" if parts.get("dbname") else ""
+    return f"{user}{host}{port}{database}"
