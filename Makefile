@@ -31,9 +31,10 @@ lint: $(READY)  ## check rules and formatting with ruff
 	@$(BIN)/ruff check --quiet .
 	@$(BIN)/ruff format --quiet --check .
 
-types: $(READY)  ## check types with mypy --strict
+types: $(READY)  ## check types with mypy: --strict in the package, and in the tests
 	@echo "types: mypy"
 	@$(BIN)/mypy --no-error-summary
+	@$(BIN)/mypy --no-error-summary --config-file tests/mypy.ini
 
 bench: $(READY)  ## measure every figure in one run, half an hour (ARGS=--quick: a few minutes, to see that it works)
 	@$(BIN)/python benchmarks/run.py $(ARGS)
