@@ -101,16 +101,22 @@ class Renamed:
         return self.task(batch.rename_columns(list(self.names)) for batch in batches)
 
 
+@dataclass
+class _TakeOverTask:
+    """A take-over of one handle in a task. A class, for a function in here would travel by value, with the decoder, which cannot."""
+
+    take_over: TakeOver
+
+    def __call__(self, encoded: bytes) -> bytes:
+        return msgspec.json.encode(self.take_over(_HANDLES.decode(encoded), _task().taskAttemptId()))
+
+
 def take_over_all(
     session: SparkSession, take_over: TakeOver, handles: Sequence[StateHandle]
 ) -> Sequence[Taken]:
     """Run a take-over for every handle, as one Spark job."""
-
-    def in_a_task(encoded: bytes) -> bytes:
-        return msgspec.json.encode(take_over(_HANDLES.decode(encoded), _task().taskAttemptId()))
-
     items = [msgspec.json.encode(handle) for handle in handles]
-    results = session.sparkContext.parallelize(items, len(items)).map(in_a_task).collect()
+    results = session.sparkContext.parallelize(items, len(items)).map(_TakeOverTask(take_over)).collect()
     return [_TAKEN.decode(result) for result in results]
 
 
