@@ -23,7 +23,7 @@ demo: $(READY)  ## run the demonstration: a job that is killed and comes back ex
 	@$(BIN)/penstock demo $(ARGS)
 
 test: lint types  ## lint, types and all tests but the long chaos runs
-	@echo "test: pytest, without the long runs of tests/chaos (marked chaos_long): make chaos has them"
+	@echo "test: pytest, without the long runs (marked chaos_long): make chaos has them"
 	@$(BIN)/python -m pytest -q -n 2 --durations=20 -m "not chaos_long" $(ARGS)
 
 lint: $(READY)  ## check rules and formatting with ruff
@@ -31,16 +31,17 @@ lint: $(READY)  ## check rules and formatting with ruff
 	@$(BIN)/ruff check --quiet .
 	@$(BIN)/ruff format --quiet --check .
 
-types: $(READY)  ## check types with mypy --strict
+types: $(READY)  ## check types with mypy: --strict in the package, and in the tests
 	@echo "types: mypy"
 	@$(BIN)/mypy --no-error-summary
+	@$(BIN)/mypy --no-error-summary --config-file tests/mypy.ini
 
 bench: $(READY)  ## measure every figure in one run, half an hour (ARGS=--quick: a few minutes, to see that it works)
 	@$(BIN)/python benchmarks/run.py $(ARGS)
 
 chaos: $(READY)  ## kill processes at random, CHAOS_KILLS times (50), while a ledger is kept
 	@echo "chaos: $(CHAOS_KILLS) kills"
-	@PENSTOCK_PRODUCTION_JVM=1 PENSTOCK_CHAOS_KILLS=$(CHAOS_KILLS) $(BIN)/python -m pytest -q tests/chaos $(ARGS)
+	@PENSTOCK_PRODUCTION_JVM=1 PENSTOCK_CHAOS_KILLS=$(CHAOS_KILLS) $(BIN)/python -m pytest -q -m "chaos or chaos_long" $(ARGS)
 
 docs: $(READY)  ## check that the documentation agrees with the code and that its examples run
 	@$(BIN)/python -m pytest -q tests/docs $(ARGS)

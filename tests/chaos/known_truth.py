@@ -10,7 +10,7 @@ from collections import Counter, defaultdict
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import pyarrow as pa
 import pyarrow.dataset as ds
@@ -78,7 +78,7 @@ class Site:
                 app: (pv, users) for app, pv, users in database.execute("select app, pv, users from views")
             }
 
-    def links(self) -> list[dict[str, object]]:
+    def links(self) -> list[dict[str, Any]]:
         if not any(self.files_path.glob("*.parquet")):
             return []
         return ds.dataset(self.files_path, format="parquet").to_table().to_pylist()
@@ -186,9 +186,9 @@ def _view_differences(views: dict[str, tuple[int, int]], traffic: Traffic) -> li
     ]
 
 
-def _chain_differences(rows: list[dict[str, object]], truth: Counter[int]) -> list[str]:
+def _chain_differences(rows: list[dict[str, Any]], truth: Counter[int]) -> list[str]:
     """Per user: all rows in one chain, each total the sum of the pieces so far, the last one the true count."""
-    by_user: defaultdict[object, list[dict[str, object]]] = defaultdict(list)
+    by_user: defaultdict[Any, list[dict[str, Any]]] = defaultdict(list)
     for row in rows:
         by_user[row["user"]].append(row)
     found: list[str] = []
@@ -209,8 +209,8 @@ def _chain_differences(rows: list[dict[str, object]], truth: Counter[int]) -> li
     return found
 
 
-def _relay_differences(rows: list[dict[str, object]]) -> list[str]:
-    by_bucket: defaultdict[object, list[dict[str, object]]] = defaultdict(list)
+def _relay_differences(rows: list[dict[str, Any]]) -> list[str]:
+    by_bucket: defaultdict[Any, list[dict[str, Any]]] = defaultdict(list)
     for row in rows:
         by_bucket[row["bucket"]].append(row)
     return [
@@ -220,7 +220,7 @@ def _relay_differences(rows: list[dict[str, object]]) -> list[str]:
     ]
 
 
-def _broken_links(whose: str, rows: list[dict[str, object]], before: str, name: str) -> list[str]:
+def _broken_links(whose: str, rows: list[dict[str, Any]], before: str, name: str) -> list[str]:
     """Walk from the row that has nothing before it; every row must be met once."""
     following = Counter(row[before] for row in rows)
     forks = [f"{whose}: {count} rows follow {link!r}" for link, count in following.items() if count > 1]

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import driver
 import msgspec
@@ -30,7 +31,7 @@ GONE = (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess)
 class Driver:
     """One driver process. Its family is found by a mark in the environment, so orphans are found as well."""
 
-    def __init__(self, site: Site, number: int, **settings: object) -> None:
+    def __init__(self, site: Site, number: int, **settings: Any) -> None:
         self.site = site
         self.log_path = site.root / f"driver-{number}.log"
         self._mark = secrets.token_hex(8)
@@ -88,6 +89,7 @@ class Driver:
             with suppress(*GONE):
                 member.kill()
         self.process.wait()
+        assert self.process.stdin is not None
         self.process.stdin.close()
 
 
@@ -98,7 +100,7 @@ class Drivers:
         self._site = site
         self.all: list[Driver] = []
 
-    def start(self, **settings: object) -> Driver:
+    def start(self, **settings: Any) -> Driver:
         self.all.append(Driver(self._site, len(self.all) + 1, **settings))
         return self.all[-1]
 

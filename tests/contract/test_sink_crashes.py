@@ -10,7 +10,7 @@ import sqlite3
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -82,7 +82,7 @@ class FilesWithCrashes(FilesTarget):
 
 
 @pytest.fixture
-def crashing(tmp_path: Path) -> Iterator[Callable[[int], FilesWithCrashes]]:
+def crashing(tmp_path: Path) -> Callable[[int], FilesWithCrashes]:
     def fresh(number: int) -> FilesWithCrashes:
         suite = FilesWithCrashes()
         suite.path = tmp_path / str(number)

@@ -6,7 +6,7 @@ What a module took is measured, and written down in `seconds.json` by `make test
 from __future__ import annotations
 
 import json
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
@@ -23,7 +23,7 @@ ONE_BY_ONE = (
 """Where each test starts Spark or a server for itself, or takes a minute: nothing is won by keeping a module together."""
 GUESSES = {"tests/chaos/": 30.0, "tests/spark/": 2.0, "tests/protocol/": 1.0, "tests/contract/": 0.2, "": 0.1}
 """Seconds a test by the beginning of its name, for what was not measured yet; the first that fits says it."""
-spent: Counter[str] = Counter()
+spent: defaultdict[str, float] = defaultdict(float)
 """What the tests of this run have taken so far, by scope."""
 
 

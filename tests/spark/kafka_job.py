@@ -41,7 +41,9 @@ class Number(ps.KeyedProcess):
 
     def process(self, key, rows, ctx):
         if not self.failed.exists():
-            if TaskContext.get().attemptNumber() == LAST_ATTEMPT:
+            task = TaskContext.get()
+            assert task is not None
+            if task.attemptNumber() == LAST_ATTEMPT:
                 self.failed.touch()
             raise RuntimeError("before the first checkpoint")
         for _ in rows:
@@ -93,8 +95,8 @@ def run(spark: SparkSession, order: Order) -> dict[str, Any]:
         handle.wait()
     except PenstockError as error:
         return {"error": traceback.format_exception_only(error)[-1].strip()}
-    last = handle.checkpoints()[-1]
-    return {"positions": last.barrier.positions["clicks"], "guarantee": job.guarantee().level.value}
+    last, level = handle.checkpoints()[-1], job.guarantee().level
+    return {"positions": last.barrier.positions["clicks"], "guarantee": level and level.value}
 
 
 if __name__ == "__main__":

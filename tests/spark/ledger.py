@@ -6,6 +6,7 @@ import sqlite3
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.dataset as ds
@@ -35,10 +36,10 @@ class Ledger:
             users = pa.array([row % 100 for row in range(rows)], pa.int64())
             self.log.append(partition, pa.table({"app": names, "user": users}))
 
-    def truth(self, column: str = "app") -> dict[object, int]:
+    def truth(self, column: str = "app") -> dict[Any, int]:
         return dict(Counter(self.log.table()[column].to_pylist()))
 
-    def job(self, name: str = "pv", **settings: object) -> ps.Job:
+    def job(self, name: str = "pv", **settings: Any) -> ps.Job:
         settings.setdefault("checkpoint", ps.Checkpointing(interval="1ms"))
         settings.setdefault("restart", ps.no_restart())
         return ps.Job(name, storage=self.root / "store", local_dir=self.root / "local", **settings)
@@ -49,11 +50,11 @@ class Ledger:
     def files(self, name: str = "files") -> ps.sinks.Files:
         return ps.sinks.Files(self.root / name, format="parquet")
 
-    def counts(self, table: str = "views") -> dict[object, int]:
+    def counts(self, table: str = "views") -> dict[Any, int]:
         with sqlite3.connect(self.root / "out.db") as database:
             return dict(database.execute(f"select * from {table}").fetchall())
 
-    def rows(self, name: str = "files") -> list[dict[str, object]]:
+    def rows(self, name: str = "files") -> list[dict[str, Any]]:
         if not any((self.root / name).glob("*.parquet")):
             return []
         return ds.dataset(self.root / name, format="parquet").to_table().to_pylist()
@@ -61,7 +62,9 @@ class Ledger:
 
 def fail_for_good(marker: Path) -> None:
     """Fail every attempt that Spark makes at a task, so that the job fails; after the last one `marker` exists."""
-    if TaskContext.get().attemptNumber() == 3:
+    task = TaskContext.get()
+    assert task is not None
+    if task.attemptNumber() == 3:
         marker.touch()
     raise RuntimeError("the disk of the user is on fire")
 

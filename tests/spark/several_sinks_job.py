@@ -108,6 +108,7 @@ def main() -> None:
     root, dsn, table, brokers, topic = sys.argv[1:]
     places = Places(Path(root), dsn, table, brokers, topic)
     postgres = places.postgres(DeadlyPostgres)
+    assert isinstance(postgres, DeadlyPostgres)
     postgres.mark = places.root / "files" / "_committed"
     spark = ps.local_session("several-sinks", cores=2)
     build(spark, places, files=places.files(FirstFiles), postgres=postgres).run(available_now=True)

@@ -51,7 +51,8 @@ def test_run_and_guarantee(
         with pytest.raises(SystemExit) as exit_:
             main()
         assert not exit_.value.code
-        return tuple(capsys.readouterr())
+        said = capsys.readouterr()
+        return said.out, said.err
 
     ended = threading.Event()
 

@@ -130,7 +130,9 @@ def spark_connector(request: pytest.FixtureRequest) -> Connector:
         found = connector()
     except JarsMissingError as missing:
         pytest.skip(f"no Kafka connector to test with: {missing}")
-    with request.config.pluginmanager.get_plugin("capturemanager").global_and_fixture_disabled():
+    capture = request.config.pluginmanager.get_plugin("capturemanager")
+    assert capture is not None
+    with capture.global_and_fixture_disabled():
         print(f"\n{found.story}")
     return found
 

@@ -89,7 +89,7 @@ def test_a_merge_that_fails_is_no_harm(spark, ledger, caplog):
     clicks.key_by("user").aggregate(n=F.count("*"), uid="counts").write_to(ledger.files(), uid="out")
     with caplog.at_level(logging.WARNING):
         job.run(available_now=True)
-    assert "files could not be merged in the background" in caplog.text
+    assert "files of state could not be merged in the background" in caplog.text
     assert newest_counts(ledger) == dict(Counter(ledger.log.table()["user"].to_pylist()))
     assert not [name for name in storage.names("state") if "merged" in name]
 

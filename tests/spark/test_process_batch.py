@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -44,7 +46,7 @@ class PolarsCount(ArrowCount):
         yield after.select("app", n=pl.col("count") + pl.col("len"))
 
 
-def run(spark, ledger: Ledger, operator: object, **settings: object) -> ps.Job:
+def run(spark, ledger: Ledger, operator: Any, **settings: Any) -> ps.Job:
     job = ledger.job(**settings)
     clicks = job.read(ledger.log.read(spark, rows_per_batch=300), uid="clicks")
     counted = clicks.key_by("app").process(operator, schema="app string, n long", uid="counted")

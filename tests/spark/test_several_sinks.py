@@ -107,10 +107,11 @@ class BeforeTheMetadata(ForwardingStorage):
 
     def __init__(self, inner: LocalStorage, then: Callable[[], None]) -> None:
         super().__init__(inner)
+        self._root = inner.root
         self._then = [then]
 
     def __reduce__(self):
-        return LocalStorage, (self.inner.root,)
+        return LocalStorage, (self._root,)
 
     def create(self, name: str, data: bytes) -> bool:
         if name.endswith("_metadata") and self._then:
@@ -126,6 +127,7 @@ def test_one_of_them_is_down(spark, tmp_path, kafka, caplog):
         site = Site(tmp_path, server.dsn(), kafka, "several_down")
 
         def die() -> None:
+            assert server.process is not None
             server.process.kill()
             server.process.wait()
 

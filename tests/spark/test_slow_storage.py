@@ -326,6 +326,7 @@ class NoRoomOnce(Count):
 
     def fill_the_disk(self, ctx) -> None:
         task = TaskContext.get()
+        assert task is not None
         (run,) = self.local.glob("*/run-*")
         folder = run / "state" / "count"
         number = run.name.split("-")[1]

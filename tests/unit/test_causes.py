@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from py4j.protocol import Py4JError, Py4JNetworkError
 from pyspark.errors.exceptions.base import PySparkValueError
@@ -71,10 +73,9 @@ def test_errors_of_spark_in_brief() -> None:
     assert in_brief(own) is own
 
 
-def told(**more: object) -> TaskFailed:
-    return TaskFailed(
-        1, 7, SubtaskId("counts", 1), cause="x", **{"error": "", "place": "E at job.py:3", **more}
-    )  # type: ignore[arg-type]
+def told(**more: Any) -> TaskFailed:
+    what: dict[str, Any] = {"error": "", "place": "E at job.py:3", **more}
+    return TaskFailed(1, 7, SubtaskId("counts", 1), cause="x", **what)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -103,7 +104,7 @@ def test_mode_by_name() -> None:
         ("on_cancel", "burn"),
     ],
 )
-def test_refused_settings(setting: str, value: object) -> None:
+def test_refused_settings(setting: str, value: Any) -> None:
     """Every setting refuses what cannot work, by its full name, when it is given."""
     with pytest.raises(ConfigError, match=rf"checkpoint\.{setting}={value!r}"):
         Checkpointing(**{setting: value})

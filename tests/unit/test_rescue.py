@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from penstock.ids import SubtaskId
@@ -98,7 +100,7 @@ def test_a_failed_upload_is_taken_up_soon(stuck):
 def test_one_at_a_time(stuck):
     """While storage takes its time with one rescue no other is begun, and whoever looks does not wait."""
     rescue, handle, clock, reported = stuck
-    begun = []
+    begun: list[Any] = []
     rescue.run = begun.append
     rescue.look([handle])
     for _ in range(3):

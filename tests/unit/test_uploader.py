@@ -7,6 +7,7 @@ import threading
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -25,7 +26,7 @@ NOWHERE = Address("127.0.0.1", 1, "")
 
 
 @pytest.fixture
-def letters() -> Iterator[queue.Queue[Message]]:
+def letters() -> queue.Queue[Message]:
     """What the driver receives."""
     return queue.Queue()
 
@@ -54,7 +55,7 @@ class Place:
         return StateHandle(subtask, "filesystem", version, tuple(refs))
 
     def upload(self, handle: StateHandle, **more) -> Upload:
-        settings = {
+        settings: dict[str, Any] = {
             "storage": self.storage,
             "mailbox": NOWHERE,
             "durable": frozenset(),
