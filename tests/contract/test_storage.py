@@ -99,6 +99,8 @@ def test_names_lists_below_a_folder_in_order(storage: Storage) -> None:
 def test_names_hides_writes_under_way(tmp_path: Path, storage: Storage) -> None:
     """A temporary file, of a live or a dead writer, is not listed."""
     storage.put("a/b", b"x")
+    if isinstance(storage, VirtualStorage):
+        pytest.skip("it has no writes that take time")
     (tmp_path / "root" / "a" / temporary_name()).write_bytes(b"half")
     assert storage.names() == ["a/b"]
 
@@ -125,7 +127,8 @@ def test_upload_and_download_copy_content(storage: Storage, tmp_path: Path, size
     storage.download("state/run", work / "copy")
     assert (work / "copy").read_bytes() == content
     assert sorted(path.name for path in work.iterdir()) == ["copy", "run"]
-    assert [path.name for path in (tmp_path / "root" / "state").iterdir()] == ["run"]
+    assert storage.names() == ["state/run"]
+    assert [path for path in (tmp_path / "root").rglob("*") if path.is_file() and path.name != "run"] == []
 
 
 def test_a_put_over_an_uploaded_file_leaves_the_local_one_alone(storage: Storage, tmp_path: Path) -> None:

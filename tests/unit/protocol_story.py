@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, TypeVar
 
 from penstock.checkpoint.completed import Barrier, Completed, OperatorState, PreCommitted, SubtaskReport
+from penstock.checkpoint.content import Identity
 from penstock.checkpoint.events import (
     Action,
     Announce,
@@ -18,7 +19,8 @@ from penstock.checkpoint.events import (
     Tick,
     WriteMetadata,
 )
-from penstock.checkpoint.protocol import Identity, Now, Protocol
+from penstock.checkpoint.pending import Now
+from penstock.checkpoint.protocol import Protocol
 from penstock.config import Checkpointing
 from penstock.ids import CheckpointId, RunId, SubtaskId
 from penstock.state.handle import FileRef, StateHandle

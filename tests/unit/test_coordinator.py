@@ -12,6 +12,7 @@ from sink_double import TroubledSink, staged, visible
 
 from penstock.checkpoint.commits import Post, SinkCall
 from penstock.checkpoint.completed import Barrier, PreCommitted
+from penstock.checkpoint.content import Identity
 from penstock.checkpoint.coordinator import Coordinator, Opening
 from penstock.checkpoint.events import (
     BatchFinished,
@@ -22,7 +23,8 @@ from penstock.checkpoint.events import (
     Tick,
 )
 from penstock.checkpoint.metadata import CheckpointName, checkpoint_ids, is_committed
-from penstock.checkpoint.protocol import Identity, Now, Protocol
+from penstock.checkpoint.pending import Now
+from penstock.checkpoint.protocol import Protocol
 from penstock.config import Checkpointing
 from penstock.errors import (
     BadRecordError,

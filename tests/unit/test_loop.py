@@ -11,11 +11,13 @@ import pytest
 from sink_double import TroubledSink, staged, visible
 
 from penstock.checkpoint.completed import Barrier, Completed
+from penstock.checkpoint.content import Identity
 from penstock.checkpoint.coordinator import Coordinator
 from penstock.checkpoint.events import BatchFinished
 from penstock.checkpoint.loop import CoordinatorLoop
 from penstock.checkpoint.metadata import is_committed
-from penstock.checkpoint.protocol import Identity, Now, Protocol
+from penstock.checkpoint.pending import Now
+from penstock.checkpoint.protocol import Protocol
 from penstock.clock import SYSTEM_CLOCK
 from penstock.config import Checkpointing
 from penstock.errors import FencedError, UnavailableError

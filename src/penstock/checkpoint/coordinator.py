@@ -29,7 +29,8 @@ from penstock.checkpoint.events import (
     WriteMetadata,
 )
 from penstock.checkpoint.metadata import exists, mark_committed, name_of, write_metadata
-from penstock.checkpoint.protocol import Now, Protocol
+from penstock.checkpoint.pending import Now
+from penstock.checkpoint.protocol import Protocol
 from penstock.clock import Clock
 from penstock.errors import (
     CheckpointFailedError,

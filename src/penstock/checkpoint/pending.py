@@ -39,11 +39,8 @@ class Pending:
         """What makes it impossible: a snapshot of an attempt that Spark kept. Which those are is known when the batch is finished."""
         if self.batch is None:
             return None
-        kept = self.batch.handles
-        return next(
-            (one for one in self._declines if one.subtask in kept and kept[one.subtask].files == one.asked),
-            None,
-        )
+        waited_for = {subtask: self.batch.handles[subtask].files for subtask in self.missing()}
+        return next((one for one in self._declines if waited_for.get(one.subtask) == one.asked), None)
 
     def attach(self, batch: BatchFinished) -> None:
         """The barrier has passed the whole job."""

@@ -40,8 +40,6 @@ from penstock.config import Checkpointing, Mode
 from penstock.ids import NO_CHECKPOINT, CheckpointId
 from penstock.state.handle import StateHandle
 
-__all__ = ["Identity", "Now", "Protocol"]
-
 
 class Protocol:
     """One per run. `begin_batch` asks whether a batch ends in a checkpoint, `handle` takes everything that happens."""
@@ -138,6 +136,7 @@ class Protocol:
         actions = self.commits.batch_finished(event)
         if pending := self.pending.get(event.batch):
             pending.attach(event)
+            self._acknowledge(pending)
             actions += self._give_up_if_declined(pending, now)
         return actions + self._completions(now) + self._discard()
 
@@ -151,14 +150,13 @@ class Protocol:
     def _snapshot_declined(self, event: SnapshotDeclined, now: Now) -> list[Action]:
         self.files.may_be_stored(event.files, event.version)
         pending = self.pending.get(CheckpointId(event.version))
-        if pending is None or pending.writing or event.subtask in pending.acknowledged:
+        if pending is None or pending.writing:
             return self._discard()
         pending.decline(event)
         return self._give_up_if_declined(pending, now)
 
     def _give_up_if_declined(self, pending: Pending, now: Now) -> list[Action]:
-        event = pending.declined
-        if event is None:
+        if (event := pending.declined) is None:
             return self._discard()
         return self._give_up(pending, FailureReason.DECLINED, f"{event.subtask}: {event.cause}", now)
 
@@ -227,14 +225,13 @@ class Protocol:
     # ── giving up, and forgetting ──────────────────────────────────────────────────────────────
 
     def _expire(self, now: Now) -> list[Action]:
-        expired = self._under_way.late(now)
-        actions = (self._give_up(one, FailureReason.EXPIRED, detail, now) for one, detail in expired)
-        return list(chain.from_iterable(actions))
+        late = self._under_way.late(now)
+        return list(chain(*(self._give_up(one, FailureReason.EXPIRED, detail, now) for one, detail in late)))
 
     def _give_up_all(
         self, these: Iterable[Pending], reason: FailureReason, detail: str, now: Now
     ) -> list[Action]:
-        return list(chain.from_iterable(self._give_up(one, reason, detail, now) for one in these))
+        return list(chain(*(self._give_up(one, reason, detail, now) for one in these)))
 
     def _give_up(self, pending: Pending, reason: FailureReason, detail: str, now: Now) -> list[Action]:
         too_many = self._under_way.given_up(pending, reason, detail, now, self.last_completed)

@@ -12,9 +12,11 @@ from dataclasses import dataclass
 
 from penstock.checkpoint.commits import Post, RunCommit
 from penstock.checkpoint.completed import Barrier, Completed
+from penstock.checkpoint.content import Identity
 from penstock.checkpoint.coordinator import Coordinator
 from penstock.checkpoint.events import BatchFinished, SnapshotDeclined, SnapshotDurable
-from penstock.checkpoint.protocol import Identity, Now, Protocol
+from penstock.checkpoint.pending import Now
+from penstock.checkpoint.protocol import Protocol
 from penstock.clock import Clock
 from penstock.config import Mode
 from penstock.engine.acknowledgements import acknowledged
