@@ -363,6 +363,8 @@ class _Anything(tuple[int, str]):
 def breaks(seed: int, mode: Mode | None) -> bool:
     """Whether the simulation of this seed finds anything."""
     workload = random_workload(seed)
+    if workload.backend == "rocksdb":  # which has threads of its own, so that a seed does not tell all
+        workload = msgspec.structs.replace(workload, backend="filesystem")
     if mode is not None:
         checkpoint = replace(workload.checkpoint, mode=mode)
         workload = msgspec.structs.replace(workload, checkpoint=checkpoint, emits_once=True, modes=())
