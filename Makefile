@@ -8,6 +8,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 CHAOS_KILLS ?= 50
+CHAOS_SEEDS ?= 10000
 ARGS ?=
 
 .DEFAULT_GOAL := help
@@ -39,9 +40,9 @@ types: $(READY)  ## check types with mypy: --strict in the package, and in the t
 bench: $(READY)  ## measure every figure in one run, half an hour (ARGS=--quick: a few minutes, to see that it works)
 	@$(BIN)/python benchmarks/run.py $(ARGS)
 
-chaos: $(READY)  ## kill processes at random, CHAOS_KILLS times (50), while a ledger is kept
-	@echo "chaos: $(CHAOS_KILLS) kills"
-	@PENSTOCK_PRODUCTION_JVM=1 PENSTOCK_CHAOS_KILLS=$(CHAOS_KILLS) $(BIN)/python -m pytest -q -m "chaos or chaos_long" $(ARGS)
+chaos: $(READY)  ## kill processes at random, CHAOS_KILLS times (50), while a ledger is kept; simulate CHAOS_SEEDS jobs (10000)
+	@echo "chaos: $(CHAOS_KILLS) kills, $(CHAOS_SEEDS) seeds"
+	@PENSTOCK_PRODUCTION_JVM=1 PENSTOCK_CHAOS_KILLS=$(CHAOS_KILLS) PENSTOCK_CHAOS_SEEDS=$(CHAOS_SEEDS) $(BIN)/python -m pytest -q -m "chaos or chaos_long" $(ARGS)
 
 docs: $(READY)  ## check that the documentation agrees with the code and that its examples run
 	@$(BIN)/python -m pytest -q tests/docs $(ARGS)

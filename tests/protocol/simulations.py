@@ -14,7 +14,7 @@ from penstock.config import Checkpointing, Mode
 from penstock.testing.simulation import Fate, Workload, World
 
 RAM_DISK = Path("/dev/shm")
-SEED = 16
+SEED = 89
 
 
 @contextmanager
@@ -33,7 +33,14 @@ def world(workload: Workload, seed: int, fates: tuple[Fate, ...] = ()) -> Iterat
 def workload(mode: Mode = Mode.EXACTLY_ONCE, backend: str = "filesystem") -> Workload:
     checkpoint = Checkpointing(interval="1s", mode=mode)
     return Workload(
-        checkpoint=checkpoint, backend=backend, records=9, keys=2, batch_size=3, parallelisms=(2, 2, 1)
+        checkpoint=checkpoint,
+        backend=backend,
+        records=9,
+        keys=2,
+        batch_size=3,
+        parallelisms=(2, 2, 1),
+        upload_pace=12.0,
+        message_pace=12.0,
     )
 
 

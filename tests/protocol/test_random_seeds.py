@@ -8,15 +8,22 @@ import pytest
 from simulations import SEED as SMALL_SEED
 from simulations import workload, world
 
-from penstock.testing.simulation import Fate, random_workload
+from penstock.testing.simulation import Fate, Violation, random_workload
 
 SEED = os.environ.get("PENSTOCK_SEED")
 SEEDS = range(200) if SEED is None else [int(SEED)]
+"""As many as take a minute."""
+MANY = int(os.environ.get("PENSTOCK_CHAOS_SEEDS") or 10_000)
+TELL_EVERY = 500
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_whatever_happens_the_promise_is_kept(seed: int) -> None:
     """Sinks, state and storage end up as the mode promises, whatever the seed does to the job."""
+    live(seed)
+
+
+def live(seed: int) -> None:
     job = random_workload(seed)
     with world(job, seed) as simulated:
         try:
@@ -25,6 +32,21 @@ def test_whatever_happens_the_promise_is_kept(seed: int) -> None:
             print(f"replay with: PENSTOCK_SEED={seed} pytest tests/protocol/test_random_seeds.py")
             print(job, *simulated.log, sep="\n  ")
             raise
+
+
+@pytest.mark.chaos_long
+def test_many_seeds(capsys: pytest.CaptureFixture[str]) -> None:
+    """Nor does any of thousands of seeds break a promise; it goes on after one that does, and tells all of them in the end."""
+    broken: dict[int, str] = {}
+    for seed in range(MANY):
+        try:
+            live(seed)
+        except (Violation, Exception) as error:
+            broken[seed] = f"{type(error).__name__}: {error}"
+        if (seed + 1) % TELL_EVERY == 0:
+            with capsys.disabled():
+                print(f"seeds 0 to {seed}: {len(broken)} broken {sorted(broken)}")
+    assert not broken, broken
 
 
 def test_a_seed_replays_everything() -> None:

@@ -35,6 +35,8 @@ _RAM_DISK = Path("/dev/shm")  # noqa: S108 - a folder with a name of its own is 
 _WORKLOAD = Workload(
     checkpoint=Checkpointing(interval="1s"),
     records=8,
+    upload_pace=12.0,
+    message_pace=12.0,
     keys=3,
     batch_size=4,
     in_sequence=False,
