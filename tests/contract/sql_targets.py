@@ -9,7 +9,7 @@ import itertools
 import os
 import pickle
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, ClassVar
 
@@ -19,16 +19,15 @@ import pytest
 from psycopg.rows import dict_row
 
 from penstock.sinks import MariaDB, Postgres, TransactionContext
-from penstock.sinks.sql.sink import SqlServerSink
 from penstock.sinks.tables import quoted_name
 from penstock.testing.sink_contract import JOB, SINK, SinkContract, through_json
 from services import mariadb_process, postgres_process
 
 PASSWORD = postgres_process.PASSWORD
 assert mariadb_process.PASSWORD == PASSWORD
-STAGED = {"transactions": "staged"}
+STAGED: dict[str, Any] = {"transactions": "staged"}
 _NUMBERS = itertools.count()
-UPSERT = {"mode": "upsert", "key": ["id"]}
+UPSERT: dict[str, Any] = {"mode": "upsert", "key": ["id"]}
 
 
 class SqlTarget(SinkContract):
@@ -42,7 +41,7 @@ class SqlTarget(SinkContract):
     """What follows the columns in CREATE TABLE, where texts of every kind shall fit."""
     fixture: ClassVar[str]
     """Which of the servers that run."""
-    sink_class: ClassVar[type[SqlServerSink]]
+    sink_class: ClassVar[Callable[..., Any]]
     quote: ClassVar[str]
     driver: ClassVar[str]
     extra: ClassVar[str]
@@ -318,10 +317,17 @@ class MySQLUpsert(MySQLTarget):
     id_column = "id bigint PRIMARY KEY"
 
 
-ALL = [PostgresPrepared, PostgresStaged, PostgresUpsert, MySQLPrepared, MySQLStaged, MySQLUpsert]
-PREPARED_ONES = [PostgresPrepared, MySQLPrepared]
-STAGED_ONES = [PostgresStaged, MySQLStaged]
-UPSERTS = [PostgresUpsert, MySQLUpsert]
+ALL: list[type[Any]] = [
+    PostgresPrepared,
+    PostgresStaged,
+    PostgresUpsert,
+    MySQLPrepared,
+    MySQLStaged,
+    MySQLUpsert,
+]
+PREPARED_ONES: list[type[Any]] = [PostgresPrepared, MySQLPrepared]
+STAGED_ONES: list[type[Any]] = [PostgresStaged, MySQLStaged]
+UPSERTS: list[type[Any]] = [PostgresUpsert, MySQLUpsert]
 
 
 def fresh(kind: type[SqlTarget], server: Any) -> Any:
@@ -331,7 +337,7 @@ def fresh(kind: type[SqlTarget], server: Any) -> Any:
     return suite
 
 
-def each_of(kinds: list[type[SqlTarget]]) -> Any:
+def each_of(kinds: Sequence[type[Any]]) -> Any:
     """A fixture: a target of each of these kinds, one after the other."""
 
     def made(request: pytest.FixtureRequest) -> Any:

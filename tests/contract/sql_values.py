@@ -52,7 +52,7 @@ MYSQL_VALUES: Values = {
     "choice": (pa.dictionary(pa.int8(), pa.string()), "varchar(5)", ["ä€😀", None]),
     "some": (pa.list_(pa.int64()), "json", [[1, None], None]),
 }
-MYSQL_READS = {"instant": [NOON.replace(tzinfo=None), None], "some": ["[1,null]", None]}
+MYSQL_READS: dict[str, list[Any]] = {"instant": [NOON.replace(tzinfo=None), None], "some": ["[1,null]", None]}
 """What has no type of its own there: times with a zone are in UTC, nested values are text."""
 Kept = dict[str, tuple[list[Any], list[Any]]]
 """By the type of a column: values that it keeps, and values that it would cut, bend or refuse."""

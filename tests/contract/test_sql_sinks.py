@@ -86,7 +86,9 @@ def test_values_come_back_as_they_were(transactions: str, prepared) -> None:
     sink = prepared.make_sink("everything", transactions=transactions)
     rows = len(arrays["whole"])
     sink.commit(written(sink, pa.record_batch({"n": range(rows), **arrays})))
-    expected = {name: given for name, (_, _, given) in values.items()} | ({} if of_postgres else MYSQL_READS)
+    expected: dict[str, list[Any]] = {name: given for name, (_, _, given) in values.items()} | (
+        {} if of_postgres else MYSQL_READS
+    )
     found = prepared.query("SELECT * FROM everything ORDER BY n")
     assert found == [{"n": n, **{name: given[n] for name, given in expected.items()}} for n in range(rows)]
 
@@ -131,7 +133,8 @@ def test_text_that_is_no_utf8(suite) -> None:
         sink = suite.make_sink()
         with pytest.raises(BadRecordError, match=r"UTF-?8.*id=2") as refused:
             written(sink, pa.record_batch({"id": [1, 2], "name": names, **also}))
-        assert refused.value.facts["row"]["name"] == b"\n\xff\xfe\n"
+        others = {name: values[1].as_py() for name, values in also.items()}
+        assert refused.value.facts["row"] == {"id": 2, "name": b"\n\xff\xfe\n", **others}
         sink.abort(sink._writing.transaction.as_transaction())
 
 
@@ -371,7 +374,7 @@ def test_write_to_a_transaction_of_somebody_else(suite) -> None:
         suite.sink().write(suite.staged([1]), suite.batch([2]))
 
 
-NONSENSE = [{"token": "x'; DROP"}, {"job": "a.b"}, {"run": "one"}, {"checkpoint": -5}, {"how": 1}, {"how": "other"}]  # fmt: skip
+NONSENSE: list[dict[str, Any]] = [{"token": "x'; DROP"}, {"job": "a.b"}, {"run": "one"}, {"checkpoint": -5}, {"how": 1}, {"how": "other"}]  # fmt: skip
 
 
 def test_nonsense_from_a_checkpoint(suite) -> None:
