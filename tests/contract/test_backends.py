@@ -26,6 +26,7 @@ from hypothesis import strategies as st
 
 from penstock.checkpoint.completed import Barrier, Completed, OperatorState
 from penstock.checkpoint.metadata import decode, encode
+from penstock.clock import Clock
 from penstock.errors import (
     ConfigError,
     CorruptStateError,
@@ -54,6 +55,7 @@ from penstock.state.keys import GROUP_SHIFT, KeyBatch, key_groups, owner
 from penstock.state.merge_orders import Merged, MergeOrder, replaced
 from penstock.state.types import arrow_schema
 from penstock.storage import LocalStorage
+from penstock.testing.virtual_clock import VirtualClock
 
 RAM_DISK = Path("/dev/shm")
 MAX_PARALLELISM = 8
@@ -603,6 +605,59 @@ def test_a_missing_file_is_detected(files: Cluster) -> None:
     path.unlink()
     with pytest.raises(CorruptStateError, match=r"is missing in .*restore an older checkpoint"):
         files.looked_up()
+
+
+class Arriving(VirtualClock):
+    """While somebody waits on this machine, another one stores its files: one at every look."""
+
+    def __init__(self, cluster: Cluster, files: dict[str, bytes]) -> None:
+        super().__init__()
+        self._cluster = cluster
+        self._files = files
+
+    def sleep(self, seconds: float) -> None:
+        super().sleep(seconds)
+        if self._files:
+            self._cluster.storage.put(*self._files.popitem())
+
+
+def on_another_machine(cluster: Cluster, arriving: frozenset[str], clock: Clock) -> Workplace:
+    cluster.lose_local_files()
+    return replace(cluster.workplace(0), arriving=arriving, clock=clock)
+
+
+def taken_from_storage(cluster: Cluster) -> tuple[StateHandle, dict[str, bytes]]:
+    """A version that a machine has frozen and not stored yet."""
+    cluster.batch({p: (p, ["x"]) for p in range(20)})
+    handle = cluster.handles[0]
+    assert handle is not None
+    files = {name: cluster.storage.get(name) for name in sorted(handle.files)}
+    cluster.storage.delete(files)
+    return handle, files
+
+
+def test_a_task_waits_for_state_that_another_machine_is_storing(on_disk: Cluster) -> None:
+    """A subtask moves on before its last version is in storage: its task waits until every file has arrived."""
+    handle, files = taken_from_storage(on_disk)
+    clock = Arriving(on_disk, dict(files))
+    workplace = on_another_machine(on_disk, frozenset(files), clock)
+    with closing(on_disk.backend.open(workplace, on_disk.layout, handle)) as state:
+        values, found = state.read(on_disk.keys(on_disk.owned(range(20), 0)))
+    assert found.all()
+    assert values.num_rows == 20
+    assert clock.slept
+
+
+def test_state_that_never_arrives(on_disk: Cluster) -> None:
+    """The machine is gone with its files: after a while the task says so, and the job goes back; no person has to restore anything."""
+    handle, files = taken_from_storage(on_disk)
+    clock = VirtualClock()
+    workplace = on_another_machine(on_disk, frozenset(files), clock)
+    with pytest.raises(
+        UnavailableError, match=r"neither on this machine nor in .* goes back to its checkpoint"
+    ):
+        on_disk.backend.open(workplace, on_disk.layout, handle)
+    assert sum(clock.slept) >= fetch.ARRIVAL_PATIENCE_S
 
 
 def test_a_truncated_local_file_is_fetched_again(files: Cluster) -> None:
