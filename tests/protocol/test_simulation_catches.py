@@ -231,7 +231,7 @@ def end_a_drain_before_the_last_batch_is_known(patch: Patch) -> None:
     patch.setattr(Protocol, "settled", property(settled))
 
 
-@mutation(111)
+@mutation(253)
 def give_up_at_the_end_of_the_job_what_is_being_written(patch: Patch) -> None:
     ended = Protocol._job_ended
 
