@@ -127,3 +127,10 @@ def test_after_the_first_batch_there_is_no_start_to_look_for(storage):
     storage.put("spark/2/sources/0/1", b"more files")
     one.look_for_the_start()
     assert last_begun(storage) == Begun(RUN, barrier, 0)
+
+
+def test_a_log_that_was_taken_away(tmp_path) -> None:
+    """A run that takes over deletes the log of the one before, which then ends as one that may come again, and is fenced when it does."""
+    storage = LocalStorage(tmp_path)
+    with pytest.raises(UnavailableError, match="another run has taken the job over"):
+        reading(storage)[0].begin(CheckpointId(0), after=NO_CHECKPOINT)

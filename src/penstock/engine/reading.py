@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from penstock.checkpoint.completed import Barrier, SourceFile
@@ -49,8 +50,8 @@ class Reading:
     def begin(self, batch: CheckpointId, after: CheckpointId) -> Barrier:
         """Read where the batch ends, and record what a later run must know even if this one dies now."""
         self._check_follows(batch, after)
-        entry = self.log.entry(batch)
-        with self._lock:
+        with self._lock, self._own_log():
+            entry = self.log.entry(batch)
             self._keep_start()
             self._start_is_known = True  # Spark asks every source before it plans the first batch
             barrier = Barrier(self._positions(entry), entry, self.sources.keep())
@@ -65,10 +66,22 @@ class Reading:
             return
         self._next_look = now + LOOK_EVERY_S
         try:
-            with self._lock:
+            with self._lock, self._own_log():
                 self._keep_start()
         except UnavailableError as error:
             _log.warning("where the sources begin could not be recorded yet: %s", error)
+
+    @contextmanager
+    def _own_log(self) -> Iterator[None]:
+        """Only a run that takes over deletes the log of another. This one is told at its next look at the claims."""
+        try:
+            yield
+        except FileNotFoundError as gone:
+            raise UnavailableError(
+                f"Spark's progress log {self.log.folder} in {self.log.storage.uri} is not whole any more ({gone}): another run has "
+                "taken the job over, or somebody has deleted it",
+                folder=self.log.folder,
+            ) from gone
 
     def _keep_start(self) -> None:
         """The next run, should this one complete no checkpoint, must begin where this one did."""
