@@ -22,6 +22,7 @@ from sql_targets import ALL, PREPARED_ONES, STAGED_ONES, MySQLTarget, PostgresTa
 
 from penstock.errors import UnavailableError
 from penstock.testing.sink_contract import JOB, SINK
+from services.patience import PATIENCE_S
 
 suite = each_of(ALL)
 staged = each_of(STAGED_ONES)
@@ -126,7 +127,7 @@ def test_killed_in_commit_all(of, request) -> None:
         for where, suite, transactions in zip(CASES[of], suites, waiting, strict=True)
     ]
     command = [sys.executable, "-c", KILLED_COMMITS, of.sink_class.__name__, *DRIVERS[of], json.dumps(cases)]
-    subprocess.run(command, check=True, timeout=120)
+    subprocess.run(command, check=True, timeout=PATIENCE_S)
     for suite, transactions, visible in zip(suites, waiting, (20, 0, 0, 0), strict=True):
         suite.assert_visible(*range(visible))
         suite.sink().commit_all(transactions)
