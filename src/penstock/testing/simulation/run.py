@@ -295,7 +295,8 @@ class Driver:
         if isinstance(orphan, Upload):
             perform(replace(orphan, storage=self._site.storage))
         else:
-            perform(replace(orphan, workplace=replace(orphan.workplace, storage=self._site.storage)))
+            here = replace(orphan.workplace, storage=self._site.storage, clock=self._site.clock)
+            perform(replace(orphan, workplace=here))
 
     def _advance_batch(self) -> None:
         if self._batch is None and self._query.positions == self._site.source.end:
