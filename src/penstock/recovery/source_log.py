@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import xxhash
 
 from penstock.checkpoint.completed import SourceFile
-from penstock.errors import CorruptStateError
+from penstock.errors import CorruptStateError, UnavailableError
 from penstock.ids import RunId
 from penstock.storage import Storage
 
@@ -49,13 +49,21 @@ class SourceLog:
         for folder in folders:
             paths = self._paths(folder)
             for source in {_source_of(path) for path in paths} - known:
-                notes = {
-                    path: self.storage.get(f"{folder}/{path}") for path in paths if _source_of(path) == source
-                }
+                notes = {path: self._note(folder, path) for path in paths if _source_of(path) == source}
                 if all(data.strip(b"\0") for data in notes.values()):
                     for path, data in notes.items():
                         self.storage.put(f"{self.folder}/{path}", data)
                     known.add(source)
+
+    def _note(self, folder: str, path: str) -> bytes:
+        try:
+            return self.storage.get(f"{folder}/{path}")
+        except FileNotFoundError as gone:
+            raise UnavailableError(
+                f"{folder}/{path} in {self.storage.uri} is gone in this moment: another run has taken the job over, or somebody has deleted "
+                "it; it is looked at again",
+                folder=folder,
+            ) from gone
 
     def keep(self) -> tuple[SourceFile, ...]:
         """Copy what is new; returns all that a query needs that goes on from the batch under way."""
