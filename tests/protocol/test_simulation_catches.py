@@ -354,7 +354,7 @@ def wait_for_no_file_of_another_machine(patch: Patch) -> None:
     patch.setattr(fetch, "_await_arrival", lambda workplace, ref: None)
 
 
-@mutation(troubled_runs=5, mischief=0.5)
+@mutation(17, troubled_runs=5, mischief=0.5)
 def take_an_operator_that_ran_twice(patch: Patch) -> None:
     patch.setattr(acknowledgements, "_check_once", lambda given, operators, plan: None)
 

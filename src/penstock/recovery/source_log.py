@@ -60,8 +60,8 @@ class SourceLog:
             return self.storage.get(f"{folder}/{path}")
         except FileNotFoundError as gone:
             raise UnavailableError(
-                f"{folder}/{path} in {self.storage.uri} is gone in this moment: another run has taken the job over, or somebody has deleted "
-                "it; it is looked at again",
+                f"{folder}/{path} in {self.storage.uri} is gone in this moment: another run has taken the job over, or somebody has "
+                "deleted it; it is looked at again",
                 folder=folder,
             ) from gone
 
