@@ -118,13 +118,13 @@ def _in_parallel(work: Callable[[str], None], names: Iterable[str], threads: int
             except BaseException as error:  # noqa: BLE001 - raised below, in the thread that asked
                 failures.append(error)
 
-    crew = [
+    threads_of_files = [
         threading.Thread(target=take_turns, name=f"penstock-file-{number}", daemon=True)
         for number in range(threads)
     ]
-    for thread in crew:
+    for thread in threads_of_files:
         thread.start()
-    for thread in crew:
+    for thread in threads_of_files:
         thread.join()
     if failures:
         raise failures[0]

@@ -8,7 +8,9 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 
+from penstock.errors import UnavailableError
 from penstock.ids import CheckpointId
+from penstock.ownership.claim import newest_run
 from penstock.recovery.progress_log import positions
 from penstock.storage import Storage
 from penstock.testing.simulation.source import Positions, ScriptedSource
@@ -62,6 +64,8 @@ class SimulatedQuery:
         entries = dict(self._numbered(READ))
         compacted = max((number for number, name in entries.items() if name.endswith(".compact")), default=0)
         missing = set(range(compacted, self.next_batch)) - set(entries)
+        if missing and newest_run(self._storage) > int(self._folder.rpartition("/")[2]):
+            raise UnavailableError(f"{self._folder} is not whole: another run has taken the job over")
         if missing:
             raise Violation(f"{self._folder} goes on with batch {self.next_batch} without {READ}/{missing}")
 

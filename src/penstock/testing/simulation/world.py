@@ -11,8 +11,9 @@ from penstock.errors import PenstockError
 from penstock.recovery.restore import RestorePoint
 from penstock.testing.faulty_storage import SimulatedCrash
 from penstock.testing.simulation.audit import Audit
+from penstock.testing.simulation.driver import EXPECTED_FAILURES
 from penstock.testing.simulation.lifeline import Fate, Lifeline, Process
-from penstock.testing.simulation.run import EXPECTED_FAILURES, SimulatedRun
+from penstock.testing.simulation.run import SimulatedRun
 from penstock.testing.simulation.site import Conditions, Site
 from penstock.testing.simulation.source import ScriptedSource
 from penstock.testing.simulation.violation import Violation
@@ -49,7 +50,7 @@ class World:
         index = self._until_finished()
         if not self.site.disturbed and index >= self._workload.troubled_runs:
             self.audit.nothing_left_over()
-        self._lay_zombies_to_rest()
+        self._let_zombies_finish()
         self.audit.finished()
         visible = list(self.site.external.visible)
         self.site.orphans.clear()
@@ -139,10 +140,10 @@ class World:
     def _let_move(self, zombie: Process, calls: int | None) -> None:
         self.site.disturbed = True
         zombie.go_on(calls)
-        self._bury(zombie)
+        self._look_whether_it_ended(zombie)
         self.audit.history_is_kept()
 
-    def _bury(self, zombie: Process) -> None:
+    def _look_whether_it_ended(self, zombie: Process) -> None:
         if zombie.alive:
             return
         self._zombies.remove(zombie)
@@ -151,7 +152,7 @@ class World:
         if zombie.failure is not None and not isinstance(zombie.failure, harmless):
             raise zombie.failure
 
-    def _lay_zombies_to_rest(self) -> None:
+    def _let_zombies_finish(self) -> None:
         while self._zombies:
             self._let_move(self._zombies[0], None)
 
