@@ -24,6 +24,7 @@ from penstock.checkpoint.protocol import Protocol
 from penstock.config import Mode
 from penstock.engine import acknowledgements, reading
 from penstock.engine.reading import Reading
+from penstock.engine.run import Run
 from penstock.errors import PenstockError
 from penstock.ids import NO_CHECKPOINT
 from penstock.ownership.claim import Claim
@@ -347,6 +348,11 @@ def discard_a_merged_file_before_its_batch_is_finished(patch: Patch) -> None:
 @mutation()
 def forget_what_was_merged_in_vain(patch: Patch) -> None:
     patch.setattr(NeededFiles, "take_durable", lambda self, files, batch: self._durable.update(files))
+
+
+@mutation(736)
+def say_that_the_input_is_done_without_owning_the_job(patch: Patch) -> None:
+    patch.setattr(Run, "check_claim", lambda self: None)
 
 
 @mutation()

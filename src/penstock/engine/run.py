@@ -236,6 +236,10 @@ class Run:
         explained.__cause__ = error
         return explained
 
+    def check_claim(self) -> None:
+        """Before the run says that the input is done: one that has lost the job may have found an empty log, and done nothing."""
+        self._start.point.claim.check()
+
     def close(self) -> None:
         """No batch will follow, and no message. Before the coordinator ends: it discards what was merged in vain."""
         self._coordinator.give_back(self._merge_orders.unused(), CheckpointId(self._last_batch + 1))

@@ -114,6 +114,7 @@ class QueryRun:
                 self._close(query)
             if self._failure is None and not self._cancelled:
                 self._loop.drain(self._engine.look_after, lambda: self._cancelled)
+                self._engine.check_claim()
         except BaseException as error:
             self._fail(error)
             raise

@@ -99,6 +99,7 @@ class Driver:
     def _take_turns(self) -> bool:
         for _ in range(MOST_STEPS):
             if self._draining and self._coordinator.settled:
+                self._engine.check_claim()
                 self._stop()
                 return True
             if self._trouble(1 / 20):
