@@ -20,13 +20,13 @@ from penstock.ids import SubtaskId
 from penstock.state.handle import FileRef, StateHandle
 
 handle = StateHandle(SubtaskId("views", 0), "filesystem", 1, (FileRef(1, 2, "c", "n"),))
-letter = msgspec.json.encode(UploadDone(1, handle, 1.0))
+message = msgspec.json.encode(UploadDone(1, handle, 1.0))
 sys.setswitchinterval(1e-6)
 barrier = threading.Barrier(4)
 
 def decode():
     barrier.wait()
-    mailbox._MESSAGES.decode(letter)
+    mailbox._MESSAGES.decode(message)
 
 threads = [threading.Thread(target=decode) for _ in range(4)]
 for thread in threads:
@@ -46,6 +46,26 @@ def test_types_are_known_before_threads_meet_them():
         if re.search(r"json\.decode\(.*type=", line)
     ]
     assert late == []
+
+
+def test_transactions_are_known_before_threads_meet_them():
+    """Sinks commit in threads of their own: every type of transaction is shown to msgspec when its module is loaded."""
+    kinds = {
+        name: path
+        for path in sorted(SOURCES.rglob("*.py"))
+        for name in re.findall(
+            r"^class (\w*Transaction)\((?:NamedTransaction|StagedTransaction|msgspec\.Struct)",
+            path.read_text(),
+            re.MULTILINE,
+        )
+        if name != "NamedTransaction"
+    }
+    assert {"SqlTransaction", "StagedTransaction", "KafkaTransaction"} <= kinds.keys()
+    assert [
+        name
+        for name, path in kinds.items()
+        if not re.search(rf"^msgspec\.json\.Decoder\(\s*{name}\s*\)", path.read_text(), re.MULTILINE)
+    ] == []
 
 
 def test_first_messages_at_the_same_moment():

@@ -332,6 +332,22 @@ def test_what_a_failed_upload_had_stored_is_discarded() -> None:
     assert "state/stray" in discarded(story.finish(2))
 
 
+@pytest.mark.parametrize("stored_first", [True, False])
+def test_files_of_a_newer_version_that_was_tried_are_not_discarded(stored_first: bool) -> None:
+    """At least once an upload may try a version whose batch is not finished: what it leaves in storage is that version's, and stays."""
+    story = Story(mode=Mode.AT_LEAST_ONCE, tolerable_failures=9)
+    story.begin(0)
+    story.finish(0)
+    story.begin(1, seconds=10)
+    newer = handle(FIRST, 1, file_of(FIRST, 1))
+    failed = SnapshotDeclined(
+        FIRST, 0, "refused", frozenset({file_of(FIRST, 0)}), (file_of(FIRST, 0), file_of(FIRST, 1)), tried=1
+    )
+    for event in (SnapshotDurable(newer), failed) if stored_first else (failed, SnapshotDurable(newer)):
+        assert file_of(FIRST, 1) not in discarded(story.tell(event))
+    assert file_of(FIRST, 1) not in discarded(story.finish(1))
+
+
 @pytest.mark.parametrize("early", [True, False])
 def test_a_snapshot_that_nobody_kept_declines_nothing(early: bool) -> None:
     """Of an attempt that Spark did not keep, a failed upload says nothing about the checkpoint, whenever the word of it comes."""

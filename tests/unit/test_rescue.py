@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from penstock.ids import SubtaskId
@@ -111,3 +112,17 @@ def test_one_at_a_time(stuck):
     clock.now += STUCK_AFTER_S
     rescue.look([handle])
     assert (len(begun), reported) == (2, [handle])
+
+
+def test_what_was_stored_in_vain_is_told(stuck, tmp_path):
+    """Some files of a handle may be in storage when the rest cannot be stored: whoever discards files hears of it."""
+    rescue, handle, clock, reported = stuck
+    lost = FileRef(1, 4, "checksum", "state/views/1-0-0-9.arrow")
+    both = msgspec.structs.replace(handle, refs=(*handle.refs, lost))
+    told = []
+    rescue.gave_up = lambda one, cause: told.append((one, cause))
+    rescue.look([both])
+    clock.now += STUCK_AFTER_S
+    rescue.look([both])
+    assert [one for one, _ in told] == [both]
+    assert reported == []

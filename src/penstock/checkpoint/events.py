@@ -47,6 +47,8 @@ class SnapshotDeclined:
     asked: frozenset[str]
     """The files of the state that was to be stored: they tell the attempt that wrote it from others, which Spark may have kept instead."""
     files: tuple[str, ...] = ()
+    tried: int | None = None
+    """The version that `files` are of, where it is a newer one than was asked for: whether it counts is not known yet."""
 
 
 @dataclass(frozen=True)

@@ -148,7 +148,7 @@ class Protocol:
         return self._completions(now) + self._discard()
 
     def _snapshot_declined(self, event: SnapshotDeclined, now: Now) -> list[Action]:
-        self.files.may_be_stored(event.files, event.version)
+        self.files.may_be_stored(event.files, event.version if event.tried is None else event.tried)
         pending = self.pending.get(CheckpointId(event.version))
         if pending is None or pending.writing:
             return self._discard()

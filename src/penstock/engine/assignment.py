@@ -33,6 +33,8 @@ class RunPlace:
     backend: StateBackend
     local_dir: Path
     """Working files of the run, on whichever machine this is read."""
+    local_recovery: bool
+    """Whether files that earlier runs left on the machine are used again."""
     mailbox: Address
 
 

@@ -122,7 +122,9 @@ class Run:
             hold=coordinator.hold,
             clock=clock,
         )
-        self._rescue = Rescue(spec.storage, start.local_dir, clock, self._stored, in_background, room)
+        self._rescue = Rescue(
+            spec.storage, start.local_dir, clock, self._stored, self._not_stored, in_background, room
+        )
 
     # ── one batch ──────────────────────────────────────────────────────────────────────────────
 
@@ -166,6 +168,7 @@ class Run:
             storage=spec.storage,
             backend=spec.backend,
             local_dir=self._start.local_dir,
+            local_recovery=spec.local_recovery,
             mailbox=mailbox,
         )
 
@@ -198,7 +201,9 @@ class Run:
                 self._rescue.failed(message.subtask)
                 asked = frozenset(message.asked)
                 self._post(
-                    SnapshotDeclined(message.subtask, message.version, message.cause, asked, message.files)
+                    SnapshotDeclined(
+                        message.subtask, message.version, message.cause, asked, message.files, message.tried
+                    )
                 )
             case TaskFailed():
                 self._accounts.take(message)
@@ -207,6 +212,8 @@ class Run:
                 self._observer.merged(message)
             case MergeFailed():
                 self._merge_orders.failed(message.subtask, self._clock.monotonic())
+                if message.file:
+                    self._coordinator.give_back([message.file], CheckpointId(self._last_batch + 1))
                 _log.warning(
                     "%s: files of state could not be merged in the background; they stay as they are, next try in %.0f s: %s",
                     *(message.subtask, RETRY_AFTER_S, message.cause),
@@ -214,6 +221,11 @@ class Run:
 
     def _stored(self, handle: StateHandle) -> None:
         self._post(SnapshotDurable(handle))
+
+    def _not_stored(self, handle: StateHandle, cause: str) -> None:
+        """It declines nothing: whoever waits for the handle goes on waiting. But some of the files may lie in storage now."""
+        files = tuple(sorted(handle.files))
+        self._post(SnapshotDeclined(handle.subtask, handle.version, cause, frozenset(), files))
 
     def look_after(self) -> None:
         """Store what no worker stores any more, and note where sources have decided to begin."""

@@ -118,8 +118,12 @@ def _begin_local_dir(
     local = run_dir(spec.working_folder, point.run, randomness.token(8))
     if not spec.local_recovery:
         forget_earlier_runs(local)
-    begin_run(local, {name for handle in handles.values() for name in handle.files})
+    begin_run(local, _files(handles))
     return local
+
+
+def _files(handles: Mapping[SubtaskId, StateHandle]) -> frozenset[str]:
+    return frozenset(name for handle in handles.values() for name in handle.files)
 
 
 def _rescaled(
@@ -138,6 +142,7 @@ def _rescaled(
         spec.parallelism,
         spec.max_parallelism,
         spec.layouts,
+        _files(handles) if spec.local_recovery else frozenset(),
     )
     taken = perform_all(take_over, list(handles.values()))
     for one in taken:

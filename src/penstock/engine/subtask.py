@@ -70,7 +70,7 @@ class OperatorTask(ABC):
         self, table: pa.Table, subtask: SubtaskId, attempt: int, alignment_ms: float
     ) -> list[pa.RecordBatch]:
         plan = self.assignment
-        begin_run(plan.place.local_dir, plan.keep)
+        begin_run(plan.place.local_dir, plan.keep if plan.place.local_recovery else frozenset())
         check_rows(
             table,
             list(self.keys),

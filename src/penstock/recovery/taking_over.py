@@ -18,6 +18,7 @@ from penstock.checkpoint.completed import SubtaskReport
 from penstock.ids import RunId
 from penstock.state.backends.base import StateBackend, StateLayout, Workplace
 from penstock.state.handle import StateHandle
+from penstock.state.local_files import begin_run
 from penstock.storage import Storage
 
 
@@ -39,9 +40,12 @@ class TakeOver:
     parallelism: int
     max_parallelism: int
     layouts: Mapping[str, StateLayout]
+    named: frozenset[str]
+    """The files of all handles; of what earlier runs left on a machine only these are of use."""
 
     def __call__(self, handle: StateHandle, attempt: int) -> Taken:
         """Keep what is the subtask's own, as files of its own; called again, with another attempt, when a task fails."""
+        begin_run(self.local_dir, self.named)
         workplace = Workplace.of(self, handle.subtask, version=handle.version, attempt=attempt)
         with closing(self.backend.open(workplace, self.layouts[handle.subtask.uid], handle)) as state:
             taken = state.freeze()

@@ -41,7 +41,8 @@ def perform(merge: Merge) -> Message:
     except Exception as error:  # noqa: BLE001 - nothing depends on a merge; the driver tells people and tries again later
         if merged is not None:
             workplace.merged_path(merged.name).unlink(missing_ok=True)
-        return MergeFailed(merge.run, order.subtask, f"{type(error).__name__}: {error}")
+        name = merged.name if merged is not None else ""
+        return MergeFailed(merge.run, order.subtask, f"{type(error).__name__}: {error}", name)
     return MergeDone(merge.run, order.subtask, order.names, merged, watch.ms)
 
 

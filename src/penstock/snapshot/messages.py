@@ -29,6 +29,8 @@ class UploadFailed(msgspec.Struct, frozen=True, tag="upload-failed"):
     cause: str
     asked: tuple[str, ...] = ()
     files: tuple[str, ...] = ()
+    tried: int | None = None
+    """The version that `files` are of, where it is a newer one than was asked for."""
 
 
 class TaskFailed(msgspec.Struct, frozen=True, tag="task-failed"):
@@ -63,6 +65,8 @@ class MergeFailed(msgspec.Struct, frozen=True, tag="merge-failed"):
     run: int
     subtask: SubtaskId
     cause: str
+    file: str = ""
+    """What was to take their place; it may be in storage."""
 
 
 Message = UploadDone | UploadFailed | TaskFailed | MergeDone | MergeFailed

@@ -39,6 +39,8 @@ class Rescue:
     local_dir: Path
     clock: Clock
     report: Callable[[StateHandle], None]
+    gave_up: Callable[[StateHandle, str], None] = lambda _handle, _cause: None
+    """Told, with the cause, of a handle that could not be stored; some of its files may have been."""
     run: Callable[[Callable[[], None]], None] = lambda upload: upload()
     room: Room | None = None
     """How many files go at once; without it one after the other."""
@@ -72,6 +74,7 @@ class Rescue:
             _log.warning(
                 "%s: state files that no worker stores could not be stored: %s", handle.subtask, error
             )
+            self.gave_up(handle, str(error))
         else:
             _log.info("%s: state files that no worker stored were stored by the driver", handle.subtask)
             self.report(handle)

@@ -83,6 +83,7 @@ def perform(upload: Upload, room: Room | None = None) -> Message:
             cause,
             asked=tuple(sorted(asked.files)),
             files=tuple(sorted(upload.missing)),
+            tried=upload.handle.version,
         )
     return UploadDone(upload.run, upload.handle, watch.ms)
 

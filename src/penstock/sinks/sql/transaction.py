@@ -10,6 +10,8 @@ import hashlib
 from collections.abc import Sequence
 from typing import Final, Literal, NamedTuple
 
+import msgspec
+
 from penstock.errors import CommitLostError, ConfigError
 from penstock.sinks import transaction as named
 from penstock.sinks.tables import checked_mode
@@ -28,6 +30,9 @@ class SqlTransaction(NamedTransaction, frozen=True, kw_only=True):
     def numbers(self) -> str:
         """The part of the name behind job and sink."""
         return self.name.removeprefix(f"{self.job}.{self.sink}.")
+
+
+msgspec.json.Decoder(SqlTransaction)  # so that `convert` meets a type that is known, see `snapshot.mailbox`
 
 
 def owner_digest(*parts: str) -> str:

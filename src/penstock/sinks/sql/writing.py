@@ -30,11 +30,18 @@ class OpenTransaction(ABC):
         """Of a transaction whose rows are staged."""
         with server.task_errors(layout.name):
             self._session = server.connect(transaction)
-            self._two_phase = server.two_phase(self._session)
-            self._records = Records(self._session, layout.schema)
-            self._two_phase.begin(transaction)
-            if transaction.how != PREPARED:
-                self._number = self._records.register(transaction, staging_table(layout))
+            try:
+                self._begin()
+            except BaseException:
+                self._session.close()
+                raise
+
+    def _begin(self) -> None:
+        self._two_phase = self._server.two_phase(self._session)
+        self._records = Records(self._session, self._layout.schema)
+        self._two_phase.begin(self.transaction)
+        if self.transaction.how != PREPARED:
+            self._number = self._records.register(self.transaction, staging_table(self._layout))
 
     @abstractmethod
     def changed_values(self, batch: pa.RecordBatch) -> Iterable[Change]:

@@ -23,8 +23,8 @@ from penstock.storage.file_system import beside, link_or_copy
 
 _log = logging.getLogger(__name__)
 
-ARRIVAL_PATIENCE_S = 60.0
-"""How long a task waits for a file that another machine is storing; uploads have tries of their own."""
+ARRIVAL_PATIENCE_S = 20.0
+"""How long an attempt of a task waits for a file that another machine is storing. Spark makes four attempts on a cluster."""
 FIRST_LOOK_S = 0.02
 LONGEST_LOOK_S = 1.0
 TELL_AFTER_S = 5.0

@@ -21,6 +21,10 @@ MOST_ATTEMPTS = 2
 """Spark's is 4; a failure here is followed by another sooner."""
 
 
+class JobAbortedError(Exception):
+    """What a driver sees of a task that failed for good: Spark's words, not those of the task."""
+
+
 @dataclass
 class Batch:
     """What Spark does with the tasks of one batch; `answers` are those of the attempts that it kept."""
@@ -71,9 +75,9 @@ class Batch:
         for left in reversed(range(MOST_ATTEMPTS)):
             try:
                 return self._attempt(uid, index, items)
-            except Exception:
+            except Exception as error:
                 if not left:
-                    raise
+                    raise JobAbortedError(f"{uid}-{index}: {error!r}") from error
         raise AssertionError("there is a last attempt")
 
     def _attempt(self, uid: str, index: int, items: list[Item]) -> tuple[VirtualExecutor, list[Item]]:

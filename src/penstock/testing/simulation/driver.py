@@ -15,7 +15,7 @@ from penstock.engine.job_spec import JobSpec
 from penstock.engine.observer import Observer
 from penstock.engine.run import Run, make_coordinator
 from penstock.engine.start import Start
-from penstock.errors import CheckpointFailedError, CorruptStateError, FencedError, UnavailableError
+from penstock.errors import CheckpointFailedError, FencedError, PenstockError, UnavailableError
 from penstock.snapshot.mailbox import Address
 from penstock.snapshot.messages import Message
 from penstock.snapshot.uploader import Upload
@@ -35,8 +35,8 @@ FEWEST_FILES = 2
 CALM = 0.5
 NO_MAILBOX = Address("", 0, "")
 
-EXPECTED_FAILURES = (UnavailableError, CheckpointFailedError, CorruptStateError, FencedError)
-"""What ends a run and is answered by another one; a checkpoint that is really corrupt is found by the audit."""
+EXPECTED_FAILURES = (UnavailableError, CheckpointFailedError, FencedError)
+"""What ends a run and is answered by another one. Nothing damages storage here, so that corrupt state is a bug."""
 
 
 class Driver:
@@ -200,6 +200,8 @@ class Driver:
                 self._batch = None
         except Exception as error:
             self._receive_all()  # what a task said before it failed is there before Spark has given up
+            if isinstance(error, PenstockError):
+                raise  # of the driver itself
             raise (self._engine.explained(error) or error) from error
 
     def _receive_all(self) -> None:

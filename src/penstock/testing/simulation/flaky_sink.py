@@ -42,6 +42,15 @@ class FlakySink(TwoPhaseCommitSink):
         """See `TwoPhaseCommitSink.commit`."""
         self._call(f"commit {_name(transaction)}", lambda: self._inner.commit(transaction))
 
+    def commit_all(self, transactions: Iterable[Transaction]) -> None:
+        """See `TwoPhaseCommitSink.commit_all`: in one call if the sink has its own, so that the process can die in between otherwise."""
+        if type(self._inner).commit_all is TwoPhaseCommitSink.commit_all:
+            super().commit_all(transactions)
+            return
+        wanted = list(transactions)
+        label = f"commit {', '.join(map(_name, wanted))}"
+        self._call(label, lambda: self._inner.commit_all(wanted))
+
     def abort(self, transaction: Transaction) -> None:
         """See `TwoPhaseCommitSink.abort`."""
         self._call(f"abort {_name(transaction)}", lambda: self._inner.abort(transaction))

@@ -8,7 +8,8 @@ from dataclasses import replace
 
 from penstock.engine.job_spec import JobSpec
 from penstock.engine.start import forget_working_files, start_run
-from penstock.ownership.claim import CLAIMANT_DIGITS, Claimant
+from penstock.errors import FencedError
+from penstock.ownership.claim import CLAIMANT_DIGITS, Claimant, newest_run
 from penstock.randomness import Randomness
 from penstock.recovery.taking_over import Taken, TakeOver
 from penstock.sinks.by_key.sink import AT_ONCE, WITH_THE_CHECKPOINT, UpsertSink
@@ -16,6 +17,7 @@ from penstock.sinks.functions.foreach import Foreach
 from penstock.sinks.two_phase_commit import TwoPhaseCommitSink
 from penstock.state.backends import backend_named
 from penstock.state.handle import StateHandle
+from penstock.testing.faulty_storage import SimulatedCrash
 from penstock.testing.simulation.counting import LAYOUT
 from penstock.testing.simulation.driver import Driver
 from penstock.testing.simulation.external import SimulatedSink, TableWriter
@@ -24,6 +26,7 @@ from penstock.testing.simulation.lifeline import Lifeline
 from penstock.testing.simulation.machines import Machines
 from penstock.testing.simulation.site import JOB, Conditions, Sinks, Site
 from penstock.testing.simulation.topology import sink_of
+from penstock.testing.simulation.violation import Violation
 from penstock.testing.simulation.watched_storage import WatchedStorage
 from penstock.testing.simulation.workload import MAX_PARALLELISM, SinkKind
 
@@ -60,8 +63,14 @@ class SimulatedRun:
         )
         try:
             self.finished = driver.work_on()
-        finally:
+        except SimulatedCrash:
+            raise  # which leaves its working files
+        except BaseException as error:
             forget_working_files(self._spec, start)
+            if isinstance(error, FencedError) and newest_run(self._site.storage) == start.point.run:
+                raise Violation(f"run {start.point.run} owns the job, and takes itself for fenced") from error
+            raise
+        forget_working_files(self._spec, start)
 
     def _make_spec(self, lifeline: Lifeline) -> JobSpec:
         work, run = self._site.workload, self._conditions.index
