@@ -143,6 +143,15 @@ def test_a_run_of_another_life_of_the_job_owns_nothing(storage: LocalStorage) ->
         record_descent(zombie, CheckpointId(5))
 
 
+def test_a_start_whose_storage_was_deleted_does_not_claim_again(storage: LocalStorage) -> None:
+    """It says what has happened: there is no other start to which the job would belong."""
+    claimant = Claimant()
+    claim(storage, NOW, claimant)
+    storage.delete(storage.names())
+    with pytest.raises(FencedError, match="the folder was deleted, replaced by a copy, or is not mounted"):
+        claim(storage, NOW, claimant)
+
+
 def test_a_claim_that_vanishes_while_it_is_looked_at_is_gone(tmp_path: Path) -> None:
     """Between the list and the record the folder may be deleted: that is no error of its own."""
 

@@ -99,6 +99,11 @@ class NeededFiles:
         """Those of `files` that are not known to be in storage."""
         return set(files - self._durable)
 
+    def undurable_handles(self, batches: Iterable[BatchFinished]) -> list[StateHandle]:
+        """What these name and is not known to be in storage, in order."""
+        handles = dict.fromkeys(handle for batch in batches for handle in batch.handles.values())
+        return [handle for handle in handles if not handle.files <= self._durable]
+
     @property
     def durable(self) -> AbstractSet[str]:
         """What is known to be in storage."""

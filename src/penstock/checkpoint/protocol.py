@@ -83,9 +83,8 @@ class Protocol:
     @property
     def undurable_handles(self) -> list[StateHandle]:
         """What pending checkpoints and the working version name and is not known to be in storage."""
-        batches = [pending.batch for pending in self.pending.values()] + [self._newest]
-        handles = dict.fromkeys(handle for batch in batches if batch for handle in batch.handles.values())
-        return [handle for handle in handles if not handle.files <= self.files.durable]
+        batches = [*(pending.batch for pending in self.pending.values()), self._newest]
+        return self.files.undurable_handles(batch for batch in batches if batch)
 
     @property
     def last_completed(self) -> CheckpointId:
@@ -121,7 +120,8 @@ class Protocol:
             case Committed():
                 return self.commits.committed(event.transactions, self.completed)
             case Tick():
-                return self._expire(now) + self._trigger_idle(now)
+                late = self._under_way.late(now)
+                return self._give_up_all(late, FailureReason.EXPIRED, now) + self._trigger_idle(now)
             case Drain():
                 self._draining = True
                 return self._trigger_idle(now)
@@ -168,20 +168,20 @@ class Protocol:
             self._later.forget(checkpoint)
         self._content.forget(checkpoint)
         actions = self.commits.completed(checkpoint)
-        older = [one for one in self._under_way.in_order() if one.checkpoint <= checkpoint]
-        detail = f"checkpoint {checkpoint} is complete"
-        actions += self._give_up_all(older, FailureReason.SUBSUMED, detail, now)
+        done = f"checkpoint {checkpoint} is complete"
+        older = [(one, done) for one in self._under_way.in_order() if one.checkpoint <= checkpoint]
+        actions += self._give_up_all(older, FailureReason.SUBSUMED, now)
         return actions + self._subsume() + self._trigger_idle(now) + self._completions(now)
 
     def _job_ended(self, now: Now) -> list[Action]:
         """Whether a metadata that is being written exists is for recovery to see, so its files stay."""
-        unfinished = self._under_way.not_being_written()
-        actions = self._give_up_all(unfinished, FailureReason.JOB_ENDED, "the run is over", now)
+        left = [(one, "the run is over") for one in self._under_way.not_being_written()]
+        actions = self._give_up_all(left, FailureReason.JOB_ENDED, now)
         self._newest = None
         self.files.run_ended()
         return actions + self._discard()
 
-    # ── triggering ─────────────────────────────────────────────────────────────────────────────
+    # ── triggering and completing ──────────────────────────────────────────────────────────────
 
     def _trigger_idle(self, now: Now) -> list[Action]:
         """Complete the newest finished batch when the interval is over and no new batch takes the barrier along."""
@@ -190,15 +190,13 @@ class Protocol:
             return []
         if not self._draining and not (self._under_way.due(now) and not self.files.undurable_working):
             return []
-        older = self._under_way.in_the_way()  # what they have the last checkpoint of a run has too
-        detail = f"checkpoint {newest.batch} is the last one"
-        actions = self._give_up_all(older, FailureReason.SUBSUMED, detail, now)
+        last = f"checkpoint {newest.batch} is the last one"  # what older ones have it has too
+        older = [(one, last) for one in self._under_way.in_the_way()]
+        actions = self._give_up_all(older, FailureReason.SUBSUMED, now)
         if self._under_way.full:
             return actions
         self._under_way.trigger(newest.batch, now).attach(newest)
         return self._completions(now) + actions
-
-    # ── completing ─────────────────────────────────────────────────────────────────────────────
 
     def _completions(self, now: Now) -> list[Action]:
         """Complete the oldest checkpoint that can be, unless one is being written."""
@@ -224,14 +222,11 @@ class Protocol:
 
     # ── giving up, and forgetting ──────────────────────────────────────────────────────────────
 
-    def _expire(self, now: Now) -> list[Action]:
-        late = self._under_way.late(now)
-        return list(chain(*(self._give_up(one, FailureReason.EXPIRED, detail, now) for one, detail in late)))
-
     def _give_up_all(
-        self, these: Iterable[Pending], reason: FailureReason, detail: str, now: Now
+        self, these: Iterable[tuple[Pending, str]], reason: FailureReason, now: Now
     ) -> list[Action]:
-        return list(chain(*(self._give_up(one, reason, detail, now) for one in these)))
+        """Each with a detail of its own."""
+        return list(chain(*(self._give_up(one, reason, detail, now) for one, detail in these)))
 
     def _give_up(self, pending: Pending, reason: FailureReason, detail: str, now: Now) -> list[Action]:
         too_many = self._under_way.given_up(pending, reason, detail, now, self.last_completed)

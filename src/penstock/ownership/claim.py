@@ -138,6 +138,12 @@ def _is_of(storage: Storage, run: RunId, claimant: Claimant) -> bool:
 
 
 def _lost_to(storage: Storage, owner: RunId) -> FencedError:
+    if not owner:
+        return FencedError(
+            f"the claims of this start are gone from {storage.uri}: the folder was deleted, replaced by a copy, or is not mounted; "
+            "this start does not restart and commits nothing any more; bring the storage back and start the job again",
+            owner=owner,
+        )
     return FencedError(
         f"the job in {storage.uri} belongs to run {owner} of another start now; this one stops, does not restart and commits "
         "nothing any more; nothing is lost",
