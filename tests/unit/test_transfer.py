@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import queue
 import shutil
@@ -24,7 +25,10 @@ from services.patience import PATIENCE_S
 
 
 class Meeting(LocalStorage):
-    """An upload waits until `parties` are under way together; notes how often each file was stored, and how many at most at once."""
+    """An upload waits until `parties` are under way together; notes how often each file was stored, and how many at most at once.
+
+    After a failure no others come, so that nobody waits for them.
+    """
 
     def __init__(self, root: Path, parties: int = 1, fails: str = "") -> None:
         super().__init__(root)
@@ -39,9 +43,11 @@ class Meeting(LocalStorage):
         with self._lock:
             self._now += 1
             self.most = max(self.most, self._now)
-        self.together.wait(PATIENCE_S)
+        with contextlib.suppress(threading.BrokenBarrierError):
+            self.together.wait(PATIENCE_S)
         try:
             if name == self.fails:
+                self.together.abort()
                 raise UnavailableError("no")
             super().upload(local, name)
         finally:
