@@ -261,7 +261,7 @@ def test_a_run_elsewhere_lives_as_long_as_its_heart_beats(storage: LocalStorage)
 
 def test_a_run_that_ended_is_over(storage: LocalStorage) -> None:
     """Its last word is believed at once."""
-    beat(storage, claim(storage, NOW).run, NOW, ended=True, clean=True)
+    beat(storage, claim(storage, NOW).run, NOW, ended=True)
     refuse_if_running(storage, NOW)
 
 

@@ -654,7 +654,7 @@ def test_a_newest_checkpoint_that_was_deleted_whole_is_noticed(scene: Scene) -> 
     """A run says with its heartbeat which checkpoint it has, so an older one is not silently the newest."""
     scene.checkpoint(3, "state/a")
     scene.checkpoint(5, "state/a")
-    beat(scene.storage, RunId(1), NOW, ended=True, clean=True, completed=CheckpointId(5))
+    beat(scene.storage, RunId(1), NOW, ended=True, completed=CheckpointId(5))
     scene.storage.delete(chk(5).files)
     with pytest.raises(CorruptStateError, match=r"run 1 had checkpoint 5, and it is gone.*restore=3"):
         scene.restore()

@@ -22,7 +22,6 @@ class Heartbeat(msgspec.Struct, frozen=True):
     run: int
     at: float
     ended: bool = False
-    clean: bool = False
     completed: int = NO_CHECKPOINT
     """The newest checkpoint that the run knew to exist: nobody needs to guess whether one was deleted."""
 
@@ -36,11 +35,10 @@ def beat(
     now: float,
     *,
     ended: bool = False,
-    clean: bool = False,
     completed: CheckpointId = NO_CHECKPOINT,
 ) -> None:
-    """Record that the run is alive, or that it ended, and whether with everything completed and committed."""
-    storage.put(f"runs/{run}.alive", msgspec.json.encode(Heartbeat(run, now, ended, clean, completed)))
+    """Record that the run is alive, or that it ended, and which checkpoint it had."""
+    storage.put(f"runs/{run}.alive", msgspec.json.encode(Heartbeat(run, now, ended, completed)))
 
 
 def last_completed(storage: Storage, run: RunId) -> CheckpointId:

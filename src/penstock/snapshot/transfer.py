@@ -118,13 +118,13 @@ def _in_parallel(work: Callable[[str], None], names: Iterable[str], threads: int
             except BaseException as error:  # noqa: BLE001 - raised below, in the thread that asked
                 failures.append(error)
 
-    threads_of_files = [
+    started = [
         threading.Thread(target=take_turns, name=f"penstock-file-{number}", daemon=True)
         for number in range(threads)
     ]
-    for thread in threads_of_files:
+    for thread in started:
         thread.start()
-    for thread in threads_of_files:
+    for thread in started:
         thread.join()
     if failures:
         raise failures[0]

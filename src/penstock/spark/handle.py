@@ -83,7 +83,6 @@ class JobHandle:
         self._ended = threading.Event()
         self._cancelled = False
         self._forgetting = False
-        self._clean = False
         self._met = Failure()
         self._status = Status.RUNNING
         self._failure: BaseException | None = None
@@ -246,7 +245,6 @@ class JobHandle:
                     )
                     break
             else:
-                self._clean = not self._cancelled
                 break
         if self._forgetting:
             self._forget_if_asked()
@@ -320,7 +318,6 @@ class JobHandle:
                 run,
                 SYSTEM_CLOCK.wall(),
                 ended=True,
-                clean=self._clean,
                 completed=completed,
             )
         except PenstockError as error:

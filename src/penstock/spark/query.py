@@ -225,9 +225,11 @@ class QueryRun:
         frames = BatchFrames(self._compiled, frame, assignment, executor)
         try:
             frames.run()
+            answers = executor.given()
             for operator in reversed(self._compiled.graph.operators):
-                if not any(answer.uid == operator.uid for answer in executor.given()):
+                if not any(answer.uid == operator.uid for answer in answers):
                     frames.run_operator(operator)
-            return executor.given()
+                    answers = executor.given()
+            return answers
         finally:
             frames.release()
