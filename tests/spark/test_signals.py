@@ -16,6 +16,7 @@ import psutil
 import pytest
 from ledger import Ledger
 
+from penstock.ids import NO_CHECKPOINT
 from penstock.storage import LocalStorage
 from services.patience import PATIENCE_S
 
@@ -98,13 +99,13 @@ def javas(process: subprocess.Popen[bytes]) -> list[psutil.Process]:
     return []
 
 
-def ended_cleanly(storage: LocalStorage) -> bool:
-    """What the first run has said last."""
-    return bool(json.loads(storage.get("runs/1.alive"))["clean"])
+def last_checkpoint(storage: LocalStorage) -> int:
+    """The newest one that the first run has had, by what it said last."""
+    return int(json.loads(storage.get("runs/1.alive"))["completed"])
 
 
 def test_signals_stop_a_job(tmp_path: Path) -> None:
-    """The first signal stops with a last checkpoint, and the run is recorded as ended cleanly; the second ends it now; Java stays quiet."""
+    """The first signal stops with a last checkpoint, which the run's record names; the second ends it now; Java stays quiet."""
     ledger = Ledger(tmp_path)
     ledger.append(0, "a", 3)
     script, output = tmp_path / "jobs.py", tmp_path / "output"
@@ -121,7 +122,7 @@ def test_signals_stop_a_job(tmp_path: Path) -> None:
             until(lambda name=name: storage(name).names("spark/1/commits"), f"the first batch of {name}")
             os.killpg(process.pid, number)
             until(lambda name=name: f"{name} stopped" in said(), f"the end of {name}")
-            assert ended_cleanly(storage(name))
+            assert last_checkpoint(storage(name)) != NO_CHECKPOINT
             assert ledger.counts(name.replace("-", "_")) == {"a": 3}
         ledger.append(1, "held", 1)
         for name, number in (("int-twice", signal.SIGINT), ("term-twice", signal.SIGTERM)):
@@ -135,8 +136,8 @@ def test_signals_stop_a_job(tmp_path: Path) -> None:
                 until(lambda: "int-twice interrupted" in said(), "the end of int-twice")
         java = javas(process)
         assert process.wait(PATIENCE_S) == 128 + signal.SIGTERM
-        assert not ended_cleanly(storage("int-twice"))
-        assert not ended_cleanly(storage("term-twice"))
+        assert last_checkpoint(storage("int-twice")) == NO_CHECKPOINT
+        assert last_checkpoint(storage("term-twice")) == NO_CHECKPOINT
         until(lambda: not any(one.is_running() for one in java), "the end of Java")
     assert [line for line in said() if line.startswith(("\tat ", "Caused by", "Traceback"))] == []
 
