@@ -47,7 +47,7 @@ def main() -> int:
     console.print(report.terminal(figures, f"Penstock beside its peers, one run{little}"))
     if not options.quick and (options.write or not options.only):
         report.write(_results(report.replaced(figures) if options.only else figures))
-        console.print(f"written to {report.RESULTS.name} and the pages")
+        console.print(f"written to {report.RESULTS.relative_to(report.ROOT)} and the pages")
     return _exit_code(console, figures, goals_count=not options.quick)
 
 

@@ -16,6 +16,6 @@ def optional_package(module: str, *, needed_by: str, extra: str) -> Any:
         package = module.partition(".")[0]
         raise ConfigError(
             f"{needed_by} needs the package {package}, which cannot be imported here ({error}); "
-            f"run pip install 'penstock[{extra}]' on the driver and on every executor",
+            f"run pip install '.[{extra}]' in a checkout of Penstock, on the driver and on every executor",
             package=package,
         ) from error

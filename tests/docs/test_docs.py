@@ -37,6 +37,7 @@ LINK = re.compile(r"\[[^\]]+\]\(([^)\s]+)\)")
 CITED_TEST = re.compile(r"`(tests/[\w/]+\.py)((?:::\w+)*)`")
 PATH_IN_CODE = re.compile(r"`((?:src/penstock/)?[a-z_]+(?:/[a-z_]+)*/[a-z_]+\.py|src/penstock/[a-z_/]+)`")
 ABSOLUTE_PATH = re.compile(r"(?<![\w.:/~>`*$}-])/([a-z]+)/")
+LONGEST_CELL = 200
 HARMLESS_ROOTS = {"var", "data", "path", "proc"}
 """First folders that may stand in an example; everything else would be somebody's machine."""
 
@@ -248,6 +249,30 @@ def test_python_on_pages_is_python(page: str) -> None:
         ast.parse(block)
     unknown = sorted({name for name in re.findall(r"\bps\.(\w+)", TEXTS[page]) if name not in ps.__all__})
     assert not unknown
+
+
+def cells(text: str) -> Iterator[str]:
+    """What a reader sees of each cell of the tables of a page: links are their words, code is its letters, a test its name."""
+    for line in CITED_TEST.sub(r"\2", ANY_BLOCK.sub("", text)).splitlines():
+        if line.startswith("|"):
+            for cell in re.split(r"(?<!\\)\|", line.strip()[1:-1]):
+                yield (
+                    re.sub(r"\[([^\]]+)\]\([^)\s]+\)", r"\1", cell).replace("`", "").replace("**", "").strip()
+                )
+
+
+@pytest.mark.parametrize("page", TEXTS)
+def test_no_cell_of_a_table_is_a_paragraph(page: str) -> None:
+    """A cell has two lines of a hundred letters at most: what needs more is text below the table."""
+    assert [cell for cell in cells(TEXTS[page]) if len(cell) > LONGEST_CELL] == []
+
+
+@pytest.mark.parametrize(
+    "file", [*PAGES, *PACKAGE.rglob("*.py")], ids=lambda file: file.relative_to(ROOT).as_posix()
+)
+def test_no_install_line_asks_an_index(file: Path) -> None:
+    """No package index has Penstock: whoever is told to install it is told to do so in a checkout."""
+    assert "pip install penstock" not in file.read_text(encoding="utf-8").replace("'", "").replace('"', "")
 
 
 def anchors(text: str) -> set[str]:

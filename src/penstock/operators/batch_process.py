@@ -57,7 +57,7 @@ class BatchColumns:
         return frame
 
     def to_polars(self) -> pl.DataFrame:
-        """All columns as a polars DataFrame, mostly without copying; needs `pip install 'penstock[polars]'`."""
+        """All columns as a polars DataFrame, mostly without copying; needs the extra `polars`."""
         polars = optional_package("polars", needed_by="to_polars()", extra="polars")
         frame: Any = polars.from_arrow(self._table)
         return frame  # type: ignore[no-any-return]

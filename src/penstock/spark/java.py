@@ -64,7 +64,7 @@ def find_java(environ: Mapping[str, str] | None = None) -> JavaHome:
     raise ConfigError(
         f"Spark needs Java {MINIMUM_MAJOR} or newer and none was found: {seen}; nothing was started. "
         f"Install a JDK (for example openjdk-{MINIMUM_MAJOR}-jre-headless) and set JAVA_HOME, "
-        "or let pip bring one: pip install 'penstock[java]'",
+        "or let pip bring one, in a checkout of Penstock: pip install '.[java]'",
         minimum=MINIMUM_MAJOR,
         rejected=tuple(rejected),
     )

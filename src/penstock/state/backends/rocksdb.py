@@ -37,7 +37,7 @@ ROWS_AT_ONCE = 8192
 
 
 class RocksdbBackend(StateBackend):
-    """Keep state in RocksDB: bounded by disk, not by memory. Needs `pip install 'penstock[rocksdb]'`."""
+    """Keep state in RocksDB: bounded by disk, not by memory. Needs the extra `rocksdb`."""
 
     name = "rocksdb"
 
