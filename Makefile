@@ -10,22 +10,31 @@ PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 CHAOS_KILLS ?= 50
 CHAOS_SEEDS ?= 10000
 ARGS ?=
+SPARK ?=
+SPARKS := .spark-versions
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint types bench chaos docs clean
+.PHONY: help setup demo test lint types bench chaos docs clean oldest-spark test-spark-versions
 
 help:  ## show this list
 	@echo "penstock: make <target> [ARGS='...']"
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 10
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 23
 
 setup: $(READY)  ## make .venv with everything in it (the others do it by themselves)
 
 demo: $(READY)  ## run the demonstration: a job that is killed and comes back exact
 	@$(BIN)/penstock demo $(ARGS)
 
-test: lint types  ## lint, types and all tests but the long chaos runs
+test: oldest-spark lint types  ## lint, types and all tests but the long chaos runs
 	@echo "test: pytest, without the long runs (marked chaos_long): make chaos has them"
 	@$(BIN)/python -m pytest -q -n 2 --durations=20 -m "not chaos_long" $(ARGS)
+
+# One test runs on the oldest Spark. Its environment, half a GB to fetch once, is made beside the others; the test waits for it.
+oldest-spark: $(READY)
+	@mkdir -p $(SPARKS); nice $(BIN)/python tests/services/spark_versions.py prepare >$(SPARKS)/prepare.log 2>&1 &
+
+test-spark-versions: $(READY)  ## run the tests on Spark in an environment for each version (SPARK=4.0: on one), and print a table
+	@$(BIN)/python tests/services/spark_versions.py test $(SPARK) $(if $(ARGS),--pytest $(ARGS))
 
 lint: $(READY)  ## check rules and formatting with ruff
 	@echo "lint: ruff check, ruff format --check"
@@ -47,8 +56,8 @@ chaos: $(READY)  ## kill processes at random, CHAOS_KILLS times (50), while a le
 docs: $(READY)  ## check that the documentation agrees with the code and that its examples run
 	@$(BIN)/python -m pytest -q tests/docs $(ARGS)
 
-clean:  ## remove .venv and what tools leave behind
-	@rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .demo spark-warehouse
+clean:  ## remove the environments and what tools leave behind
+	@rm -rf $(VENV) $(SPARKS) .mypy_cache .ruff_cache .pytest_cache .hypothesis .demo spark-warehouse
 
 # The stamp is written last, so an interrupted set-up is done again; it is also done again when versions change.
 $(READY): pyproject.toml constraints.txt

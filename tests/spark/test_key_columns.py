@@ -7,6 +7,7 @@ from pyspark.sql import functions as F
 
 from penstock.operators.grouping import group_rows
 from penstock.spark.key_columns import float_keys, normalised, sort_key
+from penstock.spark.versions import hashed_to, partition_by_number, repartitioned
 from penstock.state.keys import SORT_KEY
 
 pytestmark = pytest.mark.spark
@@ -47,3 +48,16 @@ def test_a_missing_struct_stays_missing(spark):
     )
     normal = normalised(frame, float_keys(frame, ("s", "a")))
     assert normal.orderBy("s").toArrow().to_pylist() == [{"s": None, "a": []}, {"s": {"x": 0.0}, "a": []}]
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_rows_go_to_the_partition_of_their_number(spark, own):
+    """By Spark's own means where it has them, and by its hash where it has not: 7 is no divisor of anything."""
+    rows = spark.range(70).select(F.col("id"), (F.col("id") % 7).cast("int").alias("to"))
+    if own:
+        placed = repartitioned(rows, 7, partition_by_number(spark, F.col("to"), 7))
+    else:
+        placed = rows.repartition(7, hashed_to(spark, F.col("to"), 7))
+    found = placed.select("to", F.spark_partition_id().alias("at")).collect()
+    assert len(found) == 70
+    assert [row for row in found if row["to"] != row["at"]] == []

@@ -13,8 +13,12 @@ from pyspark.sql import DataFrame, SparkSession
 
 from penstock.errors import ConfigError
 from penstock.sources import PartitionedLog
+from penstock.spark.versions import HAS_READ_LIMITS
 
 pytestmark = pytest.mark.spark
+needs_limits = pytest.mark.skipif(
+    not HAS_READ_LIMITS, reason="Spark before 4.2 keeps rows_per_batch only in a job (test_engine has those)"
+)
 SCHEMA = "app string, n long, at timestamp"
 WHEN = dt.datetime(2026, 1, 2, 3, 4, 5, 678, tzinfo=dt.UTC)
 
@@ -79,6 +83,7 @@ def test_rows_come_with_their_positions(spark: SparkSession, log: PartitionedLog
     assert flat([batch]) == expected(log)
 
 
+@needs_limits
 def test_a_limit_is_kept_and_shared(spark: SparkSession, log: PartitionedLog) -> None:
     """With rows_per_batch an available-now run takes several batches, full and fair, and reads everything once."""
     batches = Query(spark, log, rows_per_batch=12).run()
@@ -87,6 +92,7 @@ def test_a_limit_is_kept_and_shared(spark: SparkSession, log: PartitionedLog) ->
     assert flat(batches) == expected(log)
 
 
+@needs_limits
 def test_a_restart_goes_on_where_it_stopped(spark: SparkSession, log: PartitionedLog) -> None:
     """Runs over one progress log read what was added in between: nothing is lost, nothing comes twice."""
     seen = Query(spark, log, rows_per_batch=25).run()
@@ -97,6 +103,7 @@ def test_a_restart_goes_on_where_it_stopped(spark: SparkSession, log: Partitione
     assert flat(seen + again) == expected(log)
 
 
+@needs_limits
 def test_a_failed_batch_is_read_again_as_it_was(spark: SparkSession, log: PartitionedLog) -> None:
     """After a failure the planned range comes again with the same rows, although more have been appended."""
     query = Query(spark, log, rows_per_batch=15)
@@ -138,6 +145,7 @@ def test_rows_appended_while_it_runs_arrive(spark: SparkSession, log: Partitione
     assert flat(query.batches) == expected(log)
 
 
+@needs_limits
 def test_available_now_ignores_what_comes_later(spark: SparkSession, log: PartitionedLog) -> None:
     """Rows appended after an available-now run began wait for the next run."""
     query = Query(spark, log, rows_per_batch=10)
@@ -188,3 +196,12 @@ def test_a_limit_below_one_is_refused(spark: SparkSession, log: PartitionedLog) 
     """A limit that would read nothing for ever fails before the query starts."""
     with pytest.raises(ConfigError, match="rows_per_batch is 0"):
         log.read(spark, rows_per_batch=0)
+
+
+@pytest.mark.skipif(HAS_READ_LIMITS, reason="this Spark has limits")
+def test_a_limit_that_spark_cannot_keep_is_refused(spark: SparkSession, log: PartitionedLog) -> None:
+    """A query that is not a job fails before its first batch, and says from which Spark on it could."""
+    query = Query(spark, log, rows_per_batch=12)
+    with pytest.raises(StreamingQueryException, match=r"Spark before 4\.2"):
+        query.run()
+    assert query.batches == []

@@ -10,16 +10,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-import pyarrow as pa
 from pyspark.errors import AnalysisException
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812  the name that every PySpark program uses
 from pyspark.sql import types as T  # noqa: N812  the same
 from pyspark.sql.classic.column import Column as ClassicColumn
-from pyspark.sql.pandas.types import to_arrow_type
 
 from penstock.errors import ConfigError
 from penstock.operators.aggregates import AggregateSpec, Kind, Partial, partial_name
+from penstock.spark.versions import arrow_type
 
 _KINDS = {
     "count": Kind.COUNT,
@@ -64,10 +63,10 @@ def describe(name: str, column: Column, frame: DataFrame) -> AggregateSpec:
         name=name,
         kind=kind,
         partials=tuple(
-            Partial(partial_name(name, rule), rule, _arrow(_result_type(name, part, frame)))
+            Partial(partial_name(name, rule), rule, arrow_type(_result_type(name, part, frame)))
             for rule, part in kept
         ),
-        output=_arrow(result),
+        output=arrow_type(result),
         ansi=_is_true(frame.sparkSession.conf.get("spark.sql.ansi.enabled")),
     )
 
@@ -218,7 +217,3 @@ def _check_type(name: str, function: str, kind: Kind, result: T.DataType) -> Non
             aggregate=name,
             type=result.simpleString(),
         )
-
-
-def _arrow(spark_type: T.DataType) -> pa.DataType:
-    return to_arrow_type(spark_type, timezone="UTC")

@@ -15,7 +15,7 @@ import pyarrow as pa
 from pyspark.errors import AnalysisException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - PySpark's own convention
-from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema, to_arrow_type
+from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
 from penstock.config import Mode
@@ -27,6 +27,7 @@ from penstock.operators.run_process import value_schema
 from penstock.spark.aggregate_columns import describe, partials
 from penstock.spark.inspection import leaves, refuse_cleaning, refuse_stateful, replayable_positions
 from penstock.spark.key_columns import check_keys, float_keys, quoted
+from penstock.spark.versions import arrow_schema, arrow_type
 from penstock.state.backends.base import StateLayout
 from penstock.state.local_files import job_dir
 
@@ -93,7 +94,7 @@ def compile_job(graph: Graph) -> Compiled:
         compiler.frame(operator)
     for output in graph.outputs:
         frame = compiler.frame(output.upstream)
-        output.sink.validate(to_arrow_schema(frame.schema, timezone="UTC"))
+        output.sink.validate(arrow_schema(frame.schema))
     shared = {uid for uid, n in uses.items() if n > 1} | compiler.looked_at
     return Compiled(session, graph, compiler.operators, frozenset(shared), compiler.eager)
 
@@ -196,9 +197,7 @@ class _Compiler:
     def _operator(self, node: Keyed) -> CompiledOperator:
         frame = self.frame(node.upstream)
         check_keys(frame, node.keys, node.uid)
-        key = pa.schema(
-            [pa.field(name, to_arrow_type(frame.schema[name].dataType, timezone="UTC")) for name in node.keys]
-        )
+        key = pa.schema([pa.field(name, arrow_type(frame.schema[name].dataType)) for name in node.keys])
         floats = float_keys(frame, node.keys)
         if isinstance(node, Process):
             return self._process(node, frame, key, floats)

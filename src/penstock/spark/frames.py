@@ -18,6 +18,7 @@ from penstock.graph import Aggregate, Keyed, Node, Order, Output, Process, Sourc
 from penstock.spark.compiled import Compiled, CompiledOperator
 from penstock.spark.key_columns import normalised, placed_by_key, quoted, sort_key, subtask_of
 from penstock.spark.tasks import Renamed, Task
+from penstock.spark.versions import partition_by_number, repartitioned
 
 SOURCE = "__source"
 NOTHING = "nothing int"
@@ -148,8 +149,10 @@ class BatchFrames:
 
     def _by_subtask(self, rows: DataFrame) -> DataFrame:
         parallelism = self.assignment.place.parallelism
-        subtask = self.compiled.column("subtask", lambda: subtask_of(parallelism))
-        return rows.repartitionById(parallelism, subtask)
+        subtask = self.compiled.column(
+            "subtask", lambda: partition_by_number(rows.sparkSession, subtask_of(parallelism), parallelism)
+        )
+        return repartitioned(rows, parallelism, subtask)
 
 
 def _in_arrow(rows: DataFrame, task: Task, result: StructType | str) -> DataFrame:

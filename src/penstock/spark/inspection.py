@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -49,6 +49,17 @@ class Leaf:
 def leaves(frame: DataFrame) -> list[Leaf]:
     """The streaming sources of a DataFrame, in the order in which Spark records their positions."""
     return [Leaf(_source_kind(node)) for node in _walk(_analyzed(frame)) if _is_streaming_leaf(node)]
+
+
+def leaf_options(frame: DataFrame) -> list[Mapping[str, str]]:
+    """The options of each of its streaming sources, in the same order; none for those of Spark's first interface."""
+    return [_options(node) for node in _walk(_analyzed(frame)) if _is_streaming_leaf(node)]
+
+
+def _options(leaf: Any) -> Mapping[str, str]:
+    if leaf.getClass().getSimpleName() != "StreamingRelationV2":
+        return {}
+    return dict(leaf.extraOptions().asCaseSensitiveMap())
 
 
 def refuse_stateful(source: Source) -> None:

@@ -12,20 +12,24 @@ from pathlib import Path
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
-from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
-from pyspark.sql.streaming.datasource import (
-    ReadAllAvailable,
-    ReadLimit,
-    ReadMaxRows,
-    SupportsTriggerAvailableNow,
-)
+from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
 from penstock.errors import ConfigError, CorruptStateError
 from penstock.sources.partitioned_log import POSITION_FIELDS, PartitionedLog, positioned, with_offsets
 from penstock.sources.read_limit import fair_end
+from penstock.spark.versions import (
+    HAS_READ_LIMITS,
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+    arrow_schema,
+)
 
 FORMAT = "penstock-log"
+NOTE = "note"
+"""The option for Sparks without limits, see `penstock.spark.paced_log`."""
 
 
 def read_log(spark: SparkSession, path: Path, rows_per_batch: int | None = None) -> DataFrame:
@@ -38,6 +42,10 @@ def read_log(spark: SparkSession, path: Path, rows_per_batch: int | None = None)
     reader = spark.readStream.format(FORMAT).option("path", str(path))
     if rows_per_batch is not None:
         reader = reader.option("rows_per_batch", rows_per_batch)
+    if not HAS_READ_LIMITS:
+        from penstock.spark.paced_log import new_note
+
+        reader = reader.option(NOTE, str(new_note()))
     return reader.load()
 
 
@@ -61,7 +69,12 @@ class LogDataSource(DataSource):
     def streamReader(self, schema: StructType) -> LogStreamReader:  # noqa: N802 - Spark's name
         """For `spark.readStream`."""
         limit = self.options.get("rows_per_batch")
-        return LogStreamReader(self._log(), schema, int(limit) if limit else None)
+        rows_per_batch = int(limit) if limit else None
+        if HAS_READ_LIMITS:
+            return LogStreamReader(self._log(), schema, rows_per_batch)
+        from penstock.spark.paced_log import PacedLogReader
+
+        return PacedLogReader(self._log(), schema, rows_per_batch, Path(self.options[NOTE]))
 
     def _log(self) -> PartitionedLog:
         if "path" not in self.options:
@@ -84,7 +97,7 @@ class LogReader(DataSourceReader):
 
     def __init__(self, log: PartitionedLog, schema: StructType) -> None:
         self._log = log
-        self._schema = to_arrow_schema(schema, timezone="UTC")
+        self._schema = arrow_schema(schema)
 
     def partitions(self) -> Sequence[InputPartition]:
         """One range for each partition of the log."""
@@ -101,7 +114,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def __init__(self, log: PartitionedLog, schema: StructType, rows_per_batch: int | None) -> None:
         self._log = log
-        self._schema = to_arrow_schema(schema, timezone="UTC")
+        self._schema = arrow_schema(schema)
         self._rows_per_batch = rows_per_batch
         self._target: dict[int, int] | None = None
 
@@ -121,9 +134,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Where the next batch ends."""
         begin = self._checked(start)
         end = self._target or self._log.end_offsets()
-        for partition, offset in begin.items():
-            if offset > end[partition]:
-                raise self._lost_rows(partition, offset, end[partition])
+        self._refuse_lost_rows(begin, end)
         return _position(fair_end(begin, end, limit.max_rows) if isinstance(limit, ReadMaxRows) else end)
 
     def reportLatestOffset(self) -> dict[str, int]:  # noqa: N802 - Spark's name
@@ -133,6 +144,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
         """One range for each partition of the log that has rows in this batch."""
         begin, stop = self._checked(start), self._checked(end)
+        self._refuse_lost_rows(begin, stop)
         ranges = [LogRange(number, first, stop[number]) for number, first in begin.items()]
         return [part for part in ranges if part.start < part.end]
 
@@ -145,15 +157,17 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Close the log's files."""
         self._log.close()
 
-    def _lost_rows(self, partition: int, offset: int, end: int) -> CorruptStateError:
-        return CorruptStateError(
-            f"the query has read partition {partition} of log {self._log.path} up to offset {offset}, "
-            f"but the log ends at {end}: it was replaced or lost rows; "
-            "put it back, or start from another checkpoint",
-            partition=partition,
-            offset=offset,
-            end=end,
-        )
+    def _refuse_lost_rows(self, begin: dict[int, int], end: dict[int, int]) -> None:
+        for partition, offset in begin.items():
+            if offset > end[partition]:
+                raise CorruptStateError(
+                    f"the query has read partition {partition} of log {self._log.path} up to offset {offset}, "
+                    f"but the log ends at {end[partition]}: it was replaced or lost rows; "
+                    "put it back, or start from another checkpoint",
+                    partition=partition,
+                    offset=offset,
+                    end=end[partition],
+                )
 
     def _checked(self, position: dict[str, int]) -> dict[int, int]:
         found = {int(partition): offset for partition, offset in position.items()}

@@ -28,6 +28,7 @@ from penstock.snapshot.transfer import Room
 from penstock.spark.causes import BatchFailedError, cause_of, in_brief
 from penstock.spark.compiled import Compiled
 from penstock.spark.frames import BatchFrames, merged_sources
+from penstock.spark.paced_log import tell_logs, when_caught_up
 from penstock.spark.source_errors import source_failure
 from penstock.spark.tasks import SparkExecutor
 
@@ -69,6 +70,7 @@ class QueryRun:
         self._closed = False
         self._cancelled = False
         self._query: StreamingQuery | None = None
+        self._caught_up = threading.Event()
         self._loop = CoordinatorLoop(
             self._make_coordinator, storage=spec.storage, run=start.point.run, on_failure=self._fail
         )
@@ -143,6 +145,11 @@ class QueryRun:
             .option("checkpointLocation", self._start.log.location)
             .foreachBatch(self._on_batch)
         )
+        frames = [source.frame for source in self._job.graph.sources]
+        if tell_logs(frames, available_now=self._available_now):
+            query = writer.start()
+            when_caught_up(query, self._caught_up.set)
+            return query
         if self._available_now:
             writer = writer.trigger(availableNow=True)
         elif self._job.trigger_s is not None:
@@ -150,7 +157,7 @@ class QueryRun:
         return writer.start()
 
     def _watch(self, query: StreamingQuery) -> None:
-        while not self._stopping.is_set() and self._failure is None:
+        while not (self._stopping.is_set() or self._caught_up.is_set()) and self._failure is None:
             self._engine.look_after()
             try:
                 if query.awaitTermination(POLL_S):  # type: ignore[arg-type]

@@ -23,6 +23,7 @@ from pyspark.sql import SparkSession
 
 from penstock.errors import ConfigError
 from penstock.spark.java import cache_dir, ensure_java, write_cached
+from penstock.spark.versions import with_version
 
 _log = logging.getLogger(__name__)
 
@@ -60,7 +61,8 @@ def local_session(
 
     `master` replaces `local[cores]`, for example "local-cluster[2,1,512]" for two executors in processes of
     their own with one core and 512 MB each. `packages` are fetched from Maven Central with all they need, for example
-    "org.apache.spark:spark-sql-kafka-0-10_2.13:4.3.0". `config` has the last word over every setting made here.
+    "org.apache.spark:spark-sql-kafka-0-10_2.13": a package of Spark's own that is named without a version gets the version
+    of this Spark. `config` has the last word over every setting made here.
     """
     if cores < 1:
         raise ConfigError(f"cores is {cores}; a local session needs at least 1", cores=cores)
@@ -70,7 +72,10 @@ def local_session(
     os.environ["PYSPARK_PYTHON"] = sys.executable
     os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     os.environ["SPARK_LOCAL_IP"] = LOOPBACK
-    given = {**({"spark.jars.packages": ",".join(packages)} if packages else {}), **(config or {})}
+    given = {
+        **({"spark.jars.packages": ",".join(map(with_version, packages))} if packages else {}),
+        **(config or {}),
+    }
     settings: dict[str, str] = {
         "spark.master": master,
         "spark.app.name": app_name,
