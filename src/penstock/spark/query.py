@@ -69,9 +69,7 @@ class QueryRun:
         self._closed = False
         self._cancelled = False
         self._query: StreamingQuery | None = None
-        self._loop = CoordinatorLoop(
-            self._make_coordinator, storage=spec.storage, run=start.point.run, on_failure=self._fail
-        )
+        self._loop = CoordinatorLoop(self._make_coordinator, claim=start.point.claim, on_failure=self._fail)
         self._engine = Run(
             spec,
             start,
