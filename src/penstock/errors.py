@@ -2,7 +2,7 @@
 
     PenstockError
     ├── ConfigError             fix the job; raised before Spark starts wherever that is possible
-    ├── UnavailableError        something outside did not work and may pass; Penstock retries by itself
+    ├── UnavailableError        something outside did not work and may pass; look at it if it does not
     ├── CheckpointFailedError   nothing to do: the job goes on from the checkpoint before
     ├── FencedError             stop: another run owns the job now
     ├── CorruptStateError       restore an older checkpoint
@@ -33,7 +33,7 @@ class ConfigError(PenstockError):
 
 
 class UnavailableError(PenstockError):
-    """Storage, a machine or a server lacks something that may be there again: it is tried again, or the job goes back."""
+    """Storage, a machine or a server lacks what may be there again. A commit is tried until it succeeds, a running job goes back."""
 
 
 class CheckpointFailedError(PenstockError):

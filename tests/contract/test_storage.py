@@ -6,6 +6,8 @@ import errno
 import multiprocessing
 import os
 import pickle
+import shutil
+import socket
 import tempfile
 import threading
 import time
@@ -16,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import ConfigError, UnavailableError
-from penstock.storage import LocalStorage, Storage, open_storage
+from penstock.storage import LocalStorage, Storage, open_job_storage, open_storage
 from penstock.storage.names import temporary_name
 from penstock.storage.object_store import ArrowStorage
 from penstock.testing.faulty_storage import Failure, FaultPlan, FaultyStorage, SimulatedCrash
@@ -257,8 +259,8 @@ def test_an_unusable_place_is_unavailable(tmp_path: Path) -> None:
         LocalStorage(tmp_path / "file" / "root"),
         ArrowStorage((tmp_path / "file" / "root").as_uri()),
     ):
-        with pytest.raises(UnavailableError, match="could not put '_probe-") as raised:
-            storage.check_writable()
+        with pytest.raises(UnavailableError, match="could not put 'a/f'") as raised:
+            storage.put("a/f", b"")
         assert raised.value.facts["operation"] == "put"
     with pytest.raises(UnavailableError, match="a part of the path is a file"):
         LocalStorage(tmp_path / "file" / "root").names()
@@ -338,6 +340,47 @@ class TestLocalStorage:
         assert [path.name for path in tmp_path.iterdir()] == ["a"]
 
 
+class TestAVanishedRoot:
+    def test_it_is_not_made_again(self, tmp_path: Path) -> None:
+        """A storage whose folder was deleted refuses every write, also in other processes, and makes no part of it anew."""
+        storage = LocalStorage(tmp_path / "jobs" / "views")
+        storage.check_writable()
+        sent: LocalStorage = pickle.loads(pickle.dumps(storage))
+        shutil.rmtree(tmp_path / "jobs" / "views")
+        (tmp_path / "state").write_bytes(b"x")
+        for call in (
+            lambda: storage.put("runs/1.alive", b""),
+            lambda: storage.create("job.json", b""),
+            lambda: sent.upload(tmp_path / "state", "state/1/f"),
+        ):
+            with pytest.raises(UnavailableError, match="is gone: its folder was there"):
+                call()
+        assert list((tmp_path / "jobs").iterdir()) == []
+
+    def test_a_new_start_may_make_it(self, tmp_path: Path) -> None:
+        """A folder that was deleted on purpose is made by the next start of the same job object."""
+        storage = LocalStorage(tmp_path / "views")
+        storage.put("a", b"")
+        shutil.rmtree(tmp_path / "views")
+        storage.check_writable()
+        storage.put("a", b"")
+        assert storage.names() == ["a"]
+
+    def test_a_place_where_no_folder_can_be_made(self) -> None:
+        """The kernel's own file systems are refused by name; a write there does not blame others."""
+        storage = LocalStorage("/proc/nowhere")
+        with pytest.raises(ConfigError, match="storage /proc/nowhere is on proc"):
+            storage.check_place()
+        with pytest.raises(UnavailableError, match="no folder can be made there"):
+            storage.put("a", b"")
+
+    def test_a_link_that_leads_nowhere_has_no_winner(self, tmp_path: Path) -> None:
+        """Create says that the place is unusable, never that somebody else was first."""
+        (tmp_path / "root").symlink_to(tmp_path / "nothing")
+        with pytest.raises(UnavailableError, match="a link that leads nowhere"):
+            LocalStorage(tmp_path / "root").create("runs/1.json", b"")
+
+
 class TestArrowStorage:
     def test_a_store_without_exclusive_create_is_refused(self) -> None:
         """Where two runs could both win, create and the probe before a job refuse."""
@@ -362,9 +405,39 @@ class TestOpenStorage:
         assert {storage.root for storage in opened if isinstance(storage, LocalStorage)} == {folder}
         assert {storage.uri for storage in opened} == {folder.as_uri()}
 
-    def test_other_schemes_go_through_arrow(self) -> None:
-        """An object store's URI is accepted without contacting it."""
-        assert isinstance(open_storage("s3://bucket/path?region=eu-north-1"), ArrowStorage)
+    @pytest.mark.parametrize(
+        ("uri", "named"),
+        [
+            ("s3://bucket/path?region=eu-north-1", "Amazon S3"),
+            ("s3a://bucket/path", "Amazon S3"),
+            ("gs://bucket/path", "Google Cloud Storage"),
+            ("abfss://container@account.dfs.core.windows.net/path", "Azure Storage"),
+            ("dbfs:/jobs", "a Databricks file system"),
+            ("hdfs://namenode:8020/path", "a Hadoop file system"),
+            ("viewfs://cluster/path", "a Hadoop file system"),
+            ("ftp://host/path", "the scheme 'ftp'"),
+        ],
+    )
+    def test_what_is_no_folder_is_refused_by_name(
+        self, uri: str, named: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """An object store or Hadoop is refused when the job is made, with what can be used instead; nobody is asked for it."""
+        monkeypatch.setattr(socket, "socket", None)
+        with pytest.raises(ConfigError) as raised:
+            open_job_storage(uri, "views")
+        assert named in str(raised.value)
+        assert "give a path on a local disk" in str(raised.value)
+
+    def test_a_path_that_is_a_file_is_refused(self, tmp_path: Path) -> None:
+        """A storage that is a file, lies below one, or leads through a link to nothing is refused when the job is made."""
+        (tmp_path / "file").write_bytes(b"")
+        (tmp_path / "link").symlink_to(tmp_path / "nothing")
+        with pytest.raises(ConfigError, match=r"lies below .*file, which is a file: it must be a folder"):
+            open_job_storage(tmp_path / "file", "views")
+        with pytest.raises(ConfigError, match=r"storage .*file is a file"):
+            open_storage(tmp_path / "file")
+        with pytest.raises(ConfigError, match=r"which is a link to .*nothing, which is not there"):
+            open_job_storage(str(tmp_path / "link" / "jobs"), "views")
 
     @pytest.mark.parametrize("uri", ["", "  ", "ftp://host/x", "file://host/x", "jdbc:/x", None, 3])
     def test_what_cannot_be_opened_is_a_config_error(self, uri: object) -> None:

@@ -16,7 +16,9 @@ from services import quick_spark
 from services.patience import PATIENCE_S
 
 ROOT = Path(__file__).parents[2]
-FIRST_SCREEN = (ROOT / "README.md").read_text(encoding="utf-8").partition("## Your first job")[2].partition("\n## ")[0]
+FIRST_SCREEN = (
+    (ROOT / "README.md").read_text(encoding="utf-8").partition("## Your first job")[2].partition("\n## ")[0]
+)
 BEFORE_THE_KILL, AFTER_THE_WAIT = re.findall(r"```sh\n(.*?)```", FIRST_SCREEN, re.DOTALL)
 PROMISED = re.findall(r"```\n(.*?)```", FIRST_SCREEN, re.DOTALL)[0].splitlines()
 STORAGE = Path("page-views/storage/page-views")
@@ -62,7 +64,9 @@ def test_the_first_screen_in_an_empty_environment(checkout: Path, tmp_path: Path
 def _let_in_what_is_installed_here(home: Path) -> None:
     """Give an environment the packages of this one, but not Penstock itself: it is here by a .pth file, which counts only here."""
     own = next(home.glob("lib/python*/site-packages"))
-    own.joinpath("here.pth").write_text("\n".join(path for path in sys.path if path.endswith("site-packages")))
+    own.joinpath("here.pth").write_text(
+        "\n".join(path for path in sys.path if path.endswith("site-packages"))
+    )
     pip = home / "bin" / "pip"
     pip.write_text(f'#!/bin/sh\nexec "{home}/bin/python" -m pip "$@"\n')
     pip.chmod(0o755)

@@ -143,7 +143,7 @@ def test_a_job_cannot_be_started_twice(spark, ledger):
     first = job_over(ledger.log.read(spark), ledger).start()
     with pytest.raises(ps.ConfigError, match=r"running already: run 1, pid \d+"):
         job_over(ledger.log.read(spark), ledger).start()
-    while first.progress.rows == 0:
+    while first.progress.rows_in == 0:
         assert not first.wait(0.05)
     first.stop()
     assert ledger.counts() == ledger.truth()

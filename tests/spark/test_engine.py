@@ -76,11 +76,14 @@ def test_an_operator_with_two_consumers_runs_once(spark, ledger):
     )
     tagged.write_to(ledger.files("left"), uid="left")
     tagged.transform(lambda df: df.union(df)).write_to(ledger.files("right"), uid="right")
-    job.run(available_now=True)
+    handle = job.start(available_now=True)
+    handle.wait()
     left, right = (Counter(tuple(row.values()) for row in ledger.rows(name)) for name in ("left", "right"))
     assert len(left) > 0
     assert right == Counter({row: 2 * times for row, times in left.items()})
     assert max(row[1] for row in left if row[0] == "app0") == ledger.truth()["app0"]
+    assert handle.progress.rows_in == sum(ledger.truth().values())
+    assert handle.progress.rows_out == {"left": left.total(), "right": right.total()}
 
 
 def with_an_action(df):
@@ -296,11 +299,12 @@ def test_stop_completes_what_was_begun(spark, ledger):
     """Stop ends with a checkpoint of everything processed, committed, whatever the interval."""
     ledger.fill(100)
     handle = counting_job(spark, ledger, checkpoint=ps.Checkpointing(interval="1h")).start()
-    while handle.progress.rows == 0:
+    while handle.progress.rows_in == 0:
         assert not handle.wait(0.1)
     assert handle.checkpoints() == []
     handle.stop()
     assert handle.status.value == "stopped"
+    assert handle.progress.rows_in == sum(ledger.truth().values())
     assert len(handle.checkpoints()) == 1
     ledger.fill(10)
     counting_job(spark, ledger).run(available_now=True)

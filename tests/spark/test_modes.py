@@ -171,8 +171,8 @@ def test_a_socket_at_most_once_goes_on_with_its_state(spark, ledger):
         return job.start()
 
     def feed(handle, *lines: str) -> None:
-        before = handle.progress.rows
-        while handle.progress.rows == before:
+        before = handle.progress.rows_in
+        while handle.progress.rows_in == before:
             assert not handle.wait(0.3)
             server.send(*lines)
 

@@ -76,7 +76,7 @@ def wait_until(handle: JobHandle, reached: Callable[[], bool]) -> None:
 def processed(handle: JobHandle, ledger: Ledger) -> Callable[[], bool]:
     """Whether everything in the log has passed the operators."""
     return lambda: (
-        handle.progress.batch >= 0 and handle.progress.rows >= sum(ledger.log.end_offsets().values())
+        handle.progress.batch >= 0 and handle.progress.rows_in >= sum(ledger.log.end_offsets().values())
     )
 
 

@@ -125,7 +125,7 @@ def test_a_checkpoint_that_is_late_is_given_up_and_the_job_goes_on(spark, tmp_pa
     with caplog.at_level("WARNING", "penstock"):
         handle = job.start(available_now=True)
         wait_until(handle, lambda: "did not acknowledge (count-0)" in caplog.text)
-        wait_until(handle, lambda: handle.progress.rows == 200)
+        wait_until(handle, lambda: handle.progress.rows_in == 200)
     assert handle.progress.checkpoints_completed == 0
     gate.touch()
     handle.wait()

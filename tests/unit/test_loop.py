@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+import shutil
 import threading
 import time
 
@@ -44,7 +45,7 @@ def make_loop(claim, failures):
             run_commit=run_commit,
         )
 
-    return CoordinatorLoop(make, storage=storage, run=run, on_failure=failures.append)
+    return CoordinatorLoop(make, claim=claim, on_failure=failures.append)
 
 
 def test_drain_completes_every_batch_posted_before_it(tmp_path):
@@ -117,7 +118,7 @@ def loop_with(claim, sinks, completed=None) -> CoordinatorLoop:
             on_completed=completed.append,
         )
 
-    return CoordinatorLoop(make, storage=storage, run=run, on_failure=pytest.fail)
+    return CoordinatorLoop(make, claim=claim, on_failure=pytest.fail)
 
 
 def finish_batch(loop, run, sinks, number) -> None:
@@ -184,6 +185,21 @@ def test_a_stop_does_not_sit_out_the_pause_between_two_tries(tmp_path, monkeypat
     loop.stop()
     assert sinks["down"].asked == [0, 0]
     assert staged(sinks["down"]._external) == [(run, 0, 0)]
+
+
+def test_a_run_whose_storage_vanished_ends_and_makes_nothing_of_it_anew(tmp_path, monkeypatch):
+    """Without a batch or a checkpoint the heartbeat finds out: the run fails, says so, and the folder stays away."""
+    monkeypatch.setattr("penstock.checkpoint.loop.HEARTBEAT_S", 0.01)
+    storage = LocalStorage(tmp_path / "views")
+    failures: list[BaseException] = []
+    loop = make_loop(claim(storage, 0.0), failures)
+    shutil.rmtree(storage.root)
+    loop.start()
+    until(lambda: failures)
+    loop.stop()
+    assert isinstance(failures[0], FencedError)
+    assert "the folder was deleted, replaced by a copy, or is not mounted" in str(failures[0])
+    assert not storage.root.exists()
 
 
 class BackAgain(Stubborn):

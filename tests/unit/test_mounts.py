@@ -69,3 +69,42 @@ def test_where_nothing_is_known_nothing_is_refused(tmp_path: Path, monkeypatch: 
     """Systems without a mount table work as ever."""
     monkeypatch.setattr(mounts, "MOUNTS", tmp_path / "none")
     refuse_stale_listings(tmp_path, "storage")
+
+
+FSTAB = """\
+# what is mounted where
+UUID=1 / ext4 defaults 0 1
+server:/export /shared nfs4 noac 0 0
+server:/jobs /plan\\040ned nfs4 noac 0 0
+UUID=2 none swap sw 0 0
+"""
+
+
+@pytest.mark.parametrize(
+    ("path", "missing"),
+    [("/shared/jobs", None), ("/plan ned/jobs", "/plan ned"), ("/plan ned", "/plan ned"), ("/var/lib", None)],
+)
+def test_what_is_to_be_mounted_and_is_not(
+    path: str, missing: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A path below a mount of fstab that is not in the table of mounts is found, with the mount; others are not."""
+    for name, content in (("MOUNTS", TABLE), ("PLANNED_MOUNTS", FSTAB)):
+        (tmp_path / name).write_text(content)
+        monkeypatch.setattr(mounts, name, tmp_path / name)
+    assert mounts.not_mounted(Path(path)) == (None if missing is None else Path(missing))
+
+
+def test_a_folder_that_is_not_mounted_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job is not started on another disk than is meant; a missing folder of /mnt says that it can be made."""
+    with pytest.raises(
+        ConfigError, match=r"below /mnt/no-such-disk, and nothing is mounted there.*make it first"
+    ):
+        LocalStorage("/mnt/no-such-disk/jobs").check_place()
+    planned = tmp_path / "disk"
+    planned.mkdir()
+    (tmp_path / "fstab").write_text(f"server:/jobs {planned} nfs4 noac 0 0\n")
+    monkeypatch.setattr(mounts, "PLANNED_MOUNTS", tmp_path / "fstab")
+    with pytest.raises(ConfigError, match="nothing is mounted there") as raised:
+        LocalStorage(planned / "jobs").check_place()
+    assert "make it first" not in str(raised.value)
+    assert list(planned.iterdir()) == []

@@ -168,6 +168,40 @@ def test_idle_trigger() -> None:
     assert not story.tick(11)
 
 
+def test_the_duration_of_a_checkpoint_that_its_batch_carries() -> None:
+    """It lasts from the trigger, at the beginning of its batch, to the last upload."""
+    story = Story()
+    story.begin(0, seconds=10)
+    story.after(2).finish(0)
+    (write,) = only(story.after(0.5).store(0), WriteMetadata)
+    assert write.completed.duration_ms == pytest.approx(2500)
+
+
+def test_the_duration_of_a_checkpoint_that_is_triggered_while_idle() -> None:
+    """What was stored before the trigger counts with the time that took; waiting for the interval does not."""
+    story = Story()
+    story.begin(0)
+    story.finish(0)
+    story.after(0.5).store(0, SUBTASKS[0])
+    story.after(0.1).store(0, SUBTASKS[1])
+    (write,) = only(story.tick(11), WriteMetadata)
+    took_ms = {report.subtask: report.async_ms for report in write.completed.subtasks}
+    assert took_ms == dict.fromkeys(SUBTASKS, 7.0)
+    assert write.completed.duration_ms == pytest.approx(
+        107
+    )  # from 7 ms before the first upload was done to the end of the last
+
+
+def test_the_duration_of_the_last_checkpoint() -> None:
+    """A drain triggers while uploads are under way: none of that time counts twice."""
+    story = Story(interval="1h")
+    story.begin(0)
+    story.finish(0)
+    story.tell(Drain())
+    (write,) = only(story.after(0.005).store(0), WriteMetadata)
+    assert write.completed.duration_ms == pytest.approx(7)
+
+
 def test_drain() -> None:
     """With no more batches to come the newest is completed at once, and nothing is settled before it is committed."""
     story = Story(interval="1h")

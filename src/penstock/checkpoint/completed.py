@@ -105,6 +105,8 @@ class Completed(msgspec.Struct, frozen=True, kw_only=True):
     triggered_at: float = 0.0
     completed_at: float = 0.0
     duration_ms: float = 0.0
+    """From the trigger until all it names was in storage, which may lie before the trigger when no batch came: then with the time
+    that storing took, and without the time it waited for the interval."""
     restored_from: int = -1
     oldest_retained: int = -1
     """Older checkpoints are subsumed by this one. Said before they are deleted, so that nobody goes back to one meanwhile."""

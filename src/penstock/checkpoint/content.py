@@ -38,21 +38,31 @@ class Identity:
         }
 
 
+@dataclass(frozen=True)
+class _Upload:
+    took_ms: float
+    done_s: float
+
+    @property
+    def began_s(self) -> float:
+        return self.done_s - self.took_ms / 1000
+
+
 class Content:
     """Writes down what a checkpoint is, with what was measured on the way."""
 
     def __init__(self, identity: Identity, settings: Checkpointing) -> None:
         self._identity = identity
         self._settings = settings
-        self._async_ms: dict[tuple[SubtaskId, int], float] = {}
+        self._uploads: dict[tuple[SubtaskId, int], _Upload] = {}
 
-    def uploaded(self, handle: StateHandle, async_ms: float) -> None:
-        """How long it took."""
-        self._async_ms[handle.subtask, handle.version] = async_ms
+    def uploaded(self, handle: StateHandle, async_ms: float, now: Now) -> None:
+        """It is done, and took so long."""
+        self._uploads[handle.subtask, handle.version] = _Upload(async_ms, now.monotonic)
 
     def forget(self, checkpoint: CheckpointId) -> None:
         """It exists: nobody asks again how long its uploads took."""
-        self._async_ms = {key: ms for key, ms in self._async_ms.items() if key[1] > checkpoint}
+        self._uploads = {key: one for key, one in self._uploads.items() if key[1] > checkpoint}
 
     def of(
         self,
@@ -82,12 +92,25 @@ class Content:
             subtasks=tuple(self._reports(cut)),
             triggered_at=pending.triggered.wall,
             completed_at=now.wall,
-            duration_ms=round((now.monotonic - pending.triggered.monotonic) * 1000, 3),
+            duration_ms=round(self._duration_s(pending, cut, now) * 1000, 3),
             restored_from=self._identity.restored_from,
             oldest_retained=retained[0],
         )
 
+    def _duration_s(self, pending: Pending, cut: BatchFinished, now: Now) -> float:
+        """From the trigger on. What was stored before it counts with the time that took: one is triggered while no batch comes."""
+        triggered_s = pending.triggered.monotonic
+        known = [
+            self._uploads[key] for subtask in cut.reports if (key := (subtask, cut.batch)) in self._uploads
+        ]
+        if not known:
+            return now.monotonic - triggered_s
+        began_s, done_s = min(one.began_s for one in known), max(one.done_s for one in known)
+        waited_s = max(0.0, triggered_s - done_s)  # for the interval, when all was in storage
+        return now.monotonic - min(triggered_s, began_s) - waited_s
+
     def _reports(self, batch: BatchFinished) -> Iterator[SubtaskReport]:
         for subtask in sorted(batch.reports):
-            async_ms = self._async_ms.get((subtask, batch.batch), 0.0)
+            upload = self._uploads.get((subtask, batch.batch))
+            async_ms = upload.took_ms if upload else 0.0
             yield msgspec.structs.replace(batch.reports[subtask], async_ms=async_ms)

@@ -41,6 +41,7 @@ from penstock.ownership.claim import Claim
 from penstock.sinks.two_phase_commit import TwoPhaseCommitSink
 from penstock.state.handle import StateHandle
 from penstock.storage import Storage
+from penstock.wording import counted, duration, size
 
 _log = logging.getLogger(__name__)
 
@@ -213,6 +214,7 @@ class Coordinator:
     # ── completing ─────────────────────────────────────────────────────────────────────────────
 
     def _complete(self, completed: Completed) -> None:
+        began_s = self._clock.monotonic()
         try:
             self._write(completed)
         except UnavailableError as error:
@@ -221,10 +223,11 @@ class Coordinator:
             if not exists(self._storage, completed):
                 self._post(MetadataFailed(completed.id, str(error)))
                 return
+        took_s = completed.duration_ms / 1000 + self._clock.monotonic() - began_s
         _log.info(
-            "checkpoint %d completed: %.0f ms, %d bytes of state (%d new), %d transactions",
-            *(completed.checkpoint, completed.duration_ms, completed.state_bytes, completed.new_bytes),
-            len(completed.transactions),
+            "checkpoint %d completed in %s: %s of state (%s new), %s",
+            *(completed.checkpoint, duration(took_s), size(completed.state_bytes), size(completed.new_bytes)),
+            counted(len(completed.transactions), "transaction"),
         )
         self._post(MetadataWritten(completed.id))
         self._on_completed(completed)
@@ -264,4 +267,4 @@ class Coordinator:
             self._unnamed.clear()
         except UnavailableError as error:
             left = len(self._forgotten) + len(self._unnamed)
-            _log.warning("%d files are left to be deleted later: %s", left, error)
+            _log.warning("%s left to be deleted later: %s", counted(left, "file is", "files are"), error)

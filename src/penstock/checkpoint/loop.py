@@ -15,10 +15,9 @@ from penstock.checkpoint.coordinator import Coordinator
 from penstock.checkpoint.events import Drain, Event, JobEnded, Tick
 from penstock.checkpoint.sink_lanes import SinkLanes
 from penstock.clock import SYSTEM_CLOCK
-from penstock.errors import PenstockError
-from penstock.ids import RunId
+from penstock.errors import FencedError, PenstockError
+from penstock.ownership.claim import Claim
 from penstock.ownership.heartbeat import HEARTBEAT_S, beat
-from penstock.storage import Storage
 
 _log = logging.getLogger(__name__)
 
@@ -32,8 +31,7 @@ class CoordinatorLoop:
         self,
         make: Callable[[Post, RunCommit], Coordinator],
         *,
-        storage: Storage,
-        run: RunId,
+        claim: Claim,
         on_failure: Callable[[BaseException], None],
     ) -> None:
         self._events: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
@@ -41,8 +39,7 @@ class CoordinatorLoop:
         self.coordinator = make(self.post, self._lanes.put)
         self.failure: BaseException | None = None
         self._on_failure = on_failure
-        self._storage = storage
-        self._run = run
+        self._claim = claim
         self._changed = threading.Condition()
         self._threads = [
             threading.Thread(target=target, name=f"penstock-{name}", daemon=True)
@@ -105,15 +102,15 @@ class CoordinatorLoop:
 
     def _beat(self) -> None:
         while not self._stopped.wait(HEARTBEAT_S):
+            run, storage = self._claim.run, self._claim.storage
             try:
-                beat(
-                    self._storage,
-                    self._run,
-                    SYSTEM_CLOCK.wall(),
-                    completed=self.coordinator.last_completed,
-                )
+                self._claim.check()  # a run whose storage was taken away must not begin to make it anew
+                beat(storage, run, SYSTEM_CLOCK.wall(), completed=self.coordinator.last_completed)
+            except FencedError as error:
+                self._fail(error)
+                return
             except PenstockError as error:
-                _log.warning("the heartbeat of run %d could not be written: %s", self._run, error)
+                _log.warning("the heartbeat of run %d could not be written: %s", run, error)
 
     def _guard(self, work: Callable[[], None]) -> bool:
         try:

@@ -144,7 +144,7 @@ class Protocol:
         self.files.stored(event.handle)
         if self._later:
             self._later.hand_in(event.handle)
-        self._content.uploaded(event.handle, event.async_ms)
+        self._content.uploaded(event.handle, event.async_ms, now)
         return self._completions(now) + self._discard()
 
     def _snapshot_declined(self, event: SnapshotDeclined, now: Now) -> list[Action]:

@@ -12,6 +12,7 @@ from rich.text import Text
 from penstock.cli.console import plain_console
 from penstock.clock import SYSTEM_CLOCK
 from penstock.job import Job
+from penstock.wording import counted, duration
 
 if TYPE_CHECKING:
     from penstock.engine.observer import Progress
@@ -69,13 +70,14 @@ class _PlainLines:
 def _line(handle: JobHandle) -> str:
     progress = handle.progress
     parts = [
-        f"{progress.batches} batches",
-        f"last took {progress.batch_seconds:.2f} s" if progress.batches else "none finished yet",
-        f"{progress.rows_out:,} rows out",
+        counted(progress.batches, "batch", "batches"),
+        f"last took {duration(progress.batch_seconds)}" if progress.batches else "none finished yet",
+        f"{counted(progress.rows_in, 'row')} in",
+        *(f"{counted(rows, 'row')} to {sink}" for sink, rows in progress.rows_out.items()),
         f"last checkpoint {progress.checkpoint if progress.checkpoint >= 0 else '-'}",
     ]
     if progress.restarts:
-        parts.append(f"{progress.restarts} restarts, run {progress.run}")
+        parts.append(f"{counted(progress.restarts, 'restart')}, run {progress.run}")
     return ", ".join(parts)
 
 

@@ -8,9 +8,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from penstock.checkpoint.completed import Completed, PreCommitted, SubtaskReport
-from penstock.ids import CheckpointId, SubtaskId
+from penstock.ids import CheckpointId
 from penstock.recovery.restore import RestorePoint
 from penstock.snapshot.messages import MergeDone
+from penstock.wording import counted, size
 
 _log = logging.getLogger(__name__)
 
@@ -19,9 +20,10 @@ def tell_origins(report: SubtaskReport) -> None:
     """Say what a subtask found on its machine and what it had to fetch: after a restart, or where an executor was lost."""
     if report.reused_files or report.fetched_files:
         _log.info(
-            "%s: state on %s: %d files (%d bytes) used again, %d files (%d bytes) from storage",
-            *(report.subtask, report.host, report.reused_files, report.reused_bytes),
-            *(report.fetched_files, report.fetched_bytes),
+            "%s: state on %s: %s (%s) used again, %s (%s) from storage",
+            *(report.subtask, report.host),
+            *(counted(report.reused_files, "file"), size(report.reused_bytes)),
+            *(counted(report.fetched_files, "file"), size(report.fetched_bytes)),
         )
 
 
@@ -34,8 +36,10 @@ class Progress:
     restarts: int = 0
     batch: int = -1
     batches: int = 0
-    rows: int = 0
-    rows_out: int = 0
+    rows_in: int = 0
+    """Rows that were read from the sources; those that are read again after a restart count again."""
+    rows_out: Mapping[str, int] = field(default_factory=dict)
+    """Rows that each sink, by its uid, was given; the same holds for them."""
     batch_seconds: float = 0.0
     checkpoint: int = -1
     checkpoints_completed: int = 0
@@ -62,7 +66,6 @@ class Observer:
     def batch_done(
         self,
         batch: CheckpointId,
-        reports: Mapping[SubtaskId, SubtaskReport],
         transactions: Sequence[PreCommitted],
         seconds: float,
     ) -> None:
@@ -70,9 +73,14 @@ class Observer:
         with self._lock:
             self.progress.batch = batch
             self.progress.batches += 1
-            self.progress.rows += sum(report.rows for report in reports.values())
-            self.progress.rows_out += sum(one.rows for one in transactions)
+            self.progress.rows_out = _more(self.progress.rows_out, transactions)
             self.progress.batch_seconds = seconds
+        self.on_change(self.progress)
+
+    def rows_read(self, rows: int) -> None:
+        """So many more came from the sources."""
+        with self._lock:
+            self.progress.rows_in += rows
         self.on_change(self.progress)
 
     def completed(self, completed: Completed) -> None:
@@ -94,3 +102,11 @@ class Observer:
         with self._lock:
             self.progress.restarts += 1
         self.on_change(self.progress)
+
+
+def _more(rows: Mapping[str, int], transactions: Sequence[PreCommitted]) -> dict[str, int]:
+    """Another object: whoever looks at the old one sees nothing change."""
+    result = dict(rows)
+    for one in transactions:
+        result[one.sink] = result.get(one.sink, 0) + one.rows
+    return result

@@ -186,7 +186,7 @@ class Run:
             )
         )
         seconds = self._clock.monotonic() - batch.began
-        self._observer.batch_done(plan.batch, done.reports, done.transactions, seconds)
+        self._observer.batch_done(plan.batch, done.transactions, seconds)
 
     # ── beside the batches ─────────────────────────────────────────────────────────────────────
 

@@ -61,7 +61,7 @@ class SourceLog:
         except FileNotFoundError as gone:
             raise UnavailableError(
                 f"{folder}/{path} in {self.storage.uri} is gone in this moment: another run has taken the job over, or somebody has "
-                "deleted it; it is looked at again",
+                "deleted it",
                 folder=folder,
             ) from gone
 

@@ -94,6 +94,7 @@ class JobHandle:
     @classmethod
     def start(cls, job: Job, options: StartOptions) -> JobHandle:
         """Check everything, take the job over, and run it in the background. See `Job.start`."""
+        job.storage.check_place()
         guarantee = guarantee_of(job)
         compiled = compile_job(job.graph)
         job.storage.check_writable()
@@ -309,7 +310,9 @@ class JobHandle:
 
     def _record_end(self) -> None:
         run = RunId(self._observer.progress.run)
-        if not run:
+        if not run or isinstance(
+            self._failure, FencedError
+        ):  # whose storage it is now, or whether it is there, is open
             return
         try:
             completed = CheckpointId(self._observer.progress.checkpoint)

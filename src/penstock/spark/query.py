@@ -28,6 +28,7 @@ from penstock.snapshot.transfer import Room
 from penstock.spark.causes import BatchFailedError, cause_of, in_brief
 from penstock.spark.compiled import Compiled
 from penstock.spark.frames import BatchFrames, merged_sources
+from penstock.spark.input_rows import InputRows
 from penstock.spark.paced_log import tell_logs, when_caught_up
 from penstock.spark.source_errors import source_failure
 from penstock.spark.tasks import SparkExecutor
@@ -39,6 +40,8 @@ _log = logging.getLogger(__name__)
 
 POLL_S = 0.1
 BATCH_GRACE_S = 60.0
+ACCOUNT_GRACE_S = 1.0
+"""So long a stop waits for Spark's account of the last batch; without it its rows are not counted, and nothing else is lost."""
 FATAL = (ConfigError, IncompatibleStateError, BadRecordError)
 
 
@@ -71,9 +74,9 @@ class QueryRun:
         self._cancelled = False
         self._query: StreamingQuery | None = None
         self._caught_up = threading.Event()
-        self._loop = CoordinatorLoop(
-            self._make_coordinator, storage=spec.storage, run=start.point.run, on_failure=self._fail
-        )
+        self._done = start.point.last_read
+        self._input_rows = InputRows(after=start.point.last_read)
+        self._loop = CoordinatorLoop(self._make_coordinator, claim=start.point.claim, on_failure=self._fail)
         self._engine = Run(
             spec,
             start,
@@ -159,6 +162,7 @@ class QueryRun:
     def _watch(self, query: StreamingQuery) -> None:
         while not (self._stopping.is_set() or self._caught_up.is_set()) and self._failure is None:
             self._engine.look_after()
+            self._count_input(query)
             try:
                 if query.awaitTermination(POLL_S):  # type: ignore[arg-type]
                     return
@@ -171,7 +175,16 @@ class QueryRun:
         self._closed = True
         if got:
             self._batch_lock.release()
+        until_s = SYSTEM_CLOCK.monotonic() + ACCOUNT_GRACE_S
+        while not self._count_input(query) and SYSTEM_CLOCK.monotonic() < until_s:
+            SYSTEM_CLOCK.sleep(POLL_S / 10)
         query.stop()
+
+    def _count_input(self, query: StreamingQuery) -> bool:
+        """Whether the rows of every batch that is done are counted. After a failure nobody waits for them."""
+        if self._failure is None and not self._input_rows.knows(self._done):
+            self._observer.rows_read(self._input_rows.read(query))
+        return self._failure is not None or self._input_rows.knows(self._done)
 
     def _fail(self, error: BaseException) -> None:
         if self._failure is None:
@@ -221,6 +234,7 @@ class QueryRun:
         batch = self._engine.begin_batch(number, self._mailbox.address)
         answers = self._perform(frame, batch.assignment)
         self._engine.end_batch(batch, answers)
+        self._done = number
 
     def _perform(self, frame: DataFrame, assignment: Assignment) -> list[Answer]:
         session = frame.sparkSession

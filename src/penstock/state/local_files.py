@@ -69,7 +69,7 @@ def working_files(path: Path) -> Iterator[None]:
         yield
     except OSError as cause:
         raise UnavailableError(
-            f"cannot use the working folder {path}: {cause}; check that it is there, its space and its permissions; it is tried again",
+            f"cannot use the working folder {path}: {cause}; check that it is there, its space and its permissions",
             path=str(path),
         ) from cause
 

@@ -69,6 +69,12 @@ class Storage(ABC):
         """Delete what writers left that died `older_than_s` ago or earlier; returns how many files."""
         return 0
 
+    def check_place(self) -> None:  # noqa: B027 - of most storages nothing is known before they are used
+        """Raise `ConfigError` if a job can never be kept here; writes nothing. Called before anything else is done for a start.
+
+        From here on the first write may make the root; after that nothing does, so that a storage that vanishes stays away.
+        """
+
     def check_writable(self) -> None:
         """Write, read back and delete a probe; raises `UnavailableError` with what to do."""
         probe = f"_probe-{SYSTEM_RANDOMNESS.token()}"

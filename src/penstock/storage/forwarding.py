@@ -69,6 +69,10 @@ class ForwardingStorage(Storage):
         """See `Storage.clean_temporary`."""
         return self._perform("clean_temporary", "", lambda: self.inner.clean_temporary(older_than_s))
 
+    def check_place(self) -> None:
+        """See `Storage.check_place`; no I/O of a job."""
+        self.inner.check_place()
+
     def wait_for_turn(self, subtask: SubtaskId) -> None:
         """See `Storage.wait_for_turn`; no I/O, so it does not pass `_perform`."""
         self.inner.wait_for_turn(subtask)

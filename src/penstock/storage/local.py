@@ -5,6 +5,8 @@ Invariants:
    Nothing is ever written in place: uploaded and downloaded files may share their content by hard links.
 2. The folder chain up to the root is synced before a write returns.
 3. Empty folders are removed by whoever deletes the last file; a writer whose folder vanishes makes it again.
+4. The root is made once: one that was there and vanishes (deleted, moved, not mounted any more) is not made again, here or in any
+   process that a copy of this object was sent to. Half a job would be worse than none.
 """
 
 from __future__ import annotations
@@ -20,8 +22,8 @@ from penstock.clock import SYSTEM_CLOCK
 from penstock.errors import UnavailableError
 from penstock.storage.base import Storage
 from penstock.storage.file_system import link_or_copy, sync_file, sync_folder
-from penstock.storage.mounts import refuse_stale_listings
 from penstock.storage.names import checked_file_name, checked_prefix, is_temporary, temporary_name
+from penstock.storage.places import refuse_place
 
 _ADVICE = {
     errno.ENOSPC: "disk full; free space there or move the storage",
@@ -29,7 +31,8 @@ _ADVICE = {
     errno.EROFS: "the file system is read-only; remount it or move the storage",
     errno.EACCES: "permission denied; let this user write there",
     errno.EPERM: "not permitted; let this user write there, on a file system that has hard links",
-    errno.ENOTDIR: "a part of the path is a file; remove it or move the storage",
+    errno.ENOTDIR: "a part of the path is a file, or a link that leads nowhere; remove it or move the storage",
+    errno.ENOENT: "no folder can be made there; check the path and whether it is mounted",
 }
 _FOLDER_ATTEMPTS = 100
 
@@ -39,6 +42,7 @@ class LocalStorage(Storage):
 
     def __init__(self, root: str | Path) -> None:
         self.root = Path(os.path.abspath(os.path.expanduser(root)))  # noqa: PTH100, PTH111 - resolve() would follow links
+        self._was_there = False
 
     def __repr__(self) -> str:
         return f"LocalStorage({str(self.root)!r})"
@@ -48,9 +52,14 @@ class LocalStorage(Storage):
         """See `Storage.uri`; with a scheme, because what has none is looked for wherever Hadoop's `fs.defaultFS` says."""
         return self.root.as_uri()
 
+    def check_place(self) -> None:
+        """See `Storage.check_place`; refuses file systems on which two runs could own the job."""
+        refuse_place(self.root, "storage")
+        self._was_there = False
+
     def check_writable(self) -> None:
-        """See `Storage.check_writable`; refuses file systems on which two runs could own the job."""
-        refuse_stale_listings(self.root, "storage")
+        """See `Storage.check_writable`."""
+        self.check_place()
         super().check_writable()
 
     def put(self, name: str, data: bytes) -> None:
@@ -147,11 +156,51 @@ class LocalStorage(Storage):
         """Make `target` appear whole: `fill` a temporary file beside it, `publish` it, sync the folders."""
         temporary = target.with_name(temporary_name())
         try:
-            _in_folder(target.parent, lambda: fill(temporary))
+            self._in_folder(target.parent, lambda: fill(temporary))
             publish(temporary, target)
         finally:
             _unlink(temporary)  # os.replace leaves it when both names are links to one file already
+        self._was_there = True
         self._sync_folders(target.parent)
+
+    def _in_folder(self, folder: Path, fill: Callable[[], None]) -> None:
+        """Make `folder` and `fill` a file into it; once more when others remove it, empty, in between."""
+        for left in reversed(range(_FOLDER_ATTEMPTS)):
+            try:
+                self._make_folder(folder)
+                return fill()
+            except (
+                FileExistsError
+            ) as error:  # never let out: whoever creates a file exclusively takes it for an answer
+                if not left or (folder.exists() and not folder.is_dir()):
+                    raise NotADirectoryError(
+                        errno.ENOTDIR, os.strerror(errno.ENOTDIR), error.filename
+                    ) from error
+            except FileNotFoundError:
+                self._refuse_if_gone()
+                if not left:
+                    raise
+        return None
+
+    def _make_folder(self, folder: Path) -> None:
+        """Make it, and what is missing above it; the root only as long as it has not been there."""
+        if folder == self.root:
+            if not self._was_there:
+                folder.mkdir(parents=True, exist_ok=True)
+            return
+        try:
+            folder.mkdir(exist_ok=True)
+        except FileNotFoundError:
+            self._make_folder(folder.parent)
+            folder.mkdir(exist_ok=True)
+
+    def _refuse_if_gone(self) -> None:
+        if self._was_there and not self.root.exists():
+            raise UnavailableError(
+                f"storage {self.uri} is gone: its folder was there, and was deleted, moved or is not mounted any more; it is not made "
+                "again, because half a job would be in it; bring it back, then start the job again",
+                uri=self.uri,
+            )
 
     def _sync_folders(self, folder: Path) -> None:
         """Make `folder`'s entries durable, and those above: another process may just have made it."""
@@ -200,25 +249,6 @@ class LocalStorage(Storage):
 
 def _no_local_file(name: str, local: Path) -> FileNotFoundError:
     return FileNotFoundError(errno.ENOENT, f"cannot upload {name!r}: no such local file", str(local))
-
-
-def _in_folder(folder: Path, fill: Callable[[], None]) -> None:
-    """Make `folder` and `fill` a file into it; once more when others remove it, empty, in between."""
-    for attempt in range(_FOLDER_ATTEMPTS):
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except FileExistsError as error:  # a file is in the way, or a folder that was just removed
-            if folder.is_file():
-                raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(folder)) from error
-            continue
-        except FileNotFoundError:
-            continue
-        try:
-            return fill()
-        except FileNotFoundError:
-            if attempt == _FOLDER_ATTEMPTS - 1:
-                raise
-    raise OSError(errno.EBUSY, "others keep removing the folder", str(folder))
 
 
 def _write_synced(path: Path, data: bytes) -> None:

@@ -17,10 +17,30 @@ from penstock.errors import ConfigError
 MOUNTS = Path("/proc/self/mountinfo")
 """Linux only. Elsewhere nothing is known of a mount, and nothing is refused."""
 
+PLANNED_MOUNTS = Path("/etc/fstab")
+"""What is meant to be mounted here."""
+
 _NFS = frozenset({"nfs", "nfs4"})
 _CACHED = frozenset({"autofs", "fuse.sshfs"})
 _FRESH = frozenset({"noac", "actimeo=0", "acdirmax=0"})
 _OBJECT_STORES = frozenset({"s3fs", "gcsfuse", "goofys", "mountpoint-s3", "rclone", "blobfuse", "blobfuse2"})
+_KERNEL = frozenset(
+    {
+        "proc",
+        "sysfs",
+        "cgroup",
+        "cgroup2",
+        "devpts",
+        "debugfs",
+        "tracefs",
+        "securityfs",
+        "configfs",
+        "pstore",
+        "bpf",
+        "mqueue",
+        "nsfs",
+    }
+)
 _ESCAPED = re.compile(r"\\([0-7]{3})")
 
 
@@ -74,11 +94,33 @@ def why_unsafe(mount: Mount) -> str | None:
             "its folders are listed from a cache that may be a minute old, so a run that was replaced would not notice and would "
             "commit; mount it with the option noac or actimeo=0"
         )
+    if mount.kind in _KERNEL:
+        return "the kernel shows itself there, and keeps no files; use a folder on a disk"
     if mount.kind in _CACHED:
         return "its listings may be old, or nothing is mounted there yet; use a local or shared POSIX file system"
     if mount.kind.startswith("fuse") and {mount.kind.removeprefix("fuse."), mount.source} & _OBJECT_STORES:
         return "two runs could both create one file there, and would both own the job; use a local or shared POSIX file system"
     return None
+
+
+def not_mounted(path: Path) -> Path | None:
+    """Where a file system is meant to be mounted, above an absolute path or at it, and is not; None if nothing is known of that."""
+    try:
+        planned = _planned(PLANNED_MOUNTS.read_text(encoding="utf-8", errors="surrogateescape"))
+        table = MOUNTS.read_text(encoding="utf-8", errors="surrogateescape")
+    except OSError:
+        return None
+    real = _reached(path)
+    there = {mount.point for line in table.splitlines() if (mount := _parse(line)) is not None}
+    missing = [point for point in planned if real.is_relative_to(point) and point not in there]
+    return max(missing, key=lambda point: len(point.parts), default=None)
+
+
+def _planned(table: str) -> set[Path]:
+    """The mount points in a file like `/etc/fstab`, see fstab(5); the root is always there."""
+    rows = (line.split() for line in table.splitlines() if not line.lstrip().startswith("#"))
+    points = {Path(_unescaped(row[1])) for row in rows if len(row) > 1 and row[1].startswith("/")}
+    return points - {Path("/")}
 
 
 def _parse(line: str) -> Mount | None:

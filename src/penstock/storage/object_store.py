@@ -64,8 +64,9 @@ class ArrowStorage(Storage):
     @property
     def creates_exclusively(self) -> bool:
         """Whether `create` works here: without it the storage cannot decide which of two runs owns a job."""
-        filesystem, _ = self._open()
-        return bool(filesystem.type_name == "local")
+        return (
+            urlsplit(self._uri).scheme == "file"
+        )  # said without opening it, which may take seconds on the network
 
     def put(self, name: str, data: bytes) -> None:
         """See `Storage.put`."""
@@ -74,7 +75,6 @@ class ArrowStorage(Storage):
 
     def create(self, name: str, data: bytes) -> bool:
         """See `Storage.create`; refused with `ConfigError` where the store offers no exclusive create."""
-        _, root = self._open()
         if not self.creates_exclusively:
             raise ConfigError(
                 f"storage {self._uri} cannot create {name!r} exclusively: pyarrow {pa.__version__} offers no "
@@ -83,6 +83,7 @@ class ArrowStorage(Storage):
                 uri=self._uri,
                 name=name,
             )
+        _, root = self._open()
         return LocalStorage(root).create(name, data)
 
     def get(self, name: str) -> bytes:

@@ -9,6 +9,7 @@ from urllib.parse import unquote, urlsplit
 from penstock.errors import ConfigError
 from penstock.storage.base import Storage
 from penstock.storage.local import LocalStorage
+from penstock.storage.places import refuse_blocked, refuse_scheme
 
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
 
@@ -22,7 +23,13 @@ def open_job_storage(storage: str | Path, job: str) -> Storage:
 
 
 def open_storage(uri: str | Path) -> Storage:
-    """Return the storage at a path, a `file:` URI or a URI that `pyarrow.fs` opens; contacts nothing yet."""
+    """Return the storage at a path or a `file:` URI; refuses by name what is no folder, and makes nothing yet."""
+    opened = _opened(uri)
+    refuse_blocked(opened.root, "storage")
+    return opened
+
+
+def _opened(uri: str | Path) -> LocalStorage:
     if isinstance(uri, Path):
         return LocalStorage(uri)
     _check_given(uri)
@@ -30,9 +37,7 @@ def open_storage(uri: str | Path) -> Storage:
         return LocalStorage(uri)
     parts = urlsplit(uri)
     if parts.scheme != "file":
-        from penstock.storage.object_store import ArrowStorage
-
-        return ArrowStorage(uri)
+        raise refuse_scheme(uri, parts.scheme)
     if parts.netloc not in ("", "localhost") or not parts.path.startswith("/"):
         raise ConfigError(
             f"storage {uri!r} names the host {parts.netloc!r}; write file:///path with three slashes",
@@ -43,6 +48,4 @@ def open_storage(uri: str | Path) -> Storage:
 
 def _check_given(uri: object) -> None:
     if not isinstance(uri, str) or not uri.strip():
-        raise ConfigError(
-            f"storage is {uri!r}: give a path such as '/var/lib/penstock' or a URI", storage=uri
-        )
+        raise ConfigError(f"storage is {uri!r}: give a path such as '/var/lib/penstock'", storage=uri)

@@ -121,7 +121,7 @@ class RedisServer:
                 server=self.shown,
             )
         return UnavailableError(
-            f"the Redis server at {self.shown} did not do as asked: {text}; it is tried again",
+            f"the Redis server at {self.shown} did not do as asked: {text}; check the server and the network",
             server=self.shown,
             cause=text,
         )

@@ -211,7 +211,7 @@ class SQLWriter(KeyedWriter):
 
     def _away(self, error: Exception) -> UnavailableError:
         return UnavailableError(
-            f"table {self._table!r} took no rows: {type(error).__name__}: {error}; it is tried again",
+            f"table {self._table!r} took no rows: {type(error).__name__}: {error}; check the database and the connection",
             table=self._table,
             cause=str(error),
         )

@@ -203,7 +203,7 @@ class DeltaLake(Files):
 
     @contextmanager
     def _table_errors(
-        self, kind: type[PenstockError] = UnavailableError, follows: str = "it is tried again"
+        self, kind: type[PenstockError] = UnavailableError, follows: str = "check the table and its folder"
     ) -> Iterator[None]:
         """Report whatever Delta says, once the job runs as something that may pass."""
         try:

@@ -126,7 +126,7 @@ class KafkaCluster:
             trouble = self.client_log.trouble
             why = f"Kafka is down, or a part of it ({self.redacted(trouble)}): " if trouble else ""
             raise UnavailableError(
-                f"{why}cannot {doing} (brokers {self.bootstrap_servers}): {text}; it is tried again; check the brokers, the network "
+                f"{why}cannot {doing} (brokers {self.bootstrap_servers}): {text}; check the brokers, the network "
                 "and what this user may do",
                 brokers=self.bootstrap_servers,
                 cause=text,

@@ -23,6 +23,7 @@ from penstock.sinks.kafka.cluster import REQUEST_TIMEOUT_S, KafkaCluster, import
 from penstock.sinks.kafka.messages import Message, staged_messages
 from penstock.sinks.kafka.transaction import Owner
 from penstock.sinks.staged.staging import StagedTransaction
+from penstock.wording import duration
 
 _PARTITION = 0
 """All records are in one partition: a number of partitions that changes must not hide one."""
@@ -265,7 +266,7 @@ class _Deadline:
     def check(self) -> None:
         if self.left_s < 0:
             raise UnavailableError(
-                f"a commit to Kafka was not done in {self._timeout_s:g} s and is tried again; if the brokers are well, there are too "
+                f"a commit to Kafka was not done in {duration(self._timeout_s)}; if the brokers are well, there are too "
                 "many rows for one Kafka transaction: raise commit_timeout, or take checkpoints more often",
                 timeout_s=self._timeout_s,
             )

@@ -196,7 +196,7 @@ class Kafka(StagedSink):
         """The one session of this process: commits and searches come from two threads, and would fence each other."""
         if not self._opening.acquire(timeout=patience_s):
             raise UnavailableError(
-                f"{self!r} is still waiting for the brokers; it is tried again",
+                f"{self!r} is still waiting for the brokers; check them and the network",
                 brokers=self.cluster.bootstrap_servers,
             )
         try:

@@ -178,7 +178,7 @@ class SqlServer(ABC):
         if self.errors.meaning(error) in passes:
             for_good, follows = (
                 UnavailableError,
-                "it is tried again; check the server, its locks and its limits",
+                "check the server, its locks and its limits",
             )
         said = self.errors.said(error)
         return for_good(

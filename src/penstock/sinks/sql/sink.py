@@ -26,7 +26,7 @@ from penstock.sinks.transaction import begun, is_open
 from penstock.sinks.two_phase_commit import Transaction, TransactionContext, TwoPhaseCommitSink
 
 _REPAIR = "nothing of this commit was kept, its rows stay staged; repair the table, then start the job again: it commits them first"
-_WAIT = "it is tried again"
+_LOOK = "check the server and what this user may do"
 
 
 class SqlServerSink(TwoPhaseCommitSink):
@@ -102,12 +102,12 @@ class SqlServerSink(TwoPhaseCommitSink):
             self._writing.discard()
             self._writing = None
             return
-        with self._settling(UnavailableError, _WAIT) as settling:
+        with self._settling(UnavailableError, _LOOK) as settling:
             settling.abort(target)
 
     def find_transactions(self, job: str, sink: str) -> list[Transaction]:
         """List what is prepared in this database and what is staged beside the table."""
-        with self._settling(UnavailableError, _WAIT) as settling:
+        with self._settling(UnavailableError, _LOOK) as settling:
             found = settling.found(job, sink, only_staged=self.transactions == STAGED)
         return [each.as_transaction() for each in found]
 

@@ -104,5 +104,5 @@ def _translated(
 ) -> PenstockError:
     code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & _PRIMARY_CODE
     if code in _MAY_PASS:
-        for_good, follows = UnavailableError, "it is tried again; check who locks it, space and permissions"
+        for_good, follows = UnavailableError, "check who locks it, space and permissions"
     return for_good(f"SQLite database {path}: {error}; {follows}", path=str(path), cause=str(error))

@@ -105,7 +105,7 @@ def storage_errors(doing: str, path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise UnavailableError(
-            f"cannot {doing} {path}: {error}; it is tried again; check space, permissions and the mount",
+            f"cannot {doing} {path}: {error}; check space, permissions and the mount",
             path=str(path),
             cause=str(error),
         ) from error

@@ -67,7 +67,7 @@ def check_unchanged(workplace: Workplace, ref: FileRef) -> None:
     """Raise `UnavailableError` when an open file is not what it was: what was read from it may be wrong. The next try fetches it."""
     path = workplace.local_path(ref.name)
     with working_files(path.parent):
-        HASHED_FILES.refuse_changed(path, ref, "the batch is tried again with the copy in storage")
+        HASHED_FILES.refuse_changed(path, ref, "the next try takes the copy in storage")
 
 
 def local_file(workplace: Workplace, ref: FileRef, *, again: bool = False) -> Path:

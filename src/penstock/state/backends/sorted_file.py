@@ -187,7 +187,8 @@ def _unreadable(label: str, cause: Exception) -> PenstockError:
     """What a machine has too little of, or has lost, is no damage: it may be there again in a moment."""
     if isinstance(cause, MemoryError) or (isinstance(cause, OSError) and cause.errno):
         return UnavailableError(
-            f"{label} cannot be opened on this machine: {cause}; it is tried again", file=label
+            f"{label} cannot be opened on this machine: {cause}; check its disk, its memory and its limit of open files",
+            file=label,
         )
     return CorruptStateError(
         f"{label} is no readable sorted file of state: {cause!r}; restore an older checkpoint", file=label

@@ -7,6 +7,7 @@ from penstock.errors import UnavailableError
 from penstock.sinks.sql.mysql.errors import MAY_NOT_RECOVER, code, pymysql_module
 from penstock.sinks.sql.server import SqlSession, TwoPhase
 from penstock.sinks.sql.transaction import PREPARED, SqlTransaction, owner_digest
+from penstock.wording import duration
 
 _SHOWN_BYTES = 20
 _UNKNOWN_XID = 1397
@@ -47,8 +48,8 @@ class XATransactions(TwoPhase):
                 return False
             SYSTEM_CLOCK.sleep(_ATTACHED_PAUSE_S)
         raise UnavailableError(
-            f"transaction {transaction.name} is prepared in {self._shown} but the session that prepared it has not ended; it is "
-            "tried again",
+            f"transaction {transaction.name} is prepared in {self._shown} but the session that prepared it has not ended "
+            f"after {duration(_ATTACHED_TRIES * _ATTACHED_PAUSE_S)}; if it stays so, end that session with KILL",
             transaction=transaction.name,
         )
 

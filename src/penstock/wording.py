@@ -1,0 +1,50 @@
+"""How numbers are said to people: counts with their noun, durations, sizes. One way in logs, errors and tables. Driver and executors."""
+
+from __future__ import annotations
+
+_SECOND_MS, _MINUTE_S, _HOUR_S, _DAY_S = 1000, 60, 3600, 86400
+_KILOBYTE = 1024
+
+
+def counted(number: int, one: str, several: str = "") -> str:
+    """`1 row`, `2 rows`, `1,500 rows`; a plural that is more than an `s` is given."""
+    return f"{number:,} {one if number == 1 else several or one + 's'}"
+
+
+def duration(seconds: float) -> str:
+    """`4.2 ms`, `56 ms`, `1.3 s`, `42 s`, `2 min 5 s`, `1 h 3 min`, `2 d 4 h`: as exact as a person wants it."""
+    ms = seconds * _SECOND_MS
+    if round(ms) < _SECOND_MS:
+        return f"{_short(ms)} ms"
+    if round(seconds) < _MINUTE_S:
+        return f"{_short(seconds)} s"
+    return _long(round(seconds))
+
+
+def _short(number: float) -> str:
+    """One decimal below 10, unless it is nought."""
+    return f"{number:.1f}".removesuffix(".0") if number < 9.95 else f"{number:.0f}"  # noqa: PLR2004
+
+
+def _long(seconds: int) -> str:
+    if seconds < _HOUR_S:
+        return _two(seconds, _MINUTE_S, "min", 1, "s")
+    if seconds < _DAY_S:
+        return _two(seconds, _HOUR_S, "h", _MINUTE_S, "min")
+    return _two(seconds, _DAY_S, "d", _HOUR_S, "h")
+
+
+def _two(whole: int, large: int, of_large: str, small: int, of_small: str) -> str:
+    rest = whole % large // small
+    return f"{whole // large} {of_large}" + (f" {rest} {of_small}" if rest else "")
+
+
+def size(size_bytes: float) -> str:
+    """`512 B`, `8.0 KB`, `1.2 GB`; a KB is 1,024 bytes."""
+    if size_bytes < _KILOBYTE:
+        return f"{size_bytes:.0f} B"
+    for unit in ("KB", "MB", "GB"):
+        size_bytes /= _KILOBYTE
+        if size_bytes < _KILOBYTE:
+            return f"{size_bytes:.1f} {unit}"
+    return f"{size_bytes / _KILOBYTE:.1f} TB"
