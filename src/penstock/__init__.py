@@ -17,6 +17,7 @@ from penstock.errors import (
     PenstockError,
     SourceLostError,
     UnavailableError,
+    UserCodeError,
 )
 from penstock.guarantee import Guarantee
 from penstock.job import Job, KeyedStream, Stream
@@ -67,6 +68,7 @@ __all__ = [
     "SourceLostError",
     "Stream",
     "UnavailableError",
+    "UserCodeError",
     "ValueState",
     "__version__",
     "exponential_delay",

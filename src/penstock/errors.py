@@ -8,6 +8,7 @@
     ├── CorruptStateError       restore an older checkpoint
     ├── IncompatibleStateError  change the job back, or start from another checkpoint
     ├── BadRecordError          fix the data or the user code; a restart would meet it again
+    ├── UserCodeError           fix the user code: it raised
     ├── CommitLostError         a person must look: a promised commit cannot be made
     ├── SourceLostError         a person must look: input that was not read yet is gone
     ├── JobFailedError          the restart strategy gave up; its cause says why
@@ -18,6 +19,10 @@ so whatever the coordinator must decide on travels as data, never as one of thes
 """
 
 from __future__ import annotations
+
+import logging
+
+_log = logging.getLogger("penstock")
 
 
 class PenstockError(Exception):
@@ -53,7 +58,30 @@ class IncompatibleStateError(PenstockError):
 
 
 class BadRecordError(PenstockError):
-    """A record (or the user code that handles it) cannot be processed; a restart would fail again."""
+    """A record (or the user code that handles it) cannot be processed; a restart would fail again.
+
+    `key` and `row` are values where it is raised, in the task, and texts on the driver; each is None where it is not known.
+    """
+
+    @property
+    def operator(self) -> str | None:
+        """The uid of the operator or sink that could not process it."""
+        operator = self.facts.get("operator")
+        return None if operator is None else str(operator)
+
+    @property
+    def key(self) -> object:
+        """The key of the record."""
+        return self.facts.get("key")
+
+    @property
+    def row(self) -> object:
+        """The record."""
+        return self.facts.get("row")
+
+
+class UserCodeError(PenstockError):
+    """Code of the user raised an exception; `facts` say where in their file, for which key and row."""
 
 
 class CommitLostError(PenstockError):
@@ -70,3 +98,17 @@ class JobFailedError(PenstockError):
 
 class InternalError(PenstockError):
     """Penstock broke one of its own rules."""
+
+
+def shown_alone(error: BaseException) -> BaseException:
+    """Let Python print an error by itself, without Penstock's own calls and without the errors that led to it.
+
+    What led to it stays in its `__context__`. A bug in Penstock is shown whole, and so is everything with the level DEBUG for 'penstock'.
+    """
+    is_ours = isinstance(error, PenstockError) and not isinstance(error, InternalError)
+    if not is_ours or _log.isEnabledFor(logging.DEBUG):
+        return error
+    error.__context__ = error.__cause__ or error.__context__
+    error.__cause__ = None
+    error.__suppress_context__ = True
+    return error.with_traceback(None)

@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from penstock.errors import ConfigError
+from penstock.errors import ConfigError, PenstockError
 from penstock.ids import checked_name
 from penstock.operators.batch_process import BatchProcess
 from penstock.operators.keyed_process import KeyedProcess
+from penstock.places import AT, Place, calling_place
 from penstock.sinks.two_phase_commit import TwoPhaseCommitSink
 
 if TYPE_CHECKING:
@@ -115,6 +117,7 @@ class Graph:
     sources: list[Source] = field(default_factory=list)
     operators: list[Keyed] = field(default_factory=list)
     outputs: list[Output] = field(default_factory=list)
+    _places: dict[str, Place] = field(default_factory=dict)
 
     def new_uid(self, kind: str, uid: str) -> str:
         """Check a uid, and that nothing else in the job has it."""
@@ -126,7 +129,26 @@ class Graph:
                     "found by it, so every source, operator and sink needs its own",
                     uid=uid,
                 )
+        place = calling_place()
+        if place is not None:
+            self._places[uid] = place
         return uid
+
+    def say_where(self, error: BaseException, uid: str) -> None:
+        """Add to an error the line of the user's program where this part of the job is made, unless it has a line already."""
+        place = self._places.get(uid)
+        has_one = any(note.startswith(AT) for note in getattr(error, "__notes__", ()))
+        if place is not None and not has_one:
+            error.add_note(f"{AT}{place}")
+
+    @contextmanager
+    def saying_where(self, uid: str) -> Iterator[None]:
+        """The same for what is raised inside."""
+        try:
+            yield
+        except PenstockError as error:
+            self.say_where(error, uid)
+            raise
 
     def upstream_operators(self) -> dict[str, tuple[str, ...]]:
         """The uids of the operators in front of each operator, near and far; those in front come first in it."""

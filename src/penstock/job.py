@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock.config import Checkpointing, Duration, seconds, whole_number
-from penstock.errors import ConfigError
+from penstock.errors import ConfigError, PenstockError, shown_alone
 from penstock.graph import Aggregate, Graph, Node, Output, Process, Source, Transform, Union, parse_order
 from penstock.guarantee import Guarantee
 from penstock.ids import checked_name
@@ -108,7 +108,11 @@ class Job:
         if restore is not None:
             whole_number("restore", restore, minimum=0)
         dropped = _checked_uids(drop_state)
-        return JobHandle.start(self, StartOptions(available_now, restore, takeover, dropped))
+        try:
+            return JobHandle.start(self, StartOptions(available_now, restore, takeover, dropped))
+        except PenstockError as error:
+            failure = shown_alone(error)
+        raise failure
 
     def run(
         self,
@@ -125,12 +129,16 @@ class Job:
         """
         from penstock.spark.foreground import in_foreground
 
-        return in_foreground(
-            self,
-            lambda: self.start(
+        def start() -> JobHandle:
+            return self.start(
                 available_now=available_now, restore=restore, takeover=takeover, drop_state=drop_state
-            ),
-        ).status
+            )
+
+        try:
+            return in_foreground(self, start).status
+        except PenstockError as error:
+            failure = shown_alone(error)
+        raise failure
 
 
 class Stream:

@@ -12,6 +12,7 @@ import venv
 from pathlib import Path
 
 import pytest
+
 from services import quick_spark
 from services.patience import PATIENCE_S
 

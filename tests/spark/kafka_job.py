@@ -18,7 +18,7 @@ from pyspark.sql import SparkSession
 import penstock as ps
 from penstock.errors import PenstockError
 
-LAST_ATTEMPT = 3
+LAST_ATTEMPT = 1
 
 
 class Order(msgspec.Struct, frozen=True):

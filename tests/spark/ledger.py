@@ -61,10 +61,10 @@ class Ledger:
 
 
 def fail_for_good(marker: Path) -> None:
-    """Fail every attempt that Spark makes at a task, so that the job fails; after the last one `marker` exists."""
+    """Fail both attempts of a task after which the driver gives up the batch; after the second one `marker` exists."""
     task = TaskContext.get()
     assert task is not None
-    if task.attemptNumber() == 3:
+    if task.attemptNumber() == 1:
         marker.touch()
     raise RuntimeError("the disk of the user is on fire")
 

@@ -2,34 +2,79 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import msgspec
 import pytest
 
 from penstock.engine.task_failures import Accounts, as_error
-from penstock.errors import BadRecordError, CorruptStateError, UnavailableError
+from penstock.errors import BadRecordError, CorruptStateError, UnavailableError, UserCodeError
 from penstock.ids import SubtaskId
+from penstock.places import Place
 from penstock.snapshot.messages import TaskFailed
-from penstock.spark.handle import FINAL
+from penstock.spark.verdicts import is_final
 
 
-def told(error: str, batch: int = 7, file: str = "") -> TaskFailed:
-    return TaskFailed(3, batch, SubtaskId("out", 0), error, "the cause", file)
+def told(error: str, batch: int = 7, file: str = "", **more: Any) -> TaskFailed:
+    return TaskFailed(3, batch, SubtaskId("out", 0), error, "the cause", file, **more)
 
 
 def test_a_task_of_another_batch_explains_nothing() -> None:
     """A task that Spark had given up wakes up in a later batch: what it says is not why that batch fails."""
     accounts = Accounts(7)
     accounts.take(told("BadRecordError", batch=6))
-    assert accounts.first is None
+    assert accounts.decisive is None
     accounts.take(told("UnavailableError"))
-    accounts.take(told("BadRecordError"))
-    assert accounts.first == told("UnavailableError")
+    accounts.take(told("CorruptStateError"))
+    assert accounts.decisive == told("UnavailableError")
+
+
+RAISED = told("", place="KeyError at job.py:3")
+
+
+@pytest.mark.parametrize(
+    ("accounts", "decisive"),
+    [
+        ([told("BadRecordError")], 0),
+        ([told("ConfigError")], 0),
+        ([told("", is_wrong_name=True)], 0),
+        ([told("UnavailableError"), RAISED, told("BadRecordError")], 2),
+        ([RAISED], None),
+        ([RAISED, RAISED], 1),
+        ([RAISED, told("", place="KeyError at job.py:4")], None),
+        ([RAISED, msgspec.structs.replace(RAISED, subtask=SubtaskId("out", 1))], None),
+        ([told("", may_pass=True)] * 4, None),
+        ([told("UnavailableError")] * 4, None),
+        ([told("CorruptStateError")] * 4, None),
+    ],
+)
+def test_when_another_attempt_is_of_no_use(accounts: list[TaskFailed], decisive: int | None) -> None:
+    """A bad record, a name that nothing has, or the same exception at the same place again; what may pass is left to Spark's attempts."""
+    batch = Accounts(7)
+    for account in accounts:
+        batch.take(account)
+    assert batch.hopeless == (None if decisive is None else accounts[decisive])
+    assert batch.decisive == accounts[decisive or 0]
+
+
+def test_an_error_says_where_to_look() -> None:
+    """Its text is one line; below it stand the user's line, the key, the row and the names there are, which are facts, too."""
+    at = Place("/home/me/job.py", 3, "process", "row.usr")
+    made = as_error(told("", at=at, key="'a'", row="user=1", names="columns: user"), lambda _: False)
+    assert str(made) == "out-0: the cause (job.py:3)"
+    assert made.__notes__ == [
+        "  at: /home/me/job.py:3, in process: row.usr", "  key: 'a'", "  row: user=1", "  columns: user",
+    ]  # fmt: skip
+    assert made.facts.items() >= {"batch": 7, "operator": "out", "line": 3, "row": "user=1"}.items()
+    assert isinstance(bad := as_error(told("BadRecordError", key="'a'"), lambda _: False), BadRecordError)
+    assert (bad.operator, bad.key, bad.row) == ("out", "'a'", None)
 
 
 def test_nothing_is_taken_before_the_first_batch() -> None:
     """Between two batches no task is at work whose failure counts."""
     accounts = Accounts()
     accounts.take(told("BadRecordError"))
-    assert accounts.first is None
+    assert accounts.decisive is None
 
 
 @pytest.mark.parametrize(
@@ -39,7 +84,7 @@ def test_nothing_is_taken_before_the_first_batch() -> None:
         ("UnavailableError", "", UnavailableError),
         ("CorruptStateError", "named", CorruptStateError),
         ("CorruptStateError", "unnamed", UnavailableError),
-        ("", "", RuntimeError),
+        ("", "", UserCodeError),
     ],
 )
 def test_what_a_task_says_becomes_an_error(error: str, file: str, kind: type[Exception]) -> None:
@@ -51,4 +96,4 @@ def test_what_a_task_says_becomes_an_error(error: str, file: str, kind: type[Exc
 
 def test_a_task_does_not_end_the_job_by_saying_that_it_is_fenced() -> None:
     """A sink may fence a late task of the same run: whether the run is fenced the driver sees for itself, when it goes back."""
-    assert not isinstance(as_error(told("FencedError"), lambda _: False), FINAL)
+    assert not is_final(as_error(told("FencedError"), lambda _: False))

@@ -9,7 +9,7 @@ from py4j.protocol import Py4JError, Py4JNetworkError
 from pyspark.errors.exceptions.base import PySparkValueError
 from pyspark.errors.exceptions.captured import CapturedException
 
-from penstock.errors import UnavailableError
+from penstock.errors import ConfigError, UnavailableError, UserCodeError
 from penstock.ids import SubtaskId
 from penstock.snapshot.messages import TaskFailed
 from penstock.spark.causes import cause_of, in_brief
@@ -66,11 +66,56 @@ def test_errors_of_spark_in_brief() -> None:
     )
     assert in_brief(java).__cause__ is java
     assert str(in_brief(python)) == (
-        "An exception was thrown from the Python worker: ZeroDivisionError: integer division or modulo by zero"
+        "An exception was thrown from the Python worker: ZeroDivisionError: integer division or modulo by zero (job.py:27)"
     )
+    assert in_brief(python).__notes__ == ["  at: job.py:27"]
     assert len(str(in_brief(Py4JError("x" * 99_999)))) < 1_100
     own = ValueError("a\n\tb")
     assert in_brief(own) is own
+
+
+PLAN = """[UNRESOLVED_COLUMN.WITH_SUGGESTION] A column with name `usr` cannot be resolved. SQLSTATE: 42703;
+'Filter '`>`('usr, 0)
++- LogicalRDD [user#49L], false
+"""
+UNPICKLED = """An exception was thrown from the Python worker:
+Traceback (most recent call last):
+  File "/opt/python/pyspark/serializers.py", line 173, in _read_with_length
+    return self.loads(obj)
+  File "/opt/python/pyspark/serializers.py", line 451, in loads
+    return cloudpickle.loads(obj, encoding=encoding)
+ModuleNotFoundError: No module named 'helpers.dates'
+"""
+
+
+def test_a_plan_is_no_part_of_what_is_wrong() -> None:
+    """Spark draws it below its words."""
+    assert str(in_brief(Captured("42703", PLAN))).endswith("cannot be resolved. SQLSTATE: 42703")
+
+
+def test_a_module_that_workers_lack_is_no_fault_of_a_function() -> None:
+    """The job's code could not be taken apart: it says which module, and what to do. In a function it is the function's error."""
+    refused = in_brief(Captured("38000", UNPICKLED))
+    assert isinstance(refused, ConfigError)
+    assert "cannot import the module 'helpers.dates'" in str(refused)
+    assert "addPyFile" in str(refused)
+    in_function = UDF.replace("ZeroDivisionError: integer", "ModuleNotFoundError: No module named 'x'")
+    assert isinstance(in_brief(Captured("38000", in_function)), UserCodeError)
+
+
+def test_code_of_the_user_on_the_driver() -> None:
+    """A transform that raises in a batch is the user's code; its line is said."""
+
+    def transform() -> None:
+        raise KeyError("n")
+
+    with pytest.raises(KeyError) as raised:
+        transform()
+    brief = in_brief(raised.value)
+    assert isinstance(brief, UserCodeError)
+    assert brief.facts["file"] == __file__
+    assert brief.__notes__[0].endswith(', in transform: raise KeyError("n")')
+    assert brief.__cause__ is raised.value
 
 
 def told(**more: Any) -> TaskFailed:

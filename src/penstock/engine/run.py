@@ -236,12 +236,17 @@ class Run:
 
     @property
     def told(self) -> TaskFailed | None:
-        """What the first task of the batch that failed has said of it."""
-        return self._accounts.first
+        """What the task that made the batch fail has said of it."""
+        return self._accounts.decisive
+
+    @property
+    def is_hopeless(self) -> bool:
+        """Whether a task of the batch has failed so that its next attempt would only fail again."""
+        return self._accounts.hopeless is not None
 
     def explained(self, error: BaseException) -> Exception | None:
         """A task's own account of a failure, as the error that the driver makes of it; None when no task has said anything."""
-        told = self._accounts.first
+        told = self._accounts.decisive
         if told is None:
             return None
         explained = as_error(told, self._coordinator.names)

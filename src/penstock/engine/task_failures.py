@@ -11,26 +11,61 @@ from collections.abc import Callable
 from penstock import errors
 from penstock.engine.assignment import Assignment
 from penstock.engine.executor import Executor
-from penstock.errors import CorruptStateError, FencedError, PenstockError, UnavailableError
+from penstock.errors import (
+    BadRecordError,
+    ConfigError,
+    CorruptStateError,
+    FencedError,
+    IncompatibleStateError,
+    PenstockError,
+    UnavailableError,
+    UserCodeError,
+)
 from penstock.ids import SubtaskId
+from penstock.operators.failed_call import failed_call
+from penstock.places import AT
 from penstock.recovery.repeated import may_pass, place_of
 from penstock.snapshot.messages import TaskFailed
 
 _log = logging.getLogger(__name__)
 
+_NO_SECOND_TRY = frozenset(
+    kind.__name__ for kind in (ConfigError, IncompatibleStateError, BadRecordError, UserCodeError)
+)
+
 
 def tell_failure(executor: Executor, plan: Assignment, subtask: SubtaskId, error: Exception) -> None:
     """Called in a task that is about to fail."""
-    kind = type(error).__name__ if isinstance(error, PenstockError) else ""
-    file = error.facts.get("file", "") if isinstance(error, PenstockError) else ""
-    cause = str(error) if kind else f"{type(error).__name__}: {error}"
-    told = TaskFailed(
-        plan.place.run, plan.batch, subtask, kind, cause, str(file), place_of(error), may_pass(error)
-    )
+    told = _told(plan, subtask, error)
     try:
         executor.tell(told)
+    except ConnectionRefusedError as nobody:
+        _log.debug(
+            "the run is over, nobody wants to know why %s failed (%s): %s", subtask, told.cause, nobody
+        )
     except OSError as unreachable:
-        _log.warning("the driver could not be told why %s failed (%s): %s", subtask, cause, unreachable)
+        _log.warning("the driver could not be told why %s failed (%s): %s", subtask, told.cause, unreachable)
+
+
+def _told(plan: Assignment, subtask: SubtaskId, error: Exception) -> TaskFailed:
+    kind = type(error).__name__ if isinstance(error, PenstockError) else ""
+    file = error.facts.get("file", "") if isinstance(error, PenstockError) else ""
+    call = failed_call(error)
+    return TaskFailed(
+        plan.place.run,
+        plan.batch,
+        subtask,
+        kind,
+        str(error) if kind else f"{type(error).__name__}: {error}",
+        str(file),
+        place_of(error),
+        may_pass(error),
+        call.place,
+        call.key,
+        call.row,
+        call.names,
+        call.is_wrong_name,
+    )
 
 
 class Accounts:
@@ -46,19 +81,61 @@ class Accounts:
             self._told.append(told)
 
     @property
-    def first(self) -> TaskFailed | None:
-        """The failure that the others may have followed from."""
-        return self._told[0] if self._told else None
+    def decisive(self) -> TaskFailed | None:
+        """The failure that the batch ends with: one that would only be met again, or else the first, which others may have followed."""
+        return self.hopeless or (self._told[0] if self._told else None)
+
+    @property
+    def hopeless(self) -> TaskFailed | None:
+        """A failure that one more attempt of its task would only meet again: it says so itself, or came at the same place before."""
+        met: set[tuple[SubtaskId, str]] = set()
+        for told in tuple(self._told):
+            if told.error in _NO_SECOND_TRY or told.is_wrong_name:
+                return told
+            if not told.error and not told.may_pass:
+                if (told.subtask, told.place) in met:
+                    return told
+                met.add((told.subtask, told.place))
+        return None
 
 
-def as_error(told: TaskFailed, in_checkpoint: Callable[[str], bool]) -> Exception:
-    """The exception of a task, as far as the driver takes its word for it."""
-    kind = getattr(errors, told.error, RuntimeError)
+def as_error(told: TaskFailed, in_checkpoint: Callable[[str], bool]) -> PenstockError:
+    """The exception of a task, as far as the driver takes its word for it. Its notes say what the user needs to find the cause."""
+    kind = getattr(errors, told.error, UserCodeError)
     if kind is FencedError:
         kind = UnavailableError  # who owns the job is seen in storage, at the latest when it is claimed again
     if kind is CorruptStateError and not in_checkpoint(told.file):
         kind = (
             UnavailableError  # an executor is gone with files it had not uploaded: go back to the checkpoint
         )
-    error: Exception = kind(f"{told.subtask}: {told.cause}")
+    text = f"{told.subtask}: {told.cause}"
+    if told.at is not None and kind is UserCodeError:
+        text += f" ({told.at.short})"
+    error: PenstockError = kind(text, **_facts(told))
+    for note in _notes(told):
+        error.add_note(note)
     return error
+
+
+def _facts(told: TaskFailed) -> dict[str, object]:
+    facts = {
+        "operator": told.subtask.uid,
+        "subtask": told.subtask.index,
+        "batch": told.batch,
+        "key": told.key or None,
+        "row": told.row or None,
+        "is_wrong_name": told.is_wrong_name,
+    }
+    if told.at is not None:
+        facts |= {"file": told.at.file, "line": told.at.line}
+    return facts
+
+
+def _notes(told: TaskFailed) -> list[str]:
+    said = (
+        (AT, "" if told.at is None else str(told.at)),
+        ("  key: ", told.key),
+        ("  row: ", told.row),
+        ("  ", told.names),
+    )
+    return [f"{what}{value}" for what, value in said if value]

@@ -15,6 +15,18 @@ import pyarrow as pa
 from penstock.operators.python_values import python_values
 
 
+class UnknownColumnError(KeyError):
+    """User code asked for a column by a name that none has."""
+
+    def __init__(self, name: str, there_are: Sequence[str]) -> None:
+        super().__init__(name)
+        self.name = name
+        self.there_are = tuple(there_are)
+
+    def __str__(self) -> str:
+        return f"there is no column {self.name!r}"
+
+
 class RowTable:
     """All rows of a task, ordered by key; every `Rows` is a window on it, and every `Row` a line of it."""
 
@@ -27,8 +39,13 @@ class RowTable:
         """A whole column as Python objects; made at the first look, for all keys at once."""
         values = self._values.get(name)
         if values is None:
+            self._check(name)
             values = self._values[name] = python_values(self._columns.column(name))
         return values
+
+    def _check(self, name: str) -> None:
+        if name not in self._columns.column_names:
+            raise UnknownColumnError(name, self._columns.column_names)
 
     def table(self, start: int, stop: int) -> pa.Table:
         """A part of the table, without copying."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from penstock.ids import SubtaskId
+from penstock.places import Place
 from penstock.state.handle import FileRef, StateHandle
 
 
@@ -47,6 +48,13 @@ class TaskFailed(msgspec.Struct, frozen=True, tag="task-failed"):
     file: str = ""
     place: str = ""
     may_pass: bool = False
+    at: Place | None = None
+    """The line of the user's code."""
+    key: str = ""
+    row: str = ""
+    names: str = ""
+    """Those that there are, where the user's code has used one that there is not."""
+    is_wrong_name: bool = False
 
 
 class MergeDone(msgspec.Struct, frozen=True, tag="merge-done"):

@@ -9,7 +9,8 @@ from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.errors.exceptions.captured import CapturedException
 
-from penstock.errors import PenstockError
+from penstock.errors import ConfigError, PenstockError, UserCodeError
+from penstock.places import AT, Place, place_in_text, place_in_user_code
 from penstock.recovery.repeated import may_pass, may_pass_by_name, place_of
 from penstock.snapshot.messages import TaskFailed
 
@@ -40,16 +41,57 @@ logging.getLogger("py4j.clientserver").addFilter(_NotAgain())
 
 _MOST_CHARACTERS = 1000
 _OF_A_STACK = re.compile(r"\s|Caused by: |Driver stacktrace:|Traceback \(most recent")
+_PLAN = re.compile(r"(?<=SQLSTATE: [0-9A-Z]{5}).*", re.DOTALL)
+"""What follows the words of an error in a query."""
+_NOT_IMPORTED = re.compile(r"^ModuleNotFoundError: No module named '([\w.]+)'", re.MULTILINE)
+_UNPICKLING = re.compile(
+    r"pyspark/(?:worker_util|serializers)\.py\"?, line \d+, in (?:read_command|_read_with_length|loads)"
+)
 
 
 def in_brief(error: BaseException) -> BaseException:
-    """Spark's errors carry stacks of Java and of Python in their text; what is left says what happened. The whole is its cause."""
-    if not isinstance(error, Py4JError | PySparkException):
+    """Spark's errors carry stacks of Java and of Python in their text; what is left says what happened. The whole is its cause.
+
+    Where it was the user's code that raised, here or in a worker, the line is said.
+    """
+    of_spark = isinstance(error, Py4JError | PySparkException)
+    place = place_in_user_code(error.__traceback__) or (place_in_text(str(error)) if of_spark else None)
+    if not of_spark and place is None:
         return error
-    said = " ".join(line for line in str(error).splitlines() if line and not _OF_A_STACK.match(line))
-    brief = RuntimeError(said if len(said) <= _MOST_CHARACTERS else f"{said[:_MOST_CHARACTERS]}...")
+    brief = _not_imported(error) or _brief(error, place)
     brief.__cause__ = error
     return brief
+
+
+def _brief(error: BaseException, place: Place | None) -> Exception:
+    if place is None:
+        return RuntimeError(brief_text(error))
+    brief = UserCodeError(f"{brief_text(error)} ({place.short})", file=place.file, line=place.line)
+    brief.add_note(f"{AT}{place}")
+    return brief
+
+
+def brief_text(error: BaseException) -> str:
+    """What an exception says in one line, without stacks and plans."""
+    if not isinstance(error, Py4JError | PySparkException):
+        return f"{type(error).__name__}: {error}"
+    text = _PLAN.sub("", str(error))
+    said = " ".join(line for line in text.splitlines() if line and not _OF_A_STACK.match(line))
+    return said if len(said) <= _MOST_CHARACTERS else f"{said[:_MOST_CHARACTERS]}..."
+
+
+def _not_imported(error: BaseException) -> ConfigError | None:
+    """A worker could not take the job's code apart: that is no fault in a function of the user, which was never called."""
+    text = str(error)
+    missing = _NOT_IMPORTED.search(text)
+    if missing is None or not _UNPICKLING.search(text):
+        return None
+    return ConfigError(
+        f"Spark's Python workers cannot import the module {missing[1]!r}, which the job's code uses; this program can. Nothing of your "
+        f"code was called. Install {missing[1]!r} in the Python of the workers, give them the file with "
+        f"spark.sparkContext.addPyFile(...), or put its folder on their PYTHONPATH",
+        module=missing[1],
+    )
 
 
 def cause_of(error: BaseException, told: TaskFailed | None) -> str:

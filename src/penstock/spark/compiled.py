@@ -20,11 +20,13 @@ from pyspark.sql.types import StructType
 
 from penstock.config import Mode
 from penstock.engine.job_spec import JobSpec
-from penstock.errors import ConfigError
+from penstock.errors import ConfigError, PenstockError, UserCodeError
 from penstock.graph import Aggregate, Graph, Keyed, Node, Process, Source, Transform, Union
 from penstock.operators.aggregates import AggregateSpec, state_schema
 from penstock.operators.run_process import value_schema
+from penstock.places import AT, place_in_user_code
 from penstock.spark.aggregate_columns import describe, partials
+from penstock.spark.causes import brief_text
 from penstock.spark.inspection import leaves, refuse_cleaning, refuse_stateful, replayable_positions
 from penstock.spark.key_columns import check_keys, float_keys, quoted
 from penstock.spark.versions import arrow_schema, arrow_type
@@ -81,7 +83,7 @@ def compile_job(graph: Graph) -> Compiled:
     for source in graph.sources:
         refuse_stateful(source)
         refuse_cleaning(source)
-    compiler = _Compiler(session)
+    compiler = _Compiler(session, graph)
     uses: Counter[str] = Counter()
     for part in (*graph.operators, *graph.outputs):
         plan = compiler.frame(part.upstream)._jdf.queryExecution().analyzed().toString()
@@ -94,9 +96,20 @@ def compile_job(graph: Graph) -> Compiled:
         compiler.frame(operator)
     for output in graph.outputs:
         frame = compiler.frame(output.upstream)
-        output.sink.validate(arrow_schema(frame.schema))
+        with graph.saying_where(output.uid):
+            output.sink.validate(arrow_schema(frame.schema))
     shared = {uid for uid, n in uses.items() if n > 1} | compiler.looked_at
     return Compiled(session, graph, compiler.operators, frozenset(shared), compiler.eager)
+
+
+def _refused(name: str, error: Exception) -> PenstockError:
+    """A transform that cannot be: Spark says that the query is wrong, or the function itself raised."""
+    kind = ConfigError if isinstance(error, AnalysisException) else UserCodeError
+    refused = kind(f"transform {name}: {brief_text(error)}")
+    place = place_in_user_code(error.__traceback__)
+    if place is not None:
+        refused.add_note(f"{AT}{place}")
+    return refused
 
 
 _SAMPLED = re.compile(
@@ -133,8 +146,9 @@ def _mark(uid: str) -> str:
 
 
 class _Compiler:
-    def __init__(self, session: SparkSession) -> None:
+    def __init__(self, session: SparkSession, graph: Graph) -> None:
         self._session = session
+        self._graph = graph
         self._frames: dict[int, DataFrame] = {}
         self.operators: dict[str, CompiledOperator] = {}
         self.marked: list[str] = []
@@ -156,7 +170,8 @@ class _Compiler:
             case Union():
                 return self._union(node)
             case Aggregate() | Process():
-                compiled = self._operator(node)
+                with self._graph.saying_where(node.uid):
+                    compiled = self._operator(node)
                 self.operators[node.uid] = compiled
                 return self._empty(compiled.result, node.uid)
 
@@ -172,8 +187,10 @@ class _Compiler:
         jobs = self._jobs_so_far()
         try:
             result = node.function(upstream)
-        except AnalysisException as error:
-            raise ConfigError(f"transform {name}: {error}") from error
+        except PenstockError:
+            raise
+        except Exception as error:
+            raise _refused(name, error) from error
         if not isinstance(result, DataFrame):
             raise ConfigError(f"transform {name} returned {result!r}; it must return a DataFrame")
         if self._jobs_so_far() > jobs:

@@ -16,13 +16,10 @@ from penstock.engine.job_spec import JobSpec
 from penstock.engine.observer import Observer, Progress
 from penstock.engine.start import start_run
 from penstock.errors import (
-    CommitLostError,
-    CorruptStateError,
-    FencedError,
     JobFailedError,
     PenstockError,
-    SourceLostError,
     UnavailableError,
+    shown_alone,
 )
 from penstock.ids import CheckpointId, RunId
 from penstock.ownership.claim import Claimant
@@ -35,18 +32,17 @@ from penstock.recovery.repeated import Failure, times_in_a_row, would_come_again
 from penstock.recovery.restore import JobRecord, check_job_record
 from penstock.spark.compiled import Compiled, compile_job, spec_of
 from penstock.spark.inspection import guarantee_of
-from penstock.spark.query import FATAL, QueryRun
+from penstock.spark.query import QueryRun
+from penstock.spark.quiet_logs import quiet_logs, quiet_logs_for
 from penstock.spark.session import is_alive
 from penstock.spark.tasks import take_over_all
+from penstock.spark.verdicts import add_what_follows, given_up, is_final, restart_line
 from penstock.state.local_files import forget_earlier_runs, job_dir, make_job_dir, run_dir
 
 if TYPE_CHECKING:
     from penstock.job import Job
 
 _log = logging.getLogger(__name__)
-
-FINAL = (*FATAL, FencedError, CorruptStateError, CommitLostError, SourceLostError)
-"""What another attempt would only meet again."""
 
 
 class Status(enum.Enum):
@@ -96,7 +92,8 @@ class JobHandle:
         """Check everything, take the job over, and run it in the background. See `Job.start`."""
         job.storage.check_place()
         guarantee = guarantee_of(job)
-        compiled = compile_job(job.graph)
+        with quiet_logs_for(job.graph.sources):
+            compiled = compile_job(job.graph)
         job.storage.check_writable()
         make_job_dir(job_dir(job.local_dir, job.name, job.storage.uri))
         record = check_job_record(job.storage, JobRecord(job.name, job.max_parallelism))
@@ -139,7 +136,7 @@ class JobHandle:
         if not self._ended.wait(timeout):
             return False
         if self._failure is not None:
-            raise self._failure
+            raise shown_alone(self._failure)
         return True
 
     def stop(self, *, wait: bool = True) -> None:
@@ -203,8 +200,11 @@ class JobHandle:
 
     def _work(self) -> None:
         try:
-            self._run_until_done()
+            with quiet_logs(self._compiled.session):
+                self._run_until_done()
         except BaseException as error:  # noqa: BLE001 - handed to whoever waits
+            _log.debug("job %s failed for good", self._job.name, exc_info=error)
+            add_what_follows(error, self._observer.progress)
             self._status, self._failure = Status.FAILED, error
         else:
             self._status = self._ended_as()
@@ -225,9 +225,9 @@ class JobHandle:
         while True:
             try:
                 self._attempt()
-            except FINAL:
-                raise
-            except Exception as error:  # noqa: BLE001 - the restart strategy decides about everything else
+            except Exception as error:
+                if is_final(error):
+                    raise
                 self._check_spark(error)
                 if self._cancelled:
                     _log.warning("job %s is cancelled while it fails: %s", self._job.name, error)
@@ -235,9 +235,7 @@ class JobHandle:
                 failures.append(SYSTEM_CLOCK.monotonic())
                 met.append(self._met)
                 self._give_up_what_comes_again(error, met, failures)
-                self._go_back_or_give_up(
-                    error, self._job.restart.delay_s(failures, SYSTEM_RANDOMNESS), len(failures)
-                )
+                self._go_back_or_give_up(error, self._job.restart.delay_s(failures, SYSTEM_RANDOMNESS), met)
                 if self._stopping.is_set():
                     _log.warning(
                         "job %s is stopped while it goes back: there is no last checkpoint, the next start goes on from the one before. It "
@@ -278,25 +276,18 @@ class JobHandle:
         ):
             return
         times = times_in_a_row(met)
-        raise JobFailedError(
-            f"{error}; job {self._job.name} met this {times} times in a row at batch {met[-1].batch}, so that it is in the code or in the "
-            "data, and would be met again. The job has failed for good; mend the code or the data, the next start goes on from the last "
-            "checkpoint. A restart strategy with `attempts` tries as often as it says",
-            failures=len(met),
-            batch=met[-1].batch,
-        ) from error
-
-    def _go_back_or_give_up(self, error: Exception, delay_s: float | None, failures: int) -> None:
-        if delay_s is None:
-            raise JobFailedError(
-                f"job {self._job.name} failed for good after {failures} failures, the restart strategy "
-                f"{self._job.restart} allows no further attempt: {error}",
-                failures=failures,
-            ) from error
-        _log.warning(
-            "job %s failed (%s: %s); it goes back to its last checkpoint in %.1f s",
-            *(self._job.name, type(error).__name__, error, delay_s),
+        why = (
+            f"in batch {met[-1].batch}, {times} times in a row at the same place, so that it is in the code or in the data (a restart "
+            "strategy with `attempts` tries as often as it says)"
         )
+        raise given_up(self._job.name, error, why, failures=len(met), batch=met[-1].batch)
+
+    def _go_back_or_give_up(self, error: Exception, delay_s: float | None, met: list[Failure]) -> None:
+        if delay_s is None:
+            why = f"after {len(met)} failures, the restart strategy {self._job.restart} allows no further attempt"
+            raise given_up(self._job.name, error, why, failures=len(met))
+        met_before = bool(met[-1].cause) and met[-1] in met[:-1]
+        _log.warning("%s", restart_line(self._job.name, error, delay_s, met_before=met_before))
         self._status = Status.RESTARTING
         self._observer.restarting()
         self._stopping.wait(delay_s)

@@ -19,10 +19,11 @@ from penstock.engine.job_spec import JobSpec
 from penstock.engine.observer import Observer
 from penstock.engine.run import Run, make_coordinator
 from penstock.engine.start import Start, forget_working_files
-from penstock.errors import BadRecordError, ConfigError, IncompatibleStateError, PenstockError
+from penstock.errors import FencedError, PenstockError
 from penstock.ids import CheckpointId
 from penstock.recovery.repeated import Failure
 from penstock.snapshot.mailbox import Mailbox, places
+from penstock.snapshot.messages import Message
 from penstock.snapshot.rescue import in_background
 from penstock.snapshot.transfer import Room
 from penstock.spark.causes import BatchFailedError, cause_of, in_brief
@@ -42,7 +43,6 @@ POLL_S = 0.1
 BATCH_GRACE_S = 60.0
 ACCOUNT_GRACE_S = 1.0
 """So long a stop waits for Spark's account of the last batch; without it its rows are not counted, and nothing else is lost."""
-FATAL = (ConfigError, IncompatibleStateError, BadRecordError)
 
 
 class QueryRun:
@@ -72,6 +72,7 @@ class QueryRun:
         self._batch_lock = threading.Lock()
         self._closed = False
         self._cancelled = False
+        self._given_up = threading.Event()
         self._query: StreamingQuery | None = None
         self._caught_up = threading.Event()
         self._done = start.point.last_read
@@ -104,7 +105,7 @@ class QueryRun:
         conf = context.getConf()
         driver_host, bind_address = conf.get("spark.driver.host"), conf.get("spark.driver.bindAddress")
         bind, host = places(str(context.master), driver_host, bind_address)
-        return Mailbox(bind, self._engine.deliver, host=host)
+        return Mailbox(bind, self._deliver, host=host)
 
     # ── running ────────────────────────────────────────────────────────────────────────────────
 
@@ -120,6 +121,8 @@ class QueryRun:
             if self._failure is None and not self._cancelled:
                 self._loop.drain(self._engine.look_after, lambda: self._cancelled)
                 self._engine.check_claim()
+        except Exception as error:  # noqa: BLE001 - raised below, when everything is closed
+            self._fail(error)
         except BaseException as error:
             self._fail(error)
             raise
@@ -129,17 +132,25 @@ class QueryRun:
             self._loop.stop()
             forget_working_files(self._spec, self._start)
         if self._failure is not None:
-            raise self._failure
+            raise self._of_the_owner(self._failure)
 
     def cancel(self) -> None:
         """End without a last checkpoint; `stopping` must be set next."""
         self._cancelled = True
 
     def interrupt(self) -> None:
-        """Give up what Spark computes for the present batch; `cancel` must have been called."""
+        """Give up what Spark computes for the present batch, without the attempts that its tasks may have left."""
         query = self._query
         if query is not None:
             self._compiled.session.sparkContext.cancelJobGroup(str(query.runId))
+
+    def _deliver(self, message: Message) -> None:
+        """In the mailbox's thread, which must not wait for Spark."""
+        self._engine.deliver(message)
+        query = self._query
+        if query is not None and self._engine.is_hopeless and not self._given_up.is_set():
+            self._given_up.set()
+            in_background(self.interrupt)
 
     def _start_query(self) -> StreamingQuery:
         writer = (
@@ -198,7 +209,24 @@ class QueryRun:
         if lost is not None:
             lost.__cause__ = error
             return lost
-        return self._engine.explained(error) or in_brief(error)
+        told = self._engine.explained(error)
+        if told is not None:
+            self._job.graph.say_where(told, self._engine.told.subtask.uid if self._engine.told else "")
+            return told
+        return in_brief(error)
+
+    def _of_the_owner(self, failure: BaseException) -> BaseException:
+        """A run that was replaced fails in many ways, since its files go away; what matters then is that it was replaced."""
+        if isinstance(failure, FencedError):
+            return failure
+        try:
+            self._engine.check_claim()
+        except FencedError as fenced:
+            fenced.__cause__ = failure
+            return fenced
+        except Exception as error:  # noqa: BLE001 - storage is away: nobody knows, and the failure is told
+            _log.debug("who owns job %s could not be seen", self._spec.name, exc_info=error)
+        return failure
 
     # ── one batch ──────────────────────────────────────────────────────────────────────────────
 
@@ -233,6 +261,8 @@ class QueryRun:
     def _run_batch(self, frame: DataFrame, number: CheckpointId) -> None:
         batch = self._engine.begin_batch(number, self._mailbox.address)
         answers = self._perform(frame, batch.assignment)
+        if self._engine.is_hopeless:  # Spark was about to be told, and was quicker
+            raise BatchFailedError(number)
         self._engine.end_batch(batch, answers)
         self._done = number
 

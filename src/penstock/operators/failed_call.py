@@ -1,0 +1,158 @@
+"""What can be said of an exception of the user's code in a task: its line, the key, the row, and which names there are. Executors.
+
+All of it is read from the exception, where it was raised: code that fails seldom pays nothing while it works.
+"""
+
+from __future__ import annotations
+
+import builtins
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, fields
+from difflib import get_close_matches
+from types import FrameType
+from typing import Any
+
+from penstock.errors import PenstockError
+from penstock.operators.batch_process import BatchColumns, BatchProcess
+from penstock.operators.keyed_process import Context, KeyedProcess, ValueCell, declared_state
+from penstock.operators.rows import Row, Rows, UnknownColumnError
+from penstock.places import Place, place_in_user_code, place_of_frame, user_frames
+
+MOST_CHARACTERS = 300
+
+
+@dataclass(frozen=True)
+class FailedCall:
+    """What is known; '' and None for what is not."""
+
+    place: Place | None = None
+    key: str = ""
+    row: str = ""
+    names: str = ""
+    """Which there are, where the code has used one that there is not."""
+    is_wrong_name: bool = False
+    """A name that nothing has: no second try finds it either."""
+
+
+def failed_call(error: BaseException) -> FailedCall:
+    """Look at an exception where it is caught."""
+    seen = user_frames(error.__traceback__)
+    frames = [frame for frame, _ in seen]
+    names = _names(error, frames)
+    called = [place_of_frame(frame, line) for frame, line in seen if _is_call(frame)]
+    return FailedCall(
+        place_in_user_code(error.__traceback__) or (called[0] if called else None),
+        _shown_fact(error, "key") or _key(frames),
+        _shown_fact(error, "row") or _row(error, frames),
+        names,
+        bool(names) or isinstance(error, NameError),
+    )
+
+
+def shown(value: object) -> str:
+    """A value for a message, whatever it is, cut where it is long."""
+    try:
+        text = _columns(value) if isinstance(value, Mapping) else repr(value)
+    except Exception as error:  # noqa: BLE001 - the user's own repr, or text that is no UTF-8: this is not what failed
+        return f"(it cannot be shown: {type(error).__name__})"
+    text = " ".join(text.split())
+    return text if len(text) <= MOST_CHARACTERS else f"{text[:MOST_CHARACTERS]}..."
+
+
+def _columns(row: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name}={value!r}" for name, value in row.items())
+
+
+def _shown_fact(error: BaseException, name: str) -> str:
+    fact = error.facts.get(name) if isinstance(error, PenstockError) else None
+    return "" if fact is None else shown(fact)
+
+
+# ── which key, which row ───────────────────────────────────────────────────────────────────────
+
+
+def _arguments(frame: FrameType) -> list[object]:
+    names = frame.f_code.co_varnames[: frame.f_code.co_argcount]
+    return [frame.f_locals.get(name) for name in names]
+
+
+def _is_call(frame: FrameType) -> bool:
+    """Whether it is of a method of the user's operator, which may be in an installed package."""
+    return isinstance(next(iter(_arguments(frame)), None), KeyedProcess | BatchProcess)
+
+
+def _key(frames: list[FrameType]) -> str:
+    """What `process` was called with."""
+    for frame in frames:
+        arguments = _arguments(frame)
+        if frame.f_code.co_name == "process" and len(arguments) > 1 and _is_call(frame):
+            return shown(arguments[1])
+    return ""
+
+
+def _row(error: BaseException, frames: list[FrameType]) -> str:
+    """The one that the code has in its hands, or the only one; else the first of those that it was called with."""
+    if isinstance(error, AttributeError) and isinstance(error.obj, Row):
+        return _shown_row(error.obj)
+    for row in _held(frames, Row):
+        return _shown_row(row)
+    for rows in _held(frames, Rows):
+        if len(rows):
+            more = f" (the first of {len(rows)})" if len(rows) > 1 else ""
+            return f"{_shown_row(rows[0])}{more}"
+    return ""
+
+
+def _held(frames: list[FrameType], kind: type) -> Iterator[Any]:
+    for frame in reversed(frames):
+        yield from (value for value in reversed(frame.f_locals.values()) if isinstance(value, kind))
+
+
+def _shown_row(row: Any) -> str:
+    try:
+        values = row._asdict()
+    except Exception as error:  # noqa: BLE001 - a value that cannot be read: this is not what failed
+        return f"(it cannot be shown: {type(error).__name__})"
+    return shown(values)
+
+
+# ── which names there are ──────────────────────────────────────────────────────────────────────
+
+
+def _names(error: BaseException, frames: list[FrameType]) -> str:
+    match error:
+        case UnknownColumnError():
+            return _listed("columns", error.there_are, error.name)
+        case AttributeError():
+            return _attributes(error.obj, error.name or "")
+        case NameError() if frames:
+            return _close(error.name or "", [*frames[-1].f_locals, *frames[-1].f_globals, *dir(builtins)])
+        case _:
+            return ""
+
+
+def _attributes(owner: object, name: str) -> str:
+    match owner:
+        case Row():
+            return _listed("columns", owner._fields, name)
+        case BatchColumns():
+            return f'{_listed("columns", owner.column_names, name)}; write batch["name"]'
+        case KeyedProcess() | BatchProcess():
+            return _listed("states", declared_state(owner), name, also=vars(owner))
+        case ValueCell():
+            return "a state has .value and .clear()"
+        case Context():
+            return _listed("fields of the context", [field.name for field in fields(owner)], name)
+        case _:
+            return ""
+
+
+def _listed(what: str, there_are: Iterable[str], name: str, also: Iterable[str] = ()) -> str:
+    known = list(there_are)
+    close = _close(name, [*known, *also])
+    return f"{what}: {', '.join(known) or 'none'}{f'; {close}' if close else ''}"
+
+
+def _close(name: str, known: Iterable[str]) -> str:
+    found = get_close_matches(name, [one for one in known if one != name], n=1)
+    return f"did you mean {found[0]!r}?" if found else ""

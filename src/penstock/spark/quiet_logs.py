@@ -1,0 +1,101 @@
+"""While a job runs, what Spark logs of a failure that Penstock tells of is held back. Driver.
+
+Spark logs one failure many times over: each attempt of a task, the stage, the query, each with stacks of Java and of Python. For these
+loggers warnings and errors are held back by a filter in Java's log4j, whatever session it is and whatever its level; their other lines,
+and all other loggers, are as they were. The filter is taken away when the job has ended. With the level DEBUG for 'penstock' nothing is
+held back.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+from py4j.protocol import Py4JError
+from pyspark.logger import PySparkLogger
+from pyspark.sql import SparkSession
+
+from penstock.graph import Source
+
+_log = logging.getLogger(__name__)
+
+JAVA_LOGGERS = (
+    "org.apache.spark.executor.Executor",
+    "org.apache.spark.scheduler.TaskSetManager",
+    "org.apache.spark.sql.execution.streaming.MicroBatchExecution",
+    "org.apache.spark.sql.execution.streaming.runtime.MicroBatchExecution",
+)
+"""Spark 4.1 has moved the query to another package."""
+PYTHON_LOGGERS = ("DataFrameQueryContextLogger", "SQLQueryContextLogger")
+"""PySpark logs every error of a query with its plan, some 8 kB, before it raises it."""
+_LOG4J = "org.apache.logging.log4j"
+
+
+@contextmanager
+def quiet_logs(session: SparkSession) -> Iterator[None]:
+    """Hold back what Penstock says itself."""
+    if logging.getLogger("penstock").isEnabledFor(logging.DEBUG):
+        yield
+        return
+    loggers = [PySparkLogger.getLogger(name) for name in PYTHON_LOGGERS]
+    held_back = _HeldBack()
+    for logger in loggers:
+        logger.addFilter(held_back)
+    filtered = _filter_java(session)
+    try:
+        yield
+    finally:
+        for logger in loggers:
+            logger.removeFilter(held_back)
+        _unfilter_java(filtered)
+
+
+@contextmanager
+def quiet_logs_for(sources: Sequence[Source]) -> Iterator[None]:
+    """The same, for a job that may have no source yet."""
+    with quiet_logs(sources[0].frame.sparkSession) if sources else nullcontext():
+        yield
+
+
+class _HeldBack(logging.Filter):
+    def filter(self, record: logging.LogRecord) -> bool:  # noqa: ARG002 - all of them
+        return False
+
+
+def _filter_java(session: SparkSession) -> list[tuple[Any, Any]]:
+    """The configurations of loggers that have got a filter, with it."""
+    filtered: list[tuple[Any, Any]] = []
+    try:
+        jvm = session.sparkContext._jvm
+        context = getattr(jvm, f"{_LOG4J}.LogManager").getContext(False)  # noqa: FBT003 - as Spark asks for it
+        loggers = context.getConfiguration().getLoggers()
+        for name in JAVA_LOGGERS:
+            logger = loggers.get(name)
+            if logger is None:
+                # without a level of its own: it goes on with what the session has, also when that changes
+                logger = getattr(jvm, f"{_LOG4J}.core.config.LoggerConfig")(name, None, True)  # noqa: FBT003
+                context.getConfiguration().addLogger(name, logger)
+            one = _filter(jvm)
+            logger.addFilter(one)
+            filtered.append((logger, one))
+        context.updateLoggers()
+    except (Py4JError, OSError, TypeError) as error:  # a platform with another log: its lines stay
+        _log.debug("the log of Java stays as it is: %s", error)
+    return filtered
+
+
+def _filter(jvm: Any) -> Any:
+    level = getattr(jvm, f"{_LOG4J}.Level")
+    result = getattr(jvm, f"{_LOG4J}.core.Filter$Result")
+    kind = getattr(jvm, f"{_LOG4J}.core.filter.LevelRangeFilter")
+    return kind.createFilter(level.FATAL, level.WARN, result.valueOf("DENY"), result.valueOf("NEUTRAL"))
+
+
+def _unfilter_java(filtered: list[tuple[Any, Any]]) -> None:
+    try:
+        for logger, one in filtered:
+            logger.removeFilter(one)
+    except (Py4JError, OSError) as error:  # Java is gone
+        _log.debug("the log of Java was not given back: %s", error)

@@ -1,0 +1,64 @@
+"""What is said when a run fails: whether it is tried again, the line for a restart, and the last words of a job that failed. Driver."""
+
+from __future__ import annotations
+
+from penstock.engine.observer import Progress
+from penstock.errors import (
+    BadRecordError,
+    CommitLostError,
+    ConfigError,
+    CorruptStateError,
+    FencedError,
+    IncompatibleStateError,
+    JobFailedError,
+    PenstockError,
+    SourceLostError,
+    UserCodeError,
+)
+
+FATAL = (ConfigError, IncompatibleStateError, BadRecordError)
+FINAL = (*FATAL, FencedError, CorruptStateError, CommitLostError, SourceLostError)
+"""What another attempt would only meet again."""
+
+
+def is_final(error: BaseException) -> bool:
+    """Whether another attempt would only meet it again."""
+    return isinstance(error, FINAL) or (
+        isinstance(error, UserCodeError) and bool(error.facts.get("is_wrong_name"))
+    )
+
+
+def notes_of(error: BaseException) -> list[str]:
+    """What is said below the text of an exception."""
+    return list(getattr(error, "__notes__", ()))
+
+
+def restart_line(job: str, error: Exception, delay_s: float, *, met_before: bool) -> str:
+    """One line a failure; below the first of its kind what helps to find its cause."""
+    line = f"job {job} failed ({type(error).__name__}: {error}); it goes back to its last checkpoint in {delay_s:.1f} s"
+    return "\n".join([line] if met_before else [line, *notes_of(error)])
+
+
+def given_up(job: str, error: Exception, why: str, **facts: object) -> JobFailedError:
+    """The job has failed for good. What helps to find the cause is said of this error too."""
+    failed = JobFailedError(f"job {job} failed for good {why}: {error}", **facts)
+    for note in notes_of(error):
+        failed.add_note(note)
+    failed.__cause__ = error
+    return failed
+
+
+def add_what_follows(error: BaseException, progress: Progress) -> None:
+    """Say of a failure of the job's code or data how it goes on. Other errors say it themselves."""
+    if not isinstance(error, BadRecordError | UserCodeError | JobFailedError):
+        return
+    start = f"checkpoint {progress.checkpoint}" if progress.checkpoint >= 0 else "the beginning"
+    error.add_note(
+        f"  The job has failed{_in_batch(error)}. Nothing of what came after its last checkpoint is kept, and nothing is lost: mend the "
+        f"cause and start again, it goes on from {start}."
+    )
+
+
+def _in_batch(error: PenstockError) -> str:
+    batch = error.facts.get("batch")
+    return "" if batch is None else f" in batch {batch}"

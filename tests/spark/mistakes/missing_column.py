@@ -1,0 +1,14 @@
+"""A key that no column has."""
+
+from pyspark.sql import functions as F
+
+import penstock as ps
+
+spark = ps.local_session("mistakes")
+log = ps.sources.PartitionedLog("log", "app string, user long", partitions=2)
+
+job = ps.Job("visits", storage="store")
+clicks = job.read(log.read(spark), uid="clicks")
+views = clicks.key_by("application").aggregate(pv=F.count("*"), uid="views")
+views.write_to(ps.sinks.SQLite("out.db", table="views", mode="upsert", key=["app"]), uid="out")
+job.run(available_now=True)

@@ -1,0 +1,20 @@
+"""`usr` where there is `user`."""
+
+from pyspark.sql import functions as F
+
+import penstock as ps
+
+spark = ps.local_session("mistakes")
+log = ps.sources.PartitionedLog("log", "app string, user long", partitions=2)
+log.append(0, [{"app": "shop", "user": 1}])
+
+
+def known_users(frame):
+    return frame.where(F.col("usr") > 0)
+
+
+job = ps.Job("visits", storage="store")
+clicks = job.read(log.read(spark), uid="clicks").transform(known_users)
+views = clicks.key_by("app").aggregate(pv=F.count("*"), uid="views")
+views.write_to(ps.sinks.SQLite("out.db", table="views", mode="upsert", key=["app"]), uid="out")
+job.run(available_now=True)
