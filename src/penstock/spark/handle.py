@@ -16,6 +16,7 @@ from penstock.engine.job_spec import JobSpec
 from penstock.engine.observer import Observer, Progress
 from penstock.engine.start import start_run
 from penstock.errors import (
+    FencedError,
     JobFailedError,
     PenstockError,
     UnavailableError,
