@@ -475,7 +475,7 @@ def test_columns_without_a_form(schema: pa.Schema, tmp_path: Path) -> None:
 def test_without_the_package(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """What to install is said when the sink is made."""
     monkeypatch.setitem(sys.modules, "deltalake", None)
-    with pytest.raises(ConfigError, match=r"pip install 'penstock\[delta\]'"):
+    with pytest.raises(ConfigError, match=r"pip install '\.\[delta\]'"):
         DeltaLake(tmp_path)
 
 

@@ -302,7 +302,7 @@ def test_passwords_are_never_shown(
 def test_without_confluent_kafka(suite: KafkaTarget, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where confluent-kafka is not installed, the error says what to install."""
     monkeypatch.setitem(sys.modules, "confluent_kafka", None)
-    with pytest.raises(ConfigError, match=r"pip install 'penstock\[kafka\]'"):
+    with pytest.raises(ConfigError, match=r"pip install '\.\[kafka\]'"):
         suite.make_sink().validate(suite.schema)
 
 

@@ -492,7 +492,7 @@ def test_nobody_there() -> None:
 def test_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     """What to install is said when the sink is made."""
     monkeypatch.setitem(sys.modules, "redis", None)
-    with pytest.raises(ConfigError, match=r"pip install 'penstock\[redis\]'"):
+    with pytest.raises(ConfigError, match=r"pip install '\.\[redis\]'"):
         Redis("redis://127.0.0.1:1", key="{app}")
 
 

@@ -358,5 +358,5 @@ def test_rocksdb_says_what_it_cannot_do(tmp_path: Path) -> None:
 def test_the_package_is_asked_for_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without rocksdict the backend is refused at once, with the command that installs it."""
     monkeypatch.setitem(sys.modules, "rocksdict", None)
-    with pytest.raises(ConfigError, match=r"pip install 'penstock\[rocksdb\]'"):
+    with pytest.raises(ConfigError, match=r"pip install '\.\[rocksdb\]'"):
         backend_named("rocksdb")

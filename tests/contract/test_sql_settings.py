@@ -262,7 +262,7 @@ def test_a_server_that_is_down(kind) -> None:
 def test_without_the_driver(kind, monkeypatch: pytest.MonkeyPatch) -> None:
     """The message says what to install."""
     monkeypatch.setitem(sys.modules, kind.driver, None)
-    with pytest.raises(ConfigError, match=rf"{kind.driver}.*penstock\[{kind.extra}\]"):
+    with pytest.raises(ConfigError, match=rf"{kind.driver}.*\.\[{kind.extra}\]"):
         kind.sink_class(f"{kind.scheme}://h/x", "results")
 
 

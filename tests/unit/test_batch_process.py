@@ -492,7 +492,7 @@ def test_an_unknown_column_is_named(harness):
 def test_without_polars_the_message_says_what_to_install(harness, monkeypatch):
     """As polars is optional, who asks for it without having it is told how to get it."""
     monkeypatch.setitem(sys.modules, "polars", None)
-    with pytest.raises(ps.ConfigError, match=r"penstock\[polars\]"):
+    with pytest.raises(ps.ConfigError, match=r"\.\[polars\]"):
         harness.run(PolarsSums(), THREE)
 
 

