@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
 
 import penstock as ps
 from penstock.sinks import Transaction, TransactionContext, TwoPhaseCommitSink
@@ -98,16 +100,18 @@ def read_folder(folder: str | Path) -> list[dict[str, Any]]:
     ]
 
 
-if __name__ == "__main__":
-    from pyspark.sql import functions as F
-
-    spark = ps.local_session("own-sink")
+def job(spark: SparkSession) -> ps.Job:
+    """The slowest request of each app; `penstock run examples/own_sink.py` finds it by this name."""
     log = ps.sources.PartitionedLog("own-sink/log", "app string, ms long", partitions=1)
     log.append(0, [{"app": "shop", "ms": 120}, {"app": "shop", "ms": 80}, {"app": "blog", "ms": 40}])
 
-    job = ps.Job("slowest", storage="own-sink/storage")
-    requests = job.read(log.read(spark), uid="requests")
+    made = ps.Job("slowest", storage="own-sink/storage")
+    requests = made.read(log.read(spark), uid="requests")
     slowest = requests.key_by("app").aggregate(ms=F.max("ms"), uid="slowest")
     slowest.write_to(JsonFolder("own-sink/out"), uid="slowest-out")
-    job.run(available_now=True)
+    return made
+
+
+if __name__ == "__main__":
+    job(ps.local_session("own-sink")).run(available_now=True)
     print(sorted(read_folder("own-sink/out"), key=lambda row: row["app"]))

@@ -1,11 +1,22 @@
-"""Own Python code in columns: what every customer has spent, and who is new, with polars. Run it again: the sums go on."""
+"""Own Python code in columns: what every customer has spent, and who is new, with polars. Run it again: the sums go on.
 
+It needs the extra `polars`: in a checkout, pip install '.[polars]'.
+"""
+
+import sys
 from typing import Any
 
-import polars as pl
 import pyarrow.parquet as pq
+from pyspark.sql import SparkSession
 
 import penstock as ps
+
+try:
+    import polars as pl
+except ImportError:
+    sys.exit(
+        "top_spenders.py needs the package polars: in a checkout of Penstock, run pip install '.[polars]'"
+    )
 
 
 class Spending(ps.BatchProcess):
@@ -32,18 +43,21 @@ def append_orders(log: ps.sources.PartitionedLog) -> None:
     log.append(1, [{"customer": "bob", "amount": 12.0}])
 
 
-if __name__ == "__main__":
-    spark = ps.local_session("top-spenders")
+def job(spark: SparkSession) -> ps.Job:
+    """Some orders, and the job that adds them up; `penstock run examples/top_spenders.py` finds it by this name."""
     log = ps.sources.PartitionedLog("spending/log", "customer string, amount double", partitions=2)
     append_orders(log)
 
-    job = ps.Job("spending", storage="spending/storage", parallelism=2)
-    orders = job.read(log.read(spark), uid="orders")
+    made = ps.Job("spending", storage="spending/storage", parallelism=2)
+    orders = made.read(log.read(spark), uid="orders")
     spending = orders.key_by("customer").process(
         Spending(), schema="customer string, spent double, new boolean", uid="spending"
     )
     spending.write_to(ps.sinks.Files("spending/out", format="parquet"), uid="spending-out")
-    job.run(available_now=True)
+    return made
 
+
+if __name__ == "__main__":
+    job(ps.local_session("top-spenders")).run(available_now=True)
     for row in sorted(pq.read_table("spending/out").to_pylist(), key=lambda row: row["spent"]):
         print(f"{row['customer']}: {row['spent']:.2f}{' (new)' if row['new'] else ''}")

@@ -5,9 +5,9 @@ A page view more than 30 minutes after the one before begins a new visit. Run it
 
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
-from typing import Any
 
 import pyarrow.parquet as pq
+from pyspark.sql import SparkSession
 
 import penstock as ps
 
@@ -20,7 +20,7 @@ class Visits(ps.KeyedProcess):
     visits = ps.ValueState("long", default=0)
     last_seen = ps.ValueState("timestamp")
 
-    def process(self, key: str, rows: Any, ctx: ps.Context) -> Iterator[tuple[str, int, datetime]]:  # noqa: ARG002
+    def process(self, key: str, rows: ps.Rows, ctx: ps.Context) -> Iterator[tuple[str, int, datetime]]:  # noqa: ARG002
         """Look at the views of one user in one batch, the earliest first (see `order_by`)."""
         for view in rows:
             last_seen = self.last_seen.value
@@ -38,18 +38,21 @@ def append_a_day(log: ps.sources.PartitionedLog) -> None:
     log.append(1, [{"user": "bob", "at": day + timedelta(hours=12)}])
 
 
-if __name__ == "__main__":
-    spark = ps.local_session("visits")
+def job(spark: SparkSession) -> ps.Job:
+    """A day more of views, and the job that counts them; `penstock run examples/visits.py` finds it by this name."""
     log = ps.sources.PartitionedLog("visits/log", "user string, at timestamp", partitions=2)
     append_a_day(log)
 
-    job = ps.Job("visits", storage="visits/storage", parallelism=2)
-    views = job.read(log.read(spark), uid="views")
+    made = ps.Job("visits", storage="visits/storage", parallelism=2)
+    views = made.read(log.read(spark), uid="views")
     visits = views.key_by("user").process(
         Visits(), schema="user string, visit long, began timestamp", uid="visits", order_by="at"
     )
     visits.write_to(ps.sinks.Files("visits/out", format="parquet"), uid="visits-out")
-    job.run(available_now=True)
+    return made
 
+
+if __name__ == "__main__":
+    job(ps.local_session("visits")).run(available_now=True)
     for row in sorted(pq.read_table("visits/out").to_pylist(), key=lambda row: row["began"]):
         print(f"{row['user']}: visit {row['visit']} began {row['began']:%Y-%m-%d %H:%M}")

@@ -1,9 +1,12 @@
 """Flink's fault tolerance for Spark Structured Streaming. This is the only public door."""
 
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 from penstock import sinks, sources
-from penstock.config import Checkpointing, Mode, OnCancel
+from penstock.checkpoint.completed import Completed
+from penstock.config import Checkpointing, Duration, Mode, OnCancel
+from penstock.engine.observer import Progress
 from penstock.errors import (
     BadRecordError,
     CheckpointFailedError,
@@ -24,9 +27,19 @@ from penstock.job import Job, KeyedStream, Stream
 from penstock.operators.batch_process import BatchKeys, BatchProcess, BatchRows
 from penstock.operators.batch_state import BatchState
 from penstock.operators.keyed_process import Context, KeyedProcess, ValueState
-from penstock.recovery.restart import exponential_delay, failure_rate, fixed_delay, no_restart
+from penstock.operators.rows import Row, Rows
+from penstock.recovery.restart import (
+    RestartStrategy,
+    exponential_delay,
+    failure_rate,
+    fixed_delay,
+    no_restart,
+)
+from penstock.state.backends import FilesystemBackend, MemoryBackend, RocksdbBackend, StateBackend
+from penstock.storage import LocalStorage, Storage
 
 if TYPE_CHECKING:
+    from penstock.spark.handle import JobHandle, Status
     from penstock.spark.session import local_session
 
 AT_LEAST_ONCE = Mode.AT_LEAST_ONCE
@@ -51,21 +64,35 @@ __all__ = [
     "CheckpointFailedError",
     "Checkpointing",
     "CommitLostError",
+    "Completed",
     "ConfigError",
     "Context",
     "CorruptStateError",
+    "Duration",
     "FencedError",
+    "FilesystemBackend",
     "Guarantee",
     "IncompatibleStateError",
     "InternalError",
     "Job",
     "JobFailedError",
+    "JobHandle",
     "KeyedProcess",
     "KeyedStream",
+    "LocalStorage",
+    "MemoryBackend",
     "Mode",
     "OnCancel",
     "PenstockError",
+    "Progress",
+    "RestartStrategy",
+    "RocksdbBackend",
+    "Row",
+    "Rows",
     "SourceLostError",
+    "StateBackend",
+    "Status",
+    "Storage",
     "Stream",
     "UnavailableError",
     "UserCodeError",
@@ -81,10 +108,17 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> object:
-    """`local_session` lives in the spark package, which is imported only by those who use it."""
-    if name == "local_session":
-        from penstock.spark.session import local_session
+_IN_SPARK = {"JobHandle": "handle", "Status": "handle", "local_session": "session"}
+"""What lives in the spark package, and in which module of it: imported only by those who use it."""
 
-        return local_session
+
+def __getattr__(name: str) -> object:
+    """Import what lives in the spark package; whatever needs no Spark works without PySpark being imported."""
+    if name in _IN_SPARK:
+        return getattr(import_module(f"penstock.spark.{_IN_SPARK[name]}"), name)
     raise AttributeError(f"module 'penstock' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """What can be asked for, imported already or not."""
+    return sorted({*globals(), *_IN_SPARK})

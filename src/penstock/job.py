@@ -20,6 +20,7 @@ from penstock.recovery.restart import RestartStrategy, exponential_delay
 from penstock.sinks.two_phase_commit import TwoPhaseCommitSink
 from penstock.state.backends import backend_named
 from penstock.state.backends.base import StateBackend
+from penstock.state.declared import schema_ddl
 from penstock.state.keys import MAX_KEY_GROUPS
 from penstock.state.types import arrow_schema
 from penstock.storage import Storage, open_job_storage
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
     from penstock.spark.handle import JobHandle, Status
+    from penstock.state.declared import Columns
 
 DEFAULT_MAX_PARALLELISM = 128
 
@@ -190,18 +192,17 @@ class KeyedStream:
         self._node = node
         self._keys = keys
 
-    def aggregate(self, *, uid: str, **columns: Column) -> Stream:
+    def aggregate(self, *columns: Column, uid: str, **named: Column) -> Stream:
         """Keep SQL aggregates per key over everything so far; emits the new values of every key that changed in a batch.
 
         Spark computes the aggregate of the batch, Penstock merges it into the state: count, count_if, sum, min, max, avg, bool_and,
         bool_or, bit_and, bit_or, bit_xor. Anything that cannot be merged exactly is refused by name.
+        A column is named by its argument, `pv=F.count("*")`, or by its alias, `F.count("*").alias("page views")`: so it may have any name.
         """
-        if not columns:
-            raise ConfigError("aggregate: name at least one column, such as pv=F.count('*')", uid=uid)
-        clash = sorted(set(columns) & set(self._keys))
-        if clash:
-            raise ConfigError(f"aggregate: {', '.join(clash)} is the name of a key column too", uid=uid)
-        node = Aggregate(self._job.graph.new_uid("operator", uid), self._node, self._keys, dict(columns))
+        from penstock.spark.aggregate_names import named_aggregates
+
+        aggregates = named_aggregates(columns, named, keys=self._keys, uid=uid)
+        node = Aggregate(self._job.graph.new_uid("operator", uid), self._node, self._keys, aggregates)
         self._job.graph.operators.append(node)
         return Stream(self._job, node)
 
@@ -209,12 +210,13 @@ class KeyedStream:
         self,
         operator: KeyedProcess | BatchProcess,
         *,
-        schema: str,
+        schema: Columns,
         uid: str,
         order_by: str | tuple[str, ...] | list[str] = (),
     ) -> Stream:
-        """Run own Python code with state: a `KeyedProcess` key by key, a `BatchProcess` in columns. `schema` is the DDL of its results.
+        """Run own Python code with state: a `KeyedProcess` key by key, a `BatchProcess` in columns.
 
+        `schema`: the columns of its results, as DDL, a `StructType` or a list such as ["app string", ("n", "long")].
         `order_by`: columns ('at', 'at asc' or 'at desc') that put the rows of a key in order within a batch.
         """
         if not isinstance(operator, KeyedProcess | BatchProcess):
@@ -222,14 +224,15 @@ class KeyedStream:
                 f"process({operator!r}): it takes an instance of a KeyedProcess or BatchProcess subclass",
                 uid=uid,
             )
+        ddl = schema_ddl(schema)
         order = (order_by,) if isinstance(order_by, str) else order_by
         node = Process(
             self._job.graph.new_uid("operator", uid),
             self._node,
             self._keys,
             operator,
-            schema,
-            arrow_schema(schema),
+            ddl,
+            arrow_schema(ddl),
             tuple(map(parse_order, order)),
         )
         self._job.graph.operators.append(node)

@@ -66,7 +66,7 @@ def build_job(
     interval: str = "200ms",
     timeout: str = "5min",
     rows_per_batch: int = ROWS_PER_BATCH,
-    busy_timeout_s: float = 10.0,
+    busy_timeout: str = "10s",
 ) -> ps.Job:
     """Count views by app into SQLite; beside it, or instead of it, chains of increments by user into Parquet."""
     job = ps.Job(
@@ -84,7 +84,7 @@ def build_job(
         return job
     links.write_to(site.links_sink(), uid="links-out")
     views = clicks.key_by("app").aggregate(pv=F.count("*"), users=F.sum("user"), uid="views")
-    views.write_to(site.views_sink(busy_timeout_s), uid="views-out")
+    views.write_to(site.views_sink(busy_timeout), uid="views-out")
     return job
 
 

@@ -64,9 +64,9 @@ class Site:
         """When this exists no more rows come, and a driver ends when everything is committed."""
         return self.root / "finish"
 
-    def views_sink(self, busy_timeout_s: float = 10.0) -> ps.sinks.SQLite:
+    def views_sink(self, busy_timeout: str = "10s") -> ps.sinks.SQLite:
         return ps.sinks.SQLite(
-            self.database_path, table="views", mode="upsert", key=["app"], busy_timeout_s=busy_timeout_s
+            self.database_path, table="views", mode="upsert", key=["app"], busy_timeout=busy_timeout
         )
 
     def links_sink(self) -> ps.sinks.Files:

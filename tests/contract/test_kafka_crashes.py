@@ -78,7 +78,7 @@ SENT, COMMITTED = ("after flush", 1, 0), ("after commit_transaction", 2, 60)
 def killed(suite: KafkaTarget, where: str, nth: int, staged: list[Any]) -> None:
     """Commit in a process that is killed there."""
     settings = {
-        "bootstrap_servers": suite.broker.address,
+        "address": suite.broker.address,
         "topic": suite.topic,
         "staging": str(suite.staging),
         "commits_topic": suite.commits,

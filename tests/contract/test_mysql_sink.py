@@ -75,7 +75,7 @@ def test_a_server_that_goes_while_the_row_is_looked_for(suite) -> None:
 def test_a_lock_of_the_whole_table(mariadb_server) -> None:
     """It is waited for no longer than for a lock of a row; the default of the server is a day or more."""
     suite = fresh(MySQLPrepared, mariadb_server)
-    sink = suite.make_sink(lock_timeout_s=0.2)
+    sink = suite.make_sink(lock_timeout="200ms")
     sink.validate(suite.schema)
     transaction = sink.begin_transaction(suite.context())
     assert sink._writing._session.execute("SELECT @@lock_wait_timeout") == [(1,)]

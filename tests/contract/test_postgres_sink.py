@@ -156,7 +156,7 @@ def test_a_row_that_another_prepared_transaction_holds(postgres_server) -> None:
     suite = fresh(PostgresPrepared, postgres_server)
     suite.execute("ALTER TABLE results ADD UNIQUE (id)")
     first = suite.staged([1])
-    sink = suite.make_sink(lock_timeout_s=0.05)
+    sink = suite.make_sink(lock_timeout="50ms")
     sink.validate(suite.schema)
     transaction = sink.begin_transaction(suite.context(checkpoint=2))
     with pytest.raises(UnavailableError, match="lock timeout"):
@@ -263,11 +263,11 @@ def test_a_server_without_prepared_transactions() -> None:
 def test_a_server_that_is_cut_off(target) -> None:
     """A network that drops everything is noticed in about a minute, or after the wait for a lock; an address may say otherwise."""
     options = (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT, socket.TCP_USER_TIMEOUT)
-    dsn = target.address()
+    address = target.address()
     for server, expected in (
-        (PostgresServer(dsn), [30, 10, 3, 60_000]),
-        (PostgresServer(psycopg.conninfo.make_conninfo(dsn, keepalives_idle=77)), [77, 10, 3, 60_000]),
-        (PostgresServer(dsn, lock_timeout_s=300), [30, 10, 3, 330_000]),
+        (PostgresServer(address), [30, 10, 3, 60_000]),
+        (PostgresServer(psycopg.conninfo.make_conninfo(address, keepalives_idle=77)), [77, 10, 3, 60_000]),
+        (PostgresServer(address, lock_timeout_s=300), [30, 10, 3, 330_000]),
     ):
         with server.session() as session, socket.socket(fileno=os.dup(session.connection.fileno())) as probe:
             assert [probe.getsockopt(socket.IPPROTO_TCP, each) for each in options] == expected

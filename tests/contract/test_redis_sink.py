@@ -357,8 +357,8 @@ def test_nulls_and_deletions(server: Server) -> None:
 
 def test_time_to_live(server: Server) -> None:
     """Each written key gets the time to live, whatever its form; without it keys stay."""
-    write(Redis(server.url, key="h:{app}", expire_s=100), [{"app": "a", "n": 1}])
-    write(Redis(server.url, key="t:{app}", value="n", expire_s=100), [{"app": "a", "n": 1}])
+    write(Redis(server.url, key="h:{app}", expire="100s"), [{"app": "a", "n": 1}])
+    write(Redis(server.url, key="t:{app}", value="n", expire="100s"), [{"app": "a", "n": 1}])
     write(Redis(server.url, key="stays:{app}"), [{"app": "a", "n": 1}])
     with server.client() as client:
         assert 0 < client.pttl("h:a") <= 100_000
@@ -397,9 +397,9 @@ def test_a_key_of_another_kind(server: Server) -> None:
         ({"fields": ["n"], "value": "n"}, "exclude each other"),
         ({"fields": "n"}, "list of column names"),
         ({"json": []}, "list of column names"),
-        ({"expire_s": 0}, "expire_s"),
-        ({"expire_s": "1h"}, "expire_s"),
-        ({"timeout_s": 0}, "timeout_s"),
+        ({"expire": "0s"}, "expire"),
+        ({"expire": 3600}, "expire"),
+        ({"timeout": "0s"}, "timeout"),
         ({"visible": "later"}, "visible='later' is not known"),
         ({"visible": "with the checkpoint"}, "needs staging"),
         ({"staging": "x"}, "has no meaning"),

@@ -231,8 +231,8 @@ def test_a_database_that_is_missing(target) -> None:
 
 
 UNREADABLE = [
-    *((PostgresPrepared, dsn) for dsn in (f"postgresql://u:{PASSWORD}@h:p0rt/x", f"host=h password='{PASSWORD}", PASSWORD, 5)),
-    *((MySQLPrepared, url) for url in (f"mysql://u:{PASSWORD}@h:p0rt/x", f"mysql://u:1/{PASSWORD}@h/x", PASSWORD, f"mysql://u:{PASSWORD}@h", 5)),
+    *((PostgresPrepared, address) for address in (f"postgresql://u:{PASSWORD}@h:p0rt/x", f"host=h password='{PASSWORD}", PASSWORD, 5)),
+    *((MySQLPrepared, address) for address in (f"mysql://u:{PASSWORD}@h:p0rt/x", f"mysql://u:1/{PASSWORD}@h/x", PASSWORD, f"mysql://u:{PASSWORD}@h", 5)),
 ]  # fmt: skip
 
 

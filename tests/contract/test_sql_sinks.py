@@ -181,7 +181,7 @@ def test_upsert_takes_the_last_of_a_key(upsert) -> None:
 
 def test_upserts_of_one_key_do_not_wait_for_each_other(upsert) -> None:
     """The next batch writes the same key while the one before is not committed; it would wait for ever if rows were locked."""
-    sink = upsert.make_sink(lock_timeout_s=0.001)
+    sink = upsert.make_sink(lock_timeout="1ms")
     waiting = [written(sink, named((1, str(checkpoint))), checkpoint=checkpoint) for checkpoint in range(5)]
     sink.commit_all(waiting)
     assert upsert.visible_rows() == [{"id": 1, "name": "4"}]

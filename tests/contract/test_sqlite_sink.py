@@ -229,7 +229,7 @@ def test_sqlite_locked_by_another_writer(tmp_path: Path) -> None:
     """While another process holds the database the commit is unavailable, not lost; afterwards it succeeds."""
     path = tmp_path / "db"
     execute(path, "CREATE TABLE t (id INTEGER)")
-    sink = SQLite(path, "t", busy_timeout_s=0.01)
+    sink = SQLite(path, "t", busy_timeout="10ms")
     staged = stage_rows(sink, pa.table({"id": [5]}))
     other = sqlite3.connect(path, isolation_level=None)
     other.execute("BEGIN EXCLUSIVE")

@@ -96,6 +96,21 @@ def test_every_public_method_is_documented(kind: type) -> None:
     assert not missing
 
 
+def test_what_a_sink_is_told_is_documented() -> None:
+    """The table has every field of `TransactionContext`, and no other."""
+    table = table_rows(TEXTS["docs/writing-a-sink.md"], "is given a `TransactionContext`")
+    assert list(table) == [*sinks.TransactionContext.__struct_fields__, "transaction_id"]
+
+
+def test_arguments_of_a_log_are_documented() -> None:
+    """How a log is opened and read is on a page for users, with every argument."""
+    arguments = {
+        *inspect.signature(sources.PartitionedLog).parameters,
+        *inspect.signature(sources.PartitionedLog.read).parameters,
+    }
+    assert not [name for name in arguments - {"self"} if not mentions(name, USER_PAGES)]
+
+
 def test_checkpointing_settings_and_defaults() -> None:
     """The table has every setting of `Checkpointing`, with its default, and no other."""
     table = table_rows(OPERATING, "### `ps.Checkpointing(...)`")

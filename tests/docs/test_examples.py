@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 import importlib
+import os
+import re
 import runpy
+import sqlite3
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
 import penstock as ps
+from penstock.cli import main
 from penstock.sinks import TwoPhaseCommitSink
 from penstock.testing.sink_contract import SinkContract
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 Run = Callable[[str], list[str]]
+"""Runs an example by its name; returns what it prints."""
 
 
 @pytest.fixture
@@ -30,51 +36,91 @@ def run(
     monkeypatch.chdir(tmp_path)
 
     def run_example(name: str) -> list[str]:
+        monkeypatch.setattr(sys, "argv", [f"{name}.py", "--once"])
         runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
         return capfd.readouterr().out.splitlines()
 
     return run_example
 
 
-@pytest.mark.spark
-def test_page_views_go_on_where_they_stopped(run: Run) -> None:
-    """The job of the README states its guarantee and counts; run again, it adds what came since."""
-    first = run("page_views")
-    assert first[0].startswith("exactly-once: ")
-    assert first[-1] == "[('blog', 1), ('shop', 2)]"
-    assert run("page_views")[-1] == "[('blog', 2), ('shop', 4)]"
+@pytest.fixture
+def run_by_command(run: Run, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Run:
+    """Run an example with `penstock run`, in the folder of `run`; returns the lines that are said on the way."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setenv("PYTHONPATH", os.environ.get("PYTHONPATH", ""))
+
+    def run_command(name: str) -> list[str]:
+        monkeypatch.setattr(sys, "argv", ["penstock", "run", str(EXAMPLES / f"{name}.py"), "--available-now"])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        assert not ended.value.code
+        return capfd.readouterr().err.splitlines()
+
+    return run_command
 
 
 @pytest.mark.spark
-def test_visits_remember_the_day_before(run: Run) -> None:
+def test_page_views_go_on_where_they_stopped(run: Run, run_by_command: Run) -> None:
+    """The job of the README counts every view once; run again, by command, it goes on where it stopped."""
+    counted, last = re.findall(r"\d+", run("page_views")[0])
+    assert counted == last
+    assert "from checkpoint" in " ".join(run_by_command("page_views"))
+    with sqlite3.connect("page-views/views.db") as database:
+        rows = database.execute("SELECT counted, last FROM views").fetchall()
+    assert rows == [(2 * int(counted), 2 * int(last))] * 2
+
+
+@pytest.mark.spark
+def test_visits_remember_the_day_before(run: Run, run_by_command: Run) -> None:
     """Visits are numbered per user, over runs: state comes back, and every visit is in the files once."""
-    day = [
+    assert run("visits") == [
         "ada: visit 1 began 2026-01-01 09:00",
         "bob: visit 1 began 2026-01-01 12:00",
         "ada: visit 2 began 2026-01-01 19:00",
     ]
-    assert run("visits") == day
-    next_day = [
-        "ada: visit 3 began 2026-01-02 09:00",
-        "bob: visit 2 began 2026-01-02 12:00",
-        "ada: visit 4 began 2026-01-02 19:00",
+    run_by_command("visits")
+    visits = sorted((row["user"], row["visit"], row["began"].day) for row in rows_in("visits/out"))
+    assert visits == [
+        *(("ada", 1, 1), ("ada", 2, 1), ("ada", 3, 2), ("ada", 4, 2)),
+        *(("bob", 1, 1), ("bob", 2, 2)),
     ]
-    assert run("visits") == day + next_day
 
 
 @pytest.mark.spark
-def test_spending_is_added_up_in_columns(run: Run) -> None:
+def test_spending_is_added_up_in_columns(run: Run, run_by_command: Run) -> None:
     """Sums go on over runs, and a customer is new once."""
-    first = ["bob: 12.00 (new)", "ada: 25.50 (new)"]
-    assert run("top_spenders") == first
-    assert run("top_spenders") == ["bob: 12.00 (new)", "bob: 24.00", "ada: 25.50 (new)", "ada: 51.00"]
+    assert run("top_spenders") == ["bob: 12.00 (new)", "ada: 25.50 (new)"]
+    run_by_command("top_spenders")
+    spending = sorted((row["customer"], row["spent"], row["new"]) for row in rows_in("spending/out"))
+    assert spending == [("ada", 25.5, True), ("ada", 51.0, False), ("bob", 12.0, True), ("bob", 24.0, False)]
+
+
+def rows_in(folder: str) -> list[dict[str, Any]]:
+    """What a reader of Parquet files sees."""
+    return pq.read_table(folder).to_pylist()
+
+
+def test_an_example_says_which_extra_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without its package an example ends with what to install, before Spark is started."""
+    monkeypatch.setitem(sys.modules, "polars", None)
+    with pytest.raises(SystemExit, match=r"needs the package polars: .* pip install '\.\[polars\]'"):
+        runpy.run_path(str(EXAMPLES / "top_spenders.py"), run_name="__main__")
 
 
 @pytest.mark.spark
-def test_a_sink_of_ones_own_runs_in_a_job(run: Run) -> None:
+def test_a_sink_of_ones_own_runs_in_a_job(run: Run, run_by_command: Run) -> None:
     """The user's own sink receives the results of a job, and nothing of it stays hidden."""
-    assert run("own_sink") == ["[{'app': 'blog', 'ms': 40}, {'app': 'shop', 'ms': 120}]"]
+    run_by_command("own_sink")
     assert list(Path("own-sink/out").glob(".*.staged")) == []
+    twice = "{'app': 'blog', 'ms': 40}, {'app': 'blog', 'ms': 40}, {'app': 'shop', 'ms': 120}, {'app': 'shop', 'ms': 120}"
+    assert run("own_sink") == [f"[{twice}]"]
+
+
+def test_every_example_is_run() -> None:
+    """There is no example that the tests here do not run, as a script and by command."""
+    ran = re.findall(r'(run|run_by_command)\("(\w+)"\)', Path(__file__).read_text(encoding="utf-8"))
+    names = {path.stem for path in EXAMPLES.glob("*.py")}
+    assert set(ran) == {(how, name) for how in ("run", "run_by_command") for name in names}
 
 
 @pytest.fixture(scope="module", name="own_sink")

@@ -259,6 +259,22 @@ def test_exit_codes_of_signals(penstock: Penstock, tmp_path: Path, raised: str, 
     assert (result.code, result.out) == (code, "")
 
 
+def test_a_uid_that_cannot_be_one(penstock: Penstock, tmp_path: Path) -> None:
+    """`--drop-state` is refused by name before the file is looked at, so before Spark starts."""
+    result = penstock("run", tmp_path / "nothing.py", "--drop-state", "views", "--drop-state", "")
+    assert result.code == 2
+    assert "uid of --drop-state" in result.err
+
+
+def test_a_job_that_is_made_only_by_the_script(penstock: Penstock, tmp_path: Path) -> None:
+    """A file whose job is made below `if __name__ == '__main__'` is told what to write, and where."""
+    (tmp_path / "script.py").write_text("if __name__ == '__main__':\n    job = 1\n")
+    assert (
+        "outside of `if __name__ == '__main__'`, which is not run here"
+        in penstock("run", tmp_path / "script.py").err
+    )
+
+
 def test_a_syntax_error(penstock: Penstock, tmp_path: Path) -> None:
     """A file that does not parse is reported with its line."""
     (tmp_path / "broken.py").write_text("a = 1\nb = = 2\n")

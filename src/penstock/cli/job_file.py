@@ -58,7 +58,7 @@ def _find(module: ModuleType, file: Path, name: str | None) -> Job | Callable[..
     defined = f"it has {', '.join(sorted(jobs))}; choose one with --job" if jobs else "it defines none"
     raise JobFileError(
         f"{file.name} has no Job {name or DEFAULT_NAME!r}: {defined}. Write `job = penstock.Job(...)`, or a function "
-        "`def job(spark): ...` that returns one"
+        "`def job(spark): ...` that returns one, outside of `if __name__ == '__main__'`, which is not run here"
     )
 
 

@@ -13,6 +13,7 @@ import typer
 from penstock import __version__
 from penstock.cli.failures import ended_by_ctrl_c, exit_code_of, explain
 from penstock.config import Mode
+from penstock.ids import checked_name
 
 app = typer.Typer(
     name="penstock",
@@ -159,6 +160,15 @@ def run(
     takeover: Annotated[
         bool, typer.Option("--takeover", help="Fence off a run that seems to be alive.")
     ] = False,
+    drop_state: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--drop-state",
+            metavar="UID",
+            help="An operator whose stored state may be lost; once for each.",
+            show_default=False,
+        ),
+    ] = None,
 ) -> None:
     """Run the job that a Python file defines, from its newest checkpoint on.
 
@@ -167,9 +177,10 @@ def run(
     from penstock.cli.job_file import load_job
     from penstock.cli.running import run_job
 
+    dropped = tuple(checked_name("uid of --drop-state", uid) for uid in drop_state or ())
     with ended_by_ctrl_c():
         loaded = load_job(file, job)
-    run_job(loaded, available_now=available_now, restore=restore, takeover=takeover)
+    run_job(loaded, available_now=available_now, restore=restore, takeover=takeover, drop_state=dropped)
 
 
 @app.command()

@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 PLAIN_EVERY_S = 5.0
 
 
-def run_job(job: Job, *, available_now: bool, restore: int | None, takeover: bool) -> None:
+def run_job(
+    job: Job, *, available_now: bool, restore: int | None, takeover: bool, drop_state: tuple[str, ...] = ()
+) -> None:
     """Run until the job ends; the first SIGINT or SIGTERM stops it with a last checkpoint, the second one ends it now."""
     from penstock.spark.foreground import in_foreground
 
@@ -29,7 +31,9 @@ def run_job(job: Job, *, available_now: bool, restore: int | None, takeover: boo
     console.print(f"job {job.name}: {job.guarantee()}", soft_wrap=True, highlight=False)
 
     def start() -> JobHandle:
-        handle = job.start(available_now=available_now, restore=restore, takeover=takeover)
+        handle = job.start(
+            available_now=available_now, restore=restore, takeover=takeover, drop_state=drop_state
+        )
         console.print(f"run {handle.progress.run}, {_origin(handle.progress)}", highlight=False)
         return handle
 

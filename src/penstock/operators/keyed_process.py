@@ -6,14 +6,19 @@ import copy
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from penstock.errors import ConfigError
 from penstock.operators.encoding import CANNOT_ENCODE, encoded
 from penstock.operators.python_values import python_values
+from penstock.operators.rows import Rows
+from penstock.state.declared import type_ddl
 from penstock.state.types import arrow_type
+
+if TYPE_CHECKING:
+    from penstock.state.declared import Type
 
 Output = Sequence[Any] | Mapping[str, Any]
 
@@ -31,12 +36,13 @@ class Context:
 class ValueState:
     """One value per key, declared as a class attribute: `count = ValueState("long", default=0)`, used as `self.count.value`.
 
-    The type is Spark's DDL. `None` means that there is no value; a key whose values are all `None` takes no space.
+    The type is Spark's, as DDL or as an object: "long" or `LongType()`. `None` means that there is no value; a key whose values are all
+    `None` takes no space.
     """
 
-    def __init__(self, type: str, default: Any = None) -> None:  # noqa: A002 - it is what the user means
-        self.ddl = type
-        self.arrow_type: pa.DataType = arrow_type(type)
+    def __init__(self, type: Type, default: Any = None) -> None:  # noqa: A002 - it is what the user means
+        self.ddl = type_ddl(type)
+        self.arrow_type: pa.DataType = arrow_type(self.ddl)
         self.default = self._checked_default(default)
         self.name = ""
 
@@ -79,7 +85,7 @@ class KeyedProcess(ABC):
     """
 
     @abstractmethod
-    def process(self, key: Any, rows: Any, ctx: Context) -> Iterable[Output] | None:
+    def process(self, key: Any, rows: Rows, ctx: Context) -> Iterable[Output] | None:
         """Handle the rows of one key in one batch, and yield results (tuples in the order of the schema, or dictionaries).
 
         Called once per key and batch, for keys that have rows; called again with the same or other rows after a recovery, on the

@@ -17,11 +17,14 @@ import pyarrow as pa
 
 from penstock.errors import BadRecordError, ConfigError, CorruptStateError
 from penstock.sources.log_segment import BATCH_BYTES, BATCH_ROWS, LogSegment
+from penstock.state.declared import schema_ddl
 from penstock.state.types import arrow_schema
 from penstock.storage import LocalStorage
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
+    from penstock.state.declared import Columns
 
 POSITION_FIELDS = (pa.field("partition", pa.int32()), pa.field("offset", pa.int64()))
 _DESCRIPTION = "log.json"
@@ -41,17 +44,21 @@ _DESCRIPTIONS = msgspec.json.Decoder(_Description)
 
 
 class PartitionedLog:
-    """An append-only log in the folder `path`, made on first use with `schema` (DDL) and `partitions`.
+    """An append-only log in the folder `path`, made on first use with `schema` and `partitions`.
 
-    An existing log is opened without them, or with the same ones. Offsets count the rows of a partition
-    from 0. Safe for several threads; several processes may append and read at the same time.
+    `schema` is DDL such as "app string, n long", a `StructType`, or a list of columns. An existing log is opened without
+    them, or with the same ones. Offsets count the rows of a partition from 0.
+    Safe for several threads; several processes may append and read at the same time.
     """
 
-    def __init__(self, path: str | Path, schema: str | None = None, partitions: int | None = None) -> None:
+    def __init__(
+        self, path: str | Path, schema: Columns | None = None, partitions: int | None = None
+    ) -> None:
         self.path = Path(path).expanduser().absolute()
-        if schema is not None:
-            _check_columns(self.path, arrow_schema(schema))
-        description = _open_or_create(self.path, schema, partitions)
+        ddl = None if schema is None else schema_ddl(schema)
+        if ddl is not None:
+            _check_columns(self.path, arrow_schema(ddl))
+        description = _open_or_create(self.path, ddl, partitions)
         self.ddl = description.schema
         self.schema: pa.Schema = arrow_schema(description.schema)
         self.partitions = description.partitions

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from penstock.checkpoint.completed import Completed
 from penstock.clock import SYSTEM_CLOCK
-from penstock.config import OnCancel, choice
+from penstock.config import Duration, OnCancel, choice, seconds
 from penstock.engine.job_spec import JobSpec
 from penstock.engine.observer import Observer, Progress
 from penstock.engine.start import start_run
@@ -128,13 +128,14 @@ class JobHandle:
         """Why it failed, if it did."""
         return self._failure
 
-    def wait(self, timeout: float | None = None) -> bool:
+    def wait(self, timeout: Duration | float | None = None) -> bool:
         """Wait for the end; True when it has come. Raises what made the job fail.
 
+        `timeout` is a duration such as "30s", or seconds, as Python's own `wait` takes them.
         A signal handler that raises interrupts it, and it can be called again. (It waits for an event: a `Thread.join` that is
         interrupted takes the thread for dead, on CPython 3.11 and 3.12.)
         """
-        if not self._ended.wait(timeout):
+        if not self._ended.wait(_timeout_s(timeout)):
             return False
         if self._failure is not None:
             raise shown_alone(self._failure)
@@ -318,3 +319,9 @@ class JobHandle:
         except PenstockError as error:
             _log.warning("the end of run %d could not be recorded: %s", run, error)
             _log.debug("where recording the end of run %d failed", run, exc_info=error)
+
+
+def _timeout_s(timeout: Duration | float | None) -> float | None:
+    if timeout is None or (isinstance(timeout, int | float) and not isinstance(timeout, bool)):
+        return timeout
+    return seconds("timeout", timeout)

@@ -31,6 +31,7 @@ from penstock.spark.compiled import Compiled
 from penstock.spark.frames import BatchFrames, merged_sources
 from penstock.spark.input_rows import InputRows
 from penstock.spark.paced_log import tell_logs, when_caught_up
+from penstock.spark.shuffles import fixed_settings, in_force
 from penstock.spark.source_errors import source_failure
 from penstock.spark.tasks import SparkExecutor
 
@@ -268,19 +269,20 @@ class QueryRun:
 
     def _perform(self, frame: DataFrame, assignment: Assignment) -> list[Answer]:
         session = frame.sparkSession
-        session.conf.set(
-            "spark.sql.adaptive.enabled", "false"
-        )  # a keyed operator needs exactly its parallelism
-        session.conf.set("spark.sql.shuffle.partitions", str(self._spec.parallelism))
         executor = SparkExecutor.of(session, self._mailbox.address)
         frames = BatchFrames(self._compiled, frame, assignment, executor)
+        settings = self._compiled.own_shuffles or fixed_settings(self._spec.parallelism)
         try:
-            frames.run()
-            answers = executor.given()
-            for operator in reversed(self._compiled.graph.operators):
-                if not any(answer.uid == operator.uid for answer in answers):
-                    frames.run_operator(operator)
-                    answers = executor.given()
-            return answers
+            with in_force(session, settings):
+                return self._answers(frames, executor)
         finally:
             frames.release()
+
+    def _answers(self, frames: BatchFrames, executor: SparkExecutor) -> list[Answer]:
+        frames.run()
+        answers = executor.given()
+        for operator in reversed(self._compiled.graph.operators):
+            if not any(answer.uid == operator.uid for answer in answers):
+                frames.run_operator(operator)
+                answers = executor.given()
+        return answers

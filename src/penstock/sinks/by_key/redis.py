@@ -10,6 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from penstock.config import Duration, seconds
 from penstock.errors import BadRecordError, ConfigError, UnavailableError
 from penstock.optional_package import optional_package
 from penstock.sinks.bad_rows import refuse_large, value_bytes
@@ -26,30 +27,30 @@ class Redis(UpsertSink):
     """Keys of a Redis or Valkey server. The same rows twice are no harm.
 
     `key` is a text with columns in braces, such as "views:{app}". What is written is a hash with the columns `fields` (by default
-    all that are not in the key), or the column `value` as a text, or the columns `json` as a JSON object. `expire_s` gives each
+    all that are not in the key), or the column `value` as a text, or the columns `json` as a JSON object. `expire` gives each
     written key that time to live. A row whose boolean column `delete_when` is true deletes its key. `visible` is "at once" or
     "with the checkpoint"; the second needs `staging`, a folder that the driver and all executors share.
     """
 
     def __init__(
         self,
-        url: str,
+        address: str,
         *,
         key: str,
         fields: Sequence[str] | None = None,
         value: str | None = None,
         json: Sequence[str] | None = None,
-        expire_s: float | None = None,
+        expire: Duration | None = None,
         delete_when: str | None = None,
         visible: str = AT_ONCE,
         staging: str | os.PathLike[str] | None = None,
-        timeout_s: float = 10.0,
+        timeout: Duration = "10s",
     ) -> None:
         writer = RedisWriter(
-            RedisServer(url, timeout_s),
+            RedisServer(address, seconds("timeout", timeout, exclusive=True)),
             KeyTemplate(key),
             _form(fields, value, json),
-            expire_ms=_milliseconds(expire_s),
+            expire_ms=_milliseconds(expire),
             delete_when=delete_when,
         )
         super().__init__(writer, visible=visible, staging=staging)
@@ -58,19 +59,17 @@ class Redis(UpsertSink):
 class RedisServer:
     """Where the server is; its password is used and never shown."""
 
-    def __init__(self, url: str, timeout_s: float) -> None:
+    def __init__(self, address: str, timeout_s: float) -> None:
         redis = _package()
         try:
-            settings = redis.connection.parse_url(url)
+            settings = redis.connection.parse_url(address)
         except (ValueError, AttributeError, TypeError):
             # The parser's words may hold a part of the password.
             raise ConfigError(
-                "url is not one of a Redis server: use redis://[user:password@]host:port/database, rediss://... or "
+                "address is not one of a Redis server: use redis://[user:password@]host:port/database, rediss://... or "
                 "unix://path; a special character in a password is written as %XX"
             ) from None
-        if not isinstance(timeout_s, int | float) or timeout_s <= 0:
-            raise ConfigError(f"timeout_s must be above 0, not {timeout_s!r}", timeout_s=timeout_s)
-        self._url = url
+        self._address = address
         self._timeout_s = timeout_s
         self._secrets = [secret for name in ("password",) if (secret := settings.get(name))]
         place = settings.get("path") or f"{settings.get('host', 'localhost')}:{settings.get('port', 6379)}"
@@ -87,12 +86,12 @@ class RedisServer:
             raise self._translated(redis, error) from error
 
     def _settings(self, redis: Any) -> dict[str, Any]:
-        """Those of the url, except that answers are bytes: the fence reads them."""
+        """Those of the address, except that answers are bytes: the fence reads them."""
         retry = redis.retry.Retry(redis.backoff.NoBackoff(), 1)  # Penstock retries by itself
         timeouts = {"socket_timeout": self._timeout_s, "socket_connect_timeout": self._timeout_s}
         return {
             **timeouts,
-            **redis.connection.parse_url(self._url),
+            **redis.connection.parse_url(self._address),
             "decode_responses": False,
             "retry": retry,
         }
@@ -112,7 +111,7 @@ class RedisServer:
             )
         if "DB index" in text:
             return ConfigError(
-                f"the Redis server at {self.shown} has no such database: {text}; use another number at the end of the url",
+                f"the Redis server at {self.shown} has no such database: {text}; use another number at the end of the address",
                 server=self.shown,
             )
         if "WRONGTYPE" in text:
@@ -249,9 +248,5 @@ def _names(setting: str, names: Sequence[str]) -> list[str]:
     return list(names)
 
 
-def _milliseconds(expire_s: float | None) -> int | None:
-    if expire_s is None:
-        return None
-    if isinstance(expire_s, bool) or not isinstance(expire_s, int | float) or expire_s < 0.001:  # noqa: PLR2004 - one millisecond
-        raise ConfigError(f"expire_s must be a time in seconds above 0, not {expire_s!r}", expire_s=expire_s)
-    return int(expire_s * 1000)
+def _milliseconds(expire: Duration | None) -> int | None:
+    return None if expire is None else int(seconds("expire", expire, minimum_s=0.001) * 1000)

@@ -58,8 +58,8 @@ _log = logging.getLogger(__name__)
 class KafkaCluster:
     """Where the brokers are and how to talk to them; it is pickled into tasks, which do not connect."""
 
-    def __init__(self, bootstrap_servers: str, options: Mapping[str, Any]) -> None:
-        self.bootstrap_servers = bootstrap_servers
+    def __init__(self, address: str, options: Mapping[str, Any]) -> None:
+        self.address = address
         self.options = dict(options)
         self.client_log = ClientLog()
         for name, reason in _OURS.items():
@@ -69,7 +69,7 @@ class KafkaCluster:
                 )
 
     def __repr__(self) -> str:
-        return f"KafkaCluster({self.bootstrap_servers!r})"  # options may hold passwords
+        return f"KafkaCluster({self.address!r})"  # options may hold passwords
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name != "client_log"}
@@ -90,7 +90,7 @@ class KafkaCluster:
         """A client that looks at topics and settings."""
         return Admin(
             lambda settings: self._client("admin.AdminClient", {**self._connection(), **settings}),
-            self.bootstrap_servers,
+            self.address,
             self.redacted,
         )
 
@@ -101,7 +101,7 @@ class KafkaCluster:
         module, _, name = f"confluent_kafka.{kind}".rpartition(".")
         make = getattr(imported(module), name)
         try:
-            return make({"bootstrap.servers": self.bootstrap_servers, **settings}, logger=self.client_log)
+            return make({"bootstrap.servers": self.address, **settings}, logger=self.client_log)
         except (kafka_exception(), TypeError, ValueError) as error:
             raise ConfigError(
                 f"Kafka refuses the options of the sink: {self.redacted(error)}; see the configuration of librdkafka",
@@ -126,9 +126,9 @@ class KafkaCluster:
             trouble = self.client_log.trouble
             why = f"Kafka is down, or a part of it ({self.redacted(trouble)}): " if trouble else ""
             raise UnavailableError(
-                f"{why}cannot {doing} (brokers {self.bootstrap_servers}): {text}; check the brokers, the network "
+                f"{why}cannot {doing} (brokers {self.address}): {text}; check the brokers, the network "
                 "and what this user may do",
-                brokers=self.bootstrap_servers,
+                brokers=self.address,
                 cause=text,
             ) from None
 
@@ -139,7 +139,7 @@ class KafkaCluster:
         partitions = self._partitions(admin, topic)
         if partitions is None:
             raise ConfigError(
-                f"the topic {topic!r} does not exist on {self.bootstrap_servers}; nothing was started. Create it with as many "
+                f"the topic {topic!r} does not exist on {self.address}; nothing was started. Create it with as many "
                 "partitions as its readers need",
                 topic=topic,
             )

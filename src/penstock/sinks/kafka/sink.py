@@ -29,7 +29,7 @@ from typing import Any
 import pyarrow as pa
 
 from penstock.config import Duration, seconds
-from penstock.errors import CommitLostError, UnavailableError
+from penstock.errors import CommitLostError, ConfigError, UnavailableError
 from penstock.ids import checked_name
 from penstock.sinks.kafka.cluster import KafkaCluster
 from penstock.sinks.kafka.commits import CommitSession, CommitsTopic
@@ -57,7 +57,7 @@ class Kafka(StagedSink):
 
     def __init__(
         self,
-        bootstrap_servers: str | Sequence[str],
+        address: str | Sequence[str],
         topic: str,
         *,
         staging: str | os.PathLike[str],
@@ -72,8 +72,7 @@ class Kafka(StagedSink):
         options: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(staging)
-        servers = bootstrap_servers if isinstance(bootstrap_servers, str) else ",".join(bootstrap_servers)
-        self.cluster = KafkaCluster(servers, options or {})
+        self.cluster = KafkaCluster(_brokers(address), options or {})
         self.topic = topic
         self.layout = MessageLayout.of(
             key=key, value=value, headers=headers, partition=partition, form=format
@@ -86,9 +85,7 @@ class Kafka(StagedSink):
         self._opening = threading.Lock()
 
     def __repr__(self) -> str:
-        return (
-            f"Kafka({self.cluster.bootstrap_servers!r}, topic={self.topic!r}, format={self.layout.format!r})"
-        )
+        return f"Kafka({self.cluster.address!r}, topic={self.topic!r}, format={self.layout.format!r})"
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "_sessions": {}, "_opening": None}
@@ -197,7 +194,7 @@ class Kafka(StagedSink):
         if not self._opening.acquire(timeout=patience_s):
             raise UnavailableError(
                 f"{self!r} is still waiting for the brokers; check them and the network",
-                brokers=self.cluster.bootstrap_servers,
+                brokers=self.cluster.address,
             )
         try:
             if owner not in self._sessions:
@@ -232,3 +229,17 @@ def _record_lost(
 
 def _names(transactions: Iterable[StagedTransaction]) -> set[str]:
     return {transaction.name for transaction in transactions}
+
+
+def _brokers(address: object) -> str:
+    brokers = [address] if isinstance(address, str) else address
+    if (
+        not isinstance(brokers, Sequence)
+        or not brokers
+        or not all(isinstance(one, str) and one for one in brokers)
+    ):
+        raise ConfigError(
+            f"address={address!r} is not one of Kafka's brokers: it takes 'host:port,host:port', or a list of such texts",
+            address=address,
+        )
+    return ",".join(brokers)

@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from penstock.config import Duration, seconds
 from penstock.errors import ConfigError, PenstockError, UnavailableError
 from penstock.sinks.bad_rows import bad_record
 from penstock.sinks.sql.errors import DriverErrors, Meaning
@@ -187,3 +188,8 @@ class SqlServer(ABC):
             cause=said,
             **self.errors.code(error),
         )
+
+
+def checked_lock_timeout_s(lock_timeout: Duration) -> float:
+    """In seconds; never 0, which servers take for 'without a limit'."""
+    return seconds("lock_timeout", lock_timeout, minimum_s=0.001)

@@ -17,6 +17,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from penstock.config import Duration, seconds
 from penstock.errors import BadRecordError, CommitLostError, ConfigError
 from penstock.sinks.bad_rows import bad_record, refuse_large, row_bytes, shown_row
 from penstock.sinks.sqlite import database as sqlite_database
@@ -54,13 +55,13 @@ class SQLite(StagedSink):
         mode: str = "append",
         key: Sequence[str] | None = None,
         *,
-        busy_timeout_s: float = 10.0,
+        busy_timeout: Duration = "10s",
     ) -> None:
         self.path = local_path("path", path)
         super().__init__(self.path.with_name(self.path.name + ".penstock"))
         self.mode, columns = checked_mode(mode, key)
         self.table = TargetTable(_checked_table(table), columns)
-        self.busy_timeout_s = busy_timeout_s
+        self._busy_timeout_s = seconds("busy_timeout", busy_timeout)
         self._never_null: tuple[str, ...] = self.table.key
         self._rules_sql: str | None = None
 
@@ -73,7 +74,7 @@ class SQLite(StagedSink):
         self._check_folders()
         with (
             sqlite_database.config_errors(self.path),
-            sqlite_database.existing(self.path, self.busy_timeout_s) as database,
+            sqlite_database.existing(self.path, self._busy_timeout_s) as database,
         ):
             not_null = self.table.check_existing(database, schema)
             self._rules_sql = self.table.rules_sql(database)
@@ -112,7 +113,7 @@ class SQLite(StagedSink):
             return
         with (
             sqlite_database.commit_errors(self.path, self.staging),
-            sqlite_database.write_transaction(self.path, self.busy_timeout_s) as database,
+            sqlite_database.write_transaction(self.path, self._busy_timeout_s) as database,
         ):
             for transaction in staged:
                 self._insert_once(database, transaction)
@@ -127,7 +128,7 @@ class SQLite(StagedSink):
             return set()
         with (
             sqlite_database.commit_errors(self.path, self.staging),
-            sqlite_database.existing(self.path, self.busy_timeout_s) as database,
+            sqlite_database.existing(self.path, self._busy_timeout_s) as database,
         ):
             return {each.name for each in found if sqlite_database.is_recorded(database, each)}
 

@@ -213,13 +213,13 @@ def _check_version(session: SqlSession) -> None:
         )
 
 
-def _parts(url: object) -> dict[str, Any]:
+def _parts(address: object) -> dict[str, Any]:
     """Take an address apart; what is wrong with it is said without it, because it may hold a password."""
     try:
-        return _read_url(url if isinstance(url, str) else "")
+        return _read_url(address if isinstance(address, str) else "")
     except ValueError:
         raise ConfigError(
-            "the url cannot be read; write mysql://user:password@host:3306/database, with special characters of the password "
+            "the address cannot be read; write mysql://user:password@host:3306/database, with special characters of the password "
             "percent-encoded, and ?unix_socket=... or ?ssl_ca=... if needed (it is not shown here because it may hold a password)"
         ) from None
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from penstock.config import Duration
 from penstock.sinks.sql.mysql.server import MySQLServer
 from penstock.sinks.sql.mysql.table import MySQLTable
 from penstock.sinks.sql.mysql.writing import MySQLWriting
+from penstock.sinks.sql.server import checked_lock_timeout_s
 from penstock.sinks.sql.sink import SqlServerSink
 from penstock.sinks.sql.transaction import checked_identifier, checked_way
 
@@ -24,20 +26,19 @@ class MySQL(SqlServerSink):
 
     def __init__(
         self,
-        url: str,
+        address: str,
         table: str,
         mode: str = "append",
         key: Sequence[str] | None = None,
         *,
         transactions: str | None = None,
         create: bool = False,
-        lock_timeout_s: float = 30.0,
+        lock_timeout: Duration = "30s",
     ) -> None:
         way = checked_way(mode, key, transactions)
         name = checked_identifier("table", table, longest_bytes=_LONGEST_NAME_BYTES)
-        super().__init__(
-            MySQLServer(url, lock_timeout_s), MySQLTable(name, None, way.key), way, create=create
-        )
+        server = MySQLServer(address, checked_lock_timeout_s(lock_timeout))
+        super().__init__(server, MySQLTable(name, None, way.key), way, create=create)
 
 
 class MariaDB(MySQL):

@@ -123,21 +123,21 @@ class PostgresServer(SqlServer):
         return round((_SILENCE_S + max(_SILENCE_S, self.lock_timeout_s)) * 1000)
 
 
-def _without_secrets(dsn: object) -> str:
+def _without_secrets(address: object) -> str:
     """Write an address as `user@host:port/database`; libpq's own message about a bad one may quote the password."""
     psycopg = psycopg_module()
-    if not isinstance(dsn, str):
+    if not isinstance(address, str):
         raise ConfigError(
-            f"dsn must be a text such as 'postgresql://user@host/database', not {type(dsn).__name__}"
+            f"address must be a text such as 'postgresql://user@host/database', not {type(address).__name__}"
         )
     try:
-        parts = psycopg.conninfo.conninfo_to_dict(dsn)
+        parts = psycopg.conninfo.conninfo_to_dict(address)
         ports = str(parts.get("port") or "0").split(",")
         if "@" in f"{parts.get('host')}{parts.get('dbname')}" or not all(port.isdecimal() for port in ports):
             raise psycopg.ProgrammingError  # a password that was not encoded, taken for something else
     except psycopg.Error:
         raise ConfigError(
-            "the dsn cannot be read; write postgresql://user:password@host:5432/database, with special characters of the "
+            "the address cannot be read; write postgresql://user:password@host:5432/database, with special characters of the "
             "password percent-encoded, or host=... dbname=... (it is not shown here because it may hold a password)"
         ) from None
     user = f"{parts['user']}@" if parts.get("user") else ""

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from penstock.config import Duration
 from penstock.sinks.sql.postgres.server import PostgresServer
 from penstock.sinks.sql.postgres.table import PostgresTable
 from penstock.sinks.sql.postgres.writing import PostgresWriting
+from penstock.sinks.sql.server import checked_lock_timeout_s
 from penstock.sinks.sql.sink import SqlServerSink
 from penstock.sinks.sql.transaction import checked_identifier, checked_way
 
@@ -24,7 +26,7 @@ class Postgres(SqlServerSink):
 
     def __init__(
         self,
-        dsn: str,
+        address: str,
         table: str,
         mode: str = "append",
         key: Sequence[str] | None = None,
@@ -32,11 +34,11 @@ class Postgres(SqlServerSink):
         schema: str | None = None,
         transactions: str | None = None,
         create: bool = False,
-        lock_timeout_s: float = 30.0,
+        lock_timeout: Duration = "30s",
     ) -> None:
         way = checked_way(mode, key, transactions)
         if schema is not None:
             checked_identifier("schema", schema, longest_bytes=_LONGEST_NAME_BYTES)
         name = checked_identifier("table", table, longest_bytes=_LONGEST_NAME_BYTES)
-        server = PostgresServer(dsn, lock_timeout_s)
+        server = PostgresServer(address, checked_lock_timeout_s(lock_timeout))
         super().__init__(server, PostgresTable(name, schema, way.key), way, create=create)

@@ -1,0 +1,93 @@
+"""The public door: what a user's annotations and `except` clauses need is in `penstock`, and Spark comes only when asked for."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import penstock as ps
+from penstock import errors
+
+PACKAGE = Path(ps.__file__).parent
+CLASSES = {
+    node.name
+    for file in PACKAGE.rglob("*.py")
+    for node in ast.parse(file.read_text(encoding="utf-8")).body
+    if isinstance(node, ast.ClassDef)
+}
+EXPORTED = {*ps.__all__, *ps.sinks.__all__, *ps.sources.__all__}
+SINKS = [getattr(ps.sinks, name) for name in ps.sinks.__all__ if name != "Transaction"]
+STRATEGIES = [ps.exponential_delay, ps.failure_rate, ps.fixed_delay, ps.no_restart]
+USED = [ps.Job, ps.Stream, ps.KeyedStream, ps.JobHandle, ps.KeyedProcess, ps.BatchProcess, ps.Checkpointing]
+BACKENDS = [ps.FilesystemBackend, ps.MemoryBackend, ps.RocksdbBackend]
+
+
+def signatures(thing: object) -> list[inspect.Signature]:
+    """Those of a function or a sink, or of a class and what can be called on its objects."""
+    if not inspect.isclass(thing) or thing in SINKS:
+        return [inspect.signature(thing)]  # type: ignore[arg-type]
+    public = [one for name, one in inspect.getmembers(thing, inspect.isfunction) if not name.startswith("_")]
+    properties = [one.fget for _, one in inspect.getmembers(thing, lambda one: isinstance(one, property))]
+    return [inspect.signature(one) for one in (thing, *public, *filter(None, properties))]
+
+
+@pytest.mark.parametrize(
+    "thing",
+    [*USED, *STRATEGIES, *SINKS, ps.sources.PartitionedLog, ps.local_session],
+    ids=lambda one: one.__name__,
+)
+def test_what_a_signature_names_is_exported(thing: object) -> None:
+    """Every class of Penstock's in the signatures that users see can be imported from where they import the rest."""
+    named = {
+        word
+        for signature in signatures(thing)
+        for annotation in (
+            signature.return_annotation,
+            *(one.annotation for one in signature.parameters.values()),
+        )
+        for word in re.findall(r"\b[A-Z]\w+", str(annotation))
+    }
+    made_by_start = {"Compiled", "JobSpec", "StartOptions"}  # what a handle is made of
+    of_others = {
+        "Column",
+        "Output",
+    }  # PySpark's column, and a tuple or dictionary; classes of these names are inner ones
+    assert not (named & CLASSES) - EXPORTED - made_by_start - of_others
+
+
+def test_every_error_is_exported() -> None:
+    """Whatever Penstock raises can be named in an `except`."""
+    raised = {
+        name
+        for name, one in vars(errors).items()
+        if inspect.isclass(one) and issubclass(one, ps.PenstockError)
+    }
+    assert raised <= set(ps.__all__)
+
+
+def test_types_of_the_door_are_those_that_jobs_use() -> None:
+    """A name of the door is the class itself, for `isinstance` and for type checkers, also where it is imported late."""
+
+    def outcome(handle: ps.JobHandle) -> tuple[ps.Status, ps.Progress]:
+        return handle.status, handle.progress
+
+    assert outcome.__annotations__["handle"] == "ps.JobHandle"
+    assert {"JobHandle", "Status", "local_session"} <= set(dir(ps))
+    assert ps.JobHandle.__module__ == "penstock.spark.handle"
+    assert ps.Status("stopped") is ps.Status.STOPPED
+    assert all(issubclass(backend, ps.StateBackend) for backend in BACKENDS)
+    assert issubclass(ps.LocalStorage, ps.Storage)
+    with pytest.raises(AttributeError, match="has no attribute 'JobHandel'"):
+        ps.JobHandel  # type: ignore[attr-defined]  # noqa: B018
+
+
+def test_importing_penstock_does_not_import_pyspark() -> None:
+    """What needs no Spark starts quickly, and works where PySpark is not installed."""
+    program = "import sys, penstock; penstock.LocalStorage, penstock.MemoryBackend(); sys.exit('pyspark' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
