@@ -194,7 +194,7 @@ def test_a_missing_state_file_falls_back(scene: Scene, caplog: pytest.LogCapture
     with pytest.raises(CorruptStateError, match=r"such as state/b.*start with restore=3"):
         scene.restore()
     assert scene.restore(mode=Mode.AT_LEAST_ONCE).id == 3
-    assert "checkpoint 5 needs 1 state files that are gone, such as state/b" in caplog.text
+    assert "checkpoint 5 needs 1 state file that is gone, such as state/b" in caplog.text
 
 
 def test_nothing_left_to_restore_is_an_error(scene: Scene) -> None:
@@ -202,7 +202,7 @@ def test_nothing_left_to_restore_is_an_error(scene: Scene) -> None:
     scene.checkpoint(5, "state/b")
     scene.storage.delete(["state/b"])
     with pytest.raises(
-        CorruptStateError, match="no checkpoint can be restored: checkpoint 5 needs 1 state files"
+        CorruptStateError, match="no checkpoint can be restored: checkpoint 5 needs 1 state file that is gone"
     ):
         scene.restore()
     assert checkpoint_ids(scene.storage) == [5]

@@ -13,6 +13,7 @@ from penstock.ids import RunId, checked_name
 from penstock.ownership.descent import Descent, in_line_of_descent, read_descents
 from penstock.recovery.restore import JOB_FILE
 from penstock.storage import Storage, open_job_storage, open_storage
+from penstock.wording import counted
 
 
 class Entry(msgspec.Struct, frozen=True):
@@ -69,5 +70,6 @@ def _why_unusable(completed: Completed, descents: Sequence[Descent], files: set[
         return f"run {completed.run} was fenced off: run {later.run} went on from {origin}"
     missing = sorted(completed.files - files)
     if missing:
-        return f"{len(missing)} of its {len(completed.files)} state files are gone, such as {missing[0]}"
+        are = "is" if len(missing) == 1 else "are"
+        return f"{len(missing)} of its {counted(len(completed.files), 'state file')} {are} gone, such as {missing[0]}"
     return ""

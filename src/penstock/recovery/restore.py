@@ -39,6 +39,7 @@ from penstock.recovery.begun import Begun
 from penstock.recovery.history import choose, read_history
 from penstock.sinks.two_phase_commit import TransactionName, TwoPhaseCommitSink
 from penstock.storage import Storage
+from penstock.wording import counted
 
 _log = logging.getLogger(__name__)
 
@@ -285,4 +286,4 @@ def _delete_leftovers(storage: Storage, point: RestorePoint) -> None:
     storage.delete(unnamed)
     cleaned = storage.clean_temporary(ABANDONED_AFTER_S)
     if cleaned:
-        _log.info("%d unfinished files of dead writers were deleted", cleaned)
+        _log.info("deleted %s of dead writers", counted(cleaned, "unfinished file"))
