@@ -16,12 +16,12 @@ import pytest
 
 from penstock import __version__
 from penstock.checkpoint.completed import Barrier, Completed, OperatorState, PreCommitted, SubtaskReport
-from penstock.checkpoint.metadata import found_checkpoints, write_metadata
+from penstock.checkpoint.metadata import CheckpointName, found_checkpoints, mark_committed, write_metadata
 from penstock.cli import main
 from penstock.cli.job_file import load_job
 from penstock.demo.settings import DemoSettings, prepare_folder
 from penstock.errors import ConfigError
-from penstock.ids import CheckpointId, SubtaskId
+from penstock.ids import CheckpointId, RunId, SubtaskId
 from penstock.ownership.claim import claim
 from penstock.ownership.descent import record_descent
 from penstock.recovery.restore import JobRecord, check_job_record
@@ -164,6 +164,22 @@ def test_a_checkpoint_with_a_missing_file(penstock: Penstock, storage: LocalStor
     assert listed(penstock, storage)[4]["reason"] == (
         "1 of its 1 state file is gone, such as state/counts/1-4-0-0.arrow"
     )
+
+
+def test_a_checkpoint_of_which_only_the_mark_is_left(penstock: Penstock, storage: LocalStorage) -> None:
+    """What the next start would report as missing is listed as not usable: the list does not say that there never was one."""
+    mark_committed(storage, completed(6, 2))
+    storage.delete(
+        CheckpointName(CheckpointId(number), RunId(run)).metadata
+        for number, run in ((3, 1), (4, 1), (5, 1), (6, 2))
+    )
+    found = listed(penstock, storage)
+    assert list(found) == [6]
+    assert found[6]["usable"] is False
+    assert found[6]["reason"] == "checkpoint 6 was committed, and chk-6-r2/_metadata is gone"
+    shown = penstock("checkpoints", storage.root.parent, JOB).out
+    assert "has no completed checkpoint" not in shown
+    assert "checkpoint 6 cannot be used: checkpoint 6 was committed" in shown
 
 
 def test_a_corrupt_checkpoint(penstock: Penstock, storage: LocalStorage) -> None:

@@ -174,6 +174,19 @@ def test_exactly_once_does_not_go_back_by_itself(scene: Scene) -> None:
     assert scene.restore(wanted=3).id == 3
 
 
+def test_going_back_by_choice_says_what_it_costs(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
+    """Newer checkpoints are deleted, so they are named before; going on from the newest one costs nothing, and says nothing."""
+    for number in (3, 5, 8):
+        scene.checkpoint(number, f"state/of-{number}")
+    scene.restore(wanted=8)
+    assert "deleted" not in caplog.text
+    scene.restore(wanted=3)
+    assert (
+        "goes back to checkpoint 3, and 2 newer checkpoints are deleted: 5, 8. What they made visible stays"
+        in caplog.text
+    )
+
+
 def test_corrupt_metadata_falls_back(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
     """At least once, the newest whole checkpoint is used instead, and the log says what is wrong and what follows."""
     scene.checkpoint(3, "state/a")
