@@ -87,7 +87,10 @@ class Job:
         return Stream(self, source)
 
     def guarantee(self) -> Guarantee:
-        """The end-to-end guarantee of the job as it is now, and what limits it. Raises `ConfigError` for a mode that cannot be kept."""
+        """The end-to-end guarantee of the job as it is now, and what limits it.
+
+        Raises `ConfigError` for a mode that cannot be kept, and for a source that `start` would refuse.
+        """
         from penstock.spark.inspection import guarantee_of
 
         return guarantee_of(self)

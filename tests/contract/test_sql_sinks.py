@@ -390,9 +390,7 @@ def test_staged_rows_that_somebody_deleted(staged) -> None:
     """Fewer rows than promised are not committed as if they were all."""
     waiting = staged.staged([1, 2, 3])
     staged.execute(f"DELETE FROM {staged.staged_in()} WHERE id = 2")
-    with pytest.raises(
-        CommitLostError, match=r"contract\.out\.1\.1\.0\.0.*2 of its rows are staged.* 3 rows"
-    ):
+    with pytest.raises(CommitLostError, match=r"contract\.out\.1\.1\.0\.0.* holds 2 rows of it.* 3 rows"):
         staged.sink().commit(waiting)
     staged.assert_visible()
 

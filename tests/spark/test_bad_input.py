@@ -107,6 +107,8 @@ def test_a_source_that_removes_what_it_has_read_is_refused(spark, ledger, option
 
     with pytest.raises(ps.ConfigError, match=f"'clicks' has the option cleanSource={value}: Spark removes"):
         job_over(read(**{option: value}), ledger).start()
+    with pytest.raises(ps.ConfigError, match="cleanSource"):
+        job_over(read(**{option: value}), ledger).guarantee()
     compile_job(job_over(read(**{option: "OFF"}), ledger).graph)
 
 
@@ -121,13 +123,12 @@ def test_a_socket_cannot_be_exactly_once(spark, ledger):
     assert job.guarantee().level is ps.AT_MOST_ONCE
 
 
-def test_a_storage_that_cannot_be_written_is_refused(spark, ledger, tmp_path):
-    """The path is tried before anything starts."""
-    (tmp_path / "file").write_text("not a folder")
-    job = ps.Job("pv", storage=tmp_path / "file" / "below")
+def test_a_storage_that_cannot_be_written_is_refused(spark, ledger):
+    """The place is looked at before anything starts."""
+    job = ps.Job("pv", storage="/proc/nowhere")
     rows = job.read(ledger.log.read(spark), uid="clicks")
     rows.key_by("app").aggregate(pv=F.count("*"), uid="views").write_to(ledger.sqlite(), uid="out")
-    with pytest.raises(ps.PenstockError, match="file/below"):
+    with pytest.raises(ps.ConfigError, match="storage /proc/nowhere/pv is on proc"):
         job.start()
 
 

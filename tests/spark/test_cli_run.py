@@ -84,7 +84,7 @@ def test_run_and_guarantee(
     finally:
         ended.set()
         signals.join()
-    assert "stopping with a last checkpoint; a second signal leaves without it" in said
+    assert "stopping with a last checkpoint; Ctrl-C or SIGTERM once more ends the job now, without it" in said
     assert "stopped: " in said
     assert seen() == 7
 

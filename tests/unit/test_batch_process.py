@@ -217,26 +217,26 @@ def test_text_of_every_kind_is_text(harness, values):
 @pytest.mark.parametrize(
     ("values", "state", "text"),
     [
-        ([1, 2], "total", "state 'total' to 2 values, but there are 3 keys"),
+        ([1, 2], "total", "state 'total' to 2 values for 3 keys"),
         (np.zeros((3, 2)), "total", "state 'total' to .*1-dimensional"),
         (5, "total", "state 'total' to 5; give one value a row"),
-        ([1, "many", 3], "total", "state 'total' to 'many' for 'total', which is not a int64"),
+        ([1, "many", 3], "total", "state 'total' to 'many' for 'total', which is not of type long"),
         (
             pa.array([1, 2, 3]),
             "name",
-            "state 'name' to values of type int64, such as 1; it is declared as string",
+            "state 'name' to values of type long, such as 1; it is declared as string",
         ),
         (
             pa.array(["1", "2", "3"]),
             "total",
-            "state 'total' to values of type string, such as '1'; it is declared as int64",
+            "state 'total' to values of type string, such as '1'; it is declared as long",
         ),
         (
             np.array([1.5, 2, 3]),
             "total",
-            "state 'total' to values of type double that do not all fit into int64: .*1.5",
+            "state 'total' to values of type double that do not all fit into long: .*1.5",
         ),
-        (np.array([1, "x", 3], dtype=object), "total", "state 'total' to .*'x'.* which is not a int64"),
+        (np.array([1, "x", 3], dtype=object), "total", "state 'total' to .*'x'.* which is not of type long"),
         (pa.array([2**63, 0, 0], pa.uint64()), "total", "9223372036854775808"),
         ([1, 2, 3], "count", "used the state 'count'; declared are: name, total"),
     ],
@@ -329,7 +329,11 @@ def test_containers_are_forgotten_too(harness):
 
 @pytest.mark.parametrize(
     ("mask", "text"),
-    [([True], "1 values, but there are 3 keys"), ([0, 1, 2], "not a bool"), (np.array([0, 1, 2]), "int64")],
+    [
+        ([True], "1 value for 3 keys"),
+        ([0, 1, 2], "not of type boolean"),
+        (np.array([0, 1, 2]), "of type long"),
+    ],
 )
 def test_a_wrong_mask_is_named(harness, mask, text):
     """A mask has one truth value for each key; positions are refused."""
@@ -393,13 +397,13 @@ def test_no_results(harness, result):
         ({"k": ["a"], "n": [1], "x": [1]}, "has too much: x; its schema has k, n"),
         ({"k": ["a"], "m": [1]}, "lacks n and has too much: m"),
         ({"k": ["a"], "n": [1, 2]}, r"different lengths: {'k': 1, 'n': 2}"),
-        ({"k": ["a"], "n": ["b"]}, "column 'n' to 'b' for 'n', which is not a int64"),
+        ({"k": ["a"], "n": ["b"]}, "column 'n' to 'b' for 'n', which is not of type long"),
         ({"k": ["a"], "n": 1}, "column 'n' to 1; give one value a row"),
         (
             pd.DataFrame({"k": [1], "n": [1]}),
-            "column 'k' to values of type int64, such as 1; it is declared as string",
+            "column 'k' to values of type long, such as 1; it is declared as string",
         ),
-        (pl.DataFrame({"k": ["a"], "n": [0.5]}), "column 'n' to values of type double .* int64: .*0.5"),
+        (pl.DataFrame({"k": ["a"], "n": [0.5]}), "column 'n' to values of type double .* long: .*0.5"),
         ([("a", 1)], r"gave \('a', 1\); give an Arrow table"),
         (5, "gave 5; give an Arrow table"),
         ("text", "gave 'text'; give an Arrow table"),

@@ -16,12 +16,12 @@ import pytest
 
 from penstock import __version__
 from penstock.checkpoint.completed import Barrier, Completed, OperatorState, PreCommitted, SubtaskReport
-from penstock.checkpoint.metadata import found_checkpoints, write_metadata
+from penstock.checkpoint.metadata import CheckpointName, found_checkpoints, mark_committed, write_metadata
 from penstock.cli import main
 from penstock.cli.job_file import load_job
 from penstock.demo.settings import DemoSettings, prepare_folder
 from penstock.errors import ConfigError
-from penstock.ids import CheckpointId, SubtaskId
+from penstock.ids import CheckpointId, RunId, SubtaskId
 from penstock.ownership.claim import claim
 from penstock.ownership.descent import record_descent
 from penstock.recovery.restore import JobRecord, check_job_record
@@ -131,7 +131,7 @@ def test_checkpoints_as_json(penstock: Penstock, storage: LocalStorage) -> None:
         "new_bytes": 1000,
         "positions": {"clicks": {"0": 1200, "1": 1300}},
         "restored_from": None,
-        "transactions": [{"sink": "out", "checkpoint": 6, "subtask": 0, "rows": 7}],
+        "transactions": [{"sink": "out", "subtask": "out-0", "batch": 6, "rows": 7}],
         "subtasks": [
             {
                 "subtask": "counts-0",
@@ -162,8 +162,24 @@ def test_a_checkpoint_with_a_missing_file(penstock: Penstock, storage: LocalStor
     """A checkpoint whose state is gone is listed as not usable, with the file."""
     storage.delete(completed(4, 1).files)
     assert listed(penstock, storage)[4]["reason"] == (
-        "1 of its 1 state files are gone, such as state/counts/1-4-0-0.arrow"
+        "1 of its 1 state file is gone, such as state/counts/1-4-0-0.arrow"
     )
+
+
+def test_a_checkpoint_of_which_only_the_mark_is_left(penstock: Penstock, storage: LocalStorage) -> None:
+    """What the next start would report as missing is listed as not usable: the list does not say that there never was one."""
+    mark_committed(storage, completed(6, 2))
+    storage.delete(
+        CheckpointName(CheckpointId(number), RunId(run)).metadata
+        for number, run in ((3, 1), (4, 1), (5, 1), (6, 2))
+    )
+    found = listed(penstock, storage)
+    assert list(found) == [6]
+    assert found[6]["usable"] is False
+    assert found[6]["reason"] == "checkpoint 6 was committed, and chk-6-r2/_metadata is gone"
+    shown = penstock("checkpoints", storage.root.parent, JOB).out
+    assert "has no completed checkpoint" not in shown
+    assert "checkpoint 6 cannot be used: checkpoint 6 was committed" in shown
 
 
 def test_a_corrupt_checkpoint(penstock: Penstock, storage: LocalStorage) -> None:
@@ -183,7 +199,7 @@ def test_checkpoints_as_a_table(penstock: Penstock, storage: LocalStorage) -> No
     assert "\x1b" not in result.out
     row = next(line for line in result.out.splitlines() if line.startswith("│") and " 6 │" in line)
     cells = [cell.strip() for cell in row.strip("│").split("│")]
-    expected = "6, 2, 2023-11-14 22:13:21, 1.50 s, 2.9 KB, 1000 B, 1, clicks 0:1200 1:1300, yes"
+    expected = "6, 2, 2023-11-14 22:13:21, 1.5 s, 2.9 KB, 1000 B, 1, clicks 0:1200 1:1300, yes"
     assert cells == expected.split(", ")
     assert "checkpoint 5 cannot be used: run 1 was fenced off" in result.out
     assert "counts-0" not in result.out
@@ -194,7 +210,7 @@ def test_checkpoints_verbose(penstock: Penstock, storage: LocalStorage) -> None:
     shown = penstock("checkpoints", storage.root.parent, JOB, "-v").out
     row = next(line for line in shown.splitlines() if "counts-0" in line)
     assert [cell.strip() for cell in row.strip("│").split("│")] == [
-        *("counts-0", "10", "12.5 ms", "1.2 ms", "2.50 s", "2.9 KB", "1000 B", "host-a")
+        *("counts-0", "10", "12 ms", "1.2 ms", "2.5 s", "2.9 KB", "1000 B", "host-a")
     ]
 
 

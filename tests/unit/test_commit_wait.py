@@ -59,12 +59,12 @@ def test_a_sink_that_is_down_for_five_minutes(story: Story) -> None:
         "UnavailableError: Kafka is down"
     )
     assert lines[1].startswith(
-        "sink to-kafka: 2 transactions wait for their commit, for 61 s now, 60 tries failed: "
+        "sink to-kafka: 2 transactions wait to be committed, for 1 min 1 s now, 60 tries failed: "
     )
-    assert "5 transactions wait for their commit, for 241 s" in lines[4]
+    assert "5 transactions wait to be committed, for 4 min 1 s" in lines[4]
     assert lines[5] == (
-        "sink to-kafka: the commit has come through after 300 s and 301 tries, 2 transactions are committed; "
-        "3 wait behind them"
+        "sink to-kafka: the commit has come through after 5 min and 301 tries, 2 transactions are committed; "
+        "3 others wait behind"
     )
 
 
@@ -74,7 +74,7 @@ def test_a_call_that_hangs(story: Story) -> None:
     story.let_pass(130)
     assert [time for time, _ in story.said] == [SPEAK_EVERY_S, 2 * SPEAK_EVERY_S]
     assert story.said[0][1] == (
-        "sink to-kafka: 1 transactions wait for their commit, for 60 s now: the call has not come back yet"
+        "sink to-kafka: 1 transaction waits to be committed, for 1 min now: the call has not come back yet"
     )
 
 

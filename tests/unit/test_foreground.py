@@ -9,6 +9,7 @@ from typing import cast
 import pytest
 
 import penstock as ps
+from penstock.engine.observer import Progress
 from penstock.spark.foreground import in_foreground
 from penstock.spark.handle import JobHandle
 
@@ -18,6 +19,7 @@ class Started:
 
     def __init__(self) -> None:
         self.did: list[str] = []
+        self.progress = Progress(checkpoint=7)
 
     def wait(self, timeout: float) -> bool:
         return "stop" in self.did
@@ -30,9 +32,10 @@ class Started:
         return True
 
 
-def started_with(tmp_path: Path, *numbers: signal.Signals) -> Started:
+def started_with(tmp_path: Path, *numbers: signal.Signals, said: list[str] | None = None) -> Started:
     """What was done with a job while whose start these signals came."""
     job, handle = ps.Job("job", storage=tmp_path), Started()
+    tell = [].append if said is None else said.append
 
     def start() -> JobHandle:
         for number in numbers:
@@ -41,7 +44,7 @@ def started_with(tmp_path: Path, *numbers: signal.Signals) -> Started:
         return cast("JobHandle", handle)
 
     try:
-        in_foreground(job, start)
+        in_foreground(job, start, tell=tell)
     except (KeyboardInterrupt, SystemExit) as error:
         handle.did.append(type(error).__name__)
     return handle
@@ -57,7 +60,9 @@ def test_one_signal_while_the_job_starts(tmp_path: Path) -> None:
 )
 def test_two_signals_while_the_job_starts(tmp_path: Path, number: signal.Signals, raised: str) -> None:
     """It is not left running with nobody who knows it: it is ended when it has started, and then the signal's exception comes."""
-    assert started_with(tmp_path, number, number).did == ["started", "abandon", raised]
+    said: list[str] = []
+    assert started_with(tmp_path, number, number, said=said).did == ["started", "abandon", raised]
+    assert said == ["ended now, without a last checkpoint; the next start goes back to checkpoint 7"]
 
 
 def test_three_signals_while_the_job_starts(tmp_path: Path) -> None:

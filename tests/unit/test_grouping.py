@@ -48,14 +48,14 @@ def test_an_empty_table_has_no_keys():
 
 def test_a_key_in_two_rows_is_an_error_where_one_is_expected():
     """After an aggregation a key has one row; two would lose one of them."""
-    with pytest.raises(InternalError, match="more than one row"):
+    with pytest.raises(InternalError, match="1 row too many: a key came in more than one"):
         one_row_a_key(table(["a", "a"], [1, 1]), ["k"])
 
 
 def test_null_keys_are_refused_with_the_column():
     """A null has no place; the message says how to avoid it."""
     rows = pa.table({"k": ["a", None], SORT_KEY: pa.array([0, 0], pa.int64())})
-    with pytest.raises(BadRecordError, match=r"1 rows have no value in the key column 'k'.*coalesce"):
+    with pytest.raises(BadRecordError, match=r"1 row has no value in the key column 'k'.*coalesce"):
         check_rows(rows, ["k"], operator="views", subtask=0, parallelism=1)
 
 

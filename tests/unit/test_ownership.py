@@ -172,8 +172,20 @@ def test_a_checkpoint_of_another_life_does_not_count() -> None:
 def test_a_damaged_record_is_said_to_be_damaged(storage: LocalStorage) -> None:
     """The line of descent is not guessed."""
     storage.put("runs/1.restored", b"{}")
-    with pytest.raises(CorruptStateError, match=r"runs/1\.restored"):
+    with pytest.raises(CorruptStateError, match=r"runs/1\.restored .*Bring it back from a copy"):
         read_descents(storage)
+
+
+def test_a_damaged_claim_says_what_to_do(storage: LocalStorage) -> None:
+    """A start is told the way that works without the file, and takes it; it is not told to delete a claim."""
+    claim(storage, 0.0)
+    storage.put("runs/1.json", b"")
+    with pytest.raises(
+        CorruptStateError, match=r"runs/1\.json .*start it with takeover=True \(--takeover\)"
+    ) as raised:
+        refuse_if_running(storage, 0.0)
+    assert "delete" not in str(raised.value).lower()
+    assert claim(storage, 0.0).run == 2
 
 
 def test_old_runs_are_forgotten(storage: LocalStorage) -> None:

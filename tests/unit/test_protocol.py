@@ -560,7 +560,7 @@ def test_timeout_names_who_is_late() -> None:
     story.store(0, FIRST)
     assert not story.tick(59)
     (announce,) = [one for one in story.tick(1) if hasattr(one, "detail")]
-    assert "after 60 s: 1 of 2 subtasks did not acknowledge (views-1)" in announce.detail
+    assert "after 1 min: 1 of 2 subtasks did not acknowledge (views-1)" in announce.detail
     assert "raise checkpoint.timeout" in announce.detail
     assert not only(story.store(0, SECOND), WriteMetadata)
 

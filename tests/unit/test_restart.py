@@ -32,12 +32,12 @@ def test_no_restart() -> None:
 
 
 def test_fixed_delay() -> None:
-    """A number of attempts in all, however far apart, each after the same pause."""
+    """A number of restarts in all, however far apart, each after the same pause; the failure after the last one is final."""
     assert delays(fixed_delay(attempts=2, delay="3s"), [0, 1e6, 2e6]) == [3.0, 3.0, None]
 
 
 def test_fixed_delay_by_default() -> None:
-    """One attempt after a second, as Flink has it."""
+    """One restart after a second, as Flink has it."""
     assert delays(fixed_delay(), [0, 1]) == [1.0, None]
 
 
@@ -110,3 +110,17 @@ def test_refused_settings(make, setting: str) -> None:
     """What cannot work is refused by name."""
     with pytest.raises(ConfigError, match=setting):
         make()
+
+
+@pytest.mark.parametrize(
+    ("strategy", "said"),
+    [
+        (no_restart(), "no_restart()"),
+        (fixed_delay(attempts=2), "fixed_delay(attempts=2)"),
+        (failure_rate(max_failures=3, interval="5min"), "failure_rate(max_failures=3, interval=5 min)"),
+        (exponential_delay(attempts=4), "exponential_delay(attempts=4)"),
+    ],
+)
+def test_a_strategy_is_named_as_it_is_written(strategy: RestartStrategy, said: str) -> None:
+    """The message of a job that failed for good names the strategy, and what it allows, in the words of the settings."""
+    assert str(strategy) == said

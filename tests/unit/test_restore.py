@@ -174,6 +174,19 @@ def test_exactly_once_does_not_go_back_by_itself(scene: Scene) -> None:
     assert scene.restore(wanted=3).id == 3
 
 
+def test_going_back_by_choice_says_what_it_costs(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
+    """Newer checkpoints are deleted, so they are named before; going on from the newest one costs nothing, and says nothing."""
+    for number in (3, 5, 8):
+        scene.checkpoint(number, f"state/of-{number}")
+    scene.restore(wanted=8)
+    assert "deleted" not in caplog.text
+    scene.restore(wanted=3)
+    assert (
+        "goes back to checkpoint 3, and 2 newer checkpoints are deleted: 5, 8. What they made visible stays"
+        in caplog.text
+    )
+
+
 def test_corrupt_metadata_falls_back(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
     """At least once, the newest whole checkpoint is used instead, and the log says what is wrong and what follows."""
     scene.checkpoint(3, "state/a")
@@ -194,7 +207,7 @@ def test_a_missing_state_file_falls_back(scene: Scene, caplog: pytest.LogCapture
     with pytest.raises(CorruptStateError, match=r"such as state/b.*start with restore=3"):
         scene.restore()
     assert scene.restore(mode=Mode.AT_LEAST_ONCE).id == 3
-    assert "checkpoint 5 needs 1 state files that are gone, such as state/b" in caplog.text
+    assert "checkpoint 5 needs 1 state file that is gone, such as state/b" in caplog.text
 
 
 def test_nothing_left_to_restore_is_an_error(scene: Scene) -> None:
@@ -202,7 +215,7 @@ def test_nothing_left_to_restore_is_an_error(scene: Scene) -> None:
     scene.checkpoint(5, "state/b")
     scene.storage.delete(["state/b"])
     with pytest.raises(
-        CorruptStateError, match="no checkpoint can be restored: checkpoint 5 needs 1 state files"
+        CorruptStateError, match="no checkpoint can be restored: checkpoint 5 needs 1 state file that is gone"
     ):
         scene.restore()
     assert checkpoint_ids(scene.storage) == [5]

@@ -375,5 +375,5 @@ def test_what_is_no_run_is_corrupt() -> None:
         with pytest.raises(CorruptStateError, match="no readable sorted file of state"):
             load_sorted_file(FileRef(rows=1, size=len(data), checksum="0"), data, LAYOUT)
     ref = inline()
-    with pytest.raises(CorruptStateError, match="holds 1 rows, the checkpoint says 2"):
+    with pytest.raises(CorruptStateError, match="holds 1 row, the checkpoint says 2"):
         load_sorted_file(FileRef(rows=2, size=ref.size, checksum=ref.checksum), ref.inline, LAYOUT)

@@ -41,3 +41,36 @@ def test_only_who_tries_again_says_so() -> None:
     """A message promises another try only in the modules that make it."""
     promising = {name for name, texts in _modules().items() if any(map(RETRIES.search, texts))}
     assert promising == set(THEY_DO)
+
+
+NOUNS = "rows|batches|restarts|transactions|files|failures|tries|times|keys|values|partitions|kills|checkpoints|runs|messages"
+PLURAL = re.compile(rf"(?<!of )(?<!its )(?:%d|%s|\x00) (?:{NOUNS})\b")
+MORE_THAN_ONE = {
+    "spark/handle.py": "a failure that was met several times in a row",
+    "testing": "read by those who wrote the test",
+}
+"""Where a number that stands before a plural is never one."""
+
+
+def _templates(module: Path) -> Iterator[str]:
+    """Every text of a module, with a mark for each value that an f-string puts in; numbers that `counted` says are not among them."""
+    for node in ast.walk(ast.parse(module.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.JoinedStr):
+            yield "".join(
+                str(part.value) if isinstance(part, ast.Constant) else "\x00" for part in node.values
+            )
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.value
+
+
+def test_no_message_can_say_1_rows() -> None:
+    """A number before a noun in the plural comes from `wording.counted`, which knows the singular."""
+    wrong = {
+        f"{name}: {text}"
+        for path in sorted(SOURCE.rglob("*.py"))
+        if (name := path.relative_to(SOURCE).as_posix()) not in MORE_THAN_ONE
+        and name.split("/")[0] not in MORE_THAN_ONE
+        for text in _templates(path)
+        if PLURAL.search(text)
+    }
+    assert not wrong

@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 
 from penstock.errors import ConfigError
-from penstock.state.types import arrow_schema, arrow_type
+from penstock.state.types import arrow_schema, arrow_type, spark_type
 
 FLAT = {
     "long": pa.int64(),
@@ -113,3 +113,29 @@ def test_not_text() -> None:
     """Something that is no text is refused as a setting, not as a crash."""
     with pytest.raises(ConfigError, match="5 is not a type"):
         arrow_type(5)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "ddl",
+    [
+        "long",
+        "int",
+        "short",
+        "byte",
+        "string",
+        "double",
+        "float",
+        "boolean",
+        "date",
+        "timestamp",
+        "timestamp_ntz",
+        "binary",
+        "decimal(38,18)",
+        "array<map<string,long>>",
+        "struct<a:int,b:array<double>>",
+    ],
+)
+def test_messages_name_a_type_as_its_schema_does(ddl: str) -> None:
+    """The name of a type in an error is one that a schema takes; a type that Spark lacks keeps Arrow's name."""
+    assert spark_type(arrow_type(ddl)) == ddl
+    assert spark_type(pa.uint8()) == "uint8"

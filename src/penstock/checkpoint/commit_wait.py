@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 
 from penstock.clock import Clock
+from penstock.wording import counted, duration
 
 SPEAK_EVERY_S = 60.0
 _LONGEST_TEXT = 500
@@ -56,10 +57,13 @@ class CommitWait:
             self._since_s = self._clock.monotonic() if self._waiting else None
             if not spoken:
                 return None
-            behind = f"; {self._waiting} wait behind them" if self._waiting else ""
+            behind = (
+                f"; {counted(self._waiting, 'other waits', 'others wait')} behind" if self._waiting else ""
+            )
+            committed = counted(transactions, "transaction is", "transactions are")
             return (
-                f"sink {self._sink}: the commit has come through after {lasted_s:.0f} s and {tries} tries, "
-                f"{transactions} transactions are committed{behind}"
+                f"sink {self._sink}: the commit has come through after {duration(lasted_s)} and {counted(tries, 'try', 'tries')}, "
+                f"{committed} committed{behind}"
             )
 
     def _lasted_s(self) -> float:
@@ -76,14 +80,12 @@ class CommitWait:
         return self._line()
 
     def _line(self) -> str:
+        waiting = counted(self._waiting, "transaction waits", "transactions wait")
         cause = self._cause or "the call has not come back yet"
         if self._lasted_s() < SPEAK_EVERY_S:
-            return (
-                f"sink {self._sink}: commit failed, {self._waiting} transactions wait for it, it is tried again until it "
-                f"succeeds: {cause}"
-            )
-        tries = f", {self._tries} tries failed" if self._tries else ""
-        return f"sink {self._sink}: {self._waiting} transactions wait for their commit, for {self._lasted_s():.0f} s now{tries}: {cause}"
+            return f"sink {self._sink}: commit failed, {waiting} for it, it is tried again until it succeeds: {cause}"
+        tries = f", {counted(self._tries, 'try', 'tries')} failed" if self._tries else ""
+        return f"sink {self._sink}: {waiting} to be committed, for {duration(self._lasted_s())} now{tries}: {cause}"
 
 
 def one_line(error: BaseException) -> str:

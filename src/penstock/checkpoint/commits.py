@@ -20,6 +20,7 @@ from penstock.errors import BadRecordError, CommitLostError, FencedError, Unavai
 from penstock.ids import CheckpointId
 from penstock.ownership.claim import Claim
 from penstock.sinks.two_phase_commit import TransactionName, TwoPhaseCommitSink
+from penstock.wording import counted
 
 _log = logging.getLogger(__name__)
 
@@ -114,14 +115,18 @@ class Committer:
         if self._stopping.is_set():
             self._left_to_next_run.add(action.sink)
             _log.warning(
-                "sink %s: %d transactions, and those behind them, stay to be committed by the next run: %s",
-                *(action.sink, waiting, one_line(error)),
+                "sink %s: %s to be committed by the next run, with all behind: %s",
+                *(
+                    action.sink,
+                    counted(waiting, "transaction is left", "transactions are left"),
+                    one_line(error),
+                ),
             )
             return
         _say(self._waits[action.sink].failed(error))
         _log.debug(
-            "sink %s: next try in %.1f s (%d transactions): %s",
-            *(action.sink, pause_s, waiting, one_line(error)),
+            "sink %s: next try in %.1f s (%s): %s",
+            *(action.sink, pause_s, counted(waiting, "transaction"), one_line(error)),
         )
         self._clock.wait(self._stopping, pause_s)
 

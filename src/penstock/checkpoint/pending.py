@@ -9,6 +9,7 @@ from penstock.checkpoint.completed import Completed
 from penstock.checkpoint.events import BatchFinished, SnapshotDeclined
 from penstock.ids import CheckpointId, SubtaskId
 from penstock.state.handle import StateHandle
+from penstock.wording import duration
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,7 @@ class Pending:
 
     def who_is_late(self, timeout_s: float) -> str:
         """What it waited for in vain, for people."""
-        after = f"after {timeout_s:g} s"
+        after = f"after {duration(timeout_s)}"
         if self.batch is None:
             return f"{after}: its batch is still being processed; if that is normal, raise checkpoint.timeout"
         missing = self.missing()

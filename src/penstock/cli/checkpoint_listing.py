@@ -7,16 +7,23 @@ from collections.abc import Sequence
 import msgspec
 
 from penstock.checkpoint.completed import Completed
-from penstock.checkpoint.metadata import CheckpointName, found_checkpoints, read_metadata
+from penstock.checkpoint.metadata import (
+    CheckpointName,
+    committed_checkpoints,
+    found_checkpoints,
+    read_metadata,
+)
 from penstock.errors import ConfigError, CorruptStateError, IncompatibleStateError
 from penstock.ids import RunId, checked_name
 from penstock.ownership.descent import Descent, in_line_of_descent, read_descents
+from penstock.recovery.history import read_history
 from penstock.recovery.restore import JOB_FILE
 from penstock.storage import Storage, open_job_storage, open_storage
+from penstock.wording import counted
 
 
 class Entry(msgspec.Struct, frozen=True):
-    """One `chk-<n>-r<run>/_metadata`: what it holds (None if that is not readable) and why it cannot be used ('' if it can)."""
+    """One checkpoint: what its metadata holds (None if that is not readable, or gone) and why it cannot be used ('' if it can)."""
 
     checkpoint: int
     completed: Completed | None
@@ -26,7 +33,7 @@ class Entry(msgspec.Struct, frozen=True):
 def open_job(storage: str, job: str) -> Storage:
     """Open the folder of a job that has run; refuses one that has not, and says which have."""
     opened = open_job_storage(storage, checked_name("job name", job))
-    if JOB_FILE in opened.names() or found_checkpoints(opened):
+    if JOB_FILE in opened.names() or found_checkpoints(opened) or committed_checkpoints(opened):
         return opened
     known = sorted(
         name.removesuffix(f"/{JOB_FILE}")
@@ -44,10 +51,21 @@ def open_job(storage: str, job: str) -> Storage:
 
 
 def list_checkpoints(storage: Storage) -> list[Entry]:
-    """All checkpoints that have metadata, oldest first."""
+    """All checkpoints that have metadata, and those that are known to have had it; oldest first."""
     descents = read_descents(storage)
     files = set(storage.names("state"))
-    return [_entry(storage, name, descents, files) for name in found_checkpoints(storage)]
+    found = [_entry(storage, name, descents, files) for name in found_checkpoints(storage)]
+    return sorted([*found, *_gone(storage, descents, found)], key=lambda entry: entry.checkpoint)
+
+
+def _gone(storage: Storage, descents: Sequence[Descent], found: Sequence[Entry]) -> list[Entry]:
+    """What a start would miss, by what else is there of it: a mark that it was committed, the record of a run."""
+    try:
+        broken = read_history(storage, descents).broken
+    except IncompatibleStateError:
+        return []  # one of those that were found is of another version, and says so
+    listed = {entry.checkpoint for entry in found}
+    return [Entry(number, None, why) for number, why in broken.items() if number not in listed]
 
 
 def _entry(storage: Storage, name: CheckpointName, descents: Sequence[Descent], files: set[str]) -> Entry:
@@ -69,5 +87,6 @@ def _why_unusable(completed: Completed, descents: Sequence[Descent], files: set[
         return f"run {completed.run} was fenced off: run {later.run} went on from {origin}"
     missing = sorted(completed.files - files)
     if missing:
-        return f"{len(missing)} of its {len(completed.files)} state files are gone, such as {missing[0]}"
+        are = "is" if len(missing) == 1 else "are"
+        return f"{len(missing)} of its {counted(len(completed.files), 'state file')} {are} gone, such as {missing[0]}"
     return ""

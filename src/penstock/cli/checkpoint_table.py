@@ -16,6 +16,8 @@ from rich.text import Text
 from penstock.checkpoint.completed import Completed
 from penstock.cli.checkpoint_listing import Entry
 from penstock.cli.console import plain_console
+from penstock.ids import SubtaskId
+from penstock.wording import duration, size
 
 PLAIN_COLUMNS = 160
 """The width where there is no terminal to ask."""
@@ -49,7 +51,12 @@ def _as_json(entry: Entry) -> dict[str, Any]:
         "positions": completed.barrier.positions,
         "restored_from": completed.restored_from if completed.restored_from >= 0 else None,
         "transactions": [
-            {"sink": one.sink, "checkpoint": one.checkpoint, "subtask": one.subtask, "rows": one.rows}
+            {
+                "sink": one.sink,
+                "subtask": str(SubtaskId(one.sink, one.subtask)),
+                "batch": one.checkpoint,
+                "rows": one.rows,
+            }
             for one in completed.transactions
         ],
         "subtasks": [
@@ -98,9 +105,9 @@ def _cells(completed: Completed | None) -> list[str]:
     return [
         str(completed.run),
         datetime.fromtimestamp(completed.completed_at, UTC).strftime("%Y-%m-%d %H:%M:%S"),
-        _duration(completed.duration_ms),
-        _size(completed.state_bytes),
-        _size(completed.new_bytes),
+        duration(completed.duration_ms / 1000),
+        size(completed.state_bytes),
+        size(completed.new_bytes),
         str(len(completed.transactions)),
         "\n".join(f"{source} {_position(at)}" for source, at in completed.barrier.positions.items()),
     ]
@@ -113,8 +120,8 @@ def _subtasks(completed: Completed) -> Table:
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("host")
     for report in completed.subtasks:
-        times = [_duration(ms) for ms in (report.alignment_ms, report.sync_ms, report.async_ms)]
-        sizes = [_size(report.state_bytes), _size(report.new_bytes)]
+        times = [duration(ms / 1000) for ms in (report.alignment_ms, report.sync_ms, report.async_ms)]
+        sizes = [size(report.state_bytes), size(report.new_bytes)]
         table.add_row(str(report.subtask), f"{report.rows:,}", *times, *sizes, report.host)
     return table
 
@@ -124,18 +131,6 @@ def _position(position: object) -> str:
     if isinstance(position, dict) and all(isinstance(at, int) for at in position.values()):
         return " ".join(f"{partition}:{at}" for partition, at in position.items())
     return json.dumps(position)
-
-
-def _duration(ms: float) -> str:
-    return f"{ms / 1000:.2f} s" if ms >= 1000 else f"{ms:.1f} ms"  # noqa: PLR2004
-
-
-def _size(size_bytes: float) -> str:
-    for unit in ("B", "KB", "MB", "GB"):
-        if size_bytes < 1024:  # noqa: PLR2004
-            return f"{size_bytes:.0f} {unit}" if unit == "B" else f"{size_bytes:.1f} {unit}"
-        size_bytes /= 1024
-    return f"{size_bytes:.1f} TB"
 
 
 def _iso(at: float) -> str:

@@ -15,6 +15,7 @@ from rich.text import Text
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.demo.messages import Moved, Started
 from penstock.demo.settings import DemoSettings
+from penstock.wording import counted
 
 BAR_COLUMNS = 40
 PLAIN_EVERY_S = 2.0
@@ -62,7 +63,7 @@ class Display:
         """More page views are in the log."""
         self._scene.written = events
         if events == self._settings.events:
-            self.note(f"{events:,} page views written, {self._settings.partitions} partitions")
+            self.note(f"{events:,} page views written, {counted(self._settings.partitions, 'partition')}")
 
     def driver_starts(self, number: int) -> None:
         """A driver process begins; Spark takes a few seconds."""
@@ -100,7 +101,7 @@ class Display:
     def finished(self) -> None:
         """The job is done."""
         self._scene.doing = "done"
-        self.note(f"finished after {self._scene.kills} kills")
+        self.note(f"finished after {counted(self._scene.kills, 'kill')}")
 
     # ── how it looks ───────────────────────────────────────────────────────────────────────────
 

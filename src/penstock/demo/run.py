@@ -11,6 +11,7 @@ from penstock.demo.settings import DemoSettings, checked, prepare_folder
 from penstock.demo.supervisor import Supervisor
 from penstock.demo.truth import compare, counts_in_database, counts_in_files, true_counts, verdict
 from penstock.sources import PartitionedLog
+from penstock.wording import counted
 
 
 def run_demo(settings: DemoSettings, console: Console) -> bool:
@@ -19,7 +20,7 @@ def run_demo(settings: DemoSettings, console: Console) -> bool:
     prepare_folder(settings.root)
     words = settings.mode.value.replace("-", " ")
     console.print(
-        f"Penstock demonstration, {words}: page views by app, driver killed {settings.kills} times",
+        f"Penstock demonstration, {words}: page views by app, driver killed {counted(settings.kills, 'time')}",
         style="bold",
     )
     console.print(f"everything is in {settings.folder}", style="dim", soft_wrap=True)

@@ -34,6 +34,7 @@ from penstock.snapshot.rescue import Rescue
 from penstock.snapshot.transfer import Room
 from penstock.state.handle import FileRef, StateHandle
 from penstock.state.merge_orders import RETRY_AFTER_S, Merged, MergeOrders
+from penstock.wording import duration
 
 _log = logging.getLogger(__name__)
 
@@ -215,8 +216,8 @@ class Run:
                 if message.file:
                     self._coordinator.give_back([message.file], CheckpointId(self._last_batch + 1))
                 _log.warning(
-                    "%s: files of state could not be merged in the background; they stay as they are, next try in %.0f s: %s",
-                    *(message.subtask, RETRY_AFTER_S, message.cause),
+                    "%s: files of state could not be merged in the background; they stay as they are, next try in %s: %s",
+                    *(message.subtask, duration(RETRY_AFTER_S), message.cause),
                 )
 
     def _stored(self, handle: StateHandle) -> None:

@@ -28,6 +28,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.errors import BadRecordError, CorruptStateError, IncompatibleStateError
+from penstock.state.types import spark_type
 
 _COUNT_AS_DECIMAL = pa.decimal256(19, 0)
 
@@ -128,7 +129,7 @@ def _stored(old: pa.RecordBatch, partial: Partial) -> pa.Array:
     stored = old.schema.field(index).type if index >= 0 else None
     if stored != partial.type:
         raise IncompatibleStateError(
-            f"the state has {partial.name!r} as {stored or 'no column'}, the job needs {partial.type}; "
+            f"the state has {partial.name!r} as {stored or 'no column'}, the job needs {spark_type(partial.type)}; "
             "the type of the aggregate's input changed: change it back, or give the aggregate another name",
             column=partial.name,
             stored=str(stored),
@@ -196,7 +197,7 @@ def _overflow(
     with decimal.localcontext(prec=100):
         kept, batch = next((a, b) for a, b in pairs if None not in (a, b) and not fits(a + b))
     return BadRecordError(
-        f"aggregate {spec.name!r} overflows {before.type}: the state holds {kept} and the batch adds {batch}; "
+        f"aggregate {spec.name!r} overflows {spark_type(before.type)}: the state holds {kept} and the batch adds {batch}; "
         "a restart would meet it again: aggregate a wider type, for example a decimal or a double",
         column=spec.name,
         state=kept,

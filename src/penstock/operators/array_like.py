@@ -15,6 +15,8 @@ import pyarrow as pa
 
 from penstock.errors import BadRecordError
 from penstock.operators.encoding import to_array
+from penstock.state.types import spark_type
+from penstock.wording import counted
 
 CHUNK_BYTES = 1 << 30
 """What is converted at once; half of what one array of text can hold."""
@@ -37,7 +39,7 @@ def as_array(values: Any, field: pa.Field, what: str) -> pa.Array:
         return _one_chunk(column)
     except pa.ArrowException as error:
         raise BadRecordError(
-            f"{what} {field.name!r} to {column.nbytes >> 20} MB in {len(column)} values, more than 2 GB at once cannot be kept: "
+            f"{what} {field.name!r} to {column.nbytes >> 20} MB in {counted(len(column), 'value')}, more than 2 GB at once cannot be kept: "
             f"{error}; let the operator keep less for a key"
         ) from error
 
@@ -52,13 +54,14 @@ def as_column(values: Any, field: pa.Field, what: str) -> pa.ChunkedArray:
     if _family(column.type) != _family(field.type):
         example = next(value for value in column if value.is_valid).as_py()
         raise BadRecordError(
-            f"{what} {field.name!r} to values of type {column.type}, such as {example!r}; it is declared as {field.type}"
+            f"{what} {field.name!r} to values of type {spark_type(column.type)}, such as {example!r}; it is declared as "
+            f"{spark_type(field.type)}"
         )
     try:
         return pa.chunked_array([chunk.cast(field.type) for chunk in _small_chunks(column)], field.type)
     except pa.ArrowException as error:
         raise BadRecordError(
-            f"{what} {field.name!r} to values of type {column.type} that do not all fit into {field.type}: {error}"
+            f"{what} {field.name!r} to values of type {spark_type(column.type)} that do not all fit into {spark_type(field.type)}: {error}"
         ) from error
 
 
@@ -100,7 +103,7 @@ def _to_arrow(values: Any, field: pa.Field, what: str) -> pa.ChunkedArray:
         array = _by_kind(values, field.type)
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
         raise BadRecordError(
-            f"{what} {field.name!r} to {_short(values)}, which is not a {field.type}: {error}"
+            f"{what} {field.name!r} to {_short(values)}, which is not of type {spark_type(field.type)}: {error}"
         ) from error
     if array is None:
         raise BadRecordError(

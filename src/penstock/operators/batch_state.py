@@ -12,6 +12,7 @@ from penstock.errors import BadRecordError
 from penstock.operators.array_like import as_array
 from penstock.operators.keyed_process import Context, ValueState
 from penstock.state.backends.equality import rows_equal
+from penstock.wording import counted
 
 Flags = npt.NDArray[np.bool_]
 
@@ -88,7 +89,7 @@ class BatchState:
     def _checked_length(self, values: pa.Array, what: str) -> pa.Array:
         if len(values) != self._keys:
             raise BadRecordError(
-                f"{what} {len(values)} values, but there are {self._keys} keys; give one value for each of `keys`, in that order"
+                f"{what} {counted(len(values), 'value')} for {counted(self._keys, 'key')}; give one value for each of `keys`, in that order"
             )
         return values
 

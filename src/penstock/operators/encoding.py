@@ -21,6 +21,7 @@ import pyarrow.compute as pc
 from penstock.errors import BadRecordError
 from penstock.operators.python_values import has_map
 from penstock.state.sizes import cut
+from penstock.state.types import spark_type
 
 STEP = 64
 CHUNK_BYTES = 1 << 30
@@ -60,7 +61,7 @@ def to_array(values: Sequence[Any], field: pa.Field, what: str) -> pa.Array | pa
         for value in values:
             _encode_one(value, field, what)
         raise BadRecordError(
-            f"{what} values for {field.name!r} that are not a {field.type}: {error}"
+            f"{what} for {field.name!r} what is not of type {spark_type(field.type)}: {error}"
         ) from error
 
 
@@ -88,7 +89,7 @@ def _encode_one(value: Any, field: pa.Field, what: str) -> None:
         encoded([value], field.type)
     except CANNOT_ENCODE as error:
         raise BadRecordError(
-            f"{what} {_short(value)} for {field.name!r}, which is not a {field.type}: {_short(error)}"
+            f"{what} {_short(value)} for {field.name!r}, which is not of type {spark_type(field.type)}: {_short(error)}"
         ) from error
 
 

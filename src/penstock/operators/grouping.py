@@ -12,6 +12,7 @@ from penstock.errors import BadRecordError, InternalError
 from penstock.operators.wide_columns import widened
 from penstock.state.backends.equality import Flags, rows_equal
 from penstock.state.keys import SORT_KEY, KeyBatch, SortKeys, key_groups, owners
+from penstock.wording import counted
 
 _SIGN_FREE_BITS = 63
 
@@ -50,7 +51,9 @@ def one_row_a_key(table: pa.Table, key_names: list[str]) -> Grouped:
     """`group_rows`, for what Spark has aggregated."""
     grouped = group_rows(table, key_names)
     if len(grouped.keys) != table.num_rows:
-        raise InternalError(f"{table.num_rows - len(grouped.keys)} keys came in more than one row")
+        raise InternalError(
+            f"{counted(table.num_rows - len(grouped.keys), 'row')} too many: a key came in more than one"
+        )
     return grouped
 
 
@@ -62,8 +65,8 @@ def check_rows(
         nulls = table.column(name).null_count
         if nulls:
             raise BadRecordError(
-                f"operator {operator}: {nulls} rows have no value in the key column {name!r}; nothing of this batch is "
-                f"kept; filter them out before key_by, or replace null, for instance with coalesce({name}, ...)",
+                f"operator {operator}: {counted(nulls, 'row has', 'rows have')} no value in the key column {name!r}; nothing of this "
+                f"batch is kept; filter them out before key_by, or replace null, for instance with coalesce({name}, ...)",
                 operator=operator,
                 column=name,
             )

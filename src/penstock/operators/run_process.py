@@ -23,6 +23,7 @@ from penstock.operators.rows import Row, Rows, RowTable
 from penstock.state.backends.base import OpenState
 from penstock.state.keys import KeyBatch
 from penstock.state.sizes import in_batches
+from penstock.wording import counted
 
 OUTPUT_ROWS = 8_192
 """Results that are encoded together: few enough that they are gone before Python's collector looks at them a second time."""
@@ -117,8 +118,8 @@ def _to_table(chunk: list[Any], output: pa.Schema, operator: str) -> pa.Table:
     if set(map(len, plain)) != {width}:
         wrong = next(result for result in plain if len(result) != width)
         raise BadRecordError(
-            f"operator {operator}: process() yielded {wrong!r} with {len(wrong)} values, its schema has {width} "
-            f"columns ({', '.join(output.names)})"
+            f"operator {operator}: process() yielded {wrong!r} with {counted(len(wrong), 'value')}, its schema has "
+            f"{counted(width, 'column')} ({', '.join(output.names)})"
         )
     columns = [
         to_array(list(map(itemgetter(index), plain)), field, f"operator {operator}: process() yielded")

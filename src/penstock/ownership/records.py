@@ -13,6 +13,22 @@ from penstock.storage import Storage
 _FILE = re.compile(r"runs/(\d+)\.(json|restored|alive)")
 """Anything else in the folder is not ours: file managers and network file systems leave their own."""
 
+_ABOUT = {
+    "json": (
+        "who owns the job, and whether that run is alive",
+        "Make sure that no run of the job is alive, then start it with takeover=True (--takeover): that does not need the file",
+    ),
+    "alive": (
+        "when a run was last alive",
+        "Delete the file, if no run of the job is alive, and start the job again",
+    ),
+    "restored": (
+        "from which checkpoint a run went on, and so which checkpoints belong to the job",
+        "Bring it back from a copy, or delete the job's folder to begin from nothing",
+    ),
+}
+"""What each kind of record is for, and what to do without it. A claim is never to be deleted: its number would be used twice."""
+
 _T = TypeVar("_T")
 
 
@@ -27,4 +43,8 @@ def read_record(storage: Storage, name: str, decoder: msgspec.json.Decoder[_T]) 
     try:
         return decoder.decode(storage.get(name))
     except msgspec.DecodeError as error:
-        raise CorruptStateError(f"{name} in {storage.uri} is not readable: {error}", name=name) from error
+        what, advice = _ABOUT[name.rpartition(".")[2]]
+        raise CorruptStateError(
+            f"{name} in {storage.uri} is not readable: {error}. It says {what}. Nothing was changed. {advice}",
+            name=name,
+        ) from error

@@ -18,6 +18,7 @@ from penstock.ids import NO_CHECKPOINT, CheckpointId, RunId
 from penstock.ownership.descent import Descent, in_line_of_descent, newest_descent
 from penstock.ownership.heartbeat import last_completed
 from penstock.storage import Storage
+from penstock.wording import counted
 
 _log = logging.getLogger(__name__)
 
@@ -54,7 +55,8 @@ def read_history(storage: Storage, descents: Sequence[Descent]) -> History:
             continue  # whoever subsumed it may be about to delete it
         if missing:
             history.broken[completed.id] = (
-                f"checkpoint {completed.checkpoint} needs {len(missing)} state files that are gone, such as {missing[0]}"
+                f"checkpoint {completed.checkpoint} needs {counted(len(missing), 'state file that is', 'state files that are')} gone, "
+                f"such as {missing[0]}"
             )
         else:
             history.whole.append(completed)

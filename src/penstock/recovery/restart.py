@@ -13,6 +13,7 @@ from itertools import pairwise
 from penstock.config import Duration, seconds, whole_number
 from penstock.errors import ConfigError
 from penstock.randomness import Randomness
+from penstock.wording import duration
 
 
 class RestartStrategy(ABC):
@@ -35,6 +36,9 @@ class RestartStrategy(ABC):
 class NoRestart(RestartStrategy):
     """The first failure is final."""
 
+    def __str__(self) -> str:
+        return "no_restart()"
+
     def delay_s(self, failures: Sequence[float], randomness: Randomness) -> float | None:  # noqa: ARG002
         """See `RestartStrategy.delay_s`."""
         return None
@@ -42,10 +46,13 @@ class NoRestart(RestartStrategy):
 
 @dataclass(frozen=True)
 class FixedDelay(RestartStrategy):
-    """A number of attempts in all, with the same pause before each."""
+    """A number of restarts in all, with the same pause before each: the failure after the last of them is final."""
 
     attempts: int
     pause_s: float
+
+    def __str__(self) -> str:
+        return f"fixed_delay(attempts={self.attempts})"
 
     @property
     def counts_attempts(self) -> bool:
@@ -65,6 +72,9 @@ class FailureRate(RestartStrategy):
     interval_s: float
     pause_s: float
 
+    def __str__(self) -> str:
+        return f"failure_rate(max_failures={self.max_failures}, interval={duration(self.interval_s)})"
+
     def delay_s(self, failures: Sequence[float], randomness: Randomness) -> float | None:  # noqa: ARG002
         """See `RestartStrategy.delay_s`."""
         recent = [at for at in failures if at > failures[-1] - self.interval_s]
@@ -81,6 +91,9 @@ class ExponentialDelay(RestartStrategy):
     jitter: float
     reset_after_s: float
     attempts: int | None = None
+
+    def __str__(self) -> str:
+        return f"exponential_delay(attempts={self.attempts})"
 
     @property
     def counts_attempts(self) -> bool:
@@ -115,7 +128,7 @@ def no_restart() -> RestartStrategy:
 
 
 def fixed_delay(*, attempts: int = 1, delay: Duration = "1s") -> RestartStrategy:
-    """Try again up to `attempts` times, each after `delay`."""
+    """Restart up to `attempts` times in the life of a start, each time after `delay`. With 1 the second failure is final, as in Flink."""
     return FixedDelay(whole_number("restart.attempts", attempts, minimum=1), seconds("restart.delay", delay))
 
 
@@ -139,7 +152,10 @@ def exponential_delay(
     reset_after: Duration = "1h",
     attempts: int | None = None,
 ) -> RestartStrategy:
-    """Try again after `initial`, then `multiplier` times as long, up to `maximum`; start over after `reset_after` without a failure."""
+    """Try again after `initial`, then `multiplier` times as long, up to `maximum`; start over after `reset_after` without a failure.
+
+    `attempts`: restart at most so many times in a row.
+    """
     if multiplier < 1:
         raise ConfigError(f"restart.multiplier={multiplier!r} is not allowed: it must be at least 1")
     if not 0 <= jitter < 1:

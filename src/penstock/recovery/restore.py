@@ -20,7 +20,7 @@ import msgspec
 
 from penstock.checkpoint.commits import commit_in_order
 from penstock.checkpoint.completed import Barrier, Completed, PreCommitted
-from penstock.checkpoint.metadata import is_committed, name_of
+from penstock.checkpoint.metadata import found_checkpoints, is_committed, name_of
 from penstock.config import Mode
 from penstock.errors import (
     ConfigError,
@@ -39,6 +39,7 @@ from penstock.recovery.begun import Begun
 from penstock.recovery.history import choose, read_history
 from penstock.sinks.two_phase_commit import TransactionName, TwoPhaseCommitSink
 from penstock.storage import Storage
+from penstock.wording import counted
 
 _log = logging.getLogger(__name__)
 
@@ -159,11 +160,28 @@ def restore(
         point = _choose_point(mine, mode, wanted)
         promised = _promised(storage, point, sinks)
         check(point)
+        if wanted is not None:
+            _warn_of_what_goes(point)
         _take_over(point, sinks, owner=owner, promised=promised)
     except Exception:
         beat(storage, mine.run, now, ended=True)  # the next start must not be told that this run is alive
         raise
     return point
+
+
+def _warn_of_what_goes(point: RestorePoint) -> None:
+    """A person has chosen an older checkpoint: say what that costs, before it is done."""
+    found = {name.checkpoint for name in found_checkpoints(point.claim.storage)}
+    newer = sorted(number for number in found if number > point.id)
+    if newer:
+        _log.warning(
+            "the job goes back to checkpoint %d, and %s deleted: %s. What they made visible stays visible, and is written again",
+            *(
+                point.id,
+                counted(len(newer), "newer checkpoint is", "newer checkpoints are"),
+                ", ".join(map(str, newer)),
+            ),
+        )
 
 
 def check_restorable(
@@ -285,4 +303,4 @@ def _delete_leftovers(storage: Storage, point: RestorePoint) -> None:
     storage.delete(unnamed)
     cleaned = storage.clean_temporary(ABANDONED_AFTER_S)
     if cleaned:
-        _log.info("%d unfinished files of dead writers were deleted", cleaned)
+        _log.info("deleted %s of dead writers", counted(cleaned, "unfinished file"))

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.errors import BadRecordError
+from penstock.wording import counted
 
 _SHOWN_CHARACTERS = 500
 Change = tuple[str, pa.BooleanArray, str]
@@ -29,7 +30,7 @@ def refuse_null_keys(batch: pa.RecordBatch, columns: Iterable[str], key: str) ->
         nulls = batch.column(name).null_count
         if nulls:
             raise BadRecordError(
-                f"column {name!r} is part of the key {key}, but is null in {nulls} rows; filter or fill them before write_to",
+                f"column {name!r} is part of the key {key}, but is null in {counted(nulls, 'row')}; filter or fill them before write_to",
                 column=name,
             )
 

@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from penstock.errors import BadRecordError
 from penstock.sinks.two_phase_commit import Transaction, TwoPhaseCommitSink
+from penstock.state.types import spark_type
 
 _SHOWN_BYTES = 40
 
@@ -60,7 +61,7 @@ def _rows_are_whole(column: pa.Array, first: int, behind: int) -> bool:
 
 def _broken(name: str, column: pa.Array, row: int) -> BadRecordError:
     if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
-        what = f"a value of type {column.type} that is broken: text that is no UTF-8, or a number that the type does not have"
+        what = f"a value of type {spark_type(column.type)} that is broken: text that is no UTF-8, or a number that the type does not have"
     else:
         value = column[row].cast(pa.large_binary()).as_py()
         shown = value[:_SHOWN_BYTES]

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.errors import BadRecordError
+from penstock.state.types import spark_type
 
 _ENCODER = msgspec.json.Encoder()
 _PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
@@ -43,7 +44,7 @@ def json_texts(column: pa.Array) -> pa.Array:
         texts = [None if value is None else _ENCODER.encode(value).decode() for value in values]
     except (ValueError, OverflowError, KeyError, TypeError) as error:
         raise BadRecordError(
-            f"a value of type {column.type} cannot be written as JSON: {error}", cause=str(error)
+            f"a value of type {spark_type(column.type)} cannot be written as JSON: {error}", cause=str(error)
         ) from error
     return pa.array(texts, pa.string())
 
@@ -74,7 +75,7 @@ def refuse_odd_years(batch: pa.RecordBatch) -> None:
                 check_years(column.view(pa.int64()), units_per_day=86_400 * _PER_SECOND[column.type.unit])
         except pa.ArrowInvalid as error:
             raise BadRecordError(
-                f"column {name!r} of type {column.type} cannot be written as text: {error}; filter such rows before write_to",
+                f"column {name!r} of type {spark_type(column.type)} cannot be written as text: {error}; filter such rows before write_to",
                 column=name,
             ) from error
 

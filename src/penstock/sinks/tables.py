@@ -8,6 +8,7 @@ import pyarrow as pa
 
 from penstock.errors import ConfigError
 from penstock.sinks.json_text import unsupported_in_json
+from penstock.state.types import spark_type
 
 
 def checked_mode(mode: str, key: Sequence[str] | str | None) -> tuple[str, tuple[str, ...]]:
@@ -49,7 +50,7 @@ def check_columns(
         part = without_form(field.type)
         if part is not None or (name in key_names.values() and pa.types.is_nested(field.type)):
             raise ConfigError(
-                f"column {field.name!r} of type {field.type} cannot be written to {target}"
+                f"column {field.name!r} of type {spark_type(field.type)} cannot be written to {target}"
                 f"{' as a key' if part is None else f': there is no form for {part}'}; cast or drop it",
                 column=field.name,
             )

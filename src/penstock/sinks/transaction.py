@@ -18,6 +18,7 @@ from penstock.errors import CommitLostError, ConfigError, CorruptStateError, Int
 from penstock.ids import checked_name
 from penstock.randomness import SYSTEM_RANDOMNESS, Randomness
 from penstock.sinks.two_phase_commit import Transaction, TransactionContext, TwoPhaseCommitSink
+from penstock.wording import counted
 
 _NUMBERS_AND_TOKEN = re.compile(r"(\d+)\.(\d+)\.(\d+)\.(\d+)\.([0-9a-f]{8})")
 
@@ -126,8 +127,8 @@ def lost(
 ) -> CommitLostError:
     """Say that what a checkpoint promised is neither committed nor there; `look` says where it might be."""
     return CommitLostError(
-        f"transaction {transaction.name} cannot be committed to {where}: {why}. A completed checkpoint promised its "
-        f"{transaction.rows} rows, so they are missing there. {look}; otherwise restore an older checkpoint",
+        f"transaction {transaction.name} cannot be committed to {where}: {why}. A completed checkpoint promised "
+        f"{_its_rows(transaction)}, so they are missing there. {look}; otherwise restore an older checkpoint",
         transaction=transaction.name,
         rows=transaction.rows,
         **facts,
@@ -145,3 +146,7 @@ def refused(
         cause=str(cause),
         **facts,
     )
+
+
+def _its_rows(transaction: NamedTransaction) -> str:
+    return "its rows" if transaction.rows is None else f"its {counted(transaction.rows, 'row')}"

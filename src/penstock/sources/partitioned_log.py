@@ -20,6 +20,7 @@ from penstock.sources.log_segment import BATCH_BYTES, BATCH_ROWS, LogSegment
 from penstock.state.declared import schema_ddl
 from penstock.state.types import arrow_schema
 from penstock.storage import LocalStorage
+from penstock.wording import counted
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -217,7 +218,7 @@ def _open_or_create(path: Path, schema: str | None, partitions: int | None) -> _
             ) from None
         if not 1 <= partitions <= _MAX_PARTITIONS:
             raise ConfigError(
-                f"a log of {partitions} partitions is not possible: use 1 to {_MAX_PARTITIONS}",
+                f"a log of {counted(partitions, 'partition')} is not possible: use 1 to {_MAX_PARTITIONS}",
                 partitions=partitions,
             ) from None
         storage.create(_DESCRIPTION, msgspec.json.encode(_Description(_FORMAT, schema, partitions)))
@@ -253,7 +254,7 @@ def _check_same(path: Path, found: _Description, schema: str | None, partitions:
         )
     if partitions is not None and partitions != found.partitions:
         raise ConfigError(
-            f"log {path} exists with {found.partitions} partitions, not {partitions}; "
+            f"log {path} exists with {counted(found.partitions, 'partition')}, not {partitions}; "
             "open it with its own number, or use another path",
             found=found.partitions,
             given=partitions,

@@ -30,7 +30,7 @@ _log = logging.getLogger(__name__)
 POLL_S = 0.2
 NOW_S = 5.0
 """So long may the second signal take to end the job in good order."""
-STOPPING = "stopping with a last checkpoint; a second signal leaves without it"
+STOPPING = "stopping with a last checkpoint; Ctrl-C or SIGTERM once more ends the job now, without it"
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -50,9 +50,16 @@ def in_foreground(
             signals.raise_from_now_on()
             _until_ended(handle, signals, watch, tell)
         except (KeyboardInterrupt, SystemExit):
-            handle.abandon(NOW_S)
+            tell(_left(handle, in_time=handle.abandon(NOW_S)))
             raise
     return handle
+
+
+def _left(handle: JobHandle, *, in_time: bool) -> str:
+    checkpoint = handle.progress.checkpoint
+    follows = f"goes back to checkpoint {checkpoint}" if checkpoint >= 0 else "begins from nothing"
+    batch = "" if in_time else ", in the middle of a batch that does not end"
+    return f"ended now, without a last checkpoint{batch}; the next start {follows}"
 
 
 class _Signals:

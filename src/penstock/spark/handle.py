@@ -39,6 +39,7 @@ from penstock.spark.session import is_alive
 from penstock.spark.tasks import take_over_all
 from penstock.spark.verdicts import add_what_follows, given_up, is_final, restart_line
 from penstock.state.local_files import forget_earlier_runs, job_dir, make_job_dir, run_dir
+from penstock.wording import counted
 
 if TYPE_CHECKING:
     from penstock.job import Job
@@ -286,7 +287,7 @@ class JobHandle:
 
     def _go_back_or_give_up(self, error: Exception, delay_s: float | None, met: list[Failure]) -> None:
         if delay_s is None:
-            why = f"after {len(met)} failures, the restart strategy {self._job.restart} allows no further attempt"
+            why = f"after {counted(len(met), 'failure')}, the restart strategy {self._job.restart} allows no further restart"
             raise given_up(self._job.name, error, why, failures=len(met))
         met_before = bool(met[-1].cause) and met[-1] in met[:-1]
         _log.warning("%s", restart_line(self._job.name, error, delay_s, met_before=met_before))

@@ -109,7 +109,10 @@ def _option(leaf: Any, name: str) -> str:
 
 
 def guarantee_of(job: Job) -> Guarantee:
-    """See `Job.guarantee`."""
+    """See `Job.guarantee`; what a start refuses about a source is refused here, too."""
+    for source in job.graph.sources:
+        refuse_stateful(source)
+        refuse_cleaning(source)
     sources = [_facts(source) for source in job.graph.sources]
     sinks = [
         SinkFacts(output.uid, type(output.sink).__name__, output.sink.delivery, output.sink.explanation)

@@ -34,6 +34,7 @@ from penstock.spark.paced_log import tell_logs, when_caught_up
 from penstock.spark.shuffles import fixed_settings, in_force
 from penstock.spark.source_errors import source_failure
 from penstock.spark.tasks import SparkExecutor
+from penstock.wording import counted
 
 if TYPE_CHECKING:
     from penstock.job import Job
@@ -253,8 +254,8 @@ class QueryRun:
                 return
             if not told:
                 _log.warning(
-                    "%d transactions wait for their commit, the most is %d: the next batch begins when the sinks have caught up",
-                    *(waiting, run.MOST_WAITING_COMMITS),
+                    "%s for their commit, the most is %d: the next batch begins when the sinks have caught up",
+                    *(counted(waiting, "transaction waits", "transactions wait"), run.MOST_WAITING_COMMITS),
                 )
                 told = True
             self._stopping.wait(POLL_S)

@@ -15,6 +15,7 @@ from penstock.errors import (
     SourceLostError,
     UserCodeError,
 )
+from penstock.wording import duration
 
 FATAL = (ConfigError, IncompatibleStateError, BadRecordError)
 FINAL = (*FATAL, FencedError, CorruptStateError, CommitLostError, SourceLostError)
@@ -35,7 +36,7 @@ def notes_of(error: BaseException) -> list[str]:
 
 def restart_line(job: str, error: Exception, delay_s: float, *, met_before: bool) -> str:
     """One line a failure; below the first of its kind what helps to find its cause."""
-    line = f"job {job} failed ({type(error).__name__}: {error}); it goes back to its last checkpoint in {delay_s:.1f} s"
+    line = f"job {job} failed ({type(error).__name__}: {error}); it goes back to its last checkpoint in {duration(delay_s)}"
     return "\n".join([line] if met_before else [line, *notes_of(error)])
 
 

@@ -35,6 +35,8 @@ _FLAT_TYPES = {
     "timestamp_ntz": pa.timestamp("us"),
     "binary": pa.binary(),
 }
+_NAMES = {kind: name for name, kind in reversed(_FLAT_TYPES.items())}
+"""The first of several names."""
 ALLOWED_TYPES = (*_FLAT_TYPES, "decimal(p,s)", "array<type>", "map<type,type>", "struct<name:type,...>")
 
 _TOKEN = re.compile(r"\s*(?:`((?:[^`]|``)+)`|(\w+)|([<>(),:]))")
@@ -49,6 +51,19 @@ def arrow_type(ddl: str) -> pa.DataType:
     found = parser.type()
     parser.expect_end()
     return found
+
+
+def spark_type(kind: pa.DataType) -> str:
+    """What Spark's DDL calls an Arrow type: 'long', 'array<string>'; Arrow's own name for one that Spark does not have."""
+    if pa.types.is_map(kind):
+        return f"map<{spark_type(kind.key_type)},{spark_type(kind.item_type)}>"
+    if pa.types.is_struct(kind):
+        return f"struct<{','.join(f'{field.name}:{spark_type(field.type)}' for field in kind)}>"
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        return f"array<{spark_type(kind.value_type)}>"
+    if pa.types.is_decimal128(kind):
+        return f"decimal({kind.precision},{kind.scale})"
+    return _NAMES.get(kind, str(kind))
 
 
 def arrow_schema(ddl: str) -> pa.Schema:

@@ -17,6 +17,7 @@ from penstock.sinks.bad_rows import refuse_large, value_bytes
 from penstock.sinks.by_key.redis_fence import PREFIX, check_fence, write_fenced
 from penstock.sinks.by_key.redis_rows import KeyTemplate, RedisForm, check_column, stored_as_text
 from penstock.sinks.by_key.sink import AT_ONCE, KeyedWriter, Origin, UpsertSink
+from penstock.state.types import spark_type
 
 ROWS_PER_CALL = 500
 LONGEST_VALUE_BYTES = 512 << 20
@@ -164,7 +165,7 @@ class RedisWriter(KeyedWriter):
             kind = schema.field(self._delete_when).type
             if not pa.types.is_boolean(kind):
                 raise ConfigError(
-                    f"delete_when names {self._delete_when!r}, which is {kind}, not boolean",
+                    f"delete_when names {self._delete_when!r}, which is {spark_type(kind)}, not boolean",
                     column=self._delete_when,
                 )
         with self._server.client() as client:

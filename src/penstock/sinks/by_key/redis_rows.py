@@ -17,6 +17,7 @@ from penstock.errors import BadRecordError, ConfigError
 from penstock.sinks.bad_rows import refuse_null_keys
 from penstock.sinks.json_text import json_lines, unsupported_in_json
 from penstock.sinks.sqlite.values import storage_batch, storage_class
+from penstock.state.types import spark_type
 
 
 class KeyTemplate:
@@ -45,7 +46,8 @@ class KeyTemplate:
             kind = schema.field(name).type
             if storage_class(kind) not in {"INTEGER", "TEXT"} or pa.types.is_nested(kind):
                 raise ConfigError(
-                    f"column {name!r} of type {kind} cannot be part of the key {self.template!r}: cast it to a string or a whole number",
+                    f"column {name!r} of type {spark_type(kind)} cannot be part of the key {self.template!r}: cast it to "
+                    "a string or a whole number",
                     column=name,
                 )
 

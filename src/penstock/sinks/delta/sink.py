@@ -38,6 +38,7 @@ from penstock.sinks.staged.staging import StagedTransaction, storage_errors
 from penstock.sinks.transaction import refused
 from penstock.sinks.two_phase_commit import Transaction
 from penstock.storage.file_system import sync_file, sync_folder
+from penstock.wording import counted
 
 _NAMES = "penstock.transactions"
 
@@ -78,8 +79,8 @@ class DeltaLake(Files):
             nulls = column.null_count + (_empty_texts(column) if name in self.partition_by else 0)
             if nulls:
                 raise BadRecordError(
-                    f"column {name!r} of the Delta table {self.path} may not be null, but is in {nulls} rows; filter or fill them before "
-                    "write_to (in a column of partition_by an empty text is null, too)",
+                    f"column {name!r} of the Delta table {self.path} may not be null, but is in {counted(nulls, 'row')}; filter or fill "
+                    "them before write_to (in a column of partition_by an empty text is null, too)",
                     column=name,
                 )
         super().write(transaction, batch)

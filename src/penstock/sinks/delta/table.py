@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet
 
 from penstock.errors import ConfigError
+from penstock.state.types import spark_type
 
 _KNOWN_FEATURES = {"appendOnly", "checkConstraints", "invariants", "timestampNtz", "v2Checkpoint"}
 """What a table may ask of its writers without asking anything of an append of plain Parquet files."""
@@ -97,7 +98,8 @@ def _check_columns(deltalake: Any, table: Any, schema: pa.Schema, in_folders: se
         if name not in declared or declared[name].type != field.type:
             there = declared[name].type if name in declared else "missing"
             raise ConfigError(
-                f"column {name!r} is {field.type} in the stream and {there} in the Delta table {table.table_uri}; cast or drop it "
+                f"column {name!r} is {spark_type(field.type)} in the stream and {there} in the Delta table "
+                f"{table.table_uri}; cast or drop it "
                 "before write_to, or change the table",
                 column=name,
             )

@@ -12,6 +12,7 @@ import pyarrow.parquet
 
 from penstock.errors import ConfigError
 from penstock.sinks.json_text import json_lines, refuse_odd_years, unsupported_in_json
+from penstock.state.types import spark_type
 
 MAX_BUFFERED_BYTES = 64 << 20
 _FILE_BUFFER_BYTES = 1 << 20
@@ -115,7 +116,7 @@ class JsonLines(FileFormat):
             part = unsupported_in_json(field.type)
             if part is not None:
                 raise ConfigError(
-                    f"column {field.name!r} of type {field.type} cannot be written as JSON: there is no "
+                    f"column {field.name!r} of type {spark_type(field.type)} cannot be written as JSON: there is no "
                     f"form for {part}; "
                     "cast or drop it before write_to",
                     column=field.name,
@@ -161,7 +162,7 @@ class Csv(FileFormat):
         for field in schema:
             if _no_csv_form(field.type):
                 raise ConfigError(
-                    f"column {field.name!r} of type {field.type} cannot be written as CSV; use to_json() "
+                    f"column {field.name!r} of type {spark_type(field.type)} cannot be written as CSV; use to_json() "
                     "or base64() on it "
                     "before write_to, or take format='parquet' or 'json'",
                     column=field.name,

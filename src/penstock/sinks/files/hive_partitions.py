@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from penstock.errors import BadRecordError, ConfigError
 from penstock.sinks.json_text import refuse_odd_years
+from penstock.state.types import spark_type
 
 NULL_VALUE = "__HIVE_DEFAULT_PARTITION__"
 _MAX_NAME_BYTES = 255
@@ -35,7 +36,7 @@ def check(schema: pa.Schema, columns: Sequence[str]) -> None:
         data_type = schema.field(column).type
         if not _can_be_a_folder(data_type):
             raise ConfigError(
-                f"partition_by names {column!r} of type {data_type}; only strings, whole numbers, booleans "
+                f"partition_by names {column!r} of type {spark_type(data_type)}; only strings, whole numbers, booleans "
                 "and dates "
                 "make folders: derive such a column",
                 column=column,

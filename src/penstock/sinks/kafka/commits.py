@@ -23,7 +23,7 @@ from penstock.sinks.kafka.cluster import REQUEST_TIMEOUT_S, KafkaCluster, import
 from penstock.sinks.kafka.messages import Message, staged_messages
 from penstock.sinks.kafka.transaction import Owner
 from penstock.sinks.staged.staging import StagedTransaction
-from penstock.wording import duration
+from penstock.wording import counted, duration
 
 _PARTITION = 0
 """All records are in one partition: a number of partitions that changes must not hide one."""
@@ -246,9 +246,10 @@ def _refused_for_good() -> list[str]:
 
 def _refused(topic: str, transactions: Sequence[StagedTransaction], why: str) -> CommitLostError:
     return CommitLostError(
-        f"the topic {topic!r} refuses a message of {len(transactions)} transactions, from {transactions[0].name} on, which a checkpoint "
-        f"promised: {why}. When they were staged it took such messages: was its cleanup.policy or max.message.bytes changed since? They "
-        "stay staged. Change the topic back, then start the job again: it commits them first",
+        f"the topic {topic!r} refuses a message of {counted(len(transactions), 'transaction')}, from {transactions[0].name} on, which a "
+        f"checkpoint promised: {why}. When they were staged it took such messages: was its cleanup.policy or "
+        f"max.message.bytes changed? "
+        "They stay staged. Change the topic back, then start the job again: it commits them first",
         topic=topic,
         cause=why,
     )

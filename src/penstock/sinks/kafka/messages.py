@@ -17,6 +17,8 @@ import pyarrow.compute as pc
 
 from penstock.errors import BadRecordError, ConfigError
 from penstock.sinks.json_text import json_lines, json_texts, unsupported_in_json
+from penstock.state.types import spark_type
+from penstock.wording import counted
 
 ANY_PARTITION = -1
 MESSAGE_OVERHEAD_BYTES = 128
@@ -127,7 +129,8 @@ class MessageLayout:
         field = _field(schema, name)
         if not callable(accepts) or not accepts(field.type):
             raise ConfigError(
-                f"column {name!r} has type {field.type}, and a Kafka sink with format={self.format!r} needs {wanted} there; cast it "
+                f"column {name!r} has type {spark_type(field.type)}, and a Kafka sink with format={self.format!r} needs "
+                f"{wanted} there; cast it "
                 "before write_to",
                 column=name,
                 type=str(field.type),
@@ -139,8 +142,8 @@ class MessageLayout:
         column = batch.column(self.key)
         if self.limits.keys_needed and column.null_count:
             raise BadRecordError(
-                f"column {self.key!r}, the key of the messages, is null in {column.null_count} rows, and the topic is compacted: it takes "
-                "no message without a key; filter or fill them before write_to",
+                f"column {self.key!r}, the key of the messages, is null in {counted(column.null_count, 'row')}, and the topic is "
+                "compacted: it takes no message without a key; filter or fill them before write_to",
                 column=self.key,
             )
         return _as_binary(column if _is_text(column.type) else json_texts(column))

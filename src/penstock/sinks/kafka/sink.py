@@ -40,6 +40,7 @@ from penstock.sinks.staged.commit_log import CommitLog
 from penstock.sinks.staged.sink import StagedSink
 from penstock.sinks.staged.staging import StagedTransaction
 from penstock.sinks.two_phase_commit import Transaction
+from penstock.wording import counted
 
 _MOST_IN_ONE_PROOF = 10_000
 _LOOK_PATIENCE_S = 10.0
@@ -217,8 +218,8 @@ def _record_lost(
     commits, topic = session.commits, members[0].topic
     return CommitLostError(
         f"the topic {commits.topic!r} has no record of {commits.key!r} any more: it was deleted or made anew, or these are other "
-        f"brokers. So nobody knows whether the rows of {len(members)} transactions, from {members[0].name} on, are in the topic "
-        f"{topic!r}, and none is produced. Look there. If they are missing, delete {known.path} and start the job again. If they "
+        f"brokers. So nobody knows whether the rows of {counted(len(members), 'transaction')}, from {members[0].name} on, are in "
+        f"the topic {topic!r}, and none is produced. Look there. If they are missing, delete {known.path} and start the job again. If they "
         f"are there, first produce the `record` of this error with the key {commits.key!r} to partition 0 of {commits.topic!r}",
         topic=topic,
         commits_topic=commits.topic,

@@ -11,6 +11,7 @@ from penstock.sinks.sql.records import Records
 from penstock.sinks.sql.server import SqlServer, SqlSession
 from penstock.sinks.sql.table import TargetTable
 from penstock.sinks.sql.transaction import STAGED, SqlTransaction, lost
+from penstock.wording import counted
 
 
 class Settling:
@@ -73,7 +74,7 @@ class Settling:
         self._move(*waiting)
         rows = self._records.take_away(*waiting)
         if transaction.rows is not None and rows != transaction.rows:
-            raise lost(transaction, self._where, f"{rows} of its rows are staged in {waiting[1]}")
+            raise lost(transaction, self._where, f"{waiting[1]} holds {counted(rows, 'row')} of it")
         self._records.record(transaction, rows)
 
     def _move(self, number: int, staged_in: str) -> None:

@@ -16,6 +16,7 @@ from penstock.errors import ConfigError
 from penstock.sinks.json_text import unsupported_in_json
 from penstock.sinks.sql.server import SqlSession
 from penstock.sinks.tables import check_columns, check_declared, quoted_name
+from penstock.state.types import spark_type
 
 STAGED_KEY = ("_penstock_transaction", "_penstock_row")
 """The columns before those of the target where rows are staged: the number of the transaction, and of the row in it."""
@@ -258,7 +259,7 @@ class TargetTable(ABC):
         else:
             return
         raise ConfigError(
-            f"column {field.name!r} of type {field.type} does not fit into {column.declared} of table {self.quoted}: {why}",
+            f"column {field.name!r} of type {spark_type(field.type)} does not fit into {column.declared} of table {self.quoted}: {why}",
             table=self.name,
             column=field.name,
             declared=column.declared,

@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from penstock.errors import BadRecordError
 from penstock.sinks.json_text import check_years
+from penstock.state.types import spark_type
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,7 @@ def converted(batch: pa.RecordBatch, conversions: Conversions, server: str) -> I
             yield plain if convert is None else convert(plain)
         except (pa.ArrowException, BadRecordError) as error:
             raise BadRecordError(
-                f"column {field.name!r} of type {field.type} holds a value that {server} cannot store: {error}",
+                f"column {field.name!r} of type {spark_type(field.type)} holds a value that {server} cannot store: {error}",
                 column=field.name,
             ) from error
 

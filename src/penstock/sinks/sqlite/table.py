@@ -11,6 +11,7 @@ import pyarrow as pa
 from penstock.errors import ConfigError
 from penstock.sinks.sqlite.values import is_plain_text, storage_class
 from penstock.sinks.tables import check_columns, check_declared, quoted_name
+from penstock.state.types import spark_type
 
 # Which declared affinities keep a value as it is (https://sqlite.org/datatype3.html, section 3).
 _KEPT_BY = {
@@ -129,7 +130,7 @@ def _check_affinity(table: str, field: pa.Field, declared_type: str) -> None:
     if stored == "TEXT" and affinity == "NUMERIC" and not is_plain_text(field.type):
         return  # a column declared DATE, TIMESTAMP or DECIMAL: what the user wants there
     raise ConfigError(
-        f"column {field.name!r} of type {field.type} is stored as {stored}, but table {table!r} declares "
+        f"column {field.name!r} of type {spark_type(field.type)} is stored as {stored}, but table {table!r} declares "
         "it as "
         f"{declared_type!r}, which would change or refuse the values; cast it before write_to, or change "
         "the table",

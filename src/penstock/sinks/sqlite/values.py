@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 
 from penstock.errors import BadRecordError
 from penstock.sinks.json_text import check_years, json_texts, timestamp_texts
+from penstock.state.types import spark_type
 
 
 def storage_class(data_type: pa.DataType) -> str:
@@ -37,7 +38,7 @@ def storage_batch(batch: pa.RecordBatch, *, knows_nan: bool = False) -> pa.Recor
             columns.append(_storage_column(column, knows_nan=knows_nan))
         except (pa.ArrowException, BadRecordError) as error:
             raise BadRecordError(
-                f"column {field.name!r} of type {field.type} holds a value that SQLite cannot store: {error}",
+                f"column {field.name!r} of type {spark_type(field.type)} holds a value that SQLite cannot store: {error}",
                 column=field.name,
             ) from error
     return pa.RecordBatch.from_arrays(columns, names=batch.schema.names)

@@ -33,6 +33,7 @@ from penstock.sinks.staged.staging import (
 from penstock.sinks.transaction import begun, is_open, lost
 from penstock.sinks.two_phase_commit import Transaction, TransactionContext, TwoPhaseCommitSink
 from penstock.storage.file_system import sync_file, sync_folder
+from penstock.wording import counted
 
 _SUFFIX = ".arrow"
 
@@ -151,7 +152,7 @@ class StagedSink(TwoPhaseCommitSink):
                 raise self._lost(transaction, f"its staged file {path} is damaged ({error})") from error
         rows = 0 if table is None else table.num_rows
         if transaction.rows is not None and rows != transaction.rows:
-            raise self._lost(transaction, f"its staged file {path} holds {rows} rows")
+            raise self._lost(transaction, f"its staged file {path} holds {counted(rows, 'row')}")
         return table
 
     def delete_staged(self, transaction: StagedTransaction) -> None:

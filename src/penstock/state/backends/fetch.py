@@ -20,6 +20,7 @@ from penstock.state.backends.sorted_file import SortedFile, file_label, load_sor
 from penstock.state.backends.writers import check_writers
 from penstock.state.local_files import earlier_runs, working_files
 from penstock.storage.file_system import beside, link_or_copy
+from penstock.wording import duration
 
 _log = logging.getLogger(__name__)
 
@@ -176,7 +177,7 @@ def _await_arrival(workplace: Workplace, ref: FileRef) -> None:
         waited_s = clock.monotonic() - begun
         if waited_s >= ARRIVAL_PATIENCE_S:
             raise UnavailableError(
-                f"{ref.name} is neither on this machine nor in {storage.uri}, after {waited_s:.0f} s: the machine that wrote it is "
+                f"{ref.name} is neither on this machine nor in {storage.uri}, after {duration(waited_s)}: the machine that wrote it is "
                 "gone, or cannot store it; the job goes back to its checkpoint",
                 file=ref.name,
                 waited_s=waited_s,
@@ -185,7 +186,7 @@ def _await_arrival(workplace: Workplace, ref: FileRef) -> None:
         pause_s = min(pause_s * 2, LONGEST_LOOK_S)
     waited_s = clock.monotonic() - begun
     if waited_s >= TELL_AFTER_S:
-        _log.warning("%s: %s took %.0f s to arrive in storage", workplace.subtask, ref.name, waited_s)
+        _log.warning("%s: %s took %s to arrive in storage", workplace.subtask, ref.name, duration(waited_s))
 
 
 def verify(ref: FileRef, size: int, checksum: str) -> None:

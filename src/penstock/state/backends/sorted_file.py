@@ -30,6 +30,7 @@ from penstock.errors import CorruptStateError, IncompatibleStateError, PenstockE
 from penstock.state.backends.base import FileRef, StateLayout
 from penstock.state.backends.checksums import HASHED_FILES
 from penstock.state.keys import SORT_KEY, SortKeys
+from penstock.wording import counted
 
 FORMAT_VERSION = 2
 DELETED = "__deleted"
@@ -163,7 +164,7 @@ def load_sorted_file(ref: FileRef, source: Path | bytes, layout: StateLayout) ->
     file = SortedFile(header, tuple(_columns(batch, header) for batch in batches if batch.num_rows), ref)
     if file.rows != ref.rows:
         raise CorruptStateError(
-            f"{label} holds {file.rows} rows, the checkpoint says {ref.rows}; restore an older checkpoint",
+            f"{label} holds {counted(file.rows, 'row')}, the checkpoint says {ref.rows}; restore an older checkpoint",
             file=label,
             expected=ref.rows,
             found=file.rows,

@@ -10,6 +10,7 @@ import pyarrow as pa
 from penstock.errors import InternalError
 from penstock.state.backends.base import KeyBatch, StateLayout, Workplace
 from penstock.state.backends.merge import Ownership
+from penstock.wording import counted
 
 
 class WriteCheck:
@@ -32,7 +33,8 @@ class WriteCheck:
                 )
         if not len(keys) == keys.columns.num_rows == values.num_rows:
             raise InternalError(
-                f"{self._subtask} writes {values.num_rows} values for {len(keys)} keys", subtask=self._subtask
+                f"{self._subtask} writes {counted(values.num_rows, 'value')} for {counted(len(keys), 'key')}",
+                subtask=self._subtask,
             )
         if not self._ownership.owned(keys.sort_keys).all():
             raise InternalError(

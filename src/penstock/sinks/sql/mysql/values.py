@@ -25,6 +25,7 @@ from penstock.sinks.sql.values import (
     kind_of,
     sql_type,
 )
+from penstock.state.types import spark_type
 
 _TEXTS = ("char", "varchar", "tinytext", "text", "mediumtext", "longtext", "json")
 _BYTES = ("binary", "varbinary", "tinyblob", "blob", "mediumblob", "longblob")
@@ -75,8 +76,8 @@ def _no_text(field: pa.Field, batch: pa.RecordBatch) -> BadRecordError:
     rows = (row_at(batch, index) for index in range(batch.num_rows))
     row = next(row for row in rows if isinstance(row[field.name], bytes))
     return BadRecordError(
-        f"column {field.name!r} of type {field.type} holds bytes that are no UTF-8; the row is {shown_row(row)}; filter or repair "
-        "such rows before write_to, or keep the column binary",
+        f"column {field.name!r} of type {spark_type(field.type)} holds bytes that are no UTF-8; the row is {shown_row(row)}; filter or "
+        "repair such rows before write_to, or keep the column binary",
         column=field.name,
         row=row,
     )
