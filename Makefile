@@ -7,6 +7,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
+SITE_VENV := .venv-site
 CHAOS_KILLS ?= 50
 CHAOS_SEEDS ?= 10000
 ARGS ?=
@@ -14,7 +15,7 @@ SPARK ?=
 SPARKS := .spark-versions
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint types bench chaos docs clean oldest-spark test-spark-versions
+.PHONY: help setup demo test lint types bench chaos docs docs-site clean oldest-spark test-spark-versions
 
 help:  ## show this list
 	@echo "penstock: make <target> [ARGS='...']"
@@ -56,8 +57,13 @@ chaos: $(READY)  ## kill processes at random, CHAOS_KILLS times (50), while a le
 docs: $(READY)  ## check that the documentation agrees with the code and that its examples run
 	@$(BIN)/python -m pytest -q tests/docs $(ARGS)
 
+docs-site: $(SITE_VENV)/.ready  ## make a site of the pages, with search, in site/; check its links and that it loads nothing from elsewhere
+	@$(SITE_VENV)/bin/python docs/make_site.py lay-out
+	@$(SITE_VENV)/bin/zensical build --clean --strict
+	@$(SITE_VENV)/bin/python docs/make_site.py check
+
 clean:  ## remove the environments and what tools leave behind
-	@rm -rf $(VENV) $(SPARKS) .mypy_cache .ruff_cache .pytest_cache .hypothesis .demo spark-warehouse
+	@rm -rf $(VENV) $(SPARKS) $(SITE_VENV) .site site .mypy_cache .ruff_cache .pytest_cache .hypothesis .demo spark-warehouse
 
 # The stamp is written last, so an interrupted set-up is done again; it is also done again when versions change.
 $(READY): pyproject.toml constraints.txt
@@ -73,4 +79,12 @@ $(READY): pyproject.toml constraints.txt
 	@$(BIN)/python -c 'from penstock.spark.java import find_java; find_java()' >/dev/null 2>&1 || { \
 	  echo "setup: no Java 17 or newer here; installing one into $(VENV)"; \
 	  $(PIP) install -c constraints.txt -e '.[java]'; }
+	@touch $@
+
+# The site's tools are large and nobody else needs them, so they have an environment of their own.
+$(SITE_VENV)/.ready: pyproject.toml constraints.txt
+	@echo "docs-site: new environment in $(SITE_VENV) (140 MB, once)"
+	@$(PYTHON) -m venv --clear $(SITE_VENV)
+	@$(SITE_VENV)/bin/python -m pip --quiet --disable-pip-version-check install pip==$(PIP_VERSION)
+	@$(SITE_VENV)/bin/python -m pip --quiet --disable-pip-version-check install -c constraints.txt --group site
 	@touch $@

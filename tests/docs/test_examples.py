@@ -1,4 +1,4 @@
-"""The examples run as a user runs them, and the sink of the third one keeps the contract."""
+"""The examples run as a user runs them, and the sink of the last one keeps the contract; test_five_minutes.py has page_views."""
 
 from __future__ import annotations
 

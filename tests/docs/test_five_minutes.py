@@ -26,7 +26,7 @@ STORAGE = Path("page-views/storage/page-views")
 
 # Between the two blocks the README says: "Wait for its first checkpoint." A job that died is waited for no longer.
 SCRIPT = f"""
-trap 'kill -9 $(jobs -p) 2>/dev/null' EXIT
+trap 'kill -9 $(jobs -p) 2>/dev/null || true' EXIT
 {BEFORE_THE_KILL}
 until ls {STORAGE}/chk-*/_committed >/dev/null 2>&1; do kill -0 %1; sleep 0.1; done
 {AFTER_THE_WAIT}
@@ -76,7 +76,7 @@ def _let_in_what_is_installed_here(home: Path) -> None:
 def _type_and_look(checkout: Path, home: Path, environment: dict[str, str]) -> None:
     environment["PATH"] = f"{home / 'bin'}{os.pathsep}{environment['PATH']}"
     done = subprocess.run(
-        ["bash", "-e", "-m", "-c", SCRIPT],
+        ["bash", "-e", "-c", SCRIPT],
         cwd=checkout,
         env=environment,
         stdin=subprocess.DEVNULL,
