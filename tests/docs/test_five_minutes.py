@@ -89,7 +89,7 @@ def _type_and_look(checkout: Path, home: Path, environment: dict[str, str]) -> N
     assert next(home.glob("lib/python*/site-packages/penstock")).is_dir()
     for promised, said in zip(PROMISED, done.stdout.splitlines()[-len(PROMISED) :], strict=True):
         found = re.fullmatch(re.sub(r"\d+", r"(\\d+)", promised), said)
-        assert found, said
+        assert found, done.stdout + done.stderr
         counted, last = map(int, found.groups())
         assert counted == last
     assert _restored_from(checkout, 2) >= 0, "the second start did not go on from a checkpoint of the first"
