@@ -21,7 +21,7 @@ FIRST_SCREEN = (
     (ROOT / "README.md").read_text(encoding="utf-8").partition("## Your first job")[2].partition("\n## ")[0]
 )
 BEFORE_THE_KILL, AFTER_THE_WAIT = re.findall(r"```sh\n(.*?)```", FIRST_SCREEN, re.DOTALL)
-PROMISED = re.findall(r"```\n(.*?)```", FIRST_SCREEN, re.DOTALL)[0].splitlines()
+PROMISED = re.findall(r"\n\n```\n(.*?)```", FIRST_SCREEN, re.DOTALL)[0].splitlines()
 STORAGE = Path("page-views/storage/page-views")
 
 # Between the two blocks the README says: "Wait for its first checkpoint." A job that died is waited for no longer.
