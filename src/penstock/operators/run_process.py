@@ -65,7 +65,7 @@ def run_process(
 
 @contextmanager
 def _rare_collections() -> Iterator[None]:
-    """Collect rarely inside, and as before afterwards. Never not at all: user code may leave cycles behind."""
+    """Collect rarely inside, and as before afterwards. It is never switched off, because user code may leave cycles behind."""
     before = gc.get_threshold()
     if 0 < before[0] < YOUNG_OBJECTS:
         gc.set_threshold(YOUNG_OBJECTS, *before[1:])
