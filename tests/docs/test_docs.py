@@ -7,6 +7,7 @@ import dataclasses
 import enum
 import inspect
 import re
+import tomllib
 from collections.abc import Iterator
 from graphlib import TopologicalSorter
 from pathlib import Path
@@ -286,6 +287,13 @@ def test_no_install_line_asks_an_index() -> None:
     """No package index has Penstock: whoever is told to install it is told to do so in a checkout."""
     texts = {file: file.read_text(encoding="utf-8") for file in [*PAGES, *PACKAGE.rglob("*.py")]}
     assert [file for file, text in texts.items() if re.search(r"pip install ['\"]?penstock", text)] == []
+
+
+@pytest.mark.parametrize("page", TEXTS)
+def test_install_lines_name_extras_that_exist(page: str) -> None:
+    """What a page says to install in brackets is an extra of Penstock."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert set(re.findall(r"'\.\[(\w+)\]'", TEXTS[page])) <= set(project["optional-dependencies"])
 
 
 def anchors(text: str) -> set[str]:
