@@ -12,11 +12,13 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 import penstock as ps
-from penstock.spark.shuffles import ADAPTIVE, PARTITIONS, fixed_settings, in_force
+from penstock.spark.shuffles import ADAPTIVE, PARTITIONS, batch_settings, in_force
+from penstock.spark.versions import repartitioned
 
 pytestmark = pytest.mark.spark
 
 PARALLELISM = 3
+MINE = "org.apache.spark.sql.catalyst.optimizer.CombineFilters"
 
 
 class Noting(ps.KeyedProcess):
@@ -97,16 +99,25 @@ def test_own_joins_keep_the_settings_of_the_session(spark: SparkSession, tmp_pat
     assert all(plan.startswith("AdaptiveSparkPlan") and f", {partitions})" in plan for plan in seen.plans)
 
 
-def test_settings_hold_for_one_batch(spark: SparkSession) -> None:
-    """The session is left as it was, also by a batch that fails: Spark plans the sources of the next one in it."""
+@pytest.mark.parametrize("own_shuffles", [True, False])
+def test_settings_hold_for_one_batch(spark: SparkSession, *, own_shuffles: bool) -> None:
+    """Rows have all their partitions where Spark knows that there are none; the session is left as it was, also by a batch that fails."""
     session = spark.newSession()
-    before = (session.conf.get(ADAPTIVE), session.conf.get(PARTITIONS))
+    rules = "spark.sql.optimizer.excludedRules"
+    session.conf.set(rules, MINE)
+    before = {name: session.conf.get(name) for name in (ADAPTIVE, PARTITIONS, rules)}
+    settings = batch_settings(session, own_shuffles=own_shuffles, parallelism=PARALLELISM)
 
     def fail() -> None:
-        with in_force(session, fixed_settings(3)):
-            assert (session.conf.get(ADAPTIVE), session.conf.get(PARTITIONS)) == ("false", "3")
+        with in_force(session, settings):
+            nothing = repartitioned(session.range(3).where("1 = 0"), PARALLELISM, F.col("id").cast("int"))
+            assert nothing._jdf.queryExecution().toRdd().getNumPartitions() == PARALLELISM
+            assert str(session.conf.get(rules)).startswith(f"{MINE},")
+            assert (session.conf.get(ADAPTIVE), session.conf.get(PARTITIONS)) == (
+                (before[ADAPTIVE], before[PARTITIONS]) if own_shuffles else ("false", str(PARALLELISM))
+            )
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
         fail()
-    assert (session.conf.get(ADAPTIVE), session.conf.get(PARTITIONS)) == before
+    assert {name: session.conf.get(name) for name in before} == before

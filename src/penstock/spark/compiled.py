@@ -29,7 +29,7 @@ from penstock.spark.aggregate_columns import describe, partials
 from penstock.spark.causes import brief_text
 from penstock.spark.inspection import leaves, refuse_cleaning, refuse_stateful, replayable_positions
 from penstock.spark.key_columns import check_keys, float_keys, quoted
-from penstock.spark.shuffles import settings_of, shuffles
+from penstock.spark.shuffles import shuffles
 from penstock.spark.versions import arrow_schema, arrow_type
 from penstock.state.backends.base import StateLayout
 from penstock.state.local_files import job_dir
@@ -65,8 +65,8 @@ class Compiled:
     """
     eager: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
     """The columns that transforms with an action in them had at the start, by `id`: they may come from the data."""
-    own_shuffles: Mapping[str, str] | None = None
-    """The settings of the user's session, if the user's own SQL shuffles; None if only operators do. See `shuffles`."""
+    own_shuffles: bool = False
+    """Whether the user's own SQL shuffles, too, and not only operators do; see `shuffles`."""
     _columns: dict[object, Column] = field(default_factory=dict)
 
     def column(self, name: object, make: Callable[[], Column]) -> Column:
@@ -104,7 +104,7 @@ def compile_job(graph: Graph) -> Compiled:
         with graph.saying_where(output.uid):
             output.sink.validate(arrow_schema(frame.schema))
     shared = {uid for uid, n in uses.items() if n > 1} | compiler.looked_at
-    own_shuffles = settings_of(session) if compiler.eager or any(map(shuffles, plans)) else None
+    own_shuffles = bool(compiler.eager) or any(map(shuffles, plans))
     return Compiled(session, graph, compiler.operators, frozenset(shared), compiler.eager, own_shuffles)
 
 

@@ -138,7 +138,7 @@ class BatchFrames:
         plan = self.assignment.place
         rows = frame.groupBy(*map(quoted, node.keys)).agg(*operator.partials)
         rows = rows.select("*", self._sort_key(node))
-        may_be_placed = self.compiled.own_shuffles is None and plan.max_parallelism % plan.parallelism == 0
+        may_be_placed = not self.compiled.own_shuffles and plan.max_parallelism % plan.parallelism == 0
         if may_be_placed and placed_by_key(rows, node.keys, plan.parallelism):
             return rows  # Spark's own shuffle has put every key where it belongs
         return self._by_subtask(rows)

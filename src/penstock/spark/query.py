@@ -31,7 +31,7 @@ from penstock.spark.compiled import Compiled
 from penstock.spark.frames import BatchFrames, merged_sources
 from penstock.spark.input_rows import InputRows
 from penstock.spark.paced_log import tell_logs, when_caught_up
-from penstock.spark.shuffles import fixed_settings, in_force
+from penstock.spark.shuffles import batch_settings, in_force
 from penstock.spark.source_errors import source_failure
 from penstock.spark.tasks import SparkExecutor
 from penstock.wording import counted
@@ -76,6 +76,9 @@ class QueryRun:
         self._cancelled = False
         self._given_up = threading.Event()
         self._query: StreamingQuery | None = None
+        self._settings = batch_settings(
+            compiled.session, own_shuffles=compiled.own_shuffles, parallelism=spec.parallelism
+        )
         self._caught_up = threading.Event()
         self._done = start.point.last_read
         self._input_rows = InputRows(after=start.point.last_read)
@@ -272,9 +275,8 @@ class QueryRun:
         session = frame.sparkSession
         executor = SparkExecutor.of(session, self._mailbox.address)
         frames = BatchFrames(self._compiled, frame, assignment, executor)
-        settings = self._compiled.own_shuffles or fixed_settings(self._spec.parallelism)
         try:
-            with in_force(session, settings):
+            with in_force(session, self._settings):
                 return self._answers(frames, executor)
         finally:
             frames.release()

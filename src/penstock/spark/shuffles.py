@@ -7,8 +7,8 @@ A keyed operator needs exactly its parallelism, whatever Spark finds out about t
     the user's own SQL does too  the settings are those of the user's session. Before an operator rows are placed by a shuffle with
                                  a number of its own, which adaptive execution leaves as it is.
 
-In the second case one rule of adaptive execution stays off. It takes a side of a join out of the plan when the other is found empty, with
-the operators in that side, which may have begun to run.
+A plan that Spark finds to be without rows loses its shuffles, and operators their subtasks. So the rules that look for such plans are off.
+That of adaptive execution would also take a side of a join out of a plan that runs, with operators in it that have begun.
 """
 
 from __future__ import annotations
@@ -21,8 +21,10 @@ from pyspark.sql import SparkSession
 
 ADAPTIVE = "spark.sql.adaptive.enabled"
 PARTITIONS = "spark.sql.shuffle.partitions"
-_EXCLUDED = "spark.sql.adaptive.optimizer.excludedRules"
-_PROPAGATE_EMPTY = "org.apache.spark.sql.execution.adaptive.AQEPropagateEmptyRelation"
+_EXCLUDED = {
+    "spark.sql.optimizer.excludedRules": "org.apache.spark.sql.catalyst.optimizer.PropagateEmptyRelation",
+    "spark.sql.adaptive.optimizer.excludedRules": "org.apache.spark.sql.execution.adaptive.AQEPropagateEmptyRelation",
+}
 
 _NODE = re.compile(r"^[\s:+-]*([A-Z]\w*)(.*)$", re.MULTILINE)
 _SUBQUERY = re.compile(r"\b(?:list|exists|(?:scalar|lateral)-subquery)#")
@@ -58,19 +60,14 @@ def _has_its_own_number(name: str, rest: str) -> bool:
     )
 
 
-def settings_of(session: SparkSession) -> dict[str, str]:
-    """What the user's session says about shuffles, for the batches of a job whose own SQL has some."""
-    excluded = session.conf.get(_EXCLUDED, "") or ""
-    return {
-        ADAPTIVE: str(session.conf.get(ADAPTIVE)),
-        PARTITIONS: str(session.conf.get(PARTITIONS)),
-        _EXCLUDED: ",".join(filter(None, (excluded, _PROPAGATE_EMPTY))),
+def batch_settings(session: SparkSession, *, own_shuffles: bool, parallelism: int) -> dict[str, str]:
+    """What the batches of a job are planned with, in the user's session; `own_shuffles`: whether the user's own SQL shuffles."""
+    excluded = {
+        name: ",".join(filter(None, (session.conf.get(name, None), rule))) for name, rule in _EXCLUDED.items()
     }
-
-
-def fixed_settings(parallelism: int) -> dict[str, str]:
-    """For the batches of a job in which only operators shuffle."""
-    return {ADAPTIVE: "false", PARTITIONS: str(parallelism)}
+    if own_shuffles:
+        return excluded | {name: str(session.conf.get(name)) for name in (ADAPTIVE, PARTITIONS)}
+    return excluded | {ADAPTIVE: "false", PARTITIONS: str(parallelism)}
 
 
 @contextmanager
