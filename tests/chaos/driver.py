@@ -36,6 +36,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     root: str
     shape: str = SIDE_BY_SIDE
     master: str = "local[2]"
+    config: dict[str, str] = {}
+    """Spark's settings beside those of `local_session`."""
     interval: str = "200ms"
     rows_per_batch: int = chaos_job.ROWS_PER_BATCH
     hold_after: int | None = None
@@ -62,7 +64,7 @@ def main() -> int:
 
 def _work(settings: Settings) -> None:
     site = Site(Path(settings.root))
-    spark = ps.local_session("penstock-chaos", master=settings.master)
+    spark = ps.local_session("penstock-chaos", master=settings.master, config=settings.config)
     storage = (
         site.storage
         if settings.hold_after is None
