@@ -1,12 +1,13 @@
-"""A driver in a process of its own: `python driver.py SETTINGS`. It ends when `finish` exists and everything is committed.
+"""A driver in a process of its own: it reads from standard input, a line each, which job to run, and ends with the last one.
 
-Exit codes: 0 done, 3 fenced, 1 anything else (the log says what).
+A job is stopped when `finish` exists and everything is committed. Exit codes: 0 done, 3 fenced, 1 anything else (the log says what).
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import queue
 import signal
 import sys
 import threading
@@ -36,19 +37,33 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     root: str
     shape: str = SIDE_BY_SIDE
     master: str = "local[2]"
+    config: dict[str, str] = {}
+    """Spark's settings beside those of `local_session`."""
     interval: str = "200ms"
     rows_per_batch: int = chaos_job.ROWS_PER_BATCH
     hold_after: int | None = None
     """Before the metadata of the first checkpoint beyond this number is created: say so and wait for the file `release`."""
+    outcomes: str | None = None
+    """Add the exit code to this file, a line each, instead of ending with it, and wait for the next job."""
 
 
 def main() -> int:
-    settings = msgspec.json.decode(sys.argv[1], type=Settings)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("py4j").setLevel(logging.WARNING)
-    threading.Thread(target=_die_with_parent, daemon=True).start()
+    orders: queue.SimpleQueue[Settings] = queue.SimpleQueue()
+    threading.Thread(target=_listen, args=(orders,), daemon=True).start()
     for module in (chaos_job, held_storage, known_truth):
         cloudpickle.register_pickle_by_value(module)
+    while True:
+        settings = orders.get()
+        code = _run(settings)
+        if settings.outcomes is None:
+            return code
+        with Path(settings.outcomes).open("a") as outcomes:
+            outcomes.write(f"{code}\n")
+
+
+def _run(settings: Settings) -> int:
     try:
         _work(settings)
     except ps.FencedError:
@@ -62,7 +77,7 @@ def main() -> int:
 
 def _work(settings: Settings) -> None:
     site = Site(Path(settings.root))
-    spark = ps.local_session("penstock-chaos", master=settings.master)
+    spark = ps.local_session("penstock-chaos", master=settings.master, config=settings.config)
     storage = (
         site.storage
         if settings.hold_after is None
@@ -82,7 +97,8 @@ def _work(settings: Settings) -> None:
         if site.finish_path.exists() and _has_all(site, handle):
             handle.stop()
     _log.info("ended after %d restarts", handle.progress.restarts)
-    spark.stop()
+    if settings.outcomes is None:
+        spark.stop()
 
 
 def _has_all(site: Site, handle: JobHandle) -> bool:
@@ -91,10 +107,10 @@ def _has_all(site: Site, handle: JobHandle) -> bool:
     return bool(kept) and kept[-1].barrier.positions["clicks"] == ends
 
 
-def _die_with_parent() -> None:
+def _listen(orders: queue.SimpleQueue[Settings]) -> None:
     """Standard input ends when the test does, however it dies."""
-    while os.read(sys.stdin.fileno(), 1):
-        pass
+    for line in sys.stdin:
+        orders.put(msgspec.json.decode(line, type=Settings))
     time.sleep(POLL_S)
     os.killpg(os.getpgid(0), signal.SIGKILL)
 

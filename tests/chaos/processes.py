@@ -31,22 +31,32 @@ GONE = (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess)
 class Driver:
     """One driver process. Its family is found by a mark in the environment, so orphans are found as well."""
 
-    def __init__(self, site: Site, number: int, **settings: Any) -> None:
-        self.site = site
-        self.log_path = site.root / f"driver-{number}.log"
+    def __init__(self, log_path: Path) -> None:
+        self.log_path = log_path
+        self._outcomes_path = log_path.with_suffix(".outcomes")
+        self._jobs = 0
         self._mark = secrets.token_hex(8)
         source_root = str(Path(penstock.__file__).parents[1])
         path = os.pathsep.join(filter(None, [source_root, os.environ.get("PYTHONPATH", "")]))
-        encoded = msgspec.json.encode(driver.Settings(root=str(site.root), **settings)).decode()
         with self.log_path.open("wb") as log:
             self.process = subprocess.Popen(
-                [sys.executable, str(Path(driver.__file__)), encoded],
+                [sys.executable, str(Path(driver.__file__))],
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 env={**os.environ, "PYTHONPATH": path, MARK: self._mark},
                 start_new_session=True,
             )
+
+    def run(self, site: Site, *, stays: bool = False, **settings: Any) -> None:
+        """Tell it to run the job at this site, and then to end, or to stay for another one."""
+        order = driver.Settings(
+            root=str(site.root), outcomes=str(self._outcomes_path) if stays else None, **settings
+        )
+        self._jobs += 1
+        assert self.process.stdin is not None
+        self.process.stdin.write(msgspec.json.encode(order) + b"\n")
+        self.process.stdin.flush()
 
     def family(self) -> list[psutil.Process]:
         """Every living process of this driver, itself included if it lives."""
@@ -61,6 +71,23 @@ class Driver:
     @property
     def ended(self) -> bool:
         return self.process.poll() is not None
+
+    @property
+    def waits(self) -> bool:
+        """Whether the last job it was told to run has ended, and it stays for another one."""
+        return not self.ended and len(self._outcomes()) == self._jobs
+
+    @property
+    def outcome(self) -> int | None:
+        """The exit code of the last job, or of the process."""
+        return self._outcomes()[-1] if self.waits else self.process.poll()
+
+    def _outcomes(self) -> list[int]:
+        return (
+            [int(line) for line in self._outcomes_path.read_text().splitlines()]
+            if self._outcomes_path.exists()
+            else []
+        )
 
     def kill(self) -> None:
         """`kill -9` of the Python driver alone; its JVM is left to notice."""
@@ -101,8 +128,19 @@ class Drivers:
         self.all: list[Driver] = []
 
     def start(self, **settings: Any) -> Driver:
-        self.all.append(Driver(self._site, len(self.all) + 1, **settings))
+        self.all.append(self._new())
+        self.all[-1].run(self._site, **settings)
         return self.all[-1]
+
+    def run(self, site: Site, **settings: Any) -> Driver:
+        """A job at another site, in the last driver if that waits for one: it has its Spark already."""
+        if not self.all or not self.all[-1].waits:
+            self.all.append(self._new())
+        self.all[-1].run(site, stays=True, **settings)
+        return self.all[-1]
+
+    def _new(self) -> Driver:
+        return Driver(self._site.root / f"driver-{len(self.all) + 1}.log")
 
     def wait_for(
         self,

@@ -37,12 +37,21 @@ def new_owner(spark: SparkSession, site: Site, *, takeover: bool) -> Iterator[Jo
         end(handle)
 
 
+@pytest.fixture(scope="module")
+def former_owners(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Drivers]:
+    """One process for the module, unless a test fails: each would start a Spark."""
+    with drivers_of(Site(tmp_path_factory.mktemp("former-owners"))) as drivers:
+        yield drivers
+
+
 def assert_fenced(drivers: Drivers, site: Site, zombie: Driver) -> None:
-    """It ends by itself, and does not take the job back."""
+    """Its job ends by itself, and it does not take the job back."""
     owner = newest_run(site.storage)
-    drivers.wait_for("the end of the zombie", lambda: zombie.ended or newest_run(site.storage) > owner)
+    drivers.wait_for(
+        "the end of the zombie", lambda: zombie.outcome is not None or newest_run(site.storage) > owner
+    )
     assert newest_run(site.storage) == owner, f"the zombie took the job back:\n{zombie.tail()}"
-    assert zombie.process.returncode == driver.FENCED, zombie.tail()
+    assert zombie.outcome == driver.FENCED, zombie.tail()
 
 
 @pytest.mark.chaos_long
@@ -64,24 +73,24 @@ def test_a_stopped_driver_wakes_up_fenced(spark, site, seed):
             finish(site, owner, traffic)
 
 
-def test_a_driver_held_before_its_metadata_completes_nothing(spark, site, seed):
+def test_a_driver_held_before_its_metadata_completes_nothing(spark, site, seed, former_owners):
     """A driver that slept between pre-commit and complete, and past the fence's check, writes metadata that counts for nothing."""
-    with drivers_of(site) as drivers, Traffic(site, seed) as traffic:
-        zombie = drivers.start(hold_after=1)
-        drivers.wait_for("the zombie to be held", held_path(site.root).exists, zombie)
+    with Traffic(site, seed) as traffic:
+        zombie = former_owners.run(site, hold_after=1)
+        former_owners.wait_for("the zombie to be held", held_path(site.root).exists, zombie)
         zombie.signal_family(signal.SIGSTOP)
         with new_owner(spark, site, takeover=True) as owner:
             release_path(site.root).touch()
             zombie.signal_family(signal.SIGCONT)
-            assert_fenced(drivers, site, zombie)
+            assert_fenced(former_owners, site, zombie)
             finish(site, owner, traffic)
 
 
-def test_a_live_driver_is_taken_over(spark, site, seed):
+def test_a_live_driver_is_taken_over(spark, site, seed, former_owners):
     """A job taken from a driver that is alive and goes on reading loses and doubles nothing."""
-    with drivers_of(site) as drivers, Traffic(site, seed) as traffic:
-        former = drivers.start(interval="3s")
-        drivers.wait_for("a checkpoint", lambda: newest_checkpoint(site) >= 0, former)
+    with Traffic(site, seed) as traffic:
+        former = former_owners.run(site, interval="3s")
+        former_owners.wait_for("a checkpoint", lambda: newest_checkpoint(site) >= 0, former)
         with new_owner(spark, site, takeover=True) as owner:
-            assert_fenced(drivers, site, former)
+            assert_fenced(former_owners, site, former)
             finish(site, owner, traffic)

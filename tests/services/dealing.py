@@ -16,7 +16,9 @@ from xdist.workermanage import WorkerController
 SECONDS = Path(__file__).with_name("seconds.json")
 ROOT = Path(__file__).parents[2]
 ONE_BY_ONE = (
-    "tests/chaos/",
+    "tests/chaos/test_driver_kills.py",
+    "tests/chaos/test_executor_kills.py",
+    "tests/chaos/test_worker_kills.py",
     "tests/spark/test_demo.py",
     "tests/spark/test_several_sinks.py",
 )

@@ -113,9 +113,13 @@ class KafkaBroker:
 
     def produce(self, topic: str, values: list[bytes], **options: Any) -> None:
         """Write plain messages, outside of any transaction."""
+        self.produce_each(topic, [{"value": value, **options} for value in values])
+
+    def produce_each(self, topic: str, messages: list[dict[str, Any]]) -> None:
+        """Write messages with options of their own."""
         producer = Producer({"bootstrap.servers": self.address, "log_level": 0})
-        for value in values:
-            producer.produce(topic, value, **options)
+        for message in messages:
+            producer.produce(topic, **message)
         assert producer.flush(30) == 0
 
     def read(self, topic: str, isolation: str = "read_committed") -> list[Any]:

@@ -2,7 +2,8 @@
 
 The same Java and the same Spark, told by environment variables that Spark itself reads, so that drivers which tests start as
 processes of their own hear it too: one compiler, the quick one; one thread for garbage; Spark's classes mapped from an archive,
-which is made once and kept in the cache. What Spark does with a query is left as it is.
+which is made once for a Java and a Spark, wherever that is installed, and kept in the cache. It is made in the background: a Spark
+that starts meanwhile starts without it. What Spark does with a query is left as it is.
 
 Python workers were dearer than Java: a driver starts tens of them, and each took a second to import the same modules, PySpark's
 from a zip, so that they were compiled again. Here they find everything compiled (`_home`), also where the environment forbids to
@@ -13,21 +14,23 @@ write bytecode, and those that run tasks are forks of a process that has importe
 
 from __future__ import annotations
 
-import contextlib
+import fcntl
 import functools
 import hashlib
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+
+import pyspark
 
 from penstock.spark.java import cache_dir, find_java
 from services.maven import SPARK_JARS
 from services.one_at_a_time import one_at_a_time
 
 PRODUCTION = "PENSTOCK_PRODUCTION_JVM"
-ARCHIVING_TIMEOUT_S = 500
 _QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 _SILENT = "-Xlog:disable -Xlog:all=error:stderr"  # an archive that does not fit is not used; that is no news
 _DRIVER = "SPARK_SUBMIT_OPTS"
@@ -38,23 +41,30 @@ DAEMON = "quick_daemon"
 """The module there that Spark starts instead of `pyspark.daemon`."""
 
 
-@functools.cache
 def use() -> None:
-    """From now on sessions of this process, and of its children, start quickly."""
+    """From now on sessions of this process, and of its children, start quickly; asked before each test, for the archive may have come."""
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    if _ours():
+        _tell(_archive())
+
+
+@functools.cache
+def _ours() -> bool:
+    """Whether it is left to us how Spark starts; then what does not change is told here."""
     if os.environ.get(PRODUCTION) or _DRIVER in os.environ or _SUBMIT in os.environ:
-        return
+        return False
     os.environ.setdefault(_HOME, str(_home()))
-    options = f"{_QUICK} {_SILENT}"
-    archive = _archive()
-    if archive is not None:
-        options += f" -XX:SharedArchiveFile={archive}"
+    path = os.environ.get("PYTHONPATH", "")
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(_WORKERS), path]))
+    return True
+
+
+def _tell(archive: Path | None) -> None:
+    options = f"{_QUICK} {_SILENT}" + (f" -XX:SharedArchiveFile={archive}" if archive else "")
     os.environ[_DRIVER] = options
     settings = {"spark.executor.extraJavaOptions": options, "spark.python.daemon.module": DAEMON}
     given = " ".join(f'--conf "{name}={value}"' for name, value in settings.items())
     os.environ[_SUBMIT] = f"{given} pyspark-shell"
-    path = os.environ.get("PYTHONPATH", "")
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(_WORKERS), path]))
 
 
 def without(environment: Mapping[str, str]) -> dict[str, str]:
@@ -63,42 +73,72 @@ def without(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def _home() -> Path:
-    """Spark as it is installed, without `pyspark.zip`: Python does not keep what it compiled of a zip, and each worker did it again."""
-    installed = SPARK_JARS.parent
-    home = cache_dir() / "spark-home" / hashlib.sha256(str(installed).encode()).hexdigest()[:16]
-    home.mkdir(parents=True, exist_ok=True)
-    for part in ("bin", "jars", "sbin"):
-        with contextlib.suppress(FileExistsError):
-            (home / part).symlink_to(installed / part)
+    """Spark as it is installed, without `pyspark.zip`: Python does not keep what it compiled of a zip, and each worker did it again.
+
+    The same for all installations of a version: an archive holds for the very jars that it was made with.
+    """
+    jars = sorted(f"{jar.name} {jar.stat().st_size}" for jar in SPARK_JARS.iterdir())
+    digest = hashlib.sha256("\n".join(jars).encode()).hexdigest()[:16]
+    home = cache_dir() / "spark-home" / f"{pyspark.__version__}-{digest}"
+    if not home.is_dir():
+        with one_at_a_time(home):
+            if not home.is_dir():
+                _copy(SPARK_JARS.parent, home)
     return home
 
 
+def _copy(installed: Path, home: Path) -> None:
+    """Jars are linked where that is possible."""
+    fresh = home.with_name(f"{home.name}.new")
+    shutil.rmtree(fresh, ignore_errors=True)
+    for part in ("bin", "sbin"):
+        shutil.copytree(installed / part, fresh / part)
+    shutil.copytree(installed / "jars", fresh / "jars", copy_function=_link)
+    fresh.rename(home)
+
+
+def _link(source: str, target: str) -> None:
+    try:
+        os.link(source, target)
+    except OSError:  # another file system, or somebody else's file
+        shutil.copy2(source, target)
+
+
 def _archive() -> Path | None:
-    """Spark's classes for this Java and this Spark; made when it is missing, None when it cannot be made here."""
-    java = find_java()
-    home = os.environ[_HOME]
-    key = f"{java.path.resolve()} {java.major} {home} {SPARK_JARS} {SPARK_JARS.stat().st_mtime_ns} {_QUICK}"
-    archive = cache_dir() / "classes" / f"{hashlib.sha256(key.encode()).hexdigest()[:16]}.jsa"
+    """Spark's classes for this Java and this Spark; None while they are not there yet."""
+    archive = _archive_path()
     if not archive.exists():
-        with one_at_a_time(archive):
-            if not archive.exists():
-                _make(archive)
+        _make_in_background(archive)
     return archive if archive.exists() else None
 
 
-def _make(archive: Path) -> None:
-    """Let a Spark that did a little of everything write down its classes as it ends; what it says is kept beside the archive."""
+@functools.cache
+def _archive_path() -> Path:
+    java = find_java()
+    key = f"{java.path.resolve()} {java.major} {os.environ[_HOME]} {_QUICK}"
+    return cache_dir() / "classes" / f"{hashlib.sha256(key.encode()).hexdigest()[:16]}.jsa"
+
+
+@functools.cache
+def _make_in_background(archive: Path) -> None:
+    """Let a Spark that does a little of everything write down its classes as it ends, unless another one is at it.
+
+    It holds the lock as long as it lives; what it says is kept beside the archive. It is tried once by each process.
+    """
     fresh = archive.with_suffix(".new")
-    fresh.unlink(missing_ok=True)
+    archive.parent.mkdir(parents=True, exist_ok=True)
     options = {_DRIVER: f"{_QUICK} -XX:ArchiveClassesAtExit={fresh}"}
-    with archive.with_suffix(".log").open("w") as log:
-        subprocess.run(
-            [sys.executable, str(Path(__file__).with_name("spark_tour.py"))],
+    with archive.with_suffix(".lock").open("w") as lock, archive.with_suffix(".log").open("a") as log:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return
+        subprocess.Popen(
+            [sys.executable, str(Path(__file__).with_name("spark_tour.py")), str(fresh), str(archive)],
             env={**os.environ, **options},
+            stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
-            timeout=ARCHIVING_TIMEOUT_S,
-            check=False,
+            pass_fds=[lock.fileno()],
+            start_new_session=True,
         )
-    if fresh.exists():
-        fresh.replace(archive)

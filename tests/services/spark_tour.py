@@ -1,9 +1,14 @@
-"""A little of everything that tests ask of Spark, so that a JVM that archives its classes has seen them; a script for `quick_spark`."""
+"""A little of everything that tests ask of Spark, so that a JVM that archives its classes has seen them; a script for `quick_spark`.
+
+`python spark_tour.py FRESH ARCHIVE`: Java writes FRESH as it ends, and it becomes ARCHIVE when it is whole.
+"""
 
 from __future__ import annotations
 
+import sys
 import tempfile
 from collections.abc import Iterable
+from pathlib import Path
 
 import pyarrow as pa
 from pyspark import SparkContext
@@ -45,6 +50,8 @@ class NumbersReader(DataSourceStreamReader):
 
 
 def main() -> None:
+    fresh, archive = map(Path, sys.argv[1:])
+    fresh.unlink(missing_ok=True)
     spark = local_session("tour")
     with tempfile.TemporaryDirectory() as folder:
         spark.dataSource.register(Numbers)
@@ -54,6 +61,7 @@ def main() -> None:
         _stream(files, f"{folder}/files")
     spark.stop()
     _wait_for_java()
+    fresh.replace(archive)
 
 
 def _rows(spark: SparkSession) -> DataFrame:

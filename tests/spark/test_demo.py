@@ -2,45 +2,40 @@
 
 from __future__ import annotations
 
-import io
 import re
-import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
+from penstock.cli import main
 from penstock.cli.checkpoint_listing import list_checkpoints, open_job
-from penstock.config import Mode
-from penstock.demo.run import run_demo
 from penstock.demo.settings import JOB, DemoSettings
 
 pytestmark = pytest.mark.spark
 
-EVENTS = 60_000
-PROGRAM = "from penstock.cli import main; main()"
+EVENTS = 3_000
 
 
-def demo_command(folder: Path, kills: int) -> list[str]:
+@pytest.fixture
+def demo(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., list[str]]:
     """Run `penstock demo` as a user does and return the lines it printed; fails unless it ended with 0."""
-    options = ["--events", str(EVENTS), "--apps", "7", "--kills", str(kills), "--dir", str(folder)]
-    ended = subprocess.run(
-        [sys.executable, "-c", PROGRAM, "demo", *options], capture_output=True, text=True, check=False
-    )
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    assert "\x1b" not in ended.stdout
-    return ended.stdout.splitlines()
 
+    def run(**options: object) -> list[str]:
+        options |= {"dir": tmp_path / "demo", "events": EVENTS, "apps": 7, "partitions": 2}
+        given = [f"--{name}={value}" for name, value in options.items()]
+        monkeypatch.setattr(sys, "argv", ["penstock", "demo", *given])
+        with pytest.raises(SystemExit) as exit_:
+            main()
+        said = capsys.readouterr()
+        assert not exit_.value.code, said.out + said.err
+        assert "\x1b" not in said.out
+        return said.out.splitlines()
 
-def short_demo(folder: Path, mode: Mode) -> tuple[DemoSettings, str]:
-    """What the command does, with as few batches as show the effect of one kill; the last line it printed."""
-    settings = DemoSettings(
-        folder=str(folder), mode=mode, events=EVENTS, apps=7, kills=1, partitions=2, batches=6
-    )
-    said = io.StringIO()
-    assert run_demo(settings, Console(file=said)), said.getvalue()
-    return settings, said.getvalue().splitlines()[-1]
+    return run
 
 
 def numbers(verdict: str) -> tuple[int, int, int, int]:
@@ -50,9 +45,9 @@ def numbers(verdict: str) -> tuple[int, int, int, int]:
     return int(found[1]), int(found[2]), int(found[3]), int(found[4])
 
 
-def test_exactly_once(tmp_path: Path) -> None:
+def test_exactly_once(demo: Callable[..., list[str]], tmp_path: Path) -> None:
     """A driver killed on both sides of `complete` goes back as far as it must, and every count is exact."""
-    lines = demo_command(tmp_path / "demo", kills=2)
+    lines = demo(kills=2, batches=6)
     assert lines[-1] == f"exactly once: {EVENTS} in, {EVENTS} counted, 0 lost, 0 doubled"
     said = "\n".join(lines)
     before = re.search(
@@ -77,21 +72,21 @@ def test_exactly_once(tmp_path: Path) -> None:
     assert sum(newest.completed.barrier.positions["clicks"].values()) == EVENTS
 
 
-def test_at_least_once(tmp_path: Path) -> None:
+def test_at_least_once(demo: Callable[..., list[str]]) -> None:
     """What was written after the last checkpoint is delivered again: nothing lost, at least a batch doubled."""
-    settings, verdict = short_demo(tmp_path / "demo", Mode.AT_LEAST_ONCE)
+    verdict = demo(mode="at-least-once", kills=1, batches=4)[-1]
     assert verdict.startswith("at least once: ")
     events, counted, lost, doubled = numbers(verdict)
     assert (events, lost) == (EVENTS, 0)
-    assert doubled >= settings.rows_per_batch
+    assert doubled >= EVENTS / 4
     assert counted == EVENTS + doubled
 
 
-def test_at_most_once(tmp_path: Path) -> None:
+def test_at_most_once(demo: Callable[..., list[str]]) -> None:
     """Nothing is read again after a kill: at least a batch is lost, nothing doubled."""
-    settings, verdict = short_demo(tmp_path / "demo", Mode.AT_MOST_ONCE)
+    verdict = demo(mode="at-most-once", kills=1, batches=4)[-1]
     assert verdict.startswith("at most once: ")
     events, counted, lost, doubled = numbers(verdict)
     assert (events, doubled) == (EVENTS, 0)
-    assert lost >= settings.rows_per_batch
+    assert lost >= EVENTS / 4
     assert counted == EVENTS - lost

@@ -19,7 +19,7 @@ from penstock.checkpoint.completed import Barrier, Completed, OperatorState, Pre
 from penstock.checkpoint.metadata import CheckpointName, found_checkpoints, mark_committed, write_metadata
 from penstock.cli import main
 from penstock.cli.job_file import load_job
-from penstock.demo.settings import DemoSettings, prepare_folder
+from penstock.demo.settings import DemoSettings, checked, prepare_folder
 from penstock.errors import ConfigError
 from penstock.ids import CheckpointId, RunId, SubtaskId
 from penstock.ownership.claim import claim
@@ -369,7 +369,14 @@ def test_the_demo_empties_only_its_own_folder(penstock: Penstock, tmp_path: Path
 
 @pytest.mark.parametrize(
     ("option", "value"),
-    [("--events", "0"), ("--partitions", "0"), ("--apps", "0"), ("--kills", "7"), ("--mode", "twice")],
+    [
+        ("--events", "0"),
+        ("--partitions", "0"),
+        ("--apps", "0"),
+        ("--kills", "7"),
+        ("--batches", "5"),
+        ("--mode", "twice"),
+    ],
 )
 def test_the_demo_refuses_what_cannot_work(
     penstock: Penstock, tmp_path: Path, option: str, value: str
@@ -382,12 +389,13 @@ def test_the_demo_refuses_what_cannot_work(
 
 
 @pytest.mark.parametrize("kills", range(7))
-def test_kills_fall_into_the_middle_of_the_input(kills: int) -> None:
+@pytest.mark.parametrize("more", [0, 1, 9])
+def test_kills_fall_into_the_middle_of_the_input(kills: int, more: int) -> None:
     """Every planned kill has batches before it, between it and the next, and after it."""
-    settings = DemoSettings(folder="x", kills=kills)
+    settings = checked(DemoSettings(folder="x", kills=kills, batches=2 * (kills + 1) + more))
     points = [settings.kill_point(number) for number in range(kills)]
     firsts = [point.first for point in points if point]
     assert len(firsts) == kills
     assert settings.kill_point(kills) is None
     assert all(later - earlier >= 2 for earlier, later in pairwise(firsts))
-    assert all(0 < first < 14 for first in firsts)
+    assert all(0 < first < settings.batches - 2 for first in firsts)

@@ -49,7 +49,7 @@ def test_the_dearest_module_goes_first(monkeypatch: pytest.MonkeyPatch):
     """Who asks gets the dearest of what waits, measured or guessed: tests that stand alone one by one, a module whole."""
     monkeypatch.setattr(dealing, "measured_s", lambda: {"tests/unit/test_a.py": 100.0})
     dear, module = "tests/unit/test_a.py::test_1", [f"tests/contract/test_b.py::test_{n}" for n in range(9)]
-    alone = [f"tests/chaos/test_zombies.py::test_{n}" for n in range(2)]
+    alone = [f"tests/chaos/test_driver_kills.py::test_{n}" for n in range(2)]
     cheap = "tests/unit/test_c.py::test_1"
     tests = [cheap, *module, *alone, dear]
     option = SimpleNamespace(loadscopereorder=True)

@@ -104,6 +104,7 @@ def demo(
         Path, typer.Option("--dir", help="Where everything is kept; emptied at the start.")
     ] = Path(".demo"),
     kills: Annotated[int, typer.Option(help="How often the driver is killed with SIGKILL.")] = 2,
+    batches: Annotated[int, typer.Option(help="Into how many batches the input is cut.")] = 16,
 ) -> None:
     """Count page views while the driver is killed in the worst moments, and compare every count with the truth."""
     from penstock.cli.console import plain_console
@@ -117,6 +118,7 @@ def demo(
         partitions=partitions,
         apps=apps,
         kills=kills,
+        batches=batches,
     )
     if not run_demo(settings, plain_console()):
         raise typer.Exit(1)

@@ -12,10 +12,11 @@ from penstock.errors import ConfigError
 from penstock.testing.kill_points import KillPoint, Moment
 
 JOB = "page-views"
-BATCHES = 16
-"""Into how many batches the input is cut: enough for checkpoints before, between and after the kills."""
+BATCHES_PER_DRIVER = 2
+"""At least: then there are checkpoints before, between and after the kills."""
 
 MAX_KILLS = 6
+MAX_BATCHES = 1000
 MAX_APPS = 1000
 _MARK = "this-is-a-penstock-demo"
 
@@ -29,7 +30,7 @@ class DemoSettings(msgspec.Struct, frozen=True, kw_only=True):
     partitions: int = 4
     apps: int = 20
     kills: int = 2
-    batches: int = BATCHES
+    batches: int = 16
 
     @property
     def root(self) -> Path:
@@ -77,10 +78,13 @@ class DemoSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 def checked(settings: DemoSettings) -> DemoSettings:
     """Refuse numbers that make no demonstration."""
-    whole_number("--events", settings.events, minimum=settings.batches * 100)
     whole_number("--partitions", settings.partitions, minimum=1, maximum=100)
     whole_number("--apps", settings.apps, minimum=1, maximum=MAX_APPS)
     whole_number("--kills", settings.kills, minimum=0, maximum=MAX_KILLS)
+    whole_number(
+        "--batches", settings.batches, minimum=BATCHES_PER_DRIVER * (settings.kills + 1), maximum=MAX_BATCHES
+    )
+    whole_number("--events", settings.events, minimum=settings.batches * 100)
     return settings
 
 
