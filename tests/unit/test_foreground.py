@@ -35,7 +35,7 @@ class Started:
 def started_with(tmp_path: Path, *numbers: signal.Signals, said: list[str] | None = None) -> Started:
     """What was done with a job while whose start these signals came."""
     job, handle = ps.Job("job", storage=tmp_path), Started()
-    tell = [].append if said is None else said.append
+    heard: list[str] = [] if said is None else said
 
     def start() -> JobHandle:
         for number in numbers:
@@ -44,7 +44,7 @@ def started_with(tmp_path: Path, *numbers: signal.Signals, said: list[str] | Non
         return cast("JobHandle", handle)
 
     try:
-        in_foreground(job, start, tell=tell)
+        in_foreground(job, start, tell=heard.append)
     except (KeyboardInterrupt, SystemExit) as error:
         handle.did.append(type(error).__name__)
     return handle

@@ -11,7 +11,6 @@ import functools
 import logging
 import tempfile
 import threading
-import uuid
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -22,6 +21,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import StructType
 
 from penstock.errors import ConfigError
+from penstock.randomness import SYSTEM_RANDOMNESS
 from penstock.sources.partitioned_log import PartitionedLog
 from penstock.spark.inspection import leaf_options
 from penstock.spark.log_source import NOTE, LogStreamReader
@@ -42,7 +42,7 @@ _PACES = msgspec.json.Decoder(Pace)
 
 def new_note() -> Path:
     """Where a job will tell the reader of one DataFrame how it reads."""
-    return Path(_folder().name, uuid.uuid4().hex)
+    return Path(_folder().name, SYSTEM_RANDOMNESS.token())
 
 
 @functools.cache
