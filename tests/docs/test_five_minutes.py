@@ -55,11 +55,12 @@ def test_the_first_screen_of_the_readme(checkout: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.chaos_long
+@pytest.mark.timeout(3 * PATIENCE_S)  # half a gigabyte is fetched
 def test_the_first_screen_in_an_empty_environment(checkout: Path, tmp_path: Path) -> None:
     """The same where nothing is installed: pip brings everything, and Spark starts as users have it."""
     home = tmp_path / "environment"
     venv.create(home, with_pip=True)
-    _type_and_look(checkout, home, quick_spark.without(os.environ))
+    _type_and_look(checkout, home, quick_spark.without(os.environ), patience_s=2 * PATIENCE_S)
 
 
 def _let_in_what_is_installed_here(home: Path) -> None:
@@ -73,7 +74,9 @@ def _let_in_what_is_installed_here(home: Path) -> None:
     pip.chmod(0o755)
 
 
-def _type_and_look(checkout: Path, home: Path, environment: dict[str, str]) -> None:
+def _type_and_look(
+    checkout: Path, home: Path, environment: dict[str, str], patience_s: float = PATIENCE_S
+) -> None:
     environment["PATH"] = f"{home / 'bin'}{os.pathsep}{environment['PATH']}"
     done = subprocess.run(
         ["bash", "-e", "-c", SCRIPT],
@@ -82,7 +85,7 @@ def _type_and_look(checkout: Path, home: Path, environment: dict[str, str]) -> N
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=PATIENCE_S,
+        timeout=patience_s,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
