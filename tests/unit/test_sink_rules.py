@@ -136,7 +136,7 @@ def test_a_broken_rule_is_named_with_what_was_seen_and_what_to_do(
 
 
 def test_a_sink_without_a_fault_breaks_no_rule() -> None:
-    """What is shown above is the fault's doing. (Whole jobs, which take seconds, show nothing more of it.)"""
+    """What is shown above is the doing of the fault; whole jobs, which take seconds, would show nothing more of it."""
     steps = [name for name in dir(SinkContract) if name.startswith("test_") and "_job_" not in name]
     assert len(steps) > 10
     for test in steps:
