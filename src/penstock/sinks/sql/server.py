@@ -180,7 +180,7 @@ class SqlServer(ABC):
         denied = self.errors.meaning(error) is Meaning.NO_LOGIN or self.errors.is_denied(error)
         if self.errors.meaning(error) in passes:
             for_good = UnavailableError
-            follows = _CHECK_USER if denied else "check the server, its locks and its limits"
+            follows = _CHECK_USER if denied else "check the server, its locks and its limits, and the address"
         said = self.errors.said(error)
         return for_good(
             f"{self.called} at {self}: {said}; {follows}",
