@@ -251,7 +251,7 @@ def test_a_compacted_topic_needs_keys(suite: KafkaTarget) -> None:
     suite.settings = {"key": "name", "value": "id"}
     sink = suite.sink()
     transaction = sink.begin_transaction(suite.context())
-    with pytest.raises(BadRecordError, match="'name', the key of the messages, is null in 1 rows"):
+    with pytest.raises(BadRecordError, match="'name', the key of the messages, is null in 1 row,"):
         sink.write(transaction, pa.RecordBatch.from_pylist([{"id": 1, "name": None}], schema=suite.schema))
 
 
