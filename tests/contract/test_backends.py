@@ -512,7 +512,7 @@ def test_wrong_writes_are_refused(cluster: Cluster) -> None:
     foreign = cluster.owned(range(20), 1)[0]
     with pytest.raises(InternalError, match="views-0 of 2 writes keys of another subtask"):
         cluster.write(cluster.open(0, None), {foreign: (1, None)})
-    with pytest.raises(InternalError, match=r"writes columns \(n string\), its state has \(n int64"):
+    with pytest.raises(InternalError, match=r"writes columns \(n string\), its state has \(n long"):
         cluster.open(1, None).write(cluster.keys([foreign]), pa.record_batch([pa.array(["x"])], names=["n"]))
 
 
@@ -520,7 +520,7 @@ def test_another_layout_is_refused(cluster: Cluster) -> None:
     """State whose columns are not the job's is refused when it is opened, naming both."""
     cluster.batch({1: (1, None)})
     cluster.layout = StateLayout(cluster.layout.key, arrow_schema("n string, tags array<string>"))
-    with pytest.raises(IncompatibleStateError, match=r"values \(n int64, .* wants .* values \(n string, "):
+    with pytest.raises(IncompatibleStateError, match=r"values \(n long, .* wants .* values \(n string, "):
         cluster.open(0, cluster.handles[0])
 
 

@@ -107,9 +107,7 @@ def test_an_open_that_fails_leaves_no_folder(cluster: Cluster) -> None:
     cluster.layout = replace(cluster.layout, value=cluster.layout.key)
     for parallelism in (1, 2):
         cluster.rescale(parallelism)
-        with pytest.raises(
-            IncompatibleStateError, match=r"values \(n int64, .* wants .* values \(id int64\)"
-        ):
+        with pytest.raises(IncompatibleStateError, match=r"values \(n long, .* wants .* values \(id long\)"):
             cluster.open(0, cluster.handles[0])
         assert working_folders(cluster) == []
 

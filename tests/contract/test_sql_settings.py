@@ -221,6 +221,8 @@ def test_a_wrong_password(target) -> None:
     assert "wr0ng" not in repr(sink) + repr(sink.server) + str(sink.server)
     with pytest.raises(UnavailableError) as failed:
         list(sink.find_transactions("job", "sink"))
+    assert failed.value.facts["denied"]
+    assert "check user, password, database" in str(failed.value)
     assert "wr0ng" not in everything_said(failed.value)
 
 

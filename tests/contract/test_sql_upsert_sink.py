@@ -478,6 +478,14 @@ def test_rows_may_need_those_that_are_staged_before_them_in_mariadb(tmp_path: Pa
     ]
 
 
+def test_a_login_that_is_refused_is_a_wrong_setting(mariadb_server) -> None:
+    """PyMySQL calls it an outage; the job does not start, and nobody waits for it to pass."""
+    settings = {"host": "127.0.0.1", "port": mariadb_server.port, "user": "owner"}
+    sink = SQLUpsert(functools.partial(pymysql.connect, password="wr0ng", **settings), "family", "id")
+    with pytest.raises(ConfigError, match=r"Access denied.*check user, password, database and rights"):
+        sink.validate(FAMILY_SCHEMA)
+
+
 DEFERRED = "CREATE TABLE results (app TEXT, day INTEGER, n INTEGER REFERENCES parents DEFERRABLE INITIALLY DEFERRED, UNIQUE (app, day))"
 
 

@@ -190,7 +190,7 @@ def test_staged_rows_that_are_gone_or_damaged(tmp_path: Path) -> None:
         prepared = ahead.staged(range(1000))
         for path in ahead.staging.rglob("*.arrow"):
             damage(path)
-        with pytest.raises(CommitLostError, match="1000 rows"):
+        with pytest.raises(CommitLostError, match="1,000 rows"):
             ahead.sink().commit(prepared)
         ahead.assert_visible()
 

@@ -18,7 +18,7 @@ import pytest
 from penstock.errors import BadRecordError, ConfigError
 from penstock.operators.encoding import to_array
 from penstock.operators.keyed_process import ValueState
-from penstock.state.types import arrow_type
+from penstock.state.types import arrow_type, spark_type
 
 AT_NOON = datetime(2024, 5, 1, 12)
 
@@ -90,7 +90,7 @@ def test_a_value_that_would_be_changed_is_refused(ddl, value):
     field = pa.field("n", arrow_type(ddl))
     with pytest.raises(BadRecordError) as refused:
         to_array([None, value], field, "operator op: process() yielded")
-    assert f"yielded {value!r} for 'n', which is not a {field.type}" in str(refused.value)
+    assert f"yielded {value!r} for 'n', which is not of type {spark_type(field.type)}" in str(refused.value)
     with pytest.raises(ConfigError):
         ValueState(ddl, default=value)
 

@@ -381,7 +381,7 @@ def test_a_sink_that_is_down_does_not_keep_the_others_from_committing(scene: Sce
     scene.checkpoint(5, promises=promises)
     with pytest.raises(UnavailableError, match=r"checkpoint 5 .* the sink a-down did not commit") as failed:
         restore(scene.storage, sinks, owner=JOB, mode=Mode.EXACTLY_ONCE, now=NOW)
-    assert failed.value.facts == {"sinks": ("a-down",)}
+    assert failed.value.facts == {"sinks": ("a-down",), "denied": False}
     assert visible(scene.external) == [(1, 5, 0)]
     assert restore(scene.storage, sinks, owner=JOB, mode=Mode.EXACTLY_ONCE, now=NOW).id == 5
     assert (visible(scene.external), visible(down._external)) == ([(1, 5, 0)], [(1, 5, 0)])

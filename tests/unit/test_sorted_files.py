@@ -350,7 +350,7 @@ def test_another_layout_is_incompatible() -> None:
     ):
         layout = StateLayout(arrow_schema(key), arrow_schema(value) if value else pa.schema([]))
         with pytest.raises(
-            IncompatibleStateError, match=r"holds key \(k string\) and values \(n int64\), the job now"
+            IncompatibleStateError, match=r"holds key \(k string\) and values \(n long\), the job now"
         ):
             load_sorted_file(ref, ref.inline, layout)
 

@@ -129,7 +129,7 @@ def _stored(old: pa.RecordBatch, partial: Partial) -> pa.Array:
     stored = old.schema.field(index).type if index >= 0 else None
     if stored != partial.type:
         raise IncompatibleStateError(
-            f"the state has {partial.name!r} as {stored or 'no column'}, the job needs {spark_type(partial.type)}; "
+            f"the state has {partial.name!r} as {spark_type(stored) if stored else 'no column'}, the job needs {spark_type(partial.type)}; "
             "the type of the aggregate's input changed: change it back, or give the aggregate another name",
             column=partial.name,
             stored=str(stored),

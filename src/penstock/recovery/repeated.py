@@ -10,6 +10,8 @@ import traceback
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from penstock.logins import refuses_login
+
 MOST_IN_A_ROW = 3
 MOST_IN_A_ROW_AVAILABLE_NOW = 2
 LEAST_TIME_S = 120.0
@@ -73,6 +75,8 @@ def may_pass_by_name(name: str) -> bool:
 
 
 def _of_a_client(error: BaseException) -> bool:
+    if refuses_login(error):
+        return False  # clients call it an outage; it is a setting
     if getattr(error, "sqlite_errorname", "") == "SQLITE_ERROR":
         return False  # a mistake in the SQL, for which SQLite has no class of its own
     return any(may_pass_by_name(f"{kind.__module__}.{kind.__name__}") for kind in type(error).__mro__)

@@ -30,6 +30,7 @@ from penstock.errors import (
     UnavailableError,
 )
 from penstock.ids import LONGEST_NAME, NO_CHECKPOINT, CheckpointId, RunId
+from penstock.logins import refuses_login
 from penstock.ownership.claim import Claim, Claimant, claim, forget_old_runs, newest_run
 from penstock.ownership.descent import read_descents, record_descent
 from penstock.ownership.heartbeat import beat
@@ -287,6 +288,7 @@ def _commit_promised(
             )
             + ". The other sinks have committed; bring it back, or start the job again when it is",
             sinks=tuple(failures),
+            denied=any(map(refuses_login, failures.values())),
         ) from next(iter(failures.values()))
 
 

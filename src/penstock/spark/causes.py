@@ -10,6 +10,7 @@ from pyspark.errors import PySparkException
 from pyspark.errors.exceptions.captured import CapturedException
 
 from penstock.errors import ConfigError, PenstockError, UserCodeError
+from penstock.logins import says_so
 from penstock.places import AT, Place, place_in_text, place_in_user_code
 from penstock.recovery.repeated import may_pass, may_pass_by_name, place_of
 from penstock.snapshot.messages import TaskFailed
@@ -110,6 +111,6 @@ def _cause_in_spark(error: CapturedException) -> str:
     state = error.getSqlState() or ""
     if not state.startswith(_OF_THE_QUERY) or state in _NOT_THERE:
         return ""
-    if any(may_pass_by_name(name) for name in _OF_PYTHON.findall(str(error))):
+    if not says_so(str(error)) and any(may_pass_by_name(name) for name in _OF_PYTHON.findall(str(error))):
         return ""
     return f"{error.getCondition()} ({state})"

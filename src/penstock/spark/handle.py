@@ -19,7 +19,6 @@ from penstock.errors import (
     FencedError,
     JobFailedError,
     PenstockError,
-    UnavailableError,
     shown_alone,
 )
 from penstock.ids import CheckpointId, RunId
@@ -37,7 +36,7 @@ from penstock.spark.query import QueryRun
 from penstock.spark.quiet_logs import quiet_logs, quiet_logs_for
 from penstock.spark.session import is_alive
 from penstock.spark.tasks import take_over_all
-from penstock.spark.verdicts import add_what_follows, given_up, is_final, restart_line
+from penstock.spark.verdicts import add_what_follows, given_up, is_final, may_come_up, restart_line
 from penstock.state.local_files import forget_earlier_runs, job_dir, make_job_dir, run_dir
 from penstock.wording import counted
 
@@ -103,12 +102,12 @@ class JobHandle:
         _log.info("job %s starts, %s", job.name, guarantee)
         try:
             handle._run = handle._prepared_run()
-        except UnavailableError as error:
+        except BaseException as error:
+            if not may_come_up(error):
+                handle._status = Status.FAILED
+                handle._record_end()  # so that the next start is not told that this one is running
+                raise
             _log.warning("job %s cannot come up yet, it is tried again: %s", job.name, error)
-        except BaseException:
-            handle._status = Status.FAILED
-            handle._record_end()  # so that the next start is not told that this one is running
-            raise
         handle._thread.start()
         return handle
 

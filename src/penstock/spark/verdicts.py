@@ -13,8 +13,10 @@ from penstock.errors import (
     JobFailedError,
     PenstockError,
     SourceLostError,
+    UnavailableError,
     UserCodeError,
 )
+from penstock.logins import refuses_login
 from penstock.wording import duration
 
 FATAL = (ConfigError, IncompatibleStateError, BadRecordError)
@@ -27,6 +29,11 @@ def is_final(error: BaseException) -> bool:
     return isinstance(error, FINAL) or (
         isinstance(error, UserCodeError) and bool(error.facts.get("is_wrong_name"))
     )
+
+
+def may_come_up(error: BaseException) -> bool:
+    """Whether a start that failed so is tried again by itself. A login that is refused at the start is a wrong setting, not an outage."""
+    return isinstance(error, UnavailableError) and not refuses_login(error)
 
 
 def notes_of(error: BaseException) -> list[str]:

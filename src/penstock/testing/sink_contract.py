@@ -25,7 +25,7 @@ import json
 import pickle
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -33,9 +33,12 @@ import pyarrow as pa
 from penstock.errors import CommitLostError
 from penstock.sinks.two_phase_commit import Transaction, TransactionContext, TwoPhaseCommitSink
 from penstock.testing.simulation.sink_job import SinkJob, Step, sink_job
+from penstock.testing.sink_rules import Rule, broken
+from penstock.wording import counted
 
 JOB = "contract"
 SINK = "out"
+_MOST_SHOWN = 10
 
 
 class SinkContract(ABC):
@@ -61,7 +64,10 @@ class SinkContract(ABC):
         """Return an instance as another process gets it: pickled and unpickled, after `validate`."""
         sink = self.make_sink()
         sink.validate(self.schema)
-        copy: TwoPhaseCommitSink = pickle.loads(pickle.dumps(sink))  # noqa: S301 - our own bytes, a line old
+        try:
+            copy: TwoPhaseCommitSink = pickle.loads(pickle.dumps(sink))  # noqa: S301 - our own bytes, a line old
+        except Exception as error:
+            raise broken(Rule.TRAVELS, f"{type(error).__name__}: {error}") from error
         return copy
 
     def batch(self, numbers: Iterable[int]) -> pa.RecordBatch:
@@ -91,12 +97,21 @@ class SinkContract(ABC):
         """Return what a driver that has just started finds, as (run, checkpoint, subtask, attempt)."""
         return sorted(_place(found) for found in self.sink().find_transactions(job, sink))
 
-    def assert_visible(self, *numbers: int) -> None:
+    def assert_visible(self, *numbers: int, rule: Rule = Rule.COMMIT_SHOWS_EVERYTHING) -> None:
         """Compare what a reader sees with these rows, each once, in any order."""
         seen, expected = self._seen(), self._as_read(numbers)
-        assert seen == expected, (
-            f"a reader should see {sorted(expected.elements())} but sees {sorted(seen.elements())}"
-        )
+        differences = {
+            "a reader misses": expected - seen,
+            "a reader sees, and should not, or sees too often": seen - expected,
+        }
+        if seen != expected:
+            raise broken(
+                rule, "; ".join(f"{what} {_shown(rows)}" for what, rows in differences.items() if rows)
+            )
+
+    def assert_unfinished(self, *places: tuple[int, int, int, int], rule: Rule) -> None:
+        """Compare what a driver that has just started finds with these."""
+        _compare(self.unfinished(), places, rule)
 
     def _seen(self) -> Counter[str]:
         return Counter(repr(sorted(dict(row).items())) for row in self.visible_rows())
@@ -110,11 +125,11 @@ class SinkContract(ABC):
         """Neither written nor pre-committed rows are visible; committed ones are."""
         sink = self.sink()
         transaction = sink.begin_transaction(self.context())
-        self.assert_visible()
+        self.assert_visible(rule=Rule.HIDDEN_UNTIL_COMMIT)
         sink.write(transaction, self.batch([1, 2]))
-        self.assert_visible()
+        self.assert_visible(rule=Rule.HIDDEN_UNTIL_COMMIT)
         prepared = through_json(sink.pre_commit(transaction))
-        self.assert_visible()
+        self.assert_visible(rule=Rule.HIDDEN_UNTIL_COMMIT)
         self.sink().commit(prepared)
         self.assert_visible(1, 2)
 
@@ -132,8 +147,8 @@ class SinkContract(ABC):
         prepared = self.staged([])
         self.sink().commit(prepared)
         self.sink().commit(prepared)
-        self.assert_visible()
-        assert self.unfinished() == []
+        self.assert_visible(rule=Rule.COMMIT_MAY_COME_AGAIN)
+        self.assert_unfinished(rule=Rule.FIND_LISTS_THE_UNFINISHED)
 
     def test_commit_twice_is_harmless(self) -> None:
         """A second commit, by the same driver or by the next one, changes nothing."""
@@ -142,7 +157,7 @@ class SinkContract(ABC):
         driver.commit(prepared)
         driver.commit(prepared)
         self.sink().commit(prepared)
-        self.assert_visible(1, 2)
+        self.assert_visible(1, 2, rule=Rule.COMMIT_MAY_COME_AGAIN)
 
     def test_an_old_commit_repeated_is_harmless(self) -> None:
         """A commit repeated after many newer ones, as when an old checkpoint is restored, changes nothing."""
@@ -153,15 +168,15 @@ class SinkContract(ABC):
             driver.commit(self.staged([checkpoint], checkpoint=checkpoint))
         driver.commit(first)
         self.sink().commit(first)
-        self.assert_visible(*range(20))
+        self.assert_visible(*range(20), rule=Rule.COMMIT_MAY_COME_AGAIN)
 
     def test_abort_hides_and_leaves_nothing(self) -> None:
         """An aborted transaction is neither visible nor found, however often it is aborted."""
         prepared = self.staged([1, 2])
         self.sink().abort(prepared)
         self.sink().abort(prepared)
-        self.assert_visible()
-        assert self.unfinished() == []
+        self.assert_visible(rule=Rule.ABORT_LEAVES_NOTHING)
+        self.assert_unfinished(rule=Rule.ABORT_LEAVES_NOTHING)
 
     def test_abort_in_the_task(self) -> None:
         """A task that fails aborts what it began, with the instance that began it, and can begin again."""
@@ -170,11 +185,11 @@ class SinkContract(ABC):
         sink.write(transaction, self.batch([1]))
         sink.abort(transaction)
         sink.abort(transaction)
-        assert self.unfinished() == []
+        self.assert_unfinished(rule=Rule.ABORT_LEAVES_NOTHING)
         again = sink.begin_transaction(self.context(attempt=1))
         sink.write(again, self.batch([2]))
         self.sink().commit(through_json(sink.pre_commit(again)))
-        self.assert_visible(2)
+        self.assert_visible(2, rule=Rule.ABORT_LEAVES_NOTHING)
 
     def test_abort_of_a_task_that_died(self) -> None:
         """What a dead task has begun is aborted by what the driver finds, or by what the task reported."""
@@ -182,8 +197,8 @@ class SinkContract(ABC):
         for found in list(self.sink().find_transactions(JOB, SINK)):
             self.sink().abort(through_json(found))
         self.sink().abort(reported)
-        self.assert_visible()
-        assert self.unfinished() == []
+        self.assert_visible(rule=Rule.ABORT_LEAVES_NOTHING)
+        self.assert_unfinished(rule=Rule.ABORT_LEAVES_NOTHING)
 
     def test_commit_after_abort_is_an_error(self) -> None:
         """Rows that are gone are never reported as committed."""
@@ -193,9 +208,11 @@ class SinkContract(ABC):
             self.sink().commit(prepared)
         except CommitLostError:
             pass
+        except Exception as error:
+            raise broken(Rule.GONE_IS_NOT_COMMITTED, f"{type(error).__name__}: {error}") from error
         else:
-            raise AssertionError("commit of an aborted transaction must raise CommitLostError")
-        self.assert_visible()
+            raise broken(Rule.GONE_IS_NOT_COMMITTED, "commit() of an aborted transaction returned")
+        self.assert_visible(rule=Rule.GONE_IS_NOT_COMMITTED)
 
     def test_one_of_two_attempts(self) -> None:
         """Of two attempts of one subtask the committed one is visible and the aborted one is not."""
@@ -204,8 +221,8 @@ class SinkContract(ABC):
         self.sink().commit(kept)
         self.sink().abort(lost)
         self.sink().commit(kept)
-        self.assert_visible(1, 2)
-        assert self.unfinished() == []
+        self.assert_visible(1, 2, rule=Rule.NOTHING_IS_SHARED)
+        self.assert_unfinished(rule=Rule.FIND_LISTS_THE_UNFINISHED)
 
     def test_two_attempts_at_the_same_time(self) -> None:
         """Two running attempts of one subtask do not disturb each other."""
@@ -217,7 +234,7 @@ class SinkContract(ABC):
         one.abort(first)
         prepared = through_json(two.pre_commit(second))
         self.sink().commit(prepared)
-        self.assert_visible(2)
+        self.assert_visible(2, rule=Rule.NOTHING_IS_SHARED)
 
     def test_find_lists_what_is_unfinished(self) -> None:
         """Committed and aborted transactions are not listed, pre-committed ones are, with their place."""
@@ -225,7 +242,7 @@ class SinkContract(ABC):
         self.sink().abort(self.staged([2], checkpoint=5))
         self.staged([3], run=2, checkpoint=6, subtask=3, attempt=17)
         self.staged([4], run=2, checkpoint=10, subtask=1, attempt=0)
-        assert self.unfinished() == [(2, 6, 3, 17), (2, 10, 1, 0)]
+        self.assert_unfinished((2, 6, 3, 17), (2, 10, 1, 0), rule=Rule.FIND_LISTS_THE_UNFINISHED)
 
     def test_found_transactions_can_be_aborted(self) -> None:
         """What `find_transactions` lists suffices for `abort`."""
@@ -233,8 +250,8 @@ class SinkContract(ABC):
         self.staged([2], checkpoint=2)
         for found in list(self.sink().find_transactions(JOB, SINK)):
             self.sink().abort(through_json(found))
-        assert self.unfinished() == []
-        self.assert_visible()
+        self.assert_unfinished(rule=Rule.FIND_LISTS_THE_UNFINISHED)
+        self.assert_visible(rule=Rule.ABORT_LEAVES_NOTHING)
 
     def test_find_ignores_other_jobs_and_sinks(self) -> None:
         """A job finds its own transactions only, also when names are alike and all share one target."""
@@ -242,8 +259,10 @@ class SinkContract(ABC):
         for checkpoint, (job, sink) in enumerate(owners):
             self.staged([checkpoint], job=job, sink=sink, checkpoint=checkpoint)
         for checkpoint, (job, sink) in enumerate(owners):
-            assert self.unfinished(job, sink) == [(1, checkpoint, 0, 0)], (job, sink)
-        assert self.unfinished() == []
+            _compare(
+                self.unfinished(job, sink), [(1, checkpoint, 0, 0)], Rule.FIND_LISTS_THE_UNFINISHED, job, sink
+            )
+        self.assert_unfinished(rule=Rule.FIND_LISTS_THE_UNFINISHED)
 
     def test_jobs_that_share_a_target(self) -> None:
         """Two jobs and two sinks with the same numbers write to one target without losing a row."""
@@ -251,19 +270,19 @@ class SinkContract(ABC):
         prepared = [self.staged([n], job=job, sink=sink) for n, (job, sink) in enumerate(owners)]
         for transaction in prepared:
             self.sink().commit(transaction)
-        self.assert_visible(0, 1, 2)
+        self.assert_visible(0, 1, 2, rule=Rule.NOTHING_IS_SHARED)
 
     def test_another_run_with_the_same_numbers(self) -> None:
         """Two runs may write under one checkpoint number, as when an older checkpoint is restored: no row is taken for another's."""
         self.sink().commit(self.staged([1], run=1, checkpoint=3))
         self.sink().commit(self.staged([2], run=2, checkpoint=3))
-        self.assert_visible(1, 2)
+        self.assert_visible(1, 2, rule=Rule.NOTHING_IS_SHARED)
 
     def test_another_life_of_the_job(self) -> None:
         """When the job's storage was deleted all numbers begin again: new rows under old numbers are new rows."""
         self.sink().commit(self.staged([1]))
         self.sink().commit(self.staged([2]))
-        self.assert_visible(1, 2)
+        self.assert_visible(1, 2, rule=Rule.NOTHING_IS_SHARED)
 
     def test_commit_all_over_checkpoints(self) -> None:
         """`commit_all` makes all its transactions visible, and no other."""
@@ -287,8 +306,8 @@ class SinkContract(ABC):
             self.sink().commit_all(_breaking_off(prepared))
         self.sink().commit_all(prepared)
         self.sink().commit_all(prepared)
-        self.assert_visible(1, 2, 3, 4, 5)
-        assert self.unfinished() == []
+        self.assert_visible(1, 2, 3, 4, 5, rule=Rule.COMMIT_MAY_COME_AGAIN)
+        self.assert_unfinished(rule=Rule.FIND_LISTS_THE_UNFINISHED)
 
     # A whole job, without Spark: the real coordinator and recovery, on the real target.
 
@@ -333,25 +352,50 @@ class SinkContract(ABC):
         with sink_job(self.sink, self.batch) as job:
             job.dies_after(step, times=times)
             early = self._seen() - self._as_read(job.promised())
-            assert not early, f"a reader sees rows that no completed checkpoint stands for: {sorted(early)}"
+            if early:
+                seen = f"a reader sees rows that no completed checkpoint stands for: {_shown(early)}"
+                raise broken(Rule.HIDDEN_UNTIL_COMMIT, f"after a death behind {step.name}, {seen}")
             self._comes_to_its_end(job)
 
     def _comes_to_its_end(self, job: SinkJob) -> None:
         job.comes_to_its_end()
-        self.assert_visible(*job.all_rows())
-        assert job.unfinished() == []
+        self.assert_visible(*job.all_rows(), rule=Rule.SURVIVES_DEATHS)
+        _compare(job.unfinished(), [], Rule.SURVIVES_DEATHS)
         job.comes_to_its_end()
-        self.assert_visible(*job.all_rows())
+        self.assert_visible(*job.all_rows(), rule=Rule.COMMIT_MAY_COME_AGAIN)
 
 
 def through_json(transaction: Transaction) -> Transaction:
     """Return a transaction as it comes back from a checkpoint."""
-    back: Transaction = json.loads(json.dumps(transaction))
+    try:
+        back: Transaction = json.loads(json.dumps(transaction))
+    except (TypeError, ValueError) as error:
+        raise broken(Rule.IS_DATA, f"{transaction!r}: {error}") from error
     return back
 
 
 def _place(transaction: Transaction) -> tuple[int, int, int, int]:
-    return transaction["run"], transaction["checkpoint"], transaction["subtask"], transaction["attempt"]
+    try:
+        return transaction["run"], transaction["checkpoint"], transaction["subtask"], transaction["attempt"]
+    except (KeyError, TypeError) as error:
+        seen = f"a transaction without {error}: {transaction!r}"
+        raise broken(Rule.FIND_LISTS_THE_UNFINISHED, seen) from error
+
+
+def _compare(found: Sequence[object], expected: Sequence[object], rule: Rule, *owner: str) -> None:
+    if list(found) != list(expected):
+        asked = f"({', '.join(map(repr, owner))})" if owner else "()"
+        raise broken(
+            rule,
+            f"find_transactions{asked} lists (run, checkpoint, subtask, attempt) {list(found)}, and should list {list(expected)}",
+        )
+
+
+def _shown(rows: Counter[str]) -> str:
+    """The rows, each as often as it is there; of many the first."""
+    listed = sorted(rows.elements())
+    more = f" and {counted(len(listed) - _MOST_SHOWN, 'more row')}" if len(listed) > _MOST_SHOWN else ""
+    return ", ".join(listed[:_MOST_SHOWN]) + more
 
 
 def _breaking_off(transactions: list[Transaction]) -> Iterator[Transaction]:

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.errors import BadRecordError, ConfigError, PenstockError, UnavailableError
+from penstock.logins import refuses_login
 from penstock.sinks.bad_rows import refuse_null_keys
 from penstock.sinks.by_key.sink import AT_ONCE, KeyedWriter, Origin, UpsertSink
 from penstock.sinks.by_key.sql_errors import is_bad_row, is_refused_alone
@@ -225,9 +226,12 @@ class SQLWriter(KeyedWriter):
         try:
             self._connect().close()
         except Exception as error:
-            raise UnavailableError(
+            denied = refuses_login(error)
+            kind = ConfigError if denied else UnavailableError
+            advice = "; check user, password, database and rights" if denied else ""
+            raise kind(
                 f"the database of table {self._table!r} cannot be reached: {shown_function(self._connect)} raised {type(error).__name__}: "
-                f"{error}; nothing was started",
+                f"{error}; nothing was started{advice}",
                 table=self._table,
             ) from error
 

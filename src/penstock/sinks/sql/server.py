@@ -17,6 +17,7 @@ from penstock.sinks.tables import quoted_name
 
 RowOf = Callable[[Any], Mapping[str, Any] | None]
 """Finds the row that an error of the server is about; None if it does not tell."""
+_CHECK_USER = "check user, password, database and what this user may do"
 _PASSES = frozenset({Meaning.MAY_PASS, Meaning.NO_LOGIN})
 
 
@@ -176,16 +177,16 @@ class SqlServer(ABC):
     def _translated(
         self, error: Any, for_good: type[PenstockError], follows: str, *, passes: Container[Meaning] = _PASSES
     ) -> PenstockError:
+        denied = self.errors.meaning(error) is Meaning.NO_LOGIN or self.errors.is_denied(error)
         if self.errors.meaning(error) in passes:
-            for_good, follows = (
-                UnavailableError,
-                "check the server, its locks and its limits",
-            )
+            for_good = UnavailableError
+            follows = _CHECK_USER if denied else "check the server, its locks and its limits, and the address"
         said = self.errors.said(error)
         return for_good(
             f"{self.called} at {self}: {said}; {follows}",
             server=self.shown,
             cause=said,
+            denied=denied,
             **self.errors.code(error),
         )
 

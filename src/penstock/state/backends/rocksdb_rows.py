@@ -25,6 +25,7 @@ from penstock.errors import CorruptStateError
 from penstock.state.backends.base import KeyBatch, StateLayout
 from penstock.state.backends.lookup import no_columns
 from penstock.state.keys import SortKeys
+from penstock.state.types import spark_type
 
 SORT_KEY_BYTES = 8
 _PREFIX = struct.Struct(f"{SORT_KEY_BYTES}s")
@@ -198,4 +199,4 @@ def _corrupt(label: str, problem: str) -> CorruptStateError:
 
 
 def _described(schema: pa.Schema) -> str:
-    return ", ".join(f"{field.name} {field.type}" for field in schema)
+    return ", ".join(f"{field.name} {spark_type(field.type)}" for field in schema)

@@ -30,6 +30,7 @@ from penstock.errors import CorruptStateError, IncompatibleStateError, PenstockE
 from penstock.state.backends.base import FileRef, StateLayout
 from penstock.state.backends.checksums import HASHED_FILES
 from penstock.state.keys import SORT_KEY, SortKeys
+from penstock.state.types import spark_type
 from penstock.wording import counted
 
 FORMAT_VERSION = 2
@@ -304,5 +305,5 @@ def other_columns(
 
 
 def _described(fields: Sequence[pa.Field], key_columns: int) -> str:
-    texts = [f"{field.name} {field.type}" for field in fields]
+    texts = [f"{field.name} {spark_type(field.type)}" for field in fields]
     return f"key ({', '.join(texts[:key_columns])}) and values ({', '.join(texts[key_columns:])})"

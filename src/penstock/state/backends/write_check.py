@@ -10,6 +10,7 @@ import pyarrow as pa
 from penstock.errors import InternalError
 from penstock.state.backends.base import KeyBatch, StateLayout, Workplace
 from penstock.state.backends.merge import Ownership
+from penstock.state.types import spark_type
 from penstock.wording import counted
 
 
@@ -60,4 +61,4 @@ class WriteCheck:
 
 
 def _described(schema: pa.Schema) -> str:
-    return ", ".join(f"{field.name} {field.type}" for field in schema)
+    return ", ".join(f"{field.name} {spark_type(field.type)}" for field in schema)
