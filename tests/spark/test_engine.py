@@ -191,7 +191,7 @@ def test_restart_strategy_gives_up_with_the_reason(spark, ledger, caplog):
     job.restart = ps.exponential_delay(initial="1ms")
     with pytest.raises(
         ps.JobFailedError,
-        match=r"^c-\d: RuntimeError: cannot digest app.*met this 2 times in a row at batch 0",
+        match=r"in batch 0, 2 times in a row at the same place.*: c-\d: RuntimeError: cannot digest app",
     ):
         job.run(available_now=True)
     assert "Traceback" not in caplog.text
