@@ -11,6 +11,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -77,6 +78,7 @@ def without_variable_parts(text: str, folders: dict[str, str]) -> str:
         str(Path(penstock.__file__).parent): "/penstock",
         platform.node(): "HOST",
         **folders,
+        tempfile.gettempdir(): "/tmp",
     }
     for folder, name in folders.items():
         text = text.replace(folder, name)
@@ -85,6 +87,9 @@ def without_variable_parts(text: str, folders: dict[str, str]) -> str:
         (r"pid \d+", "pid N"),
         (r"(127\.0\.0\.1(?::|\", port )|port=)(?!1\b)\d+", r"\1N"),
         (r"in \d+\.\d s", "in N s"),
+        (r"run-1-[0-9a-f]{8}", "run-1-TOKEN"),
+        (r"\d+-\d+-\d+-\d+\.arrow", "N.arrow"),
+        (r"/penstock-\d+/", "/penstock-N/"),
         (r"\b[0-9a-f]{16,}\b", "TOKEN"),
     ):
         text = re.sub(pattern, name, text)

@@ -1,5 +1,7 @@
 """Another start has taken the job over."""
 
+import time
+
 from pyspark.sql import functions as F
 
 import penstock as ps
@@ -17,9 +19,17 @@ def views_job():
     return job
 
 
+def wait_for_a_batch(handle):
+    while handle.progress.batches == 0:
+        time.sleep(0.1)
+
+
 first = views_job().start()
+wait_for_a_batch(first)
 second = views_job().start(takeover=True)
 try:
+    log.append(0, [{"app": "shop", "user": 2}])
+    wait_for_a_batch(second)
     first.wait()
 finally:
     second.cancel()
