@@ -110,6 +110,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="write down what modules took, by which they are dealt out",
     )
+    parser.addoption(
+        "--write-screens",
+        action="store_true",
+        help="write down what terminals show after a mistake, see tests/spark/test_screens.py",
+    )
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:

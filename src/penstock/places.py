@@ -21,6 +21,12 @@ _PACKAGES = re.compile(r"/(?:site|dist)-packages/|/lib/python3[^/]*/")
 """On any machine."""
 _MOST_CHARACTERS = 120
 
+_SECRET = re.compile(
+    r"""(://[^:/@\s"']*:)[^@\s"']*(@)|((?:password|passwd|secret|token)\w*["']?\s*[=:]\s*["']?)[^"',)\s]*""",
+    re.IGNORECASE,
+)
+"""In a line of code: what follows the user in an address, or the name of a password."""
+
 AT = "  at: "
 """How a note begins that names a place."""
 
@@ -80,7 +86,7 @@ def place_of_frame(frame: FrameType, line: int) -> Place:
 
 
 def _source(file: str, line: int) -> str:
-    text = linecache.getline(file, line).strip()
+    text = _SECRET.sub(_masked, linecache.getline(file, line).strip())
     return text if len(text) <= _MOST_CHARACTERS else f"{text[:_MOST_CHARACTERS]}..."
 
 
@@ -100,3 +106,7 @@ def place_in_text(text: str) -> Place | None:
     frames = [Place(file, int(line), function) for file, line, function in _FRAME.findall(text)]
     own = [one for one in frames if not _is_ours(one.file) and not _is_installed(one.file)]
     return own[-1] if own else None
+
+
+def _masked(found: re.Match[str]) -> str:
+    return f"{found[1] or found[3]}...{found[2] or ''}"

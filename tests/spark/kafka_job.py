@@ -94,7 +94,7 @@ def run(spark: SparkSession, order: Order) -> dict[str, Any]:
         handle = job.start(available_now=mode != "until killed")
         handle.wait()
     except PenstockError as error:
-        return {"error": traceback.format_exception_only(error)[-1].strip()}
+        return {"error": traceback.format_exception_only(error)[0].strip()}
     last, level = handle.checkpoints()[-1], job.guarantee().level
     return {"positions": last.barrier.positions["clicks"], "guarantee": level and level.value}
 

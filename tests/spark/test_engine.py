@@ -6,6 +6,7 @@ from collections import Counter
 
 import pytest
 from ledger import Count, Ledger, fail_for_good
+from pyspark import TaskContext
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
@@ -174,11 +175,17 @@ def test_user_code_that_fails_is_restarted_from_the_checkpoint(spark, ledger, tm
 
 
 def test_restart_strategy_gives_up_with_the_reason(spark, ledger, caplog):
-    """A number of attempts is kept; without one, the same mistake at the same batch ends the job with its text in front."""
+    """A number of attempts is kept; without one, the same mistake at the same batch ends the job. A task that fails twice is given up."""
     ledger.fill(10)
+
+    attempts = ledger.root / "attempts"
 
     class Fails(Count):
         def process(self, key, rows, ctx):
+            task = TaskContext.get()
+            assert task is not None
+            with attempts.open("a") as file:
+                file.write(str(task.attemptNumber()))
             raise RuntimeError(f"cannot digest {key}")
 
     job = ledger.job(restart=ps.fixed_delay(attempts=1, delay="1ms"))
@@ -186,14 +193,18 @@ def test_restart_strategy_gives_up_with_the_reason(spark, ledger, caplog):
     clicks.key_by("app").process(Fails(), schema="app string, n long", uid="c").write_to(
         ledger.sqlite(), uid="o"
     )
-    with pytest.raises(ps.JobFailedError, match=r"after 2 failures.*cannot digest app"):
+    with pytest.raises(
+        ps.JobFailedError,
+        match=r"(?s)failed for good: c-\d: RuntimeError: cannot digest app.*After 2 failures",
+    ):
         job.run(available_now=True)
     job.restart = ps.exponential_delay(initial="1ms")
     with pytest.raises(
         ps.JobFailedError,
-        match=r"^c-\d: RuntimeError: cannot digest app.*met this 2 times in a row at batch 0",
+        match=r"(?s): c-\d: RuntimeError: cannot digest app.*2 times in a row at the same place, in batch 0",
     ):
         job.run(available_now=True)
+    assert max(attempts.read_text()) in ("1", "2"), "Spark made all its attempts"
     assert "Traceback" not in caplog.text
     assert "\tat org.apache" not in caplog.text
 

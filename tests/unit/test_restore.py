@@ -320,7 +320,7 @@ def test_a_run_fenced_while_it_restores_destroys_nothing(scene: Scene) -> None:
         scene.checkpoint(4, "state/a", "state/b", run=3, promises=(scene.stage(4, run=3),))
 
     storage = Disturbed(scene.storage.root, "state", successor)
-    with pytest.raises(FencedError, match="run 2 is fenced"):
+    with pytest.raises(FencedError, match="run 2 was replaced by"):
         scene.restore(storage=storage)
     assert checkpoint_ids(scene.storage) == [3, 4]
     assert scene.storage.names("state") == ["state/a", "state/b"]
@@ -339,7 +339,7 @@ def test_a_run_fenced_while_it_decides_leaves_no_trace(scene: Scene) -> None:
         with pytest.raises(UnavailableError):
             scene.restore()  # run 3 decides for 5, and is held up by its sink
 
-    with pytest.raises(FencedError, match="run 2 is fenced"):
+    with pytest.raises(FencedError, match="run 2 was replaced by"):
         scene.restore(storage=Disturbed(scene.storage.root, "state", successor))
     assert staged(scene.external) == [(1, 5, 0)]
     assert scene.restore().id == 5

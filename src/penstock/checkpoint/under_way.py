@@ -107,7 +107,7 @@ class UnderWay:
         text = (
             f"checkpoint {pending.checkpoint} {reason.text} ({detail}); it is failure {self._failures_in_a_row} in a row and "
             f"checkpoint.tolerable_failures is {self._settings.tolerable_failures}, so the job goes back to "
-            f"checkpoint {back_to}"
+            f"{f'checkpoint {back_to}' if back_to >= 0 else 'its beginning'}"
         )
         return [FailJob(text)]
 

@@ -26,6 +26,10 @@ def exit_code_of(error: BaseException) -> int:
 
 def explain(error: BaseException) -> str:
     """Return what to tell the user."""
+    return "\n".join([_text(error), *getattr(error, "__notes__", ())])
+
+
+def _text(error: BaseException) -> str:
     if isinstance(error, InternalError):
         return f"{error}\nThis is a bug in Penstock: please report it, with what `penstock --debug ...` shows"
     if isinstance(error, PenstockError):

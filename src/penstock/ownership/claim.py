@@ -72,7 +72,12 @@ class Claim:
         """
         newest = newest_run(self.storage)
         if newest > self.run:
-            raise self._fenced(f"run {self.run} is fenced: run {newest} owns the job in {self._uri}", newest)
+            raise FencedError(
+                f"nothing is lost: run {self.run} was replaced by run {newest}, which owns the job in {self._uri} now. This run is "
+                "fenced: it stops, and commits nothing any more",
+                run=self.run,
+                owner=newest,
+            )
         record = self._own_record() if newest == self.run else None
         if record is None:
             raise self._fenced(
@@ -99,7 +104,7 @@ class Claim:
         except FileNotFoundError:
             return None
 
-    def _fenced(self, what: str, owner: RunId, what_to_do: str = "nothing is lost") -> FencedError:
+    def _fenced(self, what: str, owner: RunId, what_to_do: str) -> FencedError:
         text = f"{what}; this run stops and commits nothing any more; {what_to_do}"
         return FencedError(text, run=self.run, owner=owner)
 
@@ -145,8 +150,8 @@ def _lost_to(storage: Storage, owner: RunId) -> FencedError:
             owner=owner,
         )
     return FencedError(
-        f"the job in {storage.uri} belongs to run {owner} of another start now; this one stops, does not restart and commits "
-        "nothing any more; nothing is lost",
+        f"nothing is lost: this start was replaced by another one, whose run {owner} owns the job in {storage.uri} now. This one is "
+        "fenced: it stops, does not restart, and commits nothing any more",
         owner=owner,
     )
 

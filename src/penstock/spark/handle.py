@@ -138,7 +138,8 @@ class JobHandle:
         if not self._ended.wait(_timeout_s(timeout)):
             return False
         if self._failure is not None:
-            raise shown_alone(self._failure)
+            failure = shown_alone(self._failure)
+            raise failure
         return True
 
     def stop(self, *, wait: bool = True) -> None:
@@ -279,14 +280,14 @@ class JobHandle:
             return
         times = times_in_a_row(met)
         why = (
-            f"in batch {met[-1].batch}, {times} times in a row at the same place, so that it is in the code or in the data (a restart "
-            "strategy with `attempts` tries as often as it says)"
+            f"It came {times} times in a row at the same place, in batch {met[-1].batch}: it is in the code or in the data. (A restart "
+            "strategy with `attempts` tries as often as it says.)"
         )
         raise given_up(self._job.name, error, why, failures=len(met), batch=met[-1].batch)
 
     def _go_back_or_give_up(self, error: Exception, delay_s: float | None, met: list[Failure]) -> None:
         if delay_s is None:
-            why = f"after {counted(len(met), 'failure')}, the restart strategy {self._job.restart} allows no further restart"
+            why = f"After {counted(len(met), 'failure')} the restart strategy {self._job.restart} allows no further restart."
             raise given_up(self._job.name, error, why, failures=len(met))
         met_before = bool(met[-1].cause) and met[-1] in met[:-1]
         _log.warning("%s", restart_line(self._job.name, error, delay_s, met_before=met_before))

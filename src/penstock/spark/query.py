@@ -6,6 +6,7 @@ import logging
 import threading
 from typing import TYPE_CHECKING
 
+from py4j.protocol import Py4JError
 from pyspark.sql import DataFrame
 from pyspark.sql.streaming.query import StreamingQuery
 
@@ -23,7 +24,7 @@ from penstock.errors import FencedError, PenstockError
 from penstock.ids import CheckpointId
 from penstock.recovery.repeated import Failure
 from penstock.snapshot.mailbox import Mailbox, places
-from penstock.snapshot.messages import Message
+from penstock.snapshot.messages import Message, TaskFailed
 from penstock.snapshot.rescue import in_background
 from penstock.snapshot.transfer import Room
 from penstock.spark.causes import BatchFailedError, cause_of, in_brief
@@ -74,7 +75,7 @@ class QueryRun:
         self._batch_lock = threading.Lock()
         self._closed = False
         self._cancelled = False
-        self._given_up = threading.Event()
+        self._given_up = False
         self._query: StreamingQuery | None = None
         self._settings = batch_settings(
             compiled.session, own_shuffles=compiled.own_shuffles, parallelism=spec.parallelism
@@ -150,12 +151,17 @@ class QueryRun:
             self._compiled.session.sparkContext.cancelJobGroup(str(query.runId))
 
     def _deliver(self, message: Message) -> None:
-        """In the mailbox's thread, which must not wait for Spark."""
+        """A task that tells why it fails waits until this returns: Spark hears that the batch is given up before that the task failed."""
         self._engine.deliver(message)
-        query = self._query
-        if query is not None and self._engine.is_hopeless and not self._given_up.is_set():
-            self._given_up.set()
-            in_background(self.interrupt)
+        if isinstance(message, TaskFailed) and self._engine.is_hopeless and not self._given_up:
+            self._given_up = True
+            try:
+                self.interrupt()
+            except (
+                Py4JError,
+                OSError,
+            ) as error:  # then Spark makes all its attempts, and the batch fails later
+                _log.debug("batch %d could not be given up early: %s", message.batch, error)
 
     def _start_query(self) -> StreamingQuery:
         writer = (

@@ -48,9 +48,9 @@ def restart_line(job: str, error: Exception, delay_s: float, *, met_before: bool
 
 
 def given_up(job: str, error: Exception, why: str, **facts: object) -> JobFailedError:
-    """The job has failed for good. What helps to find the cause is said of this error too."""
-    failed = JobFailedError(f"job {job} failed for good {why}: {error}", **facts)
-    for note in notes_of(error):
+    """The job has failed for good, and `why` it is not tried again. What helps to find the cause is said of this error too."""
+    failed = JobFailedError(f"job {job} failed for good: {error}", **facts)
+    for note in (*notes_of(error), f"  {why}"):
         failed.add_note(note)
     failed.__cause__ = error
     return failed
@@ -60,10 +60,9 @@ def add_what_follows(error: BaseException, progress: Progress) -> None:
     """Say of a failure of the job's code or data how it goes on. Other errors say it themselves."""
     if not isinstance(error, BadRecordError | UserCodeError | JobFailedError):
         return
-    start = f"checkpoint {progress.checkpoint}" if progress.checkpoint >= 0 else "the beginning"
+    start = f"from checkpoint {progress.checkpoint}" if progress.checkpoint >= 0 else "from the beginning"
     error.add_note(
-        f"  The job has failed{_in_batch(error)}. Nothing of what came after its last checkpoint is kept, and nothing is lost: mend the "
-        f"cause and start again, it goes on from {start}."
+        f"  The job has failed{_in_batch(error)}, and nothing is lost: mend the cause and start again, it goes on {start}."
     )
 
 

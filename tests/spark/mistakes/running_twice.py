@@ -1,11 +1,14 @@
 """The job runs already."""
 
+import time
+
 from pyspark.sql import functions as F
 
 import penstock as ps
 
 spark = ps.local_session("mistakes")
 log = ps.sources.PartitionedLog("log", "app string, user long", partitions=2)
+log.append(0, [{"app": "shop", "user": 1}])
 
 
 def views_job():
@@ -17,6 +20,8 @@ def views_job():
 
 
 first = views_job().start()
+while first.progress.batches == 0:
+    time.sleep(0.1)
 try:
     views_job().run(available_now=True)
 finally:

@@ -11,8 +11,5 @@ log.append(0, [{"app": "shop", "user": 1}])
 job = ps.Job("visits", storage="store", restart=ps.fixed_delay(attempts=1))
 clicks = job.read(log.read(spark), uid="clicks")
 views = clicks.key_by("app").aggregate(pv=F.count("*"), uid="views")
-views.write_to(
-    ps.sinks.Postgres("postgresql://me@127.0.0.1:1/shop", table="views", mode="upsert", key=["app"]),
-    uid="out",
-)
+views.write_to(ps.sinks.Postgres("postgresql://me@127.0.0.1:1/shop", table="views"), uid="out")
 job.run(available_now=True)

@@ -1,0 +1,119 @@
+"""What is found out about an exception of the user's code: its line, the key, the row, the names there are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import penstock as ps
+from penstock.errors import BadRecordError
+from penstock.operators.failed_call import MOST_CHARACTERS, FailedCall, failed_call
+from penstock.operators.keyed_process import Context, bind
+from penstock.operators.rows import Rows, RowTable
+from penstock.places import Place
+
+TABLE = pa.table({"app": ["a", "a"], "user": [1, 2]})
+
+
+class Visits(ps.KeyedProcess):
+    visits = ps.ValueState("long", default=0)
+
+    def __init__(self, code: str) -> None:
+        self.code = code
+
+    def process(self, key: Any, rows: Any, ctx: Any) -> Any:
+        for row in rows:
+            exec(self.code)
+            yield key, row
+
+
+def failure_of(code: str, table: pa.Table = TABLE) -> FailedCall:
+    operator = Visits(code)
+    bind(operator)
+    try:
+        list(operator.process("a", Rows(RowTable(table), 0, 2), Context("visits", 0, 0, 1)))
+    except Exception as error:  # noqa: BLE001 - whatever it is
+        return failed_call(error)
+    raise AssertionError("it did not fail")
+
+
+@pytest.mark.parametrize(
+    ("code", "names"),
+    [
+        ("row.usr", "columns: app, user; did you mean 'user'?"),
+        ("row['usr']", "columns: app, user; did you mean 'user'?"),
+        ("rows.column('usr')", "columns: app, user; did you mean 'user'?"),
+        ("row.nothing_like_it", "columns: app, user"),
+        ("self.visit.value += 1", "states: visits; did you mean 'visits'?"),
+        ("self.cod", "states: visits; did you mean 'code'?"),
+        ("self.visits.vlaue", "a state has .value and .clear()"),
+        ("ctx.subtsk", "fields of the context: operator, checkpoint, subtask, parallelism; did you mean 'subtask'?"),
+        ("rws", "did you mean 'rows'?"),
+    ],
+)  # fmt: skip
+def test_a_name_that_there_is_not(code: str, names: str) -> None:
+    """The names there are, and which one is meant; no second try is of use."""
+    found = failure_of(code)
+    assert found.names == names
+    assert found.is_wrong_name
+    assert (found.key, found.row) == ("'a'", "app='a', user=1")
+
+
+@pytest.mark.parametrize("code", ["1 / 0", "{}['x']", "[].pop()", "'text'.nothing", "raise OSError('no')"])
+def test_what_may_have_to_do_with_the_data(code: str) -> None:
+    """Nothing is said of names, and another try is not ruled out."""
+    found = failure_of(code)
+    assert found.names == ""
+    assert not found.is_wrong_name
+    assert found.row == "app='a', user=1"
+
+
+def test_the_line_is_that_of_the_users_file() -> None:
+    """Not of a package that it called, nor of Penstock."""
+    found = failure_of("int('x')")
+    place = found.place
+    assert place is not None
+    assert place.file == "<string>"  # what `exec` calls the user's code here
+    assert failure_of("np.reshape([1], 7)").place is not None
+    with pytest.raises(ValueError, match="reshape") as raised:
+        np.reshape([1], (7,))
+    place = failed_call(raised.value).place
+    assert place is not None
+    assert Path(place.file) == Path(__file__)
+    assert place.source == "np.reshape([1], (7,))"
+
+
+def test_long_and_unreadable_rows() -> None:
+    """A long row is cut; one whose text is no UTF-8 does not hide what failed."""
+    long = pa.table({"app": ["a" * 1000] * 2, "user": [1, 2]})
+    assert len(failure_of("1 / 0", long).row) == MOST_CHARACTERS + len("...")
+    broken = pa.array([b"\xc3(", b"x"]).view(pa.string())
+    assert failure_of("1 / 0", pa.table({"app": broken})).row.startswith("(it cannot be shown: ")
+
+
+def test_what_an_error_says_itself_is_taken() -> None:
+    """A `BadRecordError` knows its row and key better than the code around it."""
+    error = BadRecordError("no", row={"id": 5}, key=("a", 1))
+    assert failed_call(error) == FailedCall(row="id=5", key="('a', 1)")
+
+
+@pytest.mark.parametrize(
+    ("line", "shown"),
+    [
+        ('sink = Postgres("postgresql://me:hunter2@db/shop", table="t")', 'Postgres("postgresql://me:...@db/shop", table="t")'),
+        ('connect(user="me", password="hunter2", port=1)', 'connect(user="me", password="...", port=1)'),
+        ('{"sasl.password": "hunter2", "x": 1}', '{"sasl.password": "...", "x": 1}'),
+        ('dsn = "host=h password=hunter2 user=u"', '"host=h password=... user=u"'),
+    ],
+)  # fmt: skip
+def test_a_password_in_the_line_is_not_shown(tmp_path: Path, line: str, shown: str) -> None:
+    """Errors are kept in logs and sent to others."""
+    program = tmp_path / "job.py"
+    program.write_text(line)
+    source = Place(str(program), 1).source
+    assert "hunter2" not in source
+    assert shown in source
