@@ -146,6 +146,26 @@ def checkpoints(
 
 
 @app.command()
+def runs(
+    storage: Annotated[str, typer.Argument(help="Path or URI, as in Job(storage=...).", show_default=False)],
+    job: Annotated[str, typer.Argument(help="The name of the job.", show_default=False)],
+    *,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+) -> None:
+    """List the runs of a job: when and where they began, from which checkpoint, how they ended and why."""
+    from penstock.cli.checkpoint_listing import open_job
+    from penstock.cli.run_table import print_json, print_table
+    from penstock.clock import SYSTEM_CLOCK
+    from penstock.ownership.run_list import list_runs
+
+    found = list_runs(open_job(storage, job), SYSTEM_CLOCK.wall())
+    if as_json:
+        print_json(found)
+    else:
+        print_table(job, found)
+
+
+@app.command()
 def run(
     file: JobFile,
     *,
