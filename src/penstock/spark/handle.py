@@ -12,16 +12,13 @@ from typing import TYPE_CHECKING
 from penstock.checkpoint.completed import Completed
 from penstock.clock import SYSTEM_CLOCK
 from penstock.config import Duration, OnCancel, choice, seconds
+from penstock.engine import story
 from penstock.engine.job_spec import JobSpec
 from penstock.engine.observer import Observer, Progress
 from penstock.engine.run_ends import RunEnds
 from penstock.engine.start import start_run
-from penstock.errors import (
-    FencedError,
-    JobFailedError,
-    UnavailableError,
-    shown_alone,
-)
+from penstock.errors import JobFailedError, UnavailableError, shown_alone
+from penstock.guarantee import Guarantee
 from penstock.ownership.claim import Claimant
 from penstock.ownership.descent import read_descents
 from penstock.ownership.ends import How
@@ -71,8 +68,11 @@ class StartOptions:
 class JobHandle:
     """Returned by `Job.start`."""
 
-    def __init__(self, job: Job, compiled: Compiled, spec: JobSpec, options: StartOptions) -> None:
+    def __init__(
+        self, job: Job, compiled: Compiled, spec: JobSpec, guarantee: Guarantee, options: StartOptions
+    ) -> None:
         self._job = job
+        self._guarantee = guarantee
         self._compiled = compiled
         self._spec = spec
         self._options = options
@@ -94,14 +94,17 @@ class JobHandle:
     def start(cls, job: Job, options: StartOptions) -> JobHandle:
         """Check everything, take the job over, and run it in the background. See `Job.start`."""
         job.storage.check_place()
+        if (
+            not options.takeover
+        ):  # a courtesy before Spark is asked for anything; looked at again when all else is right
+            refuse_if_running(job.storage, SYSTEM_CLOCK.wall())
         guarantee = guarantee_of(job)
         with quiet_logs_for(job.graph.sources):
             compiled = compile_job(job.graph)
         job.storage.check_writable()
         make_job_dir(job_dir(job.local_dir, job.name, job.storage.uri))
         record = check_job_record(job.storage, JobRecord(job.name, job.max_parallelism))
-        handle = cls(job, compiled, spec_of(job, compiled, record.owner), options)
-        _log.info("job %s starts, %s", job.name, guarantee)
+        handle = cls(job, compiled, spec_of(job, compiled, record.owner), guarantee, options)
         try:
             handle._run = handle._prepared_run()
         except UnavailableError as error:
@@ -192,6 +195,10 @@ class JobHandle:
             drop_state=self._options.drop_state,
             on_restored=self._observer.restored,
         )
+        now = SYSTEM_CLOCK.wall()
+        story.LIFE.info(
+            story.started(self._spec.name, self._spec.parallelism, self._guarantee, start.point, now)
+        )
         self._restore = None  # later attempts go on from the newest checkpoint
         return QueryRun(
             self._job,
@@ -217,6 +224,7 @@ class JobHandle:
             self._status = self._ended_as()
         try:
             self._ends.ended(How(self._status.value), met)
+            story.LIFE.info(story.ended(self._job.name, self._status.value, self.progress))
         finally:
             self._ended.set()
 
