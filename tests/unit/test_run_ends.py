@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from pathlib import Path
 
 import msgspec
@@ -15,7 +16,13 @@ from penstock.ids import CheckpointId, RunId
 from penstock.ownership.claim import Claimant, RunRecord, claim, process_start
 from penstock.ownership.descent import record_descent
 from penstock.ownership.ends import LONGEST_WHY, How, RunEnd, read_end, record_end
-from penstock.ownership.heartbeat import STALE_AFTER_S, beat, last_completed, refuse_if_running
+from penstock.ownership.heartbeat import (
+    STALE_AFTER_S,
+    RunningAlreadyError,
+    beat,
+    last_completed,
+    refuse_if_running,
+)
 from penstock.ownership.run_list import ListedRun, list_runs
 from penstock.storage import LocalStorage
 from penstock.testing.faulty_storage import Failure, FaultPlan, FaultyStorage
@@ -31,7 +38,8 @@ class Scene:
         self.storage = LocalStorage(tmp_path)
         self.claimant = Claimant()
         self.observer = Observer()
-        self.ends = RunEnds(self.storage, self.claimant, self.observer, VirtualClock())
+        self.clock = VirtualClock(NOW)
+        self.ends = RunEnds(self.storage, self.claimant, self.observer, self.clock)
 
     def run(self, restored_from: int = -1, newest: int = -1) -> RunId:
         mine = claim(self.storage, NOW, self.claimant)
@@ -65,10 +73,34 @@ def test_only_the_last_end_lets_others_start(scene: Scene) -> None:
     """While a job goes back nobody else is to start it; when it has ended anybody may."""
     scene.run()
     scene.ends.restarted(ValueError("again"))
-    with pytest.raises(Exception, match="running already: run 1"):
+    with pytest.raises(RunningAlreadyError, match="running already: run 1"):
         refuse_if_running(scene.storage, NOW)
     scene.ends.ended(How.FAILED, ValueError("for good"))
     refuse_if_running(scene.storage, NOW)
+
+
+def test_a_job_that_waits_for_its_next_attempt_is_running(scene: Scene) -> None:
+    """However long the pause is, a second start is refused in it; a stop ends it at once."""
+    scene.run(newest=4)
+    scene.ends.restarted(UnavailableError("the server is away"))
+    scene.ends.pause(60.5, threading.Event())
+    assert scene.clock.wall() == NOW + 60.5
+    with pytest.raises(RunningAlreadyError, match="running already: run 1"):
+        refuse_if_running(scene.storage, scene.clock.wall())
+    assert last_completed(scene.storage, RunId(1)) == 4
+    stopping = threading.Event()
+    stopping.set()
+    scene.ends.pause(60.5, stopping)
+    assert scene.clock.wall() == NOW + 60.5
+
+
+def test_storage_that_is_away_does_not_end_a_pause(tmp_path: Path) -> None:
+    """It may be what the job waits for."""
+    scene = Scene(tmp_path)
+    scene.run()
+    broken = FaultyStorage(scene.storage, FaultPlan(failures=(Failure(pattern="runs/1.*", times=1000),)))
+    RunEnds(broken, scene.claimant, scene.observer, scene.clock).pause(60.0, threading.Event())
+    assert scene.clock.wall() == NOW + 60
 
 
 def test_a_run_that_has_lost_the_job_says_so(scene: Scene) -> None:

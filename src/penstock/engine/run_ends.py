@@ -1,8 +1,9 @@
-"""Writing down how the runs of one start ended. What cannot be written is a warning: no job fails for want of it. Driver."""
+"""Writing down how the runs of one start ended, and that it lives between two of them. No job fails for want of such a record. Driver."""
 
 from __future__ import annotations
 
 import logging
+import threading
 from dataclasses import dataclass
 
 from penstock.clock import SYSTEM_CLOCK, Clock
@@ -11,7 +12,7 @@ from penstock.errors import FencedError, PenstockError
 from penstock.ids import NO_CHECKPOINT, CheckpointId, RunId
 from penstock.ownership.claim import Claimant, read_run
 from penstock.ownership.ends import How, end_of, record_end
-from penstock.ownership.heartbeat import beat
+from penstock.ownership.heartbeat import HEARTBEAT_S, beat
 from penstock.storage import Storage
 
 _log = logging.getLogger(__name__)
@@ -29,6 +30,14 @@ class RunEnds:
     def restarted(self, error: BaseException) -> None:
         """The run failed, and the job goes back. It is not said to be over: nobody is to start the job meanwhile."""
         self._record(How.RESTARTED, error, over=False)
+
+    def pause(self, delay_s: float, stopping: threading.Event) -> None:
+        """Let time pass before the next attempt, in which the job is to be taken for running. A stop ends it."""
+        until = self.clock.monotonic() + delay_s
+        while (left := until - self.clock.monotonic()) > 0:
+            if self.clock.wait(stopping, min(left, HEARTBEAT_S)):
+                return
+            self._beat()
 
     def ended(self, how: How, error: BaseException | None = None) -> None:
         """The last run of this start is over: the next start is not told that the job is running."""
@@ -50,6 +59,14 @@ class RunEnds:
             level = logging.WARNING if over else logging.INFO  # a restart has a warning of its own
             _log.log(level, "the end of run %d could not be recorded: %s", run, failure)
             _log.debug("where recording the end of run %d failed", run, exc_info=failure)
+
+    def _beat(self) -> None:
+        run = self.claimant.newest_run
+        try:
+            if run is not None and self._is_ours(run):
+                beat(self.storage, run, self.clock.wall(), completed=self._newest_checkpoint(run))
+        except PenstockError as failure:
+            _log.debug("the heartbeat of run %s could not be written: %s", run, failure)
 
     def _is_ours(self, run: RunId) -> bool:
         """A folder that was deleted stays so, and what lies under this number may be of another life of the job."""

@@ -310,7 +310,7 @@ class JobHandle:
         self._ends.restarted(error)
         self._status = Status.RESTARTING
         self._observer.restarting()
-        self._stopping.wait(delay_s)
+        self._ends.pause(delay_s, self._stopping)
 
     def _forget_if_asked(self, failed: Exception | None) -> None:
         on_cancel = choice("checkpoint.on_cancel", self._job.checkpoint.on_cancel, OnCancel)
