@@ -127,7 +127,7 @@ class Job:
         takeover: bool = False,
         drop_state: tuple[str, ...] = (),
     ) -> Status:
-        """`start`, and wait for the end; returns how it came. Arguments as for `start`.
+        """`start`, show how it goes, and wait for the end; returns how it came. Arguments as for `start`.
 
         Ctrl-C or SIGTERM stops the job with a last checkpoint, and `run` returns. A second one ends it now, without: `run` then
         raises `KeyboardInterrupt`, or `SystemExit` for SIGTERM. Signals reach Python's main thread only: called in another, it takes none.

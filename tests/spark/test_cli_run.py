@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sqlite3
 import sys
@@ -14,6 +15,7 @@ from pyspark.sql import SparkSession
 
 from penstock.cli import main
 from penstock.sources import PartitionedLog
+from services.terminals import no_log, real_terminal, screen
 
 pytestmark = pytest.mark.spark
 
@@ -36,10 +38,39 @@ def job(spark):
 """
 
 
+def check_log(said: str, run: int) -> None:
+    """A line for the begin, one for the checkpoint, one for the end."""
+    begin, checkpoint, end = said.splitlines()
+    origin = "begins from nothing" if run == 1 else "goes on from checkpoint 0 of run 1"
+    assert f"job visits, run {run}, {origin}" in begin
+    assert "exactly-once" in begin
+    assert f"checkpoint {run - 1} completed in" in checkpoint
+    assert f"job visits finished: run {run}, 1 batch, " in end
+    assert end.endswith(f", last checkpoint {run - 1}")
+
+
+def check_screen(came: str) -> None:
+    """The begin and the end stay on the screen, and what lies between was in one line."""
+    begin, stopping, end, prompt = screen(came)
+    assert "job visits, run 3, goes on from checkpoint 1 of run 2" in begin
+    assert stopping.endswith(
+        "WARNING stopping with a last checkpoint; Ctrl-C or SIGTERM once more ends the job now, without it"
+    )
+    assert "job visits stopped: run 3, 1 batch, " in end
+    assert prompt == ""
+    shown = (
+        r"starting\x1b\[K\r.*(running|stopping), run 3, \d batch.* rows/s, last checkpoint \d, .*\x1b\[K\r"
+    )
+    assert re.search(shown, came, re.DOTALL)
+
+
 def test_run_and_guarantee(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A file with a function `job(spark)` runs to the end of its input, goes on in the next run until a signal, and states its guarantee."""
+    """A file with a function `job(spark)` runs to the end of its input, goes on in the next run until a signal, and states its guarantee.
+
+    It says from where it goes on, how it goes and how it ended: on a terminal in a line that is gone at the end, elsewhere in the log.
+    """
     log = PartitionedLog(tmp_path / "log", "app string", 2)
     file = tmp_path / "visits.py"
     file.write_text(JOB_FILE.format(root=tmp_path))
@@ -48,7 +79,7 @@ def test_run_and_guarantee(
 
     def penstock(*arguments: str) -> tuple[str, str]:
         monkeypatch.setattr(sys, "argv", ["penstock", *arguments])
-        with pytest.raises(SystemExit) as exit_:
+        with pytest.raises(SystemExit) as exit_, no_log():
             main()
         assert not exit_.value.code
         said = capsys.readouterr()
@@ -70,8 +101,7 @@ def test_run_and_guarantee(
         log.append(0, [{"app": "a"}, {"app": "b"}])
         log.append(1, [{"app": "a"}])
         _, said = penstock("run", str(file), "--available-now")
-        assert f"run {run}, from" in said
-        assert "finished: 1 batches" in said
+        check_log(said, run)
         with sqlite3.connect(tmp_path / "out.db") as database:
             found = database.execute("SELECT app, n FROM visits ORDER BY app").fetchall()
         assert found == [("a", 2 * run), ("b", run)]
@@ -80,12 +110,14 @@ def test_run_and_guarantee(
     signals = threading.Thread(target=stop_when_seen, args=(7,))
     signals.start()
     try:
-        _, said = penstock("run", str(file))
+        with real_terminal(columns=200) as (stream, written), monkeypatch.context() as patched:
+            patched.setattr(sys, "stderr", stream)
+            penstock("run", str(file))
+            came = written()
     finally:
         ended.set()
         signals.join()
-    assert "stopping with a last checkpoint; Ctrl-C or SIGTERM once more ends the job now, without it" in said
-    assert "stopped: " in said
+    check_screen(came)
     assert seen() == 7
 
     out, _ = penstock("guarantee", str(file))

@@ -11,6 +11,8 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 import penstock as ps
+from penstock.clock import SYSTEM_CLOCK
+from penstock.ownership.run_list import list_runs
 from penstock.spark.compiled import compile_job
 
 pytestmark = pytest.mark.spark
@@ -153,7 +155,7 @@ def test_state_sees_rows_whose_results_nobody_wants(spark, ledger):
 
 
 def test_user_code_that_fails_is_restarted_from_the_checkpoint(spark, ledger, tmp_path):
-    """An exception in user code brings the job back to its checkpoint, and no count is off."""
+    """An exception in user code brings the job back to its checkpoint, and no count is off; its record says what happened."""
     ledger.fill(600)
     marker = tmp_path / "failed"
 
@@ -172,6 +174,10 @@ def test_user_code_that_fails_is_restarted_from_the_checkpoint(spark, ledger, tm
     handle.wait()
     assert handle.progress.restarts == 1
     assert ledger.counts() == ledger.truth()
+    first, second = list_runs(job.storage, SYSTEM_CLOCK.wall())
+    assert (first.how, second.how, second.why) == ("restarted", "finished", "")
+    assert "the disk of the user is on fire" in first.why
+    assert second.newest_checkpoint == handle.progress.checkpoint
 
 
 def test_restart_strategy_gives_up_with_the_reason(spark, ledger, caplog):

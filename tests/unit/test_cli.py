@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import subprocess
 import sys
 from collections.abc import Callable
@@ -24,6 +25,8 @@ from penstock.errors import ConfigError
 from penstock.ids import CheckpointId, RunId, SubtaskId
 from penstock.ownership.claim import claim
 from penstock.ownership.descent import record_descent
+from penstock.ownership.ends import How, end_of, record_end
+from penstock.ownership.heartbeat import beat
 from penstock.recovery.restore import JobRecord, check_job_record
 from penstock.state.handle import FileRef, StateHandle
 from penstock.storage import LocalStorage
@@ -109,7 +112,61 @@ def test_version(penstock: Penstock) -> None:
 def test_help_names_every_command(penstock: Penstock) -> None:
     """`--help` lists the commands."""
     shown = penstock("--help").out
-    assert all(command in shown for command in ("demo", "checkpoints", "run", "guarantee"))
+    assert all(command in shown for command in ("demo", "checkpoints", "runs", "run", "guarantee"))
+
+
+def test_runs_as_json(penstock: Penstock, storage: LocalStorage) -> None:
+    """The JSON says of every run where it ran, from where to where it came, and how it ended and why."""
+    beat(storage, RunId(1), 1.5, completed=CheckpointId(5))
+    record_end(storage, end_of(RunId(1), How.RESTARTED, 1.75, ValueError("no [such] row")))
+    beat(storage, RunId(2), 2.5, ended=True, completed=CheckpointId(6))
+    first, second = json.loads(penstock("runs", storage.root.parent, JOB, "--json").out)
+    assert first == {
+        "run": 1,
+        "how": "restarted",
+        "error": "ValueError",
+        "why": "no [such] row",
+        "started_at": "1970-01-01T00:00:01.000+00:00",
+        "ended_at": "1970-01-01T00:00:01.750+00:00",
+        "last_seen_at": "1970-01-01T00:00:01.500+00:00",
+        "host": platform.node(),
+        "pid": os.getpid(),
+        "restored_from": None,
+        "newest_checkpoint": 5,
+        "unreadable": [],
+    }
+    assert {name: second[name] for name in ("run", "how", "why", "ended_at", "restored_from")} == {
+        "run": 2,
+        "how": "ended",
+        "why": None,
+        "ended_at": None,
+        "restored_from": 4,
+    }
+
+
+def test_runs_as_a_table(penstock: Penstock, storage: LocalStorage) -> None:
+    """The table has a line a run; below it stands why a run ended, in a line, and which records are damaged."""
+    record_end(storage, end_of(RunId(1), How.FAILED, 1.75, ValueError("no [such] row\n" + "x" * 900)))
+    storage.put("runs/2.alive", b"?")
+    shown = penstock("runs", storage.root.parent, JOB)
+    assert shown.code == 0
+    lines = shown.out.splitlines()
+    (first,) = (line for line in lines if "1970-01-01 00:00:01" in line)
+    assert [cell.strip() for cell in first.strip("│").split("│")] == [
+        *("1", "1970-01-01 00:00:01", f"{platform.node()}, {os.getpid()}"),
+        *("-", "-", "failed", "1970-01-01 00:00:01"),
+    ]
+    (second,) = (line for line in lines if "1970-01-01 00:00:02" in line)
+    assert "did not say" in second
+    (why,) = (line for line in lines if line.startswith("run 1: "))
+    assert why.startswith("run 1: ValueError: no [such] row xxx")
+    assert len(why) < 400
+    assert any(line.startswith("run 2: runs/2.alive in ") for line in lines)
+
+
+def test_runs_of_a_job_that_never_ran(penstock: Penstock, tmp_path: Path) -> None:
+    """It is refused as `checkpoints` does it."""
+    assert penstock("runs", tmp_path, JOB).code == 2
 
 
 def test_checkpoints_as_json(penstock: Penstock, storage: LocalStorage) -> None:

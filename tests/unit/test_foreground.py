@@ -11,7 +11,7 @@ import pytest
 import penstock as ps
 from penstock.engine.observer import Progress
 from penstock.spark.foreground import in_foreground
-from penstock.spark.handle import JobHandle
+from penstock.spark.handle import JobHandle, Status
 
 
 class Started:
@@ -20,6 +20,7 @@ class Started:
     def __init__(self) -> None:
         self.did: list[str] = []
         self.progress = Progress(checkpoint=7)
+        self.status = Status.RUNNING
 
     def wait(self, timeout: float) -> bool:
         return "stop" in self.did
@@ -32,10 +33,9 @@ class Started:
         return True
 
 
-def started_with(tmp_path: Path, *numbers: signal.Signals, said: list[str] | None = None) -> Started:
+def started_with(tmp_path: Path, *numbers: signal.Signals) -> Started:
     """What was done with a job while whose start these signals came."""
     job, handle = ps.Job("job", storage=tmp_path), Started()
-    heard: list[str] = [] if said is None else said
 
     def start() -> JobHandle:
         for number in numbers:
@@ -44,7 +44,7 @@ def started_with(tmp_path: Path, *numbers: signal.Signals, said: list[str] | Non
         return cast("JobHandle", handle)
 
     try:
-        in_foreground(job, start, tell=heard.append)
+        in_foreground(job, start)
     except (KeyboardInterrupt, SystemExit) as error:
         handle.did.append(type(error).__name__)
     return handle
@@ -58,11 +58,14 @@ def test_one_signal_while_the_job_starts(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("number", "raised"), [(signal.SIGINT, "KeyboardInterrupt"), (signal.SIGTERM, "SystemExit")]
 )
-def test_two_signals_while_the_job_starts(tmp_path: Path, number: signal.Signals, raised: str) -> None:
+def test_two_signals_while_the_job_starts(
+    tmp_path: Path, number: signal.Signals, raised: str, caplog: pytest.LogCaptureFixture
+) -> None:
     """It is not left running with nobody who knows it: it is ended when it has started, and then the signal's exception comes."""
-    said: list[str] = []
-    assert started_with(tmp_path, number, number, said=said).did == ["started", "abandon", raised]
-    assert said == ["ended now, without a last checkpoint; the next start goes back to checkpoint 7"]
+    assert started_with(tmp_path, number, number).did == ["started", "abandon", raised]
+    assert caplog.messages == [
+        "ended now, without a last checkpoint; the next start goes back to checkpoint 7"
+    ]
 
 
 def test_three_signals_while_the_job_starts(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from penstock.errors import ConfigError, CorruptStateError, FencedError
 from penstock.ids import CheckpointId, RunId
 from penstock.ownership.claim import Claimant, RunRecord, claim, forget_old_runs, newest_run, process_start
 from penstock.ownership.descent import Descent, in_line_of_descent, read_descents, record_descent
+from penstock.ownership.ends import How, end_of, record_end
 from penstock.ownership.heartbeat import STALE_AFTER_S, beat, refuse_if_running
 from penstock.storage import LocalStorage
 
@@ -194,6 +195,7 @@ def test_old_runs_are_forgotten(storage: LocalStorage) -> None:
         mine = claim(storage, NOW)
         record_descent(mine, CheckpointId(mine.run))
         beat(storage, mine.run, NOW)
+        record_end(storage, end_of(mine.run, How.STOPPED, NOW))
     forget_old_runs(storage, RunId(5), keep=2)
     assert newest_run(storage) == 5
     assert {name.split(".")[0] for name in storage.names("runs")} == {"runs/4", "runs/5"}

@@ -9,18 +9,14 @@ from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from penstock.checkpoint.completed import Completed
 from penstock.cli.checkpoint_listing import Entry
-from penstock.cli.console import plain_console
+from penstock.cli.console import table_console
 from penstock.ids import SubtaskId
 from penstock.wording import duration, size
-
-PLAIN_COLUMNS = 160
-"""The width where there is no terminal to ask."""
 
 
 def print_json(entries: Sequence[Entry]) -> None:
@@ -67,7 +63,7 @@ def _as_json(entry: Entry) -> dict[str, Any]:
 
 def print_tables(job: str, entries: Sequence[Entry], *, verbose: bool) -> None:
     """Print the checkpoints, and with `verbose` what every subtask of each measured."""
-    console = _console()
+    console = table_console()
     if not entries:
         console.print(f"job {job} has no completed checkpoint", highlight=False)
         return
@@ -80,11 +76,6 @@ def print_tables(job: str, entries: Sequence[Entry], *, verbose: bool) -> None:
         for entry in entries:
             if entry.completed is not None:
                 console.print(_subtasks(entry.completed))
-
-
-def _console() -> Console:
-    console = plain_console()
-    return console if console.is_terminal else plain_console(width=PLAIN_COLUMNS)
 
 
 def _overview(job: str, entries: Sequence[Entry]) -> Table:

@@ -84,12 +84,9 @@ def _options(
 ) -> None:
     del version
     _Debug.on = debug
-    logging.basicConfig(
-        level=logging.INFO if debug else logging.WARNING,
-        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
-    )
     logging.getLogger("py4j").setLevel(logging.WARNING)
     if debug:
+        logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
         logging.getLogger("penstock").setLevel(logging.DEBUG)
 
 
@@ -146,6 +143,26 @@ def checkpoints(
 
 
 @app.command()
+def runs(
+    storage: Annotated[str, typer.Argument(help="Path or URI, as in Job(storage=...).", show_default=False)],
+    job: Annotated[str, typer.Argument(help="The name of the job.", show_default=False)],
+    *,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+) -> None:
+    """List the runs of a job: when and where they began, from which checkpoint, how they ended and why."""
+    from penstock.cli.checkpoint_listing import open_job
+    from penstock.cli.run_table import print_json, print_table
+    from penstock.clock import SYSTEM_CLOCK
+    from penstock.ownership.run_list import list_runs
+
+    found = list_runs(open_job(storage, job), SYSTEM_CLOCK.wall())
+    if as_json:
+        print_json(found)
+    else:
+        print_table(job, found)
+
+
+@app.command()
 def run(
     file: JobFile,
     *,
@@ -176,20 +193,29 @@ def run(
 
     Ctrl-C or SIGTERM stops it with a last checkpoint (exit code 0). Once more ends it now, without (exit code 130 or 143).
     """
-    from penstock.cli.job_file import load_job
-    from penstock.cli.running import run_job
+    from penstock.cli.running import run_file
 
     dropped = tuple(checked_name("uid of --drop-state", uid) for uid in drop_state or ())
-    with ended_by_ctrl_c():
-        loaded = load_job(file, job)
-    run_job(loaded, available_now=available_now, restore=restore, takeover=takeover, drop_state=dropped)
+    run_file(
+        file,
+        job,
+        available_now=available_now,
+        restore=restore,
+        takeover=takeover,
+        drop_state=dropped,
+    )
 
 
 @app.command()
 def guarantee(file: JobFile, *, job: JobVariable = None) -> None:
-    """Print what the job in a Python file promises from end to end, and what limits it."""
+    """Print what the job in a Python file promises from end to end, and what limits it.
+
+    It runs the file, and starts Spark to look at the sources; it reads none of them and starts no job.
+    """
     from penstock.cli.job_file import load_job
 
+    if file.is_file() and sys.stderr.isatty():  # somebody waits
+        typer.echo(f"running {file.name} up to its job; that takes Spark, some seconds", err=True)
     with ended_by_ctrl_c():
         found = load_job(file, job).guarantee()
     typer.echo(str(found))

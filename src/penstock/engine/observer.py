@@ -42,6 +42,8 @@ class Progress:
     """Rows that each sink, by its uid, was given; the same holds for them."""
     batch_seconds: float = 0.0
     checkpoint: int = -1
+    checkpoint_at: float = 0.0
+    """When that checkpoint was completed, in seconds since the epoch; 0 when there is none."""
     checkpoints_completed: int = 0
     merges: int = 0
     merged_bytes: int = 0
@@ -61,6 +63,7 @@ class Observer:
             self.progress.run = point.run
             self.progress.restored_from = point.id
             self.progress.checkpoint = point.id
+            self.progress.checkpoint_at = point.checkpoint.completed_at if point.checkpoint else 0.0
         self.on_change(self.progress)
 
     def batch_done(
@@ -87,6 +90,7 @@ class Observer:
         """A checkpoint exists."""
         with self._lock:
             self.progress.checkpoint = completed.checkpoint
+            self.progress.checkpoint_at = completed.completed_at
             self.progress.checkpoints_completed += 1
         self.on_change(self.progress)
 

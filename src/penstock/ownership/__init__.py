@@ -1,5 +1,5 @@
 """Who owns a job: every attempt to run it takes the next run number, and the highest owns it.
 
-In: storage. Out: a claim, which is checked before anything is completed, committed or deleted; records of where runs went on from, and of
-which run is alive. Called by checkpoint and recovery, on the driver.
+In: storage. Out: a claim, which is checked before anything is completed, committed or deleted; records of where runs went on from, of
+which run is alive, and of how runs ended. Called by checkpoint and recovery, on the driver.
 """

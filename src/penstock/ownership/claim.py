@@ -43,6 +43,7 @@ class Claimant:
 
     token: str = field(default_factory=lambda: SYSTEM_RANDOMNESS.token(CLAIMANT_DIGITS))
     first_run: RunId | None = None
+    newest_run: RunId | None = None
 
     @property
     def has_claimed(self) -> bool:
@@ -135,6 +136,7 @@ def claim(storage: Storage, now: float, claimant: Claimant | None = None) -> Cla
         record = RunRecord(run, platform.node(), os.getpid(), process_start(os.getpid()), now, claimant.token)
         if storage.create(f"runs/{run}.json", msgspec.json.encode(record)):
             claimant.first_run = claimant.first_run or run
+            claimant.newest_run = run
             return Claim(storage, run, claimant.token)
 
 
@@ -158,7 +160,7 @@ def _lost_to(storage: Storage, owner: RunId) -> FencedError:
 
 def forget_old_runs(storage: Storage, run: RunId, keep: int = 20) -> None:
     """Delete what is left of runs long gone; the newest ones stay, they decide what the line of descent is."""
-    files = records(storage, "json", "restored", "alive")
+    files = records(storage, "json", "restored", "alive", "ended")
     storage.delete([name for name, number in files if number <= run - keep])
 
 

@@ -44,12 +44,17 @@ def record_descent(claim: Claim, restored_from: CheckpointId, completed_by: int 
         raise
 
 
+def read_descent(storage: Storage, run: RunId) -> Descent:
+    """Where one run went on from."""
+    return read_record(storage, f"runs/{run}.restored", _DESCENTS)
+
+
 def read_descents(storage: Storage) -> list[Descent]:
     """Where the runs went on from; a run that died before it decided is not in the list, and did nothing."""
     found: list[Descent] = []
-    for name, _ in records(storage, "restored"):
+    for _, run in records(storage, "restored"):
         try:
-            found.append(read_record(storage, name, _DESCENTS))
+            found.append(read_descent(storage, RunId(run)))
         except FileNotFoundError:  # its run was fenced in this moment, and has taken its word back
             continue
     return found

@@ -43,29 +43,42 @@ def beat(
 
 def last_completed(storage: Storage, run: RunId) -> CheckpointId:
     """The newest checkpoint that this run is known to have had."""
-    heartbeat = _last_beat(storage, run)
+    heartbeat = last_beat(storage, run)
     return NO_CHECKPOINT if heartbeat is None else CheckpointId(heartbeat.completed)
 
 
+class RunningAlreadyError(ConfigError):
+    """The newest run of the job seems to be alive. `takeover` is what takes the job from it, in the words of the place that was asked."""
+
+    def __init__(self, uri: str, record: RunRecord, takeover: str = "takeover=True") -> None:
+        super().__init__(
+            f"the job in {uri} is running already: run {record.run}, pid {record.pid} on {record.host}; "
+            f"stop it first, or start with {takeover} to fence it off",
+            run=record.run,
+            pid=record.pid,
+            host=record.host,
+        )
+        self._uri = uri
+        self._record = record
+
+    def naming(self, takeover: str) -> RunningAlreadyError:
+        """The same for people who ask in another way."""
+        return RunningAlreadyError(self._uri, self._record, takeover)
+
+
 def refuse_if_running(storage: Storage, now: float) -> None:
-    """Raise `ConfigError` when the newest run is alive."""
+    """Raise `RunningAlreadyError` when the newest run is alive. A courtesy, asked before anything is done and right before the claim."""
     newest = newest_run(storage)
     if newest == 0:
         return
     record = read_run(storage, newest)
-    if not _seems_alive(storage, record, now):
-        return
-    raise ConfigError(
-        f"the job in {storage.uri} is running already: run {record.run}, pid {record.pid} on {record.host}; "
-        "stop it first, or start with takeover=True to fence it off",
-        run=record.run,
-        pid=record.pid,
-        host=record.host,
-    )
+    if seems_alive(record, last_beat(storage, newest), now):
+        raise RunningAlreadyError(storage.uri, record)
 
 
-def _seems_alive(storage: Storage, record: RunRecord, now: float) -> bool:
-    heartbeat = _last_beat(storage, RunId(record.run)) or Heartbeat(record.run, record.started_at)
+def seems_alive(record: RunRecord, heartbeat: Heartbeat | None, now: float) -> bool:
+    """Whether a run is to be taken for alive. One that says nothing is for a while, on the same machine only as long as its process is."""
+    heartbeat = heartbeat or Heartbeat(record.run, record.started_at)
     if heartbeat.ended:
         return False
     if record.host == platform.node() and process_start(record.pid) != record.process_started:
@@ -73,7 +86,8 @@ def _seems_alive(storage: Storage, record: RunRecord, now: float) -> bool:
     return now - heartbeat.at < STALE_AFTER_S
 
 
-def _last_beat(storage: Storage, run: RunId) -> Heartbeat | None:
+def last_beat(storage: Storage, run: RunId) -> Heartbeat | None:
+    """What a run said last of being alive; None when it never did."""
     try:
         return read_record(storage, f"runs/{run}.alive", _HEARTBEATS)
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""The files below `runs/`: `<k>.json`, `<k>.restored` and `<k>.alive` of run k. Driver."""
+"""The files below `runs/`: `<k>.json`, `<k>.restored`, `<k>.alive` and `<k>.ended` of run k. Driver."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import msgspec
 from penstock.errors import CorruptStateError
 from penstock.storage import Storage
 
-_FILE = re.compile(r"runs/(\d+)\.(json|restored|alive)")
+_FILE = re.compile(r"runs/(\d+)\.(json|restored|alive|ended)")
 """Anything else in the folder is not ours: file managers and network file systems leave their own."""
 
 _ABOUT = {
@@ -26,6 +26,7 @@ _ABOUT = {
         "from which checkpoint a run went on, and so which checkpoints belong to the job",
         "Bring it back from a copy, or delete the job's folder to begin from nothing",
     ),
+    "ended": ("how a run ended", "Delete the file, or leave it: no start reads it"),
 }
 """What each kind of record is for, and what to do without it. A claim is never to be deleted: its number would be used twice."""
 

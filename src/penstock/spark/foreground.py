@@ -1,4 +1,4 @@
-"""A job in the foreground: what Ctrl-C and SIGTERM do. Driver.
+"""A job in the foreground: how it goes, and what Ctrl-C and SIGTERM do. Driver.
 
 The first signal stops the job with a last checkpoint. The second one means "now": the job is left as if the driver had died, and the
 exception of the signal is raised; while the job is starting that waits until there is something to leave, and a third signal does not.
@@ -21,6 +21,7 @@ from pyspark.sql import SparkSession
 
 from penstock.spark.handle import JobHandle
 from penstock.spark.session import is_alive
+from penstock.spark.signs_of_life import SignsOfLife, signs_of_life
 
 if TYPE_CHECKING:
     from penstock.job import Job
@@ -37,20 +38,17 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 def in_foreground(
     job: Job,
     start: Callable[[], JobHandle],
-    *,
-    watch: Callable[[JobHandle], None] = lambda _: None,
-    tell: Callable[[str], None] = _log.warning,
 ) -> JobHandle:
-    """Start the job and return when it has ended, which a signal may ask for. `watch` is called now and then, `tell` with what happens."""
-    with _signals() as signals, _java_deaf_to_sigterm(job):
-        handle = (
-            start()
-        )  # not interrupted by the second signal: the job may be running already, and nobody else knows it
+    """Start the job, show how it goes, and return when it has ended, which a signal may ask for."""
+    with signs_of_life() as signs, _signals() as signals, _java_deaf_to_sigterm(job):
+        signs.starting()
+        # Not interrupted by the second signal: the job may be running already, and nobody else knows it.
+        handle = start()
         try:
             signals.raise_from_now_on()
-            _until_ended(handle, signals, watch, tell)
+            _until_ended(handle, signals, signs)
         except (KeyboardInterrupt, SystemExit):
-            tell(_left(handle, in_time=handle.abandon(NOW_S)))
+            _log.warning("%s", _left(handle, in_time=handle.abandon(NOW_S)))
             raise
     return handle
 
@@ -122,13 +120,11 @@ def _java_deaf_to_sigterm(job: Job) -> Iterator[None]:
             java.Signal.handle(terminate, before)
 
 
-def _until_ended(
-    handle: JobHandle, signals: _Signals, watch: Callable[[JobHandle], None], tell: Callable[[str], None]
-) -> None:
+def _until_ended(handle: JobHandle, signals: _Signals, signs: SignsOfLife) -> None:
     told = False
     while not handle.wait(POLL_S):
         if signals.noted and not told:
             told = True
-            tell(STOPPING)
+            _log.warning(STOPPING)
             handle.stop(wait=False)
-        watch(handle)
+        signs.watch(handle, stopping=told)

@@ -12,19 +12,17 @@ from typing import TYPE_CHECKING
 from penstock.checkpoint.completed import Completed
 from penstock.clock import SYSTEM_CLOCK
 from penstock.config import Duration, OnCancel, choice, seconds
+from penstock.engine import story
 from penstock.engine.job_spec import JobSpec
 from penstock.engine.observer import Observer, Progress
+from penstock.engine.run_ends import RunEnds
 from penstock.engine.start import start_run
-from penstock.errors import (
-    FencedError,
-    JobFailedError,
-    PenstockError,
-    shown_alone,
-)
-from penstock.ids import CheckpointId, RunId
+from penstock.errors import JobFailedError, shown_alone
+from penstock.guarantee import Guarantee
 from penstock.ownership.claim import Claimant
 from penstock.ownership.descent import read_descents
-from penstock.ownership.heartbeat import beat, refuse_if_running
+from penstock.ownership.ends import How
+from penstock.ownership.heartbeat import refuse_if_running
 from penstock.randomness import SYSTEM_RANDOMNESS
 from penstock.recovery.forget import forget_everything
 from penstock.recovery.history import read_history
@@ -70,8 +68,11 @@ class StartOptions:
 class JobHandle:
     """Returned by `Job.start`."""
 
-    def __init__(self, job: Job, compiled: Compiled, spec: JobSpec, options: StartOptions) -> None:
+    def __init__(
+        self, job: Job, compiled: Compiled, spec: JobSpec, guarantee: Guarantee, options: StartOptions
+    ) -> None:
         self._job = job
+        self._guarantee = guarantee
         self._compiled = compiled
         self._spec = spec
         self._options = options
@@ -85,6 +86,7 @@ class JobHandle:
         self._failure: BaseException | None = None
         self._observer = Observer()
         self._claimant = Claimant()
+        self._ends = RunEnds(spec.storage, self._claimant, self._observer)
         self._run: QueryRun | None = None
         self._thread = threading.Thread(target=self._work, name=f"penstock-{job.name}", daemon=True)
 
@@ -92,22 +94,26 @@ class JobHandle:
     def start(cls, job: Job, options: StartOptions) -> JobHandle:
         """Check everything, take the job over, and run it in the background. See `Job.start`."""
         job.storage.check_place()
+        if (
+            not options.takeover
+        ):  # a courtesy before Spark is asked for anything; looked at again when all else is right
+            refuse_if_running(job.storage, SYSTEM_CLOCK.wall())
         guarantee = guarantee_of(job)
         with quiet_logs_for(job.graph.sources):
             compiled = compile_job(job.graph)
         job.storage.check_writable()
         make_job_dir(job_dir(job.local_dir, job.name, job.storage.uri))
         record = check_job_record(job.storage, JobRecord(job.name, job.max_parallelism))
-        handle = cls(job, compiled, spec_of(job, compiled, record.owner), options)
-        _log.info("job %s starts, %s", job.name, guarantee)
+        handle = cls(job, compiled, spec_of(job, compiled, record.owner), guarantee, options)
         try:
             handle._run = handle._prepared_run()
         except BaseException as error:
             if not may_come_up(error):
                 handle._status = Status.FAILED
-                handle._record_end()  # so that the next start is not told that this one is running
+                handle._ends.ended(How.FAILED, error)  # or the next start is told that this one is running
                 raise
             _log.warning("job %s cannot come up yet, it is tried again: %s", job.name, error)
+            handle._ends.restarted(error)
         handle._thread.start()
         return handle
 
@@ -190,6 +196,10 @@ class JobHandle:
             drop_state=self._options.drop_state,
             on_restored=self._observer.restored,
         )
+        now = SYSTEM_CLOCK.wall()
+        story.LIFE.info(
+            story.started(self._spec.name, self._spec.parallelism, self._guarantee, start.point, now)
+        )
         self._restore = None  # later attempts go on from the newest checkpoint
         return QueryRun(
             self._job,
@@ -202,27 +212,31 @@ class JobHandle:
         )
 
     def _work(self) -> None:
+        met: BaseException | None
         try:
             with quiet_logs(self._compiled.session):
-                self._run_until_done()
+                met = self._run_until_done()
         except BaseException as error:  # noqa: BLE001 - handed to whoever waits
             _log.debug("job %s failed for good", self._job.name, exc_info=error)
             add_what_follows(error, self._observer.progress)
             self._status, self._failure = Status.FAILED, error
+            met = error
         else:
             self._status = self._ended_as()
+        try:
+            self._ends.ended(How(self._status.value), met)
+            story.LIFE.info(story.ended(self._job.name, self._status.value, self.progress))
         finally:
-            try:
-                self._record_end()
-            finally:
-                self._ended.set()
+            self._ended.set()
 
     def _ended_as(self) -> Status:
         if self._cancelled:
             return Status.CANCELLED
         return Status.STOPPED if self._stopping.is_set() else Status.FINISHED
 
-    def _run_until_done(self) -> None:
+    def _run_until_done(self) -> Exception | None:
+        """Returns what the last run had failed with when the job was stopped or cancelled; raises what it failed with for good."""
+        failed: Exception | None = None
         failures: list[float] = []
         met: list[Failure] = []
         while True:
@@ -234,6 +248,7 @@ class JobHandle:
                 self._check_spark(error)
                 if self._cancelled:
                     _log.warning("job %s is cancelled while it fails: %s", self._job.name, error)
+                    failed = error
                     break
                 failures.append(SYSTEM_CLOCK.monotonic())
                 met.append(self._met)
@@ -245,11 +260,13 @@ class JobHandle:
                         "had failed with: %s",
                         *(self._job.name, error),
                     )
+                    failed = error
                     break
             else:
                 break
         if self._forgetting:
-            self._forget_if_asked()
+            self._forget_if_asked(failed)
+        return failed
 
     def _check_spark(self, error: Exception) -> None:
         """A restart needs the session: without it every attempt would fail, and the job would look alive for ever."""
@@ -291,35 +308,18 @@ class JobHandle:
             raise given_up(self._job.name, error, why, failures=len(met))
         met_before = bool(met[-1].cause) and met[-1] in met[:-1]
         _log.warning("%s", restart_line(self._job.name, error, delay_s, met_before=met_before))
+        self._ends.restarted(error)
         self._status = Status.RESTARTING
         self._observer.restarting()
-        self._stopping.wait(delay_s)
+        self._ends.pause(delay_s, self._stopping)
 
-    def _forget_if_asked(self) -> None:
+    def _forget_if_asked(self, failed: Exception | None) -> None:
         on_cancel = choice("checkpoint.on_cancel", self._job.checkpoint.on_cancel, OnCancel)
         if on_cancel is OnCancel.DELETE_ON_CANCELLATION and self._claimant.has_claimed:
             storage = self._job.storage
+            self._ends.ended(How.CANCELLED, failed)  # forgetting is a run of its own
             run = forget_everything(storage, SYSTEM_CLOCK.wall(), self._claimant)
             forget_earlier_runs(run_dir(job_dir(self._job.local_dir, self._job.name, storage.uri), run))
-
-    def _record_end(self) -> None:
-        run = RunId(self._observer.progress.run)
-        if not run or isinstance(
-            self._failure, FencedError
-        ):  # whose storage it is now, or whether it is there, is open
-            return
-        try:
-            completed = CheckpointId(self._observer.progress.checkpoint)
-            beat(
-                self._job.storage,
-                run,
-                SYSTEM_CLOCK.wall(),
-                ended=True,
-                completed=completed,
-            )
-        except PenstockError as error:
-            _log.warning("the end of run %d could not be recorded: %s", run, error)
-            _log.debug("where recording the end of run %d failed", run, exc_info=error)
 
 
 def _timeout_s(timeout: Duration | float | None) -> float | None:

@@ -1,0 +1,82 @@
+"""The runs that a job has had, from their records. Changes nothing, and shows what it cannot read as such. Driver."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+import msgspec
+
+from penstock.errors import CorruptStateError
+from penstock.ids import NO_CHECKPOINT, RunId
+from penstock.ownership.claim import RunRecord, newest_run, read_run
+from penstock.ownership.descent import Descent, read_descent
+from penstock.ownership.ends import RunEnd, read_end
+from penstock.ownership.heartbeat import Heartbeat, last_beat, seems_alive
+from penstock.ownership.records import records
+from penstock.storage import Storage
+
+RUNNING = "running"
+ENDED = "ended"
+DID_NOT_SAY = "did not say"
+"""Of a process that was killed, or of a machine that is gone: whoever dies so says nothing."""
+
+_T = TypeVar("_T")
+
+
+class ListedRun(msgspec.Struct, frozen=True):
+    """One run, as far as its records can be read."""
+
+    run: int
+    record: RunRecord | None
+    descent: Descent | None
+    heartbeat: Heartbeat | None
+    end: RunEnd | None
+    alive: bool
+    unreadable: tuple[str, ...] = ()
+    """What is wrong with records of this run."""
+
+    @property
+    def how(self) -> str:
+        """How it ended, in one word; or that it runs, or that it did not say."""
+        if self.alive:
+            return RUNNING
+        if self.end is not None:
+            return self.end.how
+        return ENDED if self.heartbeat is not None and self.heartbeat.ended else DID_NOT_SAY
+
+    @property
+    def why(self) -> str:
+        """What made it end; '' when nothing did, or nobody knows."""
+        return f"{self.end.error}: {self.end.why}" if self.end is not None and self.end.error else ""
+
+    @property
+    def newest_checkpoint(self) -> int:
+        """The newest one it is known to have had, its own or that from which it went on."""
+        beaten = NO_CHECKPOINT if self.heartbeat is None else self.heartbeat.completed
+        return max(beaten, NO_CHECKPOINT if self.descent is None else self.descent.restored_from)
+
+
+def list_runs(storage: Storage, now: float) -> list[ListedRun]:
+    """All runs of which there is a record, oldest first."""
+    newest = newest_run(storage)
+    numbers = sorted({run for _, run in records(storage, "json", "restored", "alive", "ended")})
+    return [_listed(storage, RunId(run), now, newest=run == newest) for run in numbers]
+
+
+def _listed(storage: Storage, run: RunId, now: float, *, newest: bool) -> ListedRun:
+    wrong: list[str] = []
+
+    def readable(read: Callable[[Storage, RunId], _T]) -> _T | None:
+        try:
+            return read(storage, run)
+        except FileNotFoundError:
+            return None
+        except CorruptStateError as error:
+            wrong.append(str(error))
+            return None
+
+    record, descent = readable(read_run), readable(read_descent)
+    heartbeat, end = readable(last_beat), readable(read_end)
+    alive = newest and record is not None and seems_alive(record, heartbeat, now)
+    return ListedRun(run, record, descent, heartbeat, end, alive, tuple(wrong))

@@ -1,0 +1,92 @@
+"""What a job in the foreground shows of itself: a live line on a terminal, and what the log tells where nobody has set up a log. Driver.
+
+Only `job.run` and `penstock run` do this. `job.start` touches neither the terminal nor anything of `logging`.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, TextIO
+
+from penstock.clock import SYSTEM_CLOCK, Clock
+from penstock.engine.story import LIFE, Rate, live_line
+from penstock.spark.live_line import LiveLine, is_terminal
+
+if TYPE_CHECKING:
+    from penstock.spark.handle import JobHandle
+
+STARTING = "starting"
+CHECKPOINTS = "penstock.checkpoint.coordinator"
+"""The logger that tells of every checkpoint."""
+
+
+class SignsOfLife:
+    """The live line of one job; without a terminal it shows nothing, and the log is all there is."""
+
+    def __init__(self, line: LiveLine | None, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._line = line
+        self._clock = clock
+        self._rate = Rate()
+
+    def starting(self) -> None:
+        """Nothing is known yet."""
+        if self._line is not None:
+            self._line.draw(STARTING)
+
+    def watch(self, handle: JobHandle, *, stopping: bool = False) -> None:
+        """To be called again and again while the job runs."""
+        if self._line is None:
+            return
+        progress, doing = handle.progress, "stopping" if stopping else handle.status.value
+        rate = self._rate.rows_per_s(progress.rows_in, self._clock.monotonic())
+        self._line.draw(live_line(progress, doing, rate, self._clock.wall(), self._line.columns))
+
+
+@contextmanager
+def signs_of_life() -> Iterator[SignsOfLife]:
+    """Show them as long as this lasts; afterwards the terminal and `logging` are as they were."""
+    terminal = sys.stderr if sys.stderr is not None and is_terminal(sys.stderr) else None
+    if terminal is None:
+        with log_on(sys.stderr, all_checkpoints=True):
+            yield SignsOfLife(None)
+        return
+    line = LiveLine(terminal)
+    with line.shown(), log_on(sys.stderr, all_checkpoints=False):
+        yield SignsOfLife(line)
+
+
+@contextmanager
+def log_on(stream: TextIO | None, *, all_checkpoints: bool) -> Iterator[None]:
+    """Where nobody has set up a log: print the story of the job, and every warning, as long as this lasts.
+
+    Whoever has given `penstock` a level is shown all of that level.
+    """
+    logger = logging.getLogger("penstock")
+    if stream is None or logger.hasHandlers():
+        yield
+        return
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(_Lines(datefmt="%Y-%m-%d %H:%M:%S" if all_checkpoints else "%H:%M:%S"))
+    level = logger.level
+    if level == logging.NOTSET:
+        names = {LIFE.name, CHECKPOINTS} if all_checkpoints else {LIFE.name}
+        handler.addFilter(lambda record: record.levelno >= logging.WARNING or record.name in names)
+        logger.setLevel(logging.INFO)
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
+        handler.close()
+
+
+class _Lines(logging.Formatter):
+    """When, and what; the level only where it says something."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging's name
+        level = "" if record.levelno == logging.INFO else f"{record.levelname} "
+        return f"{self.formatTime(record, self.datefmt)} {level}{record.message}"

@@ -1,0 +1,139 @@
+"""What the log and the live line say of a job."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import msgspec
+import pytest
+
+import penstock as ps
+from penstock.checkpoint.completed import Barrier, Completed, OperatorState, PreCommitted, SubtaskReport
+from penstock.engine.observer import Observer, Progress
+from penstock.engine.story import Rate, ended, live_line, started
+from penstock.guarantee import Guarantee
+from penstock.ids import RunId, SubtaskId
+from penstock.ownership.claim import Claim
+from penstock.recovery.begun import Begun
+from penstock.recovery.restore import RestorePoint
+from penstock.state.handle import FileRef, StateHandle
+from penstock.storage import LocalStorage
+
+NOW = 1_700_000_000.0
+PROMISE = Guarantee(ps.EXACTLY_ONCE, None, "sources replay")
+SUBTASK = SubtaskId("counts", 0)
+CHECKPOINT = Completed(
+    job="views",
+    checkpoint=41,
+    run=2,
+    mode="exactly-once",
+    max_parallelism=128,
+    parallelism=2,
+    barrier=Barrier(),
+    operators={
+        "counts": OperatorState(
+            {}, {}, (StateHandle(SUBTASK, "filesystem", 41, (FileRef(10, 3000, "0" * 16),)),)
+        )
+    },
+    transactions=(PreCommitted("out", 41, 0, {}, rows=7),),
+    subtasks=(SubtaskReport(SUBTASK, 10, 1.0, 1.0, 1.0, 3000, 12, "host"),),
+    completed_at=NOW - 75,
+    duration_ms=56.0,
+)
+BUSY = Progress(run=3, batches=24, rows_in=1_200_000, checkpoint=41, checkpoint_at=NOW - 12.4)
+
+
+def point(tmp_path: Path, *retained: Completed, begun: int | None = None) -> RestorePoint:
+    claim = Claim(LocalStorage(tmp_path), RunId(3), "token")
+    record = None if begun is None else Begun(2, Barrier(), batch=begun)
+    return RestorePoint(claim, retained, record)
+
+
+def test_a_first_start(tmp_path: Path) -> None:
+    """It says which run it is, that there was nothing to go on from, and what holds."""
+    assert started("views", 2, PROMISE, point(tmp_path), NOW) == (
+        "job views, run 3, begins from nothing: there is no checkpoint; exactly-once: sources replay"
+    )
+
+
+def test_a_start_from_a_checkpoint(tmp_path: Path) -> None:
+    """It says from which checkpoint, whose it was and how old it is."""
+    assert started("views", 2, PROMISE, point(tmp_path, CHECKPOINT), NOW) == (
+        "job views, run 3, goes on from checkpoint 41 of run 2, completed 1 min 15 s ago; exactly-once: sources replay"
+    )
+
+
+def test_a_start_with_another_parallelism(tmp_path: Path) -> None:
+    """It says from how many subtasks to how many, where there is state to share out."""
+    here = point(tmp_path, CHECKPOINT)
+    assert "; rescaled from 2 to 4 subtasks; " in started("views", 4, PROMISE, here, NOW)
+    without_state = point(tmp_path, msgspec.structs.replace(CHECKPOINT, operators={}))
+    assert "rescaled" not in started("views", 4, PROMISE, without_state, NOW)
+
+
+def test_a_start_that_leaves_something_out(tmp_path: Path) -> None:
+    """At most once: what was begun after the checkpoint is not read again, and that is said."""
+    said = started("views", 2, PROMISE, point(tmp_path, CHECKPOINT, begun=43), NOW)
+    assert "; batches up to 43 are not read again; " in said
+
+
+def test_the_end() -> None:
+    """How it ended, the counts, the last checkpoint, and the restarts if there were any."""
+    assert ended("views", "finished", BUSY) == (
+        "job views finished: run 3, 24 batches, 1,200,000 rows in, last checkpoint 41"
+    )
+    one = dataclasses.replace(BUSY, batches=1, rows_in=1, checkpoint=-1, restarts=1)
+    assert ended("views", "failed", one) == (
+        "job views failed: run 3, 1 batch, 1 row in, no checkpoint, 1 restart"
+    )
+
+
+@pytest.mark.parametrize(
+    ("progress", "line"),
+    [
+        (Progress(), "running, 0 batches, 0 rows in, 52,310 rows/s, no checkpoint"),
+        (
+            BUSY,
+            "running, run 3, 24 batches, 1,200,000 rows in, 52,310 rows/s, last checkpoint 41, 12 s ago",
+        ),
+        (
+            dataclasses.replace(BUSY, restarts=2, checkpoint_at=NOW + 5),
+            "running, run 3, 24 batches, 1,200,000 rows in, 52,310 rows/s, last checkpoint 41, just now, 2 restarts",
+        ),
+    ],
+)
+def test_the_live_line(progress: Progress, line: str) -> None:
+    """It has batches, rows of input in all and a second, the last checkpoint and its age, and restarts."""
+    assert live_line(progress, "running", 52_310.4, NOW, 200) == line
+
+
+@pytest.mark.parametrize("columns", [0, 1, 2, 3, 10, 79, 87, 88, 89])
+def test_the_live_line_fits(columns: int) -> None:
+    """However narrow the terminal is, the line is no wider, and says that there is more."""
+    whole = live_line(BUSY, "running", 52_310.0, NOW, 1000)
+    line = live_line(BUSY, "running", 52_310.0, NOW, columns)
+    assert len(line) == min(columns, len(whole))
+    assert line == whole or line.endswith("..."[:columns])
+
+
+def test_rows_a_second() -> None:
+    """The rate is that of the last ten seconds, whenever the count was looked at."""
+    rate = Rate(over_s=10)
+    assert rate.rows_per_s(100, 0.0) == 0
+    assert rate.rows_per_s(300, 2.0) == 100
+    assert rate.rows_per_s(300, 10.0) == 20
+    assert rate.rows_per_s(300, 11.0) == pytest.approx(200 / 11)
+    assert rate.rows_per_s(300, 12.0) == 0
+    assert rate.rows_per_s(1300, 22.0) == 100
+
+
+def test_progress_knows_when_its_checkpoint_was_completed(tmp_path: Path) -> None:
+    """That of a checkpoint that a run goes on from, and of every one it completes; none where there is none."""
+    observer = Observer()
+    observer.restored(point(tmp_path, CHECKPOINT))
+    assert observer.progress.checkpoint_at == NOW - 75
+    observer.completed(msgspec.structs.replace(CHECKPOINT, checkpoint=42, completed_at=NOW))
+    assert (observer.progress.checkpoint, observer.progress.checkpoint_at) == (42, NOW)
+    observer.restored(point(tmp_path))
+    assert observer.progress.checkpoint_at == 0
