@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import tempfile
@@ -51,6 +52,15 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
     if item.get_closest_marker("spark"):
         quick_spark.use()
+
+
+@pytest.fixture(autouse=True)
+def log_level() -> Iterator[None]:
+    """The command line's `--debug` is for the rest of a process; here it ends with the test."""
+    logger = logging.getLogger("penstock")
+    level = logger.level
+    yield
+    logger.setLevel(level)
 
 
 @pytest.fixture(scope="session")
