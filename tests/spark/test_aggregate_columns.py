@@ -14,11 +14,11 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
-from pyspark.sql.pandas.types import to_arrow_schema
 
 from penstock.errors import ConfigError
 from penstock.operators.aggregates import AggregateSpec, Kind, finish, merge, output_schema, state_schema
 from penstock.spark.aggregate_columns import SUPPORTED, describe, partials
+from penstock.spark.versions import arrow_schema
 
 pytestmark = pytest.mark.spark
 
@@ -132,7 +132,7 @@ def test_merged_batches_equal_one_group_by(spark: SparkSession, seed: int) -> No
     specs, merged = run_batches(frame, columns)
     whole = frame.groupBy("k").agg(*[column.alias(name) for name, column in columns.items()]).orderBy("k")
     expected = keyed_table(whole).drop_columns("k")
-    types = to_arrow_schema(whole.drop("k").schema, timezone="UTC")
+    types = arrow_schema(whole.drop("k").schema)
     assert output_schema(specs).types == types.types
     for name in columns:
         mine, theirs = merged.column(name).to_pylist(), expected.column(name).to_pylist()

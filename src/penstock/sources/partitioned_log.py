@@ -106,7 +106,7 @@ class PartitionedLog:
         """Return the log as a streaming DataFrame: `partition int, offset long` and the log's columns.
 
         A micro-batch takes what is there, or at most `rows_per_batch` rows, shared out fairly over the
-        partitions.
+        partitions. Spark 4.0 and 4.1 keep `rows_per_batch` only in a Penstock job.
         """
         from penstock.spark.log_source import read_log
 

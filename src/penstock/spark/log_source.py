@@ -74,7 +74,8 @@ class LogDataSource(DataSource):
             return LogStreamReader(self._log(), schema, rows_per_batch)
         from penstock.spark.paced_log import PacedLogReader
 
-        return PacedLogReader(self._log(), schema, rows_per_batch, Path(self.options[NOTE]))
+        note = self.options.get(NOTE)
+        return PacedLogReader(self._log(), schema, rows_per_batch, Path(note) if note else None)
 
     def _log(self) -> PartitionedLog:
         if "path" not in self.options:

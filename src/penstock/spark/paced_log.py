@@ -97,7 +97,7 @@ class PacedLogReader(LogStreamReader):
     """A `LogStreamReader` for a Spark that gives neither a start nor a limit."""
 
     def __init__(
-        self, log: PartitionedLog, schema: StructType, rows_per_batch: int | None, note: Path
+        self, log: PartitionedLog, schema: StructType, rows_per_batch: int | None, note: Path | None
     ) -> None:
         super().__init__(log, schema, rows_per_batch)
         self._note = note
@@ -120,7 +120,7 @@ class PacedLogReader(LogStreamReader):
         return super().partitions(start, end)
 
     def _read_note(self) -> Pace:
-        if self._note.exists():
+        if self._note is not None and self._note.exists():
             return _PACES.decode(self._note.read_bytes())
         if self._rows_per_batch is None:
             return Pace(at_once=True)
