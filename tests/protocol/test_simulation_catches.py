@@ -27,15 +27,16 @@ from penstock.engine.reading import Reading
 from penstock.engine.run import Run
 from penstock.errors import PenstockError
 from penstock.ids import NO_CHECKPOINT
+from penstock.ownership import claim
 from penstock.ownership.claim import Claim
-from penstock.recovery import begun, history, restore
+from penstock.recovery import begun, forget, history, restore
 from penstock.recovery.progress_log import ProgressLog
 from penstock.recovery.source_log import SourceLog
 from penstock.snapshot.uploader import Upload
 from penstock.state import merge_orders
 from penstock.state.backends import fetch
 from penstock.state.backends.checksums import HashedFiles
-from penstock.testing.simulation import Fate, Violation, Workload, random_workload
+from penstock.testing.simulation import Fate, Intervention, Violation, Workload, random_workload
 
 Patch = pytest.MonkeyPatch
 Mutation = Callable[[Patch], None]
@@ -396,6 +397,41 @@ class _Anything(tuple[int, str]):
 
     def __ne__(self, other: object) -> bool:
         return False
+
+
+@mutation(troubled_runs=5, flakiness=0.05)
+def let_a_driver_that_lost_the_job_take_it_back_by_a_restart(patch: Patch) -> None:
+    patch.setattr(claim, "_is_of", lambda storage, run, claimant: True)
+
+
+@mutation(troubled_runs=5, flakiness=0.05)
+def take_a_restart_for_another_start(patch: Patch) -> None:
+    patch.setattr(claim, "_is_of", lambda storage, run, claimant: False)
+
+
+MEDDLED: dict[str, Any] = {
+    "mode": Mode.EXACTLY_ONCE,
+    "troubled_runs": 5,
+    "flakiness": 0.004,
+    "records": 60,
+    "batch_size": 3,
+    "upload_pace": 12.0,
+    "message_pace": 12.0,
+    "retained": (3,) * 5,
+    "intervals_s": (1,) * 5,
+    "interventions": (None, *Intervention, *Intervention),
+}
+"""Runs live long enough to retain checkpoints; somebody starts the job from the oldest, and cancels it with all it has kept."""
+
+
+@mutation(8, **MEDDLED)
+def go_on_from_the_newest_checkpoint_whichever_is_wanted(patch: Patch) -> None:
+    patch.setattr(history, "_up_to", lambda whole, wanted: whole)
+
+
+@mutation(**MEDDLED)
+def forget_without_recording_that_the_job_goes_back_to_nothing(patch: Patch) -> None:
+    patch.setattr(forget, "record_descent", lambda claim, restored_from, completed_by: None)
 
 
 def job(seed: int, common: dict[str, Any]) -> Workload:

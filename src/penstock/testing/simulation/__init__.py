@@ -6,7 +6,7 @@ and pauses at any I/O call included, follows from the seed. Called by tests, our
 
 from penstock.testing.simulation.lifeline import Fate
 from penstock.testing.simulation.violation import Violation
-from penstock.testing.simulation.workload import Workload, random_workload
+from penstock.testing.simulation.workload import Intervention, Workload, random_workload
 from penstock.testing.simulation.world import World
 
-__all__ = ["Fate", "Violation", "Workload", "World", "random_workload"]
+__all__ = ["Fate", "Intervention", "Violation", "Workload", "World", "random_workload"]

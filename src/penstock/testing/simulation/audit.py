@@ -33,6 +33,7 @@ class Audit:
     def __init__(self, site: Site) -> None:
         self._site = site
         self._mode = site.workload.promise
+        self._mode_of_state = site.workload.promise_of_state
         self._owner = (0, NO_CHECKPOINT)
         """The newest run that restored, and the last checkpoint that it relies on."""
 
@@ -143,7 +144,7 @@ class Audit:
         for uid in topology.operators:
             found = Counter(dict(self._scan(completed, uid)))
             truth = topology.counts(uid, read)
-            if not self._agrees(found, truth):
+            if not _agrees(found, truth, self._mode_of_state):
                 raise Violation(
                     f"checkpoint {completed.checkpoint} at {until}: {uid} has {dict(found)}, the truth is {dict(truth)}"
                 )
@@ -168,21 +169,12 @@ class Audit:
                 yield from scan(state).items()
         shutil.rmtree(scratch, ignore_errors=True)
 
-    def _agrees(self, found: Counter[str], truth: Counter[str]) -> bool:
-        match self._mode:
-            case Mode.EXACTLY_ONCE:
-                return found == truth
-            case Mode.AT_LEAST_ONCE:
-                return found >= truth
-            case Mode.AT_MOST_ONCE:
-                return found <= truth
-
     def _rows_are_right(self, uid: str, rows: list[Row]) -> None:
         if self._mode is Mode.AT_MOST_ONCE and self._site.workload.emits_once:
             return  # state that was lost with a crash does not know what it had emitted: a later record is a first one again
         seen = Counter(record for row in rows for record in row["records"])
         truth = self._site.topology.output(uid, self._all_records())
-        if not self._agrees(seen, truth):
+        if not _agrees(seen, truth, self._mode):
             lost, extra = dict(truth - seen), dict(seen - truth)
             raise Violation(f"sink of {uid}: lost {lost}, too many {extra}")
         if self._mode is Mode.EXACTLY_ONCE:
@@ -207,7 +199,7 @@ class Audit:
             table = external.table(sink_of(uid, kind))
             found = Counter({key: row["count"] for key, row in table.items()})
             truth = self._site.topology.counts(uid, self._all_records())
-            if not self._agrees(found, truth):
+            if not _agrees(found, truth, self._mode):
                 raise Violation(f"table {sink_of(uid, kind)}: {dict(found)}, the truth is {dict(truth)}")
         if SinkKind.CALLS in kinds:
             rows = external.called.get(sink_of(uid, SinkKind.CALLS), [])
@@ -217,3 +209,13 @@ class Audit:
                 raise Violation(
                     f"the function of {sink_of(uid, SinkKind.CALLS)} was never called with {dict(lost)}"
                 )
+
+
+def _agrees(found: Counter[str], truth: Counter[str], mode: Mode) -> bool:
+    match mode:
+        case Mode.EXACTLY_ONCE:
+            return found == truth
+        case Mode.AT_LEAST_ONCE:
+            return found >= truth
+        case Mode.AT_MOST_ONCE:
+            return found <= truth

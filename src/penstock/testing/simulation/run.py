@@ -9,8 +9,10 @@ from dataclasses import replace
 from penstock.engine.job_spec import JobSpec
 from penstock.engine.start import forget_working_files, start_run
 from penstock.errors import FencedError
+from penstock.ids import CheckpointId
 from penstock.ownership.claim import CLAIMANT_DIGITS, Claimant, newest_run
 from penstock.randomness import Randomness
+from penstock.recovery.restore import RestorePoint
 from penstock.recovery.taking_over import Taken, TakeOver
 from penstock.sinks.by_key.sink import AT_ONCE, WITH_THE_CHECKPOINT, UpsertSink
 from penstock.sinks.functions.foreach import Foreach
@@ -35,12 +37,18 @@ class SimulatedRun:
     """From taking over to the end of the input, a cancel, a failure or death. Made anew after each."""
 
     def __init__(
-        self, site: Site, conditions: Conditions, lifeline: Lifeline, claimant: Claimant | None = None
+        self,
+        site: Site,
+        conditions: Conditions,
+        lifeline: Lifeline,
+        claimant: Claimant | None = None,
+        wanted: CheckpointId | None = None,
     ) -> None:
         self._site = site
+        self._wanted = wanted
         self._conditions = conditions
         self._names = Randomness(random.Random(conditions.index))  # noqa: S311 - replayable on purpose
-        self._claimant = claimant or Claimant(self._names.token(CLAIMANT_DIGITS))
+        self.claimant = claimant or Claimant(self._names.token(CLAIMANT_DIGITS))
         self._machines = Machines(site.root, site.workload.machines)
         self._sinks = self._make_sinks(lifeline) if site.make_sinks is None else site.make_sinks(lifeline)
         self._spec = self._make_spec(lifeline)
@@ -52,11 +60,12 @@ class SimulatedRun:
             self._damage_working_files()
         start = start_run(
             self._spec,
-            claimant=self._claimant,
+            claimant=self.claimant,
             clock=self._site.clock,
             perform_all=self._take_over_all,
             randomness=self._names,
-            on_restored=self._site.on_restored,
+            wanted=self._wanted,
+            on_restored=self._restored,
         )
         driver = Driver(
             self._site, self._conditions, self._spec, start, sinks=self._sinks, machines=self._machines
@@ -71,6 +80,11 @@ class SimulatedRun:
                 raise Violation(f"run {start.point.run} owns the job, and takes itself for fenced") from error
             raise
         forget_working_files(self._spec, start)
+
+    def _restored(self, point: RestorePoint) -> None:
+        if self._wanted is not None and point.id != self._wanted:
+            raise Violation(f"checkpoint {self._wanted} was wanted, and the run goes on from {point.id}")
+        self._site.on_restored(point)
 
     def _make_spec(self, lifeline: Lifeline) -> JobSpec:
         work, run = self._site.workload, self._conditions.index

@@ -53,6 +53,10 @@ class ScriptedSource:
         first, self._asked = not self._asked, True
         return self.start if first else self.end
 
+    def forget(self) -> None:
+        """Who asks next asks for the first time: the job has begun anew."""
+        self._asked = False
+
     def cut(self, after: Sequence[int], size: int, rng: random.Random) -> Positions:
         """Where the next batch of about `size` records ends; another one at every replay."""
         wanted = rng.randint(1, size)

@@ -13,6 +13,7 @@ from penstock.config import Checkpointing, Mode
 
 MAX_PARALLELISM = 8
 MOST_KEEP_THEIR_MODE = 0.75
+MOST_ARE_LEFT_ALONE = 0.85
 
 
 class SinkKind(enum.Enum):
@@ -22,6 +23,13 @@ class SinkKind(enum.Enum):
     BY_KEY_AT_ONCE = "at-once"
     BY_KEY_STAGED = "staged"
     CALLS = "calls"
+
+
+class Intervention(enum.Enum):
+    """What somebody does to the job between two runs."""
+
+    GO_FAR_BACK = "start it from the oldest checkpoint that is retained"
+    FORGET = "cancel it, with all that it has kept"
 
 
 class Workload(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,12 +71,28 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     """The same for how many checkpoints are kept."""
     intervals_s: tuple[int, ...] = ()
     """The same for the time between checkpoints."""
+    interventions: tuple[Intervention | None, ...] = ()
+    """Before the first run, the second, ...; never in a job at most once."""
 
     @property
     def promise(self) -> Mode:
-        """What holds in the end: the mode of the job, or of its weaker runs, which are never both kinds of weaker."""
+        """What holds in the end: the mode of the job, or of its weaker runs, which are never both kinds of weaker.
+
+        Who makes a job begin earlier than it stopped gets output again that was visible.
+        """
+        if any(self.interventions):
+            return Mode.AT_LEAST_ONCE
+        return self.promise_of_state
+
+    @property
+    def promise_of_state(self) -> Mode:
+        """The same for the state, which interventions do not touch."""
         weaker = {*self.modes, self.checkpoint.delivery_mode} - {Mode.EXACTLY_ONCE}
         return weaker.pop() if weaker else Mode.EXACTLY_ONCE
+
+    def intervention(self, run: int) -> Intervention | None:
+        """Before the run with this index, from 0."""
+        return self.interventions[run] if run < len(self.interventions) else None
 
     @property
     def most_retained(self) -> int:
@@ -131,9 +155,25 @@ def random_workload(seed: int) -> Workload:
         drawn.upload_pace < 1 or drawn.message_pace < 1
     ):  # with a short time-out no checkpoint would ever be complete
         drawn = msgspec.structs.replace(drawn, checkpoint=replace(drawn.checkpoint, timeout="10min"))
+    drawn = _with_interventions(drawn, seed)
     if drawn.emits_once:  # which tells little when every key is seen in the first batch
         return msgspec.structs.replace(drawn, keys=rng.choice([drawn.keys, drawn.records]))
     return drawn
+
+
+def _with_interventions(drawn: Workload, seed: int) -> Workload:
+    """Now and then somebody does not leave the job alone. At most once what they make it read again would be counted twice."""
+    rng = random.Random(f"interventions {seed}")  # noqa: S311 - replayable on purpose
+    if rng.random() < MOST_ARE_LEFT_ALONE or drawn.promise is Mode.AT_MOST_ONCE:
+        return drawn
+    return msgspec.structs.replace(
+        drawn,
+        interventions=tuple(rng.choice([None, *Intervention]) for _ in range(5)),
+        checkpoint=replace(drawn.checkpoint, retained=3),
+        retained=(),
+        troubled_runs=5,
+        flakiness=0.004,  # runs come so far that they retain checkpoints, and then fail in a driver that lives on
+    )
 
 
 def _sinks(rng: random.Random) -> tuple[SinkKind, ...]:

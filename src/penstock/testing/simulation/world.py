@@ -4,24 +4,33 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from penstock.config import Mode
-from penstock.errors import PenstockError
+from penstock.errors import CheckpointFailedError, FencedError, PenstockError, UnavailableError
+from penstock.ids import NO_CHECKPOINT, CheckpointId
+from penstock.ownership.claim import Claimant, newest_run, read_run
 from penstock.recovery.restore import RestorePoint
 from penstock.testing.faulty_storage import SimulatedCrash
 from penstock.testing.simulation.audit import Audit
 from penstock.testing.simulation.driver import EXPECTED_FAILURES
+from penstock.testing.simulation.intervention import far_back, forget
 from penstock.testing.simulation.lifeline import Fate, Lifeline, Process
 from penstock.testing.simulation.run import SimulatedRun
 from penstock.testing.simulation.site import Conditions, Site
 from penstock.testing.simulation.source import ScriptedSource
 from penstock.testing.simulation.violation import Violation
-from penstock.testing.simulation.workload import Workload
+from penstock.testing.simulation.workload import Intervention, Workload
 
 MOST_RUNS = 60
+RESTARTS = 0.5
+"""How likely a driver whose run failed lives on and starts the next one, rather than that somebody starts another driver."""
 ZOMBIE_MOVES = 0.08
 """How likely a zombie moves at an I/O call of the run that replaced it."""
+
+RESTARTED = (UnavailableError, CheckpointFailedError)
+"""After these a living driver starts its next run by itself."""
 
 
 class World:
@@ -39,7 +48,13 @@ class World:
         self.site.external.before_visible = self.audit.visible
         self.site.external.checkpoints_decide = workload.promise is Mode.EXACTLY_ONCE
         self._fates = list(fates)
-        self._zombies: list[Process] = []
+        self._zombies: dict[Process, SimulatedRun] = {}
+        self._restarts = self._random("restarts")
+        self._forgotten = False
+        self._living: Claimant | None = None
+        """Of a driver that lives on although its last run has failed."""
+        self._last: Claimant | None = None
+        """Of the driver that ran last and can be cancelled: what a crash leaves is more than what an orderly end does."""
         self.calls: list[list[str]] = []
         """The I/O calls of each run."""
         self.log: list[str] = []
@@ -74,20 +89,51 @@ class World:
         lifeline = Lifeline(fate, self._disturb)
         self.calls.append(lifeline.calls)
         self.site.disturbed = False
-        run = SimulatedRun(self.site, self._conditions(index), lifeline)
+        wanted = self._intervene(index)
+        restarting = self._restarting() if wanted is None else None
+        run = SimulatedRun(self.site, self._conditions(index), lifeline, restarting, wanted)
         if fate.pauses_before is not None:
             process = Process(run.live, lifeline)
             process.start()
             if process.alive:
                 lifeline.on_call = None
-                self._zombies.append(process)
+                self._zombies[process] = run
                 self.log.append(f"run {index} stands still before {lifeline.calls[-1]}")
                 return False
             failure = process.failure
         else:
             failure = _failure_of(run)
         self._judge(index, failure)
+        if restarting and isinstance(failure, FencedError) and self._belongs_to(restarting):
+            raise Violation(
+                f"run {index} is a restart of the driver that has the job, and is fenced: {failure}"
+            )
+        self._living = run.claimant if isinstance(failure, RESTARTED) else None
+        self._last = None if isinstance(failure, FencedError) else run.claimant
         return run.finished
+
+    def _intervene(self, index: int) -> CheckpointId | None:
+        """Do what somebody does before this run; the checkpoint that it is to go on from, if somebody chooses one."""
+        last, self._last = self._last, None
+        match self._workload.intervention(index):
+            case Intervention.GO_FAR_BACK if (
+                not self._zombies
+            ):  # which may subsume what is chosen, as long as they have the job
+                return far_back(self.site)
+            case Intervention.FORGET if last and last.has_claimed:
+                self._living = None
+                self._forgotten = forget(self.site, last, self._restarts)
+                self.log.append(f"everything is forgotten before run {index}")
+        return None
+
+    def _restarting(self) -> Claimant | None:
+        """Who starts the next run, when it is the driver of the last one."""
+        living, self._living = self._living, None
+        return living if living and living.has_claimed and self._restarts.random() < RESTARTS else None
+
+    def _belongs_to(self, claimant: Claimant) -> bool:
+        owner = newest_run(self.site.storage)
+        return bool(owner) and read_run(self.site.storage, owner).claimant == claimant.token
 
     def _judge(self, index: int, failure: BaseException | None) -> None:
         self.log.append(
@@ -119,6 +165,9 @@ class World:
         return self._rng.choices(kinds, [1, 2, 2, 3])[0]
 
     def _restored(self, point: RestorePoint) -> None:
+        if self._forgotten and point.id != NO_CHECKPOINT:
+            raise Violation(f"everything was forgotten, and run {point.run} goes on from {point.id}")
+        self._forgotten = False
         self.audit.restored(point, undisturbed=not self.site.disturbed)
 
     def _random(self, purpose: str) -> random.Random:
@@ -130,7 +179,7 @@ class World:
         """Called at every I/O call of the run that owns the job: now and then a run thought dead moves."""
         if not self._zombies:
             return
-        zombie = self._rng.choice(self._zombies)
+        zombie = self._rng.choice(list(self._zombies))
         wakes_at = zombie.lifeline.fate.wakes_at
         if wakes_at is not None and len(self.calls[-1]) == wakes_at:
             self._let_move(zombie, None)
@@ -146,15 +195,29 @@ class World:
     def _look_whether_it_ended(self, zombie: Process) -> None:
         if zombie.alive:
             return
-        self._zombies.remove(zombie)
+        run = self._zombies.pop(zombie)
         self.log.append(f"a zombie ended: {type(zombie.failure).__name__}: {zombie.failure}")
         harmless = (SimulatedCrash, PenstockError, FileNotFoundError)
         if zombie.failure is not None and not isinstance(zombie.failure, harmless):
             raise zombie.failure
+        if isinstance(zombie.failure, RESTARTED):
+            self._let_restart(run.claimant)
+
+    def _let_restart(self, claimant: Claimant) -> None:
+        """A zombie whose run failed starts another one, and must learn that the job is not its own any more."""
+        if not claimant.has_claimed or self._belongs_to(claimant):
+            return  # nobody has taken it yet: this driver dies now
+        conditions = replace(self._conditions(MOST_RUNS), alone=False)
+        try:
+            SimulatedRun(self.site, conditions, Lifeline(), claimant).live()
+        except FencedError as fenced:
+            self.log.append(f"its restart: {fenced}")
+            return
+        raise Violation("a driver that had lost the job took it back by a restart")
 
     def _let_zombies_finish(self) -> None:
         while self._zombies:
-            self._let_move(self._zombies[0], None)
+            self._let_move(next(iter(self._zombies)), None)
 
     def close(self) -> None:
         """End what still stands still."""
