@@ -29,7 +29,7 @@ JAVA_LOGGERS = (
 )
 """Spark 4.1 has moved the query to another package."""
 SCHEDULER, OF_A_DEAD_DRIVER = "org.apache.spark.scheduler.DAGScheduler", "Failed to update accumulator.*"
-"""Java outlives a driver that was killed for a moment, and says what it can no longer tell it. Where the driver lives, it misses the answer."""
+"""Java outlives a driver that was killed for a moment, and says what it can no longer tell it."""
 PYTHON_LOGGERS = ("DataFrameQueryContextLogger", "SQLQueryContextLogger")
 """PySpark logs every error of a query with its plan, some 8 kB, before it raises it."""
 _LOG4J = "org.apache.logging.log4j"
