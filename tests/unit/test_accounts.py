@@ -60,10 +60,12 @@ def test_when_another_attempt_is_of_no_use(accounts: list[TaskFailed], decisive:
 def test_an_error_says_where_to_look() -> None:
     """Its text is one line; below it stand the user's line, the key, the row and the names there are, which are facts, too."""
     at = Place("/home/me/job.py", 3, "process", "row.usr")
-    made = as_error(told("", at=at, key="'a'", row="user=1", names="columns: user"), lambda _: False)
+    made = as_error(
+        told("", at=at, key="'a'", row="user=1", names="columns: user", notes=("more",)), lambda _: False
+    )
     assert str(made) == "out-0: the cause (job.py:3)"
     assert made.__notes__ == [
-        "  at: /home/me/job.py:3, in process: row.usr", "  key: 'a'", "  row: user=1", "  columns: user",
+        "  at: /home/me/job.py:3, in process: row.usr", "  key: 'a'", "  row: user=1", "  columns: user", "  more",
     ]  # fmt: skip
     assert made.facts.items() >= {"batch": 7, "operator": "out", "line": 3, "row": "user=1"}.items()
     assert isinstance(bad := as_error(told("BadRecordError", key="'a'"), lambda _: False), BadRecordError)

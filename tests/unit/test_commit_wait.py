@@ -91,3 +91,18 @@ def test_an_error_is_one_line() -> None:
     """Drivers add stacks and statements."""
     assert one_line(ValueError("down\n  at A\n  at B")) == "ValueError: down at A at B"
     assert len(one_line(ValueError("x" * 10_000))) < 1000
+
+
+def test_a_function_of_the_user_that_raises(story: Story) -> None:
+    """The line is said at which their code was."""
+
+    def hand_over() -> None:
+        raise KeyError("order")
+
+    with pytest.raises(KeyError) as raised:
+        hand_over()
+    story.wait.begun(1)
+    story.hear(story.wait.failed(raised.value))
+    (said,) = (line for _, line in story.said)
+    assert said.endswith(', in hand_over: raise KeyError("order"))')
+    assert f"KeyError: 'order' (at {__file__}:" in said

@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 
 from penstock.clock import Clock
+from penstock.places import place_in_user_code
 from penstock.wording import counted, duration
 
 SPEAK_EVERY_S = 60.0
@@ -89,6 +90,8 @@ class CommitWait:
 
 
 def one_line(error: BaseException) -> str:
-    """An error without line breaks: some drivers add a stack, or the statement."""
+    """An error without line breaks (some drivers add a stack, or the statement), and the line of the user's code that raised it."""
     text = " ".join(f"{type(error).__name__}: {error}".split())
-    return text if len(text) <= _LONGEST_TEXT else text[:_LONGEST_TEXT] + "..."
+    cut = text if len(text) <= _LONGEST_TEXT else text[:_LONGEST_TEXT] + "..."
+    place = place_in_user_code(error.__traceback__)
+    return cut if place is None else f"{cut} (at {place})"

@@ -29,6 +29,8 @@ from penstock.snapshot.messages import TaskFailed
 
 _log = logging.getLogger(__name__)
 
+MOST_NOTES = 3
+LONGEST_NOTE = 300
 _NO_SECOND_TRY = frozenset(
     kind.__name__ for kind in (ConfigError, IncompatibleStateError, BadRecordError, UserCodeError)
 )
@@ -65,6 +67,7 @@ def _told(plan: Assignment, subtask: SubtaskId, error: Exception) -> TaskFailed:
         call.row,
         call.names,
         call.is_wrong_name,
+        tuple(one.split("\n")[0][:LONGEST_NOTE] for one in getattr(error, "__notes__", ())[:MOST_NOTES]),
     )
 
 
@@ -138,4 +141,4 @@ def _notes(told: TaskFailed) -> list[str]:
         ("  row: ", told.row),
         ("  ", told.names),
     )
-    return [f"{what}{value}" for what, value in said if value]
+    return [*(f"{what}{value}" for what, value in said if value), *(f"  {note}" for note in told.notes)]

@@ -55,6 +55,8 @@ class TaskFailed(msgspec.Struct, frozen=True, tag="task-failed"):
     names: str = ""
     """Those that there are, where the user's code has used one that there is not."""
     is_wrong_name: bool = False
+    notes: tuple[str, ...] = ()
+    """What else was said of the exception on its way."""
 
 
 class MergeDone(msgspec.Struct, frozen=True, tag="merge-done"):

@@ -28,6 +28,8 @@ JAVA_LOGGERS = (
     "org.apache.spark.sql.execution.streaming.runtime.MicroBatchExecution",
 )
 """Spark 4.1 has moved the query to another package."""
+SCHEDULER, OF_A_DEAD_DRIVER = "org.apache.spark.scheduler.DAGScheduler", "Failed to update accumulator.*"
+"""Java outlives a driver that was killed for a moment, and says what it can no longer tell it."""
 PYTHON_LOGGERS = ("DataFrameQueryContextLogger", "SQLQueryContextLogger")
 """PySpark logs every error of a query with its plan, some 8 kB, before it raises it."""
 _LOG4J = "org.apache.logging.log4j"
@@ -71,13 +73,13 @@ def _filter_java(session: SparkSession) -> list[tuple[Any, Any]]:
         jvm = session.sparkContext._jvm
         context = getattr(jvm, f"{_LOG4J}.LogManager").getContext(False)  # noqa: FBT003 - as Spark asks for it
         loggers = context.getConfiguration().getLoggers()
-        for name in JAVA_LOGGERS:
+        for name in (*JAVA_LOGGERS, SCHEDULER):
             logger = loggers.get(name)
             if logger is None:
                 # without a level of its own: it goes on with what the session has, also when that changes
                 logger = getattr(jvm, f"{_LOG4J}.core.config.LoggerConfig")(name, None, True)  # noqa: FBT003
                 context.getConfiguration().addLogger(name, logger)
-            one = _filter(jvm)
+            one = _text_filter(jvm, OF_A_DEAD_DRIVER) if name == SCHEDULER else _level_filter(jvm)
             logger.addFilter(one)
             filtered.append((logger, one))
         context.updateLoggers()
@@ -86,11 +88,21 @@ def _filter_java(session: SparkSession) -> list[tuple[Any, Any]]:
     return filtered
 
 
-def _filter(jvm: Any) -> Any:
+def _level_filter(jvm: Any) -> Any:
     level = getattr(jvm, f"{_LOG4J}.Level")
-    result = getattr(jvm, f"{_LOG4J}.core.Filter$Result")
     kind = getattr(jvm, f"{_LOG4J}.core.filter.LevelRangeFilter")
-    return kind.createFilter(level.FATAL, level.WARN, result.valueOf("DENY"), result.valueOf("NEUTRAL"))
+    return kind.createFilter(level.FATAL, level.WARN, *_deny(jvm))
+
+
+def _text_filter(jvm: Any, text: str) -> Any:
+    kind = getattr(jvm, f"{_LOG4J}.core.filter.RegexFilter")
+    return kind.createFilter(text, None, False, *_deny(jvm))  # noqa: FBT003 - the text with its values
+
+
+def _deny(jvm: Any) -> tuple[Any, Any]:
+    """What becomes of lines that a filter is about, and of others."""
+    result = getattr(jvm, f"{_LOG4J}.core.Filter$Result")
+    return result.valueOf("DENY"), result.valueOf("NEUTRAL")
 
 
 def _unfilter_java(filtered: list[tuple[Any, Any]]) -> None:
