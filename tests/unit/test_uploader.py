@@ -69,6 +69,25 @@ def place(tmp_path: Path) -> Place:
     return Place(tmp_path)
 
 
+def test_where_no_thread_can_start_the_task_uploads(
+    place: Place, mailbox: Mailbox, letters: queue.Queue[Message], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that has reached its limit of threads stores the files all the same, and the lane is free for those that follow."""
+
+    def refuse(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    uploader = Uploader()
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        uploader.submit(place.upload(place.handle(1, "state/views/a"), mailbox=mailbox.address))
+    assert place.storage.names("state") == ["state/views/a"]
+    uploader.submit(place.upload(place.handle(2, "state/views/b"), mailbox=mailbox.address))
+    told = [letters.get(timeout=PATIENCE_S) for _ in range(2)]
+    assert [one.handle.version for one in told if isinstance(one, UploadDone)] == [1, 2]
+    assert place.storage.names("state") == ["state/views/a", "state/views/b"]
+
+
 def test_uploads_what_is_missing(place: Place) -> None:
     """Every file that is not known to be in storage is stored, whoever wrote it; the rest is left alone."""
     handle = place.handle(3, "state/views/old", "state/views/lost", "state/views/new")

@@ -8,6 +8,7 @@ Batches may follow each other faster than storage takes their files. Nothing pil
 
 from __future__ import annotations
 
+import logging
 import threading
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,6 +24,7 @@ from penstock.state.handle import FileRef, StateHandle
 from penstock.storage import Storage
 from penstock.storage.file_system import beside
 
+_log = logging.getLogger(__name__)
 _HANDLES = msgspec.json.Decoder(StateHandle)  # made before there are threads, see `mailbox`
 
 
@@ -156,7 +158,15 @@ class Uploader:
         lane = self._lanes.put(upload)
         if lane is not None:
             name = f"penstock-upload-{lane.subtask}"
-            threading.Thread(target=self._work, args=(lane,), name=name, daemon=True).start()
+            try:
+                threading.Thread(target=self._work, args=(lane,), name=name, daemon=True).start()
+            except (
+                RuntimeError
+            ) as error:  # the process has as many as it may; the lane is ours, and nobody else would empty it
+                _log.warning(
+                    "%s: the task waits for its upload, which has no thread: %s", lane.subtask, error
+                )
+                self._work(lane)
 
     @property
     def waiting(self) -> int:
