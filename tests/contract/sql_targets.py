@@ -51,6 +51,8 @@ class SqlTarget(SinkContract):
     """The query for the tables of the sink that hold staged rows."""
     row_total: ClassVar[str]
     """The column of proofs that says how many rows a transaction has."""
+    sessions: ClassVar[str]
+    """The query for the other sessions in the database."""
 
     @pytest.fixture(autouse=True)
     def target(self, request: pytest.FixtureRequest) -> None:
@@ -160,6 +162,9 @@ class PostgresTarget(SqlTarget):
     driver, extra, scheme, longest_name = "psycopg", "postgres", "postgresql", 63
     staged_tables = r"SELECT relname FROM pg_class WHERE relname LIKE '\_penstock\_staged%' AND relkind = 'r'"
     row_total = "rows"
+    sessions = (
+        "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
+    )
 
     def new_database(self) -> str:
         test = os.environ["PYTEST_CURRENT_TEST"].rpartition(" ")[0]
@@ -229,6 +234,7 @@ class MySQLTarget(SqlTarget):
     driver, extra, scheme, longest_name = "pymysql", "mysql", "mysql", 64
     staged_tables = r"SHOW TABLES LIKE '\_penstock\_staged%'"
     row_total = "row_total"
+    sessions = "SELECT id FROM information_schema.processlist WHERE db = database() AND id <> connection_id()"
 
     def new_database(self) -> str:
         name = f"test_{next(_NUMBERS)}"

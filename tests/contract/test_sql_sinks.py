@@ -33,7 +33,10 @@ from penstock.errors import (
     InternalError,
     UnavailableError,
 )
-from penstock.testing.sink_contract import SINK, through_json
+from penstock.sinks.sql import writing
+from penstock.sinks.two_phase_commit import TransactionContext
+from penstock.testing.sink_contract import JOB, SINK, through_json
+from services.patience import tries
 
 
 class TestPostgresPrepared(PostgresPrepared):
@@ -424,3 +427,29 @@ def test_two_databases_of_one_job(staged) -> None:
     staged.use(staged.server)
     with pytest.raises(CommitLostError, match="neither staged nor recorded"):
         staged.sink().commit(waiting)
+
+
+# ── sessions ───────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_begin_that_fails_leaves_no_session(prepared, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A transaction that cannot begin on a session that was opened for it closes that session."""
+    sink = prepared.make_sink()
+    sink.validate(prepared.schema)
+    known = set(prepared.names(prepared.sessions))
+    opened: list[set[str]] = []
+
+    def fail(*_: object) -> None:
+        opened.append(set(prepared.names(prepared.sessions)) - known)
+        raise UnavailableError("the server is going down")
+
+    monkeypatch.setattr(writing, "Records", fail)
+    with pytest.raises(
+        UnavailableError, match="going down"
+    ) as kept:  # or Python would close what nobody holds
+        sink.begin_transaction(TransactionContext(JOB, SINK, run=1, checkpoint=1, subtask=0, attempt=0))
+    assert [len(one) for one in opened] == [1], kept
+    for _ in tries(0.02):  # servers take their time
+        if not opened[0] & set(prepared.names(prepared.sessions)):
+            return
+    pytest.fail("the session stays")

@@ -74,6 +74,8 @@ LATE: dict[str, Any] = {
     "troubled_runs": 5,
     "records": 40,
     "keys": 40,
+    "restarts": 0.0,
+    "interventions": (),
 }
 """At least once: uploads and commits come late, so that checkpoints take later versions, and runs die before all is committed."""
 
@@ -404,7 +406,7 @@ def let_a_driver_that_lost_the_job_take_it_back_by_a_restart(patch: Patch) -> No
     patch.setattr(claim, "_is_of", lambda storage, run, claimant: True)
 
 
-@mutation(troubled_runs=5, flakiness=0.05)
+@mutation(troubled_runs=5, flakiness=0.05, restarts=1.0)
 def take_a_restart_for_another_start(patch: Patch) -> None:
     patch.setattr(claim, "_is_of", lambda storage, run, claimant: False)
 

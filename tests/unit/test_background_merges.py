@@ -236,6 +236,17 @@ def test_a_merge_that_cannot_be_stored_leaves_nothing(site: Site) -> None:
     assert not list((site.root / "run-1" / "merged").rglob("*.*"))
 
 
+def test_a_merge_whose_storing_was_not_confirmed_names_its_file(site: Site) -> None:
+    """Storage may hold the file although it said no: the driver hears its name, so that it can be discarded."""
+    before = set(site.storage.names())
+    lost = Failure(
+        operation="upload", error=lambda _: UnavailableError("the connection broke"), performed=True
+    )
+    answer = perform(site.merge(FaultyStorage(site.storage, FaultPlan(failures=(lost,)))))
+    assert isinstance(answer, MergeFailed)
+    assert {answer.file} == set(site.storage.names()) - before
+
+
 def test_a_full_disk_stops_a_merge_and_nothing_else(site: Site) -> None:
     """When the machine has no space the driver hears which file could not be written, nothing is left, and the files are whole."""
     assert site.handle is not None

@@ -71,6 +71,8 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     """The same for how many checkpoints are kept."""
     intervals_s: tuple[int, ...] = ()
     """The same for the time between checkpoints."""
+    restarts: float = 0.0
+    """How likely a driver whose run failed lives on and starts the next one; otherwise somebody starts another driver."""
     interventions: tuple[Intervention | None, ...] = ()
     """Before the first run, the second, ...; never in a job at most once."""
 
@@ -130,6 +132,7 @@ def random_workload(seed: int) -> Workload:
     drawn = Workload(
         checkpoint=checkpoint,
         modes=_modes(checkpoint.delivery_mode, seed),
+        restarts=random.Random(f"restarts {seed}").choice([0.0, 0.0, 0.8]),  # noqa: S311 - replayable on purpose
         backend=rng.choices(["filesystem", "memory", "rocksdb"], [6, 3, 1])[0],
         partitions=rng.randint(1, 3),
         records=rng.randint(5, 60),

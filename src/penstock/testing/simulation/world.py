@@ -24,8 +24,6 @@ from penstock.testing.simulation.violation import Violation
 from penstock.testing.simulation.workload import Intervention, Workload
 
 MOST_RUNS = 60
-RESTARTS = 0.5
-"""How likely a driver whose run failed lives on and starts the next one, rather than that somebody starts another driver."""
 ZOMBIE_MOVES = 0.08
 """How likely a zombie moves at an I/O call of the run that replaced it."""
 
@@ -129,7 +127,8 @@ class World:
     def _restarting(self) -> Claimant | None:
         """Who starts the next run, when it is the driver of the last one."""
         living, self._living = self._living, None
-        return living if living and living.has_claimed and self._restarts.random() < RESTARTS else None
+        lives_on = living and living.has_claimed and self._restarts.random() < self._workload.restarts
+        return living if lives_on else None
 
     def _belongs_to(self, claimant: Claimant) -> bool:
         owner = newest_run(self.site.storage)
