@@ -23,7 +23,7 @@ from penstock.errors import (
     UserCodeError,
 )
 from penstock.guarantee import Guarantee
-from penstock.job import Job, KeyedStream, Stream
+from penstock.job import Job, KeyedStream, Stream, Written
 from penstock.operators.batch_process import BatchKeys, BatchProcess, BatchRows
 from penstock.operators.batch_state import BatchState
 from penstock.operators.keyed_process import Context, KeyedProcess, ValueState
@@ -97,6 +97,7 @@ __all__ = [
     "UnavailableError",
     "UserCodeError",
     "ValueState",
+    "Written",
     "__version__",
     "exponential_delay",
     "failure_rate",

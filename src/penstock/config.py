@@ -36,6 +36,34 @@ class OnCancel(enum.Enum):
     DELETE_ON_CANCELLATION = "delete-on-cancellation"
 
 
+class OnBadRecord(enum.Enum):
+    """What becomes of a row that an operator or a sink cannot take."""
+
+    FAIL = "fail"
+    """The job fails, and says which row it was."""
+    SKIP = "skip"
+    """The row is left out, and counted."""
+    KEEP = "keep"
+    """The row goes to the dead-letter stream, and is counted. Chosen by asking for that stream."""
+
+
+def on_bad_record(value: object) -> OnBadRecord:
+    """What a user may write for it; a dead-letter stream is asked for, not named."""
+    if value in (OnBadRecord.KEEP, OnBadRecord.KEEP.value):
+        raise ConfigError(
+            f"on_bad_record={value!r}: to keep bad rows, call bad_records() on what process, aggregate or write_to returns, and write "
+            "that stream to a sink",
+            value=value,
+        )
+    for member in (OnBadRecord.FAIL, OnBadRecord.SKIP):
+        if value in (member, member.value):
+            return member
+    raise ConfigError(
+        f"on_bad_record={value!r} is unknown: choose 'fail' or 'skip', or call bad_records() to keep bad rows",
+        value=value,
+    )
+
+
 def seconds(setting: str, value: object, *, minimum_s: float = 0.0, exclusive: bool = False) -> float:
     """Turn '10s', '500ms', '1.5 min' or a `timedelta` into seconds, or refuse it by name."""
     result = _parse(setting, value)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
+from penstock.config import OnBadRecord
 from penstock.errors import ConfigError, PenstockError
 from penstock.ids import checked_name
 from penstock.operators.batch_process import BatchProcess
@@ -106,7 +107,14 @@ class Output:
     sink: TwoPhaseCommitSink
 
 
-Node = Source | Transform | Union | Aggregate | Process
+@dataclass(frozen=True, eq=False)
+class BadRecords:
+    """The rows that an operator or a sink could not take."""
+
+    of: Keyed | Output
+
+
+Node = Source | Transform | Union | Aggregate | Process | BadRecords
 Keyed = Aggregate | Process
 
 
@@ -118,6 +126,43 @@ class Graph:
     operators: list[Keyed] = field(default_factory=list)
     outputs: list[Output] = field(default_factory=list)
     _places: dict[str, Place] = field(default_factory=dict)
+    on_bad_record: OnBadRecord = OnBadRecord.FAIL
+    """What holds where nothing else is said."""
+    _said: dict[str, OnBadRecord] = field(default_factory=dict)
+    _bad_records: dict[str, BadRecords] = field(default_factory=dict)
+
+    def set_on_bad_record(self, uid: str, policy: OnBadRecord) -> None:
+        """Say what becomes of the bad rows of one operator or sink."""
+        self._said[uid] = policy
+
+    def bad_records(self, node: Keyed | Output) -> BadRecords:
+        """The dead letters of an operator or sink; from now on it keeps them."""
+        said = self._said.get(node.uid)
+        if said is not None:
+            raise ConfigError(
+                f"{node.uid!r} has on_bad_record={said.value!r}, so that it keeps no bad rows, but its bad_records() are asked for; "
+                "leave one of the two out",
+                uid=node.uid,
+            )
+        return self._bad_records.setdefault(node.uid, BadRecords(node))
+
+    def policy(self, node: Keyed | Output) -> OnBadRecord:
+        """What becomes of the bad rows of an operator or sink. Dead letters that a sink refuses are not skipped by default."""
+        if node.uid in self._bad_records:
+            return OnBadRecord.KEEP
+        usual = OnBadRecord.FAIL if _has_letters(node.upstream) else self.on_bad_record
+        return self._said.get(node.uid, usual)
+
+    def check_bad_records(self) -> None:
+        """Refuse dead letters that go nowhere: rows would be lost, although somebody asked to keep them."""
+        written = {id(node) for output in self.outputs for node in _nodes_before(output.upstream)}
+        for uid, letters in self._bad_records.items():
+            if id(letters) not in written:
+                raise ConfigError(
+                    f"the bad_records() of {uid!r} are written nowhere: end them in a sink with write_to(...), or do not ask for them "
+                    "and set on_bad_record='skip'",
+                    uid=uid,
+                )
 
     def new_uid(self, kind: str, uid: str) -> str:
         """Check a uid, and that nothing else in the job has it."""
@@ -162,14 +207,32 @@ class Graph:
 
 
 def _operators_before(node: Node) -> Iterator[str]:
+    return (one.uid for one in _nodes_before(node) if isinstance(one, Aggregate | Process))
+
+
+def _has_letters(node: Node) -> bool:
+    """Whether dead letters are among the rows, as they are or transformed; what an operator makes of them are results."""
+    match node:
+        case BadRecords():
+            return True
+        case Transform():
+            return _has_letters(node.upstream)
+        case Union():
+            return _has_letters(node.left) or _has_letters(node.right)
+        case _:
+            return False
+
+
+def _nodes_before(node: Node) -> Iterator[Node]:
+    """The node and all from which its rows come, near and far."""
+    yield node
     match node:
         case Source():
             return
         case Union():
-            yield from _operators_before(node.left)
-            yield from _operators_before(node.right)
-        case Transform():
-            yield from _operators_before(node.upstream)
-        case Aggregate() | Process():
-            yield node.uid
-            yield from _operators_before(node.upstream)
+            yield from _nodes_before(node.left)
+            yield from _nodes_before(node.right)
+        case Transform() | Aggregate() | Process():
+            yield from _nodes_before(node.upstream)
+        case BadRecords():
+            yield from _nodes_before(node.of.upstream if isinstance(node.of, Output) else node.of)

@@ -9,7 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from penstock.config import Checkpointing, Duration, seconds, whole_number
+from penstock.config import Checkpointing, Duration, OnBadRecord, seconds, whole_number
+from penstock.config import on_bad_record as checked_policy
 from penstock.errors import ConfigError, PenstockError, shown_alone
 from penstock.graph import Aggregate, Graph, Node, Output, Process, Source, Transform, Union, parse_order
 from penstock.guarantee import Guarantee
@@ -38,6 +39,7 @@ class Job:
     """A streaming job with checkpoints. The name and the storage are its identity: the same two go on where it stopped.
 
     `storage` is a path or URI below which the job gets a folder of its own, or a `Storage` whose root is the job's.
+    `on_bad_record`: what becomes of a row that an operator or sink cannot take, "fail" or "skip"; each may say otherwise.
     """
 
     def __init__(
@@ -53,6 +55,7 @@ class Job:
         trigger: Duration | None = None,
         local_dir: str | Path | None = None,
         local_recovery: bool = True,
+        on_bad_record: OnBadRecord | str = "fail",
     ) -> None:
         self.name = checked_name("job name", name)
         self.storage = storage if isinstance(storage, Storage) else open_job_storage(storage, name)
@@ -73,7 +76,7 @@ class Job:
         self.trigger_s = None if trigger is None else seconds("trigger", trigger)
         self.local_dir = None if local_dir is None else Path(local_dir)
         self.local_recovery = local_recovery
-        self.graph = Graph()
+        self.graph = Graph(on_bad_record=checked_policy(on_bad_record))
 
     def read(self, frame: DataFrame, *, uid: str, replayable: bool | None = None) -> Stream:
         """Add a source: any streaming DataFrame, with whatever stateless SQL is already in it.
@@ -177,14 +180,42 @@ class Stream:
             raise ConfigError(f"key_by{columns!r}: a column is named twice")
         return KeyedStream(self._job, self._node, columns)
 
-    def write_to(self, sink: TwoPhaseCommitSink, *, uid: str) -> None:
-        """End the stream in a sink. A stream may have several."""
+    def bad_records(self) -> Stream:
+        """The rows that this operator could not take, which then do not end the job: a stream of `operator, reason, key, row, batch`.
+
+        Write it to any sink: it is part of the same checkpoint. `row` and `key` are JSON.
+        """
+        if not isinstance(self._node, Aggregate | Process):
+            raise ConfigError(
+                "bad_records(): ask it of what process, aggregate or write_to returned; other parts of a stream have no bad rows"
+            )
+        return Stream(self._job, self._job.graph.bad_records(self._node))
+
+    def write_to(
+        self, sink: TwoPhaseCommitSink, *, uid: str, on_bad_record: OnBadRecord | str | None = None
+    ) -> Written:
+        """End the stream in a sink. A stream may have several. `on_bad_record`: "fail" or "skip" rows that the sink refuses."""
         if not isinstance(sink, TwoPhaseCommitSink):
             raise ConfigError(
                 f"write_to({sink!r}): it takes a sink, such as penstock.sinks.Files(...)", uid=uid
             )
         graph = self._job.graph
-        graph.outputs.append(Output(graph.new_uid("sink", uid), self._node, sink))
+        output = Output(graph.new_uid("sink", uid), self._node, sink)
+        _say(graph, uid, on_bad_record)
+        graph.outputs.append(output)
+        return Written(self._job, output)
+
+
+class Written:
+    """A stream that ends in a sink: what `write_to` returns."""
+
+    def __init__(self, job: Job, output: Output) -> None:
+        self._job = job
+        self._output = output
+
+    def bad_records(self) -> Stream:
+        """The rows that the sink refuses, which then do not end the job: see `Stream.bad_records`."""
+        return Stream(self._job, self._job.graph.bad_records(self._output))
 
 
 class KeyedStream:
@@ -195,17 +226,21 @@ class KeyedStream:
         self._node = node
         self._keys = keys
 
-    def aggregate(self, *columns: Column, uid: str, **named: Column) -> Stream:
+    def aggregate(
+        self, *columns: Column, uid: str, on_bad_record: OnBadRecord | str | None = None, **named: Column
+    ) -> Stream:
         """Keep SQL aggregates per key over everything so far; emits the new values of every key that changed in a batch.
 
         Spark computes the aggregate of the batch, Penstock merges it into the state: count, count_if, sum, min, max, avg, bool_and,
         bool_or, bit_and, bit_or, bit_xor. Anything that cannot be merged exactly is refused by name.
         A column is named by its argument, `pv=F.count("*")`, or by its alias, `F.count("*").alias("page views")`: so it may have any name.
+        `on_bad_record`: "fail" or "skip" rows whose key is null.
         """
         from penstock.spark.aggregate_names import named_aggregates
 
         aggregates = named_aggregates(columns, named, keys=self._keys, uid=uid)
         node = Aggregate(self._job.graph.new_uid("operator", uid), self._node, self._keys, aggregates)
+        _say(self._job.graph, uid, on_bad_record)
         self._job.graph.operators.append(node)
         return Stream(self._job, node)
 
@@ -216,11 +251,13 @@ class KeyedStream:
         schema: Columns,
         uid: str,
         order_by: str | tuple[str, ...] | list[str] = (),
+        on_bad_record: OnBadRecord | str | None = None,
     ) -> Stream:
         """Run own Python code with state: a `KeyedProcess` key by key, a `BatchProcess` in columns.
 
         `schema`: the columns of its results, as DDL, a `StructType` or a list such as ["app string", ("n", "long")].
         `order_by`: columns ('at', 'at asc' or 'at desc') that put the rows of a key in order within a batch.
+        `on_bad_record`: "fail", or "skip" rows without a key and rows of a key for which `process` raises.
         """
         if not isinstance(operator, KeyedProcess | BatchProcess):
             raise ConfigError(
@@ -238,8 +275,14 @@ class KeyedStream:
             arrow_schema(ddl),
             tuple(map(parse_order, order)),
         )
+        _say(self._job.graph, uid, on_bad_record)
         self._job.graph.operators.append(node)
         return Stream(self._job, node)
+
+
+def _say(graph: Graph, uid: str, on_bad_record: OnBadRecord | str | None) -> None:
+    if on_bad_record is not None:
+        graph.set_on_bad_record(uid, checked_policy(on_bad_record))
 
 
 def _checked_uids(drop_state: object) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import secrets
 import time
 
-from known_truth import JOB, Site
+from known_truth import JOB, POISON, Site
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
@@ -23,19 +23,24 @@ SHUFFLED = "shuffled"
 
 
 class Links(ps.KeyedProcess):
-    """Counts the rows of a key and emits the increment in pieces of random size, each linked to the one before."""
+    """Counts the rows of a key and emits the increment in pieces of random size, each linked to the one before.
+
+    Raises on one kind of row, when it has emitted everything and changed its state: nothing of that may stay.
+    """
 
     total = ps.ValueState("long", default=0)
     last = ps.ValueState("string", default="")
 
     def process(self, key, rows, ctx):
-        left = len(rows)
+        left = [f"{row.partition}:{row.offset}" for row in rows]
         while left:
-            piece = 1 + secrets.randbelow(left)
-            left -= piece
+            piece = 1 + secrets.randbelow(len(left))
             self.total.value += piece
             before, self.last.value = self.last.value, _new_name()
-            yield key, piece, self.total.value, before, self.last.value
+            yield key, piece, self.total.value, before, self.last.value, left[:piece]
+            left = left[piece:]
+        if POISON in rows.column("app"):
+            raise ValueError("one of the rows is poison")
 
 
 class Relay(ps.KeyedProcess):
@@ -46,14 +51,14 @@ class Relay(ps.KeyedProcess):
     def process(self, key, rows, ctx):
         for row in rows:
             before, self.last.value = self.last.value, _new_name()
-            yield key, before, self.last.value, row.user, row.piece, row.total, row.before, row.name
+            yield key, before, self.last.value, row.user, row.piece, row.total, row.before, row.name, row.rows
 
 
 def _new_name() -> str:
     return f"{time.time_ns():x}-{secrets.token_hex(8)}"
 
 
-LINK = "user long, piece long, total long, before string, name string"
+LINK = "user long, piece long, total long, before string, name string, rows array<string>"
 RELAYED = f"bucket long, relay_before string, relay_name string, {LINK}"
 
 
@@ -68,7 +73,10 @@ def build_job(
     rows_per_batch: int = ROWS_PER_BATCH,
     busy_timeout: str = "10s",
 ) -> ps.Job:
-    """Count views by app into SQLite; beside it, or instead of it, chains of increments by user into Parquet."""
+    """Count views by app into SQLite; beside it, or instead of it, chains of increments by user into Parquet.
+
+    Side by side, rows that cannot be taken are dead letters, in Parquet too.
+    """
     job = ps.Job(
         JOB,
         storage=storage or site.storage,
@@ -84,7 +92,9 @@ def build_job(
         return job
     links.write_to(site.links_sink(), uid="links-out")
     views = clicks.key_by("app").aggregate(pv=F.count("*"), users=F.sum("user"), uid="views")
-    views.write_to(site.views_sink(busy_timeout), uid="views-out")
+    written = views.write_to(site.views_sink(busy_timeout), uid="views-out")
+    letters = links.bad_records().union(views.bad_records()).union(written.bad_records())
+    letters.write_to(site.letters_sink(), uid="letters-out")
     return job
 
 

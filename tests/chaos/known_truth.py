@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import sqlite3
 import threading
@@ -31,6 +32,11 @@ PARTITIONS = 2
 APPS = 6
 USERS = 40
 MOST_SHOWN = 12
+POISON = "poison"
+"""An app on which user code raises."""
+REFUSED = "refused"
+"""An app that the table of views does not take."""
+BAD_SHARE = 0.04
 
 
 @dataclass
@@ -60,6 +66,10 @@ class Site:
         return self.root / "links"
 
     @property
+    def letters_path(self) -> Path:
+        return self.root / "letters"
+
+    @property
     def finish_path(self) -> Path:
         """When this exists no more rows come, and a driver ends when everything is committed."""
         return self.root / "finish"
@@ -72,6 +82,24 @@ class Site:
     def links_sink(self) -> ps.sinks.Files:
         return ps.sinks.Files(self.files_path, format="parquet")
 
+    def letters_sink(self) -> ps.sinks.Files:
+        return ps.sinks.Files(self.letters_path, format="parquet")
+
+    def make_views_table(self) -> None:
+        """One that refuses some rows."""
+        with closing(sqlite3.connect(self.database_path)) as database:
+            database.execute(
+                f"create table views (app text primary key check (app <> '{REFUSED}'), pv integer, users integer)"
+            )
+
+    def letters(self, operator: str) -> list[dict[str, Any]]:
+        """The rows that an operator or sink could not take."""
+        return [json.loads(one["row"]) for one in _parquet(self.letters_path) if one["operator"] == operator]
+
+    def rows(self) -> dict[str, dict[str, Any]]:
+        """The input by position."""
+        return {position(row): row for row in self.log.table().to_pylist()}
+
     def views(self) -> dict[str, tuple[int, int]]:
         with closing(sqlite3.connect(self.database_path)) as database:
             return {
@@ -79,9 +107,17 @@ class Site:
             }
 
     def links(self) -> list[dict[str, Any]]:
-        if not any(self.files_path.glob("*.parquet")):
-            return []
-        return ds.dataset(self.files_path, format="parquet").to_table().to_pylist()
+        return _parquet(self.files_path)
+
+
+def _parquet(folder: Path) -> list[dict[str, Any]]:
+    if not any(folder.glob("*.parquet")):
+        return []
+    return ds.dataset(folder, format="parquet").to_table().to_pylist()
+
+
+def position(row: dict[str, Any]) -> str:
+    return f"{row['partition']}:{row['offset']}"
 
 
 @dataclass
@@ -91,9 +127,11 @@ class Traffic:
     site: Site
     seed: int
     rows_per_s: int = 200
-    apps: Counter[str] = field(default_factory=Counter)
-    app_users: Counter[str] = field(default_factory=Counter)
-    users: Counter[int] = field(default_factory=Counter)
+    bad_share: float = BAD_SHARE
+    """How many of the rows cannot be taken by some part of the job."""
+    apps: Counter[str | None] = field(default_factory=Counter)
+    app_users: Counter[str | None] = field(default_factory=Counter)
+    users: Counter[int | None] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
         self._rng = random.Random(self.seed)
@@ -101,6 +139,7 @@ class Traffic:
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._flow, daemon=True)
         self._failure: BaseException | None = None
+        self.site.make_views_table()
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -122,13 +161,20 @@ class Traffic:
 
     def append(self, rows: int) -> None:
         partition = self._rng.randrange(PARTITIONS)
-        apps = [f"app{self._rng.randrange(APPS)}" for _ in range(rows)]
-        users = [self._rng.randrange(USERS) for _ in range(rows)]
-        self._log.append(partition, pa.table({"app": apps, "user": pa.array(users, pa.int64())}), sync=False)
+        given = [self._row() for _ in range(rows)]
+        apps, users = [app for app, _ in given], [user for _, user in given]
+        table = pa.table({"app": pa.array(apps, pa.string()), "user": pa.array(users, pa.int64())})
+        self._log.append(partition, table, sync=False)
         self.apps.update(apps)
         self.users.update(users)
         for app, user in zip(apps, users, strict=True):
-            self.app_users[app] += user
+            self.app_users[app] += user or 0
+
+    def _row(self) -> tuple[str | None, int | None]:
+        app, user = f"app{self._rng.randrange(APPS)}", self._rng.randrange(USERS)
+        if self._rng.random() >= self.bad_share:
+            return app, user
+        return self._rng.choice([(None, user), (app, None), (POISON, user), (REFUSED, user)])
 
     def _flow(self) -> None:
         pause_s = 0.05
@@ -146,8 +192,11 @@ def assert_exact(traffic: Traffic, *, shuffled: bool = False) -> None:
     """Both outputs are what they would be without failures, row by row, and the checkpoints are whole."""
     site = traffic.site
     rows = site.links()
-    found = _log_differences(traffic) + _chain_differences(rows, traffic.users)
-    found += _relay_differences(rows) if shuffled else _view_differences(site.views(), traffic)
+    given, bad = site.rows(), Counter(map(position, site.letters("links")))
+    users = Counter(row["user"] for at, row in given.items() if at not in bad)
+    found = _log_differences(traffic) + _chain_differences(rows, users)
+    found += _link_differences(rows, bad, given)
+    found += _relay_differences(rows) if shuffled else _view_differences(site, traffic, given)
     _report(traffic, found + _broken_checkpoints(site))
 
 
@@ -161,7 +210,7 @@ def assert_nothing_left_after_recovery(traffic: Traffic, *, shuffled: bool = Fal
     site = traffic.site
     sinks: dict[str, TwoPhaseCommitSink] = {"links-out": site.links_sink()}
     if not shuffled:
-        sinks["views-out"] = site.views_sink()
+        sinks |= {"views-out": site.views_sink(), "letters-out": site.letters_sink()}
     record = check_job_record(site.storage, JobRecord(JOB, ps.job.DEFAULT_MAX_PARALLELISM))
     restore(site.storage, sinks, owner=record.owner, mode=ps.EXACTLY_ONCE, now=time.time())
     assert_nothing_left(traffic)
@@ -177,16 +226,44 @@ def _log_differences(traffic: Traffic) -> list[str]:
     return [] if in_log == traffic.users else ["the log does not hold what was appended to it"]
 
 
-def _view_differences(views: dict[str, tuple[int, int]], traffic: Traffic) -> list[str]:
-    wanted = {app: (count, traffic.app_users[app]) for app, count in traffic.apps.items()}
-    return [
-        f"SQLite {app}: count and sum {views.get(app)}, expected {wanted.get(app)}"
-        for app in sorted(wanted.keys() | views.keys())
-        if views.get(app) != wanted.get(app)
+def _link_differences(
+    rows: list[dict[str, Any]], bad: Counter[str], given: dict[str, dict[str, Any]]
+) -> list[str]:
+    """Every row of the input is in one of the links or in one dead letter, and those that must be bad are."""
+    linked = Counter(at for row in rows for at in row["rows"])
+    found = [
+        f"row {at}: in {linked[at]} links and {bad[at]} dead letters"
+        for at in sorted(given.keys() | linked.keys() | bad.keys())
+        if linked[at] + bad[at] != (at in given)
+    ]
+    return found + [
+        f"row {at} is linked, although it is {row}"
+        for at, row in given.items()
+        if linked[at] and (row["user"] is None or row["app"] == POISON)
     ]
 
 
-def _chain_differences(rows: list[dict[str, Any]], truth: Counter[int]) -> list[str]:
+def _view_differences(site: Site, traffic: Traffic, given: dict[str, dict[str, Any]]) -> list[str]:
+    """Counts by app, those that the table refuses among the dead letters, and every row without an app in one of them."""
+    views: dict[Any, Any] = dict(site.views())
+    wanted = {app: (count, traffic.app_users[app]) for app, count in traffic.apps.items() if app is not None}
+    refused = [(row["pv"], row["users"]) for row in site.letters("views-out")]
+    if refused:
+        views[REFUSED] = max(refused)
+    found = [f"a dead letter of views-out came twice: {refused}"] if len(set(refused)) < len(refused) else []
+    found += [
+        f"{app}: count and sum {views.get(app)}, expected {wanted.get(app)}"
+        for app in sorted(wanted.keys() | views.keys())
+        if views.get(app) != wanted.get(app)
+    ]
+    without_app = Counter(at for at, row in given.items() if row["app"] is None)
+    letters = Counter(map(position, site.letters("views")))
+    if letters != without_app:
+        found.append(f"rows without an app: lost {without_app - letters}, too many {letters - without_app}")
+    return found
+
+
+def _chain_differences(rows: list[dict[str, Any]], truth: Counter[Any]) -> list[str]:
     """Per user: all rows in one chain, each total the sum of the pieces so far, the last one the true count."""
     by_user: defaultdict[Any, list[dict[str, Any]]] = defaultdict(list)
     for row in rows:
@@ -237,8 +314,9 @@ def _broken_links(whose: str, rows: list[dict[str, Any]], before: str, name: str
 
 
 def _staging_leftovers(site: Site) -> list[str]:
-    hidden = site.files_path / "_penstock"
-    staged = [path for path in hidden.rglob(f"{JOB}-*.*") if path.parent.name != "committed"]
+    hidden = [folder / "_penstock" for folder in (site.files_path, site.letters_path)]
+    found = (path for folder in hidden for path in folder.rglob(f"{JOB}-*.*"))
+    staged = [path for path in found if path.parent.name != "committed"]
     staged += site.root.glob("views.db.penstock/**/*.arrow")
     return [f"staged and forgotten: {path.relative_to(site.root)}" for path in staged]
 

@@ -49,7 +49,7 @@ def _kill(drivers: Drivers, driver: Driver, victim: str) -> None:
 
 
 def test_killed_drivers_leave_no_trace(site, seed):
-    """However often and whenever the driver is killed, state and both outputs end up exact, and nothing is left over."""
+    """Whenever the driver is killed, every input row is in an output or a dead letter, once; state is exact, and nothing is left over."""
     rng = random.Random(seed)
     traffic = Traffic(site, seed)
     with drivers_of(site) as drivers:

@@ -37,7 +37,7 @@ def kill_an_executor(drivers: Drivers, site: Site, driver: Driver, rng: random.R
 def test_killed_executors(site, seed):
     """When executors are killed, also between an operator and a shuffle of its results, the job stays exact."""
     rng = random.Random(seed)
-    with drivers_of(site) as drivers, Traffic(site, seed) as traffic:
+    with drivers_of(site) as drivers, Traffic(site, seed, bad_share=0) as traffic:
         driver = drivers.start(master=CLUSTER, config=FETCHED_ONCE, shape=SHUFFLED)
         drivers.wait_for("a checkpoint", lambda: newest_checkpoint(site) >= 0, driver)
         for _ in range(max(2, KILLS // 5)):

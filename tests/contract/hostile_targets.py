@@ -24,7 +24,9 @@ import pytest
 from sql_targets import MySQLTarget, PostgresTarget
 
 from penstock import sinks
+from penstock.engine.sifting import Sifter
 from penstock.errors import BadRecordError
+from penstock.operators.bad_records import BadRecords
 from penstock.sinks import TransactionContext, TwoPhaseCommitSink
 from penstock.sinks.checked_write import write_checked
 from penstock.testing.sink_contract import through_json
@@ -39,6 +41,8 @@ class Target(ABC):
     """Columns for which the target has no form; they are refused before the query."""
     forgets: ClassVar[tuple[float, ...]] = ()
     """Floats that are documented to become null."""
+    one_by_one: ClassVar[bool] = False
+    """Whether the reader here can only tell rows apart that were written alone."""
 
     def __init__(self, folder: Path, request: pytest.FixtureRequest) -> None:
         self.folder = folder
@@ -79,6 +83,25 @@ class Target(ABC):
                 f"{column}: {value!r} became {found!r}"
             )
         return [(column, value) for column, value, _ in prepared.values()]
+
+    def sifted(self, given: Iterable[tuple[str, Any]]) -> list[tuple[str, Any]]:
+        """Write all in one task that may leave rows out: those that it takes, each found as it was; the others are dead letters."""
+        asked = {next(self._numbers): one for one in given}
+        task = pickle.loads(pickle.dumps(self._driver))
+        bad = BadRecords("out", 1, kept=True)
+        first = min(asked)
+        sifter = Sifter(task, TransactionContext("hostile", "out", 1, first, 0, 0), bad)
+        rows = [values.row(self.schema, number, *one) for number, one in asked.items()]
+        sifter.write([pa.concat_batches(rows)])
+        self._driver.commit_all([] if sifter.open is None else [through_json(sifter.open)])
+        letters = [json.loads(one["row"])["id"] for batch in bad.letters() for one in batch.to_pylist()]
+        assert len(set(letters)) == len(letters) == bad.count
+        seen, taken = self.rows(), [number for number in asked if number not in letters]
+        assert not any(number in seen for number in letters)
+        for number in taken:
+            column, value = asked[number]
+            assert values.same(column, self.documented(column, value), self.plain(column, seen[number]))
+        return [asked[number] for number in taken]
 
     def _staged(self, number: int, column: str, value: Any) -> Any:
         task = pickle.loads(pickle.dumps(self._driver))
@@ -191,7 +214,8 @@ class JsonFiles(InJson):
         return sinks.Files(self.folder / "out", "json")
 
     def documents(self) -> Iterable[bytes]:
-        return (path.read_bytes() for path in (self.folder / "out").glob("*.json"))
+        files = (self.folder / "out").glob("*.json")
+        return (line for path in files for line in path.read_bytes().splitlines())
 
 
 class KafkaJson(InJson):
@@ -283,6 +307,7 @@ class _Read(dict[int, Any]):
 
 class CsvFiles(Target):
     without = ("raw", *values.NESTED)
+    one_by_one = True
 
     def sink(self) -> TwoPhaseCommitSink:
         return sinks.Files(self.folder / "out", "csv")

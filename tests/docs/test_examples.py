@@ -108,6 +108,20 @@ def test_an_example_says_which_extra_it_needs(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.spark
+def test_bad_payments_are_kept_apart(run: Run, run_by_command: Run) -> None:
+    """The payments that can be added up are, and the others are dead letters with their reasons."""
+    no_number = "ValueError: invalid literal for int() with base 10: 'two'"
+    assert run("dead_letters") == [
+        "[('ada', 1250)]",
+        f'sums: {no_number}: {{"partition":0,"offset":1,"account":"bob","cents":"two"}}',
+        'sums: the key column \'account\' is null: {"partition":0,"offset":2,"account":null,"cents":"500"}',
+    ]
+    run_by_command("dead_letters")
+    letters = [line for file in Path("payments/bad").glob("*.json") for line in file.read_text().splitlines()]
+    assert len(letters) == 4
+
+
+@pytest.mark.spark
 def test_a_sink_of_ones_own_runs_in_a_job(run: Run, run_by_command: Run) -> None:
     """The user's own sink receives the results of a job, and nothing of it stays hidden."""
     run_by_command("own_sink")

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import os
 
+import msgspec
 import pytest
 from simulations import SEED as SMALL_SEED
 from simulations import workload, world
 
 from penstock.testing.simulation import Fate, Violation, random_workload
+from penstock.testing.simulation.workload import SinkKind
 
 SEED = os.environ.get("PENSTOCK_SEED")
 SEEDS = range(200) if SEED is None else [int(SEED)]
 """As many as take a minute."""
+BAD_SEEDS = 20
 MANY = int(os.environ.get("PENSTOCK_CHAOS_SEEDS") or 10_000)
 TELL_EVERY = 500
 
@@ -23,8 +26,14 @@ def test_whatever_happens_the_promise_is_kept(seed: int) -> None:
     live(seed)
 
 
-def live(seed: int) -> None:
-    job = random_workload(seed)
+@pytest.mark.parametrize("seed", SEEDS[:BAD_SEEDS])
+def test_every_record_is_in_one_of_two_outputs(seed: int) -> None:
+    """Records that user code or a sink cannot take are dead letters, once as the mode promises, and in nothing else."""
+    live(seed, bad_records=0.2, in_sequence=False, emits_once=False, sinks=(SinkKind.TRANSACTIONS,))
+
+
+def live(seed: int, **changed: object) -> None:
+    job = msgspec.structs.replace(random_workload(seed), **changed)
     with world(job, seed) as simulated:
         try:
             simulated.live()

@@ -22,11 +22,13 @@ from penstock.checkpoint.needed_files import NeededFiles
 from penstock.checkpoint.pending import Pending
 from penstock.checkpoint.protocol import Protocol
 from penstock.config import Mode
-from penstock.engine import acknowledgements, reading
+from penstock.engine import acknowledgements, reading, run, sink_writer
+from penstock.engine.bad_records import BadRecordCounts
 from penstock.engine.reading import Reading
 from penstock.engine.run import Run
 from penstock.errors import PenstockError
 from penstock.ids import NO_CHECKPOINT
+from penstock.operators import tolerant_process
 from penstock.ownership import claim
 from penstock.ownership.claim import Claim
 from penstock.recovery import begun, forget, history, restore
@@ -37,6 +39,7 @@ from penstock.state import merge_orders
 from penstock.state.backends import fetch
 from penstock.state.backends.checksums import HashedFiles
 from penstock.testing.simulation import Fate, Intervention, Violation, Workload, random_workload
+from penstock.testing.simulation.workload import SinkKind
 
 Patch = pytest.MonkeyPatch
 Mutation = Callable[[Patch], None]
@@ -434,6 +437,30 @@ def go_on_from_the_newest_checkpoint_whichever_is_wanted(patch: Patch) -> None:
 @mutation(**MEDDLED)
 def forget_without_recording_that_the_job_goes_back_to_nothing(patch: Patch) -> None:
     patch.setattr(forget, "record_descent", lambda claim, restored_from, completed_by: None)
+
+
+BAD: dict[str, Any] = {
+    "mode": Mode.EXACTLY_ONCE,
+    "bad_records": 0.2,
+    "in_sequence": False,
+    "emits_once": False,
+    "sinks": (SinkKind.TRANSACTIONS,),
+}
+
+
+@mutation(**BAD)
+def keep_the_state_of_a_call_that_raised(patch: Patch) -> None:
+    patch.setattr(tolerant_process._PieceCalls, "_undo", lambda self, index: None)
+
+
+@mutation(**BAD)
+def keep_results_and_drop_letters_of_a_sink(patch: Patch) -> None:
+    patch.setattr(sink_writer.BadRecords, "letters", lambda self: [])
+
+
+@mutation(**BAD)
+def count_from_nothing_after_a_recovery(patch: Patch) -> None:
+    patch.setattr(run, "BadRecordCounts", lambda restored: BadRecordCounts({}))
 
 
 def job(seed: int, common: dict[str, Any]) -> Workload:

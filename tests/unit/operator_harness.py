@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -34,11 +36,17 @@ class OperatorHarness:
 
     def run(self, operator: KeyedProcess | BatchProcess, table: pa.Table) -> pa.Table:
         """Run one batch; returns the results."""
+        return self._run(
+            operator, table, run_batch_process if isinstance(operator, BatchProcess) else run_process
+        )
+
+    def _run(
+        self, operator: KeyedProcess | BatchProcess, table: pa.Table, run: Callable[..., Any]
+    ) -> pa.Table:
         self.layout = StateLayout(
             pa.schema([table.schema.field(key) for key in self.keys]), value_schema(operator)
         )
         state = self._open()
-        run = run_batch_process if isinstance(operator, BatchProcess) else run_process
         table = table.append_column(SORT_KEY, self._sort_keys(table))
         results = run(operator, table, state, key_names=self.keys, output=self.output, context=CONTEXT)
         self.handle = state.freeze()

@@ -74,6 +74,7 @@ def completed(checkpoint: int, run: int) -> Completed:
         triggered_at=1_700_000_000.0,
         completed_at=1_700_000_001.5,
         duration_ms=1500.0,
+        bad_records={"counts": 1234},
     )
 
 
@@ -187,6 +188,7 @@ def test_checkpoints_as_json(penstock: Penstock, storage: LocalStorage) -> None:
         "state_bytes": 3000,
         "new_bytes": 1000,
         "positions": {"clicks": {"0": 1200, "1": 1300}},
+        "bad_records": {"counts": 1234},
         "restored_from": None,
         "transactions": [{"sink": "out", "subtask": "out-0", "batch": 6, "rows": 7}],
         "subtasks": [
@@ -259,6 +261,7 @@ def test_checkpoints_as_a_table(penstock: Penstock, storage: LocalStorage) -> No
     expected = "6, 2, 2023-11-14 22:13:21, 1.5 s, 2.9 KB, 1000 B, 1, clicks 0:1200 1:1300, yes"
     assert cells == expected.split(", ")
     assert "checkpoint 5 cannot be used: run 1 was fenced off" in result.out
+    assert "bad rows until checkpoint 6: counts 1,234" in result.out
     assert "counts-0" not in result.out
 
 

@@ -6,6 +6,7 @@ import copy
 import gc
 import pickle
 from contextlib import nullcontext
+from datetime import datetime
 
 import pyarrow as pa
 import pytest
@@ -210,12 +211,19 @@ def test_a_row_acts_as_a_named_tuple(tmp_path):
 
 
 def test_only_columns_that_are_looked_at_are_converted():
-    """A value that Python cannot hold hurts only those who look at it."""
-    far = pa.array([2**60], pa.int64()).cast(pa.timestamp("us"))
-    rows = Rows(RowTable(pa.table({"v": [1], "far": far})), 0, 1)
-    assert [row.v for row in rows] == rows.column("v") == [1]
-    with pytest.raises((OverflowError, ValueError)):
-        _ = rows[0].far
+    """A value that Python cannot hold hurts only those who look at it, in its own row."""
+    far = pa.array([2**60, 0], pa.int64()).cast(pa.timestamp("us"))
+    rows = Rows(RowTable(pa.table({"v": [1, 2], "far": far})), 0, 2)
+    assert [row.v for row in rows] == rows.column("v") == [1, 2]
+    assert rows[1].far == rows[1]["far"] == rows[1][1] == datetime.fromisoformat("1970-01-01")
+    for look in (
+        lambda: rows[0].far,
+        lambda: rows[0]["far"],
+        lambda: tuple(rows[0]),
+        lambda: rows.column("far"),
+    ):
+        with pytest.raises(BadRecordError, match="column 'far' holds a value that Python cannot read"):
+            look()
 
 
 def test_columns_with_odd_names_are_found_by_name(tmp_path):

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from penstock.clock import SYSTEM_CLOCK
+from penstock.config import OnBadRecord
 from penstock.engine.assignment import Assignment, OperatorAnswer, RunPlace
 from penstock.engine.subtask import ProcessTask
 from penstock.errors import ConfigError
@@ -62,7 +63,7 @@ def batch(here: RunPlace, number: int, before: StateHandle | None = None) -> Ope
     told: list[object] = []
     executor = VirtualExecutor(number, 0, Worker(), SYSTEM_CLOCK, told.append)
     operator = Counting(random.Random(0), once=False)
-    task = ProcessTask(UID, tuple(KEY.names), LAYOUT, plan, executor, operator, OUTPUT)
+    task = ProcessTask(UID, tuple(KEY.names), LAYOUT, plan, executor, OnBadRecord.FAIL, operator, OUTPUT)
     list(task(as_rows([Item("key-1", ("0:1",))], here.max_parallelism)))
     (answer,) = executor.answers
     assert isinstance(answer, OperatorAnswer)

@@ -108,6 +108,8 @@ class Completed(msgspec.Struct, frozen=True, kw_only=True):
     """From the trigger until all it names was in storage, which may lie before the trigger when no batch came: then with the time
     that storing took, and without the time it waited for the interval."""
     restored_from: int = -1
+    bad_records: dict[str, int] = {}
+    """How many rows, from the job's first batch to the barrier, were bad and did not end it: by the uid of the operator or sink."""
     oldest_retained: int = -1
     """Older checkpoints are subsumed by this one. Said before they are deleted, so that nobody goes back to one meanwhile."""
 

@@ -94,6 +94,7 @@ class Content:
             completed_at=now.wall,
             duration_ms=round(self._duration_s(pending, cut, now) * 1000, 3),
             restored_from=self._identity.restored_from,
+            bad_records=dict(cut.bad_records),
             oldest_retained=retained[0],
         )
 

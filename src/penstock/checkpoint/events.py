@@ -22,6 +22,8 @@ class BatchFinished:
     handles: dict[SubtaskId, StateHandle]
     transactions: tuple[PreCommitted, ...] = ()
     reports: dict[SubtaskId, SubtaskReport] = field(default_factory=dict)
+    bad_records: dict[str, int] = field(default_factory=dict)
+    """How many rows of all batches so far were bad, by operator or sink."""
 
     @property
     def files(self) -> frozenset[str]:

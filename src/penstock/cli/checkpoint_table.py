@@ -45,6 +45,7 @@ def _as_json(entry: Entry) -> dict[str, Any]:
         "state_bytes": completed.state_bytes,
         "new_bytes": completed.new_bytes,
         "positions": completed.barrier.positions,
+        "bad_records": completed.bad_records,
         "restored_from": completed.restored_from if completed.restored_from >= 0 else None,
         "transactions": [
             {
@@ -72,6 +73,11 @@ def print_tables(job: str, entries: Sequence[Entry], *, verbose: bool) -> None:
         if entry.unusable:
             reason = f"checkpoint {entry.checkpoint} cannot be used: {entry.unusable}"
             console.print(reason, style="red", soft_wrap=True, highlight=False)
+    newest = entries[-1].completed
+    if newest is not None and newest.bad_records:
+        counts = ", ".join(f"{uid} {rows:,}" for uid, rows in sorted(newest.bad_records.items()))
+        text = f"bad rows until checkpoint {newest.checkpoint}: {counts}"
+        console.print(text, style="yellow", soft_wrap=True, highlight=False)
     if verbose:
         for entry in entries:
             if entry.completed is not None:

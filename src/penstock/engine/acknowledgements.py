@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import msgspec
 
 from penstock.checkpoint.completed import PreCommitted, SubtaskReport
-from penstock.engine.assignment import Answer, Assignment, OperatorAnswer, SinkAnswer
+from penstock.engine.assignment import Answer, Assignment, BadCount, OperatorAnswer, SinkAnswer
 from penstock.errors import InternalError, UnavailableError
 from penstock.ids import CheckpointId, SubtaskId
 from penstock.state.handle import StateHandle
@@ -24,6 +24,8 @@ class Acknowledged:
     transactions: tuple[PreCommitted, ...]
     with_rows: frozenset[SubtaskId]
     """The subtasks whose tasks opened their state."""
+    bad_records: Mapping[str, BadCount]
+    """By the uids of the operators and sinks that could not take some of their rows."""
 
 
 def acknowledged(plan: Assignment, operators: Sequence[str], answers: Sequence[Answer]) -> Acknowledged:
@@ -44,7 +46,14 @@ def acknowledged(plan: Assignment, operators: Sequence[str], answers: Sequence[A
             handles[answer.handle.subtask] = answer.handle
             reports[answer.handle.subtask] = answer.report
             with_rows.add(answer.handle.subtask)
-    return Acknowledged(handles, reports, _transactions(answers), frozenset(with_rows))
+    return Acknowledged(handles, reports, _transactions(answers), frozenset(with_rows), _bad_records(answers))
+
+
+def _bad_records(answers: Sequence[Answer]) -> dict[str, BadCount]:
+    found: dict[str, BadCount] = {}
+    for answer in answers:
+        found[answer.uid] = found.get(answer.uid, BadCount()).plus(answer.bad)
+    return {uid: bad for uid, bad in found.items() if bad.rows}
 
 
 def _carried_over(plan: Assignment, subtask: SubtaskId) -> StateHandle:

@@ -68,6 +68,19 @@ class Assignment:
         return self.batch in self.awaited
 
 
+class BadCount(msgspec.Struct, frozen=True):
+    """How many rows could not be taken and the job went on without, of how many, and why the first."""
+
+    rows: int = 0
+    of: int = 0
+    first_reason: str = ""
+
+    def plus(self, other: BadCount) -> BadCount:
+        """Both together."""
+        reason = self.first_reason or other.first_reason
+        return BadCount(self.rows + other.rows, self.of + other.of, reason)
+
+
 class OperatorAnswer(msgspec.Struct, frozen=True, tag="operator"):
     """One kept attempt of an operator's task; without a handle it had no rows, and its subtask keeps what it had."""
 
@@ -75,6 +88,7 @@ class OperatorAnswer(msgspec.Struct, frozen=True, tag="operator"):
     attempt: int
     handle: StateHandle | None
     report: SubtaskReport | None
+    bad: BadCount = BadCount()
 
 
 class SinkAnswer(msgspec.Struct, frozen=True, tag="sink"):
@@ -83,6 +97,7 @@ class SinkAnswer(msgspec.Struct, frozen=True, tag="sink"):
     uid: str
     attempt: int
     transaction: PreCommitted | None
+    bad: BadCount = BadCount()
 
 
 Answer = OperatorAnswer | SinkAnswer

@@ -47,6 +47,8 @@ class Progress:
     checkpoints_completed: int = 0
     merges: int = 0
     merged_bytes: int = 0
+    bad_records: dict[str, int] = field(default_factory=dict)
+    """Rows that were bad and did not end the job, by operator or sink, from its first batch on."""
 
 
 @dataclass
@@ -84,6 +86,12 @@ class Observer:
         """So many more came from the sources."""
         with self._lock:
             self.progress.rows_in += rows
+        self.on_change(self.progress)
+
+    def bad_records(self, so_far: Mapping[str, int]) -> None:
+        """Some rows were bad, in this run or before it."""
+        with self._lock:
+            self.progress.bad_records = dict(so_far)
         self.on_change(self.progress)
 
     def completed(self, completed: Completed) -> None:

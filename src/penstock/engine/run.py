@@ -21,6 +21,7 @@ from penstock.clock import Clock
 from penstock.config import Mode
 from penstock.engine.acknowledgements import acknowledged
 from penstock.engine.assignment import Answer, Assignment, RunPlace
+from penstock.engine.bad_records import BadRecordCounts
 from penstock.engine.job_spec import JobSpec
 from penstock.engine.observer import Observer, tell_origins
 from penstock.engine.reading import Reading
@@ -112,6 +113,9 @@ class Run:
         self._observer = observer
         self._handles: Mapping[SubtaskId, StateHandle] = start.handles
         self._last_batch = start.point.last_read
+        restored = start.point.checkpoint
+        self._bad_records = BadRecordCounts({} if restored is None else restored.bad_records)
+        observer.bad_records(self._bad_records.so_far)
         self._accounts = Accounts()
         self._merge_orders = MergeOrders(choose_merge or spec.backend.choose_merge)
         self._reading = Reading(
@@ -181,9 +185,17 @@ class Run:
         for report in done.reports.values():
             tell_origins(report)
         self._handles, self._last_batch = done.handles, plan.batch
+        if done.bad_records:
+            self._bad_records.add(plan.batch, done.bad_records)
+            self._observer.bad_records(self._bad_records.so_far)
         self._coordinator.batch_finished(
             BatchFinished(
-                plan.batch, batch.barrier, dict(done.handles), done.transactions, dict(done.reports)
+                plan.batch,
+                batch.barrier,
+                dict(done.handles),
+                done.transactions,
+                dict(done.reports),
+                self._bad_records.so_far,
             )
         )
         seconds = self._clock.monotonic() - batch.began

@@ -9,12 +9,14 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from penstock.checkpoint.completed import PreCommitted
-from penstock.engine.assignment import Assignment, SinkAnswer
+from penstock.config import OnBadRecord
+from penstock.engine.assignment import Assignment, BadCount, SinkAnswer
 from penstock.engine.executor import Executor
+from penstock.engine.sifting import Sifter
 from penstock.engine.subtask import OperatorTask
 from penstock.engine.task_failures import tell_failure
 from penstock.ids import SubtaskId
-from penstock.sinks.checked_write import write_checked
+from penstock.operators.bad_records import BadRecords
 from penstock.sinks.two_phase_commit import Transaction, TransactionContext, TwoPhaseCommitSink
 
 _log = logging.getLogger(__name__)
@@ -22,33 +24,32 @@ _log = logging.getLogger(__name__)
 
 @dataclass
 class SinkWriter:
-    """One sink in one batch: begin, write, pre-commit. Yields nothing; the transaction goes to the driver as an answer."""
+    """One sink in one batch: begin, write, pre-commit. The transaction goes to the driver as an answer.
+
+    Yields nothing, or the rows that the sink refuses, as dead letters.
+    """
 
     uid: str
     sink: TwoPhaseCommitSink
     assignment: Assignment
     executor: Executor
+    on_bad_record: OnBadRecord = OnBadRecord.FAIL
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:  # noqa: D102 - Spark calls it
         context = self._context()
-        transaction: Transaction | None = None
-        rows = 0
+        bad = BadRecords(self.uid, self.assignment.batch, kept=self.on_bad_record is OnBadRecord.KEEP)
+        sifter = Sifter(self.sink, context, bad)
         try:
-            for batch in batches:
-                if batch.num_rows:
-                    if transaction is None:
-                        transaction = self.sink.begin_transaction(context)
-                    write_checked(self.sink, transaction, batch)
-                    rows += batch.num_rows
-            if transaction is not None:
-                transaction = self.sink.pre_commit(transaction)
+            write = sifter.write_all if self.on_bad_record is OnBadRecord.FAIL else sifter.write
+            rows = write(batches)
         except Exception as error:
-            self._abort(transaction)
+            self._abort(sifter.open)
             tell_failure(self.executor, self.assignment, SubtaskId(self.uid, context.subtask), error)
             raise
-        prepared = self._pre_committed(context, transaction, rows)
-        self.executor.answer(SinkAnswer(self.uid, context.attempt, prepared))
-        yield from ()
+        prepared = self._pre_committed(context, sifter.open, rows)
+        count = BadCount(bad.count, bad.count + rows, bad.first_reason)
+        self.executor.answer(SinkAnswer(self.uid, context.attempt, prepared, count))
+        yield from bad.letters()
 
     def _context(self) -> TransactionContext:
         plan = self.assignment

@@ -13,21 +13,27 @@ from contextlib import closing
 from dataclasses import asdict, dataclass
 
 import msgspec
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from penstock.checkpoint.completed import SubtaskReport
 from penstock.clock import Stopwatch
-from penstock.engine.assignment import Assignment, OperatorAnswer
+from penstock.config import OnBadRecord
+from penstock.engine.assignment import Assignment, BadCount, OperatorAnswer
+from penstock.engine.dead_letters import ROW, ROWS, tolerates, with_letters
 from penstock.engine.executor import Executor
 from penstock.engine.task_failures import tell_failure
 from penstock.ids import SubtaskId
 from penstock.operators.aggregates import AggregateSpec
+from penstock.operators.bad_records import BadRecords
 from penstock.operators.batch_process import BatchProcess
-from penstock.operators.grouping import check_rows
+from penstock.operators.grouping import check_rows, null_keys
 from penstock.operators.keyed_process import Context, KeyedProcess
 from penstock.operators.run_aggregate import run_aggregate
 from penstock.operators.run_batch_process import run_batch_process
 from penstock.operators.run_process import run_process
+from penstock.operators.tolerant_process import run_process_tolerantly
 from penstock.snapshot.merger import Merge
 from penstock.snapshot.uploader import Upload, remember_newest
 from penstock.state.backends.base import OpenState, StateLayout, Workplace
@@ -45,10 +51,11 @@ class OperatorTask(ABC):
     layout: StateLayout
     assignment: Assignment
     executor: Executor
+    on_bad_record: OnBadRecord
 
     @abstractmethod
-    def apply(self, table: pa.Table, state: OpenState, subtask: int) -> list[pa.RecordBatch]:
-        """Update the state with the rows, return the results."""
+    def apply(self, table: pa.Table, state: OpenState, subtask: int, bad: BadRecords) -> list[pa.RecordBatch]:
+        """Update the state with the rows, return the results. Rows that it cannot take, and may leave out, go to `bad`."""
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:  # noqa: D102 - Spark calls it
         attempt = self.executor.attempt()
@@ -71,6 +78,10 @@ class OperatorTask(ABC):
     ) -> list[pa.RecordBatch]:
         plan = self.assignment
         begin_run(plan.place.local_dir, plan.keep if plan.place.local_recovery else frozenset())
+        bad = BadRecords(self.uid, plan.batch, kept=self.on_bad_record is OnBadRecord.KEEP)
+        received, given = table.num_rows, self.rows_given(table)
+        if self.on_bad_record is not OnBadRecord.FAIL:
+            table = self.without_null_keys(table, bad)
         check_rows(
             table,
             list(self.keys),
@@ -89,16 +100,36 @@ class OperatorTask(ABC):
             clock=self.executor.clock,
         )
         with closing(plan.place.backend.open(workplace, self.layout, before)) as state:
-            results = self.apply(table, state, subtask.index)
+            results = self.apply(table, state, subtask.index, bad) if table.num_rows else []
             freezing = Stopwatch()
             handle = state.freeze()
-        report = self._report(handle, before, table.num_rows, alignment_ms, freezing.ms)
+        report = self._report(handle, before, received, alignment_ms, freezing.ms)
         report = msgspec.structs.replace(report, **asdict(workplace.origins))
-        self.executor.answer(OperatorAnswer(self.uid, attempt, handle, report))
+        count = BadCount(bad.count, given, bad.first_reason)
+        self.executor.answer(OperatorAnswer(self.uid, attempt, handle, report, count))
         self._upload(handle, before)
         self._merge(workplace)
         self._tidy(handle)
+        if self.on_bad_record is OnBadRecord.KEEP:
+            return with_letters(results, bad, self.result_schema)
         return results
+
+    @property
+    @abstractmethod
+    def result_schema(self) -> pa.Schema:
+        """The columns of its results."""
+
+    def rows_given(self, table: pa.Table) -> int:
+        """How many rows of the stream these stand for."""
+        return int(table.num_rows)
+
+    def without_null_keys(self, table: pa.Table, bad: BadRecords) -> pa.Table:
+        """Leave out the rows that have no key."""
+        flags, reasons = null_keys(table, list(self.keys))
+        if not reasons:
+            return table
+        bad.add(table.filter(pa.array(flags)).drop_columns([SORT_KEY]), reasons, self.keys)
+        return table.filter(pa.array(~flags))
 
     def _subtask_of(self, table: pa.Table) -> SubtaskId:
         """Which subtask this is. Not Spark's partition number: in a union of several operators that counts through all of them."""
@@ -171,8 +202,13 @@ class ProcessTask(OperatorTask):
     operator: KeyedProcess | BatchProcess
     output: pa.Schema
 
-    def apply(self, table: pa.Table, state: OpenState, subtask: int) -> list[pa.RecordBatch]:
-        """See `OperatorTask.apply`."""
+    @property
+    def result_schema(self) -> pa.Schema:
+        """See `OperatorTask.result_schema`."""
+        return self.output
+
+    def apply(self, table: pa.Table, state: OpenState, subtask: int, bad: BadRecords) -> list[pa.RecordBatch]:
+        """See `OperatorTask.apply`. What a `BatchProcess` raises is about many keys at once, and stays a failure."""
         plan = self.assignment
         context = Context(self.uid, plan.batch, subtask, plan.place.parallelism)
         keys, operator = list(self.keys), self.operator
@@ -180,18 +216,62 @@ class ProcessTask(OperatorTask):
             return run_batch_process(
                 operator, table, state, key_names=keys, output=self.output, context=context
             )
-        return run_process(operator, table, state, key_names=keys, output=self.output, context=context)
+        if self.on_bad_record is OnBadRecord.FAIL:
+            return run_process(operator, table, state, key_names=keys, output=self.output, context=context)
+        return run_process_tolerantly(
+            operator,
+            table,
+            state,
+            key_names=keys,
+            output=self.output,
+            context=context,
+            bad=bad,
+            tolerates=tolerates,
+        )
 
 
 @dataclass
 class AggregateTask(OperatorTask):
-    """SQL aggregates, merged."""
+    """SQL aggregates, merged. Spark has reduced the rows of a key to one; those without a key it has only counted, or left as they are."""
 
     specs: Sequence[AggregateSpec]
 
-    def apply(self, table: pa.Table, state: OpenState, subtask: int) -> list[pa.RecordBatch]:  # noqa: ARG002
-        """See `OperatorTask.apply`."""
+    @property
+    def result_schema(self) -> pa.Schema:
+        """See `OperatorTask.result_schema`."""
+        return pa.schema([*self.layout.key, *(pa.field(spec.name, spec.output) for spec in self.specs)])
+
+    def apply(
+        self,
+        table: pa.Table,
+        state: OpenState,
+        subtask: int,  # noqa: ARG002
+        bad: BadRecords,  # noqa: ARG002
+    ) -> list[pa.RecordBatch]:
+        """See `OperatorTask.apply`. A sum that overflows is about all rows of a key so far, and stays a failure."""
         return run_aggregate(self.specs, table, state, key_names=list(self.keys))
+
+    def rows_given(self, table: pa.Table) -> int:
+        """See `OperatorTask.rows_given`."""
+        if ROWS not in table.column_names:
+            return int(table.num_rows)
+        return int(pc.sum(table.column(ROWS)).as_py())
+
+    def without_null_keys(self, table: pa.Table, bad: BadRecords) -> pa.Table:
+        """See `OperatorTask.without_null_keys`."""
+        flags, reasons = null_keys(table, list(self.keys))
+        numbers = table.column(ROWS).to_numpy()[flags].tolist()
+        if ROW in table.column_names and reasons:
+            rows = table.column(ROW).filter(pa.array(flags)).combine_chunks()
+            rows = rows.take(pa.array(np.repeat(np.arange(len(rows)), numbers)))
+            repeated = [
+                reason for reason, number in zip(reasons, numbers, strict=True) for _ in range(number)
+            ]
+            bad.add(pa.RecordBatch.from_struct_array(rows), repeated, self.keys)
+        elif reasons:
+            bad.add_number(sum(numbers), reasons[0])
+        own = [name for name in (ROW, ROWS) if name in table.column_names]
+        return table.drop_columns(own).filter(pa.array(~flags))
 
 
 def _collect(batches: Iterable[pa.RecordBatch], keys: pa.Schema) -> pa.Table | None:

@@ -57,6 +57,27 @@ def one_row_a_key(table: pa.Table, key_names: list[str]) -> Grouped:
     return grouped
 
 
+def null_keys(table: pa.Table, key_names: list[str]) -> tuple[Flags, list[str]]:
+    """Which rows have no value in a key column, and for each of those why it is bad."""
+    missing = [
+        table.column(name).is_null().to_numpy() if table.column(name).null_count else None
+        for name in key_names
+    ]
+    flags = np.zeros(table.num_rows, dtype=np.bool_)
+    for column in missing:
+        if column is not None:
+            flags |= column
+    first = [
+        next(
+            name
+            for name, column in zip(key_names, missing, strict=True)
+            if column is not None and column[row]
+        )
+        for row in np.flatnonzero(flags).tolist()
+    ]
+    return flags, [f"the key column {name!r} is null" for name in first]
+
+
 def check_rows(
     table: pa.Table, key_names: list[str], *, operator: str, subtask: int, parallelism: int
 ) -> None:

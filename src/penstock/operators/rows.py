@@ -12,7 +12,7 @@ from typing import Any, ClassVar, overload
 
 import pyarrow as pa
 
-from penstock.operators.python_values import python_values
+from penstock.operators.unreadable import readable
 
 
 class UnknownColumnError(KeyError):
@@ -40,7 +40,7 @@ class RowTable:
         values = self._values.get(name)
         if values is None:
             self._check(name)
-            values = self._values[name] = python_values(self._columns.column(name))
+            values = self._values[name] = readable(self._columns.column(name), name)
         return values
 
     def _check(self, name: str) -> None:
@@ -165,3 +165,21 @@ class Rows(Sequence[Any]):
     def to_arrow(self) -> pa.Table:
         """The rows as an Arrow table, without copying."""
         return self._table.table(self._start, self._stop)
+
+
+class WatchedRows(Rows):
+    """Rows that know which of them is being looked at, while somebody goes through them."""
+
+    __slots__ = ("at",)
+
+    def __init__(self, table: RowTable, start: int, stop: int) -> None:
+        super().__init__(table, start, stop)
+        self.at: int | None = None
+        """Its position among the rows; None before the first and behind the last."""
+
+    def __iter__(self) -> Iterator[Any]:
+        row, start = self._table.row, self._start
+        for at in range(start, self._stop):
+            self.at = at - start
+            yield row(at)
+        self.at = None

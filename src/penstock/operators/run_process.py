@@ -52,19 +52,19 @@ def run_process(
     """Process every key of the table once; returns the results in batches."""
     cells = bind(operator)
     results: list[pa.RecordBatch] = []
-    with _rare_collections():
+    with rare_collections():
         for piece in pieces_with_state(group_rows(table, key_names), state if cells else None, LIMITS):
             for name, cell in cells.items():
                 cell.load(python_values(piece.stored.column(name)))
             called = _call(operator, piece.grouped, list(cells.values()), context)
             results.extend(_encode(called, output, context.operator))
             if cells:
-                _write_back(operator, piece.grouped.keys, cells, state, context.operator)
+                write_back(operator, piece.grouped.keys, cells, state, context.operator)
     return results
 
 
 @contextmanager
-def _rare_collections() -> Iterator[None]:
+def rare_collections() -> Iterator[None]:
     """Collect rarely inside, and as before afterwards. It is never switched off, because user code may leave cycles behind."""
     before = gc.get_threshold()
     if 0 < before[0] < YOUNG_OBJECTS:
@@ -80,7 +80,7 @@ def _call(operator: KeyedProcess, piece: Grouped, cells: list[ValueCell], contex
     table = RowTable(piece.table)
     starts = piece.starts.tolist()
     process = operator.process
-    keys = _python_keys(piece.keys.columns)
+    keys = python_keys(piece.keys.columns)
     for index, key, start, stop in zip(range(len(keys)), keys, starts[:-1], starts[1:], strict=True):
         for cell in cells:
             cell.index = index
@@ -89,28 +89,31 @@ def _call(operator: KeyedProcess, piece: Grouped, cells: list[ValueCell], contex
             try:
                 yield from results
             except TypeError as error:
-                _check_iterable(results, context.operator, error)
+                check_iterable(results, context.operator, error)
                 raise
 
 
-def _check_iterable(results: Any, operator: str, cause: TypeError) -> None:
+def check_iterable(results: Any, operator: str, cause: TypeError) -> None:
+    """Say what is wrong when it is the results themselves, and not what they were made from."""
     if not isinstance(results, Iterable):
         raise BadRecordError(
             f"operator {operator}: process() returned {results!r}; yield results, or return a list of them"
         ) from cause
 
 
-def _python_keys(columns: pa.RecordBatch) -> list[Any]:
+def python_keys(columns: pa.RecordBatch) -> list[Any]:
+    """The keys as user code sees them."""
     values = [python_values(column) for column in columns.columns]
     return values[0] if len(values) == 1 else list(zip(*values, strict=True))
 
 
 def _encode(results: Iterator[Any], output: pa.Schema, operator: str) -> Iterator[pa.RecordBatch]:
     while chunk := list(islice(results, OUTPUT_ROWS)):
-        yield from in_batches(_to_table(chunk, output, operator))
+        yield from in_batches(to_table(chunk, output, operator))
 
 
-def _to_table(chunk: list[Any], output: pa.Schema, operator: str) -> pa.Table:
+def to_table(chunk: list[Any], output: pa.Schema, operator: str) -> pa.Table:
+    """Results as columns; raises `BadRecordError` for one that does not fit the schema."""
     width = len(output.names)
     plain = chunk
     if set(map(type, chunk)) != {tuple}:
@@ -144,9 +147,10 @@ def _as_tuple(result: Any, output: pa.Schema, operator: str) -> Any:
     )
 
 
-def _write_back(
+def write_back(
     operator: KeyedProcess, keys: KeyBatch, cells: Mapping[str, ValueCell], state: OpenState, uid: str
 ) -> None:
+    """Write what was set; raises `BadRecordError`, with nothing written, for a value that does not fit."""
     touched = np.zeros(len(keys), dtype=np.bool_)
     for cell in cells.values():
         touched |= np.frombuffer(cell.dirty, dtype=np.bool_)

@@ -67,6 +67,7 @@ def bad_record(table: str, cause: str, row: Mapping[str, Any] | None) -> BadReco
         table=table,
         cause=cause,
         row=None if row is None else dict(row),
+        reason=f"table {table} refuses the row: {cause}",
     )
 
 

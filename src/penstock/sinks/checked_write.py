@@ -66,8 +66,9 @@ def _broken(name: str, column: pa.Array, row: int) -> BadRecordError:
         value = column[row].cast(pa.large_binary()).as_py()
         shown = value[:_SHOWN_BYTES]
         what = f"bytes that are no UTF-8: {shown!r}{'...' if len(value) > len(shown) else ''} ({len(value)} bytes)"
+    where = f", in row {row} of the batch," if len(column) > 1 else ""
     return BadRecordError(
-        f"column {name!r} holds, in row {row} of the batch, {what}. No sink can store them as text. Keep the column binary, filter with "
+        f"column {name!r} holds{where} {what}. No sink can store them as text. Keep the column binary, filter with "
         "is_valid_utf8(), or repair it with make_valid_utf8(), before write_to",
         column=name,
         row=row,

@@ -87,12 +87,20 @@ class TwoPhaseCommitSink(ABC):
         Called on the driver, once, before the query starts.
         """
 
+    def check_rows(self, batch: pa.RecordBatch) -> None:  # noqa: B027 - it only saves time
+        """Raise `BadRecordError` if `write` would refuse one of these rows for what is in it. It has no effect.
+
+        Called in a task before `begin_transaction`, where bad rows may not end the job: on fewer and fewer of the rows, until those at
+        fault are found. A sink that leaves it out is asked to `write` them, in transactions that are aborted.
+        """
+
     @abstractmethod
     def begin_transaction(self, context: TransactionContext) -> Transaction:
         """Open a transaction and return what identifies it. Nothing in it is visible to readers.
 
         Called in a task when its first rows arrive; not called for a task without rows. Spark may run several attempts of
         one task at the same time: each begins its own, named by `context.transaction_id`, and at most one is ever committed.
+        Where bad rows may not end the job, a task aborts a transaction that refused one and begins again, under the same name.
         """
 
     @abstractmethod

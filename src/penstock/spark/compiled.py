@@ -18,15 +18,16 @@ from pyspark.sql import functions as F  # noqa: N812 - PySpark's own convention
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
-from penstock.config import Mode
+from penstock.config import Mode, OnBadRecord
 from penstock.engine.job_spec import JobSpec
 from penstock.errors import ConfigError, PenstockError, UserCodeError
-from penstock.graph import Aggregate, Graph, Keyed, Node, Process, Source, Transform, Union
+from penstock.graph import Aggregate, BadRecords, Graph, Keyed, Node, Process, Source, Transform, Union
 from penstock.operators.aggregates import AggregateSpec, state_schema
 from penstock.operators.run_process import value_schema
 from penstock.places import AT, place_in_user_code
 from penstock.spark.aggregate_columns import describe, partials
 from penstock.spark.causes import brief_text
+from penstock.spark.dead_letters import LETTERS, all_nullable, grouped_with_bad_rows
 from penstock.spark.inspection import leaves, refuse_cleaning, refuse_stateful, replayable_positions
 from penstock.spark.key_columns import check_keys, float_keys, quoted
 from penstock.spark.shuffles import shuffles
@@ -45,6 +46,7 @@ class CompiledOperator:
     node: Keyed
     layout: StateLayout
     result: StructType
+    on_bad_record: OnBadRecord
     float_keys: tuple[str, ...] = ()
     specs: tuple[AggregateSpec, ...] = ()
     partials: tuple[Column, ...] = ()
@@ -86,6 +88,7 @@ def compile_job(graph: Graph) -> Compiled:
     for source in graph.sources:
         refuse_stateful(source)
         refuse_cleaning(source)
+    graph.check_bad_records()
     compiler = _Compiler(session, graph)
     uses: Counter[str] = Counter()
     plans: list[str] = []
@@ -103,7 +106,8 @@ def compile_job(graph: Graph) -> Compiled:
         frame = compiler.frame(output.upstream)
         with graph.saying_where(output.uid):
             output.sink.validate(arrow_schema(frame.schema))
-    shared = {uid for uid, n in uses.items() if n > 1} | compiler.looked_at
+    kept = {uid for uid, one in compiler.operators.items() if one.on_bad_record is OnBadRecord.KEEP}
+    shared = {uid for uid, n in uses.items() if n > 1} | compiler.looked_at | kept
     own_shuffles = bool(compiler.eager) or any(map(shuffles, plans))
     return Compiled(session, graph, compiler.operators, frozenset(shared), compiler.eager, own_shuffles)
 
@@ -143,7 +147,7 @@ def _operators_before(node: Node) -> Iterator[str]:
             yield from _operators_before(node.right)
         case Aggregate() | Process():
             yield node.uid
-        case Source():
+        case Source() | BadRecords():  # bad rows are there before anybody looks at them
             return
 
 
@@ -180,6 +184,8 @@ class _Compiler:
                     compiled = self._operator(node)
                 self.operators[node.uid] = compiled
                 return self._empty(compiled.result, node.uid)
+            case BadRecords():
+                return self._empty(LETTERS, node.of.uid)
 
     def _empty(self, schema: StructType, uid: str) -> DataFrame:
         """No rows; a filter that is always true leaves a mark in the plan, to count how often the rows are used."""
@@ -222,6 +228,7 @@ class _Compiler:
         check_keys(frame, node.keys, node.uid)
         key = pa.schema([pa.field(name, arrow_type(frame.schema[name].dataType)) for name in node.keys])
         floats = float_keys(frame, node.keys)
+        policy = self._graph.policy(node)
         if isinstance(node, Process):
             return self._process(node, frame, key, floats)
         specs = tuple(describe(name, column, frame) for name, column in node.columns.items())
@@ -231,7 +238,21 @@ class _Compiler:
             .schema
         )
         parts = tuple(part for spec in specs for part in partials(spec, node.columns[spec.name], frame))
-        return CompiledOperator(node, StateLayout(key, state_schema(specs)), result, floats, specs, parts)
+        if policy is OnBadRecord.KEEP:
+            self._check_grouping(node, frame, parts)
+            result = all_nullable(result)
+        layout = StateLayout(key, state_schema(specs))
+        return CompiledOperator(node, layout, result, policy, floats, specs, parts)
+
+    def _check_grouping(self, node: Aggregate, frame: DataFrame, parts: tuple[Column, ...]) -> None:
+        try:
+            _ = grouped_with_bad_rows(frame, node.keys, parts, OnBadRecord.KEEP).schema
+        except AnalysisException as error:
+            raise ConfigError(
+                f"operator {node.uid!r}: the rows have a column of a type by which Spark cannot group, so that aggregate cannot keep bad "
+                f"rows; drop that column before key_by, or set on_bad_record='skip': {error}",
+                operator=node.uid,
+            ) from error
 
     def _process(
         self, node: Process, frame: DataFrame, key: pa.Schema, floats: tuple[str, ...]
@@ -242,7 +263,8 @@ class _Compiler:
                 f"operator {node.uid!r}: order_by names {', '.join(missing)}; there are {', '.join(frame.columns)}"
             )
         result = from_arrow_schema(node.output)
-        return CompiledOperator(node, StateLayout(key, value_schema(node.operator)), result, floats)
+        layout = StateLayout(key, value_schema(node.operator))
+        return CompiledOperator(node, layout, result, self._graph.policy(node), floats)
 
 
 def spec_of(job: Job, compiled: Compiled, owner: str) -> JobSpec:

@@ -9,15 +9,27 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - PySpark's own convention
 from pyspark.sql.types import StructType
 
+from penstock.config import OnBadRecord
 from penstock.engine.assignment import Assignment
-from penstock.engine.executor import Executor
 from penstock.engine.sink_writer import Fused, SinkWriter
 from penstock.engine.subtask import AggregateTask, OperatorTask, ProcessTask
-from penstock.errors import ConfigError
-from penstock.graph import Aggregate, Keyed, Node, Order, Output, Process, Source, Transform, Union
+from penstock.errors import ConfigError, UnavailableError
+from penstock.graph import (
+    Aggregate,
+    BadRecords,
+    Keyed,
+    Node,
+    Order,
+    Output,
+    Process,
+    Source,
+    Transform,
+    Union,
+)
 from penstock.spark.compiled import Compiled, CompiledOperator
+from penstock.spark.dead_letters import LETTERS, grouped_with_bad_rows, letters_of, results_of, tagged
 from penstock.spark.key_columns import normalised, placed_by_key, quoted, sort_key, subtask_of
-from penstock.spark.tasks import Renamed, Task
+from penstock.spark.tasks import Renamed, SparkExecutor, Task
 from penstock.spark.versions import partition_by_number, repartitioned
 
 SOURCE = "__source"
@@ -47,9 +59,13 @@ class BatchFrames:
     compiled: Compiled
     batch: DataFrame
     assignment: Assignment
-    executor: Executor
+    executor: SparkExecutor
     _frames: dict[int, DataFrame] = field(default_factory=dict)
     _persisted: list[DataFrame] = field(default_factory=list)
+    _both: dict[str, DataFrame] = field(default_factory=dict)
+    """The operators that keep their bad rows: those and the results, by uid."""
+    _written: dict[str, int] = field(default_factory=dict)
+    """The sinks that were written to on the way, because somebody asks for their bad rows, and how many tasks did so."""
 
     def run(self) -> None:
         """Run the batch. When it returns, every kept attempt has answered."""
@@ -58,10 +74,10 @@ class BatchFrames:
             self.batch = self._persist(self.batch)
         for operator in self.compiled.graph.operators:
             if operator.uid in self.compiled.shared:
-                self._frames[id(operator)] = shared = self._persist(self._operator(operator))
-                shared.count()  # every partition, now: two consumers must not compute one at the same time
-        outputs = [self._output(output) for output in self.compiled.graph.outputs]
+                self._frame(operator)
+        outputs = [self._output(output) for output in self.compiled.graph.outputs if not self._keeps(output)]
         reduce(DataFrame.union, outputs).collect()
+        self._check_written_once()
 
     def run_operator(self, operator: Keyed) -> None:
         """Run an operator whose results nobody asked for: its state must see the rows all the same."""
@@ -74,6 +90,11 @@ class BatchFrames:
 
     def _persist(self, frame: DataFrame) -> DataFrame:
         self._persisted.append(frame.persist())
+        return frame
+
+    def _materialised(self, frame: DataFrame) -> DataFrame:
+        """Every partition, now: two consumers must not compute one at the same time."""
+        self._persist(frame).count()
         return frame
 
     def _frame(self, node: Node) -> DataFrame:
@@ -90,7 +111,42 @@ class BatchFrames:
             case Union():
                 return self._frame(node.left).unionByName(self._frame(node.right))
             case Aggregate() | Process():
-                return self._operator(node)
+                return results_of(self._tagged(node)) if self._keeps(node) else self._untagged(node)
+            case BadRecords():
+                of = node.of
+                return self._refused(of) if isinstance(of, Output) else letters_of(self._tagged(of))
+
+    def _keeps(self, node: Keyed | Output) -> bool:
+        return self.compiled.graph.policy(node) is OnBadRecord.KEEP
+
+    def _untagged(self, node: Keyed) -> DataFrame:
+        frame = self._operator(node)
+        return self._materialised(frame) if node.uid in self.compiled.shared else frame
+
+    def _tagged(self, node: Keyed) -> DataFrame:
+        """Results and bad rows of an operator, which runs once for both."""
+        if node.uid not in self._both:
+            self._both[node.uid] = self._materialised(self._operator(node))
+        return self._both[node.uid]
+
+    def _refused(self, output: Output) -> DataFrame:
+        """Writes to the sink, now: its rows are written whatever is done with those that it refuses."""
+        letters = self._materialised(self._output(output))
+        self._written[output.uid] = self._answers(output.uid)
+        return letters
+
+    def _answers(self, uid: str) -> int:
+        return sum(answer.uid == uid for answer in self.executor.given())
+
+    def _check_written_once(self) -> None:
+        """Bad rows that Spark has lost are not there a second time: its tasks would write all others again."""
+        for uid, tasks in self._written.items():
+            if self._answers(uid) > tasks:
+                raise UnavailableError(
+                    f"batch {self.assignment.batch} is given up: Spark lost bad rows of the sink {uid} and wrote to it again; the job goes "
+                    "back to its checkpoint",
+                    sink=uid,
+                )
 
     def _transformed(self, node: Transform) -> DataFrame:
         result = node.function(self._frame(node.upstream))
@@ -111,20 +167,22 @@ class BatchFrames:
 
     def _operator(self, node: Keyed) -> DataFrame:
         rows, task, operator = self._keyed(node)
-        return _in_arrow(rows, task, operator.result)
+        return _in_arrow(rows, task, tagged(operator.result) if self._keeps(node) else operator.result)
 
     def _output(self, output: Output) -> DataFrame:
-        sink = SinkWriter(output.uid, output.sink, self.assignment, self.executor)
-        upstream = output.upstream
+        policy = self.compiled.graph.policy(output)
+        sink = SinkWriter(output.uid, output.sink, self.assignment, self.executor, policy)
+        upstream, result = output.upstream, LETTERS if policy is OnBadRecord.KEEP else NOTHING
         if isinstance(upstream, Aggregate | Process) and upstream.uid not in self.compiled.shared:
             rows, task, _ = self._keyed(upstream)
-            return _in_arrow(rows, Fused(task, sink), NOTHING)
-        return _in_arrow(self._frame(upstream), sink, NOTHING)
+            return _in_arrow(rows, Fused(task, sink), result)
+        return _in_arrow(self._frame(upstream), sink, result)
 
     def _keyed(self, node: Keyed) -> tuple[DataFrame, OperatorTask, CompiledOperator]:
         operator = self.compiled.operators[node.uid]
         frame = normalised(self._frame(node.upstream), operator.float_keys)
-        common = (node.uid, node.keys, operator.layout, self.assignment, self.executor)
+        policy = operator.on_bad_record
+        common = (node.uid, node.keys, operator.layout, self.assignment, self.executor, policy)
         if isinstance(node, Process):
             task: OperatorTask = ProcessTask(*common, node.operator, node.output)
             return self._placed_rows(node, frame), task, operator
@@ -136,7 +194,7 @@ class BatchFrames:
 
     def _placed_partials(self, node: Aggregate, operator: CompiledOperator, frame: DataFrame) -> DataFrame:
         plan = self.assignment.place
-        rows = frame.groupBy(*map(quoted, node.keys)).agg(*operator.partials)
+        rows = grouped_with_bad_rows(frame, node.keys, operator.partials, operator.on_bad_record)
         rows = rows.select("*", self._sort_key(node))
         may_be_placed = not self.compiled.own_shuffles and plan.max_parallelism % plan.parallelism == 0
         if may_be_placed and placed_by_key(rows, node.keys, plan.parallelism):

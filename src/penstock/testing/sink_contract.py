@@ -179,12 +179,16 @@ class SinkContract(ABC):
         self.assert_unfinished(rule=Rule.ABORT_LEAVES_NOTHING)
 
     def test_abort_in_the_task(self) -> None:
-        """A task that fails aborts what it began, with the instance that began it, and can begin again."""
+        """A task aborts what it began, with the instance that began it, and begins again: as another attempt, or as the same one."""
         sink = self.sink()
         transaction = sink.begin_transaction(self.context())
         sink.write(transaction, self.batch([1]))
         sink.abort(transaction)
         sink.abort(transaction)
+        self.assert_unfinished(rule=Rule.ABORT_LEAVES_NOTHING)
+        trial = sink.begin_transaction(self.context(attempt=1))
+        sink.write(trial, self.batch([3]))
+        sink.abort(sink.pre_commit(trial))
         self.assert_unfinished(rule=Rule.ABORT_LEAVES_NOTHING)
         again = sink.begin_transaction(self.context(attempt=1))
         sink.write(again, self.batch([2]))

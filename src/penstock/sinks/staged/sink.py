@@ -80,6 +80,10 @@ class StagedSink(TwoPhaseCommitSink):
         """What is kept of these rows; a sink refuses here, in the task, what its target would refuse."""
         return batch
 
+    def check_rows(self, batch: pa.RecordBatch) -> None:
+        """Refuse what `staged_form` refuses."""
+        self.staged_form(batch)
+
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_writing": None}
 

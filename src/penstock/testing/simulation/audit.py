@@ -7,6 +7,8 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing
 
+import msgspec
+
 from penstock.checkpoint.completed import Completed
 from penstock.checkpoint.metadata import found_checkpoints, name_of, read_metadata
 from penstock.config import Mode
@@ -21,8 +23,8 @@ from penstock.state.backends.base import Workplace
 from penstock.testing.simulation.counting import LAYOUT, scan
 from penstock.testing.simulation.external import Row
 from penstock.testing.simulation.site import Site
-from penstock.testing.simulation.source import Record
-from penstock.testing.simulation.topology import sink_of
+from penstock.testing.simulation.source import Record, fault_of
+from penstock.testing.simulation.topology import letters_of, sink_of
 from penstock.testing.simulation.violation import Violation
 from penstock.testing.simulation.workload import MAX_PARALLELISM, SinkKind
 
@@ -99,8 +101,10 @@ class Audit:
         if self._mode is not Mode.AT_MOST_ONCE:  # which leaves out what was under way in the last crash
             self._all_input_is_in()
         for uid in self._site.topology.operators:
-            self._rows_are_right(uid, self._site.external.rows(sink_of(uid)))
+            rows = [*self._site.external.rows(sink_of(uid)), *self._letters(uid, from_sink=True)]
+            self._rows_are_right(uid, rows)
             self._other_sinks_are_right(uid)
+            self._bad_records_are_apart(uid)
 
     def nothing_left_over(self) -> None:
         """Every file belongs to a checkpoint, no more are retained than asked for, no transaction is open (invariant 5)."""
@@ -138,6 +142,8 @@ class Audit:
             raise Violation(f"checkpoint {completed.checkpoint} names files that do not exist: {missing}")
 
     def _state_is_right(self, completed: Completed) -> None:
+        if self._site.workload.bad_records:
+            return  # which rows share a bad one's fate depends on the batches: see `_bad_records_are_apart`
         until = completed.barrier.positions["source"]
         source, topology = self._site.source, self._site.topology
         read = list(source.between(source.start, until))
@@ -172,7 +178,8 @@ class Audit:
     def _rows_are_right(self, uid: str, rows: list[Row]) -> None:
         if self._mode is Mode.AT_MOST_ONCE and self._site.workload.emits_once:
             return  # state that was lost with a crash does not know what it had emitted: a later record is a first one again
-        seen = Counter(record for row in rows for record in row["records"])
+        also = self._letters(uid, from_sink=False)
+        seen = Counter(record for row in [*rows, *also] for record in row["records"])
         truth = self._site.topology.output(uid, self._all_records())
         if not _agrees(seen, truth, self._mode):
             lost, extra = dict(truth - seen), dict(seen - truth)
@@ -183,6 +190,8 @@ class Audit:
     def _rows_continue_each_other(self, uid: str, rows: list[Row]) -> None:
         """Row by row: each count of a key goes on from the one before it, as it appeared."""
         last: Counter[str] = Counter()
+        if self._site.workload.bad_records:  # some of them came another way
+            rows = sorted(rows, key=lambda row: int(row["count"]))
         for row in rows if not self._site.workload.emits_once else ():
             if row["count"] != last[row["key"]] + len(row["records"]):
                 raise Violation(f"sink of {uid}: after {last[row['key']]} comes {row}")
@@ -190,6 +199,40 @@ class Audit:
         nonces = [row["nonce"] for row in rows]
         if len(set(nonces)) != len(nonces):
             raise Violation(f"sink of {uid}: a row appears twice")
+
+    def _letters(self, uid: str, *, from_sink: bool) -> list[Row]:
+        """The rows that an operator could not take, or the results that its sink refused."""
+        letters = self._site.external.rows(letters_of(uid))
+        return [
+            msgspec.json.decode(letter["row"])
+            for letter in letters
+            if (letter["operator"] == sink_of(uid)) == from_sink
+        ]
+
+    def _bad_records_are_apart(self, uid: str) -> None:
+        """No bad record is among the results, and the state counts what is in results, and nothing of a bad call."""
+        if not self._site.workload.bad_records:
+            return
+        visible = self._site.external.rows(sink_of(uid))
+        faults = self._site.topology.faults
+        bad = [record for row in visible for record in row["records"] if fault_of(record, faults)]
+        if bad:
+            raise Violation(f"sink of {uid}: it has the bad records {bad}")
+        if self._mode is Mode.EXACTLY_ONCE:
+            counted: Counter[str] = Counter()
+            for row in (*visible, *self._letters(uid, from_sink=True)):
+                counted[row["key"]] += len(row["records"])
+            found = Counter(dict(self._scan(self.checkpoints()[-1], uid)))
+            if found != counted:
+                raise Violation(f"{uid} has the state {dict(found)}, its results say {dict(counted)}")
+            self._bad_records_are_counted(uid)
+
+    def _bad_records_are_counted(self, uid: str) -> None:
+        said = self.checkpoints()[-1].bad_records
+        for at, from_sink in ((uid, False), (sink_of(uid), True)):
+            letters = len(self._letters(uid, from_sink=from_sink))
+            if said.get(at, 0) != letters:
+                raise Violation(f"{at}: {letters} dead letters, the checkpoint says {said.get(at, 0)}")
 
     def _other_sinks_are_right(self, uid: str) -> None:
         kinds, external = self._site.workload.sinks, self._site.external

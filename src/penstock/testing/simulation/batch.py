@@ -6,7 +6,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from penstock.clock import Clock
+from penstock.config import OnBadRecord
 from penstock.engine.assignment import Answer, Assignment
+from penstock.engine.dead_letters import without_tag
 from penstock.engine.sink_writer import SinkWriter
 from penstock.engine.subtask import ProcessTask
 from penstock.sinks.two_phase_commit import TwoPhaseCommitSink
@@ -15,7 +17,7 @@ from penstock.testing.simulation.counting import KEY, LAYOUT, OUTPUT, Counting, 
 from penstock.testing.simulation.machines import Machines, VirtualExecutor
 from penstock.testing.simulation.site import Conditions
 from penstock.testing.simulation.source import Item, Record
-from penstock.testing.simulation.topology import Topology
+from penstock.testing.simulation.topology import Topology, letters_of
 
 MOST_ATTEMPTS = 2
 """Spark's is 4; a failure here is followed by another sooner."""
@@ -86,11 +88,18 @@ class Batch:
         place = self.assignment.place
         here = replace(place, local_dir=self.machines.local_dir(place.local_dir, machine))
         plan = replace(self.assignment, place=here)
-        operator = Counting(self.conditions.rng, once=self.topology.emits_once)
-        task = ProcessTask(uid, tuple(KEY.names), LAYOUT, plan, executor, operator, OUTPUT)
-        results = list(task(as_rows(items, place.max_parallelism)))
+        operator = Counting(self.conditions.rng, once=self.topology.emits_once, faults=self.topology.faults)
+        policy = OnBadRecord.KEEP if self.topology.faults else OnBadRecord.FAIL
+        task = ProcessTask(uid, tuple(KEY.names), LAYOUT, plan, executor, policy, operator, OUTPUT)
+        results, letters = list(task(as_rows(items, place.max_parallelism))), []
+        if policy is OnBadRecord.KEEP:
+            parts = [without_tag(batch) for batch in results]
+            results, letters = [good for good, _ in parts], [bad for _, bad in parts]
         for sink_uid, sink in self.sinks[uid].items():
-            list(SinkWriter(sink_uid, sink, plan, executor)(results))
+            if sink_uid != letters_of(uid):
+                letters += SinkWriter(sink_uid, sink, plan, executor, policy)(results)
+        if letters:
+            list(SinkWriter(letters_of(uid), self.sinks[uid][letters_of(uid)], plan, executor)(letters))
         return executor, as_items(results)
 
     def _by_chance(self, likelihood: float) -> bool:

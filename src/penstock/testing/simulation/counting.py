@@ -13,7 +13,7 @@ from penstock.operators.rows import Rows
 from penstock.operators.run_process import value_schema
 from penstock.state.backends.base import OpenState, StateLayout
 from penstock.state.keys import GROUP_SHIFT, SORT_KEY
-from penstock.testing.simulation.source import Item
+from penstock.testing.simulation.source import Fault, Item, fault_of
 
 KEY = pa.schema([("key", pa.string())])
 INPUT = pa.schema([("key", pa.string()), ("records", pa.list_(pa.string())), (SORT_KEY, pa.int64())])
@@ -35,9 +35,10 @@ class Counting(KeyedProcess):
 
     n = ValueState("long")
 
-    def __init__(self, rng: random.Random, *, once: bool) -> None:
+    def __init__(self, rng: random.Random, *, once: bool, faults: float = 0.0) -> None:
         self._rng = rng
         self._once = once
+        self._faults = faults
 
     def process(self, key: str, rows: Rows, ctx: Context) -> Iterator[tuple[object, ...]]:  # noqa: ARG002
         """See `KeyedProcess.process`."""
@@ -48,18 +49,23 @@ class Counting(KeyedProcess):
             yield key, self.n.value, records, self._rng.getrandbits(60)
         elif before is None:
             yield key, self.n.value, [first_sight(key)], self._rng.getrandbits(60)
+        for record in records if self._faults else ():
+            if (
+                fault_of(record, self._faults) is Fault.RAISES
+            ):  # after the state was changed and a result was given
+                raise ValueError(f"nobody can count {record}")
 
 
 LAYOUT = StateLayout(KEY, value_schema(Counting(random.Random(0), once=False)))  # noqa: S311 - never drawn from
 
 
-def sort_key(key: str, max_parallelism: int) -> int:
+def sort_key(key: str | None, max_parallelism: int) -> int:
     """The number that state is sorted by; its upper part is the key group."""
-    hashed = xxhash.xxh3_64_intdigest(key.encode())
+    hashed = xxhash.xxh3_64_intdigest((key or "").encode())
     return (hashed % max_parallelism) << GROUP_SHIFT | (hashed & ((1 << GROUP_SHIFT) - 1))
 
 
-def subtask_of(key: str, parallelism: int, max_parallelism: int) -> int:
+def subtask_of(key: str | None, parallelism: int, max_parallelism: int) -> int:
     """The subtask that owns a key."""
     return (sort_key(key, max_parallelism) >> GROUP_SHIFT) % parallelism
 

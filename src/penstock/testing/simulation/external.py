@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from penstock.errors import CommitLostError
+from penstock.errors import BadRecordError, CommitLostError
 from penstock.sinks.by_key.sink import KeyedWriter, Origin
 from penstock.sinks.two_phase_commit import Transaction, TransactionContext, TwoPhaseCommitSink
 from penstock.testing.simulation.violation import Violation
@@ -22,6 +22,8 @@ class External:
         self.staged: dict[str, list[Row]] = {}
         self.facts: dict[str, Transaction] = {}
         self.durable: set[str] = set()
+        self.aborted: set[str] = set()
+        """Those that may be begun again: a task does so without the rows that were refused."""
         self.visible: dict[str, list[Row]] = {}
         self.tables: dict[str, dict[str, tuple[tuple[int, int], Row]]] = {}
         """By sink, then by key: the row, and the run and batch it came from."""
@@ -44,7 +46,7 @@ class External:
     def begin(self, transaction: Transaction) -> None:
         """Open a transaction."""
         name = transaction["id"]
-        if name in self.facts:
+        if name in self.facts and name not in self.aborted:
             raise Violation(f"transaction {name} is begun twice")
         self.staged[name] = []
         self.facts[name] = transaction
@@ -66,6 +68,8 @@ class External:
         if transaction["id"] in self.visible and self.checkpoints_decide:
             raise Violation(f"transaction {transaction['id']} is aborted after it was committed")
         self.staged.pop(transaction["id"], None)
+        self.durable.discard(transaction["id"])
+        self.aborted.add(transaction["id"])
 
     def upsert(self, rows: Iterable[Row], origin: Origin) -> None:
         """Write by key; a row of an older run, or of an older batch of a run, is ignored."""
@@ -81,10 +85,11 @@ class External:
 
 
 class SimulatedSink(TwoPhaseCommitSink):
-    """Writes in transactions of the external system."""
+    """Writes in transactions of the external system, which takes some rows and spoils its transaction over others."""
 
-    def __init__(self, external: External) -> None:
+    def __init__(self, external: External, refuses: Callable[[Row], bool] = lambda _: False) -> None:
         self._external = external
+        self._refuses = refuses
 
     def begin_transaction(self, context: TransactionContext) -> Transaction:
         """See `TwoPhaseCommitSink.begin_transaction`."""
@@ -102,8 +107,11 @@ class SimulatedSink(TwoPhaseCommitSink):
 
     def write(self, transaction: Transaction, batch: pa.RecordBatch) -> None:
         """See `TwoPhaseCommitSink.write`."""
-        if transaction["id"] in self._external.staged:
-            self._external.staged[transaction["id"]] += batch.to_pylist()
+        for row in batch.to_pylist():
+            if transaction["id"] in self._external.staged:
+                self._external.staged[transaction["id"]].append(row)
+            if self._refuses(row):
+                raise BadRecordError(f"the external system refuses {row}")
 
     def pre_commit(self, transaction: Transaction) -> Transaction:
         """See `TwoPhaseCommitSink.pre_commit`."""

@@ -22,12 +22,13 @@ from penstock.state.handle import StateHandle
 from penstock.testing.faulty_storage import SimulatedCrash
 from penstock.testing.simulation.counting import LAYOUT
 from penstock.testing.simulation.driver import Driver
-from penstock.testing.simulation.external import SimulatedSink, TableWriter
+from penstock.testing.simulation.external import Row, SimulatedSink, TableWriter
 from penstock.testing.simulation.flaky_sink import FlakySink
 from penstock.testing.simulation.lifeline import Lifeline
 from penstock.testing.simulation.machines import Machines
 from penstock.testing.simulation.site import JOB, Conditions, Sinks, Site
-from penstock.testing.simulation.topology import sink_of
+from penstock.testing.simulation.source import Fault, fault_of
+from penstock.testing.simulation.topology import letters_of, sink_of
 from penstock.testing.simulation.violation import Violation
 from penstock.testing.simulation.watched_storage import WatchedStorage
 from penstock.testing.simulation.workload import MAX_PARALLELISM, SinkKind
@@ -113,22 +114,30 @@ class SimulatedRun:
         def flaky(sink: TwoPhaseCommitSink) -> TwoPhaseCommitSink:
             return FlakySink(sink, lifeline, self._conditions.rng, flakiness=flakiness)
 
-        return {
+        sinks = {
             uid: {sink_of(uid, kind): flaky(self._sink(kind)) for kind in self._site.workload.sinks}
             for uid in self._site.topology.operators
         }
+        if self._site.workload.bad_records:
+            for uid, own in sinks.items():
+                own[letters_of(uid)] = flaky(SimulatedSink(self._site.external))
+        return sinks
 
     def _sink(self, kind: SinkKind) -> TwoPhaseCommitSink:
         external, staging = self._site.external, self._site.staging
         match kind:
             case SinkKind.TRANSACTIONS:
-                return SimulatedSink(external)
+                return SimulatedSink(external, self._refuses)
             case SinkKind.BY_KEY_AT_ONCE:
                 return UpsertSink(TableWriter(external), visible=AT_ONCE, staging=None)
             case SinkKind.BY_KEY_STAGED:
                 return UpsertSink(TableWriter(external), visible=WITH_THE_CHECKPOINT, staging=staging)
             case SinkKind.CALLS:
                 return Foreach(external.call)
+
+    def _refuses(self, row: Row) -> bool:
+        likelihood = self._site.workload.bad_records
+        return any(fault_of(record, likelihood) is Fault.REFUSED for record in row["records"])
 
     def _damage_working_files(self) -> None:
         """What a crash of the machine can leave of files that were not synced."""

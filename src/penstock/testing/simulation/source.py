@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -15,11 +16,25 @@ class Record:
     number: int
 
 
+class Fault(enum.Enum):
+    """Why a record cannot be taken."""
+
+    NO_KEY = "it has no key"
+    RAISES = "user code raises on it"
+    REFUSED = "the sink refuses what comes of it"
+
+
+def fault_of(record: str, likelihood: float) -> Fault | None:
+    """What is wrong with a record: the same at every replay, whoever asks."""
+    rng = random.Random(f"fault of {record}")  # noqa: S311 - replayable on purpose
+    return rng.choice(list(Fault)) if rng.random() < likelihood else None
+
+
 @dataclass(frozen=True)
 class Item:
     """What flows into an operator: some records, under a key."""
 
-    key: str
+    key: str | None
     records: tuple[str, ...]
 
 

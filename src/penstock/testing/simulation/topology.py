@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from penstock.testing.simulation.counting import first_sight
-from penstock.testing.simulation.source import Item, Record
+from penstock.testing.simulation.source import Fault, Item, Record, fault_of
 from penstock.testing.simulation.workload import SinkKind
 
 FIRST = "first"
@@ -15,6 +15,11 @@ OPERATORS = (FIRST, "second", "third")
 _KINDS = ("key", "group", "half")
 _GROUPS = (3, 2)
 """How many keys an operator has at most; the first has those of the source."""
+
+
+def letters_of(operator: str) -> str:
+    """The uid of the sink for what an operator and its sinks could not take."""
+    return f"{operator}-letters"
 
 
 def sink_of(operator: str, kind: SinkKind = SinkKind.TRANSACTIONS) -> str:
@@ -30,6 +35,8 @@ class Topology:
     in_sequence: bool
     """Each operator counts what the one before it emits; otherwise all read the source."""
     emits_once: bool
+    faults: float = 0.0
+    """How likely a record is one that cannot be taken."""
 
     @property
     def operators(self) -> tuple[str, ...]:
@@ -45,8 +52,11 @@ class Topology:
         """What an operator gets of a batch: `emitted` came out of the one before it."""
         at = OPERATORS.index(uid)
         if at and self.in_sequence:
-            return [Item(_next_key(item.key), item.records) for item in emitted]
-        return [Item(_key(at, record), (record.id,)) for record in records]
+            return [Item(_next_key(item.key or ""), item.records) for item in emitted]
+        return [Item(self._key(at, record), (record.id,)) for record in records]
+
+    def _key(self, at: int, record: Record) -> str | None:
+        return None if fault_of(record.id, self.faults) is Fault.NO_KEY else _key(at, record)
 
     def counts(self, uid: str, records: Iterable[Record]) -> Counter[str]:
         """The truth: what an operator has counted per key when these records are in."""

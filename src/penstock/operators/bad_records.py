@@ -1,0 +1,153 @@
+"""Rows that an operator or a sink could not take, without an end to the job: counted, and kept as dead letters where asked. Executors."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+
+from penstock.errors import BadRecordError, PenstockError
+from penstock.places import place_in_user_code
+
+LETTER = pa.schema(
+    [
+        ("operator", pa.string()),
+        ("reason", pa.string()),
+        ("key", pa.string()),
+        ("row", pa.string()),
+        ("batch", pa.int64()),
+    ]
+)
+"""A dead letter: the uid of the operator or sink, why, the key columns and the whole row as JSON, and the batch."""
+
+_LONGEST_REASON = 2_000
+_LETTERS_IN_A_BATCH = 1_024
+Tolerates = Callable[[Exception], bool]
+"""Whether an exception of user code is about the row, and not about a server, the machine or Penstock."""
+
+
+class BadRecords:
+    """The bad rows of one task."""
+
+    def __init__(self, uid: str, batch: int, *, kept: bool) -> None:
+        self.uid = uid
+        self.count = 0
+        self.first_reason = ""
+        self._batch = batch
+        self._kept = kept
+        self._letters: list[tuple[str, str | None, str]] = []
+
+    def add(
+        self, rows: pa.Table | pa.RecordBatch, reasons: Sequence[str], key_names: Sequence[str] = ()
+    ) -> None:
+        """Take rows, each with its reason."""
+        self._count(rows.num_rows, reasons[0])
+        if not self._kept:
+            return
+        columns = {
+            name: _plain_column(column) for name, column in zip(rows.schema.names, rows.columns, strict=True)
+        }
+        for at, reason in enumerate(reasons):
+            row = {name: values[at] for name, values in columns.items()}
+            key = _json({name: row[name] for name in key_names}) if key_names else None
+            self._letters.append((_cut(reason), key, _json(row)))
+
+    def add_number(self, rows: int, reason: str) -> None:
+        """Take so many rows of which nothing but the number is known."""
+        self._count(rows, reason)
+
+    def _count(self, rows: int, reason: str) -> None:
+        self.first_reason = self.first_reason or _cut(reason)
+        self.count += rows
+
+    def letters(self) -> list[pa.RecordBatch]:
+        """The dead letters, in batches."""
+        starts = range(0, len(self._letters), _LETTERS_IN_A_BATCH)
+        return [self._encoded(self._letters[start : start + _LETTERS_IN_A_BATCH]) for start in starts]
+
+    def _encoded(self, letters: list[tuple[str, str | None, str]]) -> pa.RecordBatch:
+        reasons, keys, rows = zip(*letters, strict=True)
+        number = len(letters)
+        columns = ([self.uid] * number, reasons, keys, rows, [self._batch] * number)
+        arrays = [pa.array(column, field.type) for column, field in zip(columns, LETTER, strict=True)]
+        return pa.RecordBatch.from_arrays(arrays, schema=LETTER)
+
+
+def reason_of(error: Exception) -> str:
+    """Why a row is bad, in one text: Penstock's own words, or the exception of user code and where it was raised."""
+    if isinstance(error, PenstockError):
+        return str(error.facts.get("reason", error))
+    place = place_in_user_code(error.__traceback__)
+    where = "" if place is None else f" ({place.file}:{place.line})"
+    return f"{type(error).__name__}: {error}{where}"
+
+
+def is_of_the_row(error: Exception, may_pass: Tolerates) -> bool:
+    """Whether another row might do better. What may pass by itself, and what Penstock says of anything but a row, ends the run."""
+    if isinstance(error, PenstockError):
+        return isinstance(error, BadRecordError)
+    return not may_pass(error)
+
+
+def _cut(reason: str) -> str:
+    text = reason.encode("utf-8", "backslashreplace").decode()
+    return text if len(text) <= _LONGEST_REASON else f"{text[:_LONGEST_REASON]}..."
+
+
+# --- a row as JSON, whatever is in it ---
+
+
+def _json(row: Mapping[str, Any]) -> str:
+    return msgspec.json.encode(row, enc_hook=str).decode()
+
+
+def _plain_column(column: pa.Array | pa.ChunkedArray) -> list[Any]:
+    try:
+        return [_plain(value) for value in column.to_pylist()]
+    except (UnicodeDecodeError, ValueError, OverflowError):
+        return [_plain_scalar(value) for value in column]
+
+
+def _plain_scalar(scalar: pa.Scalar) -> Any:
+    try:
+        return _plain(scalar.as_py())
+    except UnicodeDecodeError:
+        if pa.types.is_nested(scalar.type):
+            return _nested(scalar)
+        return {"base64": scalar.as_buffer().to_pybytes()}
+    except (ValueError, OverflowError):
+        if pa.types.is_nested(scalar.type):
+            return _nested(scalar)
+        return _text(scalar)
+
+
+def _text(scalar: pa.Scalar) -> str:
+    """Of what Python's calendar and numbers do not reach."""
+    try:
+        return str(scalar.cast(pa.string()).as_py())
+    except pa.ArrowException:
+        return f"<{scalar.type} that cannot be written>"
+
+
+def _nested(scalar: pa.Scalar) -> Any:
+    """A struct, list or map with something inside that has no Python value: field by field."""
+    if pa.types.is_struct(scalar.type):
+        return {name: _plain_scalar(scalar[name]) for name in scalar.type.names}
+    if pa.types.is_map(scalar.type):
+        entries = scalar.values
+        return [[_plain_scalar(one[0]), _plain_scalar(one[1])] for one in entries]
+    return [_plain_scalar(one) for one in scalar.values]
+
+
+def _plain(value: Any) -> Any:
+    """What JSON has a form for: no NaN or infinity, and nothing but text as the name of a field."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
+    if isinstance(value, Mapping):
+        return {str(name): _plain(one) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(one) for one in value]
+    return value

@@ -1,0 +1,52 @@
+"""Bad rows among the rows of an operator, as Spark sees them: told from the results, and from what it aggregates. Driver."""
+
+from __future__ import annotations
+
+from functools import reduce
+from operator import or_
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F  # noqa: N812 - PySpark's own convention
+from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.types import StructField, StructType
+
+from penstock.config import OnBadRecord
+from penstock.engine.dead_letters import BAD, ROW, ROWS
+from penstock.operators.bad_records import LETTER
+from penstock.spark.key_columns import quoted
+
+LETTERS: StructType = from_arrow_schema(LETTER)
+
+
+def all_nullable(result: StructType) -> StructType:
+    """The columns of results beside which dead letters stand."""
+    return StructType([StructField(field.name, field.dataType) for field in result.fields])
+
+
+def tagged(result: StructType) -> StructType:
+    """Results and dead letters in one."""
+    return StructType([*result.fields, StructField(BAD, LETTERS)])
+
+
+def results_of(frame: DataFrame) -> DataFrame:
+    """Those of an operator that keeps its bad rows."""
+    return frame.where(F.col(BAD).isNull()).drop(BAD)
+
+
+def letters_of(frame: DataFrame) -> DataFrame:
+    """The bad rows of such an operator."""
+    return frame.where(F.col(BAD).isNotNull()).select(f"{BAD}.*")
+
+
+def grouped_with_bad_rows(
+    frame: DataFrame, keys: tuple[str, ...], partials: tuple[Column, ...], policy: OnBadRecord
+) -> DataFrame:
+    """The aggregates of a batch. Rows without a key are groups of their own: only counted, or each kept as it is."""
+    groups: list[str | Column] = [quoted(key) for key in keys]
+    if policy is OnBadRecord.KEEP:
+        has_no_key = reduce(or_, (F.col(quoted(key)).isNull() for key in keys))
+        whole = F.struct(*(F.col(quoted(name)) for name in frame.columns))
+        groups.append(F.when(has_no_key, whole).alias(ROW))
+    if policy is not OnBadRecord.FAIL:
+        partials = (*partials, F.count(F.lit(1)).alias(ROWS))
+    return frame.groupBy(*groups).agg(*partials)
