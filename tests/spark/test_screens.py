@@ -89,6 +89,7 @@ def without_variable_parts(text: str, folders: dict[str, str]) -> str:
             r"^TIME checkpoint \d+ was under way when the job ended: .*\n",
             "",
         ),  # only if it took longer than an interval
+        (r"\d+ batch(?:es)?, [\d,]+ rows? in", "N batches, N rows in"),  # counted when Spark has told
         (r"pid \d+", "pid N"),
         (r"(127\.0\.0\.1(?::|\", port )|port=)(?!1\b)\d+", r"\1N"),
         (r"in \d+\.\d s", "in N s"),
