@@ -84,6 +84,12 @@ def without_variable_parts(text: str, folders: dict[str, str]) -> str:
         text = text.replace(folder, name)
     for pattern, name in (
         (r'(File "/penstock/.+", line) \d+', r"\1 N"),
+        (r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d ", "TIME "),
+        (
+            r"^TIME checkpoint \d+ was under way when the job ended: .*\n",
+            "",
+        ),  # only if it took longer than an interval
+        (r"\d+ batch(?:es)?, [\d,]+ rows? in", "N batches, N rows in"),  # counted when Spark has told
         (r"pid \d+", "pid N"),
         (r"(127\.0\.0\.1(?::|\", port )|port=)(?!1\b)\d+", r"\1N"),
         (r"in \d+\.\d s", "in N s"),
@@ -92,7 +98,7 @@ def without_variable_parts(text: str, folders: dict[str, str]) -> str:
         (r"/penstock-\d+/", "/penstock-N/"),
         (r"\b[0-9a-f]{16,}\b", "TOKEN"),
     ):
-        text = re.sub(pattern, name, text)
+        text = re.sub(pattern, name, text, flags=re.MULTILINE)
     return text
 
 
