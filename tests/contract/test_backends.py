@@ -47,7 +47,7 @@ from penstock.state.backends import (
     checksums,
     fetch,
     merge_policy,
-    sorted_state,
+    sorted_table,
 )
 from penstock.state.backends.base import OpenState, StateBackend, StateHandle, StateLayout, Workplace
 from penstock.state.backends.checksums import HashedFiles, fingerprint
@@ -917,7 +917,7 @@ def test_a_working_folder_that_vanishes_is_no_damage(on_disk: Cluster) -> None:
 
 def test_writes_too_large_for_one_record_batch(files: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """A file of several record batches reads like a file of one."""
-    monkeypatch.setattr(sorted_state, "BATCH_BYTES", 100)
+    monkeypatch.setattr(sorted_table, "BATCH_BYTES", 100)
     truth: Truth = {p: (p, ["x" * p]) for p in range(20)}
     files.batch(dict(truth), steps=7)
     assert files.handles[0] is not None

@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import CorruptStateError
+from penstock.state.backends.base import VALUES as STATE_VALUES
 from penstock.state.backends.base import StateLayout
 from penstock.state.backends.rocksdb_rows import RowCodec
 from penstock.state.keys import KeyBatch
@@ -56,7 +57,8 @@ VALUES: dict[str, list[Any]] = {
 
 
 def codec_of(key: str, value: str = "n long") -> RowCodec:
-    return RowCodec(StateLayout(arrow_schema(key), arrow_schema(value)))
+    layout = StateLayout(arrow_schema(key), arrow_schema(value))
+    return RowCodec(layout.by_name[STATE_VALUES], 0)
 
 
 def batch_of(ddl: str, *columns: list[Any]) -> pa.RecordBatch:
@@ -129,7 +131,7 @@ def test_columns_are_told_apart() -> None:
 
 def test_state_without_columns() -> None:
     """An operator without state of its own still has rows."""
-    codec = RowCodec(StateLayout(arrow_schema("k long"), pa.schema([])))
+    codec = RowCodec(StateLayout(arrow_schema("k long"), pa.schema([])).by_name[STATE_VALUES], 0)
     empty = pa.RecordBatch.from_struct_array(pa.nulls(2, pa.struct([])))
     rows = codec.encode_values(empty)
     assert len(rows) == 2

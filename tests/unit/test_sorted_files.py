@@ -14,25 +14,27 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import CorruptStateError, IncompatibleStateError, UnavailableError
-from penstock.state.backends.base import StateLayout
+from penstock.state.backends.base import VALUES, StateLayout
 from penstock.state.backends.equality import rows_equal
 from penstock.state.backends.lookup import lookup
-from penstock.state.backends.merge import Ownership, merge_files
+from penstock.state.backends.merge import Ownership, merge_tables
 from penstock.state.backends.merge_policy import INLINE_FILES, MAX_FILES, choose_inline, choose_merge
 from penstock.state.backends.sorted_file import (
     FileHeader,
-    SortedBatch,
-    SortedFile,
+    TableHeader,
     encode_sorted_file,
     load_sorted_file,
     write_sorted_file,
 )
+from penstock.state.backends.sorted_rows import SortedBatch, SortedTable
 from penstock.state.handle import FileRef
 from penstock.state.keys import GROUP_SHIFT, KeyBatch
 from penstock.state.types import arrow_schema, arrow_type
 
 LAYOUT = StateLayout(arrow_schema("k string"), arrow_schema("n long"))
-HEADER = FileHeader(key_columns=1, uid="views", subtask=0, parallelism=1, max_parallelism=128)
+HEADER = FileHeader(
+    uid="views", subtask=0, parallelism=1, max_parallelism=128, tables={VALUES: TableHeader(identity=1)}
+)
 ALL = Ownership(0, 1)
 
 Row = tuple[int, str, int | None]  # sort key, key, value (None: tombstone)
@@ -49,8 +51,8 @@ def batch_of(rows: list[Row]) -> SortedBatch:
     )
 
 
-def file_of(*batches: list[Row]) -> SortedFile:
-    return SortedFile(HEADER, tuple(batch_of(rows) for rows in batches))
+def file_of(*batches: list[Row]) -> SortedTable:
+    return tuple(batch_of(rows) for rows in batches)
 
 
 def keys_of(*pairs: tuple[int, str]) -> KeyBatch:
@@ -58,10 +60,10 @@ def keys_of(*pairs: tuple[int, str]) -> KeyBatch:
     return KeyBatch(np.array(sort_keys, dtype=np.int64), pa.record_batch([pa.array(keys)], names=["k"]))
 
 
-def merged_rows(files: list[SortedFile], **settings: object) -> list[Row]:
+def merged_rows(files: list[SortedTable], **settings: object) -> list[Row]:
     options = {"ownership": ALL, "keep_tombstones": False} | settings
     rows: list[Row] = []
-    for batch in merge_files(files, **options):  # type: ignore[arg-type]
+    for batch in merge_tables(files, **options):  # type: ignore[arg-type]
         columns = (batch.sort_keys.tolist(), batch.keys[0].to_pylist(), batch.values[0].to_pylist())
         rows += zip(*columns, strict=True)
     return rows
@@ -137,7 +139,7 @@ def test_lookup_tells_null_from_absent() -> None:
     """A stored null is found; an absent key is not."""
     stored = batch_of([(1, "a", 1)])
     stored = SortedBatch(stored.sort_keys, None, stored.keys, (pa.nulls(1, pa.int64()),))
-    values, found = lookup([SortedFile(HEADER, (stored,))], keys_of((1, "a"), (2, "b")), LAYOUT.value)
+    values, found = lookup([(stored,)], keys_of((1, "a"), (2, "b")), LAYOUT.value)
     assert values.column("n").to_pylist() == [None, None]
     assert found.tolist() == [True, False]
 
@@ -145,7 +147,7 @@ def test_lookup_tells_null_from_absent() -> None:
 def test_lookup_without_value_columns() -> None:
     """State that is only a set of keys answers which of them it has."""
     stored = batch_of([(1, "a", 1)])
-    file = SortedFile(HEADER, (SortedBatch(stored.sort_keys, None, stored.keys, ()),))
+    file = (SortedBatch(stored.sort_keys, None, stored.keys, ()),)
     values, found = lookup([file], keys_of((1, "a"), (2, "b")), pa.schema([]))
     assert (values.num_rows, values.num_columns) == (2, 0)
     assert found.tolist() == [True, False]
@@ -306,21 +308,24 @@ def test_a_file_is_mapped_and_appears_whole(tmp_path: Path) -> None:
     rows = 100_000
     columns = batch_of([(i, str(i), i) for i in range(rows)])
     ref = write_sorted_file(
-        tmp_path / "a" / "sorted.arrow", "sorted.arrow", [columns], layout=LAYOUT, header=HEADER
+        tmp_path / "a" / "sorted.arrow", "sorted.arrow", {VALUES: [columns]}, layout=LAYOUT, header=HEADER
     )
     assert ref is not None
     before = pa.total_allocated_bytes()
     file = load_sorted_file(ref, tmp_path / "a" / "sorted.arrow", LAYOUT)
     assert pa.total_allocated_bytes() - before < rows
     assert file.rows == ref.rows == rows
-    assert file.batches[0].keys[0].equals(columns.keys[0])
+    assert file.table(VALUES)[0].keys[0].equals(columns.keys[0])
     assert [path.name for path in tmp_path.rglob("*.*")] == ["sorted.arrow"]
 
 
 def test_no_rows_make_no_file(tmp_path: Path) -> None:
     """Nothing is written for no rows."""
-    assert write_sorted_file(tmp_path / "sorted", "sorted", iter(()), layout=LAYOUT, header=HEADER) is None
-    assert encode_sorted_file(iter(()), layout=LAYOUT, header=HEADER) is None
+    assert (
+        write_sorted_file(tmp_path / "sorted", "sorted", {VALUES: iter(())}, layout=LAYOUT, header=HEADER)
+        is None
+    )
+    assert encode_sorted_file({VALUES: iter(())}, layout=LAYOUT, header=HEADER) is None
     assert list(tmp_path.iterdir()) == []
 
 
@@ -329,12 +334,16 @@ def test_an_impossible_path_is_unavailable(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(UnavailableError, match="cannot write the working file"):
         write_sorted_file(
-            tmp_path / "file" / "sorted", "sorted", [batch_of([(1, "a", 1)])], layout=LAYOUT, header=HEADER
+            tmp_path / "file" / "sorted",
+            "sorted",
+            {VALUES: [batch_of([(1, "a", 1)])]},
+            layout=LAYOUT,
+            header=HEADER,
         )
 
 
 def inline(layout: StateLayout = LAYOUT, header: FileHeader = HEADER) -> FileRef:
-    ref = encode_sorted_file([batch_of([(1, "a", 1)])], layout=layout, header=header)
+    ref = encode_sorted_file({VALUES: [batch_of([(1, "a", 1)])]}, layout=layout, header=header)
     assert ref is not None
     return ref
 
@@ -357,11 +366,9 @@ def test_another_layout_is_incompatible() -> None:
 
 def test_another_format_is_incompatible() -> None:
     """A file of a later format is refused with both numbers."""
-    ref = inline(
-        header=FileHeader(key_columns=1, uid="views", subtask=0, parallelism=1, max_parallelism=128, format=3)
-    )
+    ref = inline(header=msgspec.structs.replace(HEADER, format=4))
     with pytest.raises(
-        IncompatibleStateError, match=r"has format 3, this version of Penstock reads format 2"
+        IncompatibleStateError, match=r"has format 4, this version of Penstock reads format 3"
     ):
         load_sorted_file(ref, ref.inline, LAYOUT)
 

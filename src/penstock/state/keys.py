@@ -26,17 +26,28 @@ SortKeys = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class KeyBatch:
-    """Distinct keys in ascending order of their sort key; row i of `columns` is the key of `sort_keys[i]`."""
+    """Distinct keys in ascending order of their sort key; row i of `columns` is the key of `sort_keys[i]`.
+
+    In a table with several rows a key, what identifies them: `orders` has the second sort number of each, and `columns` goes on
+    with the columns that tell them apart.
+    """
 
     sort_keys: SortKeys
     columns: pa.RecordBatch
+    orders: SortKeys | None = None
 
     def __len__(self) -> int:
         return len(self.sort_keys)
 
     def slice(self, start: int, stop: int) -> KeyBatch:
         """The keys from `start` up to `stop`, without a copy."""
-        return KeyBatch(self.sort_keys[start:stop], self.columns.slice(start, stop - start))
+        orders = None if self.orders is None else self.orders[start:stop]
+        return KeyBatch(self.sort_keys[start:stop], self.columns.slice(start, stop - start), orders)
+
+    def take(self, rows: npt.NDArray[np.int64]) -> KeyBatch:
+        """The keys at these positions."""
+        orders = None if self.orders is None else self.orders[rows]
+        return KeyBatch(self.sort_keys[rows], self.columns.take(pa.array(rows)), orders)
 
 
 def key_groups(sort_keys: SortKeys) -> npt.NDArray[np.int64]:

@@ -24,13 +24,38 @@ from penstock.state.keys import KeyBatch
 from penstock.state.local_files import MERGED, Origins
 from penstock.storage import Storage
 
+VALUES = "__values"
+"""The table that every operator has: one row a key."""
+
+
+@dataclass(frozen=True)
+class TableLayout:
+    """One table of an operator's state: `identity` are the columns that tell its rows apart, the operator's key first.
+
+    `ordered`: a key may have many rows, which a second sort number brings into an order. `by_time`: that number comes first, so
+    that rows lie in its order whatever their key.
+    """
+
+    name: str
+    identity: pa.Schema
+    value: pa.Schema
+    ordered: bool = True
+    by_time: bool = False
+
 
 @dataclass(frozen=True)
 class StateLayout:
-    """The typed columns of an operator's state: which key, which values."""
+    """The typed columns of an operator's state: which key, which values of a key, and which tables with rows of their own."""
 
     key: pa.Schema
     value: pa.Schema
+    tables: tuple[TableLayout, ...] = ()
+
+    @property
+    def by_name(self) -> dict[str, TableLayout]:
+        """All tables, that of the values first."""
+        values = TableLayout(VALUES, self.key, self.value, ordered=False)
+        return {table.name: table for table in (values, *self.tables)}
 
 
 class RunOnAMachine(Protocol):
@@ -114,6 +139,60 @@ class Workplace:
 Part = tuple[pa.RecordBatch, npt.NDArray[np.bool_]]
 
 
+@dataclass(frozen=True)
+class RowsOfKeys:
+    """The rows of several keys in a table: key i has the rows `starts[i]` to `starts[i + 1]` (identity columns, then values).
+
+    A key that has too many is left out, and looks as if it had none.
+    """
+
+    starts: npt.NDArray[np.int64]
+    rows: pa.RecordBatch
+    left_out: npt.NDArray[np.bool_]
+
+
+class OneKey(ABC):
+    """The rows of one key in a table, read one by one or in their order. What this batch writes is not seen."""
+
+    @abstractmethod
+    def get(self, row: KeyBatch) -> pa.RecordBatch | None:
+        """The values of one row, None where there is none."""
+
+    @abstractmethod
+    def scan(self) -> Iterator[pa.RecordBatch]:
+        """All rows in their order, in parts that fit into memory: identity columns, then values."""
+
+
+class OpenTable(ABC):
+    """One table of the state of one subtask. Reads see the version before; each row is written at most once in a batch."""
+
+    @abstractmethod
+    def read(self, rows: KeyBatch) -> Part:
+        """The values of these rows, nulls where there is none, and which of them were found. In ascending order of both sort numbers."""
+
+    @abstractmethod
+    def rows_of(self, keys: KeyBatch, at_most: int) -> RowsOfKeys:
+        """All rows of these keys, but of those with more than about so many."""
+
+    @abstractmethod
+    def one_key(self, key: KeyBatch) -> OneKey:
+        """The rows of a key, however many; `key` has one."""
+
+    @abstractmethod
+    def until(self, time: int) -> Iterator[pa.RecordBatch]:
+        """Of a table by time the rows up to and with this number, in their order: `__sort_key`, identity columns, values."""
+
+    @abstractmethod
+    def write(
+        self, rows: KeyBatch, values: pa.RecordBatch, deleted: npt.NDArray[np.bool_] | None = None
+    ) -> None:
+        """Set these rows, in any order; where `deleted` is true the row is forgotten instead."""
+
+    @abstractmethod
+    def scan(self) -> Iterator[pa.RecordBatch]:
+        """All live rows of the subtask's own key groups, in order: `__sort_key`, identity columns, values. For inspection."""
+
+
 class OpenState(ABC):
     """The state of one subtask, open at one version, for the length of one batch.
 
@@ -139,6 +218,10 @@ class OpenState(ABC):
         self, keys: KeyBatch, values: pa.RecordBatch, deleted: npt.NDArray[np.bool_] | None = None
     ) -> None:
         """Replace the values of these keys; where `deleted` is true the key is forgotten instead."""
+
+    @abstractmethod
+    def table(self, name: str) -> OpenTable:
+        """One of the tables that the layout names besides the values."""
 
     @abstractmethod
     def freeze(self) -> StateHandle:
@@ -187,4 +270,17 @@ class StateBackend(ABC):
         raise NotImplementedError
 
 
-__all__ = ["FileRef", "KeyBatch", "OpenState", "StateBackend", "StateHandle", "StateLayout", "Workplace"]
+__all__ = [
+    "VALUES",
+    "FileRef",
+    "KeyBatch",
+    "OneKey",
+    "OpenState",
+    "OpenTable",
+    "RowsOfKeys",
+    "StateBackend",
+    "StateHandle",
+    "StateLayout",
+    "TableLayout",
+    "Workplace",
+]

@@ -75,8 +75,8 @@ class FilesystemState(SortedState):
         name = self._workplace.new_name(".arrow")
         path = self._workplace.local_path(name)
         fresh = files[0]
-        if len(files) == 1 and fresh.ref is None and (has_older or not fresh.header.tombstones):
-            ref = write_sorted_file(path, name, fresh.batches, layout=self._layout, header=fresh.header)
+        if len(files) == 1 and fresh.ref is None and (has_older or not fresh.has_tombstones):
+            ref = write_sorted_file(path, name, fresh.tables, layout=self._layout, header=fresh.header)
         else:
             self._check_unchanged(files)
             ref = write_merged(self._workplace, self._layout, files, name, path, keep_tombstones=has_older)
@@ -93,5 +93,5 @@ def write_merged(
     keep_tombstones: bool,
 ) -> FileRef | None:
     """Merge sorted files into one; None, and no file, when no row is left."""
-    batches, header = merged(workplace, layout, files, keep_tombstones=keep_tombstones)
-    return write_sorted_file(path, name, batches, layout=layout, header=header)
+    rows, header = merged(workplace, layout, files, keep_tombstones=keep_tombstones)
+    return write_sorted_file(path, name, rows, layout=layout, header=header)

@@ -1,7 +1,7 @@
-"""Look keys up in sorted files, newest first. Runs in tasks on executors.
+"""Look rows up in a table of sorted files, newest first. Runs in tasks on executors.
 
-Everything is vectorised: a binary search of all sort keys at once, then one comparison of all keys. Only keys
-that share their sort key with another one take a further round.
+Everything is vectorised: a binary search of all addresses at once, then one comparison of all keys. Only rows
+that share their address with another one take a further round.
 """
 
 from __future__ import annotations
@@ -14,32 +14,30 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.state.backends.equality import Flags, rows_equal
-from penstock.state.backends.sorted_file import SortedBatch, SortedFile
+from penstock.state.backends.sorted_rows import Positions, SortedBatch, SortedTable, first_at_or_behind
 from penstock.state.keys import KeyBatch
 from penstock.state.sizes import cut, row_bytes
-
-Positions = npt.NDArray[np.int64]
 
 _NOWHERE = -1
 
 
 def lookup(
-    files: Sequence[SortedFile], keys: KeyBatch, value_schema: pa.Schema
+    tables: Sequence[SortedTable], keys: KeyBatch, value_schema: pa.Schema
 ) -> tuple[pa.RecordBatch, Flags]:
     """The newest values of the keys (nulls where there is none), and which of them were found."""
-    (found,) = lookup_parts(files, keys, value_schema, sys.maxsize)
+    (found,) = lookup_parts(tables, keys, value_schema, sys.maxsize)
     return found
 
 
 def lookup_parts(
-    files: Sequence[SortedFile], keys: KeyBatch, value_schema: pa.Schema, max_bytes: int
+    tables: Sequence[SortedTable], keys: KeyBatch, value_schema: pa.Schema, max_bytes: int
 ) -> Iterator[tuple[pa.RecordBatch, Flags]]:
     """`lookup` in parts of at most so many bytes of values; at least one part."""
     search = _Search(keys)
-    for file in files:
+    for table in tables:
         if not len(search.open):
             break
-        search.look_into(file)
+        search.look_into(table)
     if search.most_bytes() <= max_bytes or not len(keys):
         yield search.values(0, len(keys), value_schema)
         return
@@ -57,11 +55,11 @@ class _Search:
         self.source = np.full(len(keys), _NOWHERE, dtype=np.int32)
         self.row = np.zeros(len(keys), dtype=np.int64)
 
-    def look_into(self, file: SortedFile) -> None:
+    def look_into(self, table: SortedTable) -> None:
         """Resolve what this file knows: a value is found, a tombstone says that there is none."""
         sort_keys = self._keys.sort_keys[self.open]
         resolved = np.zeros(len(self.open), dtype=np.bool_)
-        for batch in file.batches:
+        for batch in table:
             first = int(np.searchsorted(sort_keys, batch.sort_keys[0], side="left"))
             last = int(np.searchsorted(sort_keys, batch.sort_keys[-1], side="right"))
             for hits, rows in _matches(batch, self._keys, self.open[first:last]):
@@ -110,10 +108,13 @@ def _matches(batch: SortedBatch, keys: KeyBatch, asked: Positions) -> Iterator[t
     if not len(asked):
         return
     wanted = keys.sort_keys[asked]
-    rows = np.searchsorted(batch.sort_keys, wanted).astype(np.int64, copy=False)
+    orders = None if keys.orders is None else keys.orders[asked]
+    rows = first_at_or_behind(batch, wanted, orders)
     pending: Positions = np.arange(len(asked), dtype=np.int64)
     while True:
-        hit = _same_sort_key(batch, rows, wanted[pending])
+        hit = _same(batch.sort_keys, rows, wanted[pending])
+        if orders is not None and batch.orders is not None:
+            hit &= _same(batch.orders, rows, orders[pending])
         pending, rows = pending[hit], rows[hit]
         if not len(pending):
             return
@@ -123,9 +124,9 @@ def _matches(batch: SortedBatch, keys: KeyBatch, asked: Positions) -> Iterator[t
         pending, rows = pending[~same], rows[~same] + 1
 
 
-def _same_sort_key(batch: SortedBatch, rows: Positions, wanted: Positions) -> Flags:
-    last = len(batch) - 1
-    hit: Flags = batch.sort_keys[np.minimum(rows, last)] == wanted
+def _same(numbers: Positions, rows: Positions, wanted: Positions) -> Flags:
+    last = len(numbers) - 1
+    hit: Flags = numbers[np.minimum(rows, last)] == wanted
     return hit & (rows <= last)
 
 

@@ -46,12 +46,13 @@ class MemoryState(SortedState):
 
     def freeze(self) -> StateHandle:
         """See `OpenState.freeze`."""
-        if not self._written and self._settled():
+        fresh = self._fresh()
+        if not fresh and self._settled():
             return self._handle(tuple(file.ref for file in self._files if file.ref is not None))
-        files = [*self._fresh(), *self._files]
+        files = [*fresh, *self._files]
         self._check_unchanged(files)
-        batches, header = merged(self._workplace, self._layout, files, keep_tombstones=False)
-        ref = encode_sorted_file(batches, layout=self._layout, header=header)
+        rows, header = merged(self._workplace, self._layout, files, keep_tombstones=False)
+        ref = encode_sorted_file(rows, layout=self._layout, header=header)
         if ref is None:
             return self._handle(())
         self._check_size(ref.size)

@@ -6,7 +6,7 @@ a set of hard links; a checkpoint uploads the sorted files that are new and name
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,6 +16,7 @@ import pyarrow as pa
 from penstock.errors import IncompatibleStateError
 from penstock.optional_package import optional_package
 from penstock.state.backends.base import (
+    VALUES,
     KeyBatch,
     OpenState,
     Part,
@@ -24,16 +25,10 @@ from penstock.state.backends.base import (
     StateLayout,
     Workplace,
 )
-from penstock.state.backends.rocksdb_rows import RowCodec
-from penstock.state.backends.sorted_file import scan_schema
-from penstock.state.backends.write_check import WriteCheck
-from penstock.state.sizes import PART_BYTES
 
 if TYPE_CHECKING:
+    from penstock.state.backends.rocksdb_table import RocksdbTable
     from penstock.state.backends.rocksdb_version import WorkingVersion
-
-ROWS_AT_ONCE = 8192
-"""How many rows are Python objects at a time; it bounds memory, not what a batch may hold."""
 
 
 class RocksdbBackend(StateBackend):
@@ -47,6 +42,7 @@ class RocksdbBackend(StateBackend):
     def open(self, workplace: Workplace, layout: StateLayout, handle: StateHandle | None) -> RocksdbState:
         """See `StateBackend.open`."""
         _check_installed()  # the driver may have it and this machine not
+        from penstock.state.backends.rocksdb_table import open_tables
         from penstock.state.backends.rocksdb_version import open_version
 
         if handle is not None and handle.backend != self.name:
@@ -57,57 +53,38 @@ class RocksdbBackend(StateBackend):
                 backend=handle.backend,
             )
         version = open_version(workplace, layout, handle.refs if handle else ())
-        return RocksdbState(workplace, layout, version)
+        return RocksdbState(workplace, version, open_tables(workplace, layout, version))
 
 
 class RocksdbState(OpenState):
     """Rows in the database of one version, open for writing."""
 
-    def __init__(self, workplace: Workplace, layout: StateLayout, version: WorkingVersion) -> None:
+    def __init__(
+        self, workplace: Workplace, version: WorkingVersion, tables: Mapping[str, RocksdbTable]
+    ) -> None:
         self._workplace = workplace
-        self._layout = layout
         self._version = version
-        self._codec = RowCodec(layout)
-        self._check = WriteCheck(workplace, layout)
+        self._tables = tables
+        self._values = tables[VALUES]
 
     def read_parts(self, keys: KeyBatch, max_bytes: int) -> Iterator[Part]:
         """See `OpenState.read_parts`."""
-        waiting: list[bytes | None] = []
-        size = 0
-        for _, part in _parts(keys):
-            for value in self._version.database.get(self._codec.encode_keys(part)):
-                size += len(value or b"")
-                if waiting and size > max_bytes:
-                    yield self._decoded(waiting)
-                    waiting, size = [], len(value or b"")
-                waiting.append(value)
-        yield self._decoded(waiting)
-
-    def _decoded(self, values: list[bytes | None]) -> Part:
-        found = np.fromiter((value is not None for value in values), dtype=np.bool_, count=len(values))
-        parts = [
-            self._codec.decode_values(values[start : start + ROWS_AT_ONCE], self._version.label)
-            for start in range(0, max(1, len(values)), ROWS_AT_ONCE)
-        ]
-        return parts[0] if len(parts) == 1 else pa.concat_batches(parts), found
+        return self._values.read_parts(keys, max_bytes)
 
     def write(
         self, keys: KeyBatch, values: pa.RecordBatch, deleted: npt.NDArray[np.bool_] | None = None
     ) -> None:
         """See `OpenState.write`."""
-        if not len(keys):
-            return
-        self._check.check(keys, values)
-        for start, part in _parts(keys):
-            rows: list[bytes | None] = list(self._codec.encode_values(values.slice(start, len(part))))
-            if deleted is not None:
-                for gone in np.flatnonzero(deleted[start : start + len(part)]).tolist():
-                    rows[gone] = None
-            self._version.put(self._codec.encode_keys(part), rows)
+        self._values.write(keys, values, deleted)
+
+    def table(self, name: str) -> RocksdbTable:
+        """See `OpenState.table`."""
+        return self._tables[name]
 
     def freeze(self) -> StateHandle:
         """See `OpenState.freeze`."""
-        self._check.check_order()
+        for table in self._tables.values():
+            table.check_written()
         return StateHandle(
             subtask=self._workplace.subtask,
             backend=RocksdbBackend.name,
@@ -117,38 +94,11 @@ class RocksdbState(OpenState):
 
     def scan(self) -> Iterator[pa.RecordBatch]:
         """See `OpenState.scan`; writes of this batch are included."""
-        schema = scan_schema(self._layout)
-        label = self._version.label
-        for rows in _groups(self._version.rows()):
-            sort_keys, keys = self._codec.decode_keys([key for key, _ in rows], label)
-            values = self._codec.decode_values([value for _, value in rows], label)
-            columns = [pa.array(sort_keys), *keys.columns, *values.columns]
-            yield pa.RecordBatch.from_arrays(columns, schema=schema)
+        return self._values.scan()
 
     def close(self) -> None:
         """See `OpenState.close`; the working folder is removed."""
         self._version.close()
-
-
-def _parts(keys: KeyBatch) -> Iterator[tuple[int, KeyBatch]]:
-    """Slices of at most `ROWS_AT_ONCE`, with where they start; at least one, so that no keys have columns too."""
-    for start in range(0, max(1, len(keys)), ROWS_AT_ONCE):
-        length = min(ROWS_AT_ONCE, len(keys) - start)
-        yield start, KeyBatch(keys.sort_keys[start : start + length], keys.columns.slice(start, length))
-
-
-def _groups(rows: Iterator[tuple[bytes, bytes]]) -> Iterator[list[tuple[bytes, bytes]]]:
-    """At most `ROWS_AT_ONCE` rows, and no more than fit into an array."""
-    group: list[tuple[bytes, bytes]] = []
-    size = 0
-    for row in rows:
-        size += len(row[0]) + len(row[1])
-        if group and (size > PART_BYTES or len(group) == ROWS_AT_ONCE):
-            yield group
-            group, size = [], len(row[0]) + len(row[1])
-        group.append(row)
-    if group:
-        yield group
 
 
 def _check_installed() -> None:

@@ -9,24 +9,34 @@ import msgspec
 import pyarrow as pa
 
 from penstock.errors import CorruptStateError, IncompatibleStateError
-from penstock.state.backends.base import StateLayout, Workplace
+from penstock.state.backends.base import StateLayout, TableLayout, Workplace
 from penstock.state.backends.sorted_file import other_columns
 
 HEADER_KEY = b"\xffpenstock"
-"""Behind all rows: a sort key is never negative, so no row begins with a byte above 0x7f."""
+"""Behind all rows: they begin with the number of their table, which is at most `MOST_TABLES`."""
 
-FORMAT_VERSION = 1
+MOST_TABLES = 127
+FORMAT_VERSION = 2
+
+
+class StoredTable(msgspec.Struct, frozen=True):
+    """A table, with its columns as Arrow's own schema messages."""
+
+    name: str
+    identity: bytes
+    value: bytes
+    ordered: bool
+    by_time: bool
 
 
 class DatabaseHeader(msgspec.Struct, frozen=True):
-    """The writer, and the columns as Arrow's own schema messages."""
+    """The writer, and the tables in the order of their numbers."""
 
     uid: str
     subtask: int
     parallelism: int
     max_parallelism: int
-    key: bytes
-    value: bytes
+    tables: tuple[StoredTable, ...] = ()
     format: int = FORMAT_VERSION
 
 
@@ -41,10 +51,16 @@ def new_header(workplace: Workplace, layout: StateLayout) -> bytes:
             subtask=workplace.subtask.index,
             parallelism=workplace.parallelism,
             max_parallelism=workplace.max_parallelism,
-            key=layout.key.remove_metadata().serialize().to_pybytes(),
-            value=layout.value.remove_metadata().serialize().to_pybytes(),
+            tables=tuple(_stored(table) for table in layout.by_name.values()),
         )
     )
+
+
+def _stored(table: TableLayout) -> StoredTable:
+    identity, value = (
+        schema.remove_metadata().serialize().to_pybytes() for schema in (table.identity, table.value)
+    )
+    return StoredTable(table.name, identity, value, table.ordered, table.by_time)
 
 
 def read_header(record: bytes | None, label: str, layout: StateLayout) -> DatabaseHeader:
@@ -56,7 +72,7 @@ def read_header(record: bytes | None, label: str, layout: StateLayout) -> Databa
         )
     try:
         header = _HEADERS.decode(record)
-        key, value = (pa.ipc.read_schema(pa.py_buffer(schema)) for schema in (header.key, header.value))
+        stored = {table.name: _layout(table) for table in header.tables}
     except (msgspec.MsgspecError, pa.ArrowException, OSError) as cause:
         raise CorruptStateError(
             f"the header of the database of {label} cannot be read: {cause!r}; restore an older checkpoint",
@@ -70,10 +86,27 @@ def read_header(record: bytes | None, label: str, layout: StateLayout) -> Databa
             expected=FORMAT_VERSION,
             found=header.format,
         )
-    if not (_same_columns(key, layout.key) and _same_columns(value, layout.value)):
-        raise other_columns(label, [*key, *value], len(key), layout)
+    wanted = layout.by_name
+    for name, table in stored.items():
+        if not _same(table, wanted.get(name)):
+            columns = [*table.identity, *table.value]
+            raise other_columns(label, columns, len(table.identity), wanted.get(name), name)
+    if list(stored) != list(wanted):
+        raise IncompatibleStateError(
+            f"the database of {label} has the tables {', '.join(stored)}, the job has {', '.join(wanted)}; "
+            "change the job back, or start from another checkpoint",
+            file=label,
+        )
     return header
 
 
-def _same_columns(stored: pa.Schema, wanted: pa.Schema) -> bool:
-    return bool(stored.names == wanted.names and stored.types == wanted.types)
+def _layout(table: StoredTable) -> TableLayout:
+    identity, value = (pa.ipc.read_schema(pa.py_buffer(schema)) for schema in (table.identity, table.value))
+    return TableLayout(table.name, identity, value, table.ordered, table.by_time)
+
+
+def _same(stored: TableLayout, wanted: TableLayout | None) -> bool:
+    if wanted is None or (stored.ordered, stored.by_time) != (wanted.ordered, wanted.by_time):
+        return False
+    pairs = ((stored.identity, wanted.identity), (stored.value, wanted.value))
+    return all(one.names == other.names and one.types == other.types for one, other in pairs)

@@ -1,9 +1,11 @@
 """Rows of state as the bytes that RocksDB keeps, and back. Runs in tasks on executors.
 
-    key   = sort key, 8 bytes, big-endian · MessagePack array of the key columns
+    key   = number of the table, 1 byte · sort key, 8 bytes, big-endian · second sort number, the same, where a key has many rows ·
+            MessagePack array of the columns that tell rows apart
     value = MessagePack array of the value columns
 
-Sort keys are never negative, so bytes are in the order of sort keys. Equal keys have equal bytes: null is nil, every NaN is one NaN.
+In a table by time the second sort number comes before the sort key. It may be negative, so its sign is turned: bytes are in the order
+of rows. Equal keys have equal bytes: null is nil, every NaN is one NaN.
 Text is kept as bytes, moments as integers, decimals as text, so that no value depends on what Python can express. Nothing is
 unpickled; bytes that do not fit the columns are corrupt state.
 """
@@ -18,17 +20,18 @@ from typing import Any
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.errors import CorruptStateError
-from penstock.state.backends.base import KeyBatch, StateLayout
+from penstock.state.backends.base import KeyBatch, TableLayout
 from penstock.state.backends.lookup import no_columns
-from penstock.state.keys import SortKeys
+from penstock.state.keys import GROUP_SHIFT, SortKeys
 from penstock.state.types import spark_type
 
-SORT_KEY_BYTES = 8
-_PREFIX = struct.Struct(f"{SORT_KEY_BYTES}s")
+NUMBER_BYTES = 8
+_SIGN = np.uint64(1 << 63)
 
 _ENCODER = msgspec.msgpack.Encoder()
 _ROWS = msgspec.msgpack.Decoder(list[list[Any] | None])
@@ -56,32 +59,64 @@ Column = list[Any]
 
 
 class RowCodec:
-    """The codec of one layout."""
+    """The codec of one table; `number` tells tables apart."""
 
-    def __init__(self, layout: StateLayout) -> None:
+    def __init__(self, layout: TableLayout, number: int) -> None:
         self._layout = layout
-        self._key = [_ColumnCodec(field.type, is_key=True) for field in layout.key]
+        self._identity = [_ColumnCodec(field.type, is_key=True) for field in layout.identity]
         self._value = [_ColumnCodec(field.type, is_key=False) for field in layout.value]
+        self._table = bytes([number])
+        self._prefix_bytes = 1 + NUMBER_BYTES * (1 + layout.ordered)
 
-    def encode_keys(self, keys: KeyBatch) -> list[bytes]:
-        """The bytes of each key."""
-        prefixes = keys.sort_keys.astype(">i8").tobytes()
-        rows = _encode(self._key, keys.columns)
-        return [prefix + row for (prefix,), row in zip(_PREFIX.iter_unpack(prefixes), rows, strict=True)]
+    @property
+    def bounds(self) -> tuple[bytes, bytes]:
+        """Before all rows of the table, and behind them."""
+        return self._table, bytes([self._table[0] + 1])
+
+    def start_of(self, number: int) -> bytes:
+        """Before all rows whose first number is this one: the sort key, or in a table by time the time."""
+        turned = number + (1 << 63) if self._layout.by_time else number
+        return self._table + turned.to_bytes(NUMBER_BYTES, "big") if turned < 1 << 64 else self.bounds[1]
+
+    def group_of(self, key: bytes) -> int:
+        """The key group of a row."""
+        at = 1 + NUMBER_BYTES * self._layout.by_time
+        return int.from_bytes(key[at : at + NUMBER_BYTES], "big") >> GROUP_SHIFT
+
+    def encode_keys(self, rows: KeyBatch) -> list[bytes]:
+        """The bytes of what tells each row apart."""
+        prefixes = self._prefixes(rows).tobytes()
+        width = self._prefix_bytes
+        return [
+            prefixes[at * width : (at + 1) * width] + row
+            for at, row in enumerate(_encode(self._identity, rows.columns))
+        ]
+
+    def _prefixes(self, rows: KeyBatch) -> npt.NDArray[np.uint8]:
+        numbers = [rows.sort_keys.view(np.uint64)]
+        if rows.orders is not None:
+            numbers.insert(0 if self._layout.by_time else 1, rows.orders.view(np.uint64) ^ _SIGN)
+        prefixes = np.empty((len(rows), self._prefix_bytes), dtype=np.uint8)
+        prefixes[:, 0] = self._table[0]
+        big_endian = np.stack(numbers, axis=1).astype(">u8")
+        prefixes[:, 1:] = np.frombuffer(big_endian.tobytes(), dtype=np.uint8).reshape(
+            len(rows), self._prefix_bytes - 1
+        )
+        return prefixes
 
     def encode_values(self, values: pa.RecordBatch) -> list[bytes]:
         """The bytes of each row of values."""
         return _encode(self._value, values)
 
     def decode_keys(self, keys: Sequence[bytes], label: str) -> tuple[SortKeys, pa.RecordBatch]:
-        """Sort keys and key columns; `label` names the database in errors."""
-        prefixes = b"".join(key[:SORT_KEY_BYTES] for key in keys)
-        if len(prefixes) != SORT_KEY_BYTES * len(keys):
+        """Sort keys and the columns that tell rows apart; `label` names the database in errors."""
+        at = 1 + NUMBER_BYTES * self._layout.by_time
+        numbers = b"".join(key[at : at + NUMBER_BYTES] for key in keys)
+        if len(numbers) != NUMBER_BYTES * len(keys):
             raise _corrupt(label, "a key is too short")
-        sort_keys = np.frombuffer(prefixes, dtype=">i8").astype(np.int64)
-        return sort_keys, _decode(
-            self._key, [key[SORT_KEY_BYTES:] for key in keys], self._layout.key, label=label
-        )
+        sort_keys = np.frombuffer(numbers, dtype=">i8").astype(np.int64)
+        rest = [key[self._prefix_bytes :] for key in keys]
+        return sort_keys, _decode(self._identity, rest, self._layout.identity, label=label)
 
     def decode_values(self, values: Sequence[bytes | None], label: str) -> pa.RecordBatch:
         """Value columns, with nulls where there is no value."""

@@ -16,13 +16,19 @@ from penstock.errors import InternalError
 from penstock.state.backends.base import FileRef, StateLayout, Workplace
 from penstock.state.backends.rocksdb_database import Database
 from penstock.state.backends.rocksdb_folder import DatabaseFiles, WorkingFolder, split
-from penstock.state.backends.rocksdb_header import HEADER_KEY, DatabaseHeader, new_header, read_header
-from penstock.state.backends.rocksdb_rows import SORT_KEY_BYTES
+from penstock.state.backends.rocksdb_header import (
+    HEADER_KEY,
+    MOST_TABLES,
+    DatabaseHeader,
+    new_header,
+    read_header,
+)
+from penstock.state.backends.rocksdb_rows import RowCodec
 from penstock.state.backends.writers import check_writers
 from penstock.state.keys import GROUP_SHIFT, groups_owned, owner
 
 _BEFORE_ALL = b""
-_BEHIND_ALL = b"\x80"
+_BEHIND_ALL = bytes([MOST_TABLES + 1])
 _COPIED_AT_ONCE_BYTES = 4 * 1024 * 1024
 
 
@@ -43,9 +49,13 @@ class WorkingVersion:
         self.may_be_empty = self.may_be_empty or None in values
         self.database.put(keys, values)
 
-    def rows(self) -> Iterator[tuple[bytes, bytes]]:
-        """All rows, in order of their keys."""
-        return self.database.rows(_BEFORE_ALL, _BEHIND_ALL)
+    def get(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        """The value of each key, None where there is none."""
+        return self.database.get(keys)
+
+    def rows(self, start: bytes = _BEFORE_ALL, stop: bytes = _BEHIND_ALL) -> Iterator[tuple[bytes, bytes]]:
+        """All rows from `start` to before `stop`, in order of their keys."""
+        return self.database.rows(start, stop)
 
     def freeze(self) -> tuple[FileRef, ...]:
         """The files of what there is now; those from before when nothing has changed, none when no row is left."""
@@ -132,22 +142,27 @@ def _take_over(
         version = _new(workplace, layout, folder)
         with ExitStack() as undo:
             undo.callback(version.database.close)
-            _copy_owned(workplace, former, headers[0].parallelism, version)
+            _copy_owned(workplace, layout, former, headers[0].parallelism, version)
             undo.pop_all()
     return version
 
 
 def _copy_owned(
-    workplace: Workplace, former: dict[int, Database], parallelism: int, version: WorkingVersion
+    workplace: Workplace,
+    layout: StateLayout,
+    former: dict[int, Database],
+    parallelism: int,
+    version: WorkingVersion,
 ) -> None:
-    """Group by group, so that keys arrive in order; a key group was owned by one former subtask."""
+    """Table by table, and group by group, so that keys arrive in order."""
     version.changed = True
     keys: list[bytes] = []
     values: list[bytes] = []
     waiting = 0
-    for group in groups_owned(workplace.subtask.index, workplace.parallelism, workplace.max_parallelism):
-        source = former.get(owner(group, parallelism))
-        for key, value in source.rows(_group_start(group), _group_start(group + 1)) if source else ():
+    for number, table in enumerate(layout.by_name.values()):
+        codec = RowCodec(table, number)
+        owned = _owned_by_time if table.by_time else _owned
+        for key, value in owned(workplace, codec, former, parallelism):
             keys.append(key)
             values.append(value)
             waiting += len(key) + len(value)
@@ -157,9 +172,28 @@ def _copy_owned(
     version.database.put(keys, values)
 
 
-def _group_start(group: int) -> bytes:
-    """The bytes before those of every key of this group; 2^15 groups end where the sign begins."""
-    return (group << GROUP_SHIFT).to_bytes(SORT_KEY_BYTES, "big")
+def _owned(
+    workplace: Workplace, codec: RowCodec, former: dict[int, Database], parallelism: int
+) -> Iterator[tuple[bytes, bytes]]:
+    """The rows of the subtask's key groups; each group was owned by one former subtask."""
+    for group in groups_owned(workplace.subtask.index, workplace.parallelism, workplace.max_parallelism):
+        source = former.get(owner(group, parallelism))
+        if source is not None:
+            start, stop = (codec.start_of(one << GROUP_SHIFT) for one in (group, group + 1))
+            yield from source.rows(start, stop)
+
+
+def _owned_by_time(
+    workplace: Workplace,
+    codec: RowCodec,
+    former: dict[int, Database],
+    parallelism: int,  # noqa: ARG001
+) -> Iterator[tuple[bytes, bytes]]:
+    """The same for rows that lie in the order of time: all have to be looked at."""
+    for source in former.values():
+        for key, value in source.rows(*codec.bounds):
+            if owner(codec.group_of(key), workplace.parallelism) == workplace.subtask.index:
+                yield key, value
 
 
 def _header(database: Database, files: DatabaseFiles, layout: StateLayout) -> DatabaseHeader:

@@ -1,52 +1,65 @@
-"""The format of a sorted file of state: an Arrow IPC file, its rows in order of sort key. Runs in tasks on executors.
+"""The format of a sorted file of state: an Arrow IPC file with one column a table. Runs in tasks on executors.
 
-    __sort_key int64 · __deleted bool (only where there are tombstones) · key columns · value columns
+A table is a list of structs: its rows, in order.
+
+    __sort_key int64 · __order int64 (where a key has many rows) · __deleted bool (only where there are tombstones) ·
+    columns that tell rows apart, the operator's key first · value columns
 
 Invariants:
 1. A file is immutable. It is written under another name and appears whole.
 2. It is not compressed, so that a mapped file is used in place, without a copy.
 3. It holds keys of its writer's key groups only: `FileHeader` names the writer.
-4. A key occurs once in a file. Different keys may share a sort key, also across two record batches.
+4. A row occurs once in a file. Different rows may share their sort numbers, also across two record batches.
+5. What changed in a batch is one file, however many tables there are. A table without rows is left out.
 
-Mostly it is one record batch; it has more when one would grow too large for the 32-bit offsets of strings
-and lists.
+A record batch is one row: of every table a piece. Mostly there is one; there are more when a piece would grow too large for the
+32-bit offsets of strings and lists.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import msgspec
-import numpy as np
 import pyarrow as pa
 import xxhash
 
 from penstock.errors import CorruptStateError, IncompatibleStateError, PenstockError, UnavailableError
-from penstock.state.backends.base import FileRef, StateLayout
+from penstock.state.backends.base import VALUES, FileRef, StateLayout, TableLayout
 from penstock.state.backends.checksums import HASHED_FILES
-from penstock.state.keys import SORT_KEY, SortKeys
+from penstock.state.backends.sorted_rows import SortedBatch, SortedTable, marks
+from penstock.state.keys import SORT_KEY
 from penstock.state.types import spark_type
 from penstock.wording import counted
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 DELETED = "__deleted"
+ORDER = "__order"
 _HEADER_KEY = b"penstock.sorted_file"
 
 
-class FileHeader(msgspec.Struct, frozen=True):
-    """What a file says about itself: its format, and which subtask of which operator wrote it, of how many."""
+class TableHeader(msgspec.Struct, frozen=True):
+    """How the columns of a table are to be read: so many tell its rows apart."""
 
-    key_columns: int
+    identity: int
+    ordered: bool = False
+    by_time: bool = False
+    tombstones: bool = False
+
+
+class FileHeader(msgspec.Struct, frozen=True):
+    """What a file says about itself: its format, which subtask of which operator wrote it, of how many, and its tables."""
+
     uid: str
     subtask: int
     parallelism: int
     max_parallelism: int
-    tombstones: bool = False
+    tables: dict[str, TableHeader] = {}
     format: int = FORMAT_VERSION
 
 
@@ -55,51 +68,34 @@ _UNREADABLE = (pa.ArrowException, OSError, KeyError, msgspec.MsgspecError)
 """Arrow says `OSError` without a number about content that makes no sense; with a number it is the system that speaks."""
 
 
-@dataclass(frozen=True, slots=True)
-class SortedBatch:
-    """Rows in ascending order of sort key; `deleted` is None where there is no tombstone."""
-
-    sort_keys: SortKeys
-    deleted: pa.BooleanArray | None
-    keys: tuple[pa.Array, ...]
-    values: tuple[pa.Array, ...]
-
-    def __len__(self) -> int:
-        return len(self.sort_keys)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of key and value columns."""
-        return sum(column.nbytes for column in (*self.keys, *self.values))
-
-    def slice(self, start: int, stop: int) -> SortedBatch:
-        """Rows `start` to `stop`, without a copy."""
-        length = stop - start
-        return SortedBatch(
-            self.sort_keys[start:stop],
-            None if self.deleted is None else self.deleted.slice(start, length),
-            tuple(column.slice(start, length) for column in self.keys),
-            tuple(column.slice(start, length) for column in self.values),
-        )
-
-
 @dataclass(frozen=True)
 class SortedFile:
     """A sorted file that can be read; `ref` is None while it exists in this task's memory only."""
 
     header: FileHeader
-    batches: tuple[SortedBatch, ...]
+    tables: Mapping[str, SortedTable]
     ref: FileRef | None = None
+
+    def table(self, name: str) -> SortedTable:
+        """The rows of a table, none where the file has nothing of it."""
+        return self.tables.get(name, ())
 
     @property
     def rows(self) -> int:
-        """Rows, tombstones included."""
-        return sum(len(batch) for batch in self.batches)
+        """Rows of all tables, tombstones included."""
+        return sum(len(batch) for table in self.tables.values() for batch in table)
+
+    @property
+    def has_tombstones(self) -> bool:
+        """Whether a row says that another one is gone."""
+        return any(batch.deleted is not None for table in self.tables.values() for batch in table)
 
     @property
     def size(self) -> int:
         """Bytes of the file, or about as many as it will have."""
-        return self.ref.size if self.ref else sum(batch.nbytes + 8 * len(batch) for batch in self.batches)
+        if self.ref:
+            return self.ref.size
+        return sum(batch.nbytes + 8 * len(batch) for table in self.tables.values() for batch in table)
 
     @property
     def name(self) -> str:
@@ -107,21 +103,26 @@ class SortedFile:
         return self.ref.name if self.ref else ""
 
 
+Rows = Mapping[str, Iterable[SortedBatch]]
+"""What a file is made of: for every table its rows, in order."""
+
+
 def write_sorted_file(
-    path: Path, name: str, batches: Iterable[SortedBatch], *, layout: StateLayout, header: FileHeader
+    path: Path, name: str, rows: Rows, *, layout: StateLayout, header: FileHeader
 ) -> FileRef | None:
     """Write a sorted file to `path`, which appears whole; None, and no file, when there are no rows.
 
-    Not flushed to disk: a local file may be lost at any time, the upload makes it durable.
+    Not flushed to disk: a local file may be lost at any time, the upload makes it durable. Of the tables in `header` those are
+    written that have rows.
     """
-    filled = _first(batches)
-    if filled is None:
+    filled = _filled(rows)
+    if not filled:
         return None
     unfinished = path.with_name(path.name + ".tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with pa.OSFile(str(unfinished), "wb") as sink:
-            rows, tombstones = _encode(sink, filled, layout, header)
+            count, tombstones = _encode(sink, filled, layout, header)
         size, checksum = HASHED_FILES.hash(unfinished)
         unfinished.replace(path)
     except OSError as cause:
@@ -131,21 +132,19 @@ def write_sorted_file(
             f"cannot write the working file {path}: {cause}; free space or allow writing there, or give the job another local_dir",
             path=str(path),
         ) from cause
-    return FileRef(rows=rows, size=size, checksum=checksum, name=name, tombstones=tombstones)
+    return FileRef(rows=count, size=size, checksum=checksum, name=name, tombstones=tombstones)
 
 
-def encode_sorted_file(
-    batches: Iterable[SortedBatch], *, layout: StateLayout, header: FileHeader
-) -> FileRef | None:
+def encode_sorted_file(rows: Rows, *, layout: StateLayout, header: FileHeader) -> FileRef | None:
     """A sorted file kept inline; None when there are no rows."""
-    filled = _first(batches)
-    if filled is None:
+    filled = _filled(rows)
+    if not filled:
         return None
     sink = pa.BufferOutputStream()
-    rows, tombstones = _encode(sink, filled, layout, header)
+    count, tombstones = _encode(sink, filled, layout, header)
     data = sink.getvalue().to_pybytes()
     checksum = xxhash.xxh3_64_hexdigest(data)
-    return FileRef(rows=rows, size=len(data), checksum=checksum, inline=data, tombstones=tombstones)
+    return FileRef(rows=count, size=len(data), checksum=checksum, inline=data, tombstones=tombstones)
 
 
 def load_sorted_file(ref: FileRef, source: Path | bytes, layout: StateLayout) -> SortedFile:
@@ -162,7 +161,11 @@ def load_sorted_file(ref: FileRef, source: Path | bytes, layout: StateLayout) ->
         raise _unreadable(label, cause) from cause
     _check_header(label, header)
     _check_columns(label, schema, header, layout)
-    file = SortedFile(header, tuple(_columns(batch, header) for batch in batches if batch.num_rows), ref)
+    tables = {
+        name: tuple(rows for batch in batches if len(rows := _rows(batch.column(at), header.tables[name])))
+        for at, name in enumerate(schema.names)
+    }
+    file = SortedFile(header, tables, ref)
     if file.rows != ref.rows:
         raise CorruptStateError(
             f"{label} holds {counted(file.rows, 'row')}, the checkpoint says {ref.rows}; restore an older checkpoint",
@@ -197,9 +200,9 @@ def _unreadable(label: str, cause: Exception) -> PenstockError:
     )
 
 
-def scan_schema(layout: StateLayout) -> pa.Schema:
-    """The columns that `OpenState.scan` gives, whatever the backend."""
-    return pa.schema([pa.field(SORT_KEY, pa.int64(), nullable=False), *layout.key, *layout.value])
+def scan_schema(table: TableLayout) -> pa.Schema:
+    """The columns that a scan gives, whatever the backend."""
+    return pa.schema([pa.field(SORT_KEY, pa.int64(), nullable=False), *table.identity, *table.value])
 
 
 def file_label(ref: FileRef) -> str:
@@ -207,65 +210,73 @@ def file_label(ref: FileRef) -> str:
     return ref.name or f"inline file {ref.checksum}"
 
 
-def concat_batches(batches: Sequence[SortedBatch]) -> SortedBatch:
-    """One batch of the rows of several, in the order given."""
-    if len(batches) == 1:
-        return batches[0]
-    deleted = None
-    if any(batch.deleted is not None for batch in batches):
-        deleted = pa.concat_arrays([_deleted(batch) for batch in batches])
-    return SortedBatch(
-        np.concatenate([batch.sort_keys for batch in batches]),
-        deleted,
-        tuple(pa.concat_arrays(column) for column in zip(*(batch.keys for batch in batches), strict=True)),
-        tuple(pa.concat_arrays(column) for column in zip(*(batch.values for batch in batches), strict=True)),
-    )
-
-
-def _first(batches: Iterable[SortedBatch]) -> Iterator[SortedBatch] | None:
-    """The batches that have rows, or None if there is none."""
-    filled = (batch for batch in batches if len(batch))
-    first = next(filled, None)
-    return None if first is None else chain((first,), filled)
+def _filled(rows: Rows) -> dict[str, Iterator[SortedBatch]]:
+    """Of every table that has rows its batches with rows."""
+    filled: dict[str, Iterator[SortedBatch]] = {}
+    for name, batches in rows.items():
+        with_rows = (batch for batch in batches if len(batch))
+        first = next(with_rows, None)
+        if first is not None:
+            filled[name] = chain((first,), with_rows)
+    return filled
 
 
 def _encode(
-    sink: Any, batches: Iterator[SortedBatch], layout: StateLayout, header: FileHeader
+    sink: Any, rows: Mapping[str, Iterator[SortedBatch]], layout: StateLayout, header: FileHeader
 ) -> tuple[int, int]:
-    """Write all batches; returns the number of rows and of tombstones among them."""
-    schema = _schema(layout, header)
-    rows = tombstones = 0
+    """Write all batches, of every table one in a record batch; returns the number of rows and of tombstones among them."""
+    headers = {name: header.tables[name] for name in rows}
+    kinds = {name: _row_type(layout.by_name[name], headers[name]) for name in rows}
+    described = msgspec.json.encode(msgspec.structs.replace(header, tables=headers))
+    fields = [pa.field(name, pa.list_(kind)) for name, kind in kinds.items()]
+    schema = pa.schema(fields, metadata={_HEADER_KEY: described})
+    count = tombstones = 0
     with pa.ipc.new_file(sink, schema) as writer:
-        for batch in batches:
-            marks = [_deleted(batch)] if header.tombstones else []
-            columns = [pa.array(batch.sort_keys), *marks, *batch.keys, *batch.values]
-            writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=schema))
-            rows += len(batch)
-            tombstones += batch.deleted.true_count if header.tombstones and batch.deleted is not None else 0
-    return rows, tombstones
+        while pieces := {name: piece for name, batches in rows.items() if (piece := next(batches, None))}:
+            lists = [_as_list(pieces.get(name), kind, headers[name]) for name, kind in kinds.items()]
+            writer.write_batch(pa.RecordBatch.from_arrays(lists, schema=schema))
+            count += sum(len(piece) for piece in pieces.values())
+            tombstones += sum(
+                piece.deleted.true_count for piece in pieces.values() if piece.deleted is not None
+            )
+    return count, tombstones
 
 
-def _schema(layout: StateLayout, header: FileHeader) -> pa.Schema:
-    marks = [pa.field(DELETED, pa.bool_())] if header.tombstones else []
+def _row_type(table: TableLayout, header: TableHeader) -> pa.DataType:
+    numbers = [pa.field(SORT_KEY, pa.int64(), nullable=False)]
+    numbers += [pa.field(ORDER, pa.int64(), nullable=False)] if header.ordered else []
+    tombstones = [pa.field(DELETED, pa.bool_())] if header.tombstones else []
     # A tombstone has no values, so no value column can forbid nulls.
-    values = [pa.field(field.name, field.type) for field in layout.value]
-    fields = [pa.field(SORT_KEY, pa.int64(), nullable=False), *marks, *layout.key, *values]
-    return pa.schema(fields, metadata={_HEADER_KEY: msgspec.json.encode(header)})
+    values = [pa.field(field.name, field.type) for field in table.value]
+    return pa.struct([*numbers, *tombstones, *table.identity, *values])
 
 
-def _deleted(batch: SortedBatch) -> pa.BooleanArray:
-    return batch.deleted if batch.deleted is not None else pa.array(np.zeros(len(batch), dtype=np.bool_))
+def _as_list(piece: SortedBatch | None, kind: pa.DataType, header: TableHeader) -> pa.Array:
+    """The rows of one table as the only item of a column of lists."""
+    if piece is None:
+        return pa.array([[]], pa.list_(kind))
+    numbers = [pa.array(piece.sort_keys)] + ([pa.array(piece.orders)] if header.ordered else [])
+    tombstones = [marks(piece)] if header.tombstones else []
+    columns = [*numbers, *tombstones, *piece.keys, *piece.values]
+    rows = pa.StructArray.from_arrays(columns, fields=list(kind))
+    return pa.ListArray.from_arrays(pa.array([0, len(rows)], pa.int32()), rows)
 
 
-def _columns(batch: pa.RecordBatch, header: FileHeader) -> SortedBatch:
-    first_key = 1 + header.tombstones
-    first_value = first_key + header.key_columns
-    columns = batch.columns
+def _rows(column: pa.ListArray, header: TableHeader) -> SortedBatch:
+    """The rows of one table in one record batch, without a copy."""
+    rows = column.flatten()
+    columns = [rows.field(at) for at in range(rows.type.num_fields)]
+    orders = columns[1].to_numpy() if header.ordered else None
+    deleted_at = 1 + header.ordered
+    identity_at = deleted_at + header.tombstones
+    values_at = identity_at + header.identity
     return SortedBatch(
         columns[0].to_numpy(),
-        columns[1] if header.tombstones else None,
-        tuple(columns[first_key:first_value]),
-        tuple(columns[first_value:]),
+        columns[deleted_at] if header.tombstones else None,
+        tuple(columns[identity_at:values_at]),
+        tuple(columns[values_at:]),
+        orders,
+        header.by_time,
     )
 
 
@@ -281,25 +292,40 @@ def _check_header(label: str, header: FileHeader) -> None:
 
 
 def _check_columns(label: str, schema: pa.Schema, header: FileHeader, layout: StateLayout) -> None:
-    marks = [pa.field(DELETED, pa.bool_())] if header.tombstones else []
-    expected = [pa.field(SORT_KEY, pa.int64()), *marks, *layout.key, *layout.value]
-    same = [(field.name, field.type) for field in schema] == [(field.name, field.type) for field in expected]
-    if same and header.key_columns == len(layout.key):
-        return
-    raise other_columns(label, list(schema)[1 + header.tombstones :], header.key_columns, layout)
+    """Refuse a file whose tables are not the job's; that it lacks some is no harm, they have no rows in it."""
+    known = layout.by_name
+    if set(schema.names) != set(header.tables):
+        raise CorruptStateError(
+            f"{label} has the tables {', '.join(schema.names)}, its header says {', '.join(header.tables)}; restore an older checkpoint",
+            file=label,
+        )
+    for field in schema:
+        wanted, stored = known.get(field.name), header.tables[field.name]
+        columns = list(field.type.value_type)[1 + stored.ordered + stored.tombstones :]
+        if wanted is None:
+            raise other_columns(label, columns, stored.identity, None, field.name)
+        same = [(column.name, column.type) for column in columns] == [
+            (column.name, column.type) for column in (*wanted.identity, *wanted.value)
+        ]
+        numbers = (stored.identity, stored.ordered, stored.by_time)
+        if not same or numbers != (len(wanted.identity), wanted.ordered, wanted.by_time):
+            raise other_columns(label, columns, stored.identity, wanted, field.name)
 
 
 def other_columns(
-    label: str, found: Sequence[pa.Field], key_columns: int, layout: StateLayout
+    label: str, found: Sequence[pa.Field], identity: int, wanted: TableLayout | None, table: str
 ) -> IncompatibleStateError:
-    """The error for state whose columns are not the job's."""
-    stored = _described(found, key_columns)
-    wanted = _described([*layout.key, *layout.value], len(layout.key))
+    """The error for state whose columns are not the job's; `wanted` is None for a table that the job does not have."""
+    stored = _described(found, identity)
+    now = "no such table"
+    if wanted is not None:
+        now = _described([*wanted.identity, *wanted.value], len(wanted.identity))
+    of_table = "" if table == VALUES else f" in the table {table!r}"
     return IncompatibleStateError(
-        f"{label} holds {stored}, the job now wants {wanted}; "
+        f"{label} holds {stored}{of_table}, the job now wants {now}; "
         "change the job back, or start from another checkpoint",
         file=label,
-        expected=wanted,
+        expected=now,
         found=stored,
     )
 

@@ -1,4 +1,4 @@
-"""What the backends that keep sorted files have in common: read, collect writes, scan. In tasks on executors.
+"""What the backends that keep sorted files have in common: the tables of a subtask, and the file that a batch adds. In tasks on executors.
 
 The handle that `freeze` returns names only files that this subtask wrote at its present parallelism, and so
 holds keys of its own key groups only. That is what makes the handles of all subtasks safe to concatenate in
@@ -7,13 +7,15 @@ the next rescale.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.state.backends.base import (
+    VALUES,
     FileRef,
     KeyBatch,
     OpenState,
@@ -23,19 +25,10 @@ from penstock.state.backends.base import (
     Workplace,
 )
 from penstock.state.backends.fetch import check_unchanged
-from penstock.state.backends.lookup import lookup_parts
-from penstock.state.backends.merge import Ownership, merge_files
-from penstock.state.backends.sorted_file import (
-    FileHeader,
-    SortedBatch,
-    SortedFile,
-    concat_batches,
-    scan_schema,
-)
-from penstock.state.backends.write_check import WriteCheck
-from penstock.state.sizes import PART_BYTES
-
-BATCH_BYTES = PART_BYTES
+from penstock.state.backends.merge import Ownership, merge_tables
+from penstock.state.backends.sorted_file import FileHeader, Rows, SortedFile, TableHeader
+from penstock.state.backends.sorted_rows import SortedBatch, SortedTable
+from penstock.state.backends.sorted_table import OpenSortedTable, any_deleted, table_header
 
 
 class SortedState(OpenState):
@@ -47,51 +40,42 @@ class SortedState(OpenState):
         self._workplace = workplace
         self._layout = layout
         self._files = files
-        self._written: list[SortedBatch] = []
-        self._check = WriteCheck(workplace, layout)
-        self._ownership = Ownership(workplace.subtask.index, workplace.parallelism)
+        self._tables = {
+            name: OpenSortedTable(workplace, table, [file.table(name) for file in files])
+            for name, table in layout.by_name.items()
+        }
+        self._values = self._tables[VALUES]
 
     def read_parts(self, keys: KeyBatch, max_bytes: int) -> Iterator[Part]:
         """See `OpenState.read_parts`."""
-        return lookup_parts(self._files, keys, self._layout.value, max_bytes)
+        return self._values.read_parts(keys, max_bytes)
 
     def write(
         self, keys: KeyBatch, values: pa.RecordBatch, deleted: npt.NDArray[np.bool_] | None = None
     ) -> None:
         """See `OpenState.write`."""
-        if not len(keys):
-            return
-        self._check.check(keys, values)
-        marks = pa.array(deleted) if deleted is not None and deleted.any() else None
-        columns = values.columns
-        if marks is not None:
-            kept = pa.array(np.arange(len(keys)), mask=deleted)
-            columns = [column.take(kept) for column in columns]
-        self._written.append(SortedBatch(keys.sort_keys, marks, tuple(keys.columns.columns), tuple(columns)))
+        self._values.write(keys, values, deleted)
+
+    def table(self, name: str) -> OpenSortedTable:
+        """See `OpenState.table`."""
+        return self._tables[name]
 
     def scan(self) -> Iterator[pa.RecordBatch]:
         """See `OpenState.scan`; writes of this batch are included."""
-        schema = scan_schema(self._layout)
-        files = [*self._fresh(), *self._files]
-        for batch in merge_files(files, ownership=self._ownership, keep_tombstones=False):
-            columns = [pa.array(batch.sort_keys), *batch.keys, *batch.values]
-            yield pa.RecordBatch.from_arrays(columns, schema=schema)
+        return self._values.scan()
 
     def close(self) -> None:
         """See `OpenState.close`; a map ends with the last array that uses it."""
         self._files = ()
-        self._written = []
+        for table in self._tables.values():
+            table.close()
 
     def _fresh(self) -> tuple[SortedFile, ...]:
         """What this batch wrote, as a file in memory; empty when it wrote nothing."""
-        if not self._written:
+        written = {name: rows for name, table in self._tables.items() if (rows := table.fresh())}
+        if not written:
             return ()
-        self._check.check_order()
-        batches = tuple(concat_batches(group) for group in _grouped(self._written))
-        return (SortedFile(self._header(tombstones=_any_deleted(batches)), batches),)
-
-    def _header(self, *, tombstones: bool) -> FileHeader:
-        return header_of(self._workplace, self._layout, tombstones=tombstones)
+        return (SortedFile(header_of(self._workplace, self._layout, written), written),)
 
     def _handle(self, refs: tuple[FileRef, ...]) -> StateHandle:
         return StateHandle(
@@ -106,44 +90,34 @@ class SortedState(OpenState):
 
     def _wrote(self, file: SortedFile) -> bool:
         """Whether this subtask wrote the file at its present parallelism, so that it holds own keys only."""
-        mine = (self._ownership.index, self._ownership.parallelism)
+        mine = (self._workplace.subtask.index, self._workplace.parallelism)
         return (file.header.subtask, file.header.parallelism) == mine
 
 
-def header_of(workplace: Workplace, layout: StateLayout, *, tombstones: bool) -> FileHeader:
+def header_of(workplace: Workplace, layout: StateLayout, rows: Mapping[str, SortedTable]) -> FileHeader:
     """What a file that this subtask writes says about itself."""
+    by_name = layout.by_name
     return FileHeader(
-        key_columns=len(layout.key),
         uid=workplace.subtask.uid,
         subtask=workplace.subtask.index,
         parallelism=workplace.parallelism,
         max_parallelism=workplace.max_parallelism,
-        tombstones=tombstones,
+        tables={
+            name: table_header(by_name[name], tombstones=any_deleted(table)) for name, table in rows.items()
+        },
     )
 
 
 def merged(
     workplace: Workplace, layout: StateLayout, files: Sequence[SortedFile], *, keep_tombstones: bool
-) -> tuple[Iterator[SortedBatch], FileHeader]:
+) -> tuple[Rows, FileHeader]:
     """The rows of several files as one, and the header of the file they become."""
-    keep = keep_tombstones and any(file.header.tombstones for file in files)
     ownership = Ownership(workplace.subtask.index, workplace.parallelism)
-    rows = merge_files(files, ownership=ownership, keep_tombstones=keep)
-    return rows, header_of(workplace, layout, tombstones=keep)
-
-
-def _grouped(batches: list[SortedBatch]) -> Iterator[list[SortedBatch]]:
-    """Neighbours that together make one record batch; mostly that is all of them."""
-    group: list[SortedBatch] = []
-    size = 0
-    for batch in batches:
-        size += batch.nbytes
-        if group and size > BATCH_BYTES:
-            yield group
-            group, size = [], batch.nbytes
-        group.append(batch)
-    yield group
-
-
-def _any_deleted(batches: tuple[SortedBatch, ...]) -> bool:
-    return any(batch.deleted is not None for batch in batches)
+    rows: dict[str, Iterator[SortedBatch]] = {}
+    headers: dict[str, TableHeader] = {}
+    for name, table in layout.by_name.items():
+        stored = [file.table(name) for file in files]
+        keep = keep_tombstones and any(any_deleted(one) for one in stored)
+        rows[name] = merge_tables(stored, ownership=ownership, keep_tombstones=keep)
+        headers[name] = table_header(table, tombstones=keep)
+    return rows, msgspec.structs.replace(header_of(workplace, layout, {}), tables=headers)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import pyarrow as pa
 
 from penstock.errors import InternalError
-from penstock.state.backends.base import KeyBatch, StateLayout, Workplace
+from penstock.state.backends.base import KeyBatch, TableLayout, Workplace
 from penstock.state.backends.merge import Ownership
 from penstock.state.types import spark_type
 from penstock.wording import counted
@@ -17,7 +17,7 @@ from penstock.wording import counted
 class WriteCheck:
     """Looks at all writes of one batch."""
 
-    def __init__(self, workplace: Workplace, layout: StateLayout) -> None:
+    def __init__(self, workplace: Workplace, layout: TableLayout) -> None:
         self._subtask = str(workplace.subtask)
         self._layout = layout
         self._ownership = Ownership(workplace.subtask.index, workplace.parallelism)
@@ -26,12 +26,20 @@ class WriteCheck:
 
     def check(self, keys: KeyBatch, values: pa.RecordBatch) -> None:
         """Refuse a write that does not fit; only its order is judged later, by `check_order`."""
-        for given, wanted in ((keys.columns.schema, self._layout.key), (values.schema, self._layout.value)):
+        for given, wanted in (
+            (keys.columns.schema, self._layout.identity),
+            (values.schema, self._layout.value),
+        ):
             if given.names != wanted.names or given.types != wanted.types:
                 raise InternalError(
                     f"{self._subtask} writes columns ({_described(given)}), its state has ({_described(wanted)})",
                     subtask=self._subtask,
                 )
+        if (keys.orders is not None) != self._layout.ordered:
+            raise InternalError(
+                f"{self._subtask} writes rows of the table {self._layout.name!r} with{'out' * self._layout.ordered} a second sort number",
+                subtask=self._subtask,
+            )
         if not len(keys) == keys.columns.num_rows == values.num_rows:
             raise InternalError(
                 f"{self._subtask} writes {counted(values.num_rows, 'value')} for {counted(len(keys), 'key')}",

@@ -1,0 +1,204 @@
+"""One table of a subtask's state, as a range of keys in RocksDB. Runs in tasks on executors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from penstock.state.backends.base import (
+    KeyBatch,
+    OneKey,
+    OpenTable,
+    Part,
+    RowsOfKeys,
+    StateLayout,
+    TableLayout,
+    Workplace,
+)
+from penstock.state.backends.equality import rows_equal
+from penstock.state.backends.rocksdb_rows import RowCodec
+from penstock.state.backends.rocksdb_version import WorkingVersion
+from penstock.state.backends.sorted_file import scan_schema
+from penstock.state.backends.write_check import WriteCheck
+from penstock.state.sizes import PART_BYTES
+
+ROWS_AT_ONCE = 8192
+"""How many rows are Python objects at a time; it bounds memory, not what a batch may hold."""
+
+Row = tuple[bytes, bytes]
+
+
+class RocksdbTable(OpenTable):
+    """Rows as bytes. What a batch writes is in the database at once: whoever reads a row does so before it is written."""
+
+    def __init__(
+        self, workplace: Workplace, layout: TableLayout, codec: RowCodec, version: WorkingVersion
+    ) -> None:
+        self._layout = layout
+        self._codec = codec
+        self._version = version
+        self._check = WriteCheck(workplace, layout)
+
+    def read(self, rows: KeyBatch) -> Part:
+        """See `OpenTable.read`."""
+        values = [
+            value for _, part in _parts(rows) for value in self._version.get(self._codec.encode_keys(part))
+        ]
+        return self._decoded(values)
+
+    def read_parts(self, keys: KeyBatch, max_bytes: int) -> Iterator[Part]:
+        """See `OpenState.read_parts`."""
+        waiting: list[bytes | None] = []
+        size = 0
+        for _, part in _parts(keys):
+            for value in self._version.get(self._codec.encode_keys(part)):
+                size += len(value or b"")
+                if waiting and size > max_bytes:
+                    yield self._decoded(waiting)
+                    waiting, size = [], len(value or b"")
+                waiting.append(value)
+        yield self._decoded(waiting)
+
+    def _decoded(self, values: list[bytes | None]) -> Part:
+        found = np.fromiter((value is not None for value in values), dtype=np.bool_, count=len(values))
+        parts = [
+            self._codec.decode_values(values[start : start + ROWS_AT_ONCE], self._version.label)
+            for start in range(0, max(1, len(values)), ROWS_AT_ONCE)
+        ]
+        return parts[0] if len(parts) == 1 else pa.concat_batches(parts), found
+
+    def rows_of(self, keys: KeyBatch, at_most: int) -> RowsOfKeys:
+        """See `OpenTable.rows_of`."""
+        starts = np.zeros(len(keys) + 1, dtype=np.int64)
+        left_out = np.zeros(len(keys), dtype=np.bool_)
+        parts: list[pa.RecordBatch] = []
+        for at in range(len(keys)):
+            rows = list(islice(self._rows_at(keys, at), at_most + 1))
+            left_out[at] = len(rows) > at_most
+            part = self._own(rows, keys.slice(at, at + 1)) if rows and not left_out[at] else None
+            if part is not None:
+                parts.append(part)
+            starts[at + 1] = starts[at] + (0 if part is None else part.num_rows)
+        empty = pa.schema([*self._layout.identity, *self._layout.value]).empty_table()
+        together = pa.Table.from_batches(parts) if parts else empty
+        return RowsOfKeys(starts, _one_batch(together), left_out)
+
+    def one_key(self, key: KeyBatch) -> OneKey:
+        """See `OpenTable.one_key`."""
+        return _OneKey(self, key)
+
+    def rows_of_one(self, key: KeyBatch) -> Iterator[pa.RecordBatch]:
+        """The rows of a key in their order, in parts."""
+        for rows in _groups(self._rows_at(key, 0)):
+            yield self._own(rows, key)
+
+    def _rows_at(self, keys: KeyBatch, at: int) -> Iterator[Row]:
+        """What lies under the sort key of a key, also of others that share it."""
+        sort_key = int(keys.sort_keys[at])
+        return self._version.rows(self._codec.start_of(sort_key), self._codec.start_of(sort_key + 1))
+
+    def _own(self, rows: list[Row], key: KeyBatch) -> pa.RecordBatch:
+        _, decoded = self._columns(rows)
+        width = key.columns.num_columns
+        asked = [pa.repeat(column[0], len(rows)) for column in key.columns.columns]
+        own = rows_equal(decoded.columns[:width], asked)
+        return decoded if own.all() else decoded.filter(pa.array(own))
+
+    def _columns(self, rows: list[Row]) -> tuple[npt.NDArray[np.int64], pa.RecordBatch]:
+        label = self._version.label
+        sort_keys, identity = self._codec.decode_keys([key for key, _ in rows], label)
+        values = self._codec.decode_values([value for _, value in rows], label)
+        schema = pa.schema([*self._layout.identity, *self._layout.value])
+        return sort_keys, pa.RecordBatch.from_arrays([*identity.columns, *values.columns], schema=schema)
+
+    def until(self, time: int) -> Iterator[pa.RecordBatch]:
+        """See `OpenTable.until`."""
+        return self._scanned(self._version.rows(self._codec.bounds[0], self._codec.start_of(time + 1)))
+
+    def write(
+        self, rows: KeyBatch, values: pa.RecordBatch, deleted: npt.NDArray[np.bool_] | None = None
+    ) -> None:
+        """See `OpenTable.write`."""
+        if not len(rows):
+            return
+        self._check.check(rows, values)
+        for start, part in _parts(rows):
+            encoded: list[bytes | None] = list(self._codec.encode_values(values.slice(start, len(part))))
+            if deleted is not None:
+                for gone in np.flatnonzero(deleted[start : start + len(part)]).tolist():
+                    encoded[gone] = None
+            self._version.put(self._codec.encode_keys(part), encoded)
+
+    def check_written(self) -> None:
+        """Before the batch ends: what was written must have come in order, where that is asked."""
+        if not self._layout.ordered:
+            self._check.check_order()
+
+    def scan(self) -> Iterator[pa.RecordBatch]:
+        """See `OpenTable.scan`; writes of this batch are included."""
+        return self._scanned(self._version.rows(*self._codec.bounds))
+
+    def _scanned(self, found: Iterator[Row]) -> Iterator[pa.RecordBatch]:
+        schema = scan_schema(self._layout)
+        for rows in _groups(found):
+            sort_keys, decoded = self._columns(rows)
+            yield pa.RecordBatch.from_arrays([pa.array(sort_keys), *decoded.columns], schema=schema)
+
+
+def open_tables(
+    workplace: Workplace, layout: StateLayout, version: WorkingVersion
+) -> dict[str, RocksdbTable]:
+    """The tables of a version that is open."""
+    return {
+        name: RocksdbTable(workplace, table, RowCodec(table, number), version)
+        for number, (name, table) in enumerate(layout.by_name.items())
+    }
+
+
+class _OneKey(OneKey):
+    """The rows of one key."""
+
+    def __init__(self, table: RocksdbTable, key: KeyBatch) -> None:
+        self._table = table
+        self._key = key
+
+    def get(self, row: KeyBatch) -> pa.RecordBatch | None:
+        """See `OneKey.get`."""
+        values, found = self._table.read(row)
+        return values if found[0] else None
+
+    def scan(self) -> Iterator[pa.RecordBatch]:
+        """See `OneKey.scan`."""
+        return self._table.rows_of_one(self._key)
+
+
+def _one_batch(table: pa.Table) -> pa.RecordBatch:
+    columns = [
+        pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
+        for column in table.columns
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=table.schema)
+
+
+def _parts(keys: KeyBatch) -> Iterator[tuple[int, KeyBatch]]:
+    """Slices of at most `ROWS_AT_ONCE`, with where they start; at least one, so that no keys have columns too."""
+    for start in range(0, max(1, len(keys)), ROWS_AT_ONCE):
+        yield start, keys.slice(start, min(start + ROWS_AT_ONCE, len(keys)))
+
+
+def _groups(rows: Iterator[Row]) -> Iterator[list[Row]]:
+    """At most `ROWS_AT_ONCE` rows, and no more than fit into an array."""
+    group: list[Row] = []
+    size = 0
+    for row in rows:
+        size += len(row[0]) + len(row[1])
+        if group and (size > PART_BYTES or len(group) == ROWS_AT_ONCE):
+            yield group
+            group, size = [], len(row[0]) + len(row[1])
+        group.append(row)
+    if group:
+        yield group

@@ -1,0 +1,150 @@
+"""One table of a subtask's state, as rows of sorted files: read, collect writes, scan. Runs in tasks on executors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from penstock.state.backends.base import (
+    KeyBatch,
+    OneKey,
+    OpenTable,
+    Part,
+    RowsOfKeys,
+    TableLayout,
+    Workplace,
+)
+from penstock.state.backends.lookup import lookup, lookup_parts
+from penstock.state.backends.merge import Ownership, merge_tables
+from penstock.state.backends.rows_of_keys import OneSortedKey, rows_of_keys
+from penstock.state.backends.sorted_file import TableHeader, scan_schema
+from penstock.state.backends.sorted_rows import (
+    SortedBatch,
+    SortedTable,
+    concat_batches,
+    in_order,
+    sorting_positions,
+)
+from penstock.state.backends.write_check import WriteCheck
+from penstock.state.sizes import PART_BYTES
+
+BATCH_BYTES = PART_BYTES
+
+
+class OpenSortedTable(OpenTable):
+    """The rows that the files have, the newest file first, and the writes of this batch in memory."""
+
+    def __init__(self, workplace: Workplace, layout: TableLayout, stored: Sequence[SortedTable]) -> None:
+        self._layout = layout
+        self._stored = stored
+        self._written: list[SortedBatch] = []
+        self._check = WriteCheck(workplace, layout)
+        self._ownership = Ownership(workplace.subtask.index, workplace.parallelism)
+
+    def read(self, rows: KeyBatch) -> Part:
+        """See `OpenTable.read`."""
+        return lookup(self._stored, rows, self._layout.value)
+
+    def read_parts(self, keys: KeyBatch, max_bytes: int) -> Iterator[Part]:
+        """See `OpenState.read_parts`."""
+        return lookup_parts(self._stored, keys, self._layout.value, max_bytes)
+
+    def rows_of(self, keys: KeyBatch, at_most: int) -> RowsOfKeys:
+        """See `OpenTable.rows_of`."""
+        return rows_of_keys(self._stored, self._layout, keys, at_most)
+
+    def one_key(self, key: KeyBatch) -> OneKey:
+        """See `OpenTable.one_key`."""
+        return OneSortedKey(self._stored, self._layout, key)
+
+    def until(self, time: int) -> Iterator[pa.RecordBatch]:
+        """See `OpenTable.until`."""
+        due = [
+            tuple(batch.slice(0, batch.first_at((time + 1, 0))) for batch in table) for table in self._stored
+        ]
+        return self._scanned(due)
+
+    def write(
+        self, rows: KeyBatch, values: pa.RecordBatch, deleted: npt.NDArray[np.bool_] | None = None
+    ) -> None:
+        """See `OpenTable.write`."""
+        if not len(rows):
+            return
+        self._check.check(rows, values)
+        marks = pa.array(deleted) if deleted is not None and deleted.any() else None
+        columns = values.columns
+        if marks is not None:
+            kept = pa.array(np.arange(len(rows)), mask=deleted)
+            columns = [column.take(kept) for column in columns]
+        self._written.append(
+            SortedBatch(
+                rows.sort_keys,
+                marks,
+                tuple(rows.columns.columns),
+                tuple(columns),
+                rows.orders,
+                self._layout.by_time,
+            )
+        )
+
+    def scan(self) -> Iterator[pa.RecordBatch]:
+        """See `OpenTable.scan`; writes of this batch are included."""
+        return self._scanned([self.fresh(), *self._stored])
+
+    def _scanned(self, tables: Sequence[SortedTable]) -> Iterator[pa.RecordBatch]:
+        schema = scan_schema(self._layout)
+        for rows in merge_tables(tables, ownership=self._ownership, keep_tombstones=False):
+            yield pa.RecordBatch.from_arrays(
+                [pa.array(rows.sort_keys), *rows.keys, *rows.values], schema=schema
+            )
+
+    def fresh(self) -> SortedTable:
+        """What this batch wrote, as the table of a file in memory."""
+        if not self._written:
+            return ()
+        if not self._layout.ordered:
+            self._check.check_order()
+            return tuple(concat_batches(group) for group in _grouped(self._written))
+        return _sorted(self._written)
+
+    def close(self) -> None:
+        """Let go of the files."""
+        self._stored, self._written = (), []
+
+
+def table_header(layout: TableLayout, *, tombstones: bool) -> TableHeader:
+    """How the columns of a table are written."""
+    return TableHeader(len(layout.identity), layout.ordered, layout.by_time, tombstones)
+
+
+def _sorted(written: list[SortedBatch]) -> SortedTable:
+    """Rows that were written in any order, in theirs. Keys that share a sort key may have been written one after the other."""
+    groups = [concat_batches(group) for group in _grouped(written)]
+    ordered = [batch if in_order(batch) else batch.take(sorting_positions(batch)) for batch in groups]
+    follow = all(one.address(len(one) - 1) <= next_one.address(0) for one, next_one in pairwise(ordered))
+    if follow:
+        return tuple(ordered)
+    whole = [(batch,) for batch in reversed(ordered)]
+    return tuple(merge_tables(whole, ownership=Ownership(0, 1), keep_tombstones=True))
+
+
+def _grouped(batches: list[SortedBatch]) -> Iterator[list[SortedBatch]]:
+    """Neighbours that together make one record batch; mostly that is all of them."""
+    group: list[SortedBatch] = []
+    size = 0
+    for batch in batches:
+        size += batch.nbytes
+        if group and size > BATCH_BYTES:
+            yield group
+            group, size = [], batch.nbytes
+        group.append(batch)
+    yield group
+
+
+def any_deleted(batches: SortedTable) -> bool:
+    """Whether there are tombstones among the rows."""
+    return any(batch.deleted is not None for batch in batches)
