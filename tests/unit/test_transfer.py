@@ -101,7 +101,7 @@ def test_one_failure_ends_it_and_leaves_no_thread(tmp_path: Path) -> None:
     with pytest.raises(UnavailableError, match="no"):
         store_all(storage, tmp_path, files, Room(4))
     assert file_threads() == []
-    assert 4 <= storage.stored.total() <= 8
+    assert 4 <= storage.stored.total() < len(files)
 
 
 def test_what_is_in_storage_is_not_stored_again(tmp_path: Path) -> None:
