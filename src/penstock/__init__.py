@@ -26,8 +26,9 @@ from penstock.guarantee import Guarantee
 from penstock.job import Job, KeyedStream, Stream, Written
 from penstock.operators.batch_process import BatchKeys, BatchProcess, BatchRows
 from penstock.operators.batch_state import BatchState
-from penstock.operators.keyed_process import Context, KeyedProcess, ValueState
+from penstock.operators.keyed_process import Context, KeyedProcess
 from penstock.operators.rows import Row, Rows
+from penstock.operators.states import ValueState
 from penstock.recovery.restart import (
     RestartStrategy,
     exponential_delay,

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from penstock.errors import BadRecordError
 from penstock.operators.batch_state import BatchState
-from penstock.operators.keyed_process import refuse_state_assignment
+from penstock.operators.states import refuse_state_assignment
 from penstock.optional_package import optional_package
 
 if TYPE_CHECKING:
