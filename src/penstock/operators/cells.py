@@ -9,11 +9,36 @@ import copy
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import date, datetime, timedelta
+from decimal import Decimal
+from types import NoneType
 from typing import Any, ClassVar
 
 import pyarrow as pa
 
 from penstock.operators.python_values import python_values
+
+UNCHANGING = frozenset({NoneType, bool, int, float, str, bytes, Decimal, date, datetime, timedelta})
+"""Types of values that nobody can change in place."""
+_SHOWN = 200
+
+
+def detached(value: Any) -> Any:
+    """A copy that shares nothing with the value that could be changed in place; what state is made of is copied quickly."""
+    kind = type(value)
+    if kind in UNCHANGING:
+        return value
+    if kind is dict:
+        return {name: one if type(one) in UNCHANGING else detached(one) for name, one in value.items()}
+    if kind is list:
+        return [one if type(one) in UNCHANGING else detached(one) for one in value]
+    return copy.deepcopy(value)
+
+
+def shown(value: object) -> str:
+    """As much of a value as a log line bears."""
+    text = repr(value)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 
 
 @dataclass(frozen=True)
@@ -53,13 +78,12 @@ class Cell(ABC):
 class ColumnCell(Cell):
     """A state with a column in the row of the key: one value per key, None where there is none."""
 
-    __slots__ = ("_keys", "_stored", "dirty", "values")
+    __slots__ = ("_keys", "_stored", "dirty", "made", "values")
 
-    made = "state was set to"
-    """How a value came about that does not fit its type, for the error message that goes on with the value."""
-
-    def __init__(self) -> None:
+    def __init__(self, made: str = "state was set to") -> None:
         super().__init__()
+        self.made = made
+        """How a value came about that does not fit its type, for the error message that goes on with the value."""
         self.values: list[Any] = []
         self.dirty = bytearray()
 

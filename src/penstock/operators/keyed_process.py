@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from penstock.operators.cells import Cells
 from penstock.operators.rows import Rows
-from penstock.operators.states import declared_state, refuse_state_assignment
+from penstock.operators.states import OperatorType, declared_state, refuse_state_assignment
 
 Output = Sequence[Any] | Mapping[str, Any]
 
@@ -24,7 +24,7 @@ class Context:
     parallelism: int
 
 
-class KeyedProcess(ABC):
+class KeyedProcess(metaclass=OperatorType):
     """Own Python code that sees the rows of one key at a time and remembers what it likes about the key.
 
     An instance is pickled into tasks: keep settings in it. What must survive belongs into state; anything else an

@@ -6,7 +6,7 @@ things for a key is a `DeclaredState` with a table of its own.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import ABC, ABCMeta, abstractmethod
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import pyarrow as pa
@@ -97,6 +97,23 @@ class ValueState(ColumnState):
     @value.setter
     def value(self, value: Any) -> None:
         raise ConfigError(f"state {self.name!r} can be used only inside process(), not to set {value!r}")
+
+
+class OperatorType(ABCMeta):
+    """The type of classes that declare state. Two of one name would be one state, and nobody would be told."""
+
+    @classmethod
+    def __prepare__(cls, name: str, bases: tuple[type, ...], /, **kwargs: Any) -> dict[str, object]:
+        """Called by Python for what is written in the body of such a class."""
+        return _Body(super().__prepare__(name, bases, **kwargs))
+
+
+class _Body(dict[str, object]):
+    def __setitem__(self, name: str, value: object) -> None:
+        before = self.get(name)
+        if isinstance(before, DeclaredState) or (before is not None and isinstance(value, DeclaredState)):
+            raise ConfigError(f"the class has {name!r} twice: a state needs a name of its own", state=name)
+        super().__setitem__(name, value)
 
 
 def declared_state(operator: object) -> dict[str, DeclaredState]:
