@@ -738,6 +738,13 @@ def test_two_states_of_one_name() -> None:
 
             total = ps.RawState()  # type: ignore[assignment]  # noqa: F811
 
+    with pytest.raises(ps.ConfigError, match="'total' twice"):
+
+        class Hidden(ps.KeyedProcess):
+            total = ps.RawState()
+
+            def total(self) -> None: ...  # type: ignore[no-redef]  # noqa: F811
+
     class Other(Reduces):
         total = ps.ReducingState("double", max)
 
