@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import operator
 import pickle
+import re
 import subprocess
 import sys
 import tempfile
@@ -27,6 +28,7 @@ from pyspark.sql import types as T
 import penstock as ps
 from penstock.operators.failed_call import failed_call
 from penstock.operators.states import column_states, declared_state, value_schema
+from penstock.state.types import arrow_schema
 
 OUTPUT = pa.schema([("k", pa.string()), ("seen", pa.string())])
 
@@ -875,6 +877,34 @@ def test_another_function_goes_on_with_the_value(tmp_path: Path) -> None:
         running.batch(process_with(n=ps.ReducingState("long", operator.sub))(add), rows(("a", 3)))[0]["seen"]
         == "2"
     )
+
+
+def test_the_programs_on_the_page_run(tmp_path: Path) -> None:
+    """What docs/own-code.md shows of the kinds of state does what it says."""
+    page = (Path(__file__).parents[2] / "docs" / "own-code.md").read_text(encoding="utf-8")
+    section = page.split("## Kinds of state", 1)[1].split("\n## ", 1)[0]
+    shown: dict[str, Any] = {"ps": ps, "operator": operator, "Decimal": Decimal, "json": json}
+    for block in re.findall(r"```python\n(.*?)```", section, re.DOTALL):
+        exec(block, shown)
+    table = pa.table(
+        {
+            "k": ["a", "a"],
+            "amount": pa.array([Decimal("1.50"), Decimal("2.25")], pa.decimal128(12, 2)),
+            "ms": [1.0, 4.0],
+            "page": ["x", "x"],
+        }
+    )
+    for name, columns, result in (
+        (
+            "Spending",
+            "k string, total decimal(12,2), largest decimal(12,2)",
+            (Decimal("3.75"), Decimal("2.25")),
+        ),
+        ("Response", "k string, mean double", (2.5,)),
+        ("Pages", "k string, n long", (1,)),
+    ):
+        running = OperatorCluster(tmp_path / name, arrow_schema(columns))
+        assert [tuple(row.values()) for row in running.batch(shown[name](), table)] == [("a", *result)]
 
 
 # ── into tasks ─────────────────────────────────────────────────────────────────────────────────
