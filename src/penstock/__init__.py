@@ -26,8 +26,11 @@ from penstock.guarantee import Guarantee
 from penstock.job import Job, KeyedStream, Stream, Written
 from penstock.operators.batch_process import BatchKeys, BatchProcess, BatchRows
 from penstock.operators.batch_state import BatchState
-from penstock.operators.keyed_process import Context, KeyedProcess, ValueState
+from penstock.operators.folded_state import AggregateFunction, AggregatingState, ReducingState
+from penstock.operators.keyed_process import Context, KeyedProcess
+from penstock.operators.raw_state import RawState
 from penstock.operators.rows import Row, Rows
+from penstock.operators.states import ValueState
 from penstock.recovery.restart import (
     RestartStrategy,
     exponential_delay,
@@ -56,6 +59,8 @@ __all__ = [
     "DELETE_ON_CANCELLATION",
     "EXACTLY_ONCE",
     "RETAIN_ON_CANCELLATION",
+    "AggregateFunction",
+    "AggregatingState",
     "BadRecordError",
     "BatchKeys",
     "BatchProcess",
@@ -86,6 +91,8 @@ __all__ = [
     "OnCancel",
     "PenstockError",
     "Progress",
+    "RawState",
+    "ReducingState",
     "RestartStrategy",
     "RocksdbBackend",
     "Row",

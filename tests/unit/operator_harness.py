@@ -14,7 +14,8 @@ from penstock.ids import SubtaskId
 from penstock.operators.batch_process import BatchProcess
 from penstock.operators.keyed_process import Context, KeyedProcess
 from penstock.operators.run_batch_process import run_batch_process
-from penstock.operators.run_process import run_process, value_schema
+from penstock.operators.run_process import run_process
+from penstock.operators.states import value_schema
 from penstock.state.backends import FilesystemBackend
 from penstock.state.backends.base import OpenState, StateLayout, Workplace
 from penstock.state.keys import SORT_KEY

@@ -23,7 +23,8 @@ from penstock.graph import Graph, Output, Source, Transform
 from penstock.ids import CheckpointId
 from penstock.operators.bad_records import LETTER, BadRecords
 from penstock.operators.grouping import null_keys
-from penstock.operators.keyed_process import KeyedProcess, ValueState
+from penstock.operators.keyed_process import KeyedProcess
+from penstock.operators.states import ValueState
 from penstock.operators.tolerant_process import run_process_tolerantly
 from penstock.sinks.two_phase_commit import TransactionContext
 

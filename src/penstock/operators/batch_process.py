@@ -5,7 +5,7 @@ Nothing is copied until it is asked for. Driver (declared) and executors (run).
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from penstock.errors import BadRecordError
 from penstock.operators.batch_state import BatchState
-from penstock.operators.keyed_process import refuse_state_assignment
+from penstock.operators.states import OperatorType, refuse_state_assignment
 from penstock.optional_package import optional_package
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ class BatchRows(BatchColumns):
         return np.repeat(np.arange(len(counts), dtype=np.int64), counts)
 
 
-class BatchProcess(ABC):
+class BatchProcess(metaclass=OperatorType):
     """Own Python code that sees many keys at once: their rows and their state as columns, for Arrow, NumPy, pandas or polars.
 
     State is declared as in a `KeyedProcess` and stored the same way, so a job can change from one to the other and keep its state.

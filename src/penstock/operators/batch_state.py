@@ -10,7 +10,8 @@ import pyarrow as pa
 
 from penstock.errors import BadRecordError
 from penstock.operators.array_like import as_array
-from penstock.operators.keyed_process import Context, ValueState
+from penstock.operators.keyed_process import Context
+from penstock.operators.states import ColumnState
 from penstock.state.backends.equality import rows_equal
 from penstock.wording import counted
 
@@ -24,7 +25,7 @@ class BatchState:
     `context` says where the call happens.
     """
 
-    def __init__(self, declared: dict[str, ValueState], stored: pa.RecordBatch, context: Context) -> None:
+    def __init__(self, declared: dict[str, ColumnState], stored: pa.RecordBatch, context: Context) -> None:
         self._declared = declared
         self._stored: dict[str, pa.Array] = dict(zip(stored.schema.names, stored.columns, strict=True))
         self._values = dict(self._stored)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import date, datetime, time
+from decimal import Decimal
 from itertools import chain
 from operator import attrgetter
 from types import NoneType
@@ -42,6 +43,15 @@ _PLAIN = {
     pa.timestamp("us", tz="UTC"): frozenset({datetime, NoneType}),
 }
 """Types of values that need no second look, by the declared type; the types of a million values are looked at in 20 ms."""
+_USUAL: dict[pa.DataType, frozenset[type]] = {
+    **dict.fromkeys((pa.int64(), pa.int32(), pa.int16(), pa.int8()), frozenset({int})),
+    pa.float64(): frozenset({float}),
+    pa.timestamp("us"): frozenset({datetime}),
+    pa.string(): frozenset({str}),
+    pa.binary(): frozenset({bytes}),
+    pa.bool_(): frozenset({bool}),
+    pa.date32(): frozenset({date}),
+}
 _CONTAINERS = frozenset({dict, list, tuple})
 _TEXTS = (str, bytes, bytearray, memoryview)
 """Sequences, which Arrow takes for lists of their letters."""
@@ -51,6 +61,19 @@ _SHOWN = 200
 
 class _ChangedValueError(ValueError):
     """Arrow would take the value and make another of it."""
+
+
+def usual_types(kind: pa.DataType) -> frozenset[type]:
+    """The types of values that look the same when they come back from state of this type; of others `encoded` says whether they fit.
+
+    What fits is not told by the type alone: a number may be too large. A `float` has none, because it rounds, nor has a `timestamp`, which
+    gives a zone to moments that have none.
+    """
+    if pa.types.is_nested(kind):
+        return frozenset({dict} if pa.types.is_struct(kind) or pa.types.is_map(kind) else {list})
+    if pa.types.is_decimal(kind):
+        return frozenset({Decimal})
+    return _USUAL.get(kind, frozenset())
 
 
 def to_array(values: Sequence[Any], field: pa.Field, what: str) -> pa.Array | pa.ChunkedArray:

@@ -14,8 +14,10 @@ from typing import Any
 
 from penstock.errors import PenstockError
 from penstock.operators.batch_process import BatchColumns, BatchProcess
-from penstock.operators.keyed_process import Context, KeyedProcess, ValueCell, declared_state
+from penstock.operators.cells import Cell
+from penstock.operators.keyed_process import Context, KeyedProcess
 from penstock.operators.rows import Row, Rows, UnknownColumnError
+from penstock.operators.states import declared_state
 from penstock.places import Place, place_in_user_code, place_of_frame, user_frames
 
 MOST_CHARACTERS = 300
@@ -139,8 +141,8 @@ def _attributes(owner: object, name: str) -> str:
             return f'{_listed("columns", owner.column_names, name)}; write batch["name"]'
         case KeyedProcess() | BatchProcess():
             return _listed("states", declared_state(owner), name, also=vars(owner))
-        case ValueCell():
-            return "a state has .value and .clear()"
+        case Cell():
+            return owner.members
         case Context():
             return _listed("fields of the context", [field.name for field in fields(owner)], name)
         case _:

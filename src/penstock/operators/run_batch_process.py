@@ -12,9 +12,10 @@ from penstock.operators.array_like import as_column, as_columns
 from penstock.operators.batch_process import BatchKeys, BatchProcess, BatchRows
 from penstock.operators.batch_state import BatchState
 from penstock.operators.grouping import group_rows
-from penstock.operators.keyed_process import Context, declared_state
+from penstock.operators.keyed_process import Context
 from penstock.operators.pieces import PieceLimits, pieces_with_state
-from penstock.operators.run_process import value_schema, write_values
+from penstock.operators.run_process import write_values
+from penstock.operators.states import column_states, value_schema
 from penstock.state.backends.base import OpenState
 from penstock.state.sizes import in_batches
 
@@ -34,7 +35,7 @@ def run_batch_process(
     context: Context,
 ) -> list[pa.RecordBatch]:
     """Process every key of the table once; returns the results in batches."""
-    declared = declared_state(operator)
+    declared = column_states(operator)
     schema = value_schema(operator)
     results: list[pa.RecordBatch] = []
     for piece in pieces_with_state(group_rows(table, key_names), state if declared else None, LIMITS):

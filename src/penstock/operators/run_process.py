@@ -14,12 +14,14 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.errors import BadRecordError
+from penstock.operators.cells import Cells, ColumnCell, PieceKeys
 from penstock.operators.encoding import to_array
 from penstock.operators.grouping import Grouped, group_rows
-from penstock.operators.keyed_process import Context, KeyedProcess, ValueCell, bind, declared_state
+from penstock.operators.keyed_process import Context, KeyedProcess, bind
 from penstock.operators.pieces import PieceLimits, pieces_with_state
 from penstock.operators.python_values import python_values
 from penstock.operators.rows import Row, Rows, RowTable
+from penstock.operators.states import value_schema
 from penstock.state.backends.base import OpenState
 from penstock.state.keys import KeyBatch
 from penstock.state.sizes import in_batches
@@ -35,11 +37,6 @@ YOUNG_OBJECTS = 50_000
 """How many objects may be new before Python's collector looks; its own 700 make it look all the time, even at all that is imported."""
 
 
-def value_schema(operator: object) -> pa.Schema:
-    """The columns of an operator's state."""
-    return pa.schema([pa.field(name, state.arrow_type) for name, state in declared_state(operator).items()])
-
-
 def run_process(
     operator: KeyedProcess,
     table: pa.Table,
@@ -53,13 +50,14 @@ def run_process(
     cells = bind(operator)
     results: list[pa.RecordBatch] = []
     with rare_collections():
-        for piece in pieces_with_state(group_rows(table, key_names), state if cells else None, LIMITS):
-            for name, cell in cells.items():
-                cell.load(python_values(piece.stored.column(name)))
-            called = _call(operator, piece.grouped, list(cells.values()), context)
+        for piece in pieces_with_state(
+            group_rows(table, key_names), state if cells.columns else None, LIMITS
+        ):
+            cells.load(piece.stored, PieceKeys(context.operator, piece.grouped.keys.columns))
+            called = _call(operator, piece.grouped, cells, context)
             results.extend(_encode(called, output, context.operator))
-            if cells:
-                write_back(operator, piece.grouped.keys, cells, state, context.operator)
+            if cells.columns:
+                write_back(operator, piece.grouped.keys, cells.columns, state, context.operator)
     return results
 
 
@@ -75,14 +73,14 @@ def rare_collections() -> Iterator[None]:
         gc.set_threshold(*before)
 
 
-def _call(operator: KeyedProcess, piece: Grouped, cells: list[ValueCell], context: Context) -> Iterator[Any]:
+def _call(operator: KeyedProcess, piece: Grouped, cells: Cells, context: Context) -> Iterator[Any]:
     """Process the keys of a piece; whatever stands in this loop is paid once per key."""
     table = RowTable(piece.table)
     starts = piece.starts.tolist()
-    process = operator.process
+    process, every, ending = operator.process, cells.all, cells.ending
     keys = python_keys(piece.keys.columns)
     for index, key, start, stop in zip(range(len(keys)), keys, starts[:-1], starts[1:], strict=True):
-        for cell in cells:
+        for cell in every:
             cell.index = index
         results = process(key, Rows(table, start, stop), context)
         if results is not None:
@@ -91,6 +89,8 @@ def _call(operator: KeyedProcess, piece: Grouped, cells: list[ValueCell], contex
             except TypeError as error:
                 check_iterable(results, context.operator, error)
                 raise
+        for cell in ending:
+            cell.end_call()
 
 
 def check_iterable(results: Any, operator: str, cause: TypeError) -> None:
@@ -148,7 +148,7 @@ def _as_tuple(result: Any, output: pa.Schema, operator: str) -> Any:
 
 
 def write_back(
-    operator: KeyedProcess, keys: KeyBatch, cells: Mapping[str, ValueCell], state: OpenState, uid: str
+    operator: KeyedProcess, keys: KeyBatch, cells: Mapping[str, ColumnCell], state: OpenState, uid: str
 ) -> None:
     """Write what was set; raises `BadRecordError`, with nothing written, for a value that does not fit."""
     touched = np.zeros(len(keys), dtype=np.bool_)
@@ -158,7 +158,8 @@ def write_back(
         return
     schema = value_schema(operator)
     columns = [
-        to_array(cells[field.name].values, field, f"operator {uid}: state was set to") for field in schema
+        to_array(cells[field.name].values, field, f"operator {uid}: {cells[field.name].made}")
+        for field in schema
     ]
     write_values(state, keys, pa.Table.from_arrays(columns, schema=schema), touched)
 

@@ -16,11 +16,11 @@ import pyarrow as pa
 
 from penstock.errors import BadRecordError
 from penstock.operators.bad_records import BadRecords, Tolerates, reason_of
+from penstock.operators.cells import Cells, PieceKeys
 from penstock.operators.encoding import to_array
 from penstock.operators.grouping import group_rows
-from penstock.operators.keyed_process import Context, KeyedProcess, ValueCell, bind
+from penstock.operators.keyed_process import Context, KeyedProcess, bind
 from penstock.operators.pieces import Piece, pieces_with_state
-from penstock.operators.python_values import python_values
 from penstock.operators.rows import RowTable, WatchedRows
 from penstock.operators.run_process import (
     LIMITS,
@@ -28,9 +28,9 @@ from penstock.operators.run_process import (
     check_iterable,
     rare_collections,
     to_table,
-    value_schema,
     write_back,
 )
+from penstock.operators.states import value_schema
 from penstock.operators.unreadable import Unreadable, readable
 from penstock.state.backends.base import OpenState
 from penstock.state.sizes import in_batches
@@ -54,7 +54,9 @@ def run_process_tolerantly(
     cells = bind(operator)
     results: list[pa.RecordBatch] = []
     with rare_collections():
-        for piece in pieces_with_state(group_rows(table, key_names), state if cells else None, LIMITS):
+        for piece in pieces_with_state(
+            group_rows(table, key_names), state if cells.columns else None, LIMITS
+        ):
             calls = _PieceCalls(operator, piece, cells, key_names, output, context, bad, tolerates)
             for encoded in calls.run(state):
                 results.extend(in_batches(encoded))
@@ -67,7 +69,7 @@ class _PieceCalls:
 
     operator: KeyedProcess
     piece: Piece
-    cells: dict[str, ValueCell]
+    cells: Cells
     key_names: list[str]
     output: pa.Schema
     context: Context
@@ -76,10 +78,10 @@ class _PieceCalls:
     _refused: set[int] = field(default_factory=set)
 
     def run(self, state: OpenState) -> list[pa.Table]:
-        for name, cell in self.cells.items():
-            cell.load(python_values(self.piece.stored.column(name)))
+        keys = PieceKeys(self.context.operator, self.piece.grouped.keys.columns)
+        self.cells.load(self.piece.stored, keys)
         encoded = [self._encoded(chunk) for chunk in _in_chunks(self._called())]
-        if self.cells:
+        if self.cells.columns:
             self._write_state(state)
         return [self._without_refused(results, keys) for results, keys in encoded]
 
@@ -88,17 +90,20 @@ class _PieceCalls:
     def _called(self) -> Iterator[Called]:
         """Whatever stands in this loop is paid once per key."""
         grouped = self.piece.grouped
-        table, cells, process = RowTable(grouped.table), list(self.cells.values()), self.operator.process
+        table, process = RowTable(grouped.table), self.operator.process
+        every, ending = self.cells.all, self.cells.ending
         starts = grouped.starts.tolist()
         for index, key in enumerate(self._keys()):
             if type(key) is Unreadable:
                 self._refuse(index, key.error())
                 continue
-            for cell in cells:
+            for cell in every:
                 cell.index = index
             rows = WatchedRows(table, starts[index], starts[index + 1])
             try:
                 results = _listed(process(key, rows, self.context), self.context.operator)
+                for cell in ending:
+                    cell.end_call()
             except Exception as error:
                 if not self.tolerates(error):
                     raise
@@ -151,19 +156,18 @@ class _PieceCalls:
     def _write_state(self, state: OpenState) -> None:
         keys, uid = self.piece.grouped.keys, self.context.operator
         try:
-            write_back(self.operator, keys, self.cells, state, uid)
+            write_back(self.operator, keys, self.cells.columns, state, uid)
         except BadRecordError:
             self._refuse_unfit_state()
-            write_back(self.operator, keys, self.cells, state, uid)
+            write_back(self.operator, keys, self.cells.columns, state, uid)
 
     def _refuse_unfit_state(self) -> None:
         for column in value_schema(self.operator):
-            cell = self.cells[column.name]
+            cell = self.cells.columns[column.name]
+            what = f"operator {self.context.operator}: {cell.made}"
             for index in np.flatnonzero(np.frombuffer(bytes(cell.dirty), dtype=np.bool_)).tolist():
                 try:
-                    to_array(
-                        [cell.values[index]], column, f"operator {self.context.operator}: state was set to"
-                    )
+                    to_array([cell.values[index]], column, what)
                 except BadRecordError as error:
                     self._refuse(index, error)
 
@@ -172,18 +176,11 @@ class _PieceCalls:
     def _refuse(self, index: int, error: Exception, at: int | None = None) -> None:
         """The call for a key counts for nothing: its state is what it was, and all its rows are bad."""
         self._refused.add(index)
-        self._undo(index)
+        self.cells.undo(index)
         grouped = self.piece.grouped
         start, stop = int(grouped.starts[index]), int(grouped.starts[index + 1])
         rows = grouped.table.slice(start, stop - start)
         self.bad.add(rows, _reasons(error, rows.num_rows, at), self.key_names)
-
-    def _undo(self, index: int) -> None:
-        """Read the state of the key again: what was changed in place is changed in the objects that were read before."""
-        for name, cell in self.cells.items():
-            stored = self.piece.stored.column(name).slice(index, 1)
-            cell.values[index] = python_values(stored)[0]
-            cell.dirty[index] = 0
 
 
 def _reasons(error: Exception, rows: int, at: int | None) -> list[str]:

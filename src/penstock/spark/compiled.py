@@ -23,7 +23,7 @@ from penstock.engine.job_spec import JobSpec
 from penstock.errors import ConfigError, PenstockError, UserCodeError
 from penstock.graph import Aggregate, BadRecords, Graph, Keyed, Node, Process, Source, Transform, Union
 from penstock.operators.aggregates import AggregateSpec, state_schema
-from penstock.operators.run_process import value_schema
+from penstock.operators.states import value_schema
 from penstock.places import AT, place_in_user_code
 from penstock.spark.aggregate_columns import describe, partials
 from penstock.spark.causes import brief_text

@@ -8,9 +8,9 @@ from collections.abc import Iterable, Iterator, Mapping
 import pyarrow as pa
 import xxhash
 
-from penstock.operators.keyed_process import Context, KeyedProcess, ValueState
+from penstock.operators.keyed_process import Context, KeyedProcess
 from penstock.operators.rows import Rows
-from penstock.operators.run_process import value_schema
+from penstock.operators.states import ValueState, value_schema
 from penstock.state.backends.base import OpenState, StateLayout
 from penstock.state.keys import GROUP_SHIFT, SORT_KEY
 from penstock.testing.simulation.source import Fault, Item, fault_of

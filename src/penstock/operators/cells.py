@@ -1,0 +1,169 @@
+"""What stands in the place of a declared state while the operator runs: the state of the key whose turn it is. Executors.
+
+A cell holds the state of all keys of a piece, and `index` says which of them is meant: to go on to the next key costs one assignment.
+"""
+
+from __future__ import annotations
+
+import copy
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import date, datetime, timedelta
+from decimal import Decimal
+from types import NoneType
+from typing import Any, ClassVar
+
+import pyarrow as pa
+
+from penstock.operators.python_values import python_values
+
+UNCHANGING = frozenset({NoneType, bool, int, float, str, bytes, Decimal, date, datetime, timedelta})
+"""Types of values that nobody can change in place."""
+_SHOWN = 200
+
+
+def detached(value: Any) -> Any:
+    """A copy that shares nothing with the value that could be changed in place; what state is made of is copied quickly."""
+    kind = type(value)
+    if kind in UNCHANGING:
+        return value
+    if kind is dict:
+        return {name: one if type(one) in UNCHANGING else detached(one) for name, one in value.items()}
+    if kind is list:
+        return [one if type(one) in UNCHANGING else detached(one) for one in value]
+    return copy.deepcopy(value)
+
+
+def shown(value: object) -> str:
+    """As much of a value as a log line bears."""
+    text = repr(value)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+
+
+@dataclass(frozen=True)
+class PieceKeys:
+    """Whose state the cells hold, for what they have to say about it: the operator, and the keys of the piece."""
+
+    operator: str
+    columns: pa.RecordBatch
+
+    def key(self, index: int) -> Any:
+        """One of them, as user code sees it."""
+        values = [python_values(column.slice(index, 1))[0] for column in self.columns.columns]
+        return values[0] if len(values) == 1 else tuple(values)
+
+
+class Cell(ABC):
+    """The state of the current key, whatever its kind and wherever it is kept."""
+
+    __slots__ = ("ends", "index")
+
+    members: ClassVar[str]
+    """What user code may ask of it, for an error message."""
+
+    def __init__(self) -> None:
+        self.index = 0
+        self.ends = False
+        """Whether `end_call` has to be called."""
+
+    @abstractmethod
+    def undo(self, index: int) -> None:
+        """Make the state of a key what it was before its call. Called where a call fails and the others go on."""
+
+    def end_call(self) -> None:  # noqa: B027 - most cells have nothing to do, and are not asked
+        """Called when the call for the current key is over and all its results are known; only where `ends` is true."""
+
+
+class ColumnCell(Cell):
+    """A state with a column in the row of the key: one value per key, None where there is none."""
+
+    __slots__ = ("_keys", "_stored", "dirty", "made", "values")
+
+    def __init__(self, made: str = "state was set to") -> None:
+        super().__init__()
+        self.made = made
+        """How a value came about that does not fit its type, for the error message that goes on with the value."""
+        self.values: list[Any] = []
+        self.dirty = bytearray()
+
+    def load(self, stored: pa.Array, keys: PieceKeys) -> None:
+        """Take the values of the keys that come next."""
+        self._stored = stored
+        self._keys = keys
+        self.values = python_values(stored)
+        self.dirty = bytearray(len(self.values))
+        self.index = 0
+
+    def undo(self, index: int) -> None:
+        """Read it again: what was changed in place is changed in the object that was read before."""
+        self.values[index] = python_values(self._stored.slice(index, 1))[0]
+        self.dirty[index] = 0
+
+    def clear(self) -> None:
+        """Forget the value of the key."""
+        self.values[self.index] = None
+        self.dirty[self.index] = 1
+
+
+class ValueCell(ColumnCell):
+    """The value of the current key, in place of the declared `ValueState` while the operator runs."""
+
+    __slots__ = ("_default",)
+
+    members = "a state has .value and .clear()"
+
+    def __init__(self, default: Any) -> None:
+        super().__init__()
+        self._default = default
+
+    @property
+    def value(self) -> Any:
+        """The value of the key, or the default."""
+        value = self.values[self.index]
+        return self._default if value is None else value
+
+    @value.setter
+    def value(self, value: Any) -> None:
+        self.values[self.index] = value
+        self.dirty[self.index] = 1
+
+
+class ContainerCell(ValueCell):
+    """A value that can be changed in place (array, map, struct): whoever looks at it may change it, so it counts as changed."""
+
+    __slots__ = ()
+
+    @property
+    def value(self) -> Any:
+        """The value of the key, or a copy of the default that becomes the value."""
+        index = self.index
+        if self.values[index] is None and self._default is not None:
+            self.values[index] = copy.deepcopy(self._default)
+        self.dirty[index] = 1
+        return self.values[index]
+
+    @value.setter
+    def value(self, value: Any) -> None:
+        self.values[self.index] = value
+        self.dirty[self.index] = 1
+
+
+class Cells:
+    """The cells of one operator, by the names of its states."""
+
+    def __init__(self, by_name: Mapping[str, Cell]) -> None:
+        self.all = list(by_name.values())
+        self.ending = [cell for cell in self.all if cell.ends]
+        self.columns = {name: cell for name, cell in by_name.items() if isinstance(cell, ColumnCell)}
+        """Those that are kept in the row of the key."""
+
+    def load(self, stored: pa.RecordBatch, keys: PieceKeys) -> None:
+        """Take what is stored of the keys that come next."""
+        for name, cell in self.columns.items():
+            cell.load(stored.column(name), keys)
+
+    def undo(self, index: int) -> None:
+        """Make all state of a key what it was before its call."""
+        for cell in self.all:
+            cell.undo(index)

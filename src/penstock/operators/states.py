@@ -1,0 +1,143 @@
+"""The kinds of state that an operator declares as class attributes. Driver (declared) and executors (looked up).
+
+A `ColumnState` has a column in the row of the key, so that all such states of a key are read and written together. A kind that keeps many
+things for a key is a `DeclaredState` with a table of its own.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, ABCMeta, abstractmethod
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import pyarrow as pa
+
+from penstock.errors import ConfigError
+from penstock.operators.cells import Cell, ColumnCell, ContainerCell, ValueCell
+from penstock.operators.encoding import CANNOT_ENCODE, encoded
+from penstock.operators.python_values import python_values
+from penstock.state.declared import type_ddl
+from penstock.state.types import arrow_type
+
+if TYPE_CHECKING:
+    from penstock.state.declared import Type
+
+
+class DeclaredState(ABC):
+    """A state of any kind. While the operator runs, the cell that it makes stands in its place."""
+
+    instead: ClassVar[str]
+    """What to write behind `self.name` where somebody assigns to the state itself."""
+
+    def __init__(self) -> None:
+        self.name = ""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    @abstractmethod
+    def make_cell(self, name: str) -> Cell:
+        """What stands in its place; called once for every task, with the name under which it is declared."""
+
+    def clear(self) -> None:
+        """Forget what is kept for the key."""
+        raise self._outside()
+
+    def _outside(self) -> ConfigError:
+        """Only an operator that is being run has state."""
+        return ConfigError(
+            f"state {self.name!r} can be used only inside process(), while a key is being processed; process_batch() has "
+            f"it as state[{self.name!r}]"
+        )
+
+
+class ColumnState(DeclaredState):
+    """A state with a column in the row of the key: one value of one type, or none."""
+
+    def __init__(self, type: Type, default: Any = None) -> None:  # noqa: A002 - it is what the user means
+        super().__init__()
+        self.ddl = type_ddl(type)
+        self.arrow_type: pa.DataType = arrow_type(self.ddl)
+        self.default = self._checked_default(default)
+        """What is read where there is no value, in the form in which it would be stored."""
+
+    @abstractmethod
+    def make_cell(self, name: str) -> ColumnCell:
+        """See `DeclaredState.make_cell`."""
+
+    def _checked_default(self, default: Any) -> Any:
+        try:
+            return self._as_stored(default)
+        except CANNOT_ENCODE as error:
+            raise ConfigError(f"default={default!r} is not a {self.ddl}: {error}", value=default) from error
+
+    def _as_stored(self, value: Any) -> Any:
+        """A container looks the same whether it is given in the code or comes back from the state; raises one of `CANNOT_ENCODE`."""
+        column = encoded([value], self.arrow_type)
+        return python_values(column)[0] if pa.types.is_nested(self.arrow_type) else value
+
+
+class ValueState(ColumnState):
+    """One value per key, declared as a class attribute: `count = ValueState("long", default=0)`, used as `self.count.value`.
+
+    The type is Spark's, as DDL or as an object: "long" or `LongType()`. `None` means that there is no value; a key whose values are all
+    `None` takes no space.
+    """
+
+    instead = ".value = ..."
+
+    def make_cell(self, name: str) -> ValueCell:  # noqa: ARG002 - it says nothing that needs the name
+        """See `DeclaredState.make_cell`."""
+        return (ContainerCell if pa.types.is_nested(self.arrow_type) else ValueCell)(self.default)
+
+    @property
+    def value(self) -> Any:
+        """The value of the key, or the default."""
+        raise self._outside()
+
+    @value.setter
+    def value(self, value: Any) -> None:
+        raise ConfigError(f"state {self.name!r} can be used only inside process(), not to set {value!r}")
+
+
+class OperatorType(ABCMeta):
+    """The type of classes that declare state. Two of one name would be one state, and nobody would be told."""
+
+    @classmethod
+    def __prepare__(cls, name: str, bases: tuple[type, ...], /, **kwargs: Any) -> dict[str, object]:
+        """Called by Python for what is written in the body of such a class."""
+        return _Body(super().__prepare__(name, bases, **kwargs))
+
+
+class _Body(dict[str, object]):
+    def __setitem__(self, name: str, value: object) -> None:
+        before = self.get(name)
+        if isinstance(before, DeclaredState) or (before is not None and isinstance(value, DeclaredState)):
+            raise ConfigError(f"the class has {name!r} twice: a state needs a name of its own", state=name)
+        super().__setitem__(name, value)
+
+
+def declared_state(operator: object) -> dict[str, DeclaredState]:
+    """All states of an operator's class, in the order of their names."""
+    kind = type(operator)
+    return {
+        name: found for name in sorted(dir(kind)) if isinstance(found := getattr(kind, name), DeclaredState)
+    }
+
+
+def column_states(operator: object) -> dict[str, ColumnState]:
+    """Of these the ones that are kept in the row of the key."""
+    return {name: state for name, state in declared_state(operator).items() if isinstance(state, ColumnState)}
+
+
+def value_schema(operator: object) -> pa.Schema:
+    """The columns of the row of a key."""
+    return pa.schema([pa.field(name, state.arrow_type) for name, state in column_states(operator).items()])
+
+
+def refuse_state_assignment(operator: object, name: str, instead: str = "") -> None:
+    """Declared state must not be overwritten by mistake; `instead` is what to write, where the kind of state does not say it."""
+    state = getattr(type(operator), name, None)
+    if isinstance(state, DeclaredState):
+        raise AttributeError(  # noqa: TRY004 - it is about the attribute, not about the value's type
+            f"{name} is state: write {instead or f'self.{name}{state.instead}'} instead of self.{name} = ..."
+        )
