@@ -28,6 +28,7 @@ from penstock.operators.batch_process import BatchKeys, BatchProcess, BatchRows
 from penstock.operators.batch_state import BatchState
 from penstock.operators.keyed_process import Context, KeyedProcess, ValueState
 from penstock.operators.rows import Row, Rows
+from penstock.operators.side_outputs import SideOutput
 from penstock.recovery.restart import (
     RestartStrategy,
     exponential_delay,
@@ -89,6 +90,7 @@ __all__ = [
     "RocksdbBackend",
     "Row",
     "Rows",
+    "SideOutput",
     "SourceLostError",
     "StateBackend",
     "Status",

@@ -8,7 +8,6 @@ from __future__ import annotations
 import builtins
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
-from difflib import get_close_matches
 from types import FrameType
 from typing import Any
 
@@ -17,6 +16,7 @@ from penstock.operators.batch_process import BatchColumns, BatchProcess
 from penstock.operators.keyed_process import Context, KeyedProcess, ValueCell, declared_state
 from penstock.operators.rows import Row, Rows, UnknownColumnError
 from penstock.places import Place, place_in_user_code, place_of_frame, user_frames
+from penstock.wording import did_you_mean
 
 MOST_CHARACTERS = 300
 
@@ -126,7 +126,9 @@ def _names(error: BaseException, frames: list[FrameType]) -> str:
         case AttributeError():
             return _attributes(error.obj, error.name or "")
         case NameError() if frames:
-            return _close(error.name or "", [*frames[-1].f_locals, *frames[-1].f_globals, *dir(builtins)])
+            return did_you_mean(
+                error.name or "", [*frames[-1].f_locals, *frames[-1].f_globals, *dir(builtins)]
+            )
         case _:
             return ""
 
@@ -142,17 +144,13 @@ def _attributes(owner: object, name: str) -> str:
         case ValueCell():
             return "a state has .value and .clear()"
         case Context():
-            return _listed("fields of the context", [field.name for field in fields(owner)], name)
+            public = [field.name for field in fields(owner) if not field.name.startswith("_")]
+            return _listed("fields of the context", public, name, also=("emit",))
         case _:
             return ""
 
 
 def _listed(what: str, there_are: Iterable[str], name: str, also: Iterable[str] = ()) -> str:
     known = list(there_are)
-    close = _close(name, [*known, *also])
+    close = did_you_mean(name, [*known, *also])
     return f"{what}: {', '.join(known) or 'none'}{f'; {close}' if close else ''}"
-
-
-def _close(name: str, known: Iterable[str]) -> str:
-    found = get_close_matches(name, [one for one in known if one != name], n=1)
-    return f"did you mean {found[0]!r}?" if found else ""

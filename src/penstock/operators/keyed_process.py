@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -14,6 +14,7 @@ from penstock.errors import ConfigError
 from penstock.operators.encoding import CANNOT_ENCODE, encoded
 from penstock.operators.python_values import python_values
 from penstock.operators.rows import Rows
+from penstock.operators.side_outputs import SideOutput, SideRows, no_such_side
 from penstock.state.declared import type_ddl
 from penstock.state.types import arrow_type
 
@@ -31,6 +32,16 @@ class Context:
     checkpoint: int
     subtask: int
     parallelism: int
+    _sides: SideRows | None = field(default=None, repr=False, compare=False, kw_only=True)
+
+    def emit(self, name: str, row: Any) -> None:
+        """Give a row to a side output that the operator's class declares: a tuple or a dictionary, in `process_batch` columns.
+
+        It is part of the same batch as the results, whatever becomes of that. Only inside the call that got the context.
+        """
+        if self._sides is None:
+            raise no_such_side(self.operator, name, ())
+        self._sides.take(name, row)
 
 
 class ValueState:
@@ -91,6 +102,7 @@ class KeyedProcess(ABC):
         Called once per key and batch, for keys that have rows; called again with the same or other rows after a recovery, on the
         state as it was at the checkpoint. `key` is the value of the key column, a tuple for several. `rows` has a length, can
         be iterated (each row acts as a named tuple) and indexed. In no promised order, unless `order_by` is given.
+        `ctx.emit` gives rows to a declared `SideOutput`.
         The classic mistake: changing the outside world here. After a failure that happens again; use a sink.
         """
 
@@ -100,8 +112,11 @@ class KeyedProcess(ABC):
 
 
 def refuse_state_assignment(operator: object, name: str, instead: str) -> None:
-    """Declared state must not be overwritten by mistake; `instead` is what to write."""
-    if isinstance(getattr(type(operator), name, None), ValueState):
+    """What is declared must not be overwritten by mistake; `instead` is what to write for a state."""
+    declared = getattr(type(operator), name, None)
+    if isinstance(declared, SideOutput):
+        raise AttributeError(f"{name} is a side output: emit rows to it instead of self.{name} = ...")  # noqa: TRY004 - see below
+    if isinstance(declared, ValueState):
         raise AttributeError(  # noqa: TRY004 - it is about the attribute, not about the value's type
             f"{name} is state: write {instead} instead of self.{name} = ..."
         )

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field, replace
 from penstock.clock import Clock
 from penstock.config import OnBadRecord
 from penstock.engine.assignment import Answer, Assignment
-from penstock.engine.dead_letters import without_tag
 from penstock.engine.sink_writer import SinkWriter
 from penstock.engine.subtask import ProcessTask
+from penstock.engine.tagged_rows import BAD, RESULTS, untagged
 from penstock.sinks.two_phase_commit import TwoPhaseCommitSink
 from penstock.snapshot.messages import Message
 from penstock.testing.simulation.counting import KEY, LAYOUT, OUTPUT, Counting, as_items, as_rows, subtask_of
@@ -91,10 +91,9 @@ class Batch:
         operator = Counting(self.conditions.rng, once=self.topology.emits_once, faults=self.topology.faults)
         policy = OnBadRecord.KEEP if self.topology.faults else OnBadRecord.FAIL
         task = ProcessTask(uid, tuple(KEY.names), LAYOUT, plan, executor, policy, operator, OUTPUT)
-        results, letters = list(task(as_rows(items, place.max_parallelism))), []
-        if policy is OnBadRecord.KEEP:
-            parts = [without_tag(batch) for batch in results]
-            results, letters = [good for good, _ in parts], [bad for _, bad in parts]
+        parts = [untagged(batch, task.tags) for batch in task(as_rows(items, place.max_parallelism))]
+        results = [part[RESULTS] for part in parts]
+        letters = [part[BAD] for part in parts if BAD in part]
         for sink_uid, sink in self.sinks[uid].items():
             if sink_uid != letters_of(uid):
                 letters += SinkWriter(sink_uid, sink, plan, executor, policy)(results)
