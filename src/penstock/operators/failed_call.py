@@ -45,7 +45,7 @@ def failed_call(error: BaseException) -> FailedCall:
         _shown_fact(error, "key") or _key(frames),
         _shown_fact(error, "row") or _row(error, frames),
         names,
-        bool(names) or isinstance(error, NameError),
+        bool(names) or isinstance(error, NameError) or _fact(error, "is_wrong_name") is not None,
     )
 
 
@@ -63,8 +63,12 @@ def _columns(row: Mapping[str, Any]) -> str:
     return ", ".join(f"{name}={value!r}" for name, value in row.items())
 
 
+def _fact(error: BaseException, name: str) -> object:
+    return error.facts.get(name) if isinstance(error, PenstockError) else None
+
+
 def _shown_fact(error: BaseException, name: str) -> str:
-    fact = error.facts.get(name) if isinstance(error, PenstockError) else None
+    fact = _fact(error, name)
     return "" if fact is None else shown(fact)
 
 

@@ -53,7 +53,7 @@ def run_batch_process(
 
 
 class SideColumns(SideRows):
-    """What `process_batch` emits: encoded at once, because user code may use the same arrays again."""
+    """What `process_batch` emits: checked at once, so that an error has the line that emitted it."""
 
     call = "process_batch()"
 

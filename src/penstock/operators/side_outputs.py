@@ -133,7 +133,7 @@ def no_such_side(operator: str, name: object, there_are: Iterable[str]) -> UserC
     return UserCodeError(
         f"operator {operator}: emit({name!r}, ...): there is no such side output; {_listed(name, there_are)}",
         operator=operator,
-        side=name,
+        is_wrong_name=True,
     )
 
 
