@@ -145,15 +145,16 @@ class _PieceCalls:
             return self._all_encoded([called for called in chunk if self._fits(called)])
 
     def _all_encoded(self, chunk: list[Called]) -> list[tuple[str, Encoded]]:
-        given = {_RESULTS: [(index, results) for index, results, _ in chunk]}
+        emitted_by: dict[str, list[Called]] = {}
         for index, _, by_side in chunk if self.sides is not None else ():
             for name, rows in by_side.items():
-                given.setdefault(name, []).append((index, rows))
-        return [(name, self._encoded_rows(name, of_keys)) for name, of_keys in given.items()]
+                emitted_by.setdefault(name, []).append((index, rows, _NOTHING))
+        parts = {_RESULTS: chunk, **emitted_by}
+        return [(name, self._encoded_rows(name, of_keys)) for name, of_keys in parts.items()]
 
-    def _encoded_rows(self, name: str, of_keys: list[tuple[int, list[Any]]]) -> Encoded:
-        rows = [row for _, given in of_keys for row in given]
-        indexes, lengths = [index for index, _ in of_keys], [len(given) for _, given in of_keys]
+    def _encoded_rows(self, name: str, of_keys: list[Called]) -> Encoded:
+        rows = [row for called in of_keys for row in called[1]]
+        indexes, lengths = [called[0] for called in of_keys], [len(called[1]) for called in of_keys]
         return self._to_table(name, rows), np.repeat(np.array(indexes, dtype=np.int64), lengths)
 
     def _fits(self, called: Called) -> bool:
@@ -239,11 +240,10 @@ def _in_chunks(called: Iterator[Called]) -> Iterator[list[Called]]:
     chunk: list[Called] = []
     rows = 0
     for one in called:
-        _, results, by_side = one
         chunk.append(one)
-        rows += len(results)
-        if by_side:
-            rows += sum(map(len, by_side.values()))
+        rows += len(one[1])
+        if one[2]:
+            rows += sum(map(len, one[2].values()))
         if rows >= OUTPUT_ROWS:
             yield chunk
             chunk, rows = [], 0
