@@ -30,6 +30,7 @@ from penstock.operators.folded_state import AggregateFunction, AggregatingState,
 from penstock.operators.keyed_process import Context, KeyedProcess
 from penstock.operators.raw_state import RawState
 from penstock.operators.rows import Row, Rows
+from penstock.operators.side_outputs import SideOutput
 from penstock.operators.states import ValueState
 from penstock.recovery.restart import (
     RestartStrategy,
@@ -97,6 +98,7 @@ __all__ = [
     "RocksdbBackend",
     "Row",
     "Rows",
+    "SideOutput",
     "SourceLostError",
     "StateBackend",
     "Status",

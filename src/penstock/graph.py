@@ -114,7 +114,15 @@ class BadRecords:
     of: Keyed | Output
 
 
-Node = Source | Transform | Union | Aggregate | Process | BadRecords
+@dataclass(frozen=True, eq=False)
+class Side:
+    """What an operator gives to one of its side outputs."""
+
+    of: Process
+    name: str
+
+
+Node = Source | Transform | Union | Aggregate | Process | BadRecords | Side
 Keyed = Aggregate | Process
 
 
@@ -163,6 +171,12 @@ class Graph:
                     "and set on_bad_record='skip'",
                     uid=uid,
                 )
+
+    def sides_read(self, node: Keyed) -> tuple[str, ...]:
+        """The side outputs of an operator that go to a sink or another operator, in the order of their names."""
+        ends = [part.upstream for part in (*self.operators, *self.outputs)]
+        sides = (one for end in ends for one in _nodes_before(end) if isinstance(one, Side))
+        return tuple(sorted({side.name for side in sides if side.of is node}))
 
     def new_uid(self, kind: str, uid: str) -> str:
         """Check a uid, and that nothing else in the job has it."""
@@ -236,3 +250,5 @@ def _nodes_before(node: Node) -> Iterator[Node]:
             yield from _nodes_before(node.upstream)
         case BadRecords():
             yield from _nodes_before(node.of.upstream if isinstance(node.of, Output) else node.of)
+        case Side():
+            yield from _nodes_before(node.of)

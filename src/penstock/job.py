@@ -12,11 +12,23 @@ from typing import TYPE_CHECKING
 from penstock.config import Checkpointing, Duration, OnBadRecord, seconds, whole_number
 from penstock.config import on_bad_record as checked_policy
 from penstock.errors import ConfigError, PenstockError, shown_alone
-from penstock.graph import Aggregate, Graph, Node, Output, Process, Source, Transform, Union, parse_order
+from penstock.graph import (
+    Aggregate,
+    Graph,
+    Node,
+    Output,
+    Process,
+    Side,
+    Source,
+    Transform,
+    Union,
+    parse_order,
+)
 from penstock.guarantee import Guarantee
 from penstock.ids import checked_name
 from penstock.operators.batch_process import BatchProcess
 from penstock.operators.keyed_process import KeyedProcess
+from penstock.operators.side_outputs import check_sides, checked_side
 from penstock.recovery.restart import RestartStrategy, exponential_delay
 from penstock.sinks.two_phase_commit import TwoPhaseCommitSink
 from penstock.state.backends import backend_named
@@ -191,6 +203,18 @@ class Stream:
             )
         return Stream(self._job, self._job.graph.bad_records(self._node))
 
+    def side(self, name: str) -> Stream:
+        """The rows that this operator emits to a side output: a stream with the columns that its class declares.
+
+        It is part of the same batch and checkpoint as the results, and may have several readers. What nobody reads is dropped.
+        """
+        if not isinstance(self._node, Process):
+            raise ConfigError(
+                f"side({name!r}): ask it of what process returned; other parts of a stream have no side outputs"
+            )
+        node = self._node
+        return Stream(self._job, Side(node, checked_side(node.operator, name, node.uid)))
+
     def write_to(
         self, sink: TwoPhaseCommitSink, *, uid: str, on_bad_record: OnBadRecord | str | None = None
     ) -> Written:
@@ -264,6 +288,7 @@ class KeyedStream:
                 f"process({operator!r}): it takes an instance of a KeyedProcess or BatchProcess subclass",
                 uid=uid,
             )
+        check_sides(operator, KeyedProcess if isinstance(operator, KeyedProcess) else BatchProcess, uid)
         ddl = schema_ddl(schema)
         order = (order_by,) if isinstance(order_by, str) else order_by
         node = Process(

@@ -1,6 +1,12 @@
-"""How numbers are said to people: counts with their noun, durations, sizes. One way in logs, errors and tables. Driver and executors."""
+"""How things are said to people: counts with their noun, durations, sizes, names that are nearly right. One way in logs, errors and tables.
+
+Driver and executors.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
 
 _SECOND_MS, _MINUTE_S, _HOUR_S, _DAY_S = 1000, 60, 3600, 86400
 _KILOBYTE = 1024
@@ -9,6 +15,12 @@ _KILOBYTE = 1024
 def counted(number: int, one: str, several: str = "") -> str:
     """`1 row`, `2 rows`, `1,500 rows`; a plural that is more than an `s` is given."""
     return f"{number:,} {one if number == 1 else several or one + 's'}"
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """`did you mean 'user'?`, or nothing where no known name is like it."""
+    found = get_close_matches(name, [one for one in known if one != name], n=1)
+    return f"did you mean {found[0]!r}?" if found else ""
 
 
 def duration(seconds: float) -> str:

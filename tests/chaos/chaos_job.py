@@ -25,11 +25,13 @@ SHUFFLED = "shuffled"
 class Links(ps.KeyedProcess):
     """Counts the rows of a key and emits the increment in pieces of random size, each linked to the one before.
 
+    The name of each link is in a side output too, so that the two must be of the same attempt.
     Raises on one kind of row, when it has emitted everything and changed its state: nothing of that may stay.
     """
 
     total = ps.ValueState("long", default=0)
     last = ps.ValueState("string", default="")
+    echoes = ps.SideOutput("user long, name string")
 
     def process(self, key, rows, ctx):
         left = [f"{row.partition}:{row.offset}" for row in rows]
@@ -37,6 +39,7 @@ class Links(ps.KeyedProcess):
             piece = 1 + secrets.randbelow(len(left))
             self.total.value += piece
             before, self.last.value = self.last.value, _new_name()
+            ctx.emit("echoes", (key, self.last.value))
             yield key, piece, self.total.value, before, self.last.value, left[:piece]
             left = left[piece:]
         if POISON in rows.column("app"):
@@ -75,7 +78,7 @@ def build_job(
 ) -> ps.Job:
     """Count views by app into SQLite; beside it, or instead of it, chains of increments by user into Parquet.
 
-    Side by side, rows that cannot be taken are dead letters, in Parquet too.
+    Side by side, rows that cannot be taken are dead letters, and the side output of the links is written, in Parquet too.
     """
     job = ps.Job(
         JOB,
@@ -91,6 +94,7 @@ def build_job(
         relayed.write_to(site.links_sink(), uid="links-out")
         return job
     links.write_to(site.links_sink(), uid="links-out")
+    links.side("echoes").write_to(site.echoes_sink(), uid="echoes-out")
     views = clicks.key_by("app").aggregate(pv=F.count("*"), users=F.sum("user"), uid="views")
     written = views.write_to(site.views_sink(busy_timeout), uid="views-out")
     letters = links.bad_records().union(views.bad_records()).union(written.bad_records())

@@ -70,6 +70,10 @@ class Site:
         return self.root / "letters"
 
     @property
+    def echoes_path(self) -> Path:
+        return self.root / "echoes"
+
+    @property
     def finish_path(self) -> Path:
         """When this exists no more rows come, and a driver ends when everything is committed."""
         return self.root / "finish"
@@ -84,6 +88,9 @@ class Site:
 
     def letters_sink(self) -> ps.sinks.Files:
         return ps.sinks.Files(self.letters_path, format="parquet")
+
+    def echoes_sink(self) -> ps.sinks.Files:
+        return ps.sinks.Files(self.echoes_path, format="parquet")
 
     def make_views_table(self) -> None:
         """One that refuses some rows."""
@@ -108,6 +115,9 @@ class Site:
 
     def links(self) -> list[dict[str, Any]]:
         return _parquet(self.files_path)
+
+    def echoes(self) -> list[dict[str, Any]]:
+        return _parquet(self.echoes_path)
 
 
 def _parquet(folder: Path) -> list[dict[str, Any]]:
@@ -189,14 +199,17 @@ class Traffic:
 
 
 def assert_exact(traffic: Traffic, *, shuffled: bool = False) -> None:
-    """Both outputs are what they would be without failures, row by row, and the checkpoints are whole."""
+    """All outputs are what they would be without failures, row by row, and the checkpoints are whole."""
     site = traffic.site
     rows = site.links()
     given, bad = site.rows(), Counter(map(position, site.letters("links")))
     users = Counter(row["user"] for at, row in given.items() if at not in bad)
     found = _log_differences(traffic) + _chain_differences(rows, users)
     found += _link_differences(rows, bad, given)
-    found += _relay_differences(rows) if shuffled else _view_differences(site, traffic, given)
+    if shuffled:
+        found += _relay_differences(rows)
+    else:
+        found += _echo_differences(rows, site.echoes()) + _view_differences(site, traffic, given)
     _report(traffic, found + _broken_checkpoints(site))
 
 
@@ -210,7 +223,11 @@ def assert_nothing_left_after_recovery(traffic: Traffic, *, shuffled: bool = Fal
     site = traffic.site
     sinks: dict[str, TwoPhaseCommitSink] = {"links-out": site.links_sink()}
     if not shuffled:
-        sinks |= {"views-out": site.views_sink(), "letters-out": site.letters_sink()}
+        sinks |= {
+            "views-out": site.views_sink(),
+            "letters-out": site.letters_sink(),
+            "echoes-out": site.echoes_sink(),
+        }
     record = check_job_record(site.storage, JobRecord(JOB, ps.job.DEFAULT_MAX_PARALLELISM))
     restore(site.storage, sinks, owner=record.owner, mode=ps.EXACTLY_ONCE, now=time.time())
     assert_nothing_left(traffic)
@@ -241,6 +258,14 @@ def _link_differences(
         for at, row in given.items()
         if linked[at] and (row["user"] is None or row["app"] == POISON)
     ]
+
+
+def _echo_differences(rows: list[dict[str, Any]], echoes: list[dict[str, Any]]) -> list[str]:
+    """The side output has every link once, under the name that only the attempt knows which gave both."""
+    linked = Counter((row["user"], row["name"]) for row in rows)
+    echoed = Counter((row["user"], row["name"]) for row in echoes)
+    found = [f"link {one}: {count} without an echo" for one, count in (linked - echoed).items()]
+    return found + [f"echo {one}: {count} without a link" for one, count in (echoed - linked).items()]
 
 
 def _view_differences(site: Site, traffic: Traffic, given: dict[str, dict[str, Any]]) -> list[str]:
@@ -314,7 +339,7 @@ def _broken_links(whose: str, rows: list[dict[str, Any]], before: str, name: str
 
 
 def _staging_leftovers(site: Site) -> list[str]:
-    hidden = [folder / "_penstock" for folder in (site.files_path, site.letters_path)]
+    hidden = [folder / "_penstock" for folder in (site.files_path, site.letters_path, site.echoes_path)]
     found = (path for folder in hidden for path in folder.rglob(f"{JOB}-*.*"))
     staged = [path for path in found if path.parent.name != "committed"]
     staged += site.root.glob("views.db.penstock/**/*.arrow")

@@ -29,6 +29,7 @@ from penstock.engine.run import Run
 from penstock.errors import PenstockError
 from penstock.ids import NO_CHECKPOINT
 from penstock.operators import tolerant_process
+from penstock.operators.side_outputs import SideRows
 from penstock.ownership import claim
 from penstock.ownership.claim import Claim
 from penstock.recovery import begun, forget, history, restore
@@ -461,6 +462,14 @@ def keep_results_and_drop_letters_of_a_sink(patch: Patch) -> None:
 @mutation(**BAD)
 def count_from_nothing_after_a_recovery(patch: Patch) -> None:
     patch.setattr(run, "BadRecordCounts", lambda restored: BadRecordCounts({}))
+
+
+@mutation(**BAD)
+def leave_what_a_call_emitted_to_the_next_one(patch: Patch) -> None:
+    def withdrawn(self: SideRows) -> dict[str, list[Any]]:
+        return {name: list(rows) for name, rows in self._given.items()}
+
+    patch.setattr(SideRows, "withdrawn", withdrawn)
 
 
 def job(seed: int, common: dict[str, Any]) -> Workload:

@@ -140,7 +140,7 @@ def test_keys_that_were_only_read_are_not_written(tmp_path):
     [
         (("a",), "with 1 value, its schema has 2 columns"),
         ({"x": 1}, "unknown columns"),
-        (5, "yield a tuple"),
+        (5, "give a tuple"),
         (("a", "b"), "'b' for 'n'"),
     ],
 )

@@ -21,18 +21,20 @@ from penstock.checkpoint.completed import SubtaskReport
 from penstock.clock import Stopwatch
 from penstock.config import OnBadRecord
 from penstock.engine.assignment import Assignment, BadCount, OperatorAnswer
-from penstock.engine.dead_letters import ROW, ROWS, tolerates, with_letters
+from penstock.engine.dead_letters import ROW, ROWS, tolerates
 from penstock.engine.executor import Executor
+from penstock.engine.tagged_rows import BAD, RESULTS, Outputs, Tags, side_tags, tagged
 from penstock.engine.task_failures import tell_failure
 from penstock.ids import SubtaskId
 from penstock.operators.aggregates import AggregateSpec
-from penstock.operators.bad_records import BadRecords
+from penstock.operators.bad_records import LETTER, BadRecords
 from penstock.operators.batch_process import BatchProcess
 from penstock.operators.grouping import check_rows, null_keys
 from penstock.operators.keyed_process import Context, KeyedProcess
 from penstock.operators.run_aggregate import run_aggregate
-from penstock.operators.run_batch_process import run_batch_process
+from penstock.operators.run_batch_process import SideColumns, run_batch_process
 from penstock.operators.run_process import run_process
+from penstock.operators.side_outputs import SideRows, declared_sides
 from penstock.operators.tolerant_process import run_process_tolerantly
 from penstock.snapshot.merger import Merge
 from penstock.snapshot.uploader import Upload, remember_newest
@@ -54,8 +56,8 @@ class OperatorTask(ABC):
     on_bad_record: OnBadRecord
 
     @abstractmethod
-    def apply(self, table: pa.Table, state: OpenState, subtask: int, bad: BadRecords) -> list[pa.RecordBatch]:
-        """Update the state with the rows, return the results. Rows that it cannot take, and may leave out, go to `bad`."""
+    def apply(self, table: pa.Table, state: OpenState, subtask: int, bad: BadRecords) -> Outputs:
+        """Update the state with the rows, return the results and what else it gives. Rows that it may leave out go to `bad`."""
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:  # noqa: D102 - Spark calls it
         attempt = self.executor.attempt()
@@ -100,7 +102,7 @@ class OperatorTask(ABC):
             clock=self.executor.clock,
         )
         with closing(plan.place.backend.open(workplace, self.layout, before)) as state:
-            results = self.apply(table, state, subtask.index, bad) if table.num_rows else []
+            outputs = self.apply(table, state, subtask.index, bad) if table.num_rows else {}
             freezing = Stopwatch()
             handle = state.freeze()
         report = self._report(handle, before, received, alignment_ms, freezing.ms)
@@ -110,9 +112,12 @@ class OperatorTask(ABC):
         self._upload(handle, before)
         self._merge(workplace)
         self._tidy(handle)
-        if self.on_bad_record is OnBadRecord.KEEP:
-            return with_letters(results, bad, self.result_schema)
-        return results
+        return tagged({**outputs, BAD: bad.letters()}, self.result_schema, self.tags)
+
+    @property
+    def tags(self) -> Tags:
+        """What travels with its results, where somebody wants it."""
+        return {BAD: LETTER} if self.on_bad_record is OnBadRecord.KEEP else {}
 
     @property
     @abstractmethod
@@ -201,23 +206,52 @@ class ProcessTask(OperatorTask):
 
     operator: KeyedProcess | BatchProcess
     output: pa.Schema
+    sides: tuple[str, ...] = ()
+    """The side outputs that somebody reads."""
 
     @property
     def result_schema(self) -> pa.Schema:
         """See `OperatorTask.result_schema`."""
         return self.output
 
-    def apply(self, table: pa.Table, state: OpenState, subtask: int, bad: BadRecords) -> list[pa.RecordBatch]:
+    @property
+    def tags(self) -> Tags:
+        """See `OperatorTask.tags`."""
+        declared, tags = declared_sides(self.operator), side_tags(self.operator)
+        return {**super().tags, **{tags[name]: declared[name].schema for name in self.sides}}
+
+    def apply(self, table: pa.Table, state: OpenState, subtask: int, bad: BadRecords) -> Outputs:
         """See `OperatorTask.apply`. What a `BatchProcess` raises is about many keys at once, and stays a failure."""
+        sides = self._side_rows()
+        if sides is None:
+            return {RESULTS: self._results(table, state, subtask, bad)}
+        try:
+            results = self._results(table, state, subtask, bad, sides)
+        finally:
+            sides.close()
+        tags = side_tags(self.operator)
+        return {RESULTS: results, **{tags[name]: sides.batches(name) for name in self.sides}}
+
+    def _side_rows(self) -> SideRows | None:
+        """For what is emitted, if the operator has side outputs."""
+        declared = declared_sides(self.operator)
+        kind = SideColumns if isinstance(self.operator, BatchProcess) else SideRows
+        return kind(self.uid, declared, self.sides) if declared else None
+
+    def _results(
+        self, table: pa.Table, state: OpenState, subtask: int, bad: BadRecords, sides: SideRows | None = None
+    ) -> list[pa.RecordBatch]:
         plan = self.assignment
-        context = Context(self.uid, plan.batch, subtask, plan.place.parallelism)
+        context = Context(self.uid, plan.batch, subtask, plan.place.parallelism, _sides=sides)
         keys, operator = list(self.keys), self.operator
         if isinstance(operator, BatchProcess):
             return run_batch_process(
                 operator, table, state, key_names=keys, output=self.output, context=context
             )
         if self.on_bad_record is OnBadRecord.FAIL:
-            return run_process(operator, table, state, key_names=keys, output=self.output, context=context)
+            return run_process(
+                operator, table, state, key_names=keys, output=self.output, context=context, sides=sides
+            )
         return run_process_tolerantly(
             operator,
             table,
@@ -227,6 +261,7 @@ class ProcessTask(OperatorTask):
             context=context,
             bad=bad,
             tolerates=tolerates,
+            sides=sides,
         )
 
 
@@ -247,9 +282,9 @@ class AggregateTask(OperatorTask):
         state: OpenState,
         subtask: int,  # noqa: ARG002
         bad: BadRecords,  # noqa: ARG002
-    ) -> list[pa.RecordBatch]:
+    ) -> Outputs:
         """See `OperatorTask.apply`. A sum that overflows is about all rows of a key so far, and stays a failure."""
-        return run_aggregate(self.specs, table, state, key_names=list(self.keys))
+        return {RESULTS: run_aggregate(self.specs, table, state, key_names=list(self.keys))}
 
     def rows_given(self, table: pa.Table) -> int:
         """See `OperatorTask.rows_given`."""

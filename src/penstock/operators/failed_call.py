@@ -8,7 +8,6 @@ from __future__ import annotations
 import builtins
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
-from difflib import get_close_matches
 from types import FrameType
 from typing import Any
 
@@ -19,6 +18,7 @@ from penstock.operators.keyed_process import Context, KeyedProcess
 from penstock.operators.rows import Row, Rows, UnknownColumnError
 from penstock.operators.states import declared_state
 from penstock.places import Place, place_in_user_code, place_of_frame, user_frames
+from penstock.wording import did_you_mean
 
 MOST_CHARACTERS = 300
 
@@ -47,7 +47,7 @@ def failed_call(error: BaseException) -> FailedCall:
         _shown_fact(error, "key") or _key(frames),
         _shown_fact(error, "row") or _row(error, frames),
         names,
-        bool(names) or isinstance(error, NameError),
+        bool(names) or isinstance(error, NameError) or _fact(error, "is_wrong_name") is not None,
     )
 
 
@@ -65,8 +65,12 @@ def _columns(row: Mapping[str, Any]) -> str:
     return ", ".join(f"{name}={value!r}" for name, value in row.items())
 
 
+def _fact(error: BaseException, name: str) -> object:
+    return error.facts.get(name) if isinstance(error, PenstockError) else None
+
+
 def _shown_fact(error: BaseException, name: str) -> str:
-    fact = error.facts.get(name) if isinstance(error, PenstockError) else None
+    fact = _fact(error, name)
     return "" if fact is None else shown(fact)
 
 
@@ -128,7 +132,9 @@ def _names(error: BaseException, frames: list[FrameType]) -> str:
         case AttributeError():
             return _attributes(error.obj, error.name or "")
         case NameError() if frames:
-            return _close(error.name or "", [*frames[-1].f_locals, *frames[-1].f_globals, *dir(builtins)])
+            return did_you_mean(
+                error.name or "", [*frames[-1].f_locals, *frames[-1].f_globals, *dir(builtins)]
+            )
         case _:
             return ""
 
@@ -144,17 +150,13 @@ def _attributes(owner: object, name: str) -> str:
         case Cell():
             return owner.members
         case Context():
-            return _listed("fields of the context", [field.name for field in fields(owner)], name)
+            public = [field.name for field in fields(owner) if not field.name.startswith("_")]
+            return _listed("fields of the context", public, name, also=("emit",))
         case _:
             return ""
 
 
 def _listed(what: str, there_are: Iterable[str], name: str, also: Iterable[str] = ()) -> str:
     known = list(there_are)
-    close = _close(name, [*known, *also])
+    close = did_you_mean(name, [*known, *also])
     return f"{what}: {', '.join(known) or 'none'}{f'; {close}' if close else ''}"
-
-
-def _close(name: str, known: Iterable[str]) -> str:
-    found = get_close_matches(name, [one for one in known if one != name], n=1)
-    return f"did you mean {found[0]!r}?" if found else ""

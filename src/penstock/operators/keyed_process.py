@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from penstock.operators.cells import Cells
 from penstock.operators.rows import Rows
+from penstock.operators.side_outputs import SideRows, no_such_side
 from penstock.operators.states import OperatorType, declared_state, refuse_state_assignment
 
 Output = Sequence[Any] | Mapping[str, Any]
@@ -22,6 +23,16 @@ class Context:
     checkpoint: int
     subtask: int
     parallelism: int
+    _sides: SideRows | None = field(default=None, repr=False, compare=False, kw_only=True)
+
+    def emit(self, name: str, row: Any) -> None:
+        """Give a row to a side output that the operator's class declares: a tuple or a dictionary, in `process_batch` columns.
+
+        It is part of the same batch as the results, whatever becomes of that. Only inside the call that got the context.
+        """
+        if self._sides is None:
+            raise no_such_side(self.operator, name, ())
+        self._sides.take(name, row)
 
 
 class KeyedProcess(metaclass=OperatorType):
@@ -38,6 +49,7 @@ class KeyedProcess(metaclass=OperatorType):
         Called once per key and batch, for keys that have rows; called again with the same or other rows after a recovery, on the
         state as it was at the checkpoint. `key` is the value of the key column, a tuple for several. `rows` has a length, can
         be iterated (each row acts as a named tuple) and indexed. In no promised order, unless `order_by` is given.
+        `ctx.emit` gives rows to a declared `SideOutput`.
         The classic mistake: changing the outside world here. After a failure that happens again; use a sink.
         """
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import islice
 from operator import itemgetter
@@ -21,6 +21,7 @@ from penstock.operators.keyed_process import Context, KeyedProcess, bind
 from penstock.operators.pieces import PieceLimits, pieces_with_state
 from penstock.operators.python_values import python_values
 from penstock.operators.rows import Row, Rows, RowTable
+from penstock.operators.side_outputs import SideRows
 from penstock.operators.states import value_schema
 from penstock.state.backends.base import OpenState
 from penstock.state.keys import KeyBatch
@@ -45,17 +46,21 @@ def run_process(
     key_names: list[str],
     output: pa.Schema,
     context: Context,
+    sides: SideRows | None = None,
 ) -> list[pa.RecordBatch]:
-    """Process every key of the table once; returns the results in batches."""
+    """Process every key of the table once; returns the results in batches. `sides` has what was emitted in the end."""
     cells = bind(operator)
+    process = operator.process if sides is None else _encoding(operator.process, sides)
     results: list[pa.RecordBatch] = []
     with rare_collections():
         for piece in pieces_with_state(
             group_rows(table, key_names), state if cells.columns else None, LIMITS
         ):
             cells.load(piece.stored, PieceKeys(context.operator, piece.grouped.keys.columns))
-            called = _call(operator, piece.grouped, cells, context)
+            called = _call(process, piece.grouped, cells, context)
             results.extend(_encode(called, output, context.operator))
+            if sides is not None:
+                _encode_sides(sides)
             if cells.columns:
                 write_back(operator, piece.grouped.keys, cells.columns, state, context.operator)
     return results
@@ -73,11 +78,11 @@ def rare_collections() -> Iterator[None]:
         gc.set_threshold(*before)
 
 
-def _call(operator: KeyedProcess, piece: Grouped, cells: Cells, context: Context) -> Iterator[Any]:
+def _call(process: Callable[..., Any], piece: Grouped, cells: Cells, context: Context) -> Iterator[Any]:
     """Process the keys of a piece; whatever stands in this loop is paid once per key."""
     table = RowTable(piece.table)
     starts = piece.starts.tolist()
-    process, every, ending = operator.process, cells.all, cells.ending
+    every, ending = cells.all, cells.ending
     keys = python_keys(piece.keys.columns)
     for index, key, start, stop in zip(range(len(keys)), keys, starts[:-1], starts[1:], strict=True):
         for cell in every:
@@ -109,40 +114,65 @@ def python_keys(columns: pa.RecordBatch) -> list[Any]:
 
 def _encode(results: Iterator[Any], output: pa.Schema, operator: str) -> Iterator[pa.RecordBatch]:
     while chunk := list(islice(results, OUTPUT_ROWS)):
-        yield from in_batches(to_table(chunk, output, operator))
+        yield from in_batches(to_table(chunk, output, yielded(operator)))
 
 
-def to_table(chunk: list[Any], output: pa.Schema, operator: str) -> pa.Table:
-    """Results as columns; raises `BadRecordError` for one that does not fit the schema."""
+def yielded(operator: str) -> str:
+    """The beginning of a message about a result."""
+    return f"operator {operator}: process() yielded"
+
+
+def emitted(sides: SideRows, name: str) -> str:
+    """The same about a row of a side output."""
+    return f"{sides.who(name)}: process() emitted"
+
+
+def _encoding(process: Callable[..., Any], sides: SideRows) -> Callable[..., Any]:
+    """The same, and before each call what is due of the calls before: an error in that is not about the key of the next."""
+
+    def call(*given: Any) -> Any:
+        if sides.holds(OUTPUT_ROWS):
+            _encode_sides(sides)
+        return process(*given)
+
+    return call
+
+
+def _encode_sides(sides: SideRows) -> None:
+    for name, rows in sides.withdrawn().items():
+        for start in range(0, len(rows), OUTPUT_ROWS):
+            chunk = rows[start : start + OUTPUT_ROWS]
+            sides.keep(name, in_batches(to_table(chunk, sides.schemas[name], emitted(sides, name))))
+
+
+def to_table(chunk: list[Any], output: pa.Schema, said: str) -> pa.Table:
+    """Rows of user code as columns; raises `BadRecordError`, which begins with `said`, for one that does not fit the schema."""
     width = len(output.names)
     plain = chunk
     if set(map(type, chunk)) != {tuple}:
-        plain = [_as_tuple(result, output, operator) for result in chunk]
+        plain = [_as_tuple(result, output, said) for result in chunk]
     if set(map(len, plain)) != {width}:
         wrong = next(result for result in plain if len(result) != width)
         raise BadRecordError(
-            f"operator {operator}: process() yielded {wrong!r} with {counted(len(wrong), 'value')}, its schema has "
+            f"{said} {wrong!r} with {counted(len(wrong), 'value')}, its schema has "
             f"{counted(width, 'column')} ({', '.join(output.names)})"
         )
     columns = [
-        to_array(list(map(itemgetter(index), plain)), field, f"operator {operator}: process() yielded")
-        for index, field in enumerate(output)
+        to_array(list(map(itemgetter(index), plain)), field, said) for index, field in enumerate(output)
     ]
     return pa.Table.from_arrays(columns, schema=output)
 
 
-def _as_tuple(result: Any, output: pa.Schema, operator: str) -> Any:
+def _as_tuple(result: Any, output: pa.Schema, said: str) -> Any:
     if isinstance(result, Mapping):
         unknown = sorted(set(result) - set(output.names))
         if unknown:
-            raise BadRecordError(
-                f"operator {operator}: process() yielded unknown columns {unknown}: {result!r}"
-            )
+            raise BadRecordError(f"{said} unknown columns {unknown}: {result!r}")
         return tuple(result.get(name) for name in output.names)
     if isinstance(result, tuple | list | Row):
         return result
     raise BadRecordError(
-        f"operator {operator}: process() yielded {result!r}; yield a tuple with one value per column "
+        f"{said} {result!r}; give a tuple with one value per column "
         f"({', '.join(output.names)}) or a dictionary"
     )
 

@@ -15,6 +15,7 @@ from penstock.errors import ConfigError
 from penstock.operators.cells import Cell, ColumnCell, ContainerCell, ValueCell
 from penstock.operators.encoding import CANNOT_ENCODE, encoded
 from penstock.operators.python_values import python_values
+from penstock.operators.side_outputs import SideOutput
 from penstock.state.declared import type_ddl
 from penstock.state.types import arrow_type
 
@@ -135,8 +136,10 @@ def value_schema(operator: object) -> pa.Schema:
 
 
 def refuse_state_assignment(operator: object, name: str, instead: str = "") -> None:
-    """Declared state must not be overwritten by mistake; `instead` is what to write, where the kind of state does not say it."""
+    """What is declared must not be overwritten by mistake; `instead` is what to write, where the kind of state does not say it."""
     state = getattr(type(operator), name, None)
+    if isinstance(state, SideOutput):
+        raise AttributeError(f"{name} is a side output: emit rows to it instead of self.{name} = ...")  # noqa: TRY004 - see below
     if isinstance(state, DeclaredState):
         raise AttributeError(  # noqa: TRY004 - it is about the attribute, not about the value's type
             f"{name} is state: write {instead or f'self.{name}{state.instead}'} instead of self.{name} = ..."

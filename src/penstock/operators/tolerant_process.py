@@ -1,12 +1,12 @@
 """Run a `KeyedProcess` that may fail for a key: its call is undone, its rows are bad, and the others go on. Executors.
 
-What a key did becomes visible only when its call has returned, all its results fit the schema and its state fits its types. Results
-are encoded for many keys at a time; only where that fails are they looked at key by key.
+What a key did becomes visible only when its call has returned, all it gave to results and side outputs fits their schemas and its state
+fits its types. Rows are encoded for many keys at a time; only where that fails are they looked at key by key.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,17 +26,26 @@ from penstock.operators.run_process import (
     LIMITS,
     OUTPUT_ROWS,
     check_iterable,
+    emitted,
     rare_collections,
     to_table,
     write_back,
+    yielded,
 )
+from penstock.operators.side_outputs import SideRows
 from penstock.operators.states import value_schema
 from penstock.operators.unreadable import Unreadable, readable
 from penstock.state.backends.base import OpenState
 from penstock.state.sizes import in_batches
 
-Called = tuple[int, list[Any]]
-"""A key by its position in the piece, and what its call gave."""
+Called = tuple[int, list[Any], Mapping[str, list[Any]]]
+"""A key by its position in the piece, the results of its call, and what it emitted, by side output."""
+Encoded = tuple[pa.Table, npt.NDArray[np.int64]]
+"""Rows, and of which key each is."""
+
+_RESULTS = ""
+"""In place of the name of a side output."""
+_NOTHING: Mapping[str, list[Any]] = {}
 
 
 def run_process_tolerantly(
@@ -49,17 +58,21 @@ def run_process_tolerantly(
     context: Context,
     bad: BadRecords,
     tolerates: Tolerates,
+    sides: SideRows | None = None,
 ) -> list[pa.RecordBatch]:
-    """Process every key of the table once; returns the results of those that were not bad."""
+    """Process every key of the table once; returns the results of those that were not bad, `sides` has what they emitted."""
     cells = bind(operator)
     results: list[pa.RecordBatch] = []
     with rare_collections():
         for piece in pieces_with_state(
             group_rows(table, key_names), state if cells.columns else None, LIMITS
         ):
-            calls = _PieceCalls(operator, piece, cells, key_names, output, context, bad, tolerates)
-            for encoded in calls.run(state):
-                results.extend(in_batches(encoded))
+            calls = _PieceCalls(operator, piece, cells, key_names, output, context, bad, tolerates, sides)
+            for name, encoded in calls.run(state):
+                if name == _RESULTS:
+                    results.extend(in_batches(encoded))
+                elif sides is not None:
+                    sides.keep(name, in_batches(encoded))
     return results
 
 
@@ -75,15 +88,17 @@ class _PieceCalls:
     context: Context
     bad: BadRecords
     tolerates: Tolerates
+    sides: SideRows | None
     _refused: set[int] = field(default_factory=set)
 
-    def run(self, state: OpenState) -> list[pa.Table]:
+    def run(self, state: OpenState) -> list[tuple[str, pa.Table]]:
+        """The rows of the keys that are not bad, by side output or as results."""
         keys = PieceKeys(self.context.operator, self.piece.grouped.keys.columns)
         self.cells.load(self.piece.stored, keys)
-        encoded = [self._encoded(chunk) for chunk in _in_chunks(self._called())]
+        encoded = [part for chunk in _in_chunks(self._called()) for part in self._encoded(chunk)]
         if self.cells.columns:
             self._write_state(state)
-        return [self._without_refused(results, keys) for results, keys in encoded]
+        return [(name, self._without_refused(rows, keys)) for name, (rows, keys) in encoded]
 
     # ── calling ────────────────────────────────────────────────────────────────────────────────
 
@@ -92,7 +107,7 @@ class _PieceCalls:
         grouped = self.piece.grouped
         table, process = RowTable(grouped.table), self.operator.process
         every, ending = self.cells.all, self.cells.ending
-        starts = grouped.starts.tolist()
+        starts, sides = grouped.starts.tolist(), self.sides
         for index, key in enumerate(self._keys()):
             if type(key) is Unreadable:
                 self._refuse(index, key.error())
@@ -107,9 +122,11 @@ class _PieceCalls:
             except Exception as error:
                 if not self.tolerates(error):
                     raise
+                if sides is not None:
+                    sides.withdrawn()
                 self._refuse(index, error, rows.at)
                 continue
-            yield index, results
+            yield index, results, _NOTHING if sides is None else sides.withdrawn()
 
     def _keys(self) -> list[Any]:
         """As user code sees them; one with a part that cannot be read is that part."""
@@ -125,27 +142,40 @@ class _PieceCalls:
 
     # ── encoding ───────────────────────────────────────────────────────────────────────────────
 
-    def _encoded(self, chunk: list[Called]) -> tuple[pa.Table, npt.NDArray[np.int64]]:
-        """The results, and of which key each is."""
+    def _encoded(self, chunk: list[Called]) -> list[tuple[str, Encoded]]:
+        """The results, and what went to each side output."""
         try:
-            results = self._to_table(chunk)
+            return self._all_encoded(chunk)
         except BadRecordError:
-            chunk = [called for called in chunk if self._fits(called)]
-            results = self._to_table(chunk)
-        indexes, lengths = [index for index, _ in chunk], [len(given) for _, given in chunk]
-        return results, np.repeat(np.array(indexes, dtype=np.int64), lengths)
+            return self._all_encoded([called for called in chunk if self._fits(called)])
+
+    def _all_encoded(self, chunk: list[Called]) -> list[tuple[str, Encoded]]:
+        emitted_by: dict[str, list[Called]] = {}
+        for index, _, by_side in chunk if self.sides is not None else ():
+            for name, rows in by_side.items():
+                emitted_by.setdefault(name, []).append((index, rows, _NOTHING))
+        parts = {_RESULTS: chunk, **emitted_by}
+        return [(name, self._encoded_rows(name, of_keys)) for name, of_keys in parts.items()]
+
+    def _encoded_rows(self, name: str, of_keys: list[Called]) -> Encoded:
+        rows = [row for called in of_keys for row in called[1]]
+        indexes, lengths = [called[0] for called in of_keys], [len(called[1]) for called in of_keys]
+        return self._to_table(name, rows), np.repeat(np.array(indexes, dtype=np.int64), lengths)
 
     def _fits(self, called: Called) -> bool:
         try:
-            self._to_table([called])
+            self._all_encoded([called])
         except BadRecordError as error:
             self._refuse(called[0], error)
             return False
         return True
 
-    def _to_table(self, chunk: list[Called]) -> pa.Table:
-        results = [result for _, given in chunk for result in given]
-        return to_table(results, self.output, self.context.operator) if results else self.output.empty_table()
+    def _to_table(self, name: str, rows: list[Any]) -> pa.Table:
+        if self.sides is None or name == _RESULTS:
+            schema, said = self.output, yielded(self.context.operator)
+        else:
+            schema, said = self.sides.schemas[name], emitted(self.sides, name)
+        return to_table(rows, schema, said) if rows else schema.empty_table()
 
     def _without_refused(self, results: pa.Table, keys: npt.NDArray[np.int64]) -> pa.Table:
         late = np.isin(keys, list(self._refused))
@@ -203,14 +233,16 @@ def _listed(results: Any, operator: str) -> list[Any]:
 
 
 def _in_chunks(called: Iterator[Called]) -> Iterator[list[Called]]:
-    """Whole keys, as many as have the results that are encoded together."""
+    """Whole keys, as many as have the rows that are encoded together."""
     chunk: list[Called] = []
-    results = 0
+    rows = 0
     for one in called:
         chunk.append(one)
-        results += len(one[1])
-        if results >= OUTPUT_ROWS:
+        rows += len(one[1])
+        if one[2]:
+            rows += sum(map(len, one[2].values()))
+        if rows >= OUTPUT_ROWS:
             yield chunk
-            chunk, results = [], 0
+            chunk, rows = [], 0
     if chunk:
         yield chunk

@@ -20,9 +20,11 @@ from pyspark.sql.types import StructType
 
 from penstock.config import Mode, OnBadRecord
 from penstock.engine.job_spec import JobSpec
+from penstock.engine.tagged_rows import BAD, side_tags
 from penstock.errors import ConfigError, PenstockError, UserCodeError
-from penstock.graph import Aggregate, BadRecords, Graph, Keyed, Node, Process, Source, Transform, Union
+from penstock.graph import Aggregate, BadRecords, Graph, Keyed, Node, Process, Side, Source, Transform, Union
 from penstock.operators.aggregates import AggregateSpec, state_schema
+from penstock.operators.side_outputs import declared_sides
 from penstock.operators.states import value_schema
 from penstock.places import AT, place_in_user_code
 from penstock.spark.aggregate_columns import describe, partials
@@ -31,6 +33,7 @@ from penstock.spark.dead_letters import LETTERS, all_nullable, grouped_with_bad_
 from penstock.spark.inspection import leaves, refuse_cleaning, refuse_stateful, replayable_positions
 from penstock.spark.key_columns import check_keys, float_keys, quoted
 from penstock.spark.shuffles import shuffles
+from penstock.spark.tagged_rows import Beside
 from penstock.spark.versions import arrow_schema, arrow_type
 from penstock.state.backends.base import StateLayout
 from penstock.state.local_files import job_dir
@@ -50,6 +53,10 @@ class CompiledOperator:
     float_keys: tuple[str, ...] = ()
     specs: tuple[AggregateSpec, ...] = ()
     partials: tuple[Column, ...] = ()
+    beside: Beside = field(default_factory=dict)
+    """What its task gives beside the results: dead letters and side outputs that somebody wants."""
+    sides: tuple[str, ...] = ()
+    """The side outputs among them."""
 
 
 @dataclass(frozen=True)
@@ -106,8 +113,8 @@ def compile_job(graph: Graph) -> Compiled:
         frame = compiler.frame(output.upstream)
         with graph.saying_where(output.uid):
             output.sink.validate(arrow_schema(frame.schema))
-    kept = {uid for uid, one in compiler.operators.items() if one.on_bad_record is OnBadRecord.KEEP}
-    shared = {uid for uid, n in uses.items() if n > 1} | compiler.looked_at | kept
+    divided = {uid for uid, one in compiler.operators.items() if one.beside}
+    shared = {uid for uid, n in uses.items() if n > 1} | compiler.looked_at | divided
     own_shuffles = bool(compiler.eager) or any(map(shuffles, plans))
     return Compiled(session, graph, compiler.operators, frozenset(shared), compiler.eager, own_shuffles)
 
@@ -147,7 +154,9 @@ def _operators_before(node: Node) -> Iterator[str]:
             yield from _operators_before(node.right)
         case Aggregate() | Process():
             yield node.uid
-        case Source() | BadRecords():  # bad rows are there before anybody looks at them
+        case (
+            Source() | BadRecords() | Side()
+        ):  # those beside the results are there before anybody looks at them
             return
 
 
@@ -186,6 +195,8 @@ class _Compiler:
                 return self._empty(compiled.result, node.uid)
             case BadRecords():
                 return self._empty(LETTERS, node.of.uid)
+            case Side():
+                return self._empty(_side_columns(node.of, node.name), node.of.uid)
 
     def _empty(self, schema: StructType, uid: str) -> DataFrame:
         """No rows; a filter that is always true leaves a mark in the plan, to count how often the rows are used."""
@@ -242,7 +253,7 @@ class _Compiler:
             self._check_grouping(node, frame, parts)
             result = all_nullable(result)
         layout = StateLayout(key, state_schema(specs))
-        return CompiledOperator(node, layout, result, policy, floats, specs, parts)
+        return CompiledOperator(node, layout, result, policy, floats, specs, parts, _letters(policy))
 
     def _check_grouping(self, node: Aggregate, frame: DataFrame, parts: tuple[Column, ...]) -> None:
         try:
@@ -264,7 +275,18 @@ class _Compiler:
             )
         result = from_arrow_schema(node.output)
         layout = StateLayout(key, value_schema(node.operator))
-        return CompiledOperator(node, layout, result, self._graph.policy(node), floats)
+        policy, sides, tags = self._graph.policy(node), self._graph.sides_read(node), side_tags(node.operator)
+        beside = {**_letters(policy), **{tags[name]: _side_columns(node, name) for name in sides}}
+        return CompiledOperator(node, layout, result, policy, floats, beside=beside, sides=sides)
+
+
+def _letters(policy: OnBadRecord) -> Beside:
+    return {BAD: LETTERS} if policy is OnBadRecord.KEEP else {}
+
+
+def _side_columns(node: Process, name: str) -> StructType:
+    columns: StructType = from_arrow_schema(declared_sides(node.operator)[name].schema)
+    return columns
 
 
 def spec_of(job: Job, compiled: Compiled, owner: str) -> JobSpec:

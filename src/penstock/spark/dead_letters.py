@@ -1,4 +1,4 @@
-"""Bad rows among the rows of an operator, as Spark sees them: told from the results, and from what it aggregates. Driver."""
+"""Bad rows as Spark sees them: the columns of dead letters, and rows without a key among those that it aggregates. Driver."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructField, StructType
 
 from penstock.config import OnBadRecord
-from penstock.engine.dead_letters import BAD, ROW, ROWS
+from penstock.engine.dead_letters import ROW, ROWS
 from penstock.operators.bad_records import LETTER
 from penstock.spark.key_columns import quoted
 
@@ -21,21 +21,6 @@ LETTERS: StructType = from_arrow_schema(LETTER)
 def all_nullable(result: StructType) -> StructType:
     """The columns of results beside which dead letters stand."""
     return StructType([StructField(field.name, field.dataType) for field in result.fields])
-
-
-def tagged(result: StructType) -> StructType:
-    """Results and dead letters in one."""
-    return StructType([*result.fields, StructField(BAD, LETTERS)])
-
-
-def results_of(frame: DataFrame) -> DataFrame:
-    """Those of an operator that keeps its bad rows."""
-    return frame.where(F.col(BAD).isNull()).drop(BAD)
-
-
-def letters_of(frame: DataFrame) -> DataFrame:
-    """The bad rows of such an operator."""
-    return frame.where(F.col(BAD).isNotNull()).select(f"{BAD}.*")
 
 
 def grouped_with_bad_rows(

@@ -13,6 +13,7 @@ from penstock.config import OnBadRecord
 from penstock.engine.assignment import Assignment
 from penstock.engine.sink_writer import Fused, SinkWriter
 from penstock.engine.subtask import AggregateTask, OperatorTask, ProcessTask
+from penstock.engine.tagged_rows import BAD, side_tags
 from penstock.errors import ConfigError, UnavailableError
 from penstock.graph import (
     Aggregate,
@@ -22,13 +23,15 @@ from penstock.graph import (
     Order,
     Output,
     Process,
+    Side,
     Source,
     Transform,
     Union,
 )
 from penstock.spark.compiled import Compiled, CompiledOperator
-from penstock.spark.dead_letters import LETTERS, grouped_with_bad_rows, letters_of, results_of, tagged
+from penstock.spark.dead_letters import LETTERS, grouped_with_bad_rows
 from penstock.spark.key_columns import normalised, placed_by_key, quoted, sort_key, subtask_of
+from penstock.spark.tagged_rows import results_of, rows_of, tagged
 from penstock.spark.tasks import Renamed, SparkExecutor, Task
 from penstock.spark.versions import partition_by_number, repartitioned
 
@@ -62,8 +65,8 @@ class BatchFrames:
     executor: SparkExecutor
     _frames: dict[int, DataFrame] = field(default_factory=dict)
     _persisted: list[DataFrame] = field(default_factory=list)
-    _both: dict[str, DataFrame] = field(default_factory=dict)
-    """The operators that keep their bad rows: those and the results, by uid."""
+    _divided: dict[str, DataFrame] = field(default_factory=dict)
+    """The operators that give rows beside their results: all of these, by uid."""
     _written: dict[str, int] = field(default_factory=dict)
     """The sinks that were written to on the way, because somebody asks for their bad rows, and how many tasks did so."""
 
@@ -111,12 +114,15 @@ class BatchFrames:
             case Union():
                 return self._frame(node.left).unionByName(self._frame(node.right))
             case Aggregate() | Process():
-                return results_of(self._tagged(node)) if self._keeps(node) else self._untagged(node)
+                tags = self.compiled.operators[node.uid].beside
+                return results_of(self._tagged(node), tags) if tags else self._untagged(node)
             case BadRecords():
                 of = node.of
-                return self._refused(of) if isinstance(of, Output) else letters_of(self._tagged(of))
+                return self._refused(of) if isinstance(of, Output) else rows_of(self._tagged(of), BAD)
+            case Side():
+                return rows_of(self._tagged(node.of), side_tags(node.of.operator)[node.name])
 
-    def _keeps(self, node: Keyed | Output) -> bool:
+    def _keeps(self, node: Output) -> bool:
         return self.compiled.graph.policy(node) is OnBadRecord.KEEP
 
     def _untagged(self, node: Keyed) -> DataFrame:
@@ -124,10 +130,10 @@ class BatchFrames:
         return self._materialised(frame) if node.uid in self.compiled.shared else frame
 
     def _tagged(self, node: Keyed) -> DataFrame:
-        """Results and bad rows of an operator, which runs once for both."""
-        if node.uid not in self._both:
-            self._both[node.uid] = self._materialised(self._operator(node))
-        return self._both[node.uid]
+        """Results of an operator and what is beside them; it runs once for all."""
+        if node.uid not in self._divided:
+            self._divided[node.uid] = self._materialised(self._operator(node))
+        return self._divided[node.uid]
 
     def _refused(self, output: Output) -> DataFrame:
         """Writes to the sink, now: its rows are written whatever is done with those that it refuses."""
@@ -167,7 +173,7 @@ class BatchFrames:
 
     def _operator(self, node: Keyed) -> DataFrame:
         rows, task, operator = self._keyed(node)
-        return _in_arrow(rows, task, tagged(operator.result) if self._keeps(node) else operator.result)
+        return _in_arrow(rows, task, tagged(operator.result, operator.beside))
 
     def _output(self, output: Output) -> DataFrame:
         policy = self.compiled.graph.policy(output)
@@ -184,7 +190,7 @@ class BatchFrames:
         policy = operator.on_bad_record
         common = (node.uid, node.keys, operator.layout, self.assignment, self.executor, policy)
         if isinstance(node, Process):
-            task: OperatorTask = ProcessTask(*common, node.operator, node.output)
+            task: OperatorTask = ProcessTask(*common, node.operator, node.output, operator.sides)
             return self._placed_rows(node, frame), task, operator
         return self._placed_partials(node, operator, frame), AggregateTask(*common, operator.specs), operator
 

@@ -24,7 +24,7 @@ from penstock.testing.simulation.counting import LAYOUT, scan
 from penstock.testing.simulation.external import Row
 from penstock.testing.simulation.site import Site
 from penstock.testing.simulation.source import Record, fault_of
-from penstock.testing.simulation.topology import letters_of, sink_of
+from penstock.testing.simulation.topology import echoes_of, letters_of, sink_of
 from penstock.testing.simulation.violation import Violation
 from penstock.testing.simulation.workload import MAX_PARALLELISM, SinkKind
 
@@ -225,7 +225,17 @@ class Audit:
             found = Counter(dict(self._scan(self.checkpoints()[-1], uid)))
             if found != counted:
                 raise Violation(f"{uid} has the state {dict(found)}, its results say {dict(counted)}")
+            self._side_output_is_right(uid, visible)
             self._bad_records_are_counted(uid)
+
+    def _side_output_is_right(self, uid: str, visible: list[Row]) -> None:
+        """What an operator emitted is that of the very calls whose results are kept."""
+        results = Counter(row["nonce"] for row in (*visible, *self._letters(uid, from_sink=True)))
+        echoes = Counter(row["nonce"] for row in self._site.external.rows(echoes_of(uid)))
+        if echoes != results:
+            raise Violation(
+                f"side output of {uid}: lost {dict(results - echoes)}, too many {dict(echoes - results)}"
+            )
 
     def _bad_records_are_counted(self, uid: str) -> None:
         said = self.checkpoints()[-1].bad_records

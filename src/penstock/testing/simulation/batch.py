@@ -8,16 +8,16 @@ from dataclasses import dataclass, field, replace
 from penstock.clock import Clock
 from penstock.config import OnBadRecord
 from penstock.engine.assignment import Answer, Assignment
-from penstock.engine.dead_letters import without_tag
 from penstock.engine.sink_writer import SinkWriter
 from penstock.engine.subtask import ProcessTask
+from penstock.engine.tagged_rows import BAD, RESULTS, side_tags, untagged
 from penstock.sinks.two_phase_commit import TwoPhaseCommitSink
 from penstock.snapshot.messages import Message
 from penstock.testing.simulation.counting import KEY, LAYOUT, OUTPUT, Counting, as_items, as_rows, subtask_of
 from penstock.testing.simulation.machines import Machines, VirtualExecutor
 from penstock.testing.simulation.site import Conditions
 from penstock.testing.simulation.source import Item, Record
-from penstock.testing.simulation.topology import Topology, letters_of
+from penstock.testing.simulation.topology import Topology, echoes_of, letters_of
 
 MOST_ATTEMPTS = 2
 """Spark's is 4; a failure here is followed by another sooner."""
@@ -90,16 +90,19 @@ class Batch:
         plan = replace(self.assignment, place=here)
         operator = Counting(self.conditions.rng, once=self.topology.emits_once, faults=self.topology.faults)
         policy = OnBadRecord.KEEP if self.topology.faults else OnBadRecord.FAIL
-        task = ProcessTask(uid, tuple(KEY.names), LAYOUT, plan, executor, policy, operator, OUTPUT)
-        results, letters = list(task(as_rows(items, place.max_parallelism))), []
-        if policy is OnBadRecord.KEEP:
-            parts = [without_tag(batch) for batch in results]
-            results, letters = [good for good, _ in parts], [bad for _, bad in parts]
+        sides = tuple(side_tags(operator)) if self.topology.faults else ()
+        task = ProcessTask(uid, tuple(KEY.names), LAYOUT, plan, executor, policy, operator, OUTPUT, sides)
+        parts = [untagged(batch, task.tags) for batch in task(as_rows(items, place.max_parallelism))]
+        results = [part[RESULTS] for part in parts]
+        letters = [part[BAD] for part in parts if BAD in part]
+        echoes = [part[tag] for part in parts for tag in side_tags(operator).values() if tag in part]
+        beside = {echoes_of(uid): echoes, letters_of(uid): letters}
         for sink_uid, sink in self.sinks[uid].items():
-            if sink_uid != letters_of(uid):
+            if sink_uid not in beside:
                 letters += SinkWriter(sink_uid, sink, plan, executor, policy)(results)
-        if letters:
-            list(SinkWriter(letters_of(uid), self.sinks[uid][letters_of(uid)], plan, executor)(letters))
+        for sink_uid, rows in beside.items():
+            if rows:
+                list(SinkWriter(sink_uid, self.sinks[uid][sink_uid], plan, executor)(rows))
         return executor, as_items(results)
 
     def _by_chance(self, likelihood: float) -> bool:

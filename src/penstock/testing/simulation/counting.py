@@ -10,6 +10,7 @@ import xxhash
 
 from penstock.operators.keyed_process import Context, KeyedProcess
 from penstock.operators.rows import Rows
+from penstock.operators.side_outputs import SideOutput
 from penstock.operators.states import ValueState, value_schema
 from penstock.state.backends.base import OpenState, StateLayout
 from penstock.state.keys import GROUP_SHIFT, SORT_KEY
@@ -31,22 +32,27 @@ class Counting(KeyedProcess):
     """Emits for every key that a batch touches the new count, the records, and a number that no replay repeats.
 
     `once`: only when it first sees a key, and never again; output that is lost once is then lost for good.
+    Where calls may fail, that number is in a side output too.
     """
 
     n = ValueState("long")
+    echoes = SideOutput("nonce long")
 
     def __init__(self, rng: random.Random, *, once: bool, faults: float = 0.0) -> None:
         self._rng = rng
         self._once = once
         self._faults = faults
 
-    def process(self, key: str, rows: Rows, ctx: Context) -> Iterator[tuple[object, ...]]:  # noqa: ARG002
+    def process(self, key: str, rows: Rows, ctx: Context) -> Iterator[tuple[object, ...]]:
         """See `KeyedProcess.process`."""
         records = [record for row in rows for record in row.records]
         before = self.n.value
         self.n.value = (before or 0) + len(records)
         if not self._once:
-            yield key, self.n.value, records, self._rng.getrandbits(60)
+            nonce = self._rng.getrandbits(60)
+            if self._faults:
+                ctx.emit("echoes", (nonce,))
+            yield key, self.n.value, records, nonce
         elif before is None:
             yield key, self.n.value, [first_sight(key)], self._rng.getrandbits(60)
         for record in records if self._faults else ():

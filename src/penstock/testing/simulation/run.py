@@ -28,7 +28,7 @@ from penstock.testing.simulation.lifeline import Lifeline
 from penstock.testing.simulation.machines import Machines
 from penstock.testing.simulation.site import JOB, Conditions, Sinks, Site
 from penstock.testing.simulation.source import Fault, fault_of
-from penstock.testing.simulation.topology import letters_of, sink_of
+from penstock.testing.simulation.topology import echoes_of, letters_of, sink_of
 from penstock.testing.simulation.violation import Violation
 from penstock.testing.simulation.watched_storage import WatchedStorage
 from penstock.testing.simulation.workload import MAX_PARALLELISM, SinkKind
@@ -121,6 +121,7 @@ class SimulatedRun:
         if self._site.workload.bad_records:
             for uid, own in sinks.items():
                 own[letters_of(uid)] = flaky(SimulatedSink(self._site.external))
+                own[echoes_of(uid)] = flaky(SimulatedSink(self._site.external))
         return sinks
 
     def _sink(self, kind: SinkKind) -> TwoPhaseCommitSink:

@@ -22,6 +22,11 @@ def letters_of(operator: str) -> str:
     return f"{operator}-letters"
 
 
+def echoes_of(operator: str) -> str:
+    """The uid of the sink for an operator's side output."""
+    return f"{operator}-echoes"
+
+
 def sink_of(operator: str, kind: SinkKind = SinkKind.TRANSACTIONS) -> str:
     """The uid of a sink behind an operator."""
     return f"{operator}-{kind.value}"
