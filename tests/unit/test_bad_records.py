@@ -17,7 +17,7 @@ from penstock.engine.assignment import BadCount
 from penstock.engine.bad_records import BadRecordCounts
 from penstock.engine.dead_letters import tolerates
 from penstock.engine.sifting import Sifter
-from penstock.errors import ConfigError, InternalError, UnavailableError
+from penstock.errors import BadRecordError, ConfigError, InternalError, UnavailableError
 from penstock.graph import BadRecords as BadRecordsNode
 from penstock.graph import Graph, Output, Source, Transform
 from penstock.ids import CheckpointId
@@ -198,6 +198,28 @@ def test_rows_that_are_refused_beside_each_other():
     assert refused == [1, 3]
     assert sink.prepared == {transaction["number"]: [1, 2, 3, 4]}
     assert rows == 4
+
+
+class UniqueThenChecked(RefusingSink):
+    """Refuses a number that it has at once, and multiples of 5 only at the end, like a deferred constraint."""
+
+    def __init__(self):
+        super().__init__(lambda rows: [v for v in rows if v % 5 == 0], "pre_commit")
+
+    def write(self, transaction, batch):
+        super().write(transaction, batch)
+        rows = self._rows[transaction["number"]]
+        if len(set(rows)) < len(rows):
+            raise BadRecordError("a number comes twice")
+
+
+def test_rows_that_are_refused_soon_and_others_late():
+    """Those refused at the end are found although others, refused beside each other, kept every trial from coming to the end."""
+    sink = UniqueThenChecked()
+    rows, transaction, refused = sift(sink, [{"v": v} for v in (1, 2, 1, 5, 3)], [{"v": 10}, {"v": 2}])
+    assert sorted(refused) == [1, 2, 5, 10]
+    assert sink.prepared == {transaction["number"]: [1, 2, 3]}
+    assert (rows, sink.open) == (3, set())
 
 
 def test_a_sink_that_refuses_everything():
