@@ -57,6 +57,15 @@ def scene(tmp_path: Path) -> Scene:
     return Scene(tmp_path)
 
 
+def test_an_error_about_an_odd_name_is_recorded(scene: Scene) -> None:
+    """The name of a file that is no UTF-8 has half characters in Python, which nobody can store: a job does not fail for that."""
+    run = scene.run()
+    scene.ends.restarted(UnavailableError("no file \udcff"))
+    end = read_end(scene.storage, run)
+    assert end is not None
+    assert (end.how, end.why) == (How.RESTARTED, "no file \\udcff")
+
+
 def test_the_ends_of_a_start(scene: Scene) -> None:
     """Each run of a start says how it ended: those that failed and were tried again, and the last one."""
     scene.run()

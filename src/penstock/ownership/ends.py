@@ -9,6 +9,7 @@ import msgspec
 from penstock.ids import RunId
 from penstock.ownership.records import read_record
 from penstock.storage import Storage
+from penstock.wording import storable
 
 LONGEST_WHY = 1000
 """Characters of an error's text: a text with a user's rows in it may have any length."""
@@ -44,7 +45,7 @@ def end_of(run: RunId, how: How, at: float, error: BaseException | None = None) 
     """What is written down about an end."""
     if error is None:
         return RunEnd(run, how, at)
-    return RunEnd(run, how, at, type(error).__name__, _cut(str(error)))
+    return RunEnd(run, how, at, type(error).__name__, _cut(storable(str(error))))
 
 
 def record_end(storage: Storage, end: RunEnd) -> None:
