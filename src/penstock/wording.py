@@ -1,4 +1,4 @@
-"""How numbers are said to people: counts with their noun, durations, sizes. One way in logs, errors and tables. Driver and executors."""
+"""How numbers are said to people: counts with their noun, durations, sizes; and what others said. One way for all. Driver and executors."""
 
 from __future__ import annotations
 
@@ -48,3 +48,8 @@ def size(size_bytes: float) -> str:
         if size_bytes < _KILOBYTE:
             return f"{size_bytes:.1f} {unit}"
     return f"{size_bytes / _KILOBYTE:.1f} TB"
+
+
+def writable(text: str) -> str:
+    """A text as UTF-8 can hold it. Names of files, and what servers and user code say, may have half characters: they are spelt out."""
+    return text.encode("utf-8", "backslashreplace").decode()

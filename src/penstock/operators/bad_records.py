@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from penstock.errors import BadRecordError, PenstockError
 from penstock.places import place_in_user_code
+from penstock.wording import writable
 
 LETTER = pa.schema(
     [
@@ -93,7 +94,7 @@ def is_of_the_row(error: Exception, may_pass: Tolerates) -> bool:
 
 
 def _cut(reason: str) -> str:
-    text = reason.encode("utf-8", "backslashreplace").decode()
+    text = writable(reason)
     return text if len(text) <= _LONGEST_REASON else f"{text[:_LONGEST_REASON]}..."
 
 
