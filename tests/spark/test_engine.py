@@ -14,6 +14,7 @@ import penstock as ps
 from penstock.clock import SYSTEM_CLOCK
 from penstock.ownership.run_list import list_runs
 from penstock.spark.compiled import compile_job
+from services.patience import PATIENCE_S
 
 pytestmark = pytest.mark.spark
 
@@ -213,6 +214,27 @@ def test_restart_strategy_gives_up_with_the_reason(spark, ledger, caplog):
     assert max(attempts.read_text()) in ("1", "2"), "Spark made all its attempts"
     assert "Traceback" not in caplog.text
     assert "\tat org.apache" not in caplog.text
+
+
+@pytest.mark.parametrize("sinks", [1, 2])
+def test_a_failure_that_is_no_utf_8_is_told(spark, ledger, sinks):
+    """Half characters in the words of user code keep nobody from hearing of it, in an operator alone or with a sink: Spark would wait."""
+    ledger.fill(10)
+
+    class Fails(Count):
+        def process(self, key, rows, ctx):
+            raise ValueError("no such name: caf\udce9")
+
+    job = ledger.job(restart=ps.no_restart())
+    clicks = job.read(ledger.log.read(spark), uid="clicks")
+    counted = clicks.key_by("app").process(Fails(), schema="app string, n long", uid="c")
+    for number in range(sinks):
+        counted.write_to(ledger.sqlite(), uid=f"o{number}")
+    handle = job.start(available_now=True)
+    with pytest.raises(ps.JobFailedError, match=r"c-\d: ValueError: no such name: caf\\udce9"):
+        handle.wait(PATIENCE_S)
+    (run,) = list_runs(job.storage, SYSTEM_CLOCK.wall())
+    assert r"ValueError: no such name: caf\udce9" in run.why
 
 
 def test_two_sources_one_slow_one_empty(spark, ledger, tmp_path):
