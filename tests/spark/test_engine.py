@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 from ledger import Count, Ledger, fail_for_good
-from pyspark import TaskContext
+from pyspark import TaskContext, accumulators
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
@@ -14,6 +14,7 @@ import penstock as ps
 from penstock.clock import SYSTEM_CLOCK
 from penstock.ownership.run_list import list_runs
 from penstock.spark.compiled import compile_job
+from penstock.spark.tasks import AnswerList
 from services.patience import PATIENCE_S
 
 pytestmark = pytest.mark.spark
@@ -272,6 +273,19 @@ def test_backends_give_the_same_result(spark, ledger, backend):
     ledger.fill(100)
     counting_job(spark, ledger, backend=backend).run(available_now=True)
     assert ledger.counts() == ledger.truth()
+
+
+def test_the_driver_keeps_no_answer_of_a_batch_that_is_done(spark, ledger):
+    """With state in the answers themselves a job of many batches would fill its memory."""
+    ledger.fill(600)
+    counting_job(spark, ledger, rows_per_batch=200, backend="memory").run(available_now=True)
+    kept = [
+        accumulator.value
+        for accumulator in accumulators._accumulatorRegistry.values()
+        if isinstance(accumulator.accum_param, AnswerList)
+    ]
+    assert len(kept) >= 3
+    assert not any(kept)
 
 
 def test_memory_backend_refuses_what_is_too_large(spark, ledger):

@@ -63,6 +63,10 @@ class SparkExecutor:
         """What the attempts that were kept have answered. On the driver, after the action."""
         return [decode_answer(one) for one in self.answers.value]
 
+    def forget(self) -> None:
+        """Let go of the answers. PySpark keeps every accumulator as long as its context lives, and answers may hold all of the state."""
+        self.answers.value = []
+
     @property
     def clock(self) -> Clock:
         """See `Executor.clock`."""
