@@ -109,7 +109,8 @@ def test_with_fewer_threads_than_there_is_room_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int
 ) -> None:
     """A process that has reached its limit of threads stores all files with those it gets, and none goes on after the end."""
-    start, begun = threading.Thread.start, []
+    start = threading.Thread.start
+    begun: list[threading.Thread] = []
 
     def start_some(self: threading.Thread) -> None:
         if len(begun) == most:
