@@ -128,6 +128,13 @@ def test_a_long_reason_is_cut(scene: Scene) -> None:
     assert (end.error, len(end.why), end.why[-5:]) == ("BadRecordError", LONGEST_WHY, "x ...")
 
 
+def test_a_reason_that_is_no_utf_8_keeps_no_job_from_its_restart(scene: Scene) -> None:
+    """Half characters come from names of files and from servers; they are spelt out."""
+    scene.run()
+    scene.ends.restarted(ConnectionError("no such file: caf\udce9"))
+    assert scene.listed()[0].why == r"ConnectionError: no such file: caf\udce9"
+
+
 def test_nothing_is_said_in_another_life_of_the_job(tmp_path: Path) -> None:
     """A run whose storage was deleted neither brings the folder back nor speaks for the run that now has its number."""
     scene = Scene(tmp_path / "storage")

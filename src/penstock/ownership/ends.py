@@ -45,7 +45,7 @@ def end_of(run: RunId, how: How, at: float, error: BaseException | None = None) 
     """What is written down about an end."""
     if error is None:
         return RunEnd(run, how, at)
-    return RunEnd(run, how, at, type(error).__name__, _cut(storable(str(error))))
+    return RunEnd(run, how, at, type(error).__name__, _cut(str(error)))
 
 
 def record_end(storage: Storage, end: RunEnd) -> None:
@@ -61,5 +61,6 @@ def read_end(storage: Storage, run: RunId) -> RunEnd | None:
         return None
 
 
-def _cut(text: str) -> str:
+def _cut(said: str) -> str:
+    text = storable(said)
     return text if len(text) <= LONGEST_WHY else f"{text[: LONGEST_WHY - 4]} ..."
