@@ -165,7 +165,7 @@ def to_table(chunk: list[Any], output: pa.Schema, said: str) -> pa.Table:
 
 def _as_tuple(result: Any, output: pa.Schema, said: str) -> Any:
     if isinstance(result, Mapping):
-        unknown = sorted(set(result) - set(output.names))
+        unknown = sorted(set(result) - set(output.names), key=repr)
         if unknown:
             raise BadRecordError(f"{said} unknown columns {unknown}: {result!r}")
         return tuple(result.get(name) for name in output.names)
