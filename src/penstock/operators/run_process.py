@@ -77,7 +77,8 @@ def _call(operator: KeyedProcess, piece: Grouped, cells: Cells, context: Context
     """Process the keys of a piece; whatever stands in this loop is paid once per key."""
     table = RowTable(piece.table)
     starts = piece.starts.tolist()
-    process, every, ending = operator.process, cells.all, cells.ending
+    process, every = operator.process, cells.all
+    ends = bool(cells.ending)
     keys = python_keys(piece.keys.columns)
     for index, key, start, stop in zip(range(len(keys)), keys, starts[:-1], starts[1:], strict=True):
         for cell in every:
@@ -89,8 +90,8 @@ def _call(operator: KeyedProcess, piece: Grouped, cells: Cells, context: Context
             except TypeError as error:
                 check_iterable(results, context.operator, error)
                 raise
-        for cell in ending:
-            cell.end_call()
+        if ends:
+            cells.end_call()
 
 
 def check_iterable(results: Any, operator: str, cause: TypeError) -> None:
