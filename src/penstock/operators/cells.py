@@ -163,6 +163,11 @@ class Cells:
         for name, cell in self.columns.items():
             cell.load(stored.column(name), keys)
 
+    def end_call(self) -> None:
+        """Called when the call for the current key is over; whoever runs the calls asks first whether any cell is `ending`."""
+        for cell in self.ending:
+            cell.end_call()
+
     def undo(self, index: int) -> None:
         """Make all state of a key what it was before its call."""
         for cell in self.all:

@@ -82,7 +82,7 @@ def _call(process: Callable[..., Any], piece: Grouped, cells: Cells, context: Co
     """Process the keys of a piece; whatever stands in this loop is paid once per key."""
     table = RowTable(piece.table)
     starts = piece.starts.tolist()
-    every, ending = cells.all, cells.ending
+    every, ends = cells.all, bool(cells.ending)
     keys = python_keys(piece.keys.columns)
     for index, key, start, stop in zip(range(len(keys)), keys, starts[:-1], starts[1:], strict=True):
         for cell in every:
@@ -94,8 +94,8 @@ def _call(process: Callable[..., Any], piece: Grouped, cells: Cells, context: Co
             except TypeError as error:
                 check_iterable(results, context.operator, error)
                 raise
-        for cell in ending:
-            cell.end_call()
+        if ends:
+            cells.end_call()
 
 
 def check_iterable(results: Any, operator: str, cause: TypeError) -> None:

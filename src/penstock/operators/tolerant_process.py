@@ -106,7 +106,7 @@ class _PieceCalls:
         """Whatever stands in this loop is paid once per key."""
         grouped = self.piece.grouped
         table, process = RowTable(grouped.table), self.operator.process
-        every, ending = self.cells.all, self.cells.ending
+        every, ends = self.cells.all, bool(self.cells.ending)
         starts, sides = grouped.starts.tolist(), self.sides
         for index, key in enumerate(self._keys()):
             if type(key) is Unreadable:
@@ -117,8 +117,8 @@ class _PieceCalls:
             rows = WatchedRows(table, starts[index], starts[index + 1])
             try:
                 results = _listed(process(key, rows, self.context), self.context.operator)
-                for cell in ending:
-                    cell.end_call()
+                if ends:
+                    self.cells.end_call()
             except Exception as error:
                 if not self.tolerates(error):
                     raise
