@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from penstock import sinks, sources
 from penstock.checkpoint.completed import Completed
-from penstock.config import Checkpointing, Duration, Mode, OnCancel
+from penstock.config import Checkpointing, Duration, Mode, OnBadRecord, OnCancel
 from penstock.engine.observer import Progress
 from penstock.errors import (
     BadRecordError,
@@ -87,6 +87,7 @@ __all__ = [
     "LocalStorage",
     "MemoryBackend",
     "Mode",
+    "OnBadRecord",
     "OnCancel",
     "PenstockError",
     "Progress",

@@ -22,7 +22,8 @@ _PACKAGES = re.compile(r"/(?:site|dist)-packages/|/lib/python3[^/]*/")
 _MOST_CHARACTERS = 120
 
 _SECRET = re.compile(
-    r"""(://[^:/@\s"']*:)[^@\s"']*(@)|((?:password|passwd|secret|token)\w*["']?\s*[=:]\s*["']?)[^"',)\s]*""",
+    r"""(://[^:/@\s"']*:)[^\s"']*(@)"""
+    r"""|((?:password|passwd|secret|token)\w*["']?\s*[=:]\s*(?:[bfru]{1,2}(?=["']))?)(?:(?P<quote>["'])(?:\\.|(?!(?P=quote)).)*|[^"',)\s]*)""",
     re.IGNORECASE,
 )
 """In a line of code: what follows the user in an address, or the name of a password."""
@@ -109,4 +110,4 @@ def place_in_text(text: str) -> Place | None:
 
 
 def _masked(found: re.Match[str]) -> str:
-    return f"{found[1] or found[3]}...{found[2] or ''}"
+    return f"{found[1] or found[3]}{found['quote'] or ''}...{found[2] or ''}"

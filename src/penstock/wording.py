@@ -1,4 +1,4 @@
-"""How numbers are said to people: counts with their noun, durations, sizes. One way in logs, errors and tables. Driver and executors."""
+"""How numbers and texts are said to people: counts with their noun, durations, sizes. One way in logs, errors and tables. Both."""
 
 from __future__ import annotations
 
@@ -48,3 +48,8 @@ def size(size_bytes: float) -> str:
         if size_bytes < _KILOBYTE:
             return f"{size_bytes:.1f} {unit}"
     return f"{size_bytes / _KILOBYTE:.1f} TB"
+
+
+def storable(text: str) -> str:
+    """Text of others that can be sent and stored: Python holds what is no UTF-8, such as odd names of files, in half characters."""
+    return text.encode("utf-8", "backslashreplace").decode()

@@ -65,8 +65,12 @@ class Driver:
     def executors(self) -> list[psutil.Process]:
         return [one for one in self.family() if "CoarseGrainedExecutorBackend" in " ".join(_command(one))]
 
-    def jvm(self) -> psutil.Process:
-        return next(one for one in self.family() if one.ppid() == self.process.pid and one.name() == "java")
+    def jvm(self) -> psutil.Process | None:
+        """Its Java; None while a shell is still about to become it."""
+        with suppress(*GONE):
+            own = (one for one in self.family() if one.ppid() == self.process.pid and one.name() == "java")
+            return next(own, None)
+        return None
 
     @property
     def ended(self) -> bool:

@@ -44,7 +44,10 @@ def _kill(drivers: Drivers, driver: Driver, victim: str) -> None:
     elif victim == "the driver with all its children":
         driver.signal_family(signal.SIGKILL)
     else:
-        driver.jvm().kill()
+        drivers.wait_for("its Java", driver.jvm, driver)
+        java = driver.jvm()
+        assert java is not None
+        java.kill()
         assert drivers.wait_for_end(driver) == 1, driver.tail()  # so that whoever watches it starts it again
 
 

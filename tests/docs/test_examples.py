@@ -44,17 +44,18 @@ def run(
 
 
 @pytest.fixture
-def run_by_command(run: Run, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Run:
-    """Run an example with `penstock run`, in the folder of `run`; returns the lines that are said on the way."""
+def run_by_command(run: Run, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Run:
+    """Run an example with `penstock run`, in the folder of `run`; returns the lines that are logged on the way."""
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setenv("PYTHONPATH", os.environ.get("PYTHONPATH", ""))
 
     def run_command(name: str) -> list[str]:
         monkeypatch.setattr(sys, "argv", ["penstock", "run", str(EXAMPLES / f"{name}.py"), "--available-now"])
-        with pytest.raises(SystemExit) as ended:
+        caplog.clear()
+        with caplog.at_level("INFO", "penstock"), pytest.raises(SystemExit) as ended:
             main()
         assert not ended.value.code
-        return capfd.readouterr().err.splitlines()
+        return caplog.messages
 
     return run_command
 

@@ -123,6 +123,29 @@ def test_every_row_is_a_result_or_a_dead_letter(spark, ledger, caplog):
     assert "rows were bad at 'skipping'" in caplog.text
 
 
+def test_rows_without_a_key_are_neither_merged_nor_added_up(spark, ledger):
+    """Texts that a collation takes for equal are two dead letters; what would overflow is not added up in rows that have no key."""
+    large = pa.array([2**62 + number for number in range(6)], pa.int64())
+    ledger.log.append(0, pa.table({"app": pa.nulls(6, pa.string()), "user": large}))
+
+    def with_text(clicks):
+        text = F.expr("collate(if(user % 2 = 0, 'ABC', 'abc'), 'UTF8_LCASE')")
+        return clicks.where("user > 100").select("app", text.alias("text"), F.lit(2**62).alias("n"))
+
+    job = ledger.job(on_bad_record="skip")
+    clicks = job.read(ledger.log.read(spark), uid="clicks").transform(with_text)
+    kept = clicks.key_by("app").aggregate(n=F.sum("n"), uid="kept")
+    kept.write_to(ledger.files("sums"), uid="sums-out")
+    kept.bad_records().write_to(ledger.files("letters"), uid="letters-out")
+    skipping = clicks.key_by("app").aggregate(n=F.sum("n"), uid="skipping")
+    skipping.write_to(ledger.files("more"), uid="more-out")
+    handle = job.start(available_now=True)
+    handle.wait()
+    assert Counter(one["row"]["text"] for one in letters_in(ledger, "letters")) == {"ABC": 3, "abc": 3}
+    assert {one["row"]["n"] for one in letters_in(ledger, "letters")} == {2**62}
+    assert handle.progress.bad_records == {"kept": 6, "skipping": 6}
+
+
 def test_bad_records_are_asked_of_operators_and_sinks(spark, ledger):
     """Elsewhere there are none; and letters that nobody writes, or that were said to be skipped, are refused before the job starts."""
     job = ledger.job()

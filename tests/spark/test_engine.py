@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 from ledger import Count, Ledger, fail_for_good
-from pyspark import TaskContext
+from pyspark import TaskContext, accumulators
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
@@ -14,6 +14,8 @@ import penstock as ps
 from penstock.clock import SYSTEM_CLOCK
 from penstock.ownership.run_list import list_runs
 from penstock.spark.compiled import compile_job
+from penstock.spark.tasks import AnswerList
+from services.patience import PATIENCE_S
 
 pytestmark = pytest.mark.spark
 
@@ -215,6 +217,27 @@ def test_restart_strategy_gives_up_with_the_reason(spark, ledger, caplog):
     assert "\tat org.apache" not in caplog.text
 
 
+@pytest.mark.parametrize("sinks", [1, 2])
+def test_a_failure_that_is_no_utf_8_is_told(spark, ledger, sinks):
+    """Half characters in the words of user code keep nobody from hearing of it, in an operator alone or with a sink: Spark would wait."""
+    ledger.fill(10)
+
+    class Fails(Count):
+        def process(self, key, rows, ctx):
+            raise ValueError("no such name: caf\udce9")
+
+    job = ledger.job(restart=ps.no_restart())
+    clicks = job.read(ledger.log.read(spark), uid="clicks")
+    counted = clicks.key_by("app").process(Fails(), schema="app string, n long", uid="c")
+    for number in range(sinks):
+        counted.write_to(ledger.sqlite(), uid=f"o{number}")
+    handle = job.start(available_now=True)
+    with pytest.raises(ps.JobFailedError, match=r"c-\d: ValueError: no such name: caf\\udce9"):
+        handle.wait(PATIENCE_S)
+    (run,) = list_runs(job.storage, SYSTEM_CLOCK.wall())
+    assert r"ValueError: no such name: caf\udce9" in run.why
+
+
 def test_two_sources_one_slow_one_empty(spark, ledger, tmp_path):
     """A job over several sources counts all of them, though one gets its rows late and one has none."""
     slow = Ledger(tmp_path / "slow")
@@ -250,6 +273,19 @@ def test_backends_give_the_same_result(spark, ledger, backend):
     ledger.fill(100)
     counting_job(spark, ledger, backend=backend).run(available_now=True)
     assert ledger.counts() == ledger.truth()
+
+
+def test_the_driver_keeps_no_answer_of_a_batch_that_is_done(spark, ledger):
+    """With state in the answers themselves a job of many batches would fill its memory."""
+    ledger.fill(600)
+    counting_job(spark, ledger, rows_per_batch=200, backend="memory").run(available_now=True)
+    kept = [
+        accumulator.value
+        for accumulator in accumulators._accumulatorRegistry.values()
+        if isinstance(accumulator.accum_param, AnswerList)
+    ]
+    assert len(kept) >= 3
+    assert not any(kept)
 
 
 def test_memory_backend_refuses_what_is_too_large(spark, ledger):

@@ -92,7 +92,7 @@ def without_variable_parts(text: str, folders: dict[str, str]) -> str:
         (r"\d+ batch(?:es)?, [\d,]+ rows? in", "N batches, N rows in"),  # counted when Spark has told
         (r"pid \d+", "pid N"),
         (r"(127\.0\.0\.1(?::|\", port )|port=)(?!1\b)\d+", r"\1N"),
-        (r"in \d+\.\d s", "in N s"),
+        (r"in \d+(\.\d s| s| ms)", "in N s"),
         (r"run-1-[0-9a-f]{8}", "run-1-TOKEN"),
         (r"\d+-\d+-\d+-\d+\.arrow", "N.arrow"),
         (r"/penstock-\d+/", "/penstock-N/"),

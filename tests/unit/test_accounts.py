@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import msgspec
 import pytest
 
-from penstock.engine.task_failures import Accounts, as_error
+from penstock.engine.task_failures import Accounts, as_error, tell_failure
 from penstock.errors import BadRecordError, CorruptStateError, UnavailableError, UserCodeError
 from penstock.ids import SubtaskId
 from penstock.places import Place
@@ -70,6 +71,26 @@ def test_an_error_says_where_to_look() -> None:
     assert made.facts.items() >= {"batch": 7, "operator": "out", "line": 3, "row": "user=1"}.items()
     assert isinstance(bad := as_error(told("BadRecordError", key="'a'"), lambda _: False), BadRecordError)
     assert (bad.operator, bad.key, bad.row) == ("out", "'a'", None)
+
+
+class Teller:
+    """Takes what a task tells as the driver does: encoded."""
+
+    def __init__(self) -> None:
+        self.told = b""
+
+    def tell(self, message: TaskFailed) -> None:
+        self.told = msgspec.json.encode(message)
+
+
+def test_what_is_no_text_can_be_told() -> None:
+    """An exception about a name that is no UTF-8 reaches the driver; that it could not be encoded would hide it."""
+    teller, error = Teller(), ValueError("no file \udcff")
+    error.add_note("nor \udcfe")
+    plan = SimpleNamespace(place=SimpleNamespace(run=3), batch=7)
+    tell_failure(cast("Any", teller), cast("Any", plan), SubtaskId("out", 0), error)
+    told = msgspec.json.decode(teller.told, type=TaskFailed)
+    assert (told.cause, told.notes) == ("ValueError: no file \\udcff", ("nor \\udcfe",))
 
 
 def test_nothing_is_taken_before_the_first_batch() -> None:

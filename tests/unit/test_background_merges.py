@@ -285,6 +285,23 @@ def test_a_merger_takes_one_order_after_the_other(site: Site) -> None:
     assert isinstance(site.letters.get(timeout=PATIENCE_S), MergeDone)
 
 
+def test_where_no_thread_can_start_a_merge_is_put_off(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The driver hears of it, so that it orders the merge again; the batch goes on, and the next order is carried out."""
+
+    def refuse(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    merger = Merger()
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        merger.submit(site.merge())
+    answer = site.letters.get(timeout=PATIENCE_S)
+    assert isinstance(answer, MergeFailed)
+    assert "can't start new thread" in answer.cause
+    merger.submit(site.merge())
+    assert isinstance(site.letters.get(timeout=PATIENCE_S), MergeDone)
+
+
 def told_about(site: Site, address: Address, caplog: pytest.LogCaptureFixture) -> list[tuple[str, str]]:
     """What workers log about a merge and an upload that they cannot tell the driver about, with its level."""
     merger, uploader = Merger(), Uploader()

@@ -17,7 +17,7 @@ from penstock.engine.assignment import BadCount
 from penstock.engine.bad_records import BadRecordCounts
 from penstock.engine.dead_letters import tolerates
 from penstock.engine.sifting import Sifter
-from penstock.errors import ConfigError, InternalError, UnavailableError
+from penstock.errors import BadRecordError, ConfigError, InternalError, UnavailableError
 from penstock.graph import BadRecords as BadRecordsNode
 from penstock.graph import Graph, Output, Source, Transform
 from penstock.ids import CheckpointId
@@ -93,7 +93,7 @@ def test_all_rows_of_the_key_are_dead_letters(tmp_path):
     ] * 2
 
 
-@pytest.mark.parametrize("wrong", ["result", "state", "no list"])
+@pytest.mark.parametrize("wrong", ["result", "names", "state", "no list"])
 def test_values_that_do_not_fit_are_those_of_one_key(tmp_path, wrong):
     """A result that is not of the schema, a state that is not of its type and a return value that is no list undo the key they are of."""
 
@@ -105,6 +105,8 @@ def test_values_that_do_not_fit_are_those_of_one_key(tmp_path, wrong):
             self.n.value = 2**40 if bad and wrong == "state" else 1
             if bad and wrong == "no list":
                 return 5
+            if bad and wrong == "names":
+                return [{"x": 1, 2: 3}]
             return [(key, "text" if bad and wrong == "result" else 1)] * 3
 
     harness = TolerantHarness(tmp_path)
@@ -112,7 +114,8 @@ def test_values_that_do_not_fit_are_those_of_one_key(tmp_path, wrong):
     assert sorted(harness.process(Wrong(), table(("a", 1), ("b", 2), ("c", 3))), key=str) == good
     assert harness.state() == {("a",): (1,), ("c",): (1,)}
     (letter,) = harness.letters()
-    assert {"result": "'text'", "state": str(2**40), "no list": "returned 5"}[wrong] in letter["reason"]
+    reasons = {"result": "'text'", "names": "['x', 2]", "state": str(2**40), "no list": "returned 5"}
+    assert reasons[wrong] in letter["reason"]
 
 
 def test_text_that_cannot_be_read_is_bad_in_its_own_key(tmp_path):
@@ -136,6 +139,17 @@ def test_text_that_cannot_be_read_is_bad_in_its_own_key(tmp_path):
     by_key = {letter["key"]: letter for letter in harness.letters()}
     assert json.loads(by_key['{"k":{"base64":"/w=="}}']["row"])["text"] == "good"
     assert json.loads(by_key['{"k":"c"}']["row"])["text"] == {"base64": "/g=="}
+
+
+def test_a_time_zone_that_only_java_knows_is_no_reason_to_fail():
+    """Spark takes GMT+8 for the zone of a session, Python does not know it: a dead letter has the moment in UTC."""
+    bad = BadRecords("op", 7, kept=True)
+    moments = pa.array([0, None], pa.timestamp("us", tz="GMT+8"))
+    lists = pa.array([[0], []], pa.list_(moments.type))
+    bad.add(pa.table({"at": moments, "all": lists}), ["why", "why"])
+    rows = [json.loads(row) for row in bad.letters()[0].column("row").to_pylist()]
+    moment = "1970-01-01 00:00:00.000000Z"
+    assert rows == [{"at": moment, "all": [moment]}, {"at": None, "all": []}]
 
 
 @pytest.mark.parametrize(
@@ -199,6 +213,28 @@ def test_rows_that_are_refused_beside_each_other():
     assert refused == [1, 3]
     assert sink.prepared == {transaction["number"]: [1, 2, 3, 4]}
     assert rows == 4
+
+
+class UniqueThenChecked(RefusingSink):
+    """Refuses a number that it has at once, and multiples of 5 only at the end, like a deferred constraint."""
+
+    def __init__(self):
+        super().__init__(lambda rows: [v for v in rows if v % 5 == 0], "pre_commit")
+
+    def write(self, transaction, batch):
+        super().write(transaction, batch)
+        rows = self._rows[transaction["number"]]
+        if len(set(rows)) < len(rows):
+            raise BadRecordError("a number comes twice")
+
+
+def test_rows_that_are_refused_soon_and_others_late():
+    """Those refused at the end are found although others, refused beside each other, kept every trial from coming to the end."""
+    sink = UniqueThenChecked()
+    rows, transaction, refused = sift(sink, [{"v": v} for v in (1, 2, 1, 5, 3)], [{"v": 10}, {"v": 2}])
+    assert sorted(refused) == [1, 2, 5, 10]
+    assert sink.prepared == {transaction["number"]: [1, 2, 3]}
+    assert (rows, sink.open) == (3, set())
 
 
 def test_a_sink_that_refuses_everything():

@@ -107,7 +107,11 @@ def test_what_an_error_says_itself_is_taken() -> None:
         ('sink = Postgres("postgresql://me:hunter2@db/shop", table="t")', 'Postgres("postgresql://me:...@db/shop", table="t")'),
         ('connect(user="me", password="hunter2", port=1)', 'connect(user="me", password="...", port=1)'),
         ('{"sasl.password": "hunter2", "x": 1}', '{"sasl.password": "...", "x": 1}'),
+        ('connect(password="a,b) hunter2", port=1)', 'connect(password="...", port=1)'),
+        ("connect(password=f'a hunter2', port=1)", "connect(password=f'...', port=1)"),
+        ('url = "redis://me:a@hunter2@db/0"', '"redis://me:...@db/0"'),
         ('dsn = "host=h password=hunter2 user=u"', '"host=h password=... user=u"'),
+        ('dsn = "host=h password=fhunter2 user=u"', '"host=h password=... user=u"'),
     ],
 )  # fmt: skip
 def test_a_password_in_the_line_is_not_shown(tmp_path: Path, line: str, shown: str) -> None:

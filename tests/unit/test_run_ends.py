@@ -57,6 +57,15 @@ def scene(tmp_path: Path) -> Scene:
     return Scene(tmp_path)
 
 
+def test_an_error_about_an_odd_name_is_recorded(scene: Scene) -> None:
+    """The name of a file that is no UTF-8 has half characters in Python, which nobody can store: a job does not fail for that."""
+    run = scene.run()
+    scene.ends.restarted(UnavailableError("no file \udcff"))
+    end = read_end(scene.storage, run)
+    assert end is not None
+    assert (end.how, end.why) == (How.RESTARTED, "no file \\udcff")
+
+
 def test_the_ends_of_a_start(scene: Scene) -> None:
     """Each run of a start says how it ended: those that failed and were tried again, and the last one."""
     scene.run()
@@ -117,6 +126,13 @@ def test_a_long_reason_is_cut(scene: Scene) -> None:
     end = read_end(scene.storage, RunId(1))
     assert end is not None
     assert (end.error, len(end.why), end.why[-5:]) == ("BadRecordError", LONGEST_WHY, "x ...")
+
+
+def test_a_reason_that_is_no_utf_8_keeps_no_job_from_its_restart(scene: Scene) -> None:
+    """Half characters come from names of files and from servers; they are spelt out."""
+    scene.run()
+    scene.ends.restarted(ConnectionError("no such file: caf\udce9"))
+    assert scene.listed()[0].why == r"ConnectionError: no such file: caf\udce9"
 
 
 def test_nothing_is_said_in_another_life_of_the_job(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import logging
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -107,6 +108,22 @@ def test_half_a_line_is_not_overwritten() -> None:
         print("answered")
         line.draw("the line")
         assert terminal.shown == ["asking ... answered", "the line"]
+
+
+def test_a_terminal_that_was_closed_ends_no_job() -> None:
+    """Whoever starts a job and closes the window has a job that goes on, and a line that nobody sees."""
+    window, inside = os.openpty()
+    with open(inside, "w") as terminal:  # noqa: PTH123 - it is a descriptor
+        line = LiveLine(terminal)
+        with line.shown():
+            line.draw("running")
+            os.close(window)
+            line.draw("still running")
+            line.erase()
+            line.draw("for ever")
+        devnull = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(devnull, inside)  # what Python holds back for the terminal goes nowhere
+        os.close(devnull)
 
 
 def test_text_that_goes_past_python_does_not_follow_the_line() -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from penstock.errors import UnavailableError
 from penstock.ids import SubtaskId
 from penstock.snapshot.mailbox import Address, Mailbox
 from penstock.snapshot.messages import Message, UploadDone, UploadFailed
@@ -334,3 +335,37 @@ def test_a_driver_that_does_not_answer_stops_nothing(
     uploader.submit(place.upload(place.handle(4, "state/views/4"), mailbox=mailbox.address))
     assert versions(letters, 1) == [(FIRST, 4)]
     assert place.storage.names("state") == ["state/views/3", "state/views/4"]
+
+
+def test_a_cause_that_is_no_utf_8_reaches_the_driver(
+    place: Place, mailbox: Mailbox, letters: queue.Queue[Message]
+) -> None:
+    """What a server says may have half characters: the driver hears it, and the lane goes on to the next upload."""
+    refused = Failure(operation="upload", error=lambda _: UnavailableError("no such folder: caf\udce9"))
+    storage = FaultyStorage(place.storage, FaultPlan(failures=(refused,)))
+    uploader = Uploader()
+    uploader.submit(place.upload(place.handle(1, "state/views/a"), storage=storage, mailbox=mailbox.address))
+    first = letters.get(timeout=PATIENCE_S)
+    assert isinstance(first, UploadFailed)
+    assert first.cause == r"UnavailableError: no such folder: caf\udce9"
+    uploader.submit(place.upload(place.handle(2, "state/views/b"), mailbox=mailbox.address))
+    assert versions(letters, 1) == [(FIRST, 2)]
+
+
+def test_whatever_the_driver_cannot_be_told_the_lane_goes_on(
+    place: Place, mailbox: Mailbox, letters: queue.Queue[Message], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A message that cannot be sent, for whichever reason, is logged; what waits behind it is uploaded."""
+
+    def refuse(address: Address, message: Message) -> None:
+        raise MemoryError
+
+    uploader = Uploader()
+    with monkeypatch.context() as patch:
+        patch.setattr("penstock.snapshot.mailbox.send", refuse)
+        uploader.submit(place.upload(place.handle(1, "state/views/a"), mailbox=mailbox.address))
+        for thread in threading.enumerate():
+            if thread.name.startswith("penstock-upload"):
+                thread.join(PATIENCE_S)
+    uploader.submit(place.upload(place.handle(2, "state/views/b"), mailbox=mailbox.address))
+    assert versions(letters, 1) == [(FIRST, 2)]

@@ -32,6 +32,7 @@ def acknowledged(plan: Assignment, operators: Sequence[str], answers: Sequence[A
     """Take the answers of the attempts that were kept. A subtask without rows acknowledges with the handle it had."""
     given = [answer for answer in answers if isinstance(answer, OperatorAnswer)]
     _check_once(given, operators, plan)
+    _check_written_once([answer for answer in answers if isinstance(answer, SinkAnswer)], plan.batch)
     handles = {
         subtask: _carried_over(plan, subtask)
         for uid in operators
@@ -74,6 +75,18 @@ def _check_once(given: Sequence[OperatorAnswer], operators: Sequence[str], plan:
     ran = Counter(answer.uid for answer in given)
     for uid in operators:
         _check_times(uid, ran[uid], plan.place.parallelism, plan.batch)
+
+
+def _check_written_once(given: Sequence[SinkAnswer], batch: CheckpointId) -> None:
+    """A sink whose bad rows are kept is no end of Spark's plan: a task of it that is lost with its executor runs, and writes, again."""
+    wrote = Counter((answer.uid, answer.subtask) for answer in given)
+    for (uid, subtask), times in wrote.items():
+        if times > 1:
+            raise UnavailableError(
+                f"batch {batch} is given up: Spark lost a task of the sink {uid} and wrote the rows of its subtask {subtask} again; the "
+                "job goes back to its checkpoint",
+                sink=uid,
+            )
 
 
 def _check_times(uid: str, times: int, parallelism: int, batch: CheckpointId) -> None:

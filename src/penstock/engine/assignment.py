@@ -95,6 +95,7 @@ class SinkAnswer(msgspec.Struct, frozen=True, tag="sink"):
     """One kept attempt of a sink's task; without a transaction it had no rows."""
 
     uid: str
+    subtask: int
     attempt: int
     transaction: PreCommitted | None
     bad: BadCount = BadCount()

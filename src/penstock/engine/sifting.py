@@ -36,13 +36,15 @@ class Sifter:
     def write(self, batches: Iterable[pa.RecordBatch]) -> int:
         """Leave a pre-committed transaction in `open`, if the sink takes any row; returns how many it has taken."""
         taken = [part for batch in batches for part in self._sifted(batch, self._checked)]
-        if self._refused(taken, keep=True) is not None:
-            taken = [part for batch in taken for part in self._sifted(batch, self._alone)]
-            if self._refused(taken, keep=True) is not None:
-                taken = self._sifted_together(taken)
-                error = self._refused(taken, keep=True)
-                if error is not None:
-                    raise error
+        # the last time for rows that it refuses at the end: before, it may have refused others so soon that nobody came to the end
+        for sift in (self._sifted_alone, self._sifted_together, self._sifted_together):
+            if self._refused(taken, keep=True) is None:
+                break
+            taken = sift(taken)
+        else:
+            error = self._refused(taken, keep=True)
+            if error is not None:
+                raise error
         return sum(batch.num_rows for batch in taken)
 
     def write_all(self, batches: Iterable[pa.RecordBatch]) -> int:
@@ -72,6 +74,9 @@ class Sifter:
             middle = rows.num_rows // 2
             yield from self._halved(rows.slice(0, middle), trial)
             yield from self._halved(rows.slice(middle), trial)
+
+    def _sifted_alone(self, batches: Rows) -> Rows:
+        return [part for batch in batches for part in self._sifted(batch, self._alone)]
 
     def _sifted_together(self, batches: Rows) -> Rows:
         taken: Rows = []
@@ -112,7 +117,7 @@ class Sifter:
             if keep or self._late:
                 self.open = self.sink.pre_commit(self.open)
         except BadRecordError as error:
-            refused, self._late = error, written
+            refused, self._late = error, self._late or written
         if refused is not None or not keep:
             self.sink.abort(
                 self.open

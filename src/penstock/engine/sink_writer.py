@@ -48,7 +48,7 @@ class SinkWriter:
             raise
         prepared = self._pre_committed(context, sifter.open, rows)
         count = BadCount(bad.count, bad.count + rows, bad.first_reason)
-        self.executor.answer(SinkAnswer(self.uid, context.attempt, prepared, count))
+        self.executor.answer(SinkAnswer(self.uid, context.subtask, context.attempt, prepared, count))
         yield from bad.letters()
 
     def _context(self) -> TransactionContext:

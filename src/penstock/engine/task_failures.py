@@ -26,6 +26,7 @@ from penstock.operators.failed_call import failed_call
 from penstock.places import AT
 from penstock.recovery.repeated import may_pass, place_of
 from penstock.snapshot.messages import TaskFailed
+from penstock.wording import storable
 
 _log = logging.getLogger(__name__)
 
@@ -58,16 +59,19 @@ def _told(plan: Assignment, subtask: SubtaskId, error: Exception) -> TaskFailed:
         plan.batch,
         subtask,
         kind,
-        str(error) if kind else f"{type(error).__name__}: {error}",
-        str(file),
+        storable(str(error) if kind else f"{type(error).__name__}: {error}"),
+        storable(str(file)),
         place_of(error),
         may_pass(error),
         call.place,
-        call.key,
-        call.row,
+        storable(call.key),
+        storable(call.row),
         call.names,
         call.is_wrong_name,
-        tuple(one.split("\n")[0][:LONGEST_NOTE] for one in getattr(error, "__notes__", ())[:MOST_NOTES]),
+        tuple(
+            storable(one.split("\n")[0][:LONGEST_NOTE])
+            for one in getattr(error, "__notes__", ())[:MOST_NOTES]
+        ),
     )
 
 

@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from penstock.errors import BadRecordError, PenstockError
 from penstock.places import place_in_user_code
+from penstock.wording import storable
 
 LETTER = pa.schema(
     [
@@ -93,7 +94,7 @@ def is_of_the_row(error: Exception, may_pass: Tolerates) -> bool:
 
 
 def _cut(reason: str) -> str:
-    text = reason.encode("utf-8", "backslashreplace").decode()
+    text = storable(reason)
     return text if len(text) <= _LONGEST_REASON else f"{text[:_LONGEST_REASON]}..."
 
 
@@ -107,7 +108,7 @@ def _json(row: Mapping[str, Any]) -> str:
 def _plain_column(column: pa.Array | pa.ChunkedArray) -> list[Any]:
     try:
         return [_plain(value) for value in column.to_pylist()]
-    except (UnicodeDecodeError, ValueError, OverflowError):
+    except (UnicodeDecodeError, ValueError, OverflowError, LookupError):
         return [_plain_scalar(value) for value in column]
 
 
@@ -118,15 +119,17 @@ def _plain_scalar(scalar: pa.Scalar) -> Any:
         if pa.types.is_nested(scalar.type):
             return _nested(scalar)
         return {"base64": scalar.as_buffer().to_pybytes()}
-    except (ValueError, OverflowError):
+    except (ValueError, OverflowError, LookupError):
         if pa.types.is_nested(scalar.type):
             return _nested(scalar)
         return _text(scalar)
 
 
 def _text(scalar: pa.Scalar) -> str:
-    """Of what Python's calendar and numbers do not reach."""
+    """Of what Python's calendar and numbers do not reach, and of moments in a time zone that only Java knows."""
     try:
+        if pa.types.is_timestamp(scalar.type) and scalar.type.tz is not None:
+            scalar = scalar.cast(pa.timestamp(scalar.type.unit, "UTC"))
         return str(scalar.cast(pa.string()).as_py())
     except pa.ArrowException:
         return f"<{scalar.type} that cannot be written>"

@@ -134,7 +134,7 @@ def to_table(chunk: list[Any], output: pa.Schema, operator: str) -> pa.Table:
 
 def _as_tuple(result: Any, output: pa.Schema, operator: str) -> Any:
     if isinstance(result, Mapping):
-        unknown = sorted(set(result) - set(output.names))
+        unknown = sorted(set(result) - set(output.names), key=repr)
         if unknown:
             raise BadRecordError(
                 f"operator {operator}: process() yielded unknown columns {unknown}: {result!r}"

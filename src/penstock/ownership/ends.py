@@ -9,6 +9,7 @@ import msgspec
 from penstock.ids import RunId
 from penstock.ownership.records import read_record
 from penstock.storage import Storage
+from penstock.wording import storable
 
 LONGEST_WHY = 1000
 """Characters of an error's text: a text with a user's rows in it may have any length."""
@@ -60,5 +61,6 @@ def read_end(storage: Storage, run: RunId) -> RunEnd | None:
         return None
 
 
-def _cut(text: str) -> str:
+def _cut(said: str) -> str:
+    text = storable(said)
     return text if len(text) <= LONGEST_WHY else f"{text[: LONGEST_WHY - 4]} ..."

@@ -30,7 +30,7 @@ import msgspec
 
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.randomness import SYSTEM_RANDOMNESS, Randomness, secret_bytes
-from penstock.snapshot.messages import Message
+from penstock.snapshot.messages import Message, encoded
 
 _log = logging.getLogger(__name__)
 
@@ -91,7 +91,7 @@ def send(
     randomness: Randomness = SYSTEM_RANDOMNESS,
 ) -> None:
     """Deliver one message, with a few tries; raises OSError when the driver does not take it, at once when nobody listens."""
-    body = secret_bytes(_NAME_BYTES) + msgspec.json.encode(message)
+    body = secret_bytes(_NAME_BYTES) + encoded(message)
     until = clock.monotonic() + TRY_UNTIL_S
     for left in reversed(range(TRIES)):
         try:
@@ -120,7 +120,7 @@ def tell(address: Address, message: Message, about: str) -> None:
         send(address, message)
     except ConnectionRefusedError as error:
         _log.debug("the run is over, nobody wants to know about %s: %s", about, error)
-    except OSError as error:
+    except Exception as error:  # noqa: BLE001 - whatever it is, what waits behind it in the background must go on
         _log.warning("the driver could not be told about %s: %s", about, error)
 
 

@@ -41,9 +41,12 @@ def perform(merge: Merge) -> Message:
     except Exception as error:  # noqa: BLE001 - nothing depends on a merge; the driver tells people and tries again later
         if merged is not None:
             workplace.merged_path(merged.name).unlink(missing_ok=True)
-        name = merged.name if merged is not None else ""
-        return MergeFailed(merge.run, order.subtask, f"{type(error).__name__}: {error}", name)
+        return _failed(merge, error, merged.name if merged is not None else "")
     return MergeDone(merge.run, order.subtask, order.names, merged, watch.ms)
+
+
+def _failed(merge: Merge, error: Exception, file: str = "") -> MergeFailed:
+    return MergeFailed(merge.run, merge.order.subtask, f"{type(error).__name__}: {error}", file)
 
 
 class Merger:
@@ -55,22 +58,28 @@ class Merger:
         self._waiting = 0
 
     def submit(self, merge: Merge) -> None:
-        """Merge later, in the background."""
-        with self._lock:
-            self._waiting += 1
-            idle = self._waiting == 1
-            self._orders.put(merge)
-        if idle:
-            threading.Thread(target=self._work, name="penstock-merge", daemon=True).start()
+        """Merge later, in the background. Where no thread can be had the driver is told at once, and orders it again later."""
+        try:
+            with self._lock:
+                if not self._waiting:
+                    threading.Thread(target=self._work, name="penstock-merge", daemon=True).start()
+                self._waiting += 1
+                self._orders.put(merge)
+        except RuntimeError as error:  # the process has as many as it may
+            tell(merge.mailbox, _failed(merge, error), _about(merge))
 
     def _work(self) -> None:
         while True:
             merge = self._orders.get()
-            tell(merge.mailbox, perform(merge), f"a merge of {merge.order.subtask}")
+            tell(merge.mailbox, perform(merge), _about(merge))
             with self._lock:
                 self._waiting -= 1
                 if not self._waiting:
                     return
+
+
+def _about(merge: Merge) -> str:
+    return f"a merge of {merge.order.subtask}"
 
 
 MERGER = Merger()

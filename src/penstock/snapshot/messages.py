@@ -6,11 +6,14 @@ kept. These messages travel beside it: an upload that ended long after its task,
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 from penstock.ids import SubtaskId
 from penstock.places import Place
 from penstock.state.handle import FileRef, StateHandle
+from penstock.wording import storable
 
 
 class UploadDone(msgspec.Struct, frozen=True, tag="upload-done"):
@@ -80,3 +83,22 @@ class MergeFailed(msgspec.Struct, frozen=True, tag="merge-failed"):
 
 
 Message = UploadDone | UploadFailed | TaskFailed | MergeDone | MergeFailed
+
+
+def encoded(message: Message) -> bytes:
+    """For the way to the driver. A cause that is no UTF-8 must not keep it from arriving: what cannot be written is spelt out."""
+    try:
+        return msgspec.json.encode(message)
+    except UnicodeEncodeError:
+        return msgspec.json.encode(_writable(msgspec.to_builtins(message)))
+
+
+def _writable(value: Any) -> Any:
+    match value:
+        case str():
+            return storable(value)
+        case list() | tuple():
+            return [_writable(each) for each in value]
+        case dict():
+            return {name: _writable(each) for name, each in value.items()}
+    return value

@@ -118,13 +118,21 @@ def _in_parallel(work: Callable[[str], None], names: Iterable[str], threads: int
             except BaseException as error:  # noqa: BLE001 - raised below, in the thread that asked
                 failures.append(error)
 
-    started = [
-        threading.Thread(target=take_turns, name=f"penstock-file-{number}", daemon=True)
-        for number in range(threads)
-    ]
-    for thread in started:
-        thread.start()
+    started = list(_started(take_turns, threads))
+    if len(started) < threads:
+        take_turns()
     for thread in started:
         thread.join()
     if failures:
         raise failures[0]
+
+
+def _started(work: Callable[[], None], threads: int) -> Iterator[threading.Thread]:
+    """So many threads, or as many as the process may have: then whoever asks does its share."""
+    for number in range(threads):
+        thread = threading.Thread(target=work, name=f"penstock-file-{number}", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:
+            return
+        yield thread

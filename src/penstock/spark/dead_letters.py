@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from functools import reduce
 from operator import or_
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - PySpark's own convention
 from pyspark.sql.pandas.types import from_arrow_schema
-from pyspark.sql.types import StructField, StructType
+from pyspark.sql.types import ArrayType, DataType, MapType, StringType, StructField, StructType
 
 from penstock.config import OnBadRecord
 from penstock.engine.dead_letters import BAD, ROW, ROWS
@@ -43,10 +44,46 @@ def grouped_with_bad_rows(
 ) -> DataFrame:
     """The aggregates of a batch. Rows without a key are groups of their own: only counted, or each kept as it is."""
     groups: list[str | Column] = [quoted(key) for key in keys]
+    if policy is OnBadRecord.FAIL:
+        return frame.groupBy(*groups).agg(*partials)
+    has_no_key = reduce(or_, (F.col(quoted(key)).isNull() for key in keys))
+    columns = _only_with_a_key(frame, keys, has_no_key)
     if policy is OnBadRecord.KEEP:
-        has_no_key = reduce(or_, (F.col(quoted(key)).isNull() for key in keys))
-        whole = F.struct(*(F.col(quoted(name)) for name in frame.columns))
-        groups.append(F.when(has_no_key, whole).alias(ROW))
-    if policy is not OnBadRecord.FAIL:
-        partials = (*partials, F.count(F.lit(1)).alias(ROWS))
-    return frame.groupBy(*groups).agg(*partials)
+        columns[ROW] = F.when(has_no_key, _whole(frame))
+        groups.append(ROW)
+    return frame.withColumns(columns).groupBy(*groups).agg(*partials, F.count(F.lit(1)).alias(ROWS))
+
+
+def _only_with_a_key(frame: DataFrame, keys: tuple[str, ...], has_no_key: Column) -> dict[str, Column]:
+    """The values of the columns; null in rows without a key, which nobody wants to be added up, and which must not overflow."""
+    times = Counter(name.lower() for name in frame.columns)
+    taken = {key.lower() for key in keys}
+    names = [name for name in frame.columns if times[name.lower()] == 1 and name.lower() not in taken]
+    return {name: F.when(~has_no_key, F.col(quoted(name))) for name in names}
+
+
+def _whole(frame: DataFrame) -> Column:
+    """The row. Texts are compared byte by byte in it: to a collation two rows may be one, and the other would be lost."""
+    row = F.struct(*(F.col(quoted(name)) for name in frame.columns))
+    plain = _without_collations(frame.schema)
+    return row if plain == frame.schema else row.cast(plain)
+
+
+def _without_collations(kind: DataType) -> DataType:
+    match kind:
+        case StringType():
+            return StringType()
+        case ArrayType():
+            return ArrayType(_without_collations(kind.elementType), kind.containsNull)
+        case MapType():
+            key, value = _without_collations(kind.keyType), _without_collations(kind.valueType)
+            return MapType(key, value, kind.valueContainsNull)
+        case StructType():
+            return StructType(
+                [
+                    StructField(one.name, _without_collations(one.dataType), one.nullable, one.metadata)
+                    for one in kind.fields
+                ]
+            )
+        case _:
+            return kind

@@ -29,7 +29,7 @@ from penstock.graph import (
 from penstock.spark.compiled import Compiled, CompiledOperator
 from penstock.spark.dead_letters import LETTERS, grouped_with_bad_rows, letters_of, results_of, tagged
 from penstock.spark.key_columns import normalised, placed_by_key, quoted, sort_key, subtask_of
-from penstock.spark.tasks import Renamed, SparkExecutor, Task
+from penstock.spark.tasks import Readable, Renamed, SparkExecutor, Task
 from penstock.spark.versions import partition_by_number, repartitioned
 
 SOURCE = "__source"
@@ -219,7 +219,7 @@ def _in_arrow(rows: DataFrame, task: Task, result: StructType | str) -> DataFram
     if any("." in name or "`" in name for name in names):
         rows = rows.toDF(*(f"c{at}" for at in range(len(names))))
         task = Renamed(tuple(names), task)
-    return rows.mapInArrow(task, result)
+    return rows.mapInArrow(Readable(task), result)
 
 
 def _order(order: Order) -> Column:

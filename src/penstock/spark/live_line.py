@@ -33,6 +33,8 @@ class LiveLine:
         self._shown = ""
         self._in_a_line = False
         """Somebody has printed a part of a line, whose rest is to follow it."""
+        self._gone = False
+        """The terminal takes nothing any more: its window was closed, and the job goes on without."""
 
     @property
     def columns(self) -> int:
@@ -47,17 +49,24 @@ class LiveLine:
         """Show this instead of what is shown."""
         with self._lock:
             if text != self._shown and not self._in_a_line:
-                self._terminal.write(f"{text}\x1b[K\r")
-                self._terminal.flush()
+                self._put(f"{text}\x1b[K\r")
                 self._shown = text
 
     def erase(self) -> None:
         """Leave the place empty for whatever comes next."""
         with self._lock:
             if self._shown:
-                self._terminal.write(ERASE)
-                self._terminal.flush()
+                self._put(ERASE)
                 self._shown = ""
+
+    def _put(self, text: str) -> None:
+        if self._gone:
+            return
+        try:
+            self._terminal.write(text)
+            self._terminal.flush()
+        except (OSError, ValueError):  # the window is closed, or the stream: no job ends for that
+            self._gone = True
 
     def write_above(self, stream: TextIO, text: str) -> int:
         """Let somebody else print on the same terminal."""

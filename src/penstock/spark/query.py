@@ -286,6 +286,7 @@ class QueryRun:
                 return self._answers(frames, executor)
         finally:
             frames.release()
+            executor.forget()
 
     def _answers(self, frames: BatchFrames, executor: SparkExecutor) -> list[Answer]:
         frames.run()

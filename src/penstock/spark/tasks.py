@@ -6,7 +6,9 @@ Answers travel in a Spark accumulator: Spark delivers it with the task's result,
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from traceback import format_exception
 
 import msgspec
 import pyarrow as pa
@@ -23,6 +25,7 @@ from penstock.snapshot.merger import MERGER, Merge
 from penstock.snapshot.messages import Message
 from penstock.snapshot.uploader import UPLOADER, Upload
 from penstock.state.handle import StateHandle
+from penstock.wording import storable
 
 Task = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 """What Spark calls with the rows of a partition."""
@@ -59,6 +62,10 @@ class SparkExecutor:
     def given(self) -> list[Answer]:
         """What the attempts that were kept have answered. On the driver, after the action."""
         return [decode_answer(one) for one in self.answers.value]
+
+    def forget(self) -> None:
+        """Let go of the answers. PySpark keeps every accumulator as long as its context lives, and answers may hold all of the state."""
+        self.answers.value = []
 
     @property
     def clock(self) -> Clock:
@@ -101,13 +108,36 @@ class Renamed:
         return self.task(batch.rename_columns(list(self.names)) for batch in batches)
 
 
+@dataclass
+class Readable:
+    """A task whose exceptions Spark can read. Its worker writes them as UTF-8: for one that cannot be written Spark waits for ever."""
+
+    task: Task
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:  # noqa: D102 - Spark calls it
+        with _readable():
+            yield from self.task(batches)
+
+
+@contextmanager
+def _readable() -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        said = "".join(format_exception(error))
+        if storable(said) == said:
+            raise
+        raise RuntimeError(storable(said)) from None
+
+
 @dataclass(frozen=True)
 class _InATask:
     take_over: TakeOver
 
     def __call__(self, encoded: bytes) -> bytes:
-        taken = self.take_over(_HANDLES.decode(encoded), _task().taskAttemptId())
-        return msgspec.json.encode(taken)
+        with _readable():
+            taken = self.take_over(_HANDLES.decode(encoded), _task().taskAttemptId())
+            return msgspec.json.encode(taken)
 
 
 def take_over_all(

@@ -88,6 +88,12 @@ def _check_features(table: Any) -> None:
         )
 
 
+def _in_words(kind: Any) -> str:
+    """What Delta calls a type: 'long' for a primitive one."""
+    name = getattr(kind, "type", kind)
+    return name if isinstance(name, str) else str(kind)
+
+
 def _check_columns(deltalake: Any, table: Any, schema: pa.Schema, in_folders: set[str]) -> None:
     try:
         written = {field.name: field for field in deltalake.Schema.from_arrow(schema).fields}
@@ -96,9 +102,9 @@ def _check_columns(deltalake: Any, table: Any, schema: pa.Schema, in_folders: se
     declared = {field.name: field for field in table.schema().fields}
     for name, field in written.items():
         if name not in declared or declared[name].type != field.type:
-            there = declared[name].type if name in declared else "missing"
+            there = _in_words(declared[name].type) if name in declared else "missing"
             raise ConfigError(
-                f"column {name!r} is {spark_type(field.type)} in the stream and {there} in the Delta table "
+                f"column {name!r} is {spark_type(schema.field(name).type)} in the stream and {there} in the Delta table "
                 f"{table.table_uri}; cast or drop it "
                 "before write_to, or change the table",
                 column=name,
