@@ -28,6 +28,8 @@ from penstock.operators.batch_process import BatchKeys, BatchProcess, BatchRows
 from penstock.operators.batch_state import BatchState
 from penstock.operators.folded_state import AggregateFunction, AggregatingState, ReducingState
 from penstock.operators.keyed_process import Context, KeyedProcess
+from penstock.operators.list_state import ListState
+from penstock.operators.map_state import MapState
 from penstock.operators.raw_state import RawState
 from penstock.operators.rows import Row, Rows
 from penstock.operators.side_outputs import SideOutput
@@ -85,7 +87,9 @@ __all__ = [
     "JobHandle",
     "KeyedProcess",
     "KeyedStream",
+    "ListState",
     "LocalStorage",
+    "MapState",
     "MemoryBackend",
     "Mode",
     "OnBadRecord",

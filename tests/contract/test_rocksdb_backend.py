@@ -24,7 +24,7 @@ from penstock.errors import (
 from penstock.state.backends import RocksdbBackend, backend_named, rocksdb
 from penstock.state.backends.base import OpenState, StateHandle
 from penstock.state.backends.rocksdb_database import MAX_SORTED_RUNS, Database
-from penstock.state.backends.rocksdb_header import HEADER_KEY, DatabaseHeader
+from penstock.state.backends.rocksdb_header import HEADER_KEY, DatabaseHeader, StoredTable
 
 
 @pytest.fixture
@@ -283,7 +283,7 @@ def test_a_value_that_does_not_decode_is_corrupt_state(cluster: Cluster, value: 
 def test_a_key_that_does_not_decode_is_corrupt_state(cluster: Cluster) -> None:
     """A key that is no key of this state is refused in a scan."""
     cluster.batch({1: (1, None)})
-    for key in (b"\x00", bytes(8), bytes(8) + b"\x92\x01\x01"):
+    for key in (b"\x00", bytes(9), bytes(9) + b"\x92\x01\x01"):
         rewritten(cluster, key, b"\x92\x01\xc0")
         with pytest.raises(CorruptStateError, match="holds no rows of this state"):
             cluster.scanned()
@@ -298,7 +298,9 @@ def test_a_database_of_something_else_is_refused(cluster: Cluster) -> None:
         (None, CorruptStateError, "has no header"),
         (b"\xc1", CorruptStateError, "header .* cannot be read"),
         (
-            msgspec.msgpack.encode(DatabaseHeader("views", 0, 1, 8, b"", b"")),
+            msgspec.msgpack.encode(
+                DatabaseHeader("views", 0, 1, 8, (StoredTable("t", b"", b"", False, False),))
+            ),
             CorruptStateError,
             "header .* cannot be read",
         ),

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -182,7 +183,7 @@ class Job:
                     self.check_one_by_one(state, table, expected)
                 self.check_timers(state, own)
 
-    def expected(self, table: TableLayout, key: str) -> list[tuple[object, object]]:
+    def expected(self, table: TableLayout, key: str) -> list[tuple[str | int, object]]:
         """The rows of a key, in the order of their second sort number."""
         rows = {row[1]: value for row, value in self.truth[table.name].items() if row[0] == key}
         numbers = (
@@ -197,7 +198,7 @@ class Job:
         state: OpenState,
         table: TableLayout,
         own: list[str],
-        expected: dict[str, list[tuple[object, object]]],
+        expected: dict[str, list[tuple[str | int, object]]],
     ) -> None:
         asked = keys_of(own)
         for at_most in (1000, 3):
@@ -213,7 +214,7 @@ class Job:
                     assert all(row[0] == key for row in rows[found.starts[at] : found.starts[at + 1]])
 
     def check_one_by_one(
-        self, state: OpenState, table: TableLayout, expected: dict[str, list[tuple[object, object]]]
+        self, state: OpenState, table: TableLayout, expected: dict[str, list[tuple[str | int, object]]]
     ) -> None:
         opened = state.table(table.name)
         for key, rows in expected.items():
@@ -260,7 +261,7 @@ steps = st.lists(batches | st.sampled_from([1, 2, 3, 5]), max_size=8)
 @pytest.mark.parametrize("backend", BACKENDS)
 @given(steps=steps, piece_bytes=st.sampled_from([1, 1 << 20]))
 @settings(max_examples=25)
-def test_tables_equal_dictionaries(backend: str, steps: list[object], piece_bytes: int) -> None:
+def test_tables_equal_dictionaries(backend: str, steps: list[Any], piece_bytes: int) -> None:
     """Whatever is written, forgotten, merged and rescaled: every way to ask finds what a dictionary would."""
     with tempfile.TemporaryDirectory(dir=RAM_DISK) as folder, pytest.MonkeyPatch.context() as patch:
         patch.setattr(merge, "PIECE_BYTES", piece_bytes)

@@ -19,7 +19,7 @@ from penstock.operators.batch_process import BatchProcess
 from penstock.operators.keyed_process import Context, KeyedProcess
 from penstock.operators.run_batch_process import run_batch_process
 from penstock.operators.run_process import run_process
-from penstock.operators.states import value_schema
+from penstock.operators.states import state_layout
 from penstock.operators.tolerant_process import run_process_tolerantly
 from penstock.recovery.rescale import redistribute
 from penstock.state.backends import backend_named
@@ -53,7 +53,7 @@ class OperatorCluster:
     def batch(self, operator: KeyedProcess | BatchProcess, rows: pa.Table) -> list[dict[str, Any]]:
         """Run one batch; returns the results."""
         self._version += 1
-        self._layout = StateLayout(pa.schema([("k", pa.string())]), value_schema(operator))
+        self._layout = state_layout(operator, pa.schema([("k", pa.string())]))
         sort_keys = np.array([sort_key(key) for key in rows.column("k").to_pylist()], dtype=np.int64)
         rows = rows.append_column(SORT_KEY, pa.array(sort_keys))
         owner = owners(key_groups(sort_keys), self.parallelism)

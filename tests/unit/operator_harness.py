@@ -15,9 +15,9 @@ from penstock.operators.batch_process import BatchProcess
 from penstock.operators.keyed_process import Context, KeyedProcess
 from penstock.operators.run_batch_process import run_batch_process
 from penstock.operators.run_process import run_process
-from penstock.operators.states import value_schema
+from penstock.operators.states import state_layout
 from penstock.state.backends import FilesystemBackend
-from penstock.state.backends.base import OpenState, StateLayout, Workplace
+from penstock.state.backends.base import OpenState, Workplace
 from penstock.state.keys import SORT_KEY
 from penstock.storage import LocalStorage
 
@@ -44,9 +44,7 @@ class OperatorHarness:
     def _run(
         self, operator: KeyedProcess | BatchProcess, table: pa.Table, run: Callable[..., Any]
     ) -> pa.Table:
-        self.layout = StateLayout(
-            pa.schema([table.schema.field(key) for key in self.keys]), value_schema(operator)
-        )
+        self.layout = state_layout(operator, pa.schema([table.schema.field(key) for key in self.keys]))
         state = self._open()
         table = table.append_column(SORT_KEY, self._sort_keys(table))
         results = run(operator, table, state, key_names=self.keys, output=self.output, context=CONTEXT)

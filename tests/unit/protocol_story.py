@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from typing import Any, TypeVar
 
-from penstock.checkpoint.completed import Barrier, Completed, OperatorState, PreCommitted, SubtaskReport
+from penstock.checkpoint.completed import (
+    Barrier,
+    Completed,
+    OperatorColumns,
+    OperatorState,
+    PreCommitted,
+    SubtaskReport,
+)
 from penstock.checkpoint.content import Identity
 from penstock.checkpoint.events import (
     Action,
@@ -31,7 +38,7 @@ A = TypeVar("A", bound=Action)
 JOB = "story"
 RUN = RunId(3)
 SUBTASKS = (SubtaskId("views", 0), SubtaskId("views", 1))
-LAYOUT = ({"k": "string"}, {"n": "long"})
+LAYOUT = OperatorColumns({"k": "string"}, {"n": "long"})
 
 
 def handle(subtask: SubtaskId, version: int, *files: str) -> StateHandle:
@@ -60,7 +67,7 @@ def completed(
     number: int, *files: str, run: int = RUN, transactions: tuple[PreCommitted, ...] = ()
 ) -> Completed:
     """A checkpoint of one subtask that names these files."""
-    views = OperatorState(*LAYOUT, (handle(SUBTASKS[0], number, *files),))
+    views = OperatorState(LAYOUT.key, LAYOUT.value, (handle(SUBTASKS[0], number, *files),))
     return Completed(
         job=JOB,
         checkpoint=number,

@@ -81,12 +81,37 @@ class PreCommitted(msgspec.Struct, frozen=True):
         return TransactionName.of(self.sink, self.transaction)
 
 
+Columns = dict[str, str]
+"""Names with their types."""
+
+
+class TableColumns(msgspec.Struct, frozen=True):
+    """A table with rows of its own: what tells its rows apart, the operator's key first, and their values."""
+
+    identity: Columns
+    value: Columns
+
+
+class OperatorColumns(msgspec.Struct, frozen=True):
+    """The typed columns of an operator's state: of its key, of the row that every key has, and of tables with rows of their own."""
+
+    key: Columns
+    value: Columns
+    tables: dict[str, TableColumns] = {}
+
+
 class OperatorState(msgspec.Struct, frozen=True):
     """The state of one operator: its typed columns and one handle per subtask."""
 
-    key: dict[str, str]
-    value: dict[str, str]
+    key: Columns
+    value: Columns
     handles: tuple[StateHandle, ...]
+    tables: dict[str, TableColumns] = {}
+
+    @property
+    def columns(self) -> OperatorColumns:
+        """What kind of state it is."""
+        return OperatorColumns(self.key, self.value, self.tables)
 
 
 class Completed(msgspec.Struct, frozen=True, kw_only=True):

@@ -7,7 +7,14 @@ from dataclasses import dataclass
 
 import msgspec
 
-from penstock.checkpoint.completed import Completed, OperatorState, PreCommitted, SubtaskReport, Upstream
+from penstock.checkpoint.completed import (
+    Completed,
+    OperatorColumns,
+    OperatorState,
+    PreCommitted,
+    SubtaskReport,
+    Upstream,
+)
 from penstock.checkpoint.events import BatchFinished
 from penstock.checkpoint.pending import Now, Pending
 from penstock.config import Checkpointing
@@ -24,7 +31,7 @@ class Identity:
     run: RunId
     parallelism: int
     max_parallelism: int
-    layouts: dict[str, tuple[dict[str, str], dict[str, str]]]
+    layouts: dict[str, OperatorColumns]
     upstream: Upstream
     restored_from: CheckpointId = NO_CHECKPOINT
 
@@ -32,9 +39,12 @@ class Identity:
         """The state of every operator."""
         return {
             uid: OperatorState(
-                key, value, tuple(handles[subtask] for subtask in sorted(handles) if subtask.uid == uid)
+                layout.key,
+                layout.value,
+                tuple(handles[subtask] for subtask in sorted(handles) if subtask.uid == uid),
+                layout.tables,
             )
-            for uid, (key, value) in self.layouts.items()
+            for uid, layout in self.layouts.items()
         }
 
 

@@ -1,13 +1,12 @@
 """What stands in the place of a declared state while the operator runs: the state of the key whose turn it is. Executors.
 
-A cell holds the state of all keys of a piece, and `index` says which of them is meant: to go on to the next key costs one assignment.
+A cell holds the state of all keys of a piece, and `at` says which of them is meant: to go on to the next key costs one assignment.
 """
 
 from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import date, datetime, timedelta
 from decimal import Decimal
@@ -57,13 +56,13 @@ class PieceKeys:
 class Cell(ABC):
     """The state of the current key, whatever its kind and wherever it is kept."""
 
-    __slots__ = ("ends", "index")
+    __slots__ = ("at", "ends")
 
     members: ClassVar[str]
     """What user code may ask of it, for an error message."""
 
     def __init__(self) -> None:
-        self.index = 0
+        self.at = 0
         self.ends = False
         """Whether `end_call` has to be called."""
 
@@ -93,7 +92,7 @@ class ColumnCell(Cell):
         self._keys = keys
         self.values = python_values(stored)
         self.dirty = bytearray(len(self.values))
-        self.index = 0
+        self.at = 0
 
     def undo(self, index: int) -> None:
         """Read it again: what was changed in place is changed in the object that was read before."""
@@ -102,8 +101,8 @@ class ColumnCell(Cell):
 
     def clear(self) -> None:
         """Forget the value of the key."""
-        self.values[self.index] = None
-        self.dirty[self.index] = 1
+        self.values[self.at] = None
+        self.dirty[self.at] = 1
 
 
 class ValueCell(ColumnCell):
@@ -120,13 +119,13 @@ class ValueCell(ColumnCell):
     @property
     def value(self) -> Any:
         """The value of the key, or the default."""
-        value = self.values[self.index]
+        value = self.values[self.at]
         return self._default if value is None else value
 
     @value.setter
     def value(self, value: Any) -> None:
-        self.values[self.index] = value
-        self.dirty[self.index] = 1
+        self.values[self.at] = value
+        self.dirty[self.at] = 1
 
 
 class ContainerCell(ValueCell):
@@ -137,7 +136,7 @@ class ContainerCell(ValueCell):
     @property
     def value(self) -> Any:
         """The value of the key, or a copy of the default that becomes the value."""
-        index = self.index
+        index = self.at
         if self.values[index] is None and self._default is not None:
             self.values[index] = copy.deepcopy(self._default)
         self.dirty[index] = 1
@@ -145,30 +144,5 @@ class ContainerCell(ValueCell):
 
     @value.setter
     def value(self, value: Any) -> None:
-        self.values[self.index] = value
-        self.dirty[self.index] = 1
-
-
-class Cells:
-    """The cells of one operator, by the names of its states."""
-
-    def __init__(self, by_name: Mapping[str, Cell]) -> None:
-        self.all = list(by_name.values())
-        self.ending = [cell for cell in self.all if cell.ends]
-        self.columns = {name: cell for name, cell in by_name.items() if isinstance(cell, ColumnCell)}
-        """Those that are kept in the row of the key."""
-
-    def load(self, stored: pa.RecordBatch, keys: PieceKeys) -> None:
-        """Take what is stored of the keys that come next."""
-        for name, cell in self.columns.items():
-            cell.load(stored.column(name), keys)
-
-    def end_call(self) -> None:
-        """Called when the call for the current key is over; whoever runs the calls asks first whether any cell is `ending`."""
-        for cell in self.ending:
-            cell.end_call()
-
-    def undo(self, index: int) -> None:
-        """Make all state of a key what it was before its call."""
-        for cell in self.all:
-            cell.undo(index)
+        self.values[self.at] = value
+        self.dirty[self.at] = 1

@@ -176,7 +176,7 @@ class FoldedCell(ColumnCell):
 
     def end_call(self) -> None:
         """See `Cell.end_call`. User code may hold on to what it has made, and change it when the turn is another key's."""
-        index = self.index
+        index = self.at
         if self.dirty[index]:
             self.values[index] = detached(self.values[index])
 
@@ -197,7 +197,7 @@ class FoldedCell(ColumnCell):
         return python_values(to_array([value], self._field, what))[0]
 
     def _facts(self) -> dict[str, object]:
-        return {"operator": self._keys.operator, "key": self._keys.key(self.index)}
+        return {"operator": self._keys.operator, "key": self._keys.key(self.at)}
 
     def _not_assignable(self) -> AttributeError:
         name = self._field.name
@@ -220,7 +220,7 @@ class ReducingCell(FoldedCell):
 
     def add(self, value: Any) -> None:
         """Fold a value into that of the key."""
-        index = self.index
+        index = self.at
         if value is None:
             raise self._nothing()
         before = self.values[index]
@@ -239,7 +239,7 @@ class ReducingCell(FoldedCell):
     @property
     def value(self) -> Any:
         """The value of the key, or the default; a container is a copy."""
-        value = self.values[self.index]
+        value = self.values[self.at]
         return detached(self._default if value is None else value)
 
     @value.setter
@@ -260,7 +260,7 @@ class AggregatingCell(FoldedCell):
 
     def add(self, value: Any) -> None:
         """Add a value to the accumulator of the key."""
-        index = self.index
+        index = self.at
         before = self.values[index]
         self.dirty[index] = 1  # before the call: it may change the accumulator in place, and raise
         after = self._function.add(self._created() if before is None else before, value)
@@ -270,7 +270,7 @@ class AggregatingCell(FoldedCell):
         """Add all that another accumulator has; None is none."""
         if accumulator is None:
             return
-        index = self.index
+        index = self.at
         other = self._form(detached(accumulator))
         before = self.values[index]
         self.dirty[index] = 1
@@ -286,7 +286,7 @@ class AggregatingCell(FoldedCell):
     @property
     def value(self) -> Any:
         """The result for the key, None where nothing was added; a container is a copy."""
-        accumulator = self.values[self.index]
+        accumulator = self.values[self.at]
         return None if accumulator is None else detached(self._function.result(accumulator))
 
     @value.setter
@@ -296,4 +296,4 @@ class AggregatingCell(FoldedCell):
     @property
     def accumulator(self) -> Any:
         """A copy of the accumulator of the key, None where nothing was added."""
-        return detached(self.values[self.index])
+        return detached(self.values[self.at])

@@ -7,10 +7,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from penstock.operators.cells import Cells
+from penstock.operators.cells import Cell, ColumnCell, PieceKeys
+from penstock.operators.pieces import Piece
 from penstock.operators.rows import Rows
 from penstock.operators.side_outputs import SideRows, no_such_side
 from penstock.operators.states import OperatorType, declared_state, refuse_state_assignment
+from penstock.operators.table_cells import TableCell
+from penstock.state.backends.base import OpenState
 
 Output = Sequence[Any] | Mapping[str, Any]
 
@@ -56,6 +59,42 @@ class KeyedProcess(metaclass=OperatorType):
     def __setattr__(self, name: str, value: Any) -> None:
         refuse_state_assignment(self, name)
         super().__setattr__(name, value)
+
+
+class Cells:
+    """The cells of one operator, by the names of its states."""
+
+    def __init__(self, by_name: Mapping[str, Cell]) -> None:
+        self.all = list(by_name.values())
+        self.ending = [cell for cell in self.all if cell.ends]
+        self.columns = {name: cell for name, cell in by_name.items() if isinstance(cell, ColumnCell)}
+        """Those that are kept in the row of the key."""
+        self.tables = [cell for cell in self.all if isinstance(cell, TableCell)]
+        """Those with a table of their own."""
+
+    def load(self, piece: Piece, state: OpenState, context: Context) -> None:
+        """Take what is stored of the keys that come next."""
+        keys = piece.grouped.keys
+        named = PieceKeys(context.operator, keys.columns)
+        for name, cell in self.columns.items():
+            cell.load(piece.stored.column(name), named)
+        for table in self.tables:
+            table.load(state.table(table.name), keys, context)
+
+    def end_call(self) -> None:
+        """Called when the call for the current key is over; whoever runs the calls asks first whether any cell is `ending`."""
+        for cell in self.ending:
+            cell.end_call()
+
+    def undo(self, index: int) -> None:
+        """Make all state of a key what it was before its call."""
+        for cell in self.all:
+            cell.undo(index)
+
+    def write_tables(self) -> None:
+        """Write the rows that were changed; raises `BadRecordError` for a value that does not fit."""
+        for table in self.tables:
+            table.write()
 
 
 def bind(operator: KeyedProcess) -> Cells:

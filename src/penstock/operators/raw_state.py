@@ -142,7 +142,7 @@ class RawCell(ColumnCell):
         self._let_go()
 
     def _take(self, data: bytes) -> None:
-        index = self.index
+        index = self.at
         before = self.values[index]
         if before is None and not self._is_set:
             before = self._default
@@ -151,7 +151,7 @@ class RawCell(ColumnCell):
             self.dirty[index] = 1
 
     def _decoded(self) -> Any:
-        data = self.values[self.index]
+        data = self.values[self.at]
         data = self._default if data is None else data
         if data is None:
             return None
@@ -186,11 +186,11 @@ class RawCell(ColumnCell):
         return bytes(data)
 
     def _where(self) -> str:
-        return f"operator {self._keys.operator}, key {shown(self._keys.key(self.index))}"
+        return f"operator {self._keys.operator}, key {shown(self._keys.key(self.at))}"
 
     def _facts(self) -> dict[str, object]:
         return {
             "operator": self._keys.operator,
-            "key": self._keys.key(self.index),
+            "key": self._keys.key(self.at),
             "state": self._name,
         }

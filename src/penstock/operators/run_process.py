@@ -14,10 +14,10 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.errors import BadRecordError
-from penstock.operators.cells import Cells, ColumnCell, PieceKeys
+from penstock.operators.cells import ColumnCell
 from penstock.operators.encoding import to_array
 from penstock.operators.grouping import Grouped, group_rows
-from penstock.operators.keyed_process import Context, KeyedProcess, bind
+from penstock.operators.keyed_process import Cells, Context, KeyedProcess, bind
 from penstock.operators.pieces import PieceLimits, pieces_with_state
 from penstock.operators.python_values import python_values
 from penstock.operators.rows import Row, Rows, RowTable
@@ -56,13 +56,14 @@ def run_process(
         for piece in pieces_with_state(
             group_rows(table, key_names), state if cells.columns else None, LIMITS
         ):
-            cells.load(piece.stored, PieceKeys(context.operator, piece.grouped.keys.columns))
+            cells.load(piece, state, context)
             called = _call(process, piece.grouped, cells, context)
             results.extend(_encode(called, output, context.operator))
             if sides is not None:
                 _encode_sides(sides)
             if cells.columns:
                 write_back(operator, piece.grouped.keys, cells.columns, state, context.operator)
+            cells.write_tables()
     return results
 
 
@@ -86,7 +87,7 @@ def _call(process: Callable[..., Any], piece: Grouped, cells: Cells, context: Co
     keys = python_keys(piece.keys.columns)
     for index, key, start, stop in zip(range(len(keys)), keys, starts[:-1], starts[1:], strict=True):
         for cell in every:
-            cell.index = index
+            cell.at = index
         results = process(key, Rows(table, start, stop), context)
         if results is not None:
             try:

@@ -16,6 +16,8 @@ from penstock.operators.cells import Cell, ColumnCell, ContainerCell, ValueCell
 from penstock.operators.encoding import CANNOT_ENCODE, encoded
 from penstock.operators.python_values import python_values
 from penstock.operators.side_outputs import SideOutput
+from penstock.operators.table_cells import TableCell
+from penstock.state.backends.base import StateLayout, TableLayout
 from penstock.state.declared import type_ddl
 from penstock.state.types import arrow_type
 
@@ -77,6 +79,26 @@ class ColumnState(DeclaredState):
         return python_values(column)[0] if pa.types.is_nested(self.arrow_type) else value
 
 
+class TableState(DeclaredState):
+    """A state with a table of its own: many rows for a key."""
+
+    cell: ClassVar[type[TableCell]]
+    """What stands in its place."""
+
+    def __getattr__(self, name: str) -> Any:
+        if not name.startswith("__") and hasattr(self.cell, name):
+            raise self._outside()
+        raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
+
+    @abstractmethod
+    def table(self, name: str, key: pa.Schema) -> TableLayout:
+        """Its table, in an operator with this key."""
+
+    @abstractmethod
+    def make_cell(self, name: str) -> TableCell:
+        """See `DeclaredState.make_cell`."""
+
+
 class ValueState(ColumnState):
     """One value per key, declared as a class attribute: `count = ValueState("long", default=0)`, used as `self.count.value`.
 
@@ -128,6 +150,29 @@ def declared_state(operator: object) -> dict[str, DeclaredState]:
 def column_states(operator: object) -> dict[str, ColumnState]:
     """Of these the ones that are kept in the row of the key."""
     return {name: state for name, state in declared_state(operator).items() if isinstance(state, ColumnState)}
+
+
+def check_columns_only(operator: object, uid: str) -> None:
+    """Refuse state that a `BatchProcess` cannot have."""
+    rows = [name for name, state in declared_state(operator).items() if isinstance(state, TableState)]
+    if rows:
+        raise ConfigError(
+            f"operator {uid!r}: the state {rows[0]!r} has many rows a key, which a BatchProcess cannot have yet; use a KeyedProcess, or a "
+            "ValueState of an array or a map",
+            operator=uid,
+            state=rows[0],
+        )
+
+
+def state_tables(operator: object, key: pa.Schema) -> tuple[TableLayout, ...]:
+    """The tables of those that have one."""
+    declared = declared_state(operator)
+    return tuple(state.table(name, key) for name, state in declared.items() if isinstance(state, TableState))
+
+
+def state_layout(operator: object, key: pa.Schema) -> StateLayout:
+    """All that an operator with this key keeps."""
+    return StateLayout(key, value_schema(operator), state_tables(operator, key))
 
 
 def value_schema(operator: object) -> pa.Schema:

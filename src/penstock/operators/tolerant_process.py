@@ -16,10 +16,9 @@ import pyarrow as pa
 
 from penstock.errors import BadRecordError
 from penstock.operators.bad_records import BadRecords, Tolerates, reason_of
-from penstock.operators.cells import Cells, PieceKeys
 from penstock.operators.encoding import to_array
 from penstock.operators.grouping import group_rows
-from penstock.operators.keyed_process import Context, KeyedProcess, bind
+from penstock.operators.keyed_process import Cells, Context, KeyedProcess, bind
 from penstock.operators.pieces import Piece, pieces_with_state
 from penstock.operators.rows import RowTable, WatchedRows
 from penstock.operators.run_process import (
@@ -93,10 +92,9 @@ class _PieceCalls:
 
     def run(self, state: OpenState) -> list[tuple[str, pa.Table]]:
         """The rows of the keys that are not bad, by side output or as results."""
-        keys = PieceKeys(self.context.operator, self.piece.grouped.keys.columns)
-        self.cells.load(self.piece.stored, keys)
+        self.cells.load(self.piece, state, self.context)
         encoded = [part for chunk in _in_chunks(self._called()) for part in self._encoded(chunk)]
-        if self.cells.columns:
+        if self.cells.all:
             self._write_state(state)
         return [(name, self._without_refused(rows, keys)) for name, (rows, keys) in encoded]
 
@@ -113,7 +111,7 @@ class _PieceCalls:
                 self._refuse(index, key.error())
                 continue
             for cell in every:
-                cell.index = index
+                cell.at = index
             rows = WatchedRows(table, starts[index], starts[index + 1])
             try:
                 results = _listed(process(key, rows, self.context), self.context.operator)
@@ -185,11 +183,22 @@ class _PieceCalls:
 
     def _write_state(self, state: OpenState) -> None:
         keys, uid = self.piece.grouped.keys, self.context.operator
+        self._refuse_unfit_rows()
         try:
             write_back(self.operator, keys, self.cells.columns, state, uid)
         except BadRecordError:
             self._refuse_unfit_state()
             write_back(self.operator, keys, self.cells.columns, state, uid)
+        self.cells.write_tables()
+
+    def _refuse_unfit_rows(self) -> None:
+        """Before anything is written: all state of a key counts, or none of it."""
+        for table in self.cells.tables:
+            for index in sorted(table.touched()):
+                try:
+                    table.check(index)
+                except BadRecordError as error:
+                    self._refuse(index, error)
 
     def _refuse_unfit_state(self) -> None:
         for column in value_schema(self.operator):

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
+from penstock.checkpoint.completed import OperatorColumns, TableColumns
 from penstock.errors import IncompatibleStateError
 from penstock.ids import CheckpointId, SubtaskId
 from penstock.recovery.rescale import redistribute
@@ -17,13 +18,14 @@ from penstock.state.handle import StateHandle
 
 _log = logging.getLogger(__name__)
 
-Described = tuple[dict[str, str], dict[str, str]]
-"""The columns of an operator's state as the metadata records them: those of the key, and the values."""
 
-
-def described(layout: StateLayout) -> Described:
-    """For the metadata."""
-    return _described(layout.key), _described(layout.value)
+def described(layout: StateLayout) -> OperatorColumns:
+    """The columns of an operator's state as the metadata records them."""
+    tables = {
+        table.name: TableColumns(_described(table.identity), _described(table.value))
+        for table in layout.tables
+    }
+    return OperatorColumns(_described(layout.key), _described(layout.value), tables)
 
 
 def _described(schema: pa.Schema) -> dict[str, str]:
@@ -68,7 +70,7 @@ class Fit:
         handles: dict[SubtaskId, StateHandle] = {}
         for uid, layout in self.layouts.items():
             if uid in stored and uid not in drop_state:
-                _check_layout(uid, (stored[uid].key, stored[uid].value), described(layout))
+                _check_layout(uid, stored[uid].columns, described(layout))
                 handles |= redistribute(
                     stored[uid].handles,
                     uid=uid,
@@ -95,10 +97,25 @@ def _tell_unknown(not_stored: set[str], operators: set[str], checkpoint: Checkpo
         )
 
 
-def _check_layout(uid: str, stored: Described, now: Described) -> None:
-    if stored != now:
+def _check_layout(uid: str, stored: OperatorColumns, now: OperatorColumns) -> None:
+    what_to_do = (
+        f"change the job back, give the operator another uid, or allow the loss with drop_state=({uid!r},)"
+    )
+    if (stored.key, stored.value) != (now.key, now.value):
         raise IncompatibleStateError(
-            f"operator {uid!r}: its state has key {stored[0]} and values {stored[1]}, the job has {now[0]} and {now[1]}; change the job "
-            f"back, give the operator another uid, or allow the loss with drop_state=({uid!r},)",
+            f"operator {uid!r}: its state has key {stored.key} and values {stored.value}, the job has {now.key} and {now.value}; "
+            f"{what_to_do}",
             operator=uid,
         )
+    for name in sorted(stored.tables.keys() | now.tables.keys()):
+        before, after = stored.tables.get(name), now.tables.get(name)
+        if before != after:
+            raise IncompatibleStateError(
+                f"operator {uid!r}: of the state {name!r} the checkpoint has {_rows(before)}, the job {_rows(after)}; {what_to_do}",
+                operator=uid,
+                state=name,
+            )
+
+
+def _rows(table: TableColumns | None) -> str:
+    return "nothing" if table is None else f"rows {table.identity} with {table.value}"

@@ -25,7 +25,7 @@ from penstock.errors import ConfigError, PenstockError, UserCodeError
 from penstock.graph import Aggregate, BadRecords, Graph, Keyed, Node, Process, Side, Source, Transform, Union
 from penstock.operators.aggregates import AggregateSpec, state_schema
 from penstock.operators.side_outputs import declared_sides
-from penstock.operators.states import value_schema
+from penstock.operators.states import state_layout
 from penstock.places import AT, place_in_user_code
 from penstock.spark.aggregate_columns import describe, partials
 from penstock.spark.causes import brief_text
@@ -274,7 +274,7 @@ class _Compiler:
                 f"operator {node.uid!r}: order_by names {', '.join(missing)}; there are {', '.join(frame.columns)}"
             )
         result = from_arrow_schema(node.output)
-        layout = StateLayout(key, value_schema(node.operator))
+        layout = state_layout(node.operator, key)
         policy, sides, tags = self._graph.policy(node), self._graph.sides_read(node), side_tags(node.operator)
         beside = {**_letters(policy), **{tags[name]: _side_columns(node, name) for name in sides}}
         return CompiledOperator(node, layout, result, policy, floats, beside=beside, sides=sides)

@@ -1,0 +1,231 @@
+"""`ListState`: many values for a key, in order, each a row of its own. Driver (declared) and executors (run).
+
+A row's place in the list is a number that only grows: that of the batch which appended it, and how many it was. So appending reads nothing,
+and what is left after a deletion stays in order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, MutableSequence
+from itertools import count, islice
+from typing import TYPE_CHECKING, Any, overload
+
+import pyarrow as pa
+
+from penstock.errors import BadRecordError
+from penstock.operators.states import TableState
+from penstock.operators.table_cells import Change, TableCell
+from penstock.state.backends.base import TableLayout
+from penstock.state.declared import type_ddl
+from penstock.state.types import arrow_type
+
+if TYPE_CHECKING:
+    from penstock.state.declared import Type
+
+BATCH_SHIFT = 32
+"""A batch may append so many bits' worth of values to one list."""
+
+
+class ListState(TableState):
+    """A list per key, declared as a class attribute: `recent = ListState("string")`, used as `self.recent.append("x")`.
+
+    Each element is kept for itself: `append` and `extend` cost what is appended, however long the list is. Everything else walks through
+    the list: a long one is read from its beginning, and one that is changed in its middle is read as a whole. An array or struct
+    that stands in the list may be changed where it is, if it was looked up by its index: `self.carts[-1].append(item)`.
+    The classic mistake: a list that is only appended to, and grows for ever.
+    """
+
+    instead = ".append(...)"
+
+    def __init__(self, type: Type) -> None:  # noqa: A002 - it is what the user means
+        super().__init__()
+        self.ddl = type_ddl(type)
+
+    def table(self, name: str, key: pa.Schema) -> TableLayout:
+        """See `TableState.table`."""
+        position, value = self._fields(name)
+        return TableLayout(name, pa.schema([*key, position]), pa.schema([value]))
+
+    def _fields(self, name: str) -> tuple[pa.Field, pa.Field]:
+        return pa.field(f"{name}_position", pa.int64()), pa.field(name, arrow_type(self.ddl))
+
+    def make_cell(self, name: str) -> ListCell:
+        """See `DeclaredState.make_cell`."""
+        return ListCell(name, *self._fields(name))
+
+    def __iter__(self) -> Iterator[Any]:
+        raise self._outside()
+
+    if TYPE_CHECKING:
+
+        @overload
+        def __get__(self, operator: None, owner: type) -> ListState: ...
+        @overload
+        def __get__(self, operator: object, owner: type) -> ListCell: ...
+        def __get__(self, operator: object, owner: type) -> ListState | ListCell: ...
+
+
+class _Element:
+    """One value; `position` is None for one that has no row yet, `changed` if its row is not what is stored."""
+
+    __slots__ = ("changed", "position", "value")
+
+    def __init__(self, value: Any, position: int | None = None) -> None:
+        self.value = value
+        self.position = position
+        self.changed = False
+
+
+class ListCell(TableCell, MutableSequence[Any]):
+    """The list of the current key. Acts as a list does."""
+
+    __slots__ = ("_appended", "_value_nested", "_whole")
+
+    members = "a list has what a list has: append(), [...], len(), pop(), clear() and so on"
+
+    def __init__(self, name: str, sub: pa.Field, value: pa.Field) -> None:
+        self._appended: dict[int, list[Any]] = {}
+        self._whole: dict[int, list[_Element]] = {}
+        super().__init__(name, sub, value)
+        self._value_nested = pa.types.is_nested(value.type)
+
+    def _forget(self) -> None:
+        super()._forget()
+        self._appended, self._whole = {}, {}
+
+    # ── as a list ──────────────────────────────────────────────────────────────────────────────
+
+    def append(self, value: Any) -> None:
+        """Add a value at the end. Reads nothing."""
+        whole = self._whole.get(self.at)
+        if whole is not None:
+            whole.append(_Element(value))
+            return
+        self._appended.setdefault(self.at, []).append(value)
+
+    def extend(self, values: Iterable[Any]) -> None:
+        """Add several at the end. Reads nothing."""
+        for value in list(values) if values is self else values:
+            self.append(value)
+
+    def __iter__(self) -> Iterator[Any]:
+        whole = self._whole.get(self.at)
+        if whole is not None:
+            for element in list(whole):
+                yield self._own_copy(element.value)
+            return
+        appended = self._appended.get(self.at, [])
+        for _, value in self._scanned():
+            yield self._own_copy(value)
+        for value in list(appended):
+            yield self._own_copy(value)
+
+    def __len__(self) -> int:
+        whole = self._whole.get(self.at)
+        if whole is not None:
+            return len(whole)
+        return sum(1 for _ in self._scanned()) + len(self._appended.get(self.at, ()))
+
+    def __bool__(self) -> bool:
+        return next(iter(self), self) is not self
+
+    @overload
+    def __getitem__(self, at: int) -> Any: ...
+    @overload
+    def __getitem__(self, at: slice) -> list[Any]: ...
+    def __getitem__(self, at: int | slice) -> Any:
+        if isinstance(at, slice):
+            return list(self)[at]
+        if self._value_nested:  # whoever looks at it may change it where it is
+            element = self._elements()[at]
+            element.changed = True
+            return element.value
+        if at >= 0:
+            found = list(islice(iter(self), at, at + 1))
+            if not found:
+                raise IndexError(f"list index {at} out of range")
+            return found[0]
+        return self._elements()[at].value
+
+    def __setitem__(self, at: Any, value: Any) -> None:
+        elements = self._elements()
+        if isinstance(at, slice):
+            elements[at] = [_Element(one) for one in value]
+            return
+        elements[at].value = value
+        elements[at].changed = True
+
+    def __delitem__(self, at: Any) -> None:
+        del self._elements()[at]
+
+    def insert(self, at: int, value: Any) -> None:
+        """Put a value before another; what comes behind it is written again."""
+        self._elements().insert(at, _Element(value))
+
+    def clear(self) -> None:
+        """Forget all values of the key."""
+        self._elements().clear()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.name!r})"
+
+    def _elements(self) -> list[_Element]:
+        """The list as a whole, from now on the truth for this key."""
+        whole = self._whole.get(self.at)
+        if whole is None:
+            stored = [_Element(self._own_copy(value), position) for position, value in self._scanned()]
+            appended = [_Element(value) for value in self._appended.pop(self.at, ())]
+            whole = self._whole[self.at] = stored + appended
+        return whole
+
+    # ── what is written ────────────────────────────────────────────────────────────────────────
+
+    def undo(self, index: int) -> None:
+        """See `Cell.undo`."""
+        self._appended.pop(index, None)
+        self._whole.pop(index, None)
+
+    def touched(self) -> Iterable[int]:
+        """See `TableCell.touched`."""
+        return self._appended.keys() | self._whole.keys()
+
+    def changes(self, index: int) -> Iterable[Change]:
+        """See `TableCell.changes`."""
+        places = self._places()
+        whole = self._whole.get(index)
+        if whole is None:
+            for value in self._appended.get(index, ()):
+                yield Change(next(places), value)
+            return
+        kept = _kept_in_place(whole)
+        positions = {element.position for element in whole[:kept]}
+        self.at = index
+        yield from (
+            Change(position, gone=True) for position, _ in self._scanned() if position not in positions
+        )
+        yield from (Change(one.position, one.value) for one in whole[:kept] if one.changed)
+        yield from (Change(next(places), element.value) for element in whole[kept:])
+
+    def _places(self) -> Iterator[int]:
+        """Numbers behind all that earlier batches gave."""
+        first = self._batch + 1 << BATCH_SHIFT
+        for place in count(first):
+            if place >> BATCH_SHIFT != self._batch + 1:
+                raise BadRecordError(
+                    f"operator {self._operator}: a batch wrote more than {1 << BATCH_SHIFT} values to one list of state {self.name!r}",
+                    state=self.name,
+                )
+            yield place
+
+
+ListState.cell = ListCell
+
+
+def _kept_in_place(elements: list[_Element]) -> int:
+    """How many from the beginning keep their rows: up to the first that has none, or that was moved before another."""
+    last = -1
+    for at, element in enumerate(elements):
+        if element.position is None or element.position <= last:
+            return at
+        last = element.position
+    return len(elements)

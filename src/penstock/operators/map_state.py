@@ -1,0 +1,266 @@
+"""`MapState`: many entries for a key, each a row of its own. Driver (declared) and executors (run)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import ItemsView, Iterable, Iterator, MutableMapping, ValuesView
+from datetime import date
+from typing import TYPE_CHECKING, Any, overload
+
+import pyarrow as pa
+
+from penstock.errors import BadRecordError, ConfigError
+from penstock.operators.encoding import CANNOT_ENCODE, encoded
+from penstock.operators.python_values import python_values
+from penstock.operators.states import TableState
+from penstock.operators.table_cells import Change, TableCell
+from penstock.state.backends.base import TableLayout
+from penstock.state.declared import type_ddl
+from penstock.state.types import arrow_type
+
+if TYPE_CHECKING:
+    from penstock.state.declared import Type
+
+
+class _Gone:
+    """Stands for an entry that was deleted."""
+
+
+_GONE = _Gone()
+_Entries = dict[Any, Any]
+
+
+class MapState(TableState):
+    """A dictionary per key, declared as a class attribute: `by_shop = MapState("string", "long")`, used as `self.by_shop["x"] = 1`.
+
+    Each entry is kept for itself: to touch one of a million costs what one costs. Entries whose keys are numbers, dates or moments come in
+    the order of these, others in no promised order. A list that stands in an entry may be changed where it is, if it was
+    looked up by its key: `self.seen[day].append(user)`.
+    The classic mistake: `len()` of a map with very many entries, which has to walk through them.
+    """
+
+    instead = "[...] = ..."
+
+    def __init__(self, key_type: Type, value_type: Type) -> None:
+        super().__init__()
+        self.key_ddl, self.value_ddl = type_ddl(key_type), type_ddl(value_type)
+        kind = arrow_type(self.key_ddl)
+        if pa.types.is_nested(kind):
+            raise ConfigError(
+                f"the keys of a MapState cannot be {self.key_ddl}: entries are found by a number, a text, bytes, a date or a moment; "
+                "make a text of it",
+                type=self.key_ddl,
+            )
+
+    def table(self, name: str, key: pa.Schema) -> TableLayout:
+        """See `TableState.table`."""
+        sub, value = self._fields(name)
+        return TableLayout(name, pa.schema([*key, sub]), pa.schema([value]))
+
+    def _fields(self, name: str) -> tuple[pa.Field, pa.Field]:
+        return pa.field(f"{name}_key", arrow_type(self.key_ddl)), pa.field(name, arrow_type(self.value_ddl))
+
+    def make_cell(self, name: str) -> MapCell:
+        """See `DeclaredState.make_cell`."""
+        return MapCell(name, *self._fields(name))
+
+    def __getitem__(self, key: Any) -> Any:
+        """The value of an entry."""
+        raise self._outside()
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        """Set an entry."""
+        raise self._outside()
+
+    if TYPE_CHECKING:
+
+        @overload
+        def __get__(self, operator: None, owner: type) -> MapState: ...
+        @overload
+        def __get__(self, operator: object, owner: type) -> MapCell: ...
+        def __get__(self, operator: object, owner: type) -> MapState | MapCell: ...
+
+
+class MapCell(TableCell, MutableMapping[Any, Any]):
+    """The map of the current key. Acts as a dictionary does."""
+
+    __slots__ = ("_changed", "_cleared", "_quick", "_value_nested")
+
+    members = "a map has what a dictionary has: [...], get(), items(), pop(), clear() and so on"
+
+    def __init__(self, name: str, sub: pa.Field, value: pa.Field) -> None:
+        self._changed: dict[int, _Entries] = {}
+        self._cleared: set[int] = set()
+        super().__init__(name, sub, value)
+        self._quick = _quick_type(sub.type)
+        self._value_nested = pa.types.is_nested(value.type)
+
+    def _forget(self) -> None:
+        super()._forget()
+        self._changed, self._cleared = {}, set()
+
+    # ── as a dictionary ────────────────────────────────────────────────────────────────────────
+
+    def __getitem__(self, key: Any) -> Any:
+        found, value = self._find(self._canonical(key))
+        if not found:
+            raise KeyError(key)
+        return value
+
+    def get(self, key: Any, default: Any = None) -> Any:
+        """The value of an entry, or the default."""
+        found, value = self._find(self._canonical(key))
+        return value if found else default
+
+    def __contains__(self, key: object) -> bool:
+        return self._find(self._canonical(key))[0]
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self._changes_of_key()[self._canonical(key)] = value
+
+    def __delitem__(self, key: Any) -> None:
+        wanted = self._canonical(key)
+        if not self._find(wanted)[0]:
+            raise KeyError(key)
+        self._changes_of_key()[wanted] = _GONE
+
+    def __iter__(self) -> Iterator[Any]:
+        return (key for key, _ in self.pairs())
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self.pairs())
+
+    def __bool__(self) -> bool:
+        return next(self.pairs(), None) is not None
+
+    def items(self) -> ItemsView[Any, Any]:
+        """The entries."""
+        return _Items(self)
+
+    def values(self) -> ValuesView[Any]:
+        """The values."""
+        return _Values(self)
+
+    def clear(self) -> None:
+        """Forget all entries of the key."""
+        self._cleared.add(self.at)
+        self._changed[self.at] = {}
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.name!r})"
+
+    # ── beside what is stored ──────────────────────────────────────────────────────────────────
+
+    def _changes_of_key(self) -> _Entries:
+        changes = self._changed.get(self.at)
+        if changes is None:
+            changes = self._changed[self.at] = {}
+        return changes
+
+    def _find(self, key: Any) -> tuple[bool, Any]:
+        changes = self._changed.get(self.at)
+        if changes is not None and key in changes:
+            value = changes[key]
+            return (False, None) if value is _GONE else (True, value)
+        if self.at in self._cleared:
+            return False, None
+        few = self._stored_entries()
+        found, value = self._get(key) if few is None else (key in few, few.get(key))
+        if found and self._value_nested:  # whoever looks at it may change it where it is
+            value = self._changes_of_key()[key] = self._own_copy(value)
+        return found, value
+
+    def _stored_entries(self) -> _Entries | None:
+        few = self._stored()
+        if few is None or isinstance(few, dict):
+            return few
+        entries = dict(few)
+        self._ahead[self.at - self._first_ahead] = entries  # type: ignore[call-overload]  # made once for a key
+        return entries
+
+    def _scanned(self) -> Iterator[tuple[Any, Any]]:
+        few = self._stored_entries()
+        return super()._scanned() if few is None else iter(list(few.items()))
+
+    def pairs(self) -> Iterator[tuple[Any, Any]]:
+        """All entries: those that are stored, as they are now, then the new ones."""
+        changes = dict(self._changed.get(self.at, {}))
+        if self.at not in self._cleared:
+            for key, stored in self._scanned():
+                value = changes.pop(key, stored)
+                if value is not _GONE:
+                    yield key, self._own_copy(value)
+        for key, value in changes.items():
+            if value is not _GONE:
+                yield key, self._own_copy(value)
+
+    def _canonical(self, key: Any) -> Any:
+        """A key as it comes back from the state, so that `2` and `2.0` are one entry of a map of numbers."""
+        if type(key) is self._quick:
+            return key
+        try:
+            column = encoded([key], self._sub.type)
+        except CANNOT_ENCODE as error:
+            raise BadRecordError(
+                f"operator {self._operator}: state {self.name!r} is asked for the key {key!r}: {error}",
+                state=self.name,
+            ) from error
+        (stored,) = python_values(column)
+        if isinstance(stored, float):
+            return math.nan if math.isnan(stored) else stored + 0.0
+        return stored
+
+    # ── what is written ────────────────────────────────────────────────────────────────────────
+
+    def undo(self, index: int) -> None:
+        """See `Cell.undo`."""
+        self._changed.pop(index, None)
+        self._cleared.discard(index)
+
+    def touched(self) -> Iterable[int]:
+        """See `TableCell.touched`."""
+        return self._changed.keys() | self._cleared
+
+    def changes(self, index: int) -> Iterable[Change]:
+        """See `TableCell.changes`."""
+        changed = self._changed.get(index, {})
+        for key, value in changed.items():
+            yield Change(key, gone=True) if value is _GONE else Change(key, value)
+        if index in self._cleared:
+            self.at = index
+            yield from (Change(key, gone=True) for key, _ in self._scanned() if key not in changed)
+
+
+class _Items(ItemsView[Any, Any]):
+    def __init__(self, cell: MapCell) -> None:
+        super().__init__(cell)
+        self._cell = cell
+
+    def __iter__(self) -> Iterator[tuple[Any, Any]]:
+        return self._cell.pairs()
+
+
+class _Values(ValuesView[Any]):
+    def __init__(self, cell: MapCell) -> None:
+        super().__init__(cell)
+        self._cell = cell
+
+    def __iter__(self) -> Iterator[Any]:
+        return (value for _, value in self._cell.pairs())
+
+
+MapState.cell = MapCell
+
+
+def _quick_type(kind: pa.DataType) -> type | None:
+    """The type of keys that are taken as they are."""
+    for is_kind, python in (
+        (pa.types.is_string, str),
+        (pa.types.is_int64, int),
+        (pa.types.is_boolean, bool),
+        (pa.types.is_binary, bytes),
+        (pa.types.is_date32, date),
+    ):
+        if is_kind(kind):
+            return python
+    return None

@@ -1,0 +1,172 @@
+"""State with rows of its own, many for a key: what stands in its place while the operator runs. Executors.
+
+What a call changes is noted beside what is stored, key by key, and becomes rows when all calls of the piece are over. Keys with few rows
+are read together, the ones that come next at once; of a key with many rows only what is asked for.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from penstock.errors import BadRecordError
+from penstock.operators.cells import Cell, detached
+from penstock.operators.encoding import to_array
+from penstock.operators.python_values import python_values
+from penstock.state.backends.base import OneKey, OpenTable
+from penstock.state.keys import KeyBatch
+from penstock.state.order_numbers import order_numbers
+
+if TYPE_CHECKING:
+    from penstock.operators.keyed_process import Context
+
+FEW_ROWS = 64
+"""A key with more rows is not read as a whole."""
+KEYS_AT_ONCE = 2048
+"""So many keys are read together: what is read ahead is bounded, however many keys a piece has."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """A row to be written for a key; `gone` when it is to be forgotten instead."""
+
+    sub: Any
+    value: Any = None
+    gone: bool = False
+
+
+class TableCell(Cell):
+    """The rows of the current key in one table, and what this piece changes of them."""
+
+    __slots__ = (
+        "_ahead",
+        "_batch",
+        "_behind_ahead",
+        "_first_ahead",
+        "_keys",
+        "_large",
+        "_operator",
+        "_sub",
+        "_table",
+        "_value",
+        "name",
+    )
+
+    def __init__(self, name: str, sub: pa.Field, value: pa.Field) -> None:
+        super().__init__()
+        self.name = name
+        self._sub, self._value = sub, value
+        self._forget()
+
+    def load(self, table: OpenTable, keys: KeyBatch, context: Context) -> None:
+        """The keys that come next. Nothing is read before it is asked for."""
+        self._table, self._keys = table, keys
+        self._operator, self._batch = context.operator, context.checkpoint
+        self.at = 0
+        self._forget()
+
+    def _forget(self) -> None:
+        self._first_ahead = self._behind_ahead = 0
+        self._ahead: list[list[tuple[Any, Any]] | None] = []
+        self._large: dict[int, OneKey] = {}
+
+    # ── what is stored ─────────────────────────────────────────────────────────────────────────
+
+    def _stored(self) -> list[tuple[Any, Any]] | None:
+        """What tells apart, and the value, of every row of the current key; None if it has many."""
+        if not self._first_ahead <= self.at < self._behind_ahead:
+            self._read_ahead()
+        return self._ahead[self.at - self._first_ahead]
+
+    def _read_ahead(self) -> None:
+        first, behind = self.at, min(self.at + KEYS_AT_ONCE, len(self._keys))
+        found = self._table.rows_of(self._keys.slice(first, behind), FEW_ROWS)
+        rows = list(zip(*self._subs_and_values(found.rows), strict=True))
+        starts = found.starts.tolist()
+        self._ahead = [
+            None if left_out else rows[start:stop]
+            for left_out, start, stop in zip(found.left_out.tolist(), starts, starts[1:], strict=False)
+        ]
+        self._first_ahead, self._behind_ahead = first, behind
+
+    def _one_key(self) -> OneKey:
+        """The current key, which has many rows."""
+        one = self._large.get(self.at)
+        if one is None:
+            one = self._table.one_key(self._keys.slice(self.at, self.at + 1))
+            self._large[self.at] = one
+        return one
+
+    def _scanned(self) -> Iterator[tuple[Any, Any]]:
+        """Every row of the current key, in order, few in memory at a time."""
+        few = self._stored()
+        if few is not None:
+            yield from few
+            return
+        for part in self._one_key().scan():
+            yield from zip(*self._subs_and_values(part), strict=True)
+
+    def _subs_and_values(self, rows: pa.RecordBatch) -> tuple[list[Any], list[Any]]:
+        return python_values(rows.column(rows.num_columns - 2)), python_values(
+            rows.column(rows.num_columns - 1)
+        )
+
+    def _get(self, sub: Any) -> tuple[bool, Any]:
+        """Whether there is such a row in a key with many, and its value."""
+        found = self._one_key().get(self._rows([self.at], [sub]))
+        return (False, None) if found is None else (True, python_values(found.column(0))[0])
+
+    # ── what is written ────────────────────────────────────────────────────────────────────────
+
+    @abstractmethod
+    def touched(self) -> Iterable[int]:
+        """The keys of the piece with changes."""
+
+    @abstractmethod
+    def changes(self, index: int) -> Iterable[Change]:
+        """The rows to write for a key. It does not matter which key is the current one."""
+
+    def check(self, index: int) -> None:
+        """Raise `BadRecordError` if something that was stored for a key does not fit its type."""
+        self._encoded([(index, change) for change in self.changes(index)])
+
+    def write(self) -> None:
+        """Write what was changed; raises `BadRecordError`, with nothing written, for a value that does not fit."""
+        rows = [(index, change) for index in sorted(self.touched()) for change in self.changes(index)]
+        if not rows:
+            return
+        keys, values = self._encoded(rows)
+        gone = np.fromiter((change.gone for _, change in rows), dtype=np.bool_, count=len(rows))
+        self._table.write(keys, values, gone if gone.any() else None)
+
+    def _encoded(self, rows: list[tuple[int, Change]]) -> tuple[KeyBatch, pa.RecordBatch]:
+        keys = self._rows([index for index, _ in rows], [change.sub for _, change in rows])
+        column = self._column([change.value for _, change in rows], self._value, "was set to")
+        return keys, pa.RecordBatch.from_arrays([column], schema=pa.schema([self._value]))
+
+    def _rows(self, indexes: list[int], subs: list[Any]) -> KeyBatch:
+        at = np.array(indexes, dtype=np.int64)
+        sub = self._column(subs, self._sub, "has the key")
+        if sub.null_count:
+            raise BadRecordError(
+                f"operator {self._operator}: state {self.name!r} has the key None, by which nothing can be found",
+                state=self.name,
+            )
+        keys = self._keys.columns.take(pa.array(at))
+        identity = pa.RecordBatch.from_arrays(
+            [*keys.columns, sub], schema=pa.schema([*keys.schema, self._sub])
+        )
+        return KeyBatch(self._keys.sort_keys[at], identity, order_numbers(sub))
+
+    def _column(self, values: list[Any], field: pa.Field, made: str) -> pa.Array:
+        column = to_array(values, field, f"operator {self._operator}: state {self.name!r} {made}")
+        return pa.concat_arrays(column.chunks) if isinstance(column, pa.ChunkedArray) else column
+
+    def _own_copy(self, value: Any) -> Any:
+        """What user code may change without changing what is stored."""
+        return detached(value)

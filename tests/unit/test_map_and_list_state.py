@@ -1,0 +1,264 @@
+"""`MapState` and `ListState`: a dictionary and a list for every key, on every backend, whatever happens in between."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import math
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from operator_cluster import OperatorCluster
+
+import penstock as ps
+from penstock.errors import BadRecordError, ConfigError
+from penstock.operators import table_cells
+from penstock.state.types import arrow_schema
+
+BACKENDS = ["filesystem", "memory", "rocksdb"]
+OUTPUT = arrow_schema("k string, seen string")
+MAP_STEPS = {
+    "set": lambda m, a, b: m.__setitem__(a, b),
+    "get": lambda m, a, _b: m.get(a, "none"),
+    "index": lambda m, a, _b: [m[key] for key in m if key == a],
+    "delete": lambda m, a, _b: m.pop(a, "was not there"),
+    "setdefault": lambda m, a, b: m.setdefault(a, b),
+    "update": lambda m, a, b: m.update({a: b, "x": 1}),
+    "items": lambda m, _a, _b: sorted(m.items(), key=repr),
+    "values": lambda m, _a, _b: sorted(m.values(), key=repr),
+    "len": lambda m, _a, _b: (len(m), bool(m)),
+    "clear": lambda m, _a, _b: m.clear(),
+}
+LIST_STEPS = {
+    "append": lambda one, _a, b: one.append(b),
+    "extend": lambda one, a, b: one.extend([b] * (len(a) + 1)),
+    "all": lambda one, _a, _b: list(one),
+    "len": lambda one, _a, _b: (len(one), bool(one)),
+    "index": lambda one, _a, b: one[b] if b < len(one) else "too short",
+    "last": lambda one, _a, _b: one[-1] if one else "empty",
+    "slice": lambda one, _a, b: one[b:],
+    "set": lambda one, _a, b: one.__setitem__(-1, b) if one else None,
+    "insert": lambda one, a, b: one.insert(len(a), b),
+    "pop": lambda one, _a, _b: one.pop(0) if one else "empty",
+    "pop last": lambda one, _a, _b: one.pop() if one else "empty",
+    "reverse": lambda one, _a, _b: one.reverse(),
+    "find": lambda one, _a, b: (one.count(b), one.index(b) if b in one else None),
+    "clear": lambda one, _a, _b: one.clear(),
+}
+Step = tuple[str, str, str, str, int]
+"""The key, 'map' or 'list', what to do, and two arguments."""
+
+
+def done(step: Step, entries: Any, elements: Any) -> str:
+    _, what, name, a, b = step
+    result = MAP_STEPS[name](entries, a, b) if what == "map" else LIST_STEPS[name](elements, a, b)
+    return json.dumps(result)
+
+
+class Steps(ps.KeyedProcess):
+    """Does what the rows say, and gives what it saw."""
+
+    entries = ps.MapState("string", "long")
+    elements = ps.ListState("long")
+    calls = ps.ValueState("long", default=0)
+
+    def process(self, key: str, rows: ps.Rows, ctx: ps.Context) -> Iterator[tuple[str, str]]:
+        self.calls.value += 1
+        for row in rows:
+            if row.name == "fail":
+                raise ValueError("asked to")
+            yield key, done((key, row.what, row.name, row.a, row.b), self.entries, self.elements)
+
+
+def table_of(steps: list[Step]) -> pa.Table:
+    columns = list(zip(*steps, strict=True)) if steps else [()] * 5
+    schema = arrow_schema("k string, what string, name string, a string, b long")
+    return pa.Table.from_arrays(
+        [pa.array(list(column), f.type) for column, f in zip(columns, schema, strict=True)], schema=schema
+    )
+
+
+class Model:
+    """The same with Python's own dictionaries and lists."""
+
+    def __init__(self) -> None:
+        self.entries: dict[str, dict[str, int]] = {}
+        self.elements: dict[str, list[int]] = {}
+
+    def batch(self, steps: list[Step]) -> dict[str, list[str]]:
+        failed = {step[0] for step in steps if step[2] == "fail"}
+        seen: dict[str, list[str]] = {}
+        for step in steps:
+            if step[0] not in failed:
+                entries, elements = (
+                    self.entries.setdefault(step[0], {}),
+                    self.elements.setdefault(step[0], []),
+                )
+                seen.setdefault(step[0], []).append(done(step, entries, elements))
+        return seen
+
+
+texts, numbers, keys = st.sampled_from(["", "a", "b", "xyz"]), st.integers(0, 3), st.sampled_from("pqr")
+of_map = st.tuples(keys, st.just("map"), st.sampled_from(sorted(MAP_STEPS)), texts, numbers)
+of_list = st.tuples(keys, st.just("list"), st.sampled_from(sorted(LIST_STEPS)), texts, numbers)
+failing = st.tuples(keys, st.just("map"), st.just("fail"), texts, numbers)
+events = st.lists(
+    st.lists(of_map | of_list | failing, min_size=1, max_size=12) | st.sampled_from([1, 2, 3]),
+    min_size=1,
+    max_size=6,
+)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@given(events=events, few=st.sampled_from([0, 2, 64]))
+@settings(max_examples=40)
+def test_they_act_as_pythons_own(backend: str, events: list[Any], few: int) -> None:
+    """Random steps in random batches, with calls that fail, lost machines and other parallelisms, see what plain Python sees."""
+    model = Model()
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(table_cells, "FEW_ROWS", few)
+        cluster = OperatorCluster(Path(folder), OUTPUT, backend, tolerant=True)
+        for event in events:
+            if isinstance(event, int):
+                cluster.rescale(event)
+                cluster.batch(
+                    Steps(), table_of([])
+                )  # every subtask takes its part over before the first batch
+                continue
+            expected = model.batch(event)
+            seen: dict[str, list[str]] = {}
+            for row in cluster.batch(Steps(), table_of(event)):
+                seen.setdefault(row["k"], []).append(row["seen"])
+            assert seen == expected
+
+
+class Containers(ps.KeyedProcess):
+    """Changes lists where they stand."""
+
+    by_day = ps.MapState("date", "array<long>")
+    carts = ps.ListState("struct<items:array<string>,n:long>")
+
+    def process(self, key: str, rows: ps.Rows, ctx: ps.Context) -> Iterator[tuple[str, str]]:
+        for row in rows:
+            day = dt.date(2026, 1, row.b + 1)
+            self.by_day.setdefault(day, []).append(row.b)
+            if row.a == "new":
+                self.carts.append({"items": [], "n": 0})
+            self.carts[-1]["items"].append(row.a)
+            for cart in self.carts:
+                cart["items"].append("must not be seen")
+            for numbers in self.by_day.values():
+                numbers.append(99)
+            if row.a == "fail":
+                raise ValueError("asked to")
+        yield (
+            key,
+            json.dumps(
+                [[[str(day), n] for day, n in sorted(self.by_day.items())], [c["items"] for c in self.carts]]
+            ),
+        )
+
+
+@pytest.mark.parametrize("few", [0, 64])
+def test_what_stands_in_them_is_changed_in_place(
+    tmp_path: Path, few: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A list that was looked up may be changed where it is; what iteration gives is a copy, and a failed call leaves nothing."""
+    monkeypatch.setattr(table_cells, "FEW_ROWS", few)
+    cluster = OperatorCluster(tmp_path, OUTPUT, "filesystem", tolerant=True)
+
+    def batch(*steps: tuple[str, int]) -> Any:
+        rows = cluster.batch(Containers(), table_of([("k", "", "", a, b) for a, b in steps]))
+        return json.loads(rows[0]["seen"]) if rows else None
+
+    assert batch(("new", 1), ("x", 1)) == [[["2026-01-02", [1, 1]]], [["new", "x"]]]
+    assert batch(("fail", 1)) is None
+    assert batch(("y", 2)) == [[["2026-01-02", [1, 1]], ["2026-01-03", [2]]], [["new", "x", "y"]]]
+    assert batch(("new", 2)) == [
+        [["2026-01-02", [1, 1]], ["2026-01-03", [2, 2]]],
+        [["new", "x", "y"], ["new"]],
+    ]
+
+
+class Odd(ps.KeyedProcess):
+    """Asks and stores what the rows say."""
+
+    numbers = ps.MapState("double", "string")
+    small = ps.MapState("byte", "long")
+    texts = ps.ListState("string")
+
+    def process(self, key: str, rows: ps.Rows, ctx: ps.Context) -> Iterator[tuple[str, str]]:
+        for row in rows:
+            match row.name:
+                case "nan":
+                    self.numbers[math.nan] = "nan"
+                    self.numbers[-0.0] = "zero"
+                    self.numbers[2] = "two"
+                    yield (
+                        key,
+                        json.dumps(
+                            [
+                                self.numbers[float("nan")],
+                                self.numbers[0],
+                                2.0 in self.numbers,
+                                len(self.numbers),
+                            ]
+                        ),
+                    )
+                case "order":
+                    yield key, json.dumps([str(number) for number in self.numbers])
+                case "too large":
+                    self.small[300] = 1
+                case "no key":
+                    self.small[None] = 1
+                case "no text":
+                    self.texts.append(7)
+
+
+def odd(cluster: OperatorCluster, name: str) -> Any:
+    rows = cluster.batch(Odd(), table_of([("k", "", name, "", 0)]))
+    return json.loads(rows[0]["seen"]) if rows else None
+
+
+def test_keys_are_one_however_they_are_written(tmp_path: Path) -> None:
+    """Every NaN is one key, -0.0 is 0.0, 2 is 2.0; entries with numbers come in their order."""
+    cluster = OperatorCluster(tmp_path, OUTPUT, "filesystem")
+    assert odd(cluster, "nan") == ["nan", "zero", True, 3]
+    assert odd(cluster, "order") == ["0.0", "2.0", "nan"]
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("too large", "state 'small' is asked for the key 300"),
+        ("no key", "state 'small' has the key None"),
+        ("no text", "state 'texts' was set to 7"),
+    ],
+)
+def test_what_does_not_fit_is_refused(tmp_path: Path, name: str, said: str) -> None:
+    """A key or a value that does not fit its type ends the batch, or the call where that is asked for, and says what it was."""
+    with pytest.raises(BadRecordError, match=said):
+        odd(OperatorCluster(tmp_path / "a", OUTPUT, "filesystem"), name)
+    tolerant = OperatorCluster(tmp_path / "b", OUTPUT, "filesystem", tolerant=True)
+    assert odd(tolerant, name) is None
+    assert tolerant.bad.count == 1
+
+
+def test_wrong_use_is_refused_before_anything_starts() -> None:
+    """A type that cannot be a key, a state outside its operator, and one that is overwritten."""
+    with pytest.raises(ConfigError, match="the keys of a MapState cannot be array<string>"):
+        ps.MapState("array<string>", "long")
+    with pytest.raises(ConfigError):
+        ps.ListState("longg")
+    with pytest.raises(ConfigError, match="state 'entries' can be used only inside process"):
+        Steps().entries["a"]
+    with pytest.raises(ConfigError, match="state 'elements' can be used only inside process"):
+        Steps().elements.append(1)
+    with pytest.raises(AttributeError, match=r"write self.entries\[...\] = ... instead"):
+        Steps().entries = {}  # type: ignore[assignment]
