@@ -20,27 +20,33 @@ from penstock.storage import Storage
 ROWS_PER_BATCH = 20_000
 SIDE_BY_SIDE = "side-by-side"
 SHUFFLED = "shuffled"
+NAMES_KEPT = 3
 
 
 class Links(ps.KeyedProcess):
     """Counts the rows of a key and emits the increment in pieces of random size, each linked to the one before.
 
-    The name of each link is in a side output too, so that the two must be of the same attempt.
+    The count is the sum of a map, a count for each partition; the name of the one before is the last of a list, which is kept short. The name of each link is in a side output too, so that the two must be of the same attempt.
     Raises on one kind of row, when it has emitted everything and changed its state: nothing of that may stay.
     """
 
-    total = ps.ValueState("long", default=0)
-    last = ps.ValueState("string", default="")
+    by_partition = ps.MapState("long", "long")
+    names = ps.ListState("string")
     echoes = ps.SideOutput("user long, name string")
 
     def process(self, key, rows, ctx):
         left = [f"{row.partition}:{row.offset}" for row in rows]
         while left:
             piece = 1 + secrets.randbelow(len(left))
-            self.total.value += piece
-            before, self.last.value = self.last.value, _new_name()
-            ctx.emit("echoes", (key, self.last.value))
-            yield key, piece, self.total.value, before, self.last.value, left[:piece]
+            for row in left[:piece]:
+                partition = int(row.split(":")[0])
+                self.by_partition[partition] = self.by_partition.get(partition, 0) + 1
+            before, name = self.names[-1] if self.names else "", _new_name()
+            self.names.append(name)
+            if len(self.names) > NAMES_KEPT:
+                self.names.pop(0)
+            ctx.emit("echoes", (key, name))
+            yield key, piece, sum(self.by_partition.values()), before, name, left[:piece]
             left = left[piece:]
         if POISON in rows.column("app"):
             raise ValueError("one of the rows is poison")

@@ -21,7 +21,7 @@ from penstock.errors import (
     InternalError,
     UnavailableError,
 )
-from penstock.state.backends import RocksdbBackend, backend_named, rocksdb
+from penstock.state.backends import RocksdbBackend, backend_named, rocksdb_table
 from penstock.state.backends.base import OpenState, StateHandle
 from penstock.state.backends.rocksdb_database import MAX_SORTED_RUNS, Database
 from penstock.state.backends.rocksdb_header import HEADER_KEY, DatabaseHeader, StoredTable
@@ -219,7 +219,7 @@ def test_values_of_a_megabyte(cluster: Cluster) -> None:
 
 def test_more_keys_than_are_handled_at_once(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """Reads, writes, deletes and scans work in parts of any size."""
-    monkeypatch.setattr(rocksdb, "ROWS_AT_ONCE", 3)
+    monkeypatch.setattr(rocksdb_table, "ROWS_AT_ONCE", 3)
     truth: Truth = {p: (p, [str(p)]) for p in range(20)}
     cluster.batch(dict(truth))
     gone: dict[int, Value | None] = dict.fromkeys(range(5, 12))
@@ -318,9 +318,9 @@ def test_another_format_is_refused(cluster: Cluster) -> None:
     state = cluster.open(0, cluster.handles[0])
     (record,) = state._version.database.get([HEADER_KEY])  # type: ignore[attr-defined]
     state.close()
-    header = msgspec.msgpack.decode(record) | {"format": 2}
+    header = msgspec.msgpack.decode(record) | {"format": 3}
     rewritten(cluster, HEADER_KEY, msgspec.msgpack.encode(header))
-    with pytest.raises(IncompatibleStateError, match="has format 2, this version of Penstock reads format 1"):
+    with pytest.raises(IncompatibleStateError, match="has format 3, this version of Penstock reads format 2"):
         cluster.looked_up()
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import operator
-from collections import defaultdict
+from collections import Counter, defaultdict
 from typing import Any
 
 import pytest
@@ -49,8 +49,13 @@ class AllKinds(ps.KeyedProcess):
         default=set(),
     )
 
+    by_user = ps.MapState("long", "long")
+    recent = ps.ListState("long")
+
     def process(self, key: Any, rows: Any, ctx: ps.Context) -> Any:
         for row in rows:
+            self.by_user[row.user] = self.by_user.get(row.user, 0) + 1
+            self.recent.append(row.user)
             self.rows.value += 1
             self.total.add(row.user)
             self.newest.add(row.user)
@@ -58,7 +63,10 @@ class AllKinds(ps.KeyedProcess):
             self.mean.add(row.user)
             self.seen.value.add(row.user)
         facts = (self.rows.value, self.total.value, self.newest.value, self.mean.value)
-        yield key, json.dumps([*facts, sorted(self.users.value), sorted(self.seen.value)])
+        users = sorted(self.users.value)
+        assert sorted(self.recent) == users
+        assert list(self.by_user.items()) == sorted(Counter(users).items())
+        yield key, json.dumps([*facts, users, sorted(self.seen.value)])
 
 
 def run(spark: Any, ledger: Ledger, parallelism: int) -> None:
