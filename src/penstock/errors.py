@@ -2,6 +2,7 @@
 
     PenstockError
     ├── ConfigError             fix the job; raised before Spark starts wherever that is possible
+    │   └── RunningAlreadyError stop the other run first, or take the job over
     ├── UnavailableError        something outside did not work and may pass; look at it if it does not
     ├── CheckpointFailedError   nothing to do: the job goes on from the checkpoint before
     ├── FencedError             stop: another run owns the job now
@@ -35,6 +36,10 @@ class PenstockError(Exception):
 
 class ConfigError(PenstockError):
     """A setting or a part of the job cannot work; nothing has been started and nothing is lost."""
+
+
+class RunningAlreadyError(ConfigError):
+    """The newest run of the job seems to be alive; `facts` has its `run`, `pid` and `host`."""
 
 
 class UnavailableError(PenstockError):
