@@ -171,8 +171,8 @@ class Graph:
         for part in self.parts():
             if part.uid == uid:
                 raise ConfigError(
-                    f"uid {uid!r} is used twice, by {with_article(type(part).__name__.lower())} and {with_article(kind)}; state and transactions are "
-                    "found by it, so every source, operator and sink needs its own",
+                    f"uid {uid!r} is used twice, by {with_article(type(part).__name__.lower())} and {with_article(kind)}; state and "
+                    "transactions are found by it, so every source, operator and sink needs its own",
                     uid=uid,
                 )
         place = calling_place()

@@ -343,7 +343,13 @@ job = ps.Job("views", storage={storage!r})
     ],
 )
 def test_a_file_that_starts_its_job_is_refused(
-    penstock: Penstock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str, call: str, line: int
+    penstock: Penstock,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    command: str,
+    call: str,
+    line: int,
 ) -> None:
     """The line that starts the job is named, and where it belongs; nothing was started or written."""
     monkeypatch.setattr("penstock.spark.session.local_session", lambda _: None)
