@@ -18,6 +18,7 @@ from penstock.ids import checked_name
 from penstock.loading import refuse_while_loading
 from penstock.operators.batch_process import BatchProcess
 from penstock.operators.keyed_process import KeyedProcess
+from penstock.operators.parameters import check_parameters
 from penstock.recovery.restart import RestartStrategy, exponential_delay
 from penstock.sinks.two_phase_commit import TwoPhaseCommitSink
 from penstock.state.backends import backend_named
@@ -267,6 +268,7 @@ class KeyedStream:
                 f"process({operator!r}): it takes an instance of a KeyedProcess or BatchProcess subclass",
                 uid=uid,
             )
+        check_parameters(operator, uid)
         ddl = schema_ddl(schema)
         order = (order_by,) if isinstance(order_by, str) else order_by
         node = Process(
