@@ -148,7 +148,7 @@ class Job:
 
         try:
             return in_foreground(self, start).status
-        except PenstockError as error:
+        except (PenstockError, KeyboardInterrupt) as error:
             failure = shown_alone(error)
         raise failure
 
