@@ -108,7 +108,8 @@ class InternalError(PenstockError):
 def shown_alone(error: BaseException) -> BaseException:
     """Let Python print an error by itself, without Penstock's own calls and without the errors that led to it.
 
-    What led to it stays in its `__context__`. An interrupt was wanted: where it met Penstock says nothing. A bug in Penstock is shown whole, and so is everything with the level DEBUG for 'penstock'.
+    What led to it stays in its `__context__`. An interrupt was wanted: where it met Penstock says nothing. A bug in Penstock is shown
+    whole, and so is everything with the level DEBUG for 'penstock'.
     """
     is_told = isinstance(error, PenstockError | KeyboardInterrupt) and not isinstance(error, InternalError)
     if not is_told or _log.isEnabledFor(logging.DEBUG):

@@ -44,7 +44,7 @@ def check_log(said: str, run: int) -> None:
     origin = "begins from nothing" if run == 1 else "goes on from checkpoint 0 of run 1"
     assert f"job visits, run {run}, {origin}" in begin
     assert "exactly-once" in begin
-    assert f"checkpoint {run - 1} completed in" in checkpoint
+    assert f"checkpoint {run - 1} of job visits completed in" in checkpoint
     assert f"job visits finished: run {run}, 1 batch, " in end
     assert end.endswith(f", last checkpoint {run - 1}")
 

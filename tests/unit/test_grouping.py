@@ -62,7 +62,7 @@ def test_null_keys_are_refused_with_the_column():
 
 def test_of_rows_without_a_key_the_first_is_said():
     """As far as its columns are to be said; the number is that of all such rows."""
-    rows = table([None, "a", None], [1, 2, 1]).append_column("v", pa.array([10, 20, 30]))
+    rows = pa.table({"k": [None, "a", None], "v": [10, 20, 30], SORT_KEY: pa.array([1, 2, 1], pa.int64())})
     with pytest.raises(BadRecordError, match="2 rows have") as refused:
         check_rows(rows, ["k"], operator="views", subtask=0, parallelism=1, shown=["k", "v"])
     assert failed_call(refused.value).row == "k=None, v=10 (the first of 2)"

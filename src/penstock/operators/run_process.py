@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import inspect
 from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import chain, islice, pairwise
@@ -174,7 +175,7 @@ class _Calls:
 
     def _check_iterable(self, called: Generator[Any, None, None], index: int, cause: TypeError) -> None:
         """Say what is wrong when it is the results themselves, and not what they were made from."""
-        results = called.gi_frame.f_locals["results"] if called.gi_frame is not None else ()
+        results = inspect.getgeneratorlocals(called).get("results", ())
         if not isinstance(results, Iterable):
             raise self._of(index, not_iterable(results, self._context.operator)) from cause
 
