@@ -15,8 +15,10 @@ from penstock.errors import ConfigError, PenstockError, shown_alone
 from penstock.graph import Aggregate, Graph, Node, Output, Process, Source, Transform, Union, parse_order
 from penstock.guarantee import Guarantee
 from penstock.ids import checked_name
+from penstock.loading import refuse_while_loading
 from penstock.operators.batch_process import BatchProcess
 from penstock.operators.keyed_process import KeyedProcess
+from penstock.operators.parameters import check_parameters
 from penstock.recovery.restart import RestartStrategy, exponential_delay
 from penstock.sinks.two_phase_commit import TwoPhaseCommitSink
 from penstock.state.backends import backend_named
@@ -111,6 +113,7 @@ class Job:
         `available_now`: end when the input known now is done. `restore`: go on from this retained checkpoint instead of the newest.
         `takeover`: fence off a run that seems to be alive. `drop_state`: uids of operators whose stored state may be lost.
         """
+        refuse_while_loading("start()")
         from penstock.spark.handle import JobHandle, StartOptions
 
         if restore is not None:
@@ -135,6 +138,7 @@ class Job:
         Ctrl-C or SIGTERM stops the job with a last checkpoint, and `run` returns. A second one ends it now, without: `run` then
         raises `KeyboardInterrupt`, or `SystemExit` for SIGTERM. Signals reach Python's main thread only: called in another, it takes none.
         """
+        refuse_while_loading("run()")
         from penstock.spark.foreground import in_foreground
 
         def start() -> JobHandle:
@@ -144,7 +148,7 @@ class Job:
 
         try:
             return in_foreground(self, start).status
-        except PenstockError as error:
+        except (PenstockError, KeyboardInterrupt) as error:
             failure = shown_alone(error)
         raise failure
 
@@ -264,6 +268,7 @@ class KeyedStream:
                 f"process({operator!r}): it takes an instance of a KeyedProcess or BatchProcess subclass",
                 uid=uid,
             )
+        check_parameters(operator, uid)
         ddl = schema_ddl(schema)
         order = (order_by,) if isinstance(order_by, str) else order_by
         node = Process(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 _SECOND_MS, _MINUTE_S, _HOUR_S, _DAY_S = 1000, 60, 3600, 86400
 _KILOBYTE = 1024
 
@@ -9,6 +11,16 @@ _KILOBYTE = 1024
 def counted(number: int, one: str, several: str = "") -> str:
     """`1 row`, `2 rows`, `1,500 rows`; a plural that is more than an `s` is given."""
     return f"{number:,} {one if number == 1 else several or one + 's'}"
+
+
+def named(names: Sequence[str], one: str, several: str = "") -> str:
+    """`operator a`, `operators a, b`."""
+    return f"{one if len(names) == 1 else several or one + 's'} {', '.join(names)}"
+
+
+def with_article(noun: str) -> str:
+    """`a sink`, `an operator`."""
+    return f"{'an' if noun[0] in 'aeiou' else 'a'} {noun}"
 
 
 def duration(seconds: float) -> str:

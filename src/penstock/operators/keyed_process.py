@@ -99,12 +99,14 @@ class KeyedProcess(ABC):
         super().__setattr__(name, value)
 
 
+class StateAssignedError(AttributeError):
+    """Declared state was to be overwritten."""
+
+
 def refuse_state_assignment(operator: object, name: str, instead: str) -> None:
     """Declared state must not be overwritten by mistake; `instead` is what to write."""
     if isinstance(getattr(type(operator), name, None), ValueState):
-        raise AttributeError(  # noqa: TRY004 - it is about the attribute, not about the value's type
-            f"{name} is state: write {instead} instead of self.{name} = ..."
-        )
+        raise StateAssignedError(f"{name} is state: write {instead} instead of self.{name} = ...")
 
 
 class ValueCell:

@@ -6,7 +6,7 @@ are encoded for many keys at a time; only where that fails are they looked at ke
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,7 +16,6 @@ import pyarrow as pa
 
 from penstock.errors import BadRecordError
 from penstock.operators.bad_records import BadRecords, Tolerates, reason_of
-from penstock.operators.encoding import to_array
 from penstock.operators.grouping import group_rows
 from penstock.operators.keyed_process import Context, KeyedProcess, ValueCell, bind
 from penstock.operators.pieces import Piece, pieces_with_state
@@ -25,10 +24,10 @@ from penstock.operators.rows import RowTable, WatchedRows
 from penstock.operators.run_process import (
     LIMITS,
     OUTPUT_ROWS,
-    check_iterable,
+    not_iterable,
     rare_collections,
     to_table,
-    value_schema,
+    unfit_state,
     write_back,
 )
 from penstock.operators.unreadable import Unreadable, readable
@@ -157,15 +156,8 @@ class _PieceCalls:
             write_back(self.operator, keys, self.cells, state, uid)
 
     def _refuse_unfit_state(self) -> None:
-        for column in value_schema(self.operator):
-            cell = self.cells[column.name]
-            for index in np.flatnonzero(np.frombuffer(bytes(cell.dirty), dtype=np.bool_)).tolist():
-                try:
-                    to_array(
-                        [cell.values[index]], column, f"operator {self.context.operator}: state was set to"
-                    )
-                except BadRecordError as error:
-                    self._refuse(index, error)
+        for index, error in unfit_state(self.operator, self.cells, self.context.operator):
+            self._refuse(index, error)
 
     # ── what is bad ────────────────────────────────────────────────────────────────────────────
 
@@ -176,7 +168,7 @@ class _PieceCalls:
         grouped = self.piece.grouped
         start, stop = int(grouped.starts[index]), int(grouped.starts[index + 1])
         rows = grouped.table.slice(start, stop - start)
-        self.bad.add(rows, _reasons(error, rows.num_rows, at), self.key_names)
+        self.bad.add(rows, _reasons(error, rows.num_rows, at), self.key_names, at_fault=at or 0)
 
     def _undo(self, index: int) -> None:
         """Read the state of the key again: what was changed in place is changed in the objects that were read before."""
@@ -201,7 +193,8 @@ def _listed(results: Any, operator: str) -> list[Any]:
     try:
         return list(results)
     except TypeError as error:
-        check_iterable(results, operator, error)
+        if not isinstance(results, Iterable):
+            raise not_iterable(results, operator) from error
         raise
 
 

@@ -8,12 +8,14 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
+from penstock import start_options
 from penstock.errors import IncompatibleStateError
 from penstock.ids import CheckpointId, SubtaskId
 from penstock.recovery.rescale import redistribute
 from penstock.recovery.restore import RestorePoint
 from penstock.state.backends.base import StateLayout
 from penstock.state.handle import StateHandle
+from penstock.wording import named
 
 _log = logging.getLogger(__name__)
 
@@ -62,8 +64,8 @@ class Fit:
         orphans = sorted(set(stored) - set(self.layouts) - set(drop_state))
         if orphans:
             raise IncompatibleStateError(
-                f"checkpoint {self.point.id} holds state of the operators {', '.join(orphans)}, which the job no longer has; keep "
-                f"their uids, or allow the loss with drop_state={tuple(orphans)!r}"
+                f"checkpoint {self.point.id} holds state of the {named(orphans, 'operator')}, which the job no longer has; keep "
+                f"{'its uid' if len(orphans) == 1 else 'their uids'}, or allow the loss with {start_options.drop_state(*orphans)}"
             )
         handles: dict[SubtaskId, StateHandle] = {}
         for uid, layout in self.layouts.items():
@@ -89,9 +91,9 @@ def _tell_unknown(not_stored: set[str], operators: set[str], checkpoint: Checkpo
     unknown = sorted(not_stored - operators)
     if unknown:
         _log.warning(
-            "drop_state names %s, of which neither the job nor checkpoint %d knows anything: nothing is dropped for it. The job has the "
-            "operators %s",
-            *(", ".join(map(repr, unknown)), checkpoint, ", ".join(sorted(operators)) or "(none)"),
+            "%s names %s, of which neither the job nor checkpoint %d knows anything: nothing is dropped for it. The job has %s",
+            *(start_options.drop_state(), ", ".join(map(repr, unknown)), checkpoint),
+            f"the {named(sorted(operators), 'operator')}" if operators else "no operators",
         )
 
 
@@ -99,6 +101,6 @@ def _check_layout(uid: str, stored: Described, now: Described) -> None:
     if stored != now:
         raise IncompatibleStateError(
             f"operator {uid!r}: its state has key {stored[0]} and values {stored[1]}, the job has {now[0]} and {now[1]}; change the job "
-            f"back, give the operator another uid, or allow the loss with drop_state=({uid!r},)",
+            f"back, give the operator another uid, or allow the loss with {start_options.drop_state(uid)}",
             operator=uid,
         )
