@@ -2,6 +2,7 @@
 
     PenstockError
     ├── ConfigError             fix the job; raised before Spark starts wherever that is possible
+    │   └── RunningAlreadyError stop the other run first, or take the job over
     ├── UnavailableError        something outside did not work and may pass; look at it if it does not
     ├── CheckpointFailedError   nothing to do: the job goes on from the checkpoint before
     ├── FencedError             stop: another run owns the job now
@@ -35,6 +36,10 @@ class PenstockError(Exception):
 
 class ConfigError(PenstockError):
     """A setting or a part of the job cannot work; nothing has been started and nothing is lost."""
+
+
+class RunningAlreadyError(ConfigError):
+    """The newest run of the job seems to be alive; `facts` has its `run`, `pid` and `host`."""
 
 
 class UnavailableError(PenstockError):
@@ -103,10 +108,11 @@ class InternalError(PenstockError):
 def shown_alone(error: BaseException) -> BaseException:
     """Let Python print an error by itself, without Penstock's own calls and without the errors that led to it.
 
-    What led to it stays in its `__context__`. A bug in Penstock is shown whole, and so is everything with the level DEBUG for 'penstock'.
+    What led to it stays in its `__context__`. An interrupt was wanted: where it met Penstock says nothing. A bug in Penstock is shown
+    whole, and so is everything with the level DEBUG for 'penstock'.
     """
-    is_ours = isinstance(error, PenstockError) and not isinstance(error, InternalError)
-    if not is_ours or _log.isEnabledFor(logging.DEBUG):
+    is_told = isinstance(error, PenstockError | KeyboardInterrupt) and not isinstance(error, InternalError)
+    if not is_told or _log.isEnabledFor(logging.DEBUG):
         return error
     error.__context__ = error.__cause__ or error.__context__
     error.__cause__ = None

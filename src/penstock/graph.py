@@ -20,6 +20,7 @@ from penstock.operators.batch_process import BatchProcess
 from penstock.operators.keyed_process import KeyedProcess
 from penstock.places import AT, Place, calling_place
 from penstock.sinks.two_phase_commit import TwoPhaseCommitSink
+from penstock.wording import with_article
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -180,12 +181,12 @@ class Graph:
 
     def new_uid(self, kind: str, uid: str) -> str:
         """Check a uid, and that nothing else in the job has it."""
-        checked_name(f"uid of a {kind}", uid)
+        checked_name(f"uid of {with_article(kind)}", uid)
         for part in self.parts():
             if part.uid == uid:
                 raise ConfigError(
-                    f"uid {uid!r} is used twice, by a {type(part).__name__.lower()} and a {kind}; state and transactions are "
-                    "found by it, so every source, operator and sink needs its own",
+                    f"uid {uid!r} is used twice, by {with_article(type(part).__name__.lower())} and {with_article(kind)}; state and "
+                    "transactions are found by it, so every source, operator and sink needs its own",
                     uid=uid,
                 )
         place = calling_place()

@@ -26,8 +26,10 @@ from penstock.graph import (
 )
 from penstock.guarantee import Guarantee
 from penstock.ids import checked_name
+from penstock.loading import refuse_while_loading
 from penstock.operators.batch_process import BatchProcess
 from penstock.operators.keyed_process import KeyedProcess
+from penstock.operators.parameters import check_parameters
 from penstock.operators.side_outputs import check_sides, checked_side
 from penstock.operators.states import check_columns_only
 from penstock.recovery.restart import RestartStrategy, exponential_delay
@@ -124,6 +126,7 @@ class Job:
         `available_now`: end when the input known now is done. `restore`: go on from this retained checkpoint instead of the newest.
         `takeover`: fence off a run that seems to be alive. `drop_state`: uids of operators whose stored state may be lost.
         """
+        refuse_while_loading("start()")
         from penstock.spark.handle import JobHandle, StartOptions
 
         if restore is not None:
@@ -148,6 +151,7 @@ class Job:
         Ctrl-C or SIGTERM stops the job with a last checkpoint, and `run` returns. A second one ends it now, without: `run` then
         raises `KeyboardInterrupt`, or `SystemExit` for SIGTERM. Signals reach Python's main thread only: called in another, it takes none.
         """
+        refuse_while_loading("run()")
         from penstock.spark.foreground import in_foreground
 
         def start() -> JobHandle:
@@ -157,7 +161,7 @@ class Job:
 
         try:
             return in_foreground(self, start).status
-        except PenstockError as error:
+        except (PenstockError, KeyboardInterrupt) as error:
             failure = shown_alone(error)
         raise failure
 
@@ -289,6 +293,7 @@ class KeyedStream:
                 f"process({operator!r}): it takes an instance of a KeyedProcess or BatchProcess subclass",
                 uid=uid,
             )
+        check_parameters(operator, uid)
         check_sides(operator, KeyedProcess if isinstance(operator, KeyedProcess) else BatchProcess, uid)
         if isinstance(operator, BatchProcess):
             check_columns_only(operator, uid)

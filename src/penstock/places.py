@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 import linecache
 import re
 import sys
 import sysconfig
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType, TracebackType
 
@@ -84,6 +86,16 @@ def place_of_frame(frame: FrameType, line: int) -> Place:
     """Where a frame is, or was when an exception left it."""
     file = frame.f_code.co_filename
     return Place(file, line, frame.f_code.co_name, _source(file, line))
+
+
+def place_of_function(function: Callable[..., object]) -> Place | None:
+    """Where a function or method begins; None of what is not written in Python."""
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    if code is None:
+        return None
+    return Place(
+        code.co_filename, code.co_firstlineno, code.co_name, _source(code.co_filename, code.co_firstlineno)
+    )
 
 
 def _source(file: str, line: int) -> str:

@@ -5,7 +5,7 @@ Driver and executors.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 
 _SECOND_MS, _MINUTE_S, _HOUR_S, _DAY_S = 1000, 60, 3600, 86400
@@ -21,6 +21,16 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     """`did you mean 'user'?`, or nothing where no known name is like it."""
     found = get_close_matches(name, [one for one in known if one != name], n=1)
     return f"did you mean {found[0]!r}?" if found else ""
+
+
+def named(names: Sequence[str], one: str, several: str = "") -> str:
+    """`operator a`, `operators a, b`."""
+    return f"{one if len(names) == 1 else several or one + 's'} {', '.join(names)}"
+
+
+def with_article(noun: str) -> str:
+    """`a sink`, `an operator`."""
+    return f"{'an' if noun[0] in 'aeiou' else 'a'} {noun}"
 
 
 def duration(seconds: float) -> str:

@@ -8,6 +8,7 @@ import signal
 import sqlite3
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -44,7 +45,7 @@ def check_log(said: str, run: int) -> None:
     origin = "begins from nothing" if run == 1 else "goes on from checkpoint 0 of run 1"
     assert f"job visits, run {run}, {origin}" in begin
     assert "exactly-once" in begin
-    assert f"checkpoint {run - 1} completed in" in checkpoint
+    assert f"checkpoint {run - 1} of job visits completed in" in checkpoint
     assert f"job visits finished: run {run}, 1 batch, " in end
     assert end.endswith(f", last checkpoint {run - 1}")
 
@@ -64,6 +65,23 @@ def check_screen(came: str) -> None:
     assert re.search(shown, came, re.DOTALL)
 
 
+def check_refusals(penstock: Callable[..., tuple[str, str]], root: Path, file: Path) -> None:
+    """What to do is said in options of the command line; a file that starts its job itself is refused. No run has begun."""
+    folder = root / "store" / "visits" / "runs"
+    before = sorted(folder.glob("*.json"))
+    _, said = penstock("run", str(file), "--restore", "9", code=2)
+    assert "checkpoint 9 cannot be restored: there are 2; nothing was changed" in said
+    file.write_text(JOB_FILE.format(root=root).replace('uid="visits"', 'uid="views"'))
+    _, said = penstock("run", str(file), code=1)
+    assert "holds state of the operator visits, which" in said
+    assert "allow the loss with --drop-state visits\n" in said
+    file.write_text(JOB_FILE.format(root=root) + "\njob(ps.local_session('mine')).run()\n")
+    for command in ("run", "guarantee"):
+        _, said = penstock(command, str(file), code=2)
+        assert said.startswith("penstock: visits.py:18: run() starts the job while")
+    assert sorted(folder.glob("*.json")) == before
+
+
 def test_run_and_guarantee(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -77,11 +95,11 @@ def test_run_and_guarantee(
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setenv("PYTHONPATH", os.environ.get("PYTHONPATH", ""))
 
-    def penstock(*arguments: str) -> tuple[str, str]:
+    def penstock(*arguments: str, code: int = 0) -> tuple[str, str]:
         monkeypatch.setattr(sys, "argv", ["penstock", *arguments])
         with pytest.raises(SystemExit) as exit_, no_log():
             main()
-        assert not exit_.value.code
+        assert (exit_.value.code or 0) == code
         said = capsys.readouterr()
         return said.out, said.err
 
@@ -125,3 +143,4 @@ def test_run_and_guarantee(
         out
         == "exactly-once: sources replay, state is exactly once, and every sink commits with the checkpoint\n"
     )
+    check_refusals(penstock, tmp_path, file)

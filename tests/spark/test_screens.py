@@ -89,6 +89,10 @@ def without_variable_parts(text: str, folders: dict[str, str]) -> str:
             r"^TIME checkpoint \d+ was under way when the job ended: .*\n",
             "",
         ),  # only if it took longer than an interval
+        (
+            r"^TIME WARNING a message from .* was dropped: \[Errno 104\].*\n",
+            "",
+        ),  # only if Spark ended a worker in the middle of one
         (r"\d+ batch(?:es)?, [\d,]+ rows? in", "N batches, N rows in"),  # counted when Spark has told
         (r"pid \d+", "pid N"),
         (r"(127\.0\.0\.1(?::|\", port )|port=)(?!1\b)\d+", r"\1N"),

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any, cast
 
 import msgspec
+import pyarrow as pa
 import pytest
+from sink_double import RefusingSink
 
+from penstock.config import OnBadRecord
+from penstock.engine.sink_writer import SinkWriter
 from penstock.engine.task_failures import Accounts, as_error, tell_failure
 from penstock.errors import BadRecordError, CorruptStateError, UnavailableError, UserCodeError
 from penstock.ids import SubtaskId
@@ -120,3 +125,49 @@ def test_what_a_task_says_becomes_an_error(error: str, file: str, kind: type[Exc
 def test_a_task_does_not_end_the_job_by_saying_that_it_is_fenced() -> None:
     """A sink may fence a late task of the same run: whether the run is fenced the driver sees for itself, when it goes back."""
     assert not is_final(as_error(told("FencedError"), lambda _: False))
+
+
+class Telling:
+    """An executor that keeps what a task tells."""
+
+    def __init__(self) -> None:
+        self.told: list[Any] = []
+
+    def attempt(self) -> int:
+        return 0
+
+    partition = attempt
+
+    def tell(self, message: Any) -> None:
+        self.told.append(message)
+
+
+def told_by_a_sink(batches: Iterator[pa.RecordBatch], policy: OnBadRecord) -> tuple[list[Any], set[int]]:
+    """What a sink's task tells of its failure, and what it leaves open."""
+    telling = Telling()
+    plan: Any = SimpleNamespace(batch=7, place=SimpleNamespace(job="job", run=3))
+    sink = RefusingSink(lambda rows: [row for row in rows if row > 8], "pre_commit")
+    executor: Any = telling
+    with pytest.raises((BadRecordError, pa.ArrowInvalid)):
+        list(SinkWriter("out", sink, plan, executor, policy)(batches))
+    return telling.told, sink.open
+
+
+@pytest.mark.parametrize("policy", [OnBadRecord.FAIL, OnBadRecord.SKIP])
+def test_a_sink_tells_nothing_of_what_happened_before_it(policy: OnBadRecord) -> None:
+    """Rows that break off are a consequence: the account of whoever made them is decisive, not that of the reader."""
+
+    def breaking_off() -> Iterator[pa.RecordBatch]:
+        yield pa.record_batch([pa.array([1])], names=["v"])
+        raise pa.ArrowInvalid("Tried reading schema message, was null or length 0")
+
+    assert told_by_a_sink(breaking_off(), policy) == ([], set())
+
+
+def test_a_sink_tells_its_own_failures() -> None:
+    """What it refuses itself is its account."""
+    told_, still_open = told_by_a_sink(
+        iter([pa.record_batch([pa.array([9])], names=["v"])]), OnBadRecord.FAIL
+    )
+    assert [one.error for one in told_] == ["BadRecordError"]
+    assert still_open == set()

@@ -84,6 +84,7 @@ def test_all_rows_of_the_key_are_dead_letters(tmp_path):
     harness.process(Adding(), table(("a", 10), ("b", 1), ("a", -1)))
     first, second = harness.letters()
     assert harness.bad.count == 2
+    assert harness.bad.first_reason == second["reason"]
     assert (json.loads(first["row"]), json.loads(second["row"])) == ({"k": "a", "v": 10}, {"k": "a", "v": -1})
     assert first["reason"] == f"another row of this key in the batch: {second['reason']}"
     assert second["reason"].startswith("ValueError: -1 is negative (")

@@ -15,6 +15,7 @@ from typing import NamedTuple
 import msgspec
 import pytest
 
+import penstock as ps
 from penstock import __version__
 from penstock.checkpoint.completed import Barrier, Completed, OperatorState, PreCommitted, SubtaskReport
 from penstock.checkpoint.metadata import CheckpointName, found_checkpoints, mark_committed, write_metadata
@@ -23,6 +24,7 @@ from penstock.cli.job_file import load_job
 from penstock.demo.settings import DemoSettings, checked, prepare_folder
 from penstock.errors import ConfigError
 from penstock.ids import CheckpointId, RunId, SubtaskId
+from penstock.loading import loading
 from penstock.ownership.claim import claim
 from penstock.ownership.descent import record_descent
 from penstock.ownership.ends import How, end_of, record_end
@@ -114,6 +116,14 @@ def test_help_names_every_command(penstock: Penstock) -> None:
     """`--help` lists the commands."""
     shown = penstock("--help").out
     assert all(command in shown for command in ("demo", "checkpoints", "runs", "run", "guarantee"))
+
+
+@pytest.mark.parametrize("command", [(), ("demo",), ("checkpoints",), ("runs",), ("run",), ("guarantee",)])
+def test_help_shows_no_type_behind_a_flag(penstock: Penstock, command: tuple[str, ...]) -> None:
+    """An option that takes no value stands alone; what a command does is not cut."""
+    shown = penstock(*command, "--help").out
+    assert "bool" not in shown
+    assert "..." not in shown.replace("[ARGS]...", "").replace("(storage=...)", "")
 
 
 def test_runs_as_json(penstock: Penstock, storage: LocalStorage) -> None:
@@ -306,6 +316,68 @@ def test_a_file_that_is_not_there(penstock: Penstock, tmp_path: Path, command: s
     """A missing file is one line on stderr and exit code 2."""
     result = penstock(command, tmp_path / "nothing.py")
     assert result == Result(2, "", f"penstock: there is no file {tmp_path / 'nothing.py'}\n")
+
+
+@pytest.mark.parametrize("command", ["run", "guarantee"])
+def test_a_folder_is_no_file(penstock: Penstock, tmp_path: Path, command: str) -> None:
+    """It is there, and the message says what it is."""
+    result = penstock(command, tmp_path)
+    said = f"penstock: {tmp_path} is a folder: give the Python file in it that defines the job\n"
+    assert result == Result(2, "", said)
+
+
+UNGUARDED = """
+import penstock as ps
+job = ps.Job("views", storage={storage!r})
+{call}
+"""
+
+
+@pytest.mark.parametrize("command", ["run", "guarantee"])
+@pytest.mark.parametrize(
+    ("call", "line"),
+    [
+        ("job.run(available_now=True)", 4),
+        ("job.start()", 4),
+        ("def job(spark):\n    made = ps.Job('views', storage='x')\n    made.run()\n    return made", 6),
+    ],
+)
+def test_a_file_that_starts_its_job_is_refused(
+    penstock: Penstock,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    command: str,
+    call: str,
+    line: int,
+) -> None:
+    """The line that starts the job is named, and where it belongs; nothing was started or written."""
+    monkeypatch.setattr("penstock.spark.session.local_session", lambda _: None)
+    file, storage = tmp_path / "views.py", tmp_path / "store"
+    file.write_text(UNGUARDED.format(storage=str(storage), call=call))
+    result = penstock(command, file)
+    assert (result.code, result.out) == (2, "")
+    assert f"views.py:{line}: " in result.err
+    assert 'Put that line under `if __name__ == "__main__":`' in result.err
+    assert f"  at: {file}:{line}" in result.err
+    assert not storage.exists()
+
+
+def test_a_refusal_to_start_ends_with_the_loading(tmp_path: Path) -> None:
+    """Whoever loads a file in a program of their own may start its job, even after one that was refused."""
+    with loading(tmp_path / "views.py"), pytest.raises(ConfigError, match="starts the job while"):
+        ps.Job("views", storage=tmp_path).start()
+    with pytest.raises(ConfigError, match="no source"):
+        ps.Job("views", storage=tmp_path).start()
+
+
+@pytest.mark.parametrize("command", ["run", "guarantee"])
+def test_a_file_sees_only_itself_in_argv(penstock: Penstock, tmp_path: Path, command: str) -> None:
+    """The words of the command line are not for it."""
+    file = tmp_path / "views.py"
+    file.write_text("import sys\nprint(sys.argv)\n")
+    assert penstock(command, file).out == f"{[str(file)]}\n"
+    assert sys.argv == ["penstock", command, str(file)]
 
 
 def test_a_file_without_a_job(penstock: Penstock, tmp_path: Path) -> None:

@@ -8,10 +8,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from operator_harness import OperatorHarness
 
 import penstock as ps
 from penstock.errors import BadRecordError
-from penstock.operators.failed_call import MOST_CHARACTERS, FailedCall, failed_call
+from penstock.operators import run_process
+from penstock.operators.failed_call import MOST_CHARACTERS, FailedCall, blamed_on, failed_call
 from penstock.operators.keyed_process import Context, bind
 from penstock.operators.rows import Rows, RowTable
 from penstock.places import Place
@@ -63,6 +65,13 @@ def test_a_name_that_there_is_not(code: str, names: str) -> None:
     assert (found.key, found.row) == ("'a'", "app='a', user=1")
 
 
+def test_state_that_is_assigned_to() -> None:
+    """No second try is of use, and the text says what to write."""
+    found = failure_of("self.visits = 5")
+    assert found.is_wrong_name
+    assert (found.key, found.row, found.names) == ("'a'", "app='a', user=1", "")
+
+
 @pytest.mark.parametrize("code", ["1 / 0", "{}['x']", "[].pop()", "'text'.nothing", "raise OSError('no')"])
 def test_what_may_have_to_do_with_the_data(code: str) -> None:
     """Nothing is said of names, and another try is not ruled out."""
@@ -99,6 +108,53 @@ def test_what_an_error_says_itself_is_taken() -> None:
     """A `BadRecordError` knows its row and key better than the code around it."""
     error = BadRecordError("no", row={"id": 5}, key=("a", 1))
     assert failed_call(error) == FailedCall(row="id=5", key="('a', 1)")
+
+
+class Wrong(ps.KeyedProcess):
+    """What it yields and stores is right for most keys."""
+
+    state = ps.ValueState("long")
+
+    def __init__(self, yielded: object = None, stored: object = None) -> None:
+        self.yielded = yielded
+        self.stored = stored
+
+    def process(self, key: str, rows: Any, ctx: Any) -> Any:
+        is_wrong = key == "k7"
+        self.state.value = self.stored if is_wrong else 1
+        if is_wrong and not isinstance(self.yielded, tuple | dict):
+            return self.yielded
+        return [(key, 1)] * 3 + ([self.yielded] if is_wrong else [])
+
+
+@pytest.mark.parametrize("rows_at_once", [2, 4, 8192])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        Wrong(("k7", "text")),
+        Wrong(("k7", 1, 2)),
+        Wrong({"key": 1}),
+        Wrong("text"),
+        Wrong(5),
+        Wrong([3]),
+        Wrong(stored="text"),
+    ],
+    ids=lambda wrong: f"{wrong.yielded or wrong.stored!r}",
+)
+def test_what_a_key_yields_or_stores_does_not_fit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows_at_once: int, wrong: Wrong
+) -> None:
+    """Results are looked at for many keys at once: the key is found, its first row, and the function that made them."""
+    monkeypatch.setattr(run_process, "OUTPUT_ROWS", rows_at_once)
+    harness = OperatorHarness(tmp_path, ["k"], pa.schema([("k", pa.string()), ("n", pa.int64())]))
+    keys = [f"k{number % 10}" for number in range(20)]
+    with pytest.raises(BadRecordError) as raised, blamed_on(wrong.process):
+        harness.run(wrong, pa.table({"k": keys, "v": range(20)}))
+    found = failed_call(raised.value.with_traceback(None))  # the test's own lines are nobody's operator
+    assert (found.key, found.row) == ("'k7'", "k='k7', v=7 (the first of 2)")
+    assert found.place is not None
+    assert (Path(found.place.file), found.place.function) == (Path(__file__), "process")
+    assert found.place.source.startswith("def process(self, key: str,")
 
 
 @pytest.mark.parametrize(

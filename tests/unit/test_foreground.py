@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import traceback
 from pathlib import Path
 from typing import cast
 
@@ -71,3 +72,20 @@ def test_two_signals_while_the_job_starts(
 def test_three_signals_while_the_job_starts(tmp_path: Path) -> None:
     """A start that hangs can be left."""
     assert started_with(tmp_path, *[signal.SIGINT] * 3).did == ["KeyboardInterrupt"]
+
+
+def test_an_interrupt_is_shown_with_the_users_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two signals are wanted: where in Penstock the second one came is of no use to anybody."""
+    handle = Started()
+
+    def start(*_: object) -> JobHandle:
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+        return cast("JobHandle", handle)
+
+    monkeypatch.setattr(JobHandle, "start", start)
+    with pytest.raises(KeyboardInterrupt) as raised:
+        ps.Job("job", storage=tmp_path).run()
+    assert handle.did == ["abandon"]
+    assert [frame.name for frame in traceback.extract_tb(raised.value.__traceback__)][1:] == ["run"]
+    assert raised.value.__suppress_context__

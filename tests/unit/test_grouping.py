@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import BadRecordError, InternalError
+from penstock.operators.failed_call import failed_call
 from penstock.operators.grouping import check_rows, group_rows, one_row_a_key
 from penstock.state.keys import SORT_KEY
 
@@ -57,6 +58,14 @@ def test_null_keys_are_refused_with_the_column():
     rows = pa.table({"k": ["a", None], SORT_KEY: pa.array([0, 0], pa.int64())})
     with pytest.raises(BadRecordError, match=r"1 row has no value in the key column 'k'.*coalesce"):
         check_rows(rows, ["k"], operator="views", subtask=0, parallelism=1)
+
+
+def test_of_rows_without_a_key_the_first_is_said():
+    """As far as its columns are to be said; the number is that of all such rows."""
+    rows = pa.table({"k": [None, "a", None], "v": [10, 20, 30], SORT_KEY: pa.array([1, 2, 1], pa.int64())})
+    with pytest.raises(BadRecordError, match="2 rows have") as refused:
+        check_rows(rows, ["k"], operator="views", subtask=0, parallelism=1, shown=["k", "v"])
+    assert failed_call(refused.value).row == "k=None, v=10 (the first of 2)"
 
 
 def test_rows_of_another_subtask_are_found():

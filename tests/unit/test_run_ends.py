@@ -11,14 +11,13 @@ import pytest
 
 from penstock.engine.observer import Observer
 from penstock.engine.run_ends import RunEnds
-from penstock.errors import BadRecordError, FencedError, UnavailableError
+from penstock.errors import BadRecordError, FencedError, RunningAlreadyError, UnavailableError
 from penstock.ids import CheckpointId, RunId
 from penstock.ownership.claim import Claimant, RunRecord, claim, process_start
 from penstock.ownership.descent import record_descent
 from penstock.ownership.ends import LONGEST_WHY, How, RunEnd, read_end, record_end
 from penstock.ownership.heartbeat import (
     STALE_AFTER_S,
-    RunningAlreadyError,
     beat,
     last_completed,
     refuse_if_running,

@@ -5,8 +5,9 @@ from __future__ import annotations
 import io
 import logging
 import os
+import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any, TextIO
@@ -15,6 +16,7 @@ import pytest
 
 from penstock.engine.observer import Progress
 from penstock.engine.story import LIFE
+from penstock.spark import live_line
 from penstock.spark.handle import Status
 from penstock.spark.live_line import LiveLine, is_terminal
 from penstock.spark.signs_of_life import CHECKPOINTS, SignsOfLife, log_on, signs_of_life
@@ -215,7 +217,7 @@ def test_who_has_set_up_a_log_keeps_it() -> None:
         handler = logging.StreamHandler(io.StringIO())
         with no_log():
             logger.addHandler(handler)
-            with log_on(stream, all_checkpoints=True):
+            with log_on(stream):
                 life()
             logger.removeHandler(handler)
         assert stream.getvalue() == ""
@@ -227,7 +229,7 @@ def test_who_has_set_a_level_sees_all_of_it() -> None:
     stream = io.StringIO()
     PENSTOCK.setLevel(logging.INFO)
     try:
-        with no_log(), log_on(stream, all_checkpoints=False):
+        with no_log(), log_on(stream, LiveLine(Terminal())):
             life()
     finally:
         PENSTOCK.setLevel(logging.NOTSET)
@@ -266,3 +268,67 @@ def test_a_real_terminal() -> None:
     assert above.endswith(" run 3 begins")
     assert line == "running, run 3, 24 batches, 0 rows i..."
     assert screen(came)[1:] == ["and then the prompt", ""]
+
+
+# ── in the background ──────────────────────────────────────────────────────────────────────────
+
+
+def story_of_a_job(stream: TextIO, has_terminal: Callable[[bool], None]) -> None:
+    """A job that a shell puts into the background and brings back."""
+    handle: Any = SimpleNamespace(progress=Progress(run=3, batches=1), status=Status.RUNNING)
+    with no_log(), streams(io.StringIO(), stream), signs_of_life() as signs:
+        signs.watch(handle)
+        has_terminal(False)
+        signs.watch(handle)
+        life()
+        signs.watch(handle)
+        has_terminal(True)
+        handle.progress.batches = 2
+        signs.watch(handle)
+        life()
+        has_terminal(False)
+
+
+def check_story(came: str) -> None:
+    """Drawn twice, erased once: for the log line that came while the job had the terminal."""
+    assert came.count("running, run 3, 1 batch,") == 1
+    assert came.count("running, run 3, 2 batches,") == 1
+    assert came.count("\r\x1b[K") == 1
+    assert came.count("run 1 begins") == came.count("WARNING job failed") == 2
+    assert came.count("checkpoint 1 completed") == 1
+
+
+def test_in_the_background_there_is_no_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What somebody types is neither drawn over nor erased: there are log lines as without a terminal, until the job is brought back."""
+    terminal, has = Terminal(), [True]
+    monkeypatch.setattr(live_line, "has_terminal", lambda _: has[-1])
+    story_of_a_job(terminal, has.append)
+    check_story(terminal.getvalue())
+
+
+STORY = """
+import fcntl, os, signal, sys, termios
+import test_signs_of_life as tests
+
+os.setsid()
+fcntl.ioctl(2, termios.TIOCSCTTY, 0)
+other = os.fork()
+if not other:
+    os.setpgid(0, 0)
+    signal.pause()
+signal.signal(signal.SIGTTOU, signal.SIG_IGN)
+try:
+    os.setpgid(other, other)
+    tests.story_of_a_job(sys.stderr, lambda has: os.tcsetpgrp(2, os.getpgrp() if has else other))
+finally:
+    os.kill(other, signal.SIGKILL)
+"""
+
+
+def test_the_background_of_a_real_terminal() -> None:
+    """The same where another group of processes has the terminal, as a shell gives it."""
+    environment = {**os.environ, "TERM": "xterm", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    with real_terminal(100) as (stream, written):
+        subprocess.run([sys.executable, "-c", STORY], stderr=stream, env=environment, check=True)
+        came = written()
+    check_story(came)

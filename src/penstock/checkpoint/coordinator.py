@@ -225,8 +225,9 @@ class Coordinator:
                 return
         took_s = completed.duration_ms / 1000 + self._clock.monotonic() - began_s
         _log.info(
-            "checkpoint %d completed in %s: %s of state (%s new), %s",
-            *(completed.checkpoint, duration(took_s), size(completed.state_bytes), size(completed.new_bytes)),
+            "checkpoint %d of job %s completed in %s: %s of state (%s new), %s",
+            *(completed.checkpoint, completed.job, duration(took_s)),
+            *(size(completed.state_bytes), size(completed.new_bytes)),
             counted(len(completed.transactions), "transaction"),
         )
         self._post(MetadataWritten(completed.id))

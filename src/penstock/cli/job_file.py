@@ -17,6 +17,7 @@ from types import ModuleType
 from penstock.cli.failures import JobFileError, where_in
 from penstock.errors import PenstockError
 from penstock.job import Job
+from penstock.loading import loading
 
 DEFAULT_NAME = "job"
 _MODULE = "penstock_job_file"
@@ -25,16 +26,28 @@ _MODULE = "penstock_job_file"
 def load_job(file: Path, name: str | None = None) -> Job:
     """Return the job: a variable of type `Job`, or what a function makes when it is given a local Spark session."""
     file = file.absolute()
+    if file.is_dir():
+        raise JobFileError(f"{file} is a folder: give the Python file in it that defines the job")
     if not file.is_file():
         raise JobFileError(f"there is no file {file}")
     _make_neighbours_importable(file.parent)
-    with _loading(file) as module:
+    with loading(file), _module_of(file) as module:
         found = _find(module, file, name)
         return found if isinstance(found, Job) else _made_by(found, file)
 
 
 @contextmanager
-def _loading(file: Path) -> Iterator[ModuleType]:
+def as_its_own_program(file: Path) -> Iterator[None]:
+    """The file sees itself in `sys.argv`, and not the words of Penstock's command line, which are not for it."""
+    before, sys.argv = sys.argv, [str(file)]
+    try:
+        yield
+    finally:
+        sys.argv = before
+
+
+@contextmanager
+def _module_of(file: Path) -> Iterator[ModuleType]:
     spec = importlib.util.spec_from_file_location(_MODULE, file)
     if spec is None or spec.loader is None:
         raise JobFileError(f"{file} is not a Python file: its name must end in .py")

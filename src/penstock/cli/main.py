@@ -12,7 +12,7 @@ import typer
 
 from penstock import __version__
 from penstock.cli.failures import ended_by_ctrl_c, exit_code_of, explain
-from penstock.config import Mode
+from penstock.config import Mode, whole_number
 from penstock.ids import checked_name
 
 app = typer.Typer(
@@ -21,6 +21,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # its boxes show a type behind every option, also <bool> behind one that takes no value
 )
 
 
@@ -90,7 +91,7 @@ def _options(
         logging.getLogger("penstock").setLevel(logging.DEBUG)
 
 
-@app.command()
+@app.command(short_help="Kill a job's driver, and compare its counts with the truth.")
 def demo(
     *,
     mode: Annotated[ModeName, typer.Option(help="The promise to try.")] = ModeName.EXACTLY_ONCE,
@@ -121,7 +122,7 @@ def demo(
         raise typer.Exit(1)
 
 
-@app.command()
+@app.command(short_help="List the checkpoints of a job.")
 def checkpoints(
     storage: Annotated[str, typer.Argument(help="Path or URI, as in Job(storage=...).", show_default=False)],
     job: Annotated[str, typer.Argument(help="The name of the job.", show_default=False)],
@@ -142,7 +143,7 @@ def checkpoints(
         print_tables(job, entries, verbose=verbose)
 
 
-@app.command()
+@app.command(short_help="List the runs of a job, how they ended and why.")
 def runs(
     storage: Annotated[str, typer.Argument(help="Path or URI, as in Job(storage=...).", show_default=False)],
     job: Annotated[str, typer.Argument(help="The name of the job.", show_default=False)],
@@ -162,7 +163,7 @@ def runs(
         print_table(job, found)
 
 
-@app.command()
+@app.command(short_help="Run the job that a Python file defines.")
 def run(
     file: JobFile,
     *,
@@ -195,6 +196,8 @@ def run(
     """
     from penstock.cli.running import run_file
 
+    if restore is not None:
+        whole_number("--restore", restore, minimum=0)
     dropped = tuple(checked_name("uid of --drop-state", uid) for uid in drop_state or ())
     run_file(
         file,
@@ -206,17 +209,17 @@ def run(
     )
 
 
-@app.command()
+@app.command(short_help="Print what the job in a Python file promises.")
 def guarantee(file: JobFile, *, job: JobVariable = None) -> None:
     """Print what the job in a Python file promises from end to end, and what limits it.
 
     It runs the file, and starts Spark to look at the sources; it reads none of them and starts no job.
     """
-    from penstock.cli.job_file import load_job
+    from penstock.cli.job_file import as_its_own_program, load_job
 
     if file.is_file() and sys.stderr.isatty():  # somebody waits
         typer.echo(f"running {file.name} up to its job; that takes Spark, some seconds", err=True)
-    with ended_by_ctrl_c():
+    with ended_by_ctrl_c(), as_its_own_program(file):
         found = load_job(file, job).guarantee()
     typer.echo(str(found))
     if found.limited_by:

@@ -5,11 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from penstock.cli.failures import ended_by_ctrl_c
-from penstock.cli.job_file import load_job
+from penstock.cli.job_file import as_its_own_program, load_job
 from penstock.cli.stated_job import refuse_early
-from penstock.ownership.heartbeat import RunningAlreadyError
-
-TAKEOVER = "--takeover"
+from penstock.start_options import asked_on_the_command_line
 
 
 def run_file(
@@ -22,11 +20,9 @@ def run_file(
     drop_state: tuple[str, ...],
 ) -> None:
     """Run the job of a file until it ends, as `Job.run` does; what is to be said names the options of the command line."""
-    try:
+    with asked_on_the_command_line(), as_its_own_program(file):
         if not takeover:
             refuse_early(file)
         with ended_by_ctrl_c():
             job = load_job(file, name)
         job.run(available_now=available_now, restore=restore, takeover=takeover, drop_state=drop_state)
-    except RunningAlreadyError as error:
-        raise error.naming(TAKEOVER) from None

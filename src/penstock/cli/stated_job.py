@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from penstock.clock import SYSTEM_CLOCK
-from penstock.errors import PenstockError
+from penstock.errors import PenstockError, RunningAlreadyError
 from penstock.ids import checked_name
-from penstock.ownership.heartbeat import RunningAlreadyError, refuse_if_running
+from penstock.ownership.heartbeat import refuse_if_running
 from penstock.storage import open_job_storage
 
 _log = logging.getLogger(__name__)

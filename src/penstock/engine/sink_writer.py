@@ -38,13 +38,14 @@ class SinkWriter:
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:  # noqa: D102 - Spark calls it
         context = self._context()
         bad = BadRecords(self.uid, self.assignment.batch, kept=self.on_bad_record is OnBadRecord.KEEP)
-        sifter = Sifter(self.sink, context, bad)
+        sifter, rows_in = Sifter(self.sink, context, bad), _Input(batches)
         try:
             write = sifter.write_all if self.on_bad_record is OnBadRecord.FAIL else sifter.write
-            rows = write(batches)
+            rows = write(rows_in)
         except Exception as error:
             self._abort(sifter.open)
-            tell_failure(self.executor, self.assignment, SubtaskId(self.uid, context.subtask), error)
+            if error is not rows_in.error:
+                tell_failure(self.executor, self.assignment, SubtaskId(self.uid, context.subtask), error)
             raise
         prepared = self._pre_committed(context, sifter.open, rows)
         count = BadCount(bad.count, bad.count + rows, bad.first_reason)
@@ -79,6 +80,25 @@ class SinkWriter:
                 "sink %s: a failed task could not abort its transaction, recovery will: %s", self.uid, error
             )
             _log.debug("sink %s: where its abort failed", self.uid, exc_info=error)
+
+
+class _Input:
+    """The rows on their way to a sink. When they end with an error, the sink has nothing to tell: it happened to whoever made them.
+
+    That is an operator in the same worker, which has told it, or Spark and the worker of a Python function, whose stream then breaks off
+    in the middle. What reading that says hides the cause, of which Spark has an account.
+    """
+
+    def __init__(self, batches: Iterable[pa.RecordBatch]) -> None:
+        self._batches = batches
+        self.error: Exception | None = None
+
+    def __iter__(self) -> Iterator[pa.RecordBatch]:
+        try:
+            yield from self._batches
+        except Exception as error:
+            self.error = error
+            raise
 
 
 @dataclass

@@ -29,6 +29,7 @@ from penstock.ids import SubtaskId
 from penstock.operators.aggregates import AggregateSpec
 from penstock.operators.bad_records import LETTER, BadRecords
 from penstock.operators.batch_process import BatchProcess
+from penstock.operators.failed_call import blamed_on
 from penstock.operators.grouping import check_rows, null_keys
 from penstock.operators.keyed_process import Context, KeyedProcess
 from penstock.operators.run_aggregate import run_aggregate
@@ -90,6 +91,7 @@ class OperatorTask(ABC):
             operator=self.uid,
             subtask=subtask.index,
             parallelism=plan.place.parallelism,
+            shown=self.shown_columns(table),
         )
         before = plan.handles.get(subtask)
         workplace = Workplace.of(
@@ -127,6 +129,10 @@ class OperatorTask(ABC):
     def rows_given(self, table: pa.Table) -> int:
         """How many rows of the stream these stand for."""
         return int(table.num_rows)
+
+    def shown_columns(self, table: pa.Table) -> list[str]:
+        """What is said of a row without a key."""
+        return [name for name in table.column_names if name != SORT_KEY]
 
     def without_null_keys(self, table: pa.Table, bad: BadRecords) -> pa.Table:
         """Leave out the rows that have no key."""
@@ -245,13 +251,15 @@ class ProcessTask(OperatorTask):
         context = Context(self.uid, plan.batch, subtask, plan.place.parallelism, _sides=sides)
         keys, operator = list(self.keys), self.operator
         if isinstance(operator, BatchProcess):
-            return run_batch_process(
-                operator, table, state, key_names=keys, output=self.output, context=context
-            )
+            with blamed_on(operator.process_batch):
+                return run_batch_process(
+                    operator, table, state, key_names=keys, output=self.output, context=context
+                )
         if self.on_bad_record is OnBadRecord.FAIL:
-            return run_process(
-                operator, table, state, key_names=keys, output=self.output, context=context, sides=sides
-            )
+            with blamed_on(operator.process):
+                return run_process(
+                    operator, table, state, key_names=keys, output=self.output, context=context, sides=sides
+                )
         return run_process_tolerantly(
             operator,
             table,
@@ -291,6 +299,10 @@ class AggregateTask(OperatorTask):
         if ROWS not in table.column_names:
             return int(table.num_rows)
         return int(pc.sum(table.column(ROWS)).as_py())
+
+    def shown_columns(self, table: pa.Table) -> list[str]:  # noqa: ARG002
+        """See `OperatorTask.shown_columns`. Of the rows of a key only the key is left; one with one column is null, as is said."""
+        return list(self.keys) if len(self.keys) > 1 else []
 
     def without_null_keys(self, table: pa.Table, bad: BadRecords) -> pa.Table:
         """See `OperatorTask.without_null_keys`."""

@@ -42,10 +42,14 @@ class BadRecords:
         self._letters: list[tuple[str, str | None, str]] = []
 
     def add(
-        self, rows: pa.Table | pa.RecordBatch, reasons: Sequence[str], key_names: Sequence[str] = ()
+        self,
+        rows: pa.Table | pa.RecordBatch,
+        reasons: Sequence[str],
+        key_names: Sequence[str] = (),
+        at_fault: int = 0,
     ) -> None:
-        """Take rows, each with its reason."""
-        self._count(rows.num_rows, reasons[0])
+        """Take rows, each with its reason. The row `at_fault` is the one for whose sake the others are bad, too."""
+        self._count(rows.num_rows, reasons[at_fault])
         if not self._kept:
             return
         columns = {

@@ -6,18 +6,19 @@ All of it is read from the exception, where it was raised: code that fails seldo
 from __future__ import annotations
 
 import builtins
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from types import FrameType
 from typing import Any
 
-from penstock.errors import PenstockError
+from penstock.errors import BadRecordError, PenstockError
 from penstock.operators.batch_process import BatchColumns, BatchProcess
 from penstock.operators.cells import Cell
 from penstock.operators.keyed_process import Context, KeyedProcess
 from penstock.operators.rows import Row, Rows, UnknownColumnError
-from penstock.operators.states import declared_state
-from penstock.places import Place, place_in_user_code, place_of_frame, user_frames
+from penstock.operators.states import StateAssignedError, declared_state
+from penstock.places import Place, place_in_user_code, place_of_frame, place_of_function, user_frames
 from penstock.wording import did_you_mean
 
 MOST_CHARACTERS = 300
@@ -33,7 +34,7 @@ class FailedCall:
     names: str = ""
     """Which there are, where the code has used one that there is not."""
     is_wrong_name: bool = False
-    """A name that nothing has: no second try finds it either."""
+    """A name that nothing has, or one that is not to be assigned to: no second try makes it right."""
 
 
 def failed_call(error: BaseException) -> FailedCall:
@@ -43,12 +44,29 @@ def failed_call(error: BaseException) -> FailedCall:
     names = _names(error, frames)
     called = [place_of_frame(frame, line) for frame, line in seen if _is_call(frame)]
     return FailedCall(
-        place_in_user_code(error.__traceback__) or (called[0] if called else None),
+        place_in_user_code(error.__traceback__) or (called[0] if called else _code(error)),
         _shown_fact(error, "key") or _key(frames),
         _shown_fact(error, "row") or _row(error, frames),
         names,
-        bool(names) or isinstance(error, NameError) or _fact(error, "is_wrong_name") is not None,
+        bool(names)
+        or isinstance(error, NameError | StateAssignedError)
+        or _fact(error, "is_wrong_name") is not None,
     )
+
+
+@contextmanager
+def blamed_on(code: Callable[..., object]) -> Iterator[None]:
+    """What is wrong with the results of a function shows only when they are looked at: then the function is where to look."""
+    try:
+        yield
+    except BadRecordError as error:
+        error.facts["code"] = place_of_function(code)
+        raise
+
+
+def _code(error: BaseException) -> Place | None:
+    code = _fact(error, "code")
+    return code if isinstance(code, Place) else None
 
 
 def shown(value: object) -> str:
@@ -71,6 +89,8 @@ def _fact(error: BaseException, name: str) -> object:
 
 def _shown_fact(error: BaseException, name: str) -> str:
     fact = _fact(error, name)
+    if isinstance(fact, Rows):
+        return _first_of(fact)
     return "" if fact is None else shown(fact)
 
 
@@ -104,9 +124,13 @@ def _row(error: BaseException, frames: list[FrameType]) -> str:
         return _shown_row(row)
     for rows in _held(frames, Rows):
         if len(rows):
-            more = f" (the first of {len(rows)})" if len(rows) > 1 else ""
-            return f"{_shown_row(rows[0])}{more}"
+            return _first_of(rows)
     return ""
+
+
+def _first_of(rows: Rows) -> str:
+    more = f" (the first of {len(rows)})" if len(rows) > 1 else ""
+    return f"{_shown_row(rows[0])}{more}"
 
 
 def _held(frames: list[FrameType], kind: type) -> Iterator[Any]:

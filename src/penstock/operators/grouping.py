@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,6 +10,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.errors import BadRecordError, InternalError
+from penstock.operators.rows import Rows, RowTable
 from penstock.operators.wide_columns import widened
 from penstock.state.backends.equality import Flags, rows_equal
 from penstock.state.keys import SORT_KEY, KeyBatch, SortKeys, key_groups, owners
@@ -79,9 +81,18 @@ def null_keys(table: pa.Table, key_names: list[str]) -> tuple[Flags, list[str]]:
 
 
 def check_rows(
-    table: pa.Table, key_names: list[str], *, operator: str, subtask: int, parallelism: int
+    table: pa.Table,
+    key_names: list[str],
+    *,
+    operator: str,
+    subtask: int,
+    parallelism: int,
+    shown: Sequence[str] = (),
 ) -> None:
-    """Refuse null keys, and rows that belong to another subtask (which would split a key's state in two)."""
+    """Refuse null keys, and rows that belong to another subtask (which would split a key's state in two).
+
+    Of a row without a key the columns `shown` are said.
+    """
     for name in key_names:
         nulls = table.column(name).null_count
         if nulls:
@@ -90,10 +101,16 @@ def check_rows(
                 f"batch is kept; filter them out before key_by, or replace null, for instance with coalesce({name}, ...)",
                 operator=operator,
                 column=name,
+                row=Rows(RowTable(_without_key(table, name, shown)), 0, nulls) if shown else None,
             )
     groups = key_groups(_sort_keys(table))
     if len(groups) and not bool((owners(groups, parallelism) == subtask).all()):
         raise InternalError(f"operator {operator}: rows of other subtasks arrived at subtask {subtask}")
+
+
+def _without_key(table: pa.Table, name: str, shown: Sequence[str]) -> pa.Table:
+    positions = [at for at, column in enumerate(table.column_names) if column in shown]
+    return table.filter(table.column(name).is_null()).select(positions)
 
 
 def _sort_keys(table: pa.Table) -> SortKeys:

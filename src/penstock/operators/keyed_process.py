@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from penstock.errors import BadRecordError
 from penstock.operators.cells import Cell, ColumnCell, PieceKeys
 from penstock.operators.pieces import Piece
 from penstock.operators.rows import Rows
@@ -90,6 +91,15 @@ class Cells:
         """Make all state of a key what it was before its call."""
         for cell in self.all:
             cell.undo(index)
+
+    def unfit_rows(self) -> Iterator[tuple[int, BadRecordError]]:
+        """The keys, by their position, for which rows were written that do not fit, and what it is."""
+        for table in self.tables:
+            for index in sorted(table.touched()):
+                try:
+                    table.check(index)
+                except BadRecordError as error:
+                    yield index, error
 
     def write_tables(self) -> None:
         """Write the rows that were changed; raises `BadRecordError` for a value that does not fit."""

@@ -64,7 +64,7 @@ def _by_kind(column: pa.Array) -> list[Any]:
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
         items, bounds = _items(column, column.values)
         return [items[start:stop] for start, stop in bounds]
-    values: list[Any] = column.to_pylist(maps_as_pydicts="strict")
+    values: list[Any] = column.to_pylist()
     return values
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import inspect
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from itertools import islice
+from itertools import chain, islice, pairwise
 from operator import itemgetter
 from typing import Any
 
@@ -57,13 +58,13 @@ def run_process(
             group_rows(table, key_names), state if cells.columns else None, LIMITS
         ):
             cells.load(piece, state, context)
-            called = _call(process, piece.grouped, cells, context)
-            results.extend(_encode(called, output, context.operator))
+            calls = _Calls(operator, process, piece.grouped, cells, context)
+            for chunk in calls.run():
+                results.extend(in_batches(calls.encoded(chunk, output)))
             if sides is not None:
                 _encode_sides(sides)
-            if cells.columns:
-                write_back(operator, piece.grouped.keys, cells.columns, state, context.operator)
-            cells.write_tables()
+            if cells.all:
+                calls.write_state(state)
     return results
 
 
@@ -79,43 +80,136 @@ def rare_collections() -> Iterator[None]:
         gc.set_threshold(*before)
 
 
-def _call(process: Callable[..., Any], piece: Grouped, cells: Cells, context: Context) -> Iterator[Any]:
-    """Process the keys of a piece; whatever stands in this loop is paid once per key."""
-    table = RowTable(piece.table)
-    starts = piece.starts.tolist()
-    every, ends = cells.all, bool(cells.ending)
-    keys = python_keys(piece.keys.columns)
-    for index, key, start, stop in zip(range(len(keys)), keys, starts[:-1], starts[1:], strict=True):
-        for cell in every:
-            cell.at = index
-        results = process(key, Rows(table, start, stop), context)
-        if results is not None:
+class _Chunk:
+    """Results that are encoded together, and how many there were when each key began whose turn came among them."""
+
+    __slots__ = ("before", "began", "results")
+
+    def __init__(self) -> None:
+        self.results: list[Any] = []
+        self.began: list[int] = []
+        self.before = 0
+        """So many keys had begun before; the last of them may have more results."""
+
+    @property
+    def newest(self) -> int:
+        """The key whose turn it is, by its position in the piece."""
+        return self.before + len(self.began) - 1
+
+    def clear(self) -> None:
+        """Make room for the next results."""
+        self.before += len(self.began)
+        self.began.clear()
+        self.results.clear()
+
+    def by_key(self) -> Iterator[tuple[int, list[Any]]]:
+        """The results of each key that has any, with its position in the piece."""
+        for at, (start, end) in enumerate(pairwise([0, *self.began, len(self.results)])):
+            if start < end:
+                yield self.before + at - 1, self.results[start:end]
+
+
+class _Calls:
+    """The calls for the keys of one piece. Of which key a result or a state is that does not fit is looked for only when one is met."""
+
+    def __init__(
+        self,
+        operator: KeyedProcess,
+        process: Callable[..., Any],
+        piece: Grouped,
+        cells: Cells,
+        context: Context,
+    ) -> None:
+        self._operator = operator
+        self._process = process
+        self._cells = cells
+        self._context = context
+        self._columns = piece.keys
+        self._table = RowTable(piece.table)
+        self._starts: list[int] = piece.starts.tolist()
+        self._keys = python_keys(piece.keys.columns)
+
+    def run(self) -> Iterator[_Chunk]:
+        """Process the keys. The chunk is the same each time, with other results."""
+        chunk = _Chunk()
+        called = self._called(chunk)
+        results = chain.from_iterable(called)
+        while True:
             try:
-                yield from results
+                chunk.results.extend(islice(results, OUTPUT_ROWS))
             except TypeError as error:
-                check_iterable(results, context.operator, error)
+                self._check_iterable(called, chunk.newest, error)
                 raise
-        if ends:
-            cells.end_call()
+            if not chunk.results:
+                return
+            yield chunk
+            chunk.clear()
+
+    def _called(self, chunk: _Chunk) -> Generator[Iterable[Any], None, None]:
+        """What each key gives; whatever stands in this loop is paid once per key. A list knows its length also while it is extended."""
+        process, table, starts, context = self._process, self._table, self._starts, self._context
+        every, ends = self._cells.all, bool(self._cells.ending)
+        given, begin = chunk.results, chunk.began.append
+        for index, key, start, stop in zip(
+            range(len(self._keys)), self._keys, starts[:-1], starts[1:], strict=True
+        ):
+            begin(len(given))
+            for cell in every:
+                cell.at = index
+            results = process(key, Rows(table, start, stop), context)
+            if results is not None:
+                yield results
+            if ends:
+                self._cells.end_call()
+
+    def encoded(self, chunk: _Chunk, output: pa.Schema) -> pa.Table:
+        """Results as columns; raises `BadRecordError` with the key whose results do not fit the schema."""
+        uid = self._context.operator
+        try:
+            return to_table(chunk.results, output, yielded(uid))
+        except BadRecordError:
+            for index, results in chunk.by_key():
+                try:
+                    to_table(results, output, yielded(uid))
+                except BadRecordError as error:
+                    raise self._of(index, error) from None
+            raise
+
+    def write_state(self, state: OpenState) -> None:
+        """Write what was set; raises `BadRecordError` with the key whose value does not fit."""
+        uid = self._context.operator
+        try:
+            write_back(self._operator, self._columns, self._cells.columns, state, uid)
+            self._cells.write_tables()
+        except BadRecordError:
+            columns = unfit_state(self._operator, self._cells.columns, uid)
+            for index, error in chain(columns, self._cells.unfit_rows()):
+                raise self._of(index, error) from None
+            raise
+
+    def _check_iterable(self, called: Generator[Any, None, None], index: int, cause: TypeError) -> None:
+        """Say what is wrong when it is the results themselves, and not what they were made from."""
+        results = inspect.getgeneratorlocals(called).get("results", ())
+        if not isinstance(results, Iterable):
+            raise self._of(index, not_iterable(results, self._context.operator)) from cause
+
+    def _of(self, index: int, error: BadRecordError) -> BadRecordError:
+        rows = Rows(self._table, self._starts[index], self._starts[index + 1])
+        error.facts.update(key=self._keys[index], row=rows)
+        return error
 
 
-def check_iterable(results: Any, operator: str, cause: TypeError) -> None:
-    """Say what is wrong when it is the results themselves, and not what they were made from."""
-    if not isinstance(results, Iterable):
-        raise BadRecordError(
-            f"operator {operator}: process() returned {results!r}; yield results, or return a list of them"
-        ) from cause
+def not_iterable(results: Any, operator: str) -> BadRecordError:
+    """The call for a key gave something that holds no results."""
+    return BadRecordError(
+        f"operator {operator}: process() returned {results!r}; yield results, or return a list of them"
+    )
 
 
 def python_keys(columns: pa.RecordBatch) -> list[Any]:
     """The keys as user code sees them."""
     values = [python_values(column) for column in columns.columns]
     return values[0] if len(values) == 1 else list(zip(*values, strict=True))
-
-
-def _encode(results: Iterator[Any], output: pa.Schema, operator: str) -> Iterator[pa.RecordBatch]:
-    while chunk := list(islice(results, OUTPUT_ROWS)):
-        yield from in_batches(to_table(chunk, output, yielded(operator)))
 
 
 def yielded(operator: str) -> str:
@@ -193,6 +287,19 @@ def write_back(
         for field in schema
     ]
     write_values(state, keys, pa.Table.from_arrays(columns, schema=schema), touched)
+
+
+def unfit_state(
+    operator: KeyedProcess, cells: Mapping[str, ColumnCell], uid: str
+) -> Iterator[tuple[int, BadRecordError]]:
+    """The keys, by their position, to whose state something was set that does not fit, and what it is."""
+    for column in value_schema(operator):
+        cell = cells[column.name]
+        for index in np.flatnonzero(np.frombuffer(bytes(cell.dirty), dtype=np.bool_)).tolist():
+            try:
+                to_array([cell.values[index]], column, f"operator {uid}: {cell.made}")
+            except BadRecordError as error:
+                yield index, error
 
 
 def write_values(state: OpenState, keys: KeyBatch, values: pa.Table, touched: npt.NDArray[np.bool_]) -> None:

@@ -180,12 +180,16 @@ def value_schema(operator: object) -> pa.Schema:
     return pa.schema([pa.field(name, state.arrow_type) for name, state in column_states(operator).items()])
 
 
+class StateAssignedError(AttributeError):
+    """What is declared was to be overwritten."""
+
+
 def refuse_state_assignment(operator: object, name: str, instead: str = "") -> None:
     """What is declared must not be overwritten by mistake; `instead` is what to write, where the kind of state does not say it."""
     state = getattr(type(operator), name, None)
     if isinstance(state, SideOutput):
-        raise AttributeError(f"{name} is a side output: emit rows to it instead of self.{name} = ...")  # noqa: TRY004 - see below
+        raise StateAssignedError(f"{name} is a side output: emit rows to it instead of self.{name} = ...")
     if isinstance(state, DeclaredState):
-        raise AttributeError(  # noqa: TRY004 - it is about the attribute, not about the value's type
+        raise StateAssignedError(
             f"{name} is state: write {instead or f'self.{name}{state.instead}'} instead of self.{name} = ..."
         )

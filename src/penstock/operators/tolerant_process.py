@@ -6,7 +6,7 @@ fits its types. Rows are encoded for many keys at a time; only where that fails 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,7 +16,6 @@ import pyarrow as pa
 
 from penstock.errors import BadRecordError
 from penstock.operators.bad_records import BadRecords, Tolerates, reason_of
-from penstock.operators.encoding import to_array
 from penstock.operators.grouping import group_rows
 from penstock.operators.keyed_process import Cells, Context, KeyedProcess, bind
 from penstock.operators.pieces import Piece, pieces_with_state
@@ -24,15 +23,15 @@ from penstock.operators.rows import RowTable, WatchedRows
 from penstock.operators.run_process import (
     LIMITS,
     OUTPUT_ROWS,
-    check_iterable,
     emitted,
+    not_iterable,
     rare_collections,
     to_table,
+    unfit_state,
     write_back,
     yielded,
 )
 from penstock.operators.side_outputs import SideRows
-from penstock.operators.states import value_schema
 from penstock.operators.unreadable import Unreadable, readable
 from penstock.state.backends.base import OpenState
 from penstock.state.sizes import in_batches
@@ -193,22 +192,12 @@ class _PieceCalls:
 
     def _refuse_unfit_rows(self) -> None:
         """Before anything is written: all state of a key counts, or none of it."""
-        for table in self.cells.tables:
-            for index in sorted(table.touched()):
-                try:
-                    table.check(index)
-                except BadRecordError as error:
-                    self._refuse(index, error)
+        for index, error in self.cells.unfit_rows():
+            self._refuse(index, error)
 
     def _refuse_unfit_state(self) -> None:
-        for column in value_schema(self.operator):
-            cell = self.cells.columns[column.name]
-            what = f"operator {self.context.operator}: {cell.made}"
-            for index in np.flatnonzero(np.frombuffer(bytes(cell.dirty), dtype=np.bool_)).tolist():
-                try:
-                    to_array([cell.values[index]], column, what)
-                except BadRecordError as error:
-                    self._refuse(index, error)
+        for index, error in unfit_state(self.operator, self.cells.columns, self.context.operator):
+            self._refuse(index, error)
 
     # ── what is bad ────────────────────────────────────────────────────────────────────────────
 
@@ -219,7 +208,7 @@ class _PieceCalls:
         grouped = self.piece.grouped
         start, stop = int(grouped.starts[index]), int(grouped.starts[index + 1])
         rows = grouped.table.slice(start, stop - start)
-        self.bad.add(rows, _reasons(error, rows.num_rows, at), self.key_names)
+        self.bad.add(rows, _reasons(error, rows.num_rows, at), self.key_names, at_fault=at or 0)
 
 
 def _reasons(error: Exception, rows: int, at: int | None) -> list[str]:
@@ -237,7 +226,8 @@ def _listed(results: Any, operator: str) -> list[Any]:
     try:
         return list(results)
     except TypeError as error:
-        check_iterable(results, operator, error)
+        if not isinstance(results, Iterable):
+            raise not_iterable(results, operator) from error
         raise
 
 

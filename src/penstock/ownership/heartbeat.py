@@ -6,7 +6,8 @@ import platform
 
 import msgspec
 
-from penstock.errors import ConfigError
+from penstock import start_options
+from penstock.errors import RunningAlreadyError
 from penstock.ids import NO_CHECKPOINT, CheckpointId, RunId
 from penstock.ownership.claim import RunRecord, newest_run, process_start, read_run
 from penstock.ownership.records import read_record
@@ -47,25 +48,6 @@ def last_completed(storage: Storage, run: RunId) -> CheckpointId:
     return NO_CHECKPOINT if heartbeat is None else CheckpointId(heartbeat.completed)
 
 
-class RunningAlreadyError(ConfigError):
-    """The newest run of the job seems to be alive. `takeover` is what takes the job from it, in the words of the place that was asked."""
-
-    def __init__(self, uri: str, record: RunRecord, takeover: str = "takeover=True") -> None:
-        super().__init__(
-            f"the job in {uri} is running already: run {record.run}, pid {record.pid} on {record.host}; "
-            f"stop it first, or start with {takeover} to fence it off",
-            run=record.run,
-            pid=record.pid,
-            host=record.host,
-        )
-        self._uri = uri
-        self._record = record
-
-    def naming(self, takeover: str) -> RunningAlreadyError:
-        """The same for people who ask in another way."""
-        return RunningAlreadyError(self._uri, self._record, takeover)
-
-
 def refuse_if_running(storage: Storage, now: float) -> None:
     """Raise `RunningAlreadyError` when the newest run is alive. A courtesy, asked before anything is done and right before the claim."""
     newest = newest_run(storage)
@@ -73,7 +55,13 @@ def refuse_if_running(storage: Storage, now: float) -> None:
         return
     record = read_run(storage, newest)
     if seems_alive(record, last_beat(storage, newest), now):
-        raise RunningAlreadyError(storage.uri, record)
+        raise RunningAlreadyError(
+            f"the job in {storage.uri} is running already: run {record.run}, pid {record.pid} on {record.host}; "
+            f"stop it first, or start with {start_options.takeover()} to fence it off",
+            run=record.run,
+            pid=record.pid,
+            host=record.host,
+        )
 
 
 def seems_alive(record: RunRecord, heartbeat: Heartbeat | None, now: float) -> bool:

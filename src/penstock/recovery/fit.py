@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
+from penstock import start_options
 from penstock.checkpoint.completed import OperatorColumns, TableColumns
 from penstock.errors import IncompatibleStateError
 from penstock.ids import CheckpointId, SubtaskId
@@ -15,6 +16,7 @@ from penstock.recovery.rescale import redistribute
 from penstock.recovery.restore import RestorePoint
 from penstock.state.backends.base import StateLayout
 from penstock.state.handle import StateHandle
+from penstock.wording import named
 
 _log = logging.getLogger(__name__)
 
@@ -64,8 +66,8 @@ class Fit:
         orphans = sorted(set(stored) - set(self.layouts) - set(drop_state))
         if orphans:
             raise IncompatibleStateError(
-                f"checkpoint {self.point.id} holds state of the operators {', '.join(orphans)}, which the job no longer has; keep "
-                f"their uids, or allow the loss with drop_state={tuple(orphans)!r}"
+                f"checkpoint {self.point.id} holds state of the {named(orphans, 'operator')}, which the job no longer has; keep "
+                f"{'its uid' if len(orphans) == 1 else 'their uids'}, or allow the loss with {start_options.drop_state(*orphans)}"
             )
         handles: dict[SubtaskId, StateHandle] = {}
         for uid, layout in self.layouts.items():
@@ -91,16 +93,14 @@ def _tell_unknown(not_stored: set[str], operators: set[str], checkpoint: Checkpo
     unknown = sorted(not_stored - operators)
     if unknown:
         _log.warning(
-            "drop_state names %s, of which neither the job nor checkpoint %d knows anything: nothing is dropped for it. The job has the "
-            "operators %s",
-            *(", ".join(map(repr, unknown)), checkpoint, ", ".join(sorted(operators)) or "(none)"),
+            "%s names %s, of which neither the job nor checkpoint %d knows anything: nothing is dropped for it. The job has %s",
+            *(start_options.drop_state(), ", ".join(map(repr, unknown)), checkpoint),
+            f"the {named(sorted(operators), 'operator')}" if operators else "no operators",
         )
 
 
 def _check_layout(uid: str, stored: OperatorColumns, now: OperatorColumns) -> None:
-    what_to_do = (
-        f"change the job back, give the operator another uid, or allow the loss with drop_state=({uid!r},)"
-    )
+    what_to_do = f"change the job back, give the operator another uid, or allow the loss with {start_options.drop_state(uid)}"
     if (stored.key, stored.value) != (now.key, now.value):
         raise IncompatibleStateError(
             f"operator {uid!r}: its state has key {stored.key} and values {stored.value}, the job has {now.key} and {now.value}; "

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from penstock import start_options
 from penstock.checkpoint.completed import Completed
 from penstock.checkpoint.metadata import (
     CheckpointName,
@@ -138,7 +139,7 @@ def choose(
         raise CorruptStateError(
             f"the newest checkpoint cannot be restored: {wrong}. Nothing was changed. Checkpoint {history.newest} is whole, but what came "
             "after it may have been committed and would be written again, so the job does not go back to it by itself. Bring the "
-            f"files back from a copy, or start with restore={history.newest} to accept that",
+            f"files back from a copy, or start with {start_options.restore(history.newest)} to accept that",
             whole=history.newest,
         )
     _log.warning(
@@ -153,7 +154,7 @@ def _up_to(whole: list[Completed], wanted: CheckpointId) -> list[Completed]:
     numbers = [completed.checkpoint for completed in whole]
     if wanted not in numbers:
         raise ConfigError(
-            f"checkpoint {wanted} cannot be restored: there are {numbers or 'none'}; nothing was changed",
+            f"checkpoint {wanted} cannot be restored: there are {', '.join(map(str, numbers)) or 'none'}; nothing was changed",
             wanted=wanted,
         )
     return [completed for completed in whole if completed.id <= wanted]

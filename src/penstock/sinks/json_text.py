@@ -7,6 +7,7 @@ base64, maps are objects. JSON knows no NaN and no infinity: they become null.
 from __future__ import annotations
 
 import datetime as dt
+from typing import Any
 
 import msgspec
 import pyarrow as pa
@@ -29,7 +30,13 @@ def json_lines(batch: pa.RecordBatch) -> bytes:
         target = pa.schema([field.with_type(_encodable(field.type)) for field in batch.schema])
         if target != batch.schema:
             batch = batch.cast(target, safe=False)
-        return _ENCODER.encode_lines(batch.to_pylist(maps_as_pydicts=_maps(*batch.schema.types)))
+        columns = [_values(column) for column in batch.columns]
+        names = batch.schema.names
+        return _ENCODER.encode_lines(
+            [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
+            if columns
+            else [{}] * batch.num_rows
+        )
     except (ValueError, OverflowError, KeyError, TypeError) as error:
         raise BadRecordError(
             f"a row cannot be written as JSON: {error}; columns: {batch.schema.names}", cause=str(error)
@@ -40,8 +47,7 @@ def json_texts(column: pa.Array) -> pa.Array:
     """Encode each value that is not null as one text; a null stays null."""
     try:
         cast = column.cast(_encodable(column.type), safe=False)
-        values = cast.to_pylist(maps_as_pydicts=_maps(cast.type))
-        texts = [None if value is None else _ENCODER.encode(value).decode() for value in values]
+        texts = [None if value is None else _ENCODER.encode(value).decode() for value in _values(cast)]
     except (ValueError, OverflowError, KeyError, TypeError) as error:
         raise BadRecordError(
             f"a value of type {spark_type(column.type)} cannot be written as JSON: {error}", cause=str(error)
@@ -93,9 +99,25 @@ def unsupported_in_json(data_type: pa.DataType) -> pa.DataType | None:
     return None
 
 
-def _maps(*types: pa.DataType) -> str | None:
-    """How Arrow makes Python values of maps; where there is none nothing is said, which takes a quarter of the time."""
-    return "strict" if any(_has_map(one) for one in types) else None
+def _values(column: pa.Array) -> list[Any]:
+    """Python values in which every map is a dictionary. Arrow itself makes lists of pairs of them, before version 20 always."""
+    values: list[Any] = column.to_pylist()
+    if not _has_map(column.type):
+        return values
+    return [_with_dictionaries(value, column.type) for value in values]
+
+
+def _with_dictionaries(value: Any, kind: pa.DataType) -> Any:
+    if value is None or not _has_map(kind):
+        return value
+    if pa.types.is_struct(kind):
+        return {field.name: _with_dictionaries(value[field.name], field.type) for field in kind}
+    if not pa.types.is_map(kind):
+        return [_with_dictionaries(item, kind.value_type) for item in value]
+    made = {key: _with_dictionaries(item, kind.item_type) for key, item in value}
+    if len(made) != len(value):
+        raise KeyError("a key stands twice in a map")
+    return made
 
 
 def _has_map(data_type: pa.DataType) -> bool:

@@ -1,5 +1,8 @@
 """A line at the bottom of a terminal that is drawn over itself. What others print goes above it. Driver.
 
+It is there only while the program has the terminal: a program in the background must not draw over what somebody types. That is looked at
+again each time, since Ctrl-Z, `fg` and `bg` change it.
+
 Python's own streams are led through it while it is shown, also where loggers hold them. What Spark's JVM prints goes straight to the
 terminal: for its sake the cursor waits at the beginning of the line, so that such text overwrites the line and does not follow it.
 """
@@ -24,6 +27,14 @@ def is_terminal(stream: TextIO) -> bool:
     return stream.isatty() and os.environ.get("TERM", "").lower() not in _DUMB
 
 
+def has_terminal(stream: TextIO) -> bool:
+    """Whether the program is in the foreground of its terminal. One that does not control it cannot be in its background."""
+    try:
+        return os.tcgetpgrp(stream.fileno()) == os.getpgrp()
+    except (OSError, ValueError):
+        return True
+
+
 class LiveLine:
     """The line, on one terminal. From any thread."""
 
@@ -37,6 +48,11 @@ class LiveLine:
         """The terminal takes nothing any more: its window was closed, and the job goes on without."""
 
     @property
+    def is_live(self) -> bool:
+        """Whether it may be drawn now."""
+        return has_terminal(self._terminal)
+
+    @property
     def columns(self) -> int:
         """How much room there is: the last column stays free, or the cursor would go to the next line."""
         try:
@@ -48,16 +64,18 @@ class LiveLine:
     def draw(self, text: str) -> None:
         """Show this instead of what is shown."""
         with self._lock:
-            if text != self._shown and not self._in_a_line:
+            if not self.is_live:
+                self._shown = ""  # the terminal is somebody else's now, and so is the place of the line
+            elif text != self._shown and not self._in_a_line:
                 self._put(f"{text}\x1b[K\r")
                 self._shown = text
 
     def erase(self) -> None:
         """Leave the place empty for whatever comes next."""
         with self._lock:
-            if self._shown:
+            if self._shown and self.is_live:
                 self._put(ERASE)
-                self._shown = ""
+            self._shown = ""
 
     def _put(self, text: str) -> None:
         if self._gone:

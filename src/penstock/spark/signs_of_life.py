@@ -50,30 +50,29 @@ def signs_of_life() -> Iterator[SignsOfLife]:
     """Show them as long as this lasts; afterwards the terminal and `logging` are as they were."""
     terminal = sys.stderr if sys.stderr is not None and is_terminal(sys.stderr) else None
     if terminal is None:
-        with log_on(sys.stderr, all_checkpoints=True):
+        with log_on(sys.stderr):
             yield SignsOfLife(None)
         return
     line = LiveLine(terminal)
-    with line.shown(), log_on(sys.stderr, all_checkpoints=False):
+    with line.shown(), log_on(sys.stderr, line):
         yield SignsOfLife(line)
 
 
 @contextmanager
-def log_on(stream: TextIO | None, *, all_checkpoints: bool) -> Iterator[None]:
+def log_on(stream: TextIO | None, line: LiveLine | None = None) -> Iterator[None]:
     """Where nobody has set up a log: print the story of the job, and every warning, as long as this lasts.
 
-    Whoever has given `penstock` a level is shown all of that level.
+    While a live line is there, checkpoints are in it. Whoever has given `penstock` a level is shown all of that level.
     """
     logger = logging.getLogger("penstock")
     if stream is None or logger.hasHandlers():
         yield
         return
     handler = logging.StreamHandler(stream)
-    handler.setFormatter(_Lines(datefmt="%Y-%m-%d %H:%M:%S" if all_checkpoints else "%H:%M:%S"))
+    handler.setFormatter(_Lines(line))
     level = logger.level
     if level == logging.NOTSET:
-        names = {LIFE.name, CHECKPOINTS} if all_checkpoints else {LIFE.name}
-        handler.addFilter(lambda record: record.levelno >= logging.WARNING or record.name in names)
+        handler.addFilter(lambda record: _is_told(record, line))
         logger.setLevel(logging.INFO)
     logger.addHandler(handler)
     try:
@@ -84,9 +83,24 @@ def log_on(stream: TextIO | None, *, all_checkpoints: bool) -> Iterator[None]:
         handler.close()
 
 
+def _is_told(record: logging.LogRecord, line: LiveLine | None) -> bool:
+    if record.name == CHECKPOINTS and record.levelno < logging.WARNING:
+        return not _is_live(line)
+    return record.levelno >= logging.WARNING or record.name == LIFE.name
+
+
+def _is_live(line: LiveLine | None) -> bool:
+    return line is not None and line.is_live
+
+
 class _Lines(logging.Formatter):
-    """When, and what; the level only where it says something."""
+    """When, and what; the level only where it says something. Whoever watches a live line knows the date."""
+
+    def __init__(self, line: LiveLine | None) -> None:
+        super().__init__()
+        self._line = line
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging's name
         level = "" if record.levelno == logging.INFO else f"{record.levelname} "
-        return f"{self.formatTime(record, self.datefmt)} {level}{record.message}"
+        when = self.formatTime(record, "%H:%M:%S" if _is_live(self._line) else "%Y-%m-%d %H:%M:%S")
+        return f"{when} {level}{record.message}"

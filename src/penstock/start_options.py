@@ -1,0 +1,39 @@
+"""How an option of a start is named to whoever gave it: `restore=3` in a program, `--restore 3` on the command line. Driver."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+class _Asked:
+    """Where the start was asked for. One for the process: a restart says the same, in another thread."""
+
+    on_the_command_line = False
+
+
+@contextmanager
+def asked_on_the_command_line() -> Iterator[None]:
+    """Inside, options are named as one types them."""
+    before, _Asked.on_the_command_line = _Asked.on_the_command_line, True
+    try:
+        yield
+    finally:
+        _Asked.on_the_command_line = before
+
+
+def takeover() -> str:
+    """What fences off a run that seems to be alive."""
+    return "--takeover" if _Asked.on_the_command_line else "takeover=True"
+
+
+def restore(checkpoint: int) -> str:
+    """What goes on from this checkpoint."""
+    return f"--restore {checkpoint}" if _Asked.on_the_command_line else f"restore={checkpoint}"
+
+
+def drop_state(*uids: str) -> str:
+    """What allows that the state of these operators is lost; without any, the name of the option."""
+    if _Asked.on_the_command_line:
+        return " ".join(f"--drop-state {uid}" for uid in uids) or "--drop-state"
+    return f"drop_state={uids!r}" if uids else "drop_state"
