@@ -20,12 +20,12 @@ from penstock.operators.encoding import to_array
 from penstock.operators.python_values import python_values
 from penstock.state.backends.base import OneKey, OpenTable
 from penstock.state.keys import KeyBatch
-from penstock.state.order_numbers import order_numbers
+from penstock.state.order_numbers import order_number, order_numbers
 
 if TYPE_CHECKING:
     from penstock.operators.keyed_process import Context
 
-FEW_ROWS = 64
+FEW_ROWS = 128
 """A key with more rows is not read as a whole."""
 KEYS_AT_ONCE = 2048
 """So many keys are read together: what is read ahead is bounded, however many keys a piece has."""
@@ -118,7 +118,8 @@ class TableCell(Cell):
 
     def _get(self, sub: Any) -> tuple[bool, Any]:
         """Whether there is such a row in a key with many, and its value."""
-        found = self._one_key().get(self._rows([self.at], [sub]))
+        column = self._column([sub], self._sub, "has the key")
+        found = self._one_key().get(column, order_number(column))
         return (False, None) if found is None else (True, python_values(found.column(0))[0])
 
     # ── what is written ────────────────────────────────────────────────────────────────────────

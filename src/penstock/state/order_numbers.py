@@ -22,6 +22,7 @@ Hashes = npt.NDArray[np.uint64]
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MIX_1, _MIX_2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
+_64_BITS = (1 << 64) - 1
 _WORD_BYTES = 8
 _SHORT_BYTES = 64
 """Texts up to this length are hashed all at once, eight bytes of each in a round; longer ones one by one."""
@@ -37,6 +38,20 @@ def order_numbers(column: pa.Array) -> SortKeys:
     if pa.types.is_floating(kind):
         return _floats(column)
     return _hashes(column).view(np.int64)
+
+
+def order_number(column: pa.Array) -> int:
+    """That of the only value of a column; of a short text in a fraction of the time that many at once need for one."""
+    kind = column.type
+    if not (pa.types.is_string(kind) or pa.types.is_binary(kind)):
+        return int(order_numbers(column)[0])
+    text: bytes = column[0].as_buffer().to_pybytes()
+    if len(text) > _SHORT_BYTES:
+        return int(order_numbers(column)[0])
+    total = _mixed_one(len(text) + int(_GOLDEN))
+    for start in range(0, len(text), _WORD_BYTES):
+        total = _mixed_one(total ^ int.from_bytes(text[start : start + _WORD_BYTES], "little"))
+    return total - (1 << 64) if total >> 63 else total
 
 
 def check_orderable(kind: pa.DataType, what: str) -> None:
@@ -133,6 +148,14 @@ def _hash_words(data: memoryview, starts: SortKeys, lengths: SortKeys, total: Ha
 def _data(column: pa.Array) -> memoryview:
     buffer = column.buffers()[-1]
     return memoryview(b"") if buffer is None else memoryview(buffer)
+
+
+def _mixed_one(number: int) -> int:
+    """`_mixed`, for one number."""
+    mixed = (number + int(_GOLDEN)) & _64_BITS
+    mixed = ((mixed ^ (mixed >> 30)) * int(_MIX_1)) & _64_BITS
+    mixed = ((mixed ^ (mixed >> 27)) * int(_MIX_2)) & _64_BITS
+    return mixed ^ (mixed >> 31)
 
 
 def _mixed(numbers: Hashes) -> Hashes:

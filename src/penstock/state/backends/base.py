@@ -155,8 +155,8 @@ class OneKey(ABC):
     """The rows of one key in a table, read one by one or in their order. What this batch writes is not seen."""
 
     @abstractmethod
-    def get(self, row: KeyBatch) -> pa.RecordBatch | None:
-        """The values of one row, None where there is none."""
+    def get(self, sub: pa.Array, order: int) -> pa.RecordBatch | None:
+        """The values of one row, None where there is none. `sub` is what tells it apart from the others, `order` its second number."""
 
     @abstractmethod
     def scan(self) -> Iterator[pa.RecordBatch]:

@@ -91,6 +91,11 @@ class RocksdbTable(OpenTable):
         """See `OpenTable.one_key`."""
         return _OneKey(self, key)
 
+    def row_of(self, key: KeyBatch, sub: pa.Array, order: int) -> KeyBatch:
+        """One row of a key."""
+        columns = pa.RecordBatch.from_arrays([*key.columns.columns, sub], schema=self._layout.identity)
+        return KeyBatch(key.sort_keys, columns, np.array([order], dtype=np.int64))
+
     def rows_of_one(self, key: KeyBatch) -> Iterator[pa.RecordBatch]:
         """The rows of a key in their order, in parts."""
         for rows in _groups(self._rows_at(key, 0)):
@@ -166,9 +171,9 @@ class _OneKey(OneKey):
         self._table = table
         self._key = key
 
-    def get(self, row: KeyBatch) -> pa.RecordBatch | None:
+    def get(self, sub: pa.Array, order: int) -> pa.RecordBatch | None:
         """See `OneKey.get`."""
-        values, found = self._table.read(row)
+        values, found = self._table.read(self._table.row_of(self._key, sub, order))
         return values if found[0] else None
 
     def scan(self) -> Iterator[pa.RecordBatch]:

@@ -105,13 +105,13 @@ class OneSortedKey(OneKey):
             if len(batch) and batch.orders is not None
         ]
 
-    def get(self, row: KeyBatch) -> pa.RecordBatch | None:
-        """See `OneKey.get`. One by one: what finds many rows at once takes too long for a single one."""
-        order = 0 if row.orders is None else int(row.orders[0])
+    def get(self, sub: pa.Array, order: int) -> pa.RecordBatch | None:
+        """See `OneKey.get`. What finds many rows at once takes too long for a single one."""
+        wanted = [*self._key.columns.columns, sub]
         for batch, orders in self._searched:
             at = int(orders.searchsorted(order))
             while at < len(orders) and orders[at] == order:
-                if rows_equal([column.slice(at, 1) for column in batch.keys], row.columns.columns)[0]:
+                if rows_equal([column.slice(at, 1) for column in batch.keys], wanted)[0]:
                     return self._values(batch, at)
                 at += 1
         return None
