@@ -138,6 +138,16 @@ def test_a_lost_answer_is_no_failure(tmp_path: Path, times: int) -> None:
     assert visible(scene.external) == [(1, 0, 0)]
 
 
+def test_a_completed_checkpoint_is_told_with_its_job(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A program may run several jobs, and all of them tell in one log."""
+    scene = Scene(tmp_path)
+    with caplog.at_level(logging.INFO, "penstock"):
+        scene.batch(0)
+    assert "checkpoint 0 of job story completed in " in caplog.text
+
+
 def test_metadata_that_cannot_be_written(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """The checkpoint is given up with a warning, its row waits, and the next checkpoint commits both."""
     scene = Scene(tmp_path, metadata_fails(3, performed=False))

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any, cast
+
 import pytest
 
 from penstock.errors import ConfigError
-from penstock.graph import Order, parse_order
+from penstock.graph import Graph, Order, Source, parse_order
 
 
 @pytest.mark.parametrize(
@@ -32,3 +34,11 @@ def test_what_is_no_order_is_refused(given):
     """A direction that is not understood is never taken for the usual one."""
     with pytest.raises(ConfigError, match="asc or desc"):
         parse_order(given)
+
+
+def test_a_uid_is_used_once():
+    """The error says what has it, in words that are read."""
+    graph, frame = Graph(), cast("Any", None)
+    graph.sources.append(Source(graph.new_uid("source", "views"), frame, None))
+    with pytest.raises(ConfigError, match="used twice, by a source and an operator; state and transactions"):
+        graph.new_uid("operator", "views")

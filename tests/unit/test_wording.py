@@ -50,3 +50,15 @@ def test_a_duration_is_as_exact_as_a_person_wants_it(seconds: float, said: str) 
 def test_a_size_has_the_unit_that_keeps_it_short(size_bytes: int, said: str) -> None:
     """Sizes grow by units of 1,024 bytes."""
     assert wording.size(size_bytes) == said
+
+
+def test_names_have_their_noun_in_the_right_number() -> None:
+    """One operator is not called operators; a list is read as people write it."""
+    assert wording.named(["c"], "operator") == "operator c"
+    assert wording.named(["a", "b"], "operator") == "operators a, b"
+    assert wording.named(["a", "b"], "batch", "batches") == "batches a, b"
+
+
+def test_a_noun_has_its_article() -> None:
+    """An operator, a sink."""
+    assert [wording.with_article(noun) for noun in ("operator", "sink")] == ["an operator", "a sink"]
