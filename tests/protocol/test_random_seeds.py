@@ -13,8 +13,10 @@ from penstock.testing.simulation import Fate, Violation, random_workload
 from penstock.testing.simulation.workload import SinkKind
 
 SEED = os.environ.get("PENSTOCK_SEED")
-SEEDS = range(200) if SEED is None else [int(SEED)]
-"""As many as take a minute."""
+PINNED = (336,)
+"""A zombie comes up and takes the job, and then the driver that had it is cancelled with all that is kept."""
+SEEDS = [*range(200), *PINNED] if SEED is None else [int(SEED)]
+"""As many as take a minute, and some that once failed."""
 BAD_SEEDS = 20
 MANY = int(os.environ.get("PENSTOCK_CHAOS_SEEDS") or 10_000)
 TELL_EVERY = 500

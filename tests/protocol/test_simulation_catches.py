@@ -368,8 +368,10 @@ def wait_for_no_file_of_another_machine(patch: Patch) -> None:
 
 
 @mutation(17, troubled_runs=5, mischief=0.5)
-def take_an_operator_that_ran_twice(patch: Patch) -> None:
+def take_what_ran_twice(patch: Patch) -> None:
+    """Operators and sinks: a task of the simulation is both, so that either check stands in for the other."""
     patch.setattr(acknowledgements, "_check_once", lambda given, operators, plan: None)
+    patch.setattr(acknowledgements, "_check_written_once", lambda given, batch: None)
 
 
 @mutation()
@@ -440,6 +442,12 @@ def forget_without_recording_that_the_job_goes_back_to_nothing(patch: Patch) -> 
     patch.setattr(forget, "record_descent", lambda claim, restored_from, completed_by: None)
 
 
+@mutation(787)
+def forget_what_belongs_to_another_start(patch: Patch) -> None:
+    """A zombie has taken the job before the driver that had it is cancelled: as if that were a first claim."""
+    patch.setattr(forget, "claim", lambda storage, now, claimant: claim.claim(storage, now))
+
+
 BAD: dict[str, Any] = {
     "mode": Mode.EXACTLY_ONCE,
     "bad_records": 0.2,
@@ -503,12 +511,15 @@ def quiet() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("name", MUTATIONS)
-def test_a_broken_rule_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Some seed fails when this rule is broken."""
+def test_a_broken_rule_is_found(name: str) -> None:
+    """Some seed fails when this rule is broken, and for no other reason."""
     search = MUTATIONS[name]
-    search.apply(monkeypatch)
     seeds = range(search.first_seed, search.first_seed + MOST_SEEDS)
-    assert any(breaks(seed, search.jobs) for seed in seeds)
+    with pytest.MonkeyPatch.context() as patch:
+        search.apply(patch)
+        found = next((seed for seed in seeds if breaks(seed, search.jobs)), None)
+    assert found is not None, "no seed finds it"
+    assert not breaks(found, search.jobs), f"seed {found} fails also without it"
 
 
 def wake_before_every_metadata(seed: int) -> None:

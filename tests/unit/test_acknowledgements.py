@@ -9,7 +9,7 @@ import pytest
 
 from penstock.checkpoint.completed import PreCommitted
 from penstock.engine.acknowledgements import acknowledged
-from penstock.engine.assignment import Assignment, BadCount, RunPlace, SinkAnswer
+from penstock.engine.assignment import Assignment, BadCount, OperatorAnswer, RunPlace, SinkAnswer
 from penstock.errors import UnavailableError
 from penstock.ids import CheckpointId, RunId
 from penstock.snapshot.mailbox import Address
@@ -57,3 +57,10 @@ def test_a_sink_that_wrote_a_subtask_twice_ends_the_batch(plan: Assignment, rows
     again = [wrote("a", 0, 1, rows), wrote("a", 1, 2, rows), wrote("a", 0, 3, rows)]
     with pytest.raises(UnavailableError, match="wrote the rows of its subtask 0 again"):
         acknowledged(plan, (), again)
+
+
+def test_an_operator_that_ran_a_subtask_twice_ends_the_batch(plan: Assignment) -> None:
+    """What used the results of the first time may not fit to the state of the second."""
+    again = [OperatorAnswer("a", attempt, None, None) for attempt in range(3)]
+    with pytest.raises(UnavailableError, match="ran 1 of its 2 subtasks again"):
+        acknowledged(plan, ("a",), again)

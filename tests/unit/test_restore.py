@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 import pytest
@@ -35,10 +37,12 @@ from penstock.ownership.heartbeat import beat, refuse_if_running
 from penstock.recovery.forget import forget_everything
 from penstock.recovery.restore import JobRecord, RestorePoint, check_job_record, check_restorable, restore
 from penstock.storage import LocalStorage, Storage
+from penstock.storage.forwarding import ForwardingStorage, Operation
 from penstock.storage.names import temporary_name
 from penstock.testing.faulty_storage import Failure, FaultPlan, FaultyStorage, SimulatedCrash
 from penstock.testing.simulation.external import External
 
+T = TypeVar("T")
 UID = "out"
 NOW = 1_000.0
 
@@ -577,6 +581,45 @@ def test_a_cancelled_job_that_is_taken_over_deletes_nothing_of_its_successor(sce
     forget_everything(StandsStillBeforeDeleting(scene.storage.root, successor), NOW, claimant)
     assert scene.restore().id == 3
     assert scene.storage.names("state") == ["state/b"]
+
+
+class InBetween(ForwardingStorage):
+    """Something else happens right before the call of this number, from 1."""
+
+    def __init__(self, inner: Storage, call: int, happens: Callable[[], None]) -> None:
+        super().__init__(inner)
+        self._left = call
+        self._happens = happens
+
+    def _perform(self, operation: Operation, name: str, work: Callable[[], T]) -> T:
+        self._left -= 1
+        if not self._left:
+            self._happens()
+        return super()._perform(operation, name, work)
+
+
+@pytest.mark.parametrize("call", range(1, 16))
+def test_whenever_a_cancelled_job_is_taken_over_its_successor_keeps_what_it_relies_on(
+    scene: Scene, call: int
+) -> None:
+    """It goes on from the checkpoint or from nothing, as the cancelled run had decided by then; neither that nor its own is deleted."""
+    claimant = Claimant()
+    claim(scene.storage, NOW, claimant)
+    scene.checkpoint(3, "state/a")
+    files: list[str] = []
+
+    def successor() -> None:
+        point = scene.restore()
+        files[:] = [*(point.checkpoint.files if point.checkpoint else ()), "state/b"]
+        scene.storage.put("state/b", b"rows")
+        write_metadata(scene.storage, completed(5, *files, run=point.run))
+
+    with suppress(FencedError):
+        forget_everything(InBetween(scene.storage, call, successor), NOW, claimant)
+    if not files:  # the cancelled run was done before
+        successor()
+    assert scene.restore().id == 5
+    assert scene.storage.names("state") == files
 
 
 def test_a_fenced_run_forgets_nothing(scene: Scene) -> None:

@@ -10,12 +10,12 @@ from pathlib import Path
 from penstock.config import Mode
 from penstock.errors import CheckpointFailedError, FencedError, PenstockError, UnavailableError
 from penstock.ids import NO_CHECKPOINT, CheckpointId
-from penstock.ownership.claim import Claimant, newest_run, read_run
+from penstock.ownership.claim import Claimant
 from penstock.recovery.restore import RestorePoint
 from penstock.testing.faulty_storage import SimulatedCrash
 from penstock.testing.simulation.audit import Audit
 from penstock.testing.simulation.driver import EXPECTED_FAILURES
-from penstock.testing.simulation.intervention import far_back, forget
+from penstock.testing.simulation.intervention import belongs_to, far_back, forget
 from penstock.testing.simulation.lifeline import Fate, Lifeline, Process
 from penstock.testing.simulation.run import SimulatedRun
 from penstock.testing.simulation.site import Conditions, Site
@@ -102,7 +102,7 @@ class World:
         else:
             failure = _failure_of(run)
         self._judge(index, failure)
-        if restarting and isinstance(failure, FencedError) and self._belongs_to(restarting):
+        if restarting and isinstance(failure, FencedError) and belongs_to(self.site.storage, restarting):
             raise Violation(
                 f"run {index} is a restart of the driver that has the job, and is fenced: {failure}"
             )
@@ -120,8 +120,10 @@ class World:
                 return far_back(self.site)
             case Intervention.FORGET if last and last.has_claimed:
                 self._living = None
-                self._forgotten = forget(self.site, last, self._restarts)
-                self.log.append(f"everything is forgotten before run {index}")
+                all_of_it = forget(self.site, last, self._restarts)
+                self._forgotten = self._forgotten or all_of_it
+                what = "everything is forgotten" if all_of_it else "somebody tries to forget everything"
+                self.log.append(f"{what} before run {index}")
         return None
 
     def _restarting(self) -> Claimant | None:
@@ -129,10 +131,6 @@ class World:
         living, self._living = self._living, None
         lives_on = living and living.has_claimed and self._restarts.random() < self._workload.restarts
         return living if lives_on else None
-
-    def _belongs_to(self, claimant: Claimant) -> bool:
-        owner = newest_run(self.site.storage)
-        return bool(owner) and read_run(self.site.storage, owner).claimant == claimant.token
 
     def _judge(self, index: int, failure: BaseException | None) -> None:
         self.log.append(
@@ -204,7 +202,7 @@ class World:
 
     def _let_restart(self, claimant: Claimant) -> None:
         """A zombie whose run failed starts another one, and must learn that the job is not its own any more."""
-        if not claimant.has_claimed or self._belongs_to(claimant):
+        if not claimant.has_claimed or belongs_to(self.site.storage, claimant):
             return  # nobody has taken it yet: this driver dies now
         conditions = replace(self._conditions(MOST_RUNS), alone=False)
         try:
