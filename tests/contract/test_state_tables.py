@@ -327,6 +327,26 @@ def test_a_large_key_is_scanned_in_parts(job: Job, monkeypatch: pytest.MonkeyPat
     assert [n for part in parts for n in part.column("recent_position").to_pylist()] == list(range(20_000))
 
 
+def test_the_greatest_and_the_least_number(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row behind which no number comes is found, fires, and does not keep a merge in small pieces from ending."""
+    monkeypatch.setattr(merge, "PIECE_BYTES", 1)
+    extremes = (2**63 - 1, -(2**63))
+    for number in extremes:
+        job.batch(
+            {
+                "recent": {(key, number): "x" for key in KEYS[:2]},
+                "timers": {(key, number): 1 for key in KEYS[:2]},
+            }
+        )
+    job.merge(0, everything=True)
+    with job.open(0) as state:
+        assert len(job.fired(state, 2**63 - 1)) == len(extremes) * len(KEYS[:2])
+        assert {at for _, at in job.fired(state, 2**63 - 2)} == {-(2**63)}
+        one = state.table("recent").one_key(keys_of(KEYS[:1]))
+        found = [row for part in one.scan() for row in part.to_pylist()]
+        assert [row["recent_position"] for row in found] == sorted(extremes)
+
+
 def test_a_table_that_the_job_lacks_is_refused(job: Job) -> None:
     """State with a table that the job no longer has is refused by its name."""
     job.batch({"shops": {("key0", "a"): 1}})
