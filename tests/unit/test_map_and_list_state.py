@@ -233,6 +233,32 @@ def test_keys_are_one_however_they_are_written(tmp_path: Path) -> None:
     assert odd(cluster, "order") == ["0.0", "2.0", "nan"]
 
 
+class Counts(ps.KeyedProcess):
+    """Counts under a key that is not equal to itself."""
+
+    numbers = ps.MapState("double", "long")
+
+    def process(self, key: str, rows: ps.Rows, ctx: ps.Context) -> Iterator[tuple[str, str]]:
+        for row in rows:
+            if row.name == "clear":
+                self.numbers.clear()
+            self.numbers[math.nan] = self.numbers.get(float("nan"), 0) + 1
+        yield key, json.dumps(list(self.numbers.values()))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("few", [0, 64])
+def test_nan_is_found_again_in_a_later_batch(
+    tmp_path: Path, backend: str, few: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What comes back from the state is the same key as the one that was set, also where it is set anew after a clear."""
+    monkeypatch.setattr(table_cells, "FEW_ROWS", few)
+    cluster = OperatorCluster(tmp_path, OUTPUT, backend)
+    names = ["", "", "clear", ""]
+    seen = [cluster.batch(Counts(), table_of([("k", "", name, "", 0)]))[0]["seen"] for name in names]
+    assert seen == ["[1]", "[2]", "[1]", "[2]"]
+
+
 @pytest.mark.parametrize(
     ("name", "said"),
     [

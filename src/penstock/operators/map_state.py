@@ -84,7 +84,7 @@ class MapState(TableState):
 class MapCell(TableCell, MutableMapping[Any, Any]):
     """The map of the current key. Acts as a dictionary does."""
 
-    __slots__ = ("_changed", "_cleared", "_quick", "_value_nested")
+    __slots__ = ("_changed", "_cleared", "_floating", "_quick", "_value_nested")
 
     members = "a map has what a dictionary has: [...], get(), items(), pop(), clear() and so on"
 
@@ -93,6 +93,7 @@ class MapCell(TableCell, MutableMapping[Any, Any]):
         self._cleared: set[int] = set()
         super().__init__(name, sub, value)
         self._quick = _quick_type(sub.type)
+        self._floating = pa.types.is_floating(sub.type)
         self._value_nested = pa.types.is_nested(value.type)
 
     def _forget(self) -> None:
@@ -178,6 +179,10 @@ class MapCell(TableCell, MutableMapping[Any, Any]):
         self._ahead[self.at - self._first_ahead] = entries  # type: ignore[call-overload]  # made once for a key
         return entries
 
+    def _subs_and_values(self, rows: pa.RecordBatch) -> tuple[list[Any], list[Any]]:
+        keys, values = super()._subs_and_values(rows)
+        return (list(map(_one_nan, keys)) if self._floating else keys), values
+
     def _scanned(self) -> Iterator[tuple[Any, Any]]:
         few = self._stored_entries()
         return super()._scanned() if few is None else iter(list(few.items()))
@@ -206,9 +211,7 @@ class MapCell(TableCell, MutableMapping[Any, Any]):
                 state=self.name,
             ) from error
         (stored,) = python_values(column)
-        if isinstance(stored, float):
-            return math.nan if math.isnan(stored) else stored + 0.0
-        return stored
+        return _one_nan(stored + 0.0) if isinstance(stored, float) else stored  # -0.0 becomes 0.0
 
     # ── what is written ────────────────────────────────────────────────────────────────────────
 
@@ -250,6 +253,11 @@ class _Values(ValuesView[Any]):
 
 
 MapState.cell = MapCell
+
+
+def _one_nan(key: float) -> float:
+    """To a dictionary two NaN are two keys, unless they are the same object."""
+    return math.nan if math.isnan(key) else key
 
 
 def _quick_type(kind: pa.DataType) -> type | None:
