@@ -233,6 +233,40 @@ def test_keys_are_one_however_they_are_written(tmp_path: Path) -> None:
     assert odd(cluster, "order") == ["0.0", "2.0", "nan"]
 
 
+class Gives(ps.KeyedProcess):
+    """Gives away its state itself, where it should give what is in it."""
+
+    seen = ps.ListState("string")
+    by_name = ps.MapState("string", "long")
+    last = ps.ValueState("array<string>")
+    within = ps.ValueState("struct<all:array<string>>")
+    lists = ps.MapState("string", "array<string>")
+
+    def __init__(self, to: str) -> None:
+        self.to = to
+
+    def process(self, key: str, rows: ps.Rows, ctx: ps.Context) -> Iterator[tuple[str, Any, Any]]:
+        self.seen.append(key)
+        self.by_name[key] = 1
+        match self.to:
+            case "state":
+                self.last.value = self.seen
+            case "struct":
+                self.within.value = {"all": self.seen}
+            case "map":
+                self.lists["x"] = self.seen
+        yield key, self.seen if self.to == "array" else [], self.by_name if self.to == "entries" else {}
+
+
+@pytest.mark.parametrize("to", ["array", "entries", "state", "struct", "map"])
+def test_a_state_is_no_value(tmp_path: Path, to: str) -> None:
+    """Values are encoded when other keys have had their turn, so that a state among them would be that of another key."""
+    output = arrow_schema("k string, seen array<string>, by_name map<string,long>")
+    cluster = OperatorCluster(tmp_path, output, "filesystem")
+    with pytest.raises(BadRecordError, match=r"is a state, not a value; take a copy of it with (list|dict)"):
+        cluster.batch(Gives(to), table_of([(key, "", "", "", 0) for key in "abc"]))
+
+
 class Counts(ps.KeyedProcess):
     """Counts under a key that is not equal to itself."""
 
