@@ -233,6 +233,55 @@ def test_keys_are_one_however_they_are_written(tmp_path: Path) -> None:
     assert odd(cluster, "order") == ["0.0", "2.0", "nan"]
 
 
+def changed_meanwhile(entries: Any, elements: Any) -> list[Any]:
+    """Changes a map and a list while walking through them, where Python's own allow that; what it sees."""
+    seen: list[Any] = []
+    for name, value in entries.items():
+        seen.append([name, value])
+        entries["b"] += 100
+        entries["c"] += value
+    for element in elements:
+        seen.append(element)
+        if element < 3:
+            elements.append(element + 10)
+    for at, element in enumerate(elements):
+        seen.append(element)
+        if at + 1 < len(elements):
+            elements[at + 1] = element * 2
+    for element in elements:
+        seen.append(element)
+        elements.remove(element)
+    return [*seen, sorted(entries.items()), list(elements), elements == [2, 8], elements == [2]]
+
+
+class Walks(ps.KeyedProcess):
+    """Changes what it walks through, in batches after the first."""
+
+    entries = ps.MapState("string", "long")
+    elements = ps.ListState("long")
+
+    def process(self, key: str, rows: ps.Rows, ctx: ps.Context) -> Iterator[tuple[str, str]]:
+        if not self.entries:
+            self.entries.update(a=1, b=2, c=3)
+            self.elements.extend([1, 2, 3])
+            return
+        same = changed_meanwhile(dict(self.entries), list(self.elements))
+        yield key, json.dumps([changed_meanwhile(self.entries, self.elements), same])
+
+
+@pytest.mark.parametrize("few", [0, 64])
+def test_they_may_be_changed_while_walking_through(
+    tmp_path: Path, few: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is changed ahead of the place that was reached is seen, and a list equals a list."""
+    monkeypatch.setattr(table_cells, "FEW_ROWS", few)
+    cluster = OperatorCluster(tmp_path, OUTPUT, "filesystem")
+    step = table_of([("k", "", "", "", 0)])
+    cluster.batch(Walks(), step)
+    seen, same = json.loads(cluster.batch(Walks(), step)[0]["seen"])
+    assert seen == same
+
+
 class Gives(ps.KeyedProcess):
     """Gives away its state itself, where it should give what is in it."""
 

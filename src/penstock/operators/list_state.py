@@ -108,16 +108,26 @@ class ListCell(TableCell, MutableSequence[Any]):
             self.append(value)
 
     def __iter__(self) -> Iterator[Any]:
-        whole = self._whole.get(self.at)
-        if whole is not None:
-            for element in list(whole):
-                yield self._own_copy(element.value)
-            return
-        appended = self._appended.get(self.at, [])
-        for _, value in self._scanned():
-            yield self._own_copy(value)
-        for value in list(appended):
-            yield self._own_copy(value)
+        """As with a list, what is changed behind the place that was reached is seen when its turn comes."""
+        index, at = self.at, 0
+        if index not in self._whole:
+            for _, value in self._scanned():
+                yield self._own_copy(value)
+                at += 1
+                if index in self._whole:
+                    break
+        before = at
+        while index not in self._whole and at - before < len(self._appended.get(index, ())):
+            yield self._own_copy(self._appended[index][at - before])
+            at += 1
+        while at < len(self._whole.get(index, ())):
+            yield self._own_copy(self._whole[index][at].value)
+            at += 1
+
+    def __eq__(self, other: object) -> bool:
+        return list(self) == list(other) if isinstance(other, list | ListCell) else NotImplemented
+
+    __hash__ = None  # type: ignore[assignment]  # as a list has none
 
     def __len__(self) -> int:
         whole = self._whole.get(self.at)

@@ -28,6 +28,7 @@ class _Gone:
 
 _GONE = _Gone()
 _Entries = dict[Any, Any]
+_NOTHING: _Entries = {}
 
 
 class MapState(TableState):
@@ -188,14 +189,18 @@ class MapCell(TableCell, MutableMapping[Any, Any]):
         return super()._scanned() if few is None else iter(list(few.items()))
 
     def pairs(self) -> Iterator[tuple[Any, Any]]:
-        """All entries: those that are stored, as they are now, then the new ones."""
-        changes = dict(self._changed.get(self.at, {}))
-        if self.at not in self._cleared:
+        """All entries: those that are stored, then the new ones. Each as it is when its turn comes, as in a dictionary."""
+        index = self.at
+        new = dict.fromkeys(self._changed.get(index, ()))
+        if index not in self._cleared:
             for key, stored in self._scanned():
-                value = changes.pop(key, stored)
+                new.pop(key, None)
+                unchanged = _GONE if index in self._cleared else stored
+                value = self._changed.get(index, _NOTHING).get(key, unchanged)
                 if value is not _GONE:
                     yield key, self._own_copy(value)
-        for key, value in changes.items():
+        for key in new:
+            value = self._changed.get(index, _NOTHING).get(key, _GONE)
             if value is not _GONE:
                 yield key, self._own_copy(value)
 
