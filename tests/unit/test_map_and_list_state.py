@@ -282,6 +282,42 @@ def test_they_may_be_changed_while_walking_through(
     assert seen == same
 
 
+class Searches(ps.KeyedProcess):
+    """Looks through a long list in all ways that Python has."""
+
+    elements = ps.ListState("long")
+
+    def process(self, key: str, rows: ps.Rows, ctx: ps.Context) -> Iterator[tuple[str, str]]:
+        if not self.elements:
+            self.elements.extend(range(200))
+            return
+        seen: list[Any] = [self.elements.index(199), self.elements.index(7, 3, 9), 200 in self.elements]
+        seen += [list(reversed(self.elements)) == list(range(199, -1, -1)), self.elements.count(5)]
+        self.elements.reverse()
+        self.elements.remove(0)
+        yield key, json.dumps([*seen, self.elements[0], self.elements[198], len(self.elements)])
+
+
+def test_a_search_does_not_begin_anew_for_every_element(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A long list is walked through a few times, not once for each of its elements."""
+    cluster = OperatorCluster(tmp_path, OUTPUT, "filesystem")
+    step = table_of([("k", "", "", "", 0)])
+    cluster.batch(Searches(), step)
+    walks: list[int] = []
+    scanned = table_cells.TableCell._scanned
+
+    def counted(cell: table_cells.TableCell) -> Iterator[tuple[Any, Any]]:
+        walks.append(cell.at)
+        return scanned(cell)
+
+    monkeypatch.setattr(table_cells.TableCell, "_scanned", counted)
+    (row,) = cluster.batch(Searches(), step)
+    assert json.loads(row["seen"]) == [199, 7, False, True, 1, 199, 1, 199]
+    assert len(walks) <= 12
+
+
 class Gives(ps.KeyedProcess):
     """Gives away its state itself, where it should give what is in it."""
 

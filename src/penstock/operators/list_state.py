@@ -144,12 +144,12 @@ class ListCell(TableCell, MutableSequence[Any]):
     def __getitem__(self, at: slice) -> list[Any]: ...
     def __getitem__(self, at: int | slice) -> Any:
         if isinstance(at, slice):
-            return list(self)[at]
+            return self._copied()[at]
         if self._value_nested:  # whoever looks at it may change it where it is
             element = self._elements()[at]
             element.changed = True
             return element.value
-        if at >= 0:
+        if at >= 0 and self.at not in self._whole:
             found = list(islice(iter(self), at, at + 1))
             if not found:
                 raise IndexError(f"list index {at} out of range")
@@ -167,6 +167,13 @@ class ListCell(TableCell, MutableSequence[Any]):
     def __delitem__(self, at: Any) -> None:
         del self._elements()[at]
 
+    def index(self, value: Any, *bounds: int) -> int:
+        """The first place of a value. Walks once: what Python makes of single places would begin anew for each of them."""
+        return self._copied().index(value, *bounds)
+
+    def __reversed__(self) -> Iterator[Any]:
+        return iter(self._copied()[::-1])
+
     def insert(self, at: int, value: Any) -> None:
         """Put a value before another; what comes behind it is written again."""
         self._elements().insert(at, _Element(value))
@@ -177,6 +184,10 @@ class ListCell(TableCell, MutableSequence[Any]):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.name!r})"
+
+    def _copied(self) -> list[Any]:
+        """What is in it now. By way of an iterator: a list would first ask for the length, which walks through all of it."""
+        return list(iter(self))
 
     def _elements(self) -> list[_Element]:
         """The list as a whole, from now on the truth for this key."""
