@@ -318,6 +318,44 @@ def test_a_search_does_not_begin_anew_for_every_element(
     assert len(walks) <= 12
 
 
+class Holds(ps.KeyedProcess):
+    """Uses one list for all keys, as who wants to spare memory does."""
+
+    carts = ps.ListState("array<string>")
+    changed = ps.ListState("array<string>")
+    by_name = ps.MapState("string", "array<string>")
+    last = ps.ValueState("array<string>")
+
+    def __init__(self) -> None:
+        self.held: list[str] = []
+
+    def process(self, key: str, rows: ps.Rows, ctx: ps.Context) -> Iterator[tuple[str, str]]:
+        if rows[0].name == "read":
+            yield (
+                key,
+                json.dumps([*self.carts, *self.changed, *self.by_name.values(), self.last.value]),
+            )
+            return
+        self.held.clear()
+        if key == "b":
+            raise ValueError("asked to")
+        self.held.append(key)
+        self.carts.append(self.held)
+        self.changed.insert(0, self.held)
+        self.by_name["x"] = self.last.value = self.held
+        self.by_name["gone"] = self.held
+        del self.by_name["gone"]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_nothing_is_shared_between_keys(tmp_path: Path, backend: str) -> None:
+    """What a call has stored stays what it was, whatever calls for other keys do with the same object."""
+    cluster = OperatorCluster(tmp_path, OUTPUT, backend, tolerant=True)
+    cluster.batch(Holds(), table_of([(key, "", "", "", 0) for key in "abcd"]))
+    seen = cluster.batch(Holds(), table_of([(key, "", "read", "", 0) for key in "acd"]))
+    assert {row["k"]: json.loads(row["seen"]) for row in seen} == {key: [[key]] * 4 for key in "acd"}
+
+
 class Gives(ps.KeyedProcess):
     """Gives away its state itself, where it should give what is in it."""
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 import pyarrow as pa
 
+from penstock.operators.cells import kept
 from penstock.operators.states import TableState
 from penstock.operators.table_cells import Change, TableCell
 from penstock.state.backends.base import TableLayout
@@ -86,7 +87,7 @@ class ListCell(TableCell, MutableSequence[Any]):
         self._appended: dict[int, list[Any]] = {}
         self._whole: dict[int, list[_Element]] = {}
         super().__init__(name, sub, value)
-        self._value_nested = pa.types.is_nested(value.type)
+        self._value_nested = self.ends = pa.types.is_nested(value.type)
 
     def _forget(self) -> None:
         super()._forget()
@@ -199,6 +200,14 @@ class ListCell(TableCell, MutableSequence[Any]):
         return whole
 
     # ── what is written ────────────────────────────────────────────────────────────────────────
+
+    def end_call(self) -> None:
+        """See `Cell.end_call`."""
+        if self.at in self._appended:
+            self._appended[self.at] = [kept(value) for value in self._appended[self.at]]
+        for element in self._whole.get(self.at, ()):
+            if element.changed or element.position is None:
+                element.value = kept(element.value)
 
     def undo(self, index: int) -> None:
         """See `Cell.undo`."""

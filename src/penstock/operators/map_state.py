@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, overload
 import pyarrow as pa
 
 from penstock.errors import BadRecordError, ConfigError
+from penstock.operators.cells import kept
 from penstock.operators.encoding import CANNOT_ENCODE, encoded
 from penstock.operators.python_values import python_values
 from penstock.operators.states import TableState
@@ -95,7 +96,7 @@ class MapCell(TableCell, MutableMapping[Any, Any]):
         super().__init__(name, sub, value)
         self._quick = _quick_type(sub.type)
         self._floating = pa.types.is_floating(sub.type)
-        self._value_nested = pa.types.is_nested(value.type)
+        self._value_nested = self.ends = pa.types.is_nested(value.type)
 
     def _forget(self) -> None:
         super()._forget()
@@ -219,6 +220,12 @@ class MapCell(TableCell, MutableMapping[Any, Any]):
         return _one_nan(stored + 0.0) if isinstance(stored, float) else stored  # -0.0 becomes 0.0
 
     # ── what is written ────────────────────────────────────────────────────────────────────────
+
+    def end_call(self) -> None:
+        """See `Cell.end_call`."""
+        changes = self._changed.get(self.at, _NOTHING)
+        for key, value in changes.items():
+            changes[key] = value if value is _GONE else kept(value)
 
     def undo(self, index: int) -> None:
         """See `Cell.undo`."""
