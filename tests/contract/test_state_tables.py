@@ -16,7 +16,7 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.errors import IncompatibleStateError, InternalError
+from penstock.errors import ConfigError, IncompatibleStateError, InternalError
 from penstock.ids import CheckpointId, SubtaskId
 from penstock.recovery.rescale import redistribute
 from penstock.state.backends import FilesystemBackend, MemoryBackend, RocksdbBackend, merge
@@ -325,6 +325,51 @@ def test_a_large_key_is_scanned_in_parts(job: Job, monkeypatch: pytest.MonkeyPat
     assert sum(part.num_rows for part in parts) == 20_000
     assert len(parts) > 2
     assert [n for part in parts for n in part.column("recent_position").to_pylist()] == list(range(20_000))
+
+
+def test_the_greatest_and_the_least_number(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row behind which no number comes is found, fires, and does not keep a merge in small pieces from ending."""
+    monkeypatch.setattr(merge, "PIECE_BYTES", 1)
+    extremes = (2**63 - 1, -(2**63))
+    for number in extremes:
+        job.batch(
+            {
+                "recent": {(key, number): "x" for key in KEYS[:2]},
+                "timers": {(key, number): 1 for key in KEYS[:2]},
+            }
+        )
+    job.merge(0, everything=True)
+    with job.open(0) as state:
+        assert len(job.fired(state, 2**63 - 1)) == len(extremes) * len(KEYS[:2])
+        assert {at for _, at in job.fired(state, 2**63 - 2)} == {-(2**63)}
+        one = state.table("recent").one_key(keys_of(KEYS[:1]))
+        found = [row for part in one.scan() for row in part.to_pylist()]
+        assert [row["recent_position"] for row in found] == sorted(extremes)
+
+
+@pytest.mark.parametrize("tables", [127, 128])
+def test_the_last_of_very_many_tables(tmp_path: Path, tables: int) -> None:
+    """What the last one holds is there in the next batch; more tables than a database can tell apart are refused."""
+    last = f"t{tables - 1}"
+    layout = StateLayout(
+        KEY,
+        arrow_schema("n long"),
+        tuple(
+            TableLayout(f"t{n}", arrow_schema("card string, t_key string"), arrow_schema("v long"))
+            for n in range(tables)
+        ),
+    )
+    job, table = Job(RocksdbBackend(), tmp_path, version=1), layout.by_name[last]
+    if tables > 127:
+        with pytest.raises(ConfigError, match="has 128 states with many rows a key"):
+            job.backend.open(job.workplace(0), layout, None)
+        return
+    with closing(job.backend.open(job.workplace(0), layout, None)) as state:
+        job.write(state, table, {("key0", "x"): 7, ("key0", "y"): None})
+        handle = state.freeze()
+    job.version += 1
+    with closing(job.backend.open(job.workplace(0), layout, handle)) as state:
+        assert [row["v"] for part in state.table(last).scan() for row in part.to_pylist()] == [7]
 
 
 def test_a_table_that_the_job_lacks_is_refused(job: Job) -> None:

@@ -233,6 +233,189 @@ def test_keys_are_one_however_they_are_written(tmp_path: Path) -> None:
     assert odd(cluster, "order") == ["0.0", "2.0", "nan"]
 
 
+def changed_meanwhile(entries: Any, elements: Any) -> list[Any]:
+    """Changes a map and a list while walking through them, where Python's own allow that; what it sees."""
+    seen: list[Any] = []
+    for name, value in entries.items():
+        seen.append([name, value])
+        entries["b"] += 100
+        entries["c"] += value
+    for element in elements:
+        seen.append(element)
+        if element < 3:
+            elements.append(element + 10)
+    for at, element in enumerate(elements):
+        seen.append(element)
+        if at + 1 < len(elements):
+            elements[at + 1] = element * 2
+    for element in elements:
+        seen.append(element)
+        elements.remove(element)
+    return [*seen, sorted(entries.items()), list(elements), elements == [2, 8], elements == [2]]
+
+
+class Walks(ps.KeyedProcess):
+    """Changes what it walks through, in batches after the first."""
+
+    entries = ps.MapState("string", "long")
+    elements = ps.ListState("long")
+
+    def process(self, key: str, rows: ps.Rows, ctx: ps.Context) -> Iterator[tuple[str, str]]:
+        if not self.entries:
+            self.entries.update(a=1, b=2, c=3)
+            self.elements.extend([1, 2, 3])
+            return
+        same = changed_meanwhile(dict(self.entries), list(self.elements))
+        yield key, json.dumps([changed_meanwhile(self.entries, self.elements), same])
+
+
+@pytest.mark.parametrize("few", [0, 64])
+def test_they_may_be_changed_while_walking_through(
+    tmp_path: Path, few: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is changed ahead of the place that was reached is seen, and a list equals a list."""
+    monkeypatch.setattr(table_cells, "FEW_ROWS", few)
+    cluster = OperatorCluster(tmp_path, OUTPUT, "filesystem")
+    step = table_of([("k", "", "", "", 0)])
+    cluster.batch(Walks(), step)
+    seen, same = json.loads(cluster.batch(Walks(), step)[0]["seen"])
+    assert seen == same
+
+
+class Searches(ps.KeyedProcess):
+    """Looks through a long list in all ways that Python has."""
+
+    elements = ps.ListState("long")
+
+    def process(self, key: str, rows: ps.Rows, ctx: ps.Context) -> Iterator[tuple[str, str]]:
+        if not self.elements:
+            self.elements.extend(range(200))
+            return
+        seen: list[Any] = [self.elements.index(199), self.elements.index(7, 3, 9), 200 in self.elements]
+        seen += [list(reversed(self.elements)) == list(range(199, -1, -1)), self.elements.count(5)]
+        self.elements.reverse()
+        self.elements.remove(0)
+        yield key, json.dumps([*seen, self.elements[0], self.elements[198], len(self.elements)])
+
+
+def test_a_search_does_not_begin_anew_for_every_element(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A long list is walked through a few times, not once for each of its elements."""
+    cluster = OperatorCluster(tmp_path, OUTPUT, "filesystem")
+    step = table_of([("k", "", "", "", 0)])
+    cluster.batch(Searches(), step)
+    walks: list[int] = []
+    scanned = table_cells.TableCell._scanned
+
+    def counted(cell: table_cells.TableCell) -> Iterator[tuple[Any, Any]]:
+        walks.append(cell.at)
+        return scanned(cell)
+
+    monkeypatch.setattr(table_cells.TableCell, "_scanned", counted)
+    (row,) = cluster.batch(Searches(), step)
+    assert json.loads(row["seen"]) == [199, 7, False, True, 1, 199, 1, 199]
+    assert len(walks) <= 12
+
+
+class Holds(ps.KeyedProcess):
+    """Uses one list for all keys, as who wants to spare memory does."""
+
+    carts = ps.ListState("array<string>")
+    changed = ps.ListState("array<string>")
+    by_name = ps.MapState("string", "array<string>")
+    last = ps.ValueState("array<string>")
+
+    def __init__(self) -> None:
+        self.held: list[str] = []
+
+    def process(self, key: str, rows: ps.Rows, ctx: ps.Context) -> Iterator[tuple[str, str]]:
+        if rows[0].name == "read":
+            yield (
+                key,
+                json.dumps([*self.carts, *self.changed, *self.by_name.values(), self.last.value]),
+            )
+            return
+        self.held.clear()
+        if key == "b":
+            raise ValueError("asked to")
+        self.held.append(key)
+        self.carts.append(self.held)
+        self.changed.insert(0, self.held)
+        self.by_name["x"] = self.last.value = self.held
+        self.by_name["gone"] = self.held
+        del self.by_name["gone"]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_nothing_is_shared_between_keys(tmp_path: Path, backend: str) -> None:
+    """What a call has stored stays what it was, whatever calls for other keys do with the same object."""
+    cluster = OperatorCluster(tmp_path, OUTPUT, backend, tolerant=True)
+    cluster.batch(Holds(), table_of([(key, "", "", "", 0) for key in "abcd"]))
+    seen = cluster.batch(Holds(), table_of([(key, "", "read", "", 0) for key in "acd"]))
+    assert {row["k"]: json.loads(row["seen"]) for row in seen} == {key: [[key]] * 4 for key in "acd"}
+
+
+class Gives(ps.KeyedProcess):
+    """Gives away its state itself, where it should give what is in it."""
+
+    seen = ps.ListState("string")
+    by_name = ps.MapState("string", "long")
+    last = ps.ValueState("array<string>")
+    within = ps.ValueState("struct<all:array<string>>")
+    lists = ps.MapState("string", "array<string>")
+
+    def __init__(self, to: str) -> None:
+        self.to = to
+
+    def process(self, key: str, rows: ps.Rows, ctx: ps.Context) -> Iterator[tuple[str, Any, Any]]:
+        self.seen.append(key)
+        self.by_name[key] = 1
+        match self.to:
+            case "state":
+                self.last.value = self.seen
+            case "struct":
+                self.within.value = {"all": self.seen}
+            case "map":
+                self.lists["x"] = self.seen
+        yield key, self.seen if self.to == "array" else [], self.by_name if self.to == "entries" else {}
+
+
+@pytest.mark.parametrize("to", ["array", "entries", "state", "struct", "map"])
+def test_a_state_is_no_value(tmp_path: Path, to: str) -> None:
+    """Values are encoded when other keys have had their turn, so that a state among them would be that of another key."""
+    output = arrow_schema("k string, seen array<string>, by_name map<string,long>")
+    cluster = OperatorCluster(tmp_path, output, "filesystem")
+    with pytest.raises(BadRecordError, match=r"is a state, not a value; take a copy of it with (list|dict)"):
+        cluster.batch(Gives(to), table_of([(key, "", "", "", 0) for key in "abc"]))
+
+
+class Counts(ps.KeyedProcess):
+    """Counts under a key that is not equal to itself."""
+
+    numbers = ps.MapState("double", "long")
+
+    def process(self, key: str, rows: ps.Rows, ctx: ps.Context) -> Iterator[tuple[str, str]]:
+        for row in rows:
+            if row.name == "clear":
+                self.numbers.clear()
+            self.numbers[math.nan] = self.numbers.get(float("nan"), 0) + 1
+        yield key, json.dumps(list(self.numbers.values()))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("few", [0, 64])
+def test_nan_is_found_again_in_a_later_batch(
+    tmp_path: Path, backend: str, few: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What comes back from the state is the same key as the one that was set, also where it is set anew after a clear."""
+    monkeypatch.setattr(table_cells, "FEW_ROWS", few)
+    cluster = OperatorCluster(tmp_path, OUTPUT, backend)
+    names = ["", "", "clear", ""]
+    seen = [cluster.batch(Counts(), table_of([("k", "", name, "", 0)]))[0]["seen"] for name in names]
+    assert seen == ["[1]", "[2]", "[1]", "[2]"]
+
+
 @pytest.mark.parametrize(
     ("name", "said"),
     [

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import date, datetime, timedelta
 from decimal import Decimal
 from types import NoneType
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import pyarrow as pa
 
@@ -32,6 +32,17 @@ def detached(value: Any) -> Any:
     if kind is list:
         return [one if type(one) in UNCHANGING else detached(one) for one in value]
     return copy.deepcopy(value)
+
+
+def kept(value: Any) -> Any:
+    """The same of what a call leaves in state: user code may go on changing it when the turn is another key's.
+
+    What cannot be copied does not fit any type either, and is refused with its name when it is encoded.
+    """
+    try:
+        return detached(value)
+    except Exception:  # noqa: BLE001 - whatever the objects of user code raise
+        return value
 
 
 def shown(value: object) -> str:
@@ -65,6 +76,10 @@ class Cell(ABC):
         self.at = 0
         self.ends = False
         """Whether `end_call` has to be called."""
+
+    def __deepcopy__(self, memo: object) -> Self:
+        """There is one of it. Whoever puts it among values is told so when they are encoded."""
+        return self
 
     @abstractmethod
     def undo(self, index: int) -> None:
@@ -132,6 +147,15 @@ class ContainerCell(ValueCell):
     """A value that can be changed in place (array, map, struct): whoever looks at it may change it, so it counts as changed."""
 
     __slots__ = ()
+
+    def __init__(self, default: Any) -> None:
+        super().__init__(default)
+        self.ends = True
+
+    def end_call(self) -> None:
+        """See `Cell.end_call`."""
+        if self.dirty[self.at]:
+            self.values[self.at] = kept(self.values[self.at])
 
     @property
     def value(self) -> Any:

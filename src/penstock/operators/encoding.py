@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.errors import BadRecordError
+from penstock.operators.cells import Cell
 from penstock.operators.python_values import has_map
 from penstock.state.sizes import cut
 from penstock.state.types import spark_type
@@ -221,6 +222,7 @@ _FLAT: tuple[tuple[Callable[[pa.DataType], bool], frozenset[type], Callable[[Any
 def _check_nested(values: Sequence[Any], kind: pa.DataType) -> None:
     types = set(map(type, values))
     if not types <= _CONTAINERS:
+        _check_no_state(values)
         values = [v.as_py() if isinstance(v, pa.Scalar) else v for v in values if v is not None]
         types = set(map(type, values))
     if pa.types.is_struct(kind):
@@ -231,6 +233,14 @@ def _check_nested(values: Sequence[Any], kind: pa.DataType) -> None:
     else:
         _check_lists(values, types)
         _check_items(values, kind.value_type)
+
+
+def _check_no_state(values: Sequence[Any]) -> None:
+    """Values are encoded for many keys at a time: by then a state is that of another key."""
+    for value in values:
+        if isinstance(value, Cell):
+            copied = "dict(...)" if isinstance(value, Mapping) else "list(...)"
+            raise _ChangedValueError(f"{value!r} is a state, not a value; take a copy of it with {copied}")
 
 
 def _check_maps(values: Sequence[Any], kind: pa.MapType, *, only_dicts: bool) -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 import pyarrow as pa
 
+from penstock.operators.cells import kept
 from penstock.operators.states import TableState
 from penstock.operators.table_cells import Change, TableCell
 from penstock.state.backends.base import TableLayout
@@ -86,7 +87,7 @@ class ListCell(TableCell, MutableSequence[Any]):
         self._appended: dict[int, list[Any]] = {}
         self._whole: dict[int, list[_Element]] = {}
         super().__init__(name, sub, value)
-        self._value_nested = pa.types.is_nested(value.type)
+        self._value_nested = self.ends = pa.types.is_nested(value.type)
 
     def _forget(self) -> None:
         super()._forget()
@@ -108,16 +109,26 @@ class ListCell(TableCell, MutableSequence[Any]):
             self.append(value)
 
     def __iter__(self) -> Iterator[Any]:
-        whole = self._whole.get(self.at)
-        if whole is not None:
-            for element in list(whole):
-                yield self._own_copy(element.value)
-            return
-        appended = self._appended.get(self.at, [])
-        for _, value in self._scanned():
-            yield self._own_copy(value)
-        for value in list(appended):
-            yield self._own_copy(value)
+        """As with a list, what is changed behind the place that was reached is seen when its turn comes."""
+        index, at = self.at, 0
+        if index not in self._whole:
+            for _, value in self._scanned():
+                yield self._own_copy(value)
+                at += 1
+                if index in self._whole:
+                    break
+        before = at
+        while index not in self._whole and at - before < len(self._appended.get(index, ())):
+            yield self._own_copy(self._appended[index][at - before])
+            at += 1
+        while at < len(self._whole.get(index, ())):
+            yield self._own_copy(self._whole[index][at].value)
+            at += 1
+
+    def __eq__(self, other: object) -> bool:
+        return list(self) == list(other) if isinstance(other, list | ListCell) else NotImplemented
+
+    __hash__ = None  # type: ignore[assignment]  # as a list has none
 
     def __len__(self) -> int:
         whole = self._whole.get(self.at)
@@ -134,12 +145,12 @@ class ListCell(TableCell, MutableSequence[Any]):
     def __getitem__(self, at: slice) -> list[Any]: ...
     def __getitem__(self, at: int | slice) -> Any:
         if isinstance(at, slice):
-            return list(self)[at]
+            return self._copied()[at]
         if self._value_nested:  # whoever looks at it may change it where it is
             element = self._elements()[at]
             element.changed = True
             return element.value
-        if at >= 0:
+        if at >= 0 and self.at not in self._whole:
             found = list(islice(iter(self), at, at + 1))
             if not found:
                 raise IndexError(f"list index {at} out of range")
@@ -157,6 +168,13 @@ class ListCell(TableCell, MutableSequence[Any]):
     def __delitem__(self, at: Any) -> None:
         del self._elements()[at]
 
+    def index(self, value: Any, *bounds: int) -> int:
+        """The first place of a value. Walks once: what Python makes of single places would begin anew for each of them."""
+        return self._copied().index(value, *bounds)
+
+    def __reversed__(self) -> Iterator[Any]:
+        return iter(self._copied()[::-1])
+
     def insert(self, at: int, value: Any) -> None:
         """Put a value before another; what comes behind it is written again."""
         self._elements().insert(at, _Element(value))
@@ -168,6 +186,10 @@ class ListCell(TableCell, MutableSequence[Any]):
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.name!r})"
 
+    def _copied(self) -> list[Any]:
+        """What is in it now. By way of an iterator: a list would first ask for the length, which walks through all of it."""
+        return list(iter(self))
+
     def _elements(self) -> list[_Element]:
         """The list as a whole, from now on the truth for this key."""
         whole = self._whole.get(self.at)
@@ -178,6 +200,14 @@ class ListCell(TableCell, MutableSequence[Any]):
         return whole
 
     # ── what is written ────────────────────────────────────────────────────────────────────────
+
+    def end_call(self) -> None:
+        """See `Cell.end_call`."""
+        if self.at in self._appended:
+            self._appended[self.at] = [kept(value) for value in self._appended[self.at]]
+        for element in self._whole.get(self.at, ()):
+            if element.changed or element.position is None:
+                element.value = kept(element.value)
 
     def undo(self, index: int) -> None:
         """See `Cell.undo`."""

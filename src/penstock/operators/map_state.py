@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, overload
 import pyarrow as pa
 
 from penstock.errors import BadRecordError, ConfigError
+from penstock.operators.cells import kept
 from penstock.operators.encoding import CANNOT_ENCODE, encoded
 from penstock.operators.python_values import python_values
 from penstock.operators.states import TableState
@@ -28,6 +29,7 @@ class _Gone:
 
 _GONE = _Gone()
 _Entries = dict[Any, Any]
+_NOTHING: _Entries = {}
 
 
 class MapState(TableState):
@@ -84,7 +86,7 @@ class MapState(TableState):
 class MapCell(TableCell, MutableMapping[Any, Any]):
     """The map of the current key. Acts as a dictionary does."""
 
-    __slots__ = ("_changed", "_cleared", "_quick", "_value_nested")
+    __slots__ = ("_changed", "_cleared", "_floating", "_quick", "_value_nested")
 
     members = "a map has what a dictionary has: [...], get(), items(), pop(), clear() and so on"
 
@@ -93,7 +95,8 @@ class MapCell(TableCell, MutableMapping[Any, Any]):
         self._cleared: set[int] = set()
         super().__init__(name, sub, value)
         self._quick = _quick_type(sub.type)
-        self._value_nested = pa.types.is_nested(value.type)
+        self._floating = pa.types.is_floating(sub.type)
+        self._value_nested = self.ends = pa.types.is_nested(value.type)
 
     def _forget(self) -> None:
         super()._forget()
@@ -178,19 +181,27 @@ class MapCell(TableCell, MutableMapping[Any, Any]):
         self._ahead[self.at - self._first_ahead] = entries  # type: ignore[call-overload]  # made once for a key
         return entries
 
+    def _subs_and_values(self, rows: pa.RecordBatch) -> tuple[list[Any], list[Any]]:
+        keys, values = super()._subs_and_values(rows)
+        return (list(map(_one_nan, keys)) if self._floating else keys), values
+
     def _scanned(self) -> Iterator[tuple[Any, Any]]:
         few = self._stored_entries()
         return super()._scanned() if few is None else iter(list(few.items()))
 
     def pairs(self) -> Iterator[tuple[Any, Any]]:
-        """All entries: those that are stored, as they are now, then the new ones."""
-        changes = dict(self._changed.get(self.at, {}))
-        if self.at not in self._cleared:
+        """All entries: those that are stored, then the new ones. Each as it is when its turn comes, as in a dictionary."""
+        index = self.at
+        new = dict.fromkeys(self._changed.get(index, ()))
+        if index not in self._cleared:
             for key, stored in self._scanned():
-                value = changes.pop(key, stored)
+                new.pop(key, None)
+                unchanged = _GONE if index in self._cleared else stored
+                value = self._changed.get(index, _NOTHING).get(key, unchanged)
                 if value is not _GONE:
                     yield key, self._own_copy(value)
-        for key, value in changes.items():
+        for key in new:
+            value = self._changed.get(index, _NOTHING).get(key, _GONE)
             if value is not _GONE:
                 yield key, self._own_copy(value)
 
@@ -206,11 +217,15 @@ class MapCell(TableCell, MutableMapping[Any, Any]):
                 state=self.name,
             ) from error
         (stored,) = python_values(column)
-        if isinstance(stored, float):
-            return math.nan if math.isnan(stored) else stored + 0.0
-        return stored
+        return _one_nan(stored + 0.0) if isinstance(stored, float) else stored  # -0.0 becomes 0.0
 
     # ── what is written ────────────────────────────────────────────────────────────────────────
+
+    def end_call(self) -> None:
+        """See `Cell.end_call`."""
+        changes = self._changed.get(self.at, _NOTHING)
+        for key, value in changes.items():
+            changes[key] = value if value is _GONE else kept(value)
 
     def undo(self, index: int) -> None:
         """See `Cell.undo`."""
@@ -250,6 +265,11 @@ class _Values(ValuesView[Any]):
 
 
 MapState.cell = MapCell
+
+
+def _one_nan(key: float) -> float:
+    """To a dictionary two NaN are two keys, unless they are the same object."""
+    return math.nan if math.isnan(key) else key
 
 
 def _quick_type(kind: pa.DataType) -> type | None:

@@ -85,7 +85,8 @@ def _pivot(piece: Sequence[SortedBatch]) -> Address | None:
     middle = longest.address(len(longest) // 2)
     if middle > low:
         return middle
-    return (low[0] + 1, low[1]) if longest.minor is None else (low[0], low[1] + 1)
+    behind = [(batch, batch.first_behind(low)) for batch in piece]
+    return min(batch.address(at) for batch, at in behind if at < len(batch))
 
 
 def merge_piece(piece: Sequence[SortedBatch], ownership: Ownership, *, keep_tombstones: bool) -> SortedBatch:

@@ -12,7 +12,7 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from functools import partial
 
-from penstock.errors import InternalError
+from penstock.errors import ConfigError, InternalError
 from penstock.state.backends.base import FileRef, StateLayout, Workplace
 from penstock.state.backends.rocksdb_database import Database
 from penstock.state.backends.rocksdb_folder import DatabaseFiles, WorkingFolder, split
@@ -78,6 +78,7 @@ class WorkingVersion:
 
 def open_version(workplace: Workplace, layout: StateLayout, refs: Sequence[FileRef]) -> WorkingVersion:
     """Open the database that these references name, or a new one with what this subtask owns of several."""
+    _check_number_of_tables(workplace, layout)
     sources = split(refs)
     folder = WorkingFolder.make(workplace)
     with ExitStack() as undo:
@@ -85,6 +86,17 @@ def open_version(workplace: Workplace, layout: StateLayout, refs: Sequence[FileR
         version = _open(workplace, layout, folder, sources)
         undo.pop_all()
     return version
+
+
+def _check_number_of_tables(workplace: Workplace, layout: StateLayout) -> None:
+    """Rows of a table with a higher number would lie behind all that is looked at, and be lost."""
+    tables = len(layout.by_name) - 1
+    if tables > MOST_TABLES:
+        raise ConfigError(
+            f"operator {workplace.subtask.uid!r} has {tables} states with many rows a key, the backend 'rocksdb' has room for "
+            f'{MOST_TABLES}; put several into one map, or choose backend="filesystem"',
+            operator=workplace.subtask.uid,
+        )
 
 
 def _open(

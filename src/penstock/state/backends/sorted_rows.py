@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -79,12 +80,19 @@ class SortedBatch:
 
     def first_at(self, address: Address) -> int:
         """The position of the first row at this address or behind it."""
+        return self._first(address, "left")
+
+    def first_behind(self, address: Address) -> int:
+        """The position of the first row behind this address. Not `first_at` of the next number: the greatest has none."""
+        return self._first(address, "right")
+
+    def _first(self, address: Address, side: Literal["left", "right"]) -> int:
         major, minor = address
-        start = int(np.searchsorted(self.major, major))
         if self.minor is None:
-            return start
+            return int(np.searchsorted(self.major, major, side=side))
+        start = int(np.searchsorted(self.major, major))
         stop = int(np.searchsorted(self.major, major, side="right"))
-        return start + int(np.searchsorted(self.minor[start:stop], minor))
+        return start + int(np.searchsorted(self.minor[start:stop], minor, side=side))
 
 
 SortedTable = tuple[SortedBatch, ...]

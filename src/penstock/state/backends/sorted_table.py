@@ -64,7 +64,8 @@ class OpenSortedTable(OpenTable):
     def until(self, time: int) -> Iterator[pa.RecordBatch]:
         """See `OpenTable.until`."""
         due = [
-            tuple(batch.slice(0, batch.first_at((time + 1, 0))) for batch in table) for table in self._stored
+            tuple(batch.slice(0, int(np.searchsorted(batch.major, time, side="right"))) for batch in table)
+            for table in self._stored
         ]
         return self._scanned(due)
 
