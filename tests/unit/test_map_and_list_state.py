@@ -19,6 +19,7 @@ from operator_cluster import OperatorCluster
 import penstock as ps
 from penstock.errors import BadRecordError, ConfigError
 from penstock.operators import table_cells
+from penstock.operators.states import state_layout
 from penstock.state.types import arrow_schema
 
 BACKENDS = ["filesystem", "memory", "rocksdb"]
@@ -390,6 +391,28 @@ def test_a_state_is_no_value(tmp_path: Path, to: str) -> None:
         cluster.batch(Gives(to), table_of([(key, "", "", "", 0) for key in "abc"]))
 
 
+class Asks(ps.KeyedProcess):
+    """Asks for keys that no entry can have."""
+
+    numbers = ps.MapState("long", "long")
+    texts = ps.MapState("string", "long")
+
+    def process(self, key: str, rows: ps.Rows, ctx: ps.Context) -> Iterator[tuple[str, str]]:
+        self.numbers[1] = self.texts["x"] = 1
+        seen = [self.numbers.get(key, "no") for key in (None, 2**70)]
+        yield key, json.dumps([*seen, *(key in self.texts for key in (None, "\ud800"))])
+
+
+@pytest.mark.parametrize("few", [0, 64])
+def test_what_cannot_be_a_key_is_not_there(tmp_path: Path, few: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job that asks for such a key does not end on the day on which a map has become large."""
+    monkeypatch.setattr(table_cells, "FEW_ROWS", few)
+    cluster = OperatorCluster(tmp_path, OUTPUT, "filesystem")
+    step = table_of([("k", "", "", "", 0)])
+    cluster.batch(Asks(), step)
+    assert json.loads(cluster.batch(Asks(), step)[0]["seen"]) == ["no", "no", False, False]
+
+
 class Counts(ps.KeyedProcess):
     """Counts under a key that is not equal to itself."""
 
@@ -445,3 +468,9 @@ def test_wrong_use_is_refused_before_anything_starts() -> None:
         Steps().elements.append(1)
     with pytest.raises(AttributeError, match=r"write self.entries\[...\] = ... instead"):
         Steps().entries = {}  # type: ignore[assignment]
+
+
+def test_a_state_with_the_name_of_a_key_column_is_refused() -> None:
+    """Its table would have two columns of one name, of which readers by name see one."""
+    with pytest.raises(ConfigError, match="the state 'entries' of Steps has the name of a key column"):
+        state_layout(Steps(), pa.schema([("entries", pa.string())]))

@@ -35,9 +35,9 @@ _NOTHING: _Entries = {}
 class MapState(TableState):
     """A dictionary per key, declared as a class attribute: `by_shop = MapState("string", "long")`, used as `self.by_shop["x"] = 1`.
 
-    Each entry is kept for itself: to touch one of a million costs what one costs. Entries whose keys are numbers, dates or moments come in
-    the order of these, others in no promised order. A list that stands in an entry may be changed where it is, if it was
-    looked up by its key: `self.seen[day].append(user)`.
+    Each entry is kept for itself: to touch one of a million costs what one costs. Entries whose keys are numbers (decimals up to 18
+    digits), dates or moments come in the order of these, others in no promised order. A list that stands in an entry may be changed
+    where it is, if it was looked up by its key: `self.seen[day].append(user)`.
     The classic mistake: `len()` of a map with very many entries, which has to walk through them.
     """
 

@@ -171,8 +171,16 @@ def state_tables(operator: object, key: pa.Schema) -> tuple[TableLayout, ...]:
 
 
 def state_layout(operator: object, key: pa.Schema) -> StateLayout:
-    """All that an operator with this key keeps."""
-    return StateLayout(key, value_schema(operator), state_tables(operator, key))
+    """All that an operator with this key keeps; refuses a table that would have two columns of one name."""
+    tables = state_tables(operator, key)
+    for table in tables:
+        if len(set(table.identity.names + table.value.names)) < len(table.identity) + len(table.value):
+            raise ConfigError(
+                f"the state {table.name!r} of {type(operator).__name__} has the name of a key column, of which its table would have two; "
+                "call it something else",
+                state=table.name,
+            )
+    return StateLayout(key, value_schema(operator), tables)
 
 
 def value_schema(operator: object) -> pa.Schema:

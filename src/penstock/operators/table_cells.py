@@ -118,7 +118,12 @@ class TableCell(Cell):
 
     def _get(self, sub: Any) -> tuple[bool, Any]:
         """Whether there is such a row in a key with many, and its value."""
-        column = self._column([sub], self._sub, "has the key")
+        try:
+            column = self._column([sub], self._sub, "has the key")
+        except BadRecordError:  # what cannot be stored is not there, as in a key with few rows
+            return False, None
+        if column.null_count:
+            return False, None
         found = self._one_key().get(column, order_number(column))
         return (False, None) if found is None else (True, python_values(found.column(0))[0])
 
