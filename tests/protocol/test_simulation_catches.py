@@ -28,7 +28,7 @@ from penstock.engine.reading import Reading
 from penstock.engine.run import Run
 from penstock.errors import PenstockError
 from penstock.ids import NO_CHECKPOINT
-from penstock.operators import tolerant_process
+from penstock.operators import keyed_process
 from penstock.operators.side_outputs import SideRows
 from penstock.ownership import claim
 from penstock.ownership.claim import Claim
@@ -459,7 +459,7 @@ BAD: dict[str, Any] = {
 
 @mutation(**BAD)
 def keep_the_state_of_a_call_that_raised(patch: Patch) -> None:
-    patch.setattr(tolerant_process._PieceCalls, "_undo", lambda self, index: None)
+    patch.setattr(keyed_process.Cells, "undo", lambda self, index: None)
 
 
 @mutation(**BAD)
