@@ -66,7 +66,7 @@ def shown(tmp_path_factory: pytest.TempPathFactory, postgres_server: PostgresPro
         check=True,
         text=True,
     )
-    text = without_variable_parts(ended.stdout, {str(root): "/work", str(small): "/small"})
+    text = without_variable_parts(ended.stdout, {str(root): "/here", str(small): "/small"})
     parts = re.split(rf"^{screens.BEGIN}(\w+)\n", text, flags=re.MULTILINE)
     assert parts[0] == "", "something was said before the first program"
     return dict(zip(parts[1::2], parts[2::2], strict=True))
