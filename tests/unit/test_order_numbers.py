@@ -12,8 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.errors import ConfigError
-from penstock.state.order_numbers import check_orderable, order_number, order_numbers
+from penstock.state.order_numbers import order_number, order_numbers
 from penstock.state.types import arrow_type
 
 ORDERED: dict[str, list[Any]] = {
@@ -89,10 +88,3 @@ def test_structs_have_the_number_of_their_parts() -> None:
     ]
     assert len(set(order_numbers(pa.array(values, kind)).tolist())) == len(values)
     assert len(set(order_numbers(pa.array([values[0]] * 3, kind)).tolist())) == 1
-
-
-def test_what_has_no_number_is_refused() -> None:
-    """Arrays and maps, also inside a struct."""
-    for ddl in ("array<long>", "map<string,long>", "struct<a:array<long>>"):
-        with pytest.raises(ConfigError, match="an entry is found by"):
-            check_orderable(arrow_type(ddl), "a key")

@@ -14,9 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import xxhash
 
-from penstock.errors import ConfigError
 from penstock.state.keys import SortKeys
-from penstock.state.types import spark_type
 
 Hashes = npt.NDArray[np.uint64]
 
@@ -31,7 +29,7 @@ _SIGN_BIT = np.int64(-(2**63))
 
 
 def order_numbers(column: pa.Array) -> SortKeys:
-    """The number of each value; the column has no nulls, and a type that `check_orderable` takes."""
+    """The number of each value; the column has no nulls, and is no array or map."""
     kind = column.type
     if _is_integer_like(kind):
         return _integers(column)
@@ -52,19 +50,6 @@ def order_number(column: pa.Array) -> int:
     for start in range(0, len(text), _WORD_BYTES):
         total = _mixed_one(total ^ int.from_bytes(text[start : start + _WORD_BYTES], "little"))
     return total - (1 << 64) if total >> 63 else total
-
-
-def check_orderable(kind: pa.DataType, what: str) -> None:
-    """Refuse a type that rows cannot be found by."""
-    if pa.types.is_struct(kind):
-        for field in kind:
-            check_orderable(field.type, what)
-        return
-    if pa.types.is_nested(kind):
-        raise ConfigError(
-            f"{what} cannot be {spark_type(kind)}: an entry is found by a number, a text, a date, a moment, bytes or a struct of these",
-            type=spark_type(kind),
-        )
 
 
 def _is_integer_like(kind: pa.DataType) -> bool:
