@@ -18,6 +18,7 @@ PINNED = (336,)
 SEEDS = [*range(200), *PINNED] if SEED is None else [int(SEED)]
 """As many as take a minute, and some that once failed."""
 BAD_SEEDS = 20
+KIND_SEEDS = 12
 MANY = int(os.environ.get("PENSTOCK_CHAOS_SEEDS") or 10_000)
 TELL_EVERY = 500
 
@@ -31,7 +32,15 @@ def test_whatever_happens_the_promise_is_kept(seed: int) -> None:
 @pytest.mark.parametrize("seed", SEEDS[:BAD_SEEDS])
 def test_every_record_is_in_one_of_two_outputs(seed: int) -> None:
     """Records that user code or a sink cannot take are dead letters, once as the mode promises, and in nothing else."""
-    live(seed, bad_records=0.2, in_sequence=False, emits_once=False, sinks=(SinkKind.TRANSACTIONS,))
+    alone = {"in_sequence": False, "emits_once": False, "sinks": (SinkKind.TRANSACTIONS,)}
+    live(seed, bad_records=0.2, every_kind=bool(seed % 2), **alone)
+
+
+@pytest.mark.parametrize("seed", SEEDS[:KIND_SEEDS])
+@pytest.mark.parametrize("backend", ["filesystem", "memory", "rocksdb"])
+def test_every_kind_of_state_keeps_the_promise(seed: int, backend: str) -> None:
+    """Values, reduced and aggregated ones, bytes, maps and lists say what the count says, in every checkpoint of every seed."""
+    live(seed, every_kind=True, backend=backend)
 
 
 def live(seed: int, **changed: object) -> None:

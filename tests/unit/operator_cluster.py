@@ -47,6 +47,7 @@ class OperatorCluster:
         self._storage = LocalStorage(root / "storage")
         self._local = root / "local"
         self._version = 0
+        self._run_number = 1
         self._handles: list[StateHandle | None] = [None]
         self._layout: StateLayout | None = None
 
@@ -79,6 +80,11 @@ class OperatorCluster:
         if not self._tolerant:
             return run_process(operator, rows, state, **common)
         return run_process_tolerantly(operator, rows, state, **common, bad=self.bad, tolerates=tolerates)
+
+    def number_back(self, batches: int) -> None:
+        """Go on with the state as it is, in batches that begin so many earlier: at least once, after a failure."""
+        self._version -= batches
+        self._run_number += 1
 
     def rescale(self, parallelism: int) -> None:
         """Go on with so many subtasks, on machines that have no files."""
@@ -119,7 +125,7 @@ class OperatorCluster:
             parallelism=self.parallelism,
             max_parallelism=MAX_PARALLELISM,
             version=self._version,
-            stem=f"1-{self._version}-{index}-{self.parallelism}",
+            stem=f"{self._run_number}-{self._version}-{index}-{self.parallelism}",
         )
         return self._backend.open(place, self._layout, self._handles[index])
 

@@ -139,6 +139,26 @@ def test_they_act_as_pythons_own(backend: str, events: list[Any], few: int) -> N
             assert seen == expected
 
 
+class Appends(ps.KeyedProcess):
+    elements = ps.ListState("long")
+
+    def process(self, key: str, rows: ps.Rows, ctx: ps.Context) -> Iterator[tuple[str, str]]:
+        self.elements.extend(row.b for row in rows)
+        yield key, json.dumps(list(self.elements))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_what_is_appended_stays_when_batches_are_done_again(tmp_path: Path, backend: str) -> None:
+    """At least once, a batch is done again on state that later batches have made: it appends, and overwrites nothing."""
+    cluster = OperatorCluster(tmp_path, OUTPUT, backend)
+    for number in range(3):
+        cluster.batch(Appends(), table_of([("k", "", "", "", number)]))
+    cluster.number_back(2)
+    cluster.rescale(2)
+    seen = [cluster.batch(Appends(), table_of([("k", "", "", "", number)])) for number in (1, 2, 3)]
+    assert seen[-1] == [{"k": "k", "seen": "[0, 1, 2, 1, 2, 3]"}]
+
+
 class Containers(ps.KeyedProcess):
     """Changes lists where they stand."""
 

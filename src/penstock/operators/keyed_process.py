@@ -80,7 +80,7 @@ class Cells:
         for name, cell in self.columns.items():
             cell.load(piece.stored.column(name), named)
         for table in self.tables:
-            table.load(state.table(table.name), keys, context)
+            table.load(state.table(table.name), keys, context.operator, state.generation)
 
     def end_call(self) -> None:
         """Called when the call for the current key is over; whoever runs the calls asks first whether any cell is `ending`."""

@@ -1,7 +1,7 @@
 """`ListState`: many values for a key, in order, each a row of its own. Driver (declared) and executors (run).
 
-A row's place in the list is a number that only grows: that of the batch which appended it, and how many it was. So appending reads nothing,
-and what is left after a deletion stays in order.
+A row's place in the list is a number that only grows: the generation of the state in which it was appended, and how many it was. So
+appending reads nothing, and what is left after a deletion stays in order.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from penstock.state.types import arrow_type
 if TYPE_CHECKING:
     from penstock.state.declared import Type
 
-BATCH_SHIFT = 32
+GENERATION_SHIFT = 32
 """More values than fit into a batch."""
 
 
@@ -236,8 +236,8 @@ class ListCell(TableCell, MutableSequence[Any]):
         yield from (Change(next(places), element.value) for element in whole[kept:])
 
     def _places(self) -> Iterator[int]:
-        """Numbers behind all that earlier batches gave. No batch has as many rows as there are numbers for it."""
-        return count((self._batch + 1) << BATCH_SHIFT)
+        """Numbers behind all that stored rows have. No batch has as many rows as there are numbers for it."""
+        return count(self._generation << GENERATION_SHIFT)
 
 
 ListState.cell = ListCell

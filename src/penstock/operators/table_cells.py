@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -21,9 +21,6 @@ from penstock.operators.python_values import python_values
 from penstock.state.backends.base import OneKey, OpenTable
 from penstock.state.keys import KeyBatch
 from penstock.state.order_numbers import order_number, order_numbers
-
-if TYPE_CHECKING:
-    from penstock.operators.keyed_process import Context
 
 FEW_ROWS = 128
 """A key with more rows is not read as a whole."""
@@ -45,9 +42,9 @@ class TableCell(Cell):
 
     __slots__ = (
         "_ahead",
-        "_batch",
         "_behind_ahead",
         "_first_ahead",
+        "_generation",
         "_keys",
         "_large",
         "_operator",
@@ -63,10 +60,10 @@ class TableCell(Cell):
         self._sub, self._value = sub, value
         self._forget()
 
-    def load(self, table: OpenTable, keys: KeyBatch, context: Context) -> None:
+    def load(self, table: OpenTable, keys: KeyBatch, operator: str, generation: int) -> None:
         """The keys that come next. Nothing is read before it is asked for."""
         self._table, self._keys = table, keys
-        self._operator, self._batch = context.operator, context.checkpoint
+        self._operator, self._generation = operator, generation
         self.at = 0
         self._forget()
 

@@ -35,6 +35,7 @@ def redistribute(
             backend,
             version,
             tuple(ref for old in _sources(index, parallelism, len(by_index)) for ref in by_index[old].refs),
+            max((handle.generation for handle in handles), default=0),
         )
         for index in range(parallelism)
     }

@@ -36,6 +36,8 @@ class StateHandle(msgspec.Struct, frozen=True, omit_defaults=True):
     backend: str
     version: int
     refs: tuple[FileRef, ...] = ()
+    generation: int = 0
+    """How many batches have written it, one after the other. Not `version`: at least once a batch is done again on later state."""
 
     @property
     def files(self) -> frozenset[str]:

@@ -200,6 +200,10 @@ class OpenState(ABC):
     `read(a); write(a'); read(b); write(b')` with all of a before all of b.
     """
 
+    def __init__(self, before: StateHandle | None) -> None:
+        self.generation = 1 if before is None else before.generation + 1
+        """That of the version which this batch makes: higher than that of anything it can read."""
+
     @abstractmethod
     def read_parts(self, keys: KeyBatch, max_bytes: int) -> Iterator[Part]:
         """The values of these keys, row by row (nulls where there is none), and which of them were found.

@@ -25,7 +25,7 @@ class FilesystemBackend(StateBackend):
 
     def open(self, workplace: Workplace, layout: StateLayout, handle: StateHandle | None) -> FilesystemState:
         """See `StateBackend.open`."""
-        return FilesystemState(workplace, layout, open_files(workplace, layout, handle))
+        return FilesystemState(workplace, layout, open_files(workplace, layout, handle), handle)
 
     def choose_merge(self, refs: Sequence[FileRef]) -> range | None:
         """See `StateBackend.choose_merge`."""

@@ -30,7 +30,7 @@ class MemoryBackend(StateBackend):
 
     def open(self, workplace: Workplace, layout: StateLayout, handle: StateHandle | None) -> MemoryState:
         """See `StateBackend.open`."""
-        return MemoryState(workplace, layout, open_files(workplace, layout, handle), self.limit_bytes)
+        return MemoryState(workplace, layout, open_files(workplace, layout, handle), handle, self.limit_bytes)
 
 
 class MemoryState(SortedState):
@@ -39,9 +39,14 @@ class MemoryState(SortedState):
     backend = MemoryBackend.name
 
     def __init__(
-        self, workplace: Workplace, layout: StateLayout, files: tuple[SortedFile, ...], limit_bytes: int
+        self,
+        workplace: Workplace,
+        layout: StateLayout,
+        files: tuple[SortedFile, ...],
+        before: StateHandle | None,
+        limit_bytes: int,
     ) -> None:
-        super().__init__(workplace, layout, files)
+        super().__init__(workplace, layout, files, before)
         self._limit_bytes = limit_bytes
 
     def freeze(self) -> StateHandle:

@@ -53,15 +53,20 @@ class RocksdbBackend(StateBackend):
                 backend=handle.backend,
             )
         version = open_version(workplace, layout, handle.refs if handle else ())
-        return RocksdbState(workplace, version, open_tables(workplace, layout, version))
+        return RocksdbState(workplace, version, open_tables(workplace, layout, version), handle)
 
 
 class RocksdbState(OpenState):
     """Rows in the database of one version, open for writing."""
 
     def __init__(
-        self, workplace: Workplace, version: WorkingVersion, tables: Mapping[str, RocksdbTable]
+        self,
+        workplace: Workplace,
+        version: WorkingVersion,
+        tables: Mapping[str, RocksdbTable],
+        before: StateHandle | None,
     ) -> None:
+        super().__init__(before)
         self._workplace = workplace
         self._version = version
         self._tables = tables
@@ -90,6 +95,7 @@ class RocksdbState(OpenState):
             backend=RocksdbBackend.name,
             version=self._workplace.version,
             refs=self._version.freeze(),
+            generation=self.generation,
         )
 
     def scan(self) -> Iterator[pa.RecordBatch]:

@@ -36,7 +36,14 @@ class SortedState(OpenState):
 
     backend: str
 
-    def __init__(self, workplace: Workplace, layout: StateLayout, files: tuple[SortedFile, ...]) -> None:
+    def __init__(
+        self,
+        workplace: Workplace,
+        layout: StateLayout,
+        files: tuple[SortedFile, ...],
+        before: StateHandle | None,
+    ) -> None:
+        super().__init__(before)
         self._workplace = workplace
         self._layout = layout
         self._files = files
@@ -79,7 +86,11 @@ class SortedState(OpenState):
 
     def _handle(self, refs: tuple[FileRef, ...]) -> StateHandle:
         return StateHandle(
-            subtask=self._workplace.subtask, backend=self.backend, version=self._workplace.version, refs=refs
+            subtask=self._workplace.subtask,
+            backend=self.backend,
+            version=self._workplace.version,
+            refs=refs,
+            generation=self.generation,
         )
 
     def _check_unchanged(self, files: Sequence[SortedFile]) -> None:

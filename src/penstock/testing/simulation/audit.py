@@ -20,8 +20,9 @@ from penstock.recovery.restore import RestorePoint
 from penstock.sinks.two_phase_commit import Transaction
 from penstock.state.backends import backend_named
 from penstock.state.backends.base import Workplace
-from penstock.testing.simulation.counting import LAYOUT, scan
+from penstock.testing.simulation.counting import scan
 from penstock.testing.simulation.external import Row
+from penstock.testing.simulation.kinds import check_kinds
 from penstock.testing.simulation.site import Site
 from penstock.testing.simulation.source import Record, fault_of
 from penstock.testing.simulation.topology import echoes_of, letters_of, sink_of
@@ -171,8 +172,12 @@ class Audit:
                 version=handle.version,
                 stem="audit",
             )
-            with closing(backend_named(handle.backend).open(workplace, LAYOUT, handle)) as state:
-                yield from scan(state).items()
+            layout = self._site.topology.layout
+            with closing(backend_named(handle.backend).open(workplace, layout, handle)) as state:
+                counts = scan(state)
+                if self._site.topology.every_kind:
+                    check_kinds(state, counts)
+                yield from counts.items()
         shutil.rmtree(scratch, ignore_errors=True)
 
     def _rows_are_right(self, uid: str, rows: list[Row]) -> None:

@@ -13,7 +13,7 @@ from penstock.engine.subtask import ProcessTask
 from penstock.engine.tagged_rows import BAD, RESULTS, side_tags, untagged
 from penstock.sinks.two_phase_commit import TwoPhaseCommitSink
 from penstock.snapshot.messages import Message
-from penstock.testing.simulation.counting import KEY, LAYOUT, OUTPUT, Counting, as_items, as_rows, subtask_of
+from penstock.testing.simulation.counting import KEY, OUTPUT, as_items, as_rows, subtask_of
 from penstock.testing.simulation.machines import Machines, VirtualExecutor
 from penstock.testing.simulation.site import Conditions
 from penstock.testing.simulation.source import Item, Record
@@ -88,10 +88,13 @@ class Batch:
         place = self.assignment.place
         here = replace(place, local_dir=self.machines.local_dir(place.local_dir, machine))
         plan = replace(self.assignment, place=here)
-        operator = Counting(self.conditions.rng, once=self.topology.emits_once, faults=self.topology.faults)
+        operator = self.topology.counting(
+            self.conditions.rng, once=self.topology.emits_once, faults=self.topology.faults
+        )
         policy = OnBadRecord.KEEP if self.topology.faults else OnBadRecord.FAIL
         sides = tuple(side_tags(operator)) if self.topology.faults else ()
-        task = ProcessTask(uid, tuple(KEY.names), LAYOUT, plan, executor, policy, operator, OUTPUT, sides)
+        layout = self.topology.layout
+        task = ProcessTask(uid, tuple(KEY.names), layout, plan, executor, policy, operator, OUTPUT, sides)
         parts = [untagged(batch, task.tags) for batch in task(as_rows(items, place.max_parallelism))]
         results = [part[RESULTS] for part in parts]
         letters = [part[BAD] for part in parts if BAD in part]

@@ -20,7 +20,6 @@ from penstock.sinks.two_phase_commit import TwoPhaseCommitSink
 from penstock.state.backends import backend_named
 from penstock.state.handle import StateHandle
 from penstock.testing.faulty_storage import SimulatedCrash
-from penstock.testing.simulation.counting import LAYOUT
 from penstock.testing.simulation.driver import Driver
 from penstock.testing.simulation.external import Row, SimulatedSink, TableWriter
 from penstock.testing.simulation.flaky_sink import FlakySink
@@ -101,7 +100,7 @@ class SimulatedRun:
             max_parallelism=MAX_PARALLELISM,
             working_folder=self._site.working_folder,
             local_recovery=work.local_recovery,
-            layouts=dict.fromkeys(topology.operators, LAYOUT),
+            layouts=dict.fromkeys(topology.operators, topology.layout),
             upstream=topology.upstream,
             sinks={uid: sink for sinks in self._sinks.values() for uid, sink in sinks.items()},
             streams={"source": 1},

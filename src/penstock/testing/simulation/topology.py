@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from penstock.testing.simulation.counting import first_sight
+from penstock.operators.states import state_layout
+from penstock.state.backends.base import StateLayout
+from penstock.testing.simulation.counting import KEY, LAYOUT, Counting, first_sight
+from penstock.testing.simulation.kinds import CountingInEveryKind
 from penstock.testing.simulation.source import Fault, Item, Record, fault_of
 from penstock.testing.simulation.workload import SinkKind
 
@@ -15,6 +19,7 @@ OPERATORS = (FIRST, "second", "third")
 _KINDS = ("key", "group", "half")
 _GROUPS = (3, 2)
 """How many keys an operator has at most; the first has those of the source."""
+EVERY_KIND = state_layout(CountingInEveryKind(random.Random(0), once=False), KEY)  # noqa: S311 - never drawn from
 
 
 def letters_of(operator: str) -> str:
@@ -42,6 +47,18 @@ class Topology:
     emits_once: bool
     faults: float = 0.0
     """How likely a record is one that cannot be taken."""
+    every_kind: bool = False
+    """They count in every kind of state."""
+
+    @property
+    def counting(self) -> type[Counting]:
+        """The code of each operator."""
+        return CountingInEveryKind if self.every_kind else Counting
+
+    @property
+    def layout(self) -> StateLayout:
+        """The state of each operator."""
+        return EVERY_KIND if self.every_kind else LAYOUT
 
     @property
     def operators(self) -> tuple[str, ...]:

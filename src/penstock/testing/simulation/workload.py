@@ -63,6 +63,8 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     """The same for what executors tell the driver."""
     sinks: tuple[SinkKind, ...] = (SinkKind.TRANSACTIONS,)
     """Behind each operator."""
+    every_kind: bool = False
+    """The operators count in every kind of state, not only in one value."""
     bad_records: float = 0.0
     """How likely a record is one that user code, or a sink, cannot take; it goes to dead letters then."""
     machines: int = 1
