@@ -35,6 +35,8 @@ MAP_STEPS = {
     "values": lambda m, _a, _b: sorted(m.values(), key=repr),
     "len": lambda m, _a, _b: (len(m), bool(m)),
     "clear": lambda m, _a, _b: m.clear(),
+    "or": lambda m, a, b: sorted([*(m | {a: b}).items(), *({a: b} | m).items(), *m.copy().items()], key=repr),
+    "or in place": lambda m, a, b: m.__ior__({a: b}) is m,
 }
 LIST_STEPS = {
     "append": lambda one, _a, b: one.append(b),
@@ -49,6 +51,9 @@ LIST_STEPS = {
     "pop": lambda one, _a, _b: one.pop(0) if one else "empty",
     "pop last": lambda one, _a, _b: one.pop() if one else "empty",
     "reverse": lambda one, _a, _b: one.reverse(),
+    "sort": lambda one, _a, b: one.sort(key=lambda value: value % 3 if b else value, reverse=b % 2 == 1),
+    "add": lambda one, _a, b: (one + [b], [b] + one, one.copy()),  # noqa: RUF005 - it is what is tested
+    "add in place": lambda one, _a, b: one.__iadd__([b, b]) is one,
     "find": lambda one, _a, b: (one.count(b), one.index(b) if b in one else None),
     "clear": lambda one, _a, _b: one.clear(),
 }

@@ -58,6 +58,8 @@ class KeyedProcess(metaclass=OperatorType):
         """
 
     def __setattr__(self, name: str, value: Any) -> None:
+        if isinstance(value, Cell) and self.__dict__.get(name) is value:
+            return  # of `self.recent += [...]`, which has changed it already
         refuse_state_assignment(self, name)
         super().__setattr__(name, value)
 

@@ -175,6 +175,22 @@ class ListCell(TableCell, MutableSequence[Any]):
     def __reversed__(self) -> Iterator[Any]:
         return iter(self._copied()[::-1])
 
+    def copy(self) -> list[Any]:
+        """What it holds now, as a list of Python's."""
+        return list(self)
+
+    def __add__(self, other: Any) -> list[Any]:
+        return [*self, *other] if isinstance(other, list | ListCell) else NotImplemented
+
+    def __radd__(self, other: Any) -> list[Any]:
+        return [*other, *self] if isinstance(other, list) else NotImplemented
+
+    def sort(self, *, key: Any = None, reverse: bool = False) -> None:
+        """Bring the values into order. What comes behind the first that moves is written again."""
+        self._elements().sort(
+            key=lambda element: element.value if key is None else key(element.value), reverse=reverse
+        )
+
     def insert(self, at: int, value: Any) -> None:
         """Put a value before another; what comes behind it is written again."""
         self._elements().insert(at, _Element(value))

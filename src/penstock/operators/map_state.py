@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import ItemsView, Iterable, Iterator, MutableMapping, ValuesView
+from collections.abc import ItemsView, Iterable, Iterator, Mapping, MutableMapping, ValuesView
 from datetime import date
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, Self, overload
 
 import pyarrow as pa
 
@@ -148,6 +148,20 @@ class MapCell(TableCell, MutableMapping[Any, Any]):
         """Forget all entries of the key."""
         self._cleared.add(self.at)
         self._changed[self.at] = {}
+
+    def copy(self) -> dict[Any, Any]:
+        """What it holds now, as a dictionary of Python's."""
+        return dict(self.pairs())
+
+    def __or__(self, other: Any) -> dict[Any, Any]:
+        return self.copy() | dict(other) if isinstance(other, Mapping) else NotImplemented
+
+    def __ror__(self, other: Any) -> dict[Any, Any]:
+        return dict(other) | self.copy() if isinstance(other, Mapping) else NotImplemented
+
+    def __ior__(self, other: Any) -> Self:
+        self.update(other)
+        return self
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.name!r})"

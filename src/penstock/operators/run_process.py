@@ -17,6 +17,7 @@ import pyarrow as pa
 from penstock.errors import BadRecordError
 from penstock.operators.cells import ColumnCell
 from penstock.operators.encoding import to_array
+from penstock.operators.given_rows import as_given, may_change
 from penstock.operators.grouping import Grouped, group_rows
 from penstock.operators.keyed_process import Cells, Context, KeyedProcess, bind
 from penstock.operators.pieces import PieceLimits, pieces_with_state
@@ -59,7 +60,7 @@ def run_process(
         ):
             cells.load(piece, state, context)
             calls = _Calls(operator, process, piece.grouped, cells, context)
-            for chunk in calls.run():
+            for chunk in calls.run(output):
                 results.extend(in_batches(calls.encoded(chunk, output)))
             if sides is not None:
                 _encode_sides(sides)
@@ -129,18 +130,19 @@ class _Calls:
         self._starts: list[int] = piece.starts.tolist()
         self._keys = python_keys(piece.keys.columns)
 
-    def run(self) -> Iterator[_Chunk]:
+    def run(self, output: pa.Schema) -> Iterator[_Chunk]:
         """Process the keys. The chunk is the same each time, with other results."""
         chunk = _Chunk()
         called = self._called(chunk)
-        results = chain.from_iterable(called)
+        results: Iterator[Any] = chain.from_iterable(called)
+        given = chunk.results
+        self._take(islice(results, 1), chunk, called)  # it shows of what kind they are
+        if given and (type(given[0]) is not tuple or may_change(output)):
+            given[0] = as_given(given[0])
+            results = map(as_given, results)
         while True:
-            try:
-                chunk.results.extend(islice(results, OUTPUT_ROWS))
-            except TypeError as error:
-                self._check_iterable(called, chunk.newest, error)
-                raise
-            if not chunk.results:
+            self._take(islice(results, OUTPUT_ROWS - len(given)), chunk, called)
+            if not given:
                 return
             yield chunk
             chunk.clear()
@@ -161,6 +163,15 @@ class _Calls:
                 yield results
             if ends:
                 self._cells.end_call()
+
+    def _take(
+        self, results: Iterator[Any], chunk: _Chunk, called: Generator[Iterable[Any], None, None]
+    ) -> None:
+        try:
+            chunk.results.extend(results)
+        except TypeError as error:
+            self._check_iterable(called, chunk.newest, error)
+            raise
 
     def encoded(self, chunk: _Chunk, output: pa.Schema) -> pa.Table:
         """Results as columns; raises `BadRecordError` with the key whose results do not fit the schema."""

@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from penstock.errors import BadRecordError
 from penstock.operators.bad_records import BadRecords, Tolerates, reason_of
+from penstock.operators.given_rows import as_given
 from penstock.operators.grouping import group_rows
 from penstock.operators.keyed_process import Cells, Context, KeyedProcess, bind
 from penstock.operators.pieces import Piece, pieces_with_state
@@ -224,7 +225,7 @@ def _listed(results: Any, operator: str) -> list[Any]:
     if results is None:
         return []
     try:
-        return list(results)
+        return [as_given(result) for result in results]
     except TypeError as error:
         if not isinstance(results, Iterable):
             raise not_iterable(results, operator) from error
