@@ -66,7 +66,7 @@ class Clicks:
 
     def _add(self, batches: int, ids: Callable[[int], Ids]) -> int:
         for number in range(batches):
-            users = (ids(number).astype(np.uint64) * np.uint64(ODD)).view(np.int64)
+            users = _spread(ids(number))
             for part in np.array_split(users, PARTITIONS):
                 amounts = self._rng.integers(0, 100, len(part))
                 self._write(pa.table({"user": part, "amount": amounts}))
@@ -79,3 +79,33 @@ class Clicks:
         os.utime(path.with_suffix(".tmp"), (FIRST_TIME + self._files,) * 2)
         path.with_suffix(".tmp").rename(path)
         self._files += 1
+
+
+class Fills(Clicks):
+    """Rows that make containers grow: of each user the numbers from `first` on, `size` of them; a size of 1 touches one that is there."""
+
+    schema = "user long, first long, size long"
+
+    def fill(self, users: int, size: int, *, at_once: int) -> int:
+        """Every user gets `size` numbers, at most `at_once` in a batch."""
+        firsts = range(0, size, at_once)
+        for first in firsts:
+            self._add_rows(users, np.full(users, first), min(at_once, size - first))
+        return len(firsts)
+
+    def touch(self, users: int, size: int, *, batches: int) -> int:
+        """One of its `size` numbers for every user, in every batch another."""
+        for _ in range(batches):
+            self._add_rows(users, self._rng.integers(0, size, users), 1)
+        return batches
+
+    def _add_rows(self, users: int, firsts: Ids, size: int) -> None:
+        keys = _spread(np.arange(users))
+        sizes = np.full(users, size)
+        for part in np.array_split(np.arange(users), PARTITIONS):
+            self._write(pa.table({"user": keys[part], "first": firsts[part], "size": sizes[part]}))
+
+
+def _spread(ids: Ids) -> Ids:
+    """Keys that come in no order that would favour a sorted store."""
+    return (ids.astype(np.uint64) * np.uint64(ODD)).view(np.int64)

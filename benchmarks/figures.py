@@ -8,7 +8,10 @@ from dataclasses import dataclass
 import aggregate
 import checkpoint_cost
 import exactly_once
+import first_batch
+import floors
 import kafka_sink
+import large_containers
 import large_state
 import latency
 import postgres_sink
@@ -39,12 +42,18 @@ MEASUREMENTS = (
     _one("process_vs_transform_with_state", process.uniform),
     _one("process_vs_transform_with_state_zipf", process.zipf),
     _one("process_vs_transform_with_state_in_pandas", process.pandas),
+    _one("map_vs_transform_with_state", process.maps),
     _one("aggregate_vs_spark_native", aggregate.small_state),
     _one("aggregate_vs_spark_native_large", aggregate.large_state),
     _several(("state_scale", "worker_memory"), large_state.measure),
+    _one("map_state_scale", large_containers.maps),
+    _one("list_append_scale", large_containers.lists),
     _several(("checkpoint_scale_bytes", "checkpoint_scale_seconds"), checkpoint_cost.measure),
     _one("exactly_once_cost", exactly_once.measure),
     _one("small_batch_overhead", small_batch.measure),
+    _one("process_over_floor", floors.process),
+    _one("aggregate_over_floor", floors.aggregate),
+    _one("first_batch_seconds", first_batch.measure),
     _one("postgres_vs_spark_jdbc", postgres_sink.measure),
     _one("kafka_vs_spark", kafka_sink.measure),
     _one("result_latency_exactly_over_at_least_once", latency.measure),

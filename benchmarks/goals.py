@@ -35,6 +35,11 @@ FIGURES = {
             "the same as the first, against `transformWithStateInPandas`; the peer runs one batch only",
         ),
         Figure(
+            "map_vs_transform_with_state",
+            ">= 30",
+            "own Python with a `MapState`, against the map state of PySpark's `transformWithState`: 200,000 rows a batch over 80,000 keys",
+        ),
+        Figure(
             "aggregate_vs_spark_native",
             ">= 3",
             "`aggregate`, against `groupBy().count()` with Spark's RocksDB state store and changelog: "
@@ -56,6 +61,16 @@ FIGURES = {
             "the most memory of a Python worker in these batches, mapped files apart: 10,000,000 keys over 100,000",
         ),
         Figure(
+            "map_state_scale",
+            "<= 1.5",
+            "the time of a batch that touches 1 entry of each of 1,000 maps: maps of 100,000 entries over maps of 10",
+        ),
+        Figure(
+            "list_append_scale",
+            "<= 1.5",
+            "the time of a batch that appends to each of 1,000 lists: lists of 100,000 elements over lists of 10",
+        ),
+        Figure(
             "checkpoint_scale_bytes",
             "<= 1.2",
             "what a checkpoint of 10,000 changed keys adds: 5,000,000 keys of state over 50,000",
@@ -74,6 +89,21 @@ FIGURES = {
             "small_batch_overhead",
             "<= 1.5",
             "a batch of 1,000 rows into Parquet, against the same `foreachBatch` without Penstock",
+        ),
+        Figure(
+            "process_over_floor",
+            "<= 1.5",
+            "a batch of `process_vs_transform_with_state`, over the same batch whose rows only reach Python and are dropped there",
+        ),
+        Figure(
+            "aggregate_over_floor",
+            "<= 1.5",
+            "the same rows with `aggregate`, over the same batch that Spark only aggregates and Python drops",
+        ),
+        Figure(
+            "first_batch_seconds",
+            "<= 1.3",
+            "from `start` to the first committed row of a new job, over the same `foreachBatch` without Penstock",
         ),
         Figure(
             "postgres_vs_spark_jdbc",

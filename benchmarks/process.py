@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import jobs
+import map_jobs
 from bench import Bench, SkippedError
 from data import Clicks
 from measure import Found, median_of
@@ -14,6 +15,8 @@ from pyspark.sql import DataFrame
 import penstock as ps
 from penstock.state.backends import backend_named
 
+ROWS_AND_KEYS = ((500_000, 200_000), (20_000, 8_000))
+"""Of a batch; the second pair in a quick run."""
 WARM_UP_ROWS = 2_000
 BATCHES = 8
 WARM_UP = 3
@@ -35,6 +38,19 @@ def pandas(bench: Bench) -> Found:
     return _beside(bench, Clicks.uniform, jobs.spark_pandas, "transform_with_state_in_pandas", peer_batches=1)
 
 
+def maps(bench: Bench) -> Found:
+    """A map per key, of which every row reads and writes an entry. The peer calls the JVM twice a row, so that there are fewer rows."""
+    return _beside(
+        bench,
+        Clicks.uniform,
+        map_jobs.spark_map,
+        "transform_with_state",
+        peer_batches=3,
+        ours=map_jobs.by_map,
+        size=((200_000, 80_000), (10_000, 4_000)),
+    )
+
+
 def _beside(
     bench: Bench,
     add: Callable[..., int],
@@ -42,20 +58,22 @@ def _beside(
     name: str,
     *,
     peer_batches: int,
+    ours: jobs.Count = jobs.by_process,
+    size: tuple[tuple[int, int], tuple[int, int]] = ROWS_AND_KEYS,
 ) -> Found:
     """A batch of few rows warms both up; then the first whole batches are left out too: one of the peer's, `WARM_UP` of ours."""
-    rows, keys = bench.size((500_000, 200_000), (20_000, 8_000))
+    rows, keys = bench.size(*size)
     with bench.scratch() as root:
         clicks = Clicks(root)
         theirs = jobs.SparkQuery(clicks, root, peer)
-        ours = jobs.PenstockJob(clicks, root, jobs.by_process)
+        job = jobs.PenstockJob(clicks, root, ours)
         add(clicks, WARM_UP_ROWS, keys)
-        bench.run("Penstock warms up", ours, batches=1)
+        bench.run("Penstock warms up", job, batches=1)
         bench.run("Spark warms up", theirs, batches=1)
         add(clicks, rows, keys, batches=peer_batches)
         spark = bench.run(name, theirs, batches=peer_batches).seconds
         add(clicks, rows, keys, batches=BATCHES - peer_batches)
-        penstock = bench.run("process", ours, batches=BATCHES).seconds
+        penstock = bench.run("process", job, batches=BATCHES).seconds
         distinct = clicks.distinct()
     seconds = median_of(spark, warm_up=1 if peer_batches > 1 else 0)
     process_s = median_of(penstock, warm_up=WARM_UP)
@@ -74,7 +92,7 @@ def backends(bench: Bench) -> Found:
         backend_named("rocksdb")
     except ps.ConfigError as error:
         raise SkippedError(str(error)) from error
-    rows, keys = bench.size((500_000, 200_000), (20_000, 8_000))
+    rows, keys = bench.size(*ROWS_AND_KEYS)
     with bench.scratch() as root:
         clicks = Clicks(root)
         clicks.uniform(rows, keys, batches=4)
@@ -98,7 +116,7 @@ def _seconds(
 
 def vectorised(bench: Bench) -> Found:
     """A batch of keys at a time in Python, beside a key at a time."""
-    rows, keys = bench.size((500_000, 200_000), (20_000, 8_000))
+    rows, keys = bench.size(*ROWS_AND_KEYS)
     with bench.scratch() as root:
         clicks = Clicks(root)
         clicks.uniform(rows, keys, batches=4)

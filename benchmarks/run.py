@@ -16,8 +16,10 @@ import traceback
 from datetime import UTC, datetime
 from typing import Any
 
+import floors
 import jobs
 import latency
+import map_jobs
 import report
 import small_batch
 from bench import CORES, Bench, SkippedError
@@ -33,7 +35,7 @@ import penstock as ps
 def main() -> int:
     """Measure, print, write."""
     options = _options()
-    for module in (jobs, latency, small_batch):
+    for module in (jobs, map_jobs, latency, small_batch, floors):
         cloudpickle.register_pickle_by_value(module)
     console = Console()
     bench = Bench(console, quick=options.quick)

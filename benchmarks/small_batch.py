@@ -32,10 +32,10 @@ def measure(bench: Bench) -> Found:
         batches = clicks.uniform(ROWS, KEYS, batches=bench.size(60, 20))
 
         def to_parquet(frame: DataFrame, _: int) -> None:
-            _counted(frame).write.mode("append").parquet(str(root / "plain"))
+            counted(frame).write.mode("append").parquet(str(root / "plain"))
 
         def to_nowhere(frame: DataFrame, _: int) -> None:
-            _counted(frame).write.mode("append").format("noop").save()
+            counted(frame).write.mode("append").format("noop").save()
 
         def foreach(function: Callable[[DataFrame, int], None], name: str) -> float:
             writer = clicks.read(bench.spark).writeStream.foreachBatch(function)
@@ -55,7 +55,8 @@ def measure(bench: Bench) -> Found:
     }
 
 
-def _counted(frame: DataFrame) -> DataFrame:
+def counted(frame: DataFrame) -> DataFrame:
+    """Counts per key, once through Python."""
     frame.sparkSession.conf.set("spark.sql.adaptive.enabled", "false")
     frame.sparkSession.conf.set("spark.sql.shuffle.partitions", "2")
     counts = frame.groupBy("user").agg(F.count("*").alias("n"))

@@ -1,12 +1,8 @@
 """Flink's fault tolerance for Spark Structured Streaming. This is the only public door."""
 
-from importlib import import_module
 from typing import TYPE_CHECKING
 
-from penstock import sinks, sources
-from penstock.checkpoint.completed import Completed
 from penstock.config import Checkpointing, Duration, Mode, OnBadRecord, OnCancel
-from penstock.engine.observer import Progress
 from penstock.errors import (
     BadRecordError,
     CheckpointFailedError,
@@ -23,8 +19,7 @@ from penstock.errors import (
     UnavailableError,
     UserCodeError,
 )
-from penstock.guarantee import Guarantee
-from penstock.job import Job, KeyedStream, Stream, Written
+from penstock.late_names import LateNames
 from penstock.operators.batch_process import BatchKeys, BatchProcess, BatchRows
 from penstock.operators.batch_state import BatchState
 from penstock.operators.folded_state import AggregateFunction, AggregatingState, ReducingState
@@ -35,17 +30,22 @@ from penstock.operators.raw_state import RawState
 from penstock.operators.rows import Row, Rows
 from penstock.operators.side_outputs import SideOutput
 from penstock.operators.states import ValueState
-from penstock.recovery.restart import (
-    RestartStrategy,
-    exponential_delay,
-    failure_rate,
-    fixed_delay,
-    no_restart,
-)
 from penstock.state.backends import FilesystemBackend, MemoryBackend, RocksdbBackend, StateBackend
 from penstock.storage import LocalStorage, Storage
 
 if TYPE_CHECKING:
+    from penstock import sinks, sources
+    from penstock.checkpoint.completed import Completed
+    from penstock.engine.observer import Progress
+    from penstock.guarantee import Guarantee
+    from penstock.job import Job, KeyedStream, Stream, Written
+    from penstock.recovery.restart import (
+        RestartStrategy,
+        exponential_delay,
+        failure_rate,
+        fixed_delay,
+        no_restart,
+    )
     from penstock.spark.handle import JobHandle, Status
     from penstock.spark.session import local_session
 
@@ -125,17 +125,27 @@ __all__ = [
 ]
 
 
-_IN_SPARK = {"JobHandle": "handle", "Status": "handle", "local_session": "session"}
-"""What lives in the spark package, and in which module of it: imported only by those who use it."""
-
-
-def __getattr__(name: str) -> object:
-    """Import what lives in the spark package; whatever needs no Spark works without PySpark being imported."""
-    if name in _IN_SPARK:
-        return getattr(import_module(f"penstock.spark.{_IN_SPARK[name]}"), name)
-    raise AttributeError(f"module 'penstock' has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    """What can be asked for, imported already or not."""
-    return sorted({*globals(), *_IN_SPARK})
+_LATE_NAMES = LateNames(
+    __name__,
+    {
+        "Completed": "checkpoint.completed",
+        "Guarantee": "guarantee",
+        "Job": "job",
+        "JobHandle": "spark.handle",
+        "KeyedStream": "job",
+        "Progress": "engine.observer",
+        "RestartStrategy": "recovery.restart",
+        "Status": "spark.handle",
+        "Stream": "job",
+        "Written": "job",
+        "exponential_delay": "recovery.restart",
+        "failure_rate": "recovery.restart",
+        "fixed_delay": "recovery.restart",
+        "local_session": "spark.session",
+        "no_restart": "recovery.restart",
+        "sinks": "sinks",
+        "sources": "sources",
+    },
+)
+"""What only a driver needs. Whatever lives in the spark package is among it: the rest works without PySpark being imported."""
+__getattr__, __dir__ = _LATE_NAMES.get, _LATE_NAMES.all

@@ -4,17 +4,22 @@ Called by the spark package: in tasks (write, pre-commit) and, through the check
 (commit, abort).
 """
 
-from penstock.sinks.by_key.redis import Redis
-from penstock.sinks.by_key.sql_upsert import SQLUpsert
-from penstock.sinks.delta.sink import DeltaLake
-from penstock.sinks.files.sink import Files
-from penstock.sinks.functions.foreach import Foreach
-from penstock.sinks.functions.write_ahead_log import WriteAheadLog
-from penstock.sinks.kafka.sink import Kafka
-from penstock.sinks.sql.mysql.sink import MariaDB, MySQL
-from penstock.sinks.sql.postgres.sink import Postgres
-from penstock.sinks.sqlite.sink import SQLite
-from penstock.sinks.two_phase_commit import Delivery, Transaction, TransactionContext, TwoPhaseCommitSink
+from typing import TYPE_CHECKING
+
+from penstock.late_names import LateNames
+
+if TYPE_CHECKING:
+    from penstock.sinks.by_key.redis import Redis
+    from penstock.sinks.by_key.sql_upsert import SQLUpsert
+    from penstock.sinks.delta.sink import DeltaLake
+    from penstock.sinks.files.sink import Files
+    from penstock.sinks.functions.foreach import Foreach
+    from penstock.sinks.functions.write_ahead_log import WriteAheadLog
+    from penstock.sinks.kafka.sink import Kafka
+    from penstock.sinks.sql.mysql.sink import MariaDB, MySQL
+    from penstock.sinks.sql.postgres.sink import Postgres
+    from penstock.sinks.sqlite.sink import SQLite
+    from penstock.sinks.two_phase_commit import Delivery, Transaction, TransactionContext, TwoPhaseCommitSink
 
 __all__ = [
     "Delivery",
@@ -33,3 +38,26 @@ __all__ = [
     "TwoPhaseCommitSink",
     "WriteAheadLog",
 ]
+
+_NAMES = LateNames(
+    __name__,
+    {
+        "Redis": "by_key.redis",
+        "SQLUpsert": "by_key.sql_upsert",
+        "DeltaLake": "delta.sink",
+        "Files": "files.sink",
+        "Foreach": "functions.foreach",
+        "WriteAheadLog": "functions.write_ahead_log",
+        "Kafka": "kafka.sink",
+        "MariaDB": "sql.mysql.sink",
+        "MySQL": "sql.mysql.sink",
+        "Postgres": "sql.postgres.sink",
+        "SQLite": "sqlite.sink",
+        "Delivery": "two_phase_commit",
+        "Transaction": "two_phase_commit",
+        "TransactionContext": "two_phase_commit",
+        "TwoPhaseCommitSink": "two_phase_commit",
+    },
+)
+"""A job has one or two sinks. Each Python worker would import them all, which takes it a tenth of a second."""
+__getattr__, __dir__ = _NAMES.get, _NAMES.all

@@ -39,8 +39,11 @@ def order_numbers(column: pa.Array) -> SortKeys:
 
 
 def order_number(column: pa.Array) -> int:
-    """That of the only value of a column; of a short text in a fraction of the time that many at once need for one."""
+    """That of the only value of a column; of a whole number or a short text in a fraction of the time that many at once need for one."""
     kind = column.type
+    if pa.types.is_int64(kind):
+        number: int = column[0].as_py()
+        return number
     if not (pa.types.is_string(kind) or pa.types.is_binary(kind)):
         return int(order_numbers(column)[0])
     text: bytes = column[0].as_buffer().to_pybytes()

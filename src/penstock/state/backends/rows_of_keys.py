@@ -5,8 +5,11 @@ The rows of a key lie side by side in every file, so that a key costs what it ha
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import repeat
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -53,8 +56,11 @@ class _Stretches:
 
     @classmethod
     def of(cls, batch: SortedBatch, keys: KeyBatch) -> _Stretches:
-        first = np.searchsorted(batch.sort_keys, keys.sort_keys).astype(np.int64, copy=False)
-        behind = np.searchsorted(batch.sort_keys, keys.sort_keys, side="right").astype(np.int64, copy=False)
+        first, behind = (np.zeros(len(keys), dtype=np.int64) for _ in range(2))
+        start = int(keys.sort_keys.searchsorted(batch.sort_keys[0]))
+        within = slice(start, int(keys.sort_keys.searchsorted(batch.sort_keys[-1], side="right")))
+        first[within] = batch.sort_keys.searchsorted(keys.sort_keys[within])
+        behind[within] = batch.sort_keys.searchsorted(keys.sort_keys[within], side="right")
         return cls(batch, keys.sort_keys, first, behind - first)
 
     def rows(self, wanted: Flags) -> SortedBatch:
@@ -91,28 +97,53 @@ def _key_of_row(rows: SortedBatch, keys: KeyBatch) -> Positions:
     return found
 
 
+class _Stretch(NamedTuple):
+    """The rows of one key in a batch: they begin at `first`, and have these second numbers."""
+
+    batch: SortedBatch
+    first: int
+    orders: SortKeys
+
+
+class KeyRanges:
+    """Which sort keys lie in which record batch of a file, so that a key is looked for only where it may be."""
+
+    def __init__(self, tables: Sequence[SortedTable]) -> None:
+        self._tables = [
+            (
+                table,
+                [int(batch.sort_keys[0]) for batch in table],
+                [int(batch.sort_keys[-1]) for batch in table],
+            )
+            for table in tables
+        ]
+
+    def stretches(self, sort_key: int) -> Iterator[_Stretch]:
+        """Where the rows of a key lie, the newest file first."""
+        for table, firsts, lasts in self._tables:
+            for batch in table[bisect_left(lasts, sort_key) : bisect_right(firsts, sort_key)]:
+                first = int(batch.sort_keys.searchsorted(sort_key))
+                stop = int(batch.sort_keys.searchsorted(sort_key, side="right"))
+                if first < stop and batch.orders is not None:
+                    yield _Stretch(batch, first, batch.orders[first:stop])
+
+
 class OneSortedKey(OneKey):
     """The stretches of one key in all files, the newest first."""
 
-    def __init__(self, tables: Sequence[SortedTable], layout: TableLayout, key: KeyBatch) -> None:
+    def __init__(self, ranges: KeyRanges, layout: TableLayout, key: KeyBatch) -> None:
         self._layout = layout
-        self._key = key
-        self._tables = [tuple(_stretch(batch, int(key.sort_keys[0])) for batch in table) for table in tables]
-        self._searched = [
-            (batch, batch.orders)
-            for table in self._tables
-            for batch in table
-            if len(batch) and batch.orders is not None
-        ]
+        self._key: list[pa.Array] = key.columns.columns
+        self._stretches = list(ranges.stretches(int(key.sort_keys[0])))
 
     def get(self, sub: pa.Array, order: int) -> pa.RecordBatch | None:
         """See `OneKey.get`. What finds many rows at once takes too long for a single one."""
-        wanted = [*self._key.columns.columns, sub]
-        for batch, orders in self._searched:
+        wanted = [*self._key, sub]
+        for batch, first, orders in self._stretches:
             at = int(orders.searchsorted(order))
             while at < len(orders) and orders[at] == order:
-                if rows_equal([column.slice(at, 1) for column in batch.keys], wanted)[0]:
-                    return self._values(batch, at)
+                if all(map(_same, batch.keys, repeat(first + at), wanted)):
+                    return self._values(batch, first + at)
                 at += 1
         return None
 
@@ -124,16 +155,21 @@ class OneSortedKey(OneKey):
 
     def scan(self) -> Iterator[pa.RecordBatch]:
         """See `OneKey.scan`."""
-        width = self._key.columns.num_columns
-        for rows in merge_tables(self._tables, ownership=EVERYTHING, keep_tombstones=False):
-            asked = [pa.repeat(column[0], len(rows)) for column in self._key.columns.columns]
-            mine = rows_equal(rows.keys[:width], asked)
+        tables = [(batch.slice(first, first + len(orders)),) for batch, first, orders in self._stretches]
+        for rows in merge_tables(tables, ownership=EVERYTHING, keep_tombstones=False):
+            asked = [pa.repeat(column[0], len(rows)) for column in self._key]
+            mine = rows_equal(rows.keys[: len(asked)], asked)
             yield _columns(rows if mine.all() else rows.take(np.flatnonzero(mine)), self._layout)
 
 
-def _stretch(batch: SortedBatch, sort_key: int) -> SortedBatch:
-    first = int(np.searchsorted(batch.sort_keys, sort_key))
-    return batch.slice(first, int(np.searchsorted(batch.sort_keys, sort_key, side="right")))
+def _same(column: pa.Array, at: int, wanted: pa.Array) -> bool:
+    """Whether a column has the only value of another at this place."""
+    if column[at].equals(wanted[0]):
+        return True
+    kind = column.type
+    if not (pa.types.is_floating(kind) or pa.types.is_nested(kind)):
+        return False
+    return bool(rows_equal([column.slice(at, 1)], [wanted])[0])  # to Arrow NaN equals nothing
 
 
 def _columns(rows: SortedBatch | None, layout: TableLayout) -> pa.RecordBatch:

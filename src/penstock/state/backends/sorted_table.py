@@ -20,7 +20,7 @@ from penstock.state.backends.base import (
 )
 from penstock.state.backends.lookup import lookup, lookup_parts
 from penstock.state.backends.merge import Ownership, merge_tables
-from penstock.state.backends.rows_of_keys import OneSortedKey, rows_of_keys
+from penstock.state.backends.rows_of_keys import KeyRanges, OneSortedKey, rows_of_keys
 from penstock.state.backends.sorted_file import TableHeader, scan_schema
 from penstock.state.backends.sorted_rows import (
     SortedBatch,
@@ -41,6 +41,7 @@ class OpenSortedTable(OpenTable):
     def __init__(self, workplace: Workplace, layout: TableLayout, stored: Sequence[SortedTable]) -> None:
         self._layout = layout
         self._stored = stored
+        self._ranges: KeyRanges | None = None
         self._written: list[SortedBatch] = []
         self._check = WriteCheck(workplace, layout)
         self._ownership = Ownership(workplace.subtask.index, workplace.parallelism)
@@ -59,7 +60,9 @@ class OpenSortedTable(OpenTable):
 
     def one_key(self, key: KeyBatch) -> OneKey:
         """See `OpenTable.one_key`."""
-        return OneSortedKey(self._stored, self._layout, key)
+        if self._ranges is None:
+            self._ranges = KeyRanges(self._stored)
+        return OneSortedKey(self._ranges, self._layout, key)
 
     def until(self, time: int) -> Iterator[pa.RecordBatch]:
         """See `OpenTable.until`."""
@@ -114,7 +117,7 @@ class OpenSortedTable(OpenTable):
 
     def close(self) -> None:
         """Let go of the files."""
-        self._stored, self._written = (), []
+        self._stored, self._ranges, self._written = (), None, []
 
 
 def table_header(layout: TableLayout, *, tombstones: bool) -> TableHeader:

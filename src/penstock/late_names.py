@@ -1,0 +1,35 @@
+"""Names of a package that are imported when they are first asked for. Both.
+
+Every Python worker imports the package of what it runs, and a job starts only when they have done so: what a task does not use, it should
+not have to import.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from importlib import import_module
+
+
+class LateNames:
+    """For a package that says `__getattr__, __dir__ = names.get, names.all`; `found_in` has the module of each, below the package.
+
+    A name that is found in a module of its own name is that module.
+    """
+
+    def __init__(self, package: str, found_in: Mapping[str, str]) -> None:
+        self._package = package
+        self._found_in = found_in
+
+    def get(self, name: str) -> object:
+        """Import it. From then on it is an attribute as any other."""
+        if name not in self._found_in:
+            raise AttributeError(f"module {self._package!r} has no attribute {name!r}")
+        module = import_module(f"{self._package}.{self._found_in[name]}")
+        found: object = module if self._found_in[name] == name else getattr(module, name)
+        setattr(sys.modules[self._package], name, found)
+        return found
+
+    def all(self) -> list[str]:
+        """What can be asked for, imported already or not."""
+        return sorted({*vars(sys.modules[self._package]), *self._found_in})
