@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import json
 import operator
+import random
 from collections import Counter, defaultdict
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
-from ledger import Ledger
+from ledger import Ledger, fail_for_good
+from pyspark import cloudpickle
 
 import penstock as ps
+from services import state_steps
+from services.state_steps import LIST_STEPS, MAP_STEPS, Step, done
 
 pytestmark = pytest.mark.spark
 
@@ -102,3 +109,68 @@ def test_all_kinds_over_a_restart(spark, tmp_path):
         assert {app: [one[0], one[1], *one[3:]] for app, one in found.items()} == truth(ledger)
         # they are in the last batch, and in the order of users the last of each key
         assert {one[2] for one in found.values()} == {newest}
+
+
+class NumberedSteps(ps.KeyedProcess):
+    """Does what the rows say, in their order, and gives what it saw; fails in the middle of the work, once."""
+
+    entries = ps.MapState("string", "long")
+    elements = ps.ListState("long")
+    last = ps.ReducingState("long", max)
+
+    def __init__(self, fails_at: int, marker: Path) -> None:
+        self.fails_at = fails_at
+        self.marker = marker
+
+    def process(self, key: str, rows: Any, ctx: ps.Context) -> Iterator[tuple[int, str]]:
+        for row in rows:
+            seen = done((key, row.what, row.name, row.a, row.b), self.entries, self.elements)
+            self.last.add(row.number)
+            if row.number == self.fails_at and not self.marker.exists():
+                fail_for_good(self.marker)
+            yield row.number, seen
+
+
+def random_steps(rng: random.Random, number: int) -> list[Step]:
+    steps: list[Step] = []
+    for _ in range(number):
+        what = rng.choice(["map", "list"])
+        name = rng.choice(sorted(MAP_STEPS if what == "map" else LIST_STEPS))
+        steps.append((rng.choice("pqrstu"), what, name, rng.choice(["", "a", "xyz"]), rng.randrange(4)))
+    return steps
+
+
+@pytest.mark.parametrize("backend", ["filesystem", "rocksdb"])
+def test_random_steps_see_what_plain_python_sees(spark, tmp_path, backend):
+    """In random batches, with a failure in the middle and another parallelism behind it, each step sees what one loop sees."""
+    cloudpickle.register_pickle_by_value(state_steps)
+    rng = random.Random(f"steps on {backend}")
+    columns = "number long, k string, what string, name string, a string, b long"
+    log = ps.sources.PartitionedLog(tmp_path / "log", columns, partitions=1)
+    names = [column.split()[0] for column in columns.split(", ")]
+    expected: dict[int, str] = {}
+    model: dict[str, tuple[Any, Any]] = defaultdict(lambda: ({}, []))
+    for parallelism in (2, 3):
+        steps = random_steps(rng, 150)
+        rows = [(len(expected) + at, *step) for at, step in enumerate(steps)]
+        log.append(0, [dict(zip(names, row, strict=True)) for row in rows])
+        expected |= {row[0]: done(step, *model[step[0]]) for row, step in zip(rows, steps, strict=True)}
+        job = ps.Job(
+            "steps",
+            storage=tmp_path / "store",
+            local_dir=tmp_path / "local",
+            backend=backend,
+            parallelism=parallelism,
+            checkpoint=ps.Checkpointing(interval="1ms"),
+            restart=ps.fixed_delay(attempts=2, delay="0s"),
+        )
+        read = job.read(log.read(spark, rows_per_batch=rng.randint(20, 60)), uid="steps")
+        operator = NumberedSteps(rows[rng.randrange(len(rows))][0], tmp_path / f"failed-{parallelism}")
+        seen = read.key_by("k").process(
+            operator, schema="number long, seen string", uid="op", order_by="number"
+        )
+        seen.write_to(ps.sinks.Files(tmp_path / "out", format="parquet"), uid="out")
+        job.run(available_now=True)
+        assert (tmp_path / f"failed-{parallelism}").exists()
+    found = pq.read_table(tmp_path / "out").to_pylist()
+    assert sorted((row["number"], row["seen"]) for row in found) == sorted(expected.items())
