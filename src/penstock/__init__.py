@@ -30,6 +30,7 @@ from penstock.operators.raw_state import RawState
 from penstock.operators.rows import Row, Rows
 from penstock.operators.side_outputs import SideOutput
 from penstock.operators.states import ValueState
+from penstock.operators.time_to_live import TimeToLive
 from penstock.state.backends import FilesystemBackend, MemoryBackend, RocksdbBackend, StateBackend
 from penstock.storage import LocalStorage, Storage
 
@@ -110,6 +111,7 @@ __all__ = [
     "Status",
     "Storage",
     "Stream",
+    "TimeToLive",
     "UnavailableError",
     "UserCodeError",
     "ValueState",

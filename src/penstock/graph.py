@@ -18,6 +18,7 @@ from penstock.errors import ConfigError, PenstockError
 from penstock.ids import checked_name
 from penstock.operators.batch_process import BatchProcess
 from penstock.operators.keyed_process import KeyedProcess
+from penstock.operators.time_to_live import TimeToLive
 from penstock.places import AT, Place, calling_place
 from penstock.sinks.two_phase_commit import TwoPhaseCommitSink
 from penstock.wording import with_article
@@ -59,6 +60,7 @@ class Aggregate:
     upstream: Node
     keys: tuple[str, ...]
     columns: dict[str, Column]
+    ttl: TimeToLive | None = None
 
 
 @dataclass(frozen=True)

@@ -32,6 +32,7 @@ from penstock.operators.keyed_process import KeyedProcess
 from penstock.operators.parameters import check_parameters
 from penstock.operators.side_outputs import check_sides, checked_side
 from penstock.operators.states import check_columns_only
+from penstock.operators.time_to_live import TTL, time_to_live
 from penstock.recovery.restart import RestartStrategy, exponential_delay
 from penstock.sinks.two_phase_commit import TwoPhaseCommitSink
 from penstock.state.backends import backend_named
@@ -256,19 +257,32 @@ class KeyedStream:
         self._keys = keys
 
     def aggregate(
-        self, *columns: Column, uid: str, on_bad_record: OnBadRecord | str | None = None, **named: Column
+        self,
+        *columns: Column,
+        uid: str,
+        on_bad_record: OnBadRecord | str | None = None,
+        ttl: TTL | None = None,
+        **named: Column,
     ) -> Stream:
         """Keep SQL aggregates per key over everything so far; emits the new values of every key that changed in a batch.
 
         Spark computes the aggregate of the batch, Penstock merges it into the state: count, count_if, sum, min, max, avg, bool_and,
         bool_or, bit_and, bit_or, bit_xor. Anything that cannot be merged exactly is refused by name.
         A column is named by its argument, `pv=F.count("*")`, or by its alias, `F.count("*").alias("page views")`: so it may have any name.
-        `on_bad_record`: "fail" or "skip" rows whose key is null.
+        `on_bad_record`: "fail" or "skip" rows whose key is null. `ttl`: a key that has had no rows for so long is forgotten.
         """
         from penstock.spark.aggregate_names import named_aggregates
 
         aggregates = named_aggregates(columns, named, keys=self._keys, uid=uid)
-        node = Aggregate(self._job.graph.new_uid("operator", uid), self._node, self._keys, aggregates)
+        lifetime = time_to_live(ttl)
+        if lifetime is not None and lifetime.renews:
+            raise ConfigError(
+                f"operator {uid!r}: ttl={ttl!r}: nobody reads an aggregate without writing it; leave out since='read'",
+                operator=uid,
+            )
+        node = Aggregate(
+            self._job.graph.new_uid("operator", uid), self._node, self._keys, aggregates, lifetime
+        )
         _say(self._job.graph, uid, on_bad_record)
         self._job.graph.operators.append(node)
         return Stream(self._job, node)

@@ -147,7 +147,7 @@ class Cluster:
             self.handles[index] = handle = state.freeze()
             state.close()
             self.upload(handle)
-            self.merge(index, self.backend.choose_merge(handle.refs))
+            self.merge(index, self.backend.choose_merge(handle.refs, 0))
 
     def merge(self, index: int, window: range | None) -> None:
         """What the background does between two batches."""

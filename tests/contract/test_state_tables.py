@@ -141,7 +141,7 @@ class Job:
     def merge(self, index: int, *, everything: bool = False) -> None:
         handle = self.handles[index]
         assert handle is not None
-        window = range(len(handle.refs)) if everything else self.backend.choose_merge(handle.refs)
+        window = range(len(handle.refs)) if everything else self.backend.choose_merge(handle.refs, 0)
         if window is None or not isinstance(self.backend, FilesystemBackend):
             return
         refs = handle.refs[window.start : window.stop]

@@ -54,16 +54,16 @@ def handle(*names: str, subtask: SubtaskId = VIEWS) -> StateHandle:
     return StateHandle(subtask, "filesystem", 0, tuple(map(ref, names)))
 
 
-def all_but_the_oldest(refs: Sequence[FileRef]) -> range | None:
+def all_but_the_oldest(refs: Sequence[FileRef], _now_us: int) -> range | None:
     return range(len(refs) - 1) if len(refs) > 2 else None
 
 
 def test_an_order_goes_out_once_and_its_result_takes_the_place_of_its_runs() -> None:
     """While an order is under way no other is given; its result replaces its files, behind those that came meanwhile."""
     merge_orders = MergeOrders(all_but_the_oldest)
-    orders = merge_orders.order([handle("c", "b", "a")], 0.0)
+    orders = merge_orders.order([handle("c", "b", "a")], 0.0, 0)
     assert orders == {VIEWS: MergeOrder(VIEWS, (ref("c"), ref("b")), oldest=False)}
-    assert merge_orders.order([handle("d", "c", "b", "a")], 1.0) == {}
+    assert merge_orders.order([handle("d", "c", "b", "a")], 1.0, 0) == {}
     assert merge_orders.merging == {"b", "c"}
     merge_orders.done(Merged(VIEWS, ("c", "b"), ref("cb")))
     assert merge_orders.merging == {"b", "c"}, (
@@ -95,14 +95,14 @@ def test_orders_are_given_again() -> None:
     """After a failure not at once, after a lost worker when it must be dead, and at once when no task had taken it."""
     merge_orders = MergeOrders(all_but_the_oldest)
     handles = [handle("c", "b", "a")]
-    assert merge_orders.order(handles, 0.0)
+    assert merge_orders.order(handles, 0.0, 0)
     merge_orders.failed(VIEWS, 0.0)
-    assert not merge_orders.order(handles, RETRY_AFTER_S - 1)
-    assert merge_orders.order(handles, RETRY_AFTER_S)
-    assert not merge_orders.order(handles, RETRY_AFTER_S + LOST_AFTER_S - 1)
-    assert merge_orders.order(handles, RETRY_AFTER_S + LOST_AFTER_S)
+    assert not merge_orders.order(handles, RETRY_AFTER_S - 1, 0)
+    assert merge_orders.order(handles, RETRY_AFTER_S, 0)
+    assert not merge_orders.order(handles, RETRY_AFTER_S + LOST_AFTER_S - 1, 0)
+    assert merge_orders.order(handles, RETRY_AFTER_S + LOST_AFTER_S, 0)
     merge_orders.not_taken([VIEWS])
-    assert merge_orders.order(handles, RETRY_AFTER_S + LOST_AFTER_S)
+    assert merge_orders.order(handles, RETRY_AFTER_S + LOST_AFTER_S, 0)
 
 
 def test_who_still_expects_a_result() -> None:
@@ -110,13 +110,13 @@ def test_who_still_expects_a_result() -> None:
     merge_orders = MergeOrders(all_but_the_oldest)
     handles = [handle("c", "b", "a")]
     assert merge_orders.expecting == frozenset()
-    merge_orders.order(handles, 0.0)
+    merge_orders.order(handles, 0.0, 0)
     assert merge_orders.expecting == {VIEWS}
     merge_orders.done(Merged(VIEWS, ("c", "b"), ref("cb")))
     assert merge_orders.expecting == {VIEWS}
     merge_orders.adopt({VIEWS: handles[0]})
     assert merge_orders.expecting == frozenset()
-    merge_orders.order(handles, 0.0)
+    merge_orders.order(handles, 0.0, 0)
     merge_orders.failed(VIEWS, 0.0)
     assert merge_orders.expecting == frozenset()
 

@@ -92,12 +92,25 @@ class TableColumns(msgspec.Struct, frozen=True):
     value: Columns
 
 
+class StoredLifetime(msgspec.Struct, frozen=True):
+    """How long some columns of a table live, and the moment from which on that holds, in microseconds since the epoch."""
+
+    table: str
+    columns: tuple[str, ...]
+    ttl_us: int
+    switched_on_us: int
+
+
 class OperatorColumns(msgspec.Struct, frozen=True):
-    """The typed columns of an operator's state: of its key, of the row that every key has, and of tables with rows of their own."""
+    """The typed columns of an operator's state: of its key, of the row that every key has, and of tables with rows of their own.
+
+    Without stamps: `lifetimes` has, for each column of stamps, what it is for.
+    """
 
     key: Columns
     value: Columns
     tables: dict[str, TableColumns] = {}
+    lifetimes: dict[str, StoredLifetime] = {}
 
 
 class OperatorState(msgspec.Struct, frozen=True):
@@ -107,11 +120,12 @@ class OperatorState(msgspec.Struct, frozen=True):
     value: Columns
     handles: tuple[StateHandle, ...]
     tables: dict[str, TableColumns] = {}
+    lifetimes: dict[str, StoredLifetime] = {}
 
     @property
     def columns(self) -> OperatorColumns:
         """What kind of state it is."""
-        return OperatorColumns(self.key, self.value, self.tables)
+        return OperatorColumns(self.key, self.value, self.tables, self.lifetimes)
 
 
 class Completed(msgspec.Struct, frozen=True, kw_only=True):
@@ -137,6 +151,8 @@ class Completed(msgspec.Struct, frozen=True, kw_only=True):
     """How many rows, from the job's first batch to the barrier, were bad and did not end it: by the uid of the operator or sink."""
     oldest_retained: int = -1
     """Older checkpoints are subsumed by this one. Said before they are deleted, so that nobody goes back to one meanwhile."""
+    now_us: int = 0
+    """The time of its batch, by which state expires, in microseconds since the epoch. It never goes back, whatever the clock does."""
 
     @property
     def id(self) -> CheckpointId:

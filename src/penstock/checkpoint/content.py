@@ -43,6 +43,7 @@ class Identity:
                 layout.value,
                 tuple(handles[subtask] for subtask in sorted(handles) if subtask.uid == uid),
                 layout.tables,
+                layout.lifetimes,
             )
             for uid, layout in self.layouts.items()
         }
@@ -106,6 +107,7 @@ class Content:
             restored_from=self._identity.restored_from,
             bad_records=dict(cut.bad_records),
             oldest_retained=retained[0],
+            now_us=cut.now_us,
         )
 
     def _duration_s(self, pending: Pending, cut: BatchFinished, now: Now) -> float:

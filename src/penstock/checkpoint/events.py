@@ -24,6 +24,8 @@ class BatchFinished:
     reports: dict[SubtaskId, SubtaskReport] = field(default_factory=dict)
     bad_records: dict[str, int] = field(default_factory=dict)
     """How many rows of all batches so far were bad, by operator or sink."""
+    now_us: int = 0
+    """The time of the batch, by which state expires."""
 
     @property
     def files(self) -> frozenset[str]:

@@ -35,7 +35,7 @@ def build_job(settings: DemoSettings, spark: SparkSession, storage: Storage) -> 
     log = PartitionedLog(settings.log_path)
     clicks = job.read(log.read(spark, rows_per_batch=settings.rows_per_batch), uid=SOURCE)
 
-    views = clicks.key_by("app").aggregate(uid="views", on_bad_record="fail", **_counts())
+    views = clicks.key_by("app").aggregate(uid="views", on_bad_record="fail", ttl=None, **_counts())
     views.write_to(sinks.SQLite(settings.database_path, TABLE, mode="upsert", key=["app"]), uid="views-out")
 
     delivered = clicks.transform(_counts_of_a_batch)

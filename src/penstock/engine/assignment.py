@@ -6,16 +6,18 @@ Answers travel with the result of a task, so that they count only for attempts t
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
 
 from penstock.checkpoint.completed import PreCommitted, SubtaskReport
 from penstock.ids import CheckpointId, RunId, SubtaskId
+from penstock.recovery.lifetimes import SwitchedOn
 from penstock.snapshot.mailbox import Address
 from penstock.state.backends.base import StateBackend
 from penstock.state.handle import StateHandle
+from penstock.state.lifetimes import StateTime
 from penstock.state.merge_orders import MergeOrder
 from penstock.storage import Storage
 
@@ -61,6 +63,13 @@ class Assignment:
     """The checkpoints under way when the batch began."""
     newest_will_do: bool
     """At least once: a subtask may hand in a later version than the one that was asked for."""
+    now_us: int = 0
+    """The time of the batch, by which state expires."""
+    switched_on_us: SwitchedOn = field(default_factory=dict)
+
+    def time_of(self, uid: str) -> StateTime:
+        """What the tasks of an operator are told about time."""
+        return StateTime(self.now_us, self.switched_on_us.get(uid, {}))
 
     @property
     def required(self) -> bool:

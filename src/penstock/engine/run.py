@@ -28,12 +28,13 @@ from penstock.engine.reading import Reading
 from penstock.engine.start import Start
 from penstock.engine.task_failures import Accounts, as_error
 from penstock.ids import CheckpointId, SubtaskId
-from penstock.recovery.fit import described
+from penstock.recovery.lifetimes import described
 from penstock.snapshot.mailbox import Address
 from penstock.snapshot.messages import MergeDone, MergeFailed, Message, TaskFailed, UploadDone, UploadFailed
 from penstock.snapshot.rescue import Rescue
 from penstock.snapshot.transfer import Room
 from penstock.state.handle import FileRef, StateHandle
+from penstock.state.lifetimes import in_microseconds
 from penstock.state.merge_orders import RETRY_AFTER_S, Merged, MergeOrders
 from penstock.wording import duration
 
@@ -68,7 +69,7 @@ def make_coordinator(
         point.run,
         spec.parallelism,
         spec.max_parallelism,
-        {uid: described(layout) for uid, layout in spec.layouts.items()},
+        {uid: described(layout, start.switched_on_us.get(uid)) for uid, layout in spec.layouts.items()},
         spec.upstream,
         point.id,
     )
@@ -103,7 +104,7 @@ class Run:
         observer: Observer,
         in_background: Callable[[Callable[[], None]], None],
         room: Room | None = None,
-        choose_merge: Callable[[Sequence[FileRef]], range | None] | None = None,
+        choose_merge: Callable[[Sequence[FileRef], int], range | None] | None = None,
     ) -> None:
         self._spec = spec
         self._start = start
@@ -113,6 +114,7 @@ class Run:
         self._observer = observer
         self._handles: Mapping[SubtaskId, StateHandle] = start.handles
         self._last_batch = start.point.last_read
+        self._now_us = start.now_us
         restored = start.point.checkpoint
         self._bad_records = BadRecordCounts({} if restored is None else restored.bad_records)
         observer.bad_records(self._bad_records.so_far)
@@ -149,18 +151,21 @@ class Run:
         self._handles, merged = self._merge_orders.adopt(self._handles)
         expecting = self._merge_orders.expecting  # before new orders, whose files are of this batch
         opening = self._coordinator.begin_batch(batch, self._handles.values(), merged)
+        self._now_us = max(self._now_us, in_microseconds(self._clock.wall()))
         return Assignment(
             place=self._place(mailbox),
             batch=batch,
             handles=self._handles,
             undurable=opening.undurable,
             keep=opening.needed,
-            merges=self._merge_orders.order(self._handles.values(), self._clock.monotonic()),
+            merges=self._merge_orders.order(self._handles.values(), self._clock.monotonic(), self._now_us),
             merging=self._merge_orders.merging,
             expecting=expecting,
             forget_earlier_runs=opening.completed > self._start.point.id,
             awaited=opening.awaited,
             newest_will_do=self._spec.mode is Mode.AT_LEAST_ONCE,
+            now_us=self._now_us,
+            switched_on_us=self._start.switched_on_us,
         )
 
     def _place(self, mailbox: Address) -> RunPlace:
@@ -196,6 +201,7 @@ class Run:
                 done.transactions,
                 dict(done.reports),
                 self._bad_records.so_far,
+                plan.now_us,
             )
         )
         seconds = self._clock.monotonic() - batch.began

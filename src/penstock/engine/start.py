@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import msgspec
@@ -19,11 +19,13 @@ from penstock.ownership.heartbeat import beat
 from penstock.randomness import SYSTEM_RANDOMNESS, Randomness
 from penstock.recovery import progress_log
 from penstock.recovery.fit import Fit
+from penstock.recovery.lifetimes import Lifetimes, SwitchedOn
 from penstock.recovery.progress_log import ProgressLog
 from penstock.recovery.restore import RestorePoint, check_restorable, restore
 from penstock.recovery.source_log import SourceLog
 from penstock.recovery.taking_over import PerformAll, TakeOver
 from penstock.state.handle import StateHandle
+from penstock.state.lifetimes import in_microseconds
 from penstock.state.local_files import begin_run, forget_earlier_runs, make_job_dir, run_dir
 
 
@@ -37,6 +39,9 @@ class Start:
     """Working files of this run; they can be lost at any time."""
     log: ProgressLog
     source_log: SourceLog
+    now_us: int = 0
+    """The time at which it begins; that of its batches is never before."""
+    switched_on_us: SwitchedOn = field(default_factory=dict)
 
 
 def start_run(
@@ -58,14 +63,18 @@ def start_run(
     beat(spec.storage, point.run, clock.wall())
     on_restored(point)
     drop_state = claimant.still_to_drop(drop_state, point.completed_by)
-    fit = _fit(spec, point)
+    now_us = _not_before(point, clock)
+    fit = _fit(spec, point, now_us)
+    lifetimes = fit.lifetimes(drop_state)
     handles = fit.handles(drop_state)
     fit.tell_what_cannot_be_dropped(drop_state)
     log, source_log = _set_out(spec, point)
     local_dir = _begin_local_dir(spec, point, handles, randomness)
-    if point.checkpoint is not None and point.checkpoint.parallelism != spec.parallelism and handles:
-        handles = _rescaled(spec, point, handles, local_dir, perform_all)
-    return Start(point, handles, local_dir, log, source_log)
+    start = Start(point, handles, local_dir, log, source_log, now_us, lifetimes.switched_on)
+    rescaled = point.checkpoint is not None and point.checkpoint.parallelism != spec.parallelism
+    if handles and (rescaled or lifetimes.brings_back):
+        start = replace(start, handles=_taken_over(spec, start, lifetimes, perform_all))
+    return replace(start, handles=lifetimes.fading(start.handles))
 
 
 def forget_working_files(spec: JobSpec, start: Start) -> None:
@@ -96,8 +105,14 @@ def _restored(
     )
 
 
-def _fit(spec: JobSpec, point: RestorePoint) -> Fit:
-    return Fit(point, spec.layouts, tuple(spec.streams), spec.parallelism, spec.backend.name)
+def _fit(spec: JobSpec, point: RestorePoint, now_us: int = 0) -> Fit:
+    return Fit(point, spec.layouts, tuple(spec.streams), spec.parallelism, spec.backend.name, now_us)
+
+
+def _not_before(point: RestorePoint, clock: Clock) -> int:
+    """The driver's time, or that of the checkpoint when the clock was set back since."""
+    recorded_us = 0 if point.checkpoint is None else point.checkpoint.now_us
+    return max(recorded_us, in_microseconds(clock.wall()))
 
 
 def _set_out(spec: JobSpec, point: RestorePoint) -> tuple[ProgressLog, SourceLog]:
@@ -126,25 +141,25 @@ def _files(handles: Mapping[SubtaskId, StateHandle]) -> frozenset[str]:
     return frozenset(name for handle in handles.values() for name in handle.files)
 
 
-def _rescaled(
-    spec: JobSpec,
-    point: RestorePoint,
-    handles: Mapping[SubtaskId, StateHandle],
-    local_dir: Path,
-    perform_all: PerformAll,
+def _taken_over(
+    spec: JobSpec, start: Start, lifetimes: Lifetimes, perform_all: PerformAll
 ) -> dict[SubtaskId, StateHandle]:
-    """The handles with which the first batch begins: after a change of parallelism every subtask takes its part over first."""
+    """The handles with which the first batch begins, when every subtask has to make what it takes over its own first."""
+    layouts, switched_on_us = lifetimes.former
     take_over = TakeOver(
         spec.storage,
         spec.backend,
-        local_dir,
-        point.run,
+        start.local_dir,
+        start.point.run,
         spec.parallelism,
         spec.max_parallelism,
-        spec.layouts,
-        _files(handles) if spec.local_recovery else frozenset(),
+        layouts,
+        _files(start.handles) if spec.local_recovery else frozenset(),
+        start.now_us,
+        switched_on_us,
+        lifetimes.brings_back,
     )
-    taken = perform_all(take_over, list(handles.values()))
+    taken = perform_all(take_over, list(start.handles.values()))
     for one in taken:
         tell_origins(one.report)
     return {one.handle.subtask: one.handle for one in taken}

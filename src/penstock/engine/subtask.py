@@ -102,6 +102,7 @@ class OperatorTask(ABC):
             merging=plan.merging,
             arriving=plan.undurable,
             clock=self.executor.clock,
+            time=plan.time_of(self.uid),
         )
         with closing(plan.place.backend.open(workplace, self.layout, before)) as state:
             outputs = self.apply(table, state, subtask.index, bad) if table.num_rows else {}
@@ -292,7 +293,11 @@ class AggregateTask(OperatorTask):
         bad: BadRecords,  # noqa: ARG002
     ) -> Outputs:
         """See `OperatorTask.apply`. A sum that overflows is about all rows of a key so far, and stays a failure."""
-        return {RESULTS: run_aggregate(self.specs, table, state, key_names=list(self.keys))}
+        return {RESULTS: self._updated(table, state)}
+
+    def _updated(self, table: pa.Table, state: OpenState) -> list[pa.RecordBatch]:
+        keys, lifetimes = list(self.keys), self.layout.lifetimes
+        return run_aggregate(self.specs, table, state, key_names=keys, lifetimes=lifetimes)
 
     def rows_given(self, table: pa.Table) -> int:
         """See `OperatorTask.rows_given`."""

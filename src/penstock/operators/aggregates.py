@@ -28,6 +28,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.errors import BadRecordError, CorruptStateError, IncompatibleStateError
+from penstock.operators.time_to_live import TimeToLive
+from penstock.state.lifetimes import Lifetime
 from penstock.state.types import spark_type
 
 _COUNT_AS_DECIMAL = pa.decimal256(19, 0)
@@ -79,6 +81,11 @@ def partial_name(aggregate: str, rule: Kind) -> str:
 def state_schema(specs: Sequence[AggregateSpec]) -> pa.Schema:
     """The value columns of the operator's state."""
     return pa.schema([(partial.name, partial.type) for spec in specs for partial in spec.partials])
+
+
+def lifetimes(specs: Sequence[AggregateSpec], ttl: TimeToLive | None) -> tuple[Lifetime, ...]:
+    """One for all aggregates of a key: they are written together."""
+    return () if ttl is None else (ttl.lifetime(*state_schema(specs).names),)
 
 
 def output_schema(specs: Sequence[AggregateSpec]) -> pa.Schema:

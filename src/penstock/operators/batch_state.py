@@ -11,6 +11,7 @@ import pyarrow as pa
 from penstock.errors import BadRecordError
 from penstock.operators.array_like import as_array
 from penstock.operators.keyed_process import Context
+from penstock.operators.stamps import ColumnStamps
 from penstock.operators.states import ColumnState
 from penstock.state.backends.equality import rows_equal
 from penstock.wording import counted
@@ -25,9 +26,20 @@ class BatchState:
     `context` says where the call happens.
     """
 
-    def __init__(self, declared: dict[str, ColumnState], stored: pa.RecordBatch, context: Context) -> None:
+    def __init__(
+        self, declared: dict[str, ColumnState], stored: pa.RecordBatch, context: Context, now_us: int = 0
+    ) -> None:
         self._declared = declared
-        self._stored: dict[str, pa.Array] = dict(zip(stored.schema.names, stored.columns, strict=True))
+        self._stored: dict[str, pa.Array] = {name: stored.column(name) for name in declared}
+        self._now_us = now_us
+        self._renewed: set[str] = set()
+        self._stamps = {
+            name: ColumnStamps(lifetime, renews=state.ttl is not None and state.ttl.renews)
+            for name, state in declared.items()
+            for lifetime in state.lifetimes(name)
+        }
+        for stamps in self._stamps.values():
+            stamps.load(stored)
         self._values = dict(self._stored)
         self._assigned: set[str] = set()
         self._keys: int = stored.num_rows
@@ -39,6 +51,8 @@ class BatchState:
     def __getitem__(self, name: str) -> pa.Array:
         """The values of all keys; the default where there is none, null where there is no default."""
         values, default = self._values[self._known(name)], self._declared[name].default
+        if name in self._stamps and self._stamps[name].renews:
+            self._renewed.add(name)
         if default is None or not values.null_count:
             return values
         filled = pa.concat_arrays([values, pa.array([default], type=values.type)])
@@ -61,23 +75,36 @@ class BatchState:
         self._values = {name: values.take(kept) for name, values in self._values.items()}
 
     def changed(self) -> Flags:
-        """The keys of which some value is not what is stored."""
+        """The keys of which some value is not what is stored, or was touched."""
         changed = np.zeros(self._keys, dtype=np.bool_)
-        for name, values in self._values.items():
-            stored = self._stored[name]
-            if values is stored:
-                continue
-            if not pa.types.is_nested(values.type):
-                changed |= ~rows_equal([values], [stored])
-            elif name in self._assigned:
-                changed |= True  # comparing may cost more than writing
-            else:
-                changed |= _flags(values.is_null()) != _flags(stored.is_null())
+        for name in self._declared:
+            changed |= self._touched(name)
         return changed
 
+    def _touched(self, name: str) -> Flags:
+        """The keys of which this value is not what is stored. What expires is touched where it is assigned, or read and that counts."""
+        values, stored = self._values[name], self._stored[name]
+        touched = np.zeros(self._keys, dtype=np.bool_)
+        if name in self._renewed:
+            touched |= _flags(stored.is_valid())
+        if values is stored:
+            return touched
+        if name in self._assigned and (name in self._stamps or pa.types.is_nested(values.type)):
+            # where nothing expires comparing may cost more than writing
+            return touched | _flags(values.is_valid()) | _flags(stored.is_valid())
+        if pa.types.is_nested(values.type):
+            different: Flags = _flags(values.is_null()) != _flags(stored.is_null())
+        else:
+            different = ~rows_equal([values], [stored])
+        return touched | different
+
     def values(self) -> list[pa.Array]:
-        """The columns as they are now, in the order of the state's schema."""
-        return [self._values[name] for name in self._declared]
+        """The columns as they are now, in the order of the state's schema, and their stamps."""
+        stamps = (
+            stamp.column(self._values[name], self._touched(name), self._now_us)
+            for name, stamp in self._stamps.items()
+        )
+        return [*(self._values[name] for name in self._declared), *stamps]
 
     def _known(self, name: str) -> str:
         if name not in self._declared:

@@ -6,7 +6,10 @@ A cell holds the state of all keys of a piece, and `at` says which of them is me
 from __future__ import annotations
 
 import copy
+import functools
+import struct
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import date, datetime, timedelta
 from decimal import Decimal
@@ -20,6 +23,7 @@ from penstock.operators.python_values import python_values
 UNCHANGING = frozenset({NoneType, bool, int, float, str, bytes, Decimal, date, datetime, timedelta})
 """Types of values that nobody can change in place."""
 _SHOWN = 200
+pack_double = struct.Struct("d").pack
 
 
 def detached(value: Any) -> Any:
@@ -32,6 +36,21 @@ def detached(value: Any) -> Any:
     if kind is list:
         return [one if type(one) in UNCHANGING else detached(one) for one in value]
     return copy.deepcopy(value)
+
+
+def same(one: Any, other: Any) -> bool:
+    """Whether two values would be stored as the same; to Python 1 is True, and 0.0 is -0.0."""
+    kind = type(one)
+    if kind is not type(other):
+        return False
+    if kind is float:
+        return pack_double(one) == pack_double(other)
+    if kind is dict:
+        pairs = zip(one.items(), other.items(), strict=False)
+        return len(one) == len(other) and all(same(a[0], b[0]) and same(a[1], b[1]) for a, b in pairs)
+    if kind in (list, tuple):
+        return len(one) == len(other) and all(map(same, one, other))
+    return bool(one == other)
 
 
 def kept(value: Any) -> Any:
@@ -92,7 +111,7 @@ class Cell(ABC):
 class ColumnCell(Cell):
     """A state with a column in the row of the key: one value per key, None where there is none."""
 
-    __slots__ = ("_keys", "_stored", "dirty", "made", "values")
+    __slots__ = ("_keys", "_stored", "dirty", "looked", "made", "values")
 
     def __init__(self, made: str = "state was set to") -> None:
         super().__init__()
@@ -100,6 +119,8 @@ class ColumnCell(Cell):
         """How a value came about that does not fit its type, for the error message that goes on with the value."""
         self.values: list[Any] = []
         self.dirty = bytearray()
+        self.looked = bytearray()
+        """The keys whose value was looked at; only a cell that `looking` made notes it."""
 
     def load(self, stored: pa.Array, keys: PieceKeys) -> None:
         """Take the values of the keys that come next."""
@@ -107,12 +128,13 @@ class ColumnCell(Cell):
         self._keys = keys
         self.values = python_values(stored)
         self.dirty = bytearray(len(self.values))
+        self.looked = bytearray(len(self.values))
         self.at = 0
 
     def undo(self, index: int) -> None:
         """Read it again: what was changed in place is changed in the object that was read before."""
         self.values[index] = python_values(self._stored.slice(index, 1))[0]
-        self.dirty[index] = 0
+        self.dirty[index] = self.looked[index] = 0
 
     def clear(self) -> None:
         """Forget the value of the key."""
@@ -170,3 +192,81 @@ class ContainerCell(ValueCell):
     def value(self, value: Any) -> None:
         self.values[self.at] = value
         self.dirty[self.at] = 1
+
+
+class ComparedContainerCell(ContainerCell):
+    """The same where it matters whether a value was changed, or only looked at: it is compared when the call is over."""
+
+    __slots__ = ("_assigned", "_before", "_held")
+
+    def __init__(self, default: Any) -> None:
+        super().__init__(default)
+        self._let_go()
+
+    def _let_go(self) -> None:
+        self._before: Any = None
+        self._held = self._assigned = False
+
+    def load(self, stored: pa.Array, keys: PieceKeys) -> None:
+        """See `ColumnCell.load`."""
+        super().load(stored, keys)
+        self._let_go()
+
+    def undo(self, index: int) -> None:
+        """See `Cell.undo`."""
+        super().undo(index)
+        self._let_go()
+
+    def clear(self) -> None:
+        """Forget the value of the key."""
+        super().clear()
+        self._assigned = True
+
+    def end_call(self) -> None:
+        """See `Cell.end_call`."""
+        index = self.at
+        if self._held and not self._assigned and same(self.values[index], self._seen()):
+            self.values[index] = self._before
+            self.dirty[index] = 0
+        else:
+            super().end_call()
+        self._let_go()
+
+    def _seen(self) -> Any:
+        return self._default if self._before is None else self._before
+
+    @property
+    def value(self) -> Any:
+        """The value of the key, or a copy of the default that becomes the value where it is changed."""
+        index = self.at
+        if not self._held and not self.dirty[index]:
+            self._held, self._before = True, detached(self.values[index])
+        if self.values[index] is None and self._default is not None:
+            self.values[index] = copy.deepcopy(self._default)
+        self.dirty[index] = 1
+        return self.values[index]
+
+    @value.setter
+    def value(self, value: Any) -> None:
+        self.values[self.at] = value
+        self.dirty[self.at] = 1
+        self._assigned = True
+
+
+@functools.cache
+def looking(kind: type[ColumnCell]) -> type[Any]:
+    """The same kind of cell, which notes whose state was looked at. Others do not pay for it."""
+
+    def noting(get: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        def look(cell: ColumnCell) -> Any:
+            cell.looked[cell.at] = 1
+            return get(cell)
+
+        return look
+
+    looks = {
+        name: property(noting(found.fget), found.fset)
+        for name in ("value", "accumulator")
+        if isinstance(found := getattr(kind, name, None), property) and found.fget is not None
+    }
+    return type(f"Looking{kind.__name__}", (kind,), {"__slots__": (), **looks})

@@ -20,6 +20,7 @@ from penstock.operators.encoding import CANNOT_ENCODE, to_array, usual_types
 from penstock.operators.functions import check_takes, name_of
 from penstock.operators.python_values import python_values
 from penstock.operators.states import ColumnState
+from penstock.operators.time_to_live import TTL
 
 if TYPE_CHECKING:
     from penstock.state.declared import Type
@@ -62,14 +63,21 @@ class ReducingState(ColumnState):
 
     instead = ".add(...)"
 
-    def __init__(self, type: Type, function: Callable[[Any, Any], Any], default: Any = None) -> None:  # noqa: A002
-        super().__init__(type, default)
+    def __init__(
+        self,
+        type: Type,  # noqa: A002
+        function: Callable[[Any, Any], Any],
+        default: Any = None,
+        *,
+        ttl: TTL | None = None,
+    ) -> None:
+        super().__init__(type, default, ttl=ttl)
         check_takes(function, 2, "function", "the value so far and the one to add")
         self.function = function
 
     def make_cell(self, name: str) -> ReducingCell:
         """See `DeclaredState.make_cell`."""
-        return ReducingCell(pa.field(name, self.arrow_type), self.function, self.default)
+        return self._kind(ReducingCell)(pa.field(name, self.arrow_type), self.function, self.default)
 
     def add(self, value: Any) -> None:  # noqa: ARG002 - the cell takes it
         """Fold a value into that of the key."""
@@ -90,8 +98,14 @@ class AggregatingState(ColumnState):
 
     instead = ".add(...)"
 
-    def __init__(self, type: Type, function: AggregateFunction | type[AggregateFunction] | Any) -> None:  # noqa: A002
-        super().__init__(type)
+    def __init__(
+        self,
+        type: Type,  # noqa: A002
+        function: AggregateFunction | type[AggregateFunction] | Any,
+        *,
+        ttl: TTL | None = None,
+    ) -> None:
+        super().__init__(type, ttl=ttl)
         self.function = _checked_function(function)
         self._check_create()
 
@@ -112,7 +126,7 @@ class AggregatingState(ColumnState):
 
     def make_cell(self, name: str) -> AggregatingCell:
         """See `DeclaredState.make_cell`."""
-        return AggregatingCell(pa.field(name, self.arrow_type), self.function)
+        return self._kind(AggregatingCell)(pa.field(name, self.arrow_type), self.function)
 
     def add(self, value: Any) -> None:  # noqa: ARG002 - the cell takes it
         """Add a value to the accumulator of the key."""

@@ -7,12 +7,15 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from penstock.errors import BadRecordError
 from penstock.operators.cells import Cell, ColumnCell, PieceKeys
 from penstock.operators.pieces import Piece
 from penstock.operators.rows import Rows
 from penstock.operators.side_outputs import SideRows, no_such_side
-from penstock.operators.states import OperatorType, declared_state, refuse_state_assignment
+from penstock.operators.stamps import ColumnStamps, Flags
+from penstock.operators.states import ColumnState, OperatorType, declared_state, refuse_state_assignment
 from penstock.operators.table_cells import TableCell
 from penstock.state.backends.base import OpenState
 
@@ -67,11 +70,13 @@ class KeyedProcess(metaclass=OperatorType):
 class Cells:
     """The cells of one operator, by the names of its states."""
 
-    def __init__(self, by_name: Mapping[str, Cell]) -> None:
+    def __init__(self, by_name: Mapping[str, Cell], stamps: Mapping[str, ColumnStamps]) -> None:
         self.all = list(by_name.values())
         self.ending = [cell for cell in self.all if cell.ends]
         self.columns = {name: cell for name, cell in by_name.items() if isinstance(cell, ColumnCell)}
         """Those that are kept in the row of the key."""
+        self.stamps = stamps
+        """When those among them that expire were last touched."""
         self.tables = [cell for cell in self.all if isinstance(cell, TableCell)]
         """Those with a table of their own."""
 
@@ -81,8 +86,19 @@ class Cells:
         named = PieceKeys(context.operator, keys.columns)
         for name, cell in self.columns.items():
             cell.load(piece.stored.column(name), named)
+        for stamps in self.stamps.values():
+            stamps.load(piece.stored)
         for table in self.tables:
-            table.load(state.table(table.name), keys, context.operator, state.generation)
+            table.load(state.table(table.name), keys, context.operator, state.generation, state.now_us)
+
+    def touched(self) -> dict[str, Flags]:
+        """Of the columns in the row of the key, which keys have one that was written, or looked at where that renews it."""
+        found: dict[str, Flags] = {}
+        for name, cell in self.columns.items():
+            found[name] = np.frombuffer(cell.dirty, dtype=np.bool_)
+            if name in self.stamps and self.stamps[name].renews:
+                found[name] = found[name] | np.frombuffer(cell.looked, dtype=np.bool_)
+        return found
 
     def end_call(self) -> None:
         """Called when the call for the current key is over; whoever runs the calls asks first whether any cell is `ending`."""
@@ -111,6 +127,13 @@ class Cells:
 
 def bind(operator: KeyedProcess) -> Cells:
     """Put a cell in place of every declared state."""
-    cells = {name: state.make_cell(name) for name, state in declared_state(operator).items()}
+    declared = declared_state(operator)
+    cells = {name: state.make_cell(name) for name, state in declared.items()}
     operator.__dict__.update(cells)
-    return Cells(cells)
+    stamps = {
+        name: ColumnStamps(lifetime, renews=state.ttl is not None and state.ttl.renews)
+        for name, state in declared.items()
+        if isinstance(state, ColumnState)
+        for lifetime in state.lifetimes(name)
+    }
+    return Cells(cells, stamps)

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any, overload
 
 import pyarrow as pa
 
-from penstock.operators.cells import kept
+from penstock.operators.cells import detached, kept, same
 from penstock.operators.states import TableState
 from penstock.operators.table_cells import Change, TableCell
-from penstock.state.backends.base import TableLayout
+from penstock.operators.time_to_live import TTL, TimeToLive
+from penstock.state.backends.base import TableLayout, with_stamps
 from penstock.state.declared import type_ddl
 from penstock.state.types import arrow_type
 
@@ -32,26 +33,29 @@ class ListState(TableState):
     Each element is kept for itself: `append` and `extend` cost what is appended, however long the list is. Everything else walks through
     the list: a long one is read from its beginning, and one that is changed in its middle is read as a whole. An array or struct
     that stands in the list may be changed where it is, if it was looked up by its index: `self.carts[-1].append(item)`.
+    A time to live holds for each element by itself; an element that is moved, because another is put before it, counts as written.
     The classic mistake: a list that is only appended to, and grows for ever.
     """
 
     instead = ".append(...)"
 
-    def __init__(self, type: Type) -> None:  # noqa: A002 - it is what the user means
-        super().__init__()
+    def __init__(self, type: Type, *, ttl: TTL | None = None) -> None:  # noqa: A002 - it is what the user means
+        super().__init__(ttl)
         self.ddl = type_ddl(type)
 
     def table(self, name: str, key: pa.Schema) -> TableLayout:
         """See `TableState.table`."""
         position, value = self._fields(name)
-        return TableLayout(name, pa.schema([*key, position]), pa.schema([value]))
+        lifetimes = self.lifetimes(name)
+        values = with_stamps(pa.schema([value]), lifetimes)
+        return TableLayout(name, pa.schema([*key, position]), values, lifetimes=lifetimes)
 
     def _fields(self, name: str) -> tuple[pa.Field, pa.Field]:
         return pa.field(f"{name}_position", pa.int64()), pa.field(name, arrow_type(self.ddl))
 
     def make_cell(self, name: str) -> ListCell:
         """See `DeclaredState.make_cell`."""
-        return ListCell(name, *self._fields(name))
+        return ListCell(name, *self._fields(name), self.ttl)
 
     def __iter__(self) -> Iterator[Any]:
         raise self._outside()
@@ -66,14 +70,32 @@ class ListState(TableState):
 
 
 class _Element:
-    """One value; `position` is None for one that has no row yet, `changed` if its row is not what is stored."""
+    """One value; `position` is None for one that has no row yet, `changed` if its row is not what is stored.
 
-    __slots__ = ("changed", "position", "value")
+    `looked`: in a list, the value as it was when somebody looked at it, and may have changed it.
+    """
+
+    __slots__ = ("changed", "looked", "position", "value")
 
     def __init__(self, value: Any, position: int | None = None) -> None:
         self.value = value
         self.position = position
         self.changed = False
+        self.looked: list[Any] = []
+
+    def look(self, *, compare: bool) -> Any:
+        """The value, for somebody who may change it where it is; `compare` to find out later whether they did."""
+        if compare and not self.changed and not self.looked:
+            self.looked = [detached(self.value)]
+        elif not compare:
+            self.changed = True
+        return self.value
+
+    def end_look(self) -> None:
+        """The call is over."""
+        if self.looked:
+            self.changed = self.changed or not same(self.value, self.looked[0])
+            self.looked = []
 
 
 class ListCell(TableCell, MutableSequence[Any]):
@@ -83,10 +105,10 @@ class ListCell(TableCell, MutableSequence[Any]):
 
     members = "a list has what a list has: append(), [...], len(), pop(), clear() and so on"
 
-    def __init__(self, name: str, sub: pa.Field, value: pa.Field) -> None:
+    def __init__(self, name: str, sub: pa.Field, value: pa.Field, ttl: TimeToLive | None = None) -> None:
         self._appended: dict[int, list[Any]] = {}
         self._whole: dict[int, list[_Element]] = {}
-        super().__init__(name, sub, value)
+        super().__init__(name, sub, value, ttl)
         self._value_nested = self.ends = pa.types.is_nested(value.type)
 
     def _forget(self) -> None:
@@ -111,6 +133,8 @@ class ListCell(TableCell, MutableSequence[Any]):
     def __iter__(self) -> Iterator[Any]:
         """As with a list, what is changed behind the place that was reached is seen when its turn comes."""
         index, at = self.at, 0
+        if self._renews:
+            self._elements()
         if index not in self._whole:
             for _, value in self._scanned():
                 yield self._own_copy(value)
@@ -122,7 +146,9 @@ class ListCell(TableCell, MutableSequence[Any]):
             yield self._own_copy(self._appended[index][at - before])
             at += 1
         while at < len(self._whole.get(index, ())):
-            yield self._own_copy(self._whole[index][at].value)
+            element = self._whole[index][at]
+            element.changed |= self._renews
+            yield self._own_copy(element.value)
             at += 1
 
     def __eq__(self, other: object) -> bool:
@@ -137,19 +163,21 @@ class ListCell(TableCell, MutableSequence[Any]):
         return sum(1 for _ in self._scanned()) + len(self._appended.get(self.at, ()))
 
     def __bool__(self) -> bool:
-        return next(iter(self), self) is not self
+        return bool(self._whole.get(self.at) or self._appended.get(self.at)) or (
+            self.at not in self._whole and next(self._scanned(), None) is not None
+        )
 
     @overload
     def __getitem__(self, at: int) -> Any: ...
     @overload
     def __getitem__(self, at: slice) -> list[Any]: ...
     def __getitem__(self, at: int | slice) -> Any:
-        if isinstance(at, slice):
+        if isinstance(at, slice) and not self._renews:
             return self._copied()[at]
-        if self._value_nested:  # whoever looks at it may change it where it is
-            element = self._elements()[at]
-            element.changed = True
-            return element.value
+        if isinstance(at, slice):
+            return [self._own_copy(element.look(compare=False)) for element in self._elements()[at]]
+        if self._value_nested or self._renews:  # whoever looks at it may change it where it is
+            return self._elements()[at].look(compare=bool(self._lifetimes) and not self._renews)
         if at >= 0 and self.at not in self._whole:
             found = list(islice(iter(self), at, at + 1))
             if not found:
@@ -222,6 +250,7 @@ class ListCell(TableCell, MutableSequence[Any]):
         if self.at in self._appended:
             self._appended[self.at] = [kept(value) for value in self._appended[self.at]]
         for element in self._whole.get(self.at, ()):
+            element.end_look()
             if element.changed or element.position is None:
                 element.value = kept(element.value)
 

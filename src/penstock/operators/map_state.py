@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any, Self, overload
 import pyarrow as pa
 
 from penstock.errors import BadRecordError, ConfigError
-from penstock.operators.cells import kept
+from penstock.operators.cells import kept, same
 from penstock.operators.encoding import CANNOT_ENCODE, encoded
 from penstock.operators.python_values import python_values
 from penstock.operators.states import TableState
 from penstock.operators.table_cells import Change, TableCell
-from penstock.state.backends.base import TableLayout
+from penstock.operators.time_to_live import TTL, TimeToLive
+from penstock.state.backends.base import TableLayout, with_stamps
 from penstock.state.declared import type_ddl
 from penstock.state.types import arrow_type
 
@@ -38,13 +39,14 @@ class MapState(TableState):
     Each entry is kept for itself: to touch one of a million costs what one costs. Entries whose keys are numbers (decimals up to 18
     digits), dates or moments come in the order of these, others in no promised order. A list that stands in an entry may be changed
     where it is, if it was looked up by its key: `self.seen[day].append(user)`.
+    A time to live holds for each entry by itself.
     The classic mistake: `len()` of a map with very many entries, which has to walk through them.
     """
 
     instead = "[...] = ..."
 
-    def __init__(self, key_type: Type, value_type: Type) -> None:
-        super().__init__()
+    def __init__(self, key_type: Type, value_type: Type, *, ttl: TTL | None = None) -> None:
+        super().__init__(ttl)
         self.key_ddl, self.value_ddl = type_ddl(key_type), type_ddl(value_type)
         kind = arrow_type(self.key_ddl)
         if pa.types.is_nested(kind):
@@ -57,14 +59,16 @@ class MapState(TableState):
     def table(self, name: str, key: pa.Schema) -> TableLayout:
         """See `TableState.table`."""
         sub, value = self._fields(name)
-        return TableLayout(name, pa.schema([*key, sub]), pa.schema([value]))
+        lifetimes = self.lifetimes(name)
+        values = with_stamps(pa.schema([value]), lifetimes)
+        return TableLayout(name, pa.schema([*key, sub]), values, lifetimes=lifetimes)
 
     def _fields(self, name: str) -> tuple[pa.Field, pa.Field]:
         return pa.field(f"{name}_key", arrow_type(self.key_ddl)), pa.field(name, arrow_type(self.value_ddl))
 
     def make_cell(self, name: str) -> MapCell:
         """See `DeclaredState.make_cell`."""
-        return MapCell(name, *self._fields(name))
+        return MapCell(name, *self._fields(name), self.ttl)
 
     def __getitem__(self, key: Any) -> Any:
         """The value of an entry."""
@@ -86,21 +90,22 @@ class MapState(TableState):
 class MapCell(TableCell, MutableMapping[Any, Any]):
     """The map of the current key. Acts as a dictionary does."""
 
-    __slots__ = ("_changed", "_cleared", "_floating", "_quick", "_value_nested")
+    __slots__ = ("_changed", "_cleared", "_floating", "_looked", "_quick", "_value_nested")
 
     members = "a map has what a dictionary has: [...], get(), items(), pop(), clear() and so on"
 
-    def __init__(self, name: str, sub: pa.Field, value: pa.Field) -> None:
+    def __init__(self, name: str, sub: pa.Field, value: pa.Field, ttl: TimeToLive | None = None) -> None:
         self._changed: dict[int, _Entries] = {}
         self._cleared: set[int] = set()
-        super().__init__(name, sub, value)
+        self._looked: _Entries = {}
+        super().__init__(name, sub, value, ttl)
         self._quick = _quick_type(sub.type)
         self._floating = pa.types.is_floating(sub.type)
         self._value_nested = self.ends = pa.types.is_nested(value.type)
 
     def _forget(self) -> None:
         super()._forget()
-        self._changed, self._cleared = {}, set()
+        self._changed, self._cleared, self._looked = {}, set(), {}
 
     # ── as a dictionary ────────────────────────────────────────────────────────────────────────
 
@@ -119,22 +124,25 @@ class MapCell(TableCell, MutableMapping[Any, Any]):
         return self._find(self._canonical(key))[0]
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        self._changes_of_key()[self._canonical(key)] = value
+        wanted = self._canonical(key)
+        self._changes_of_key()[wanted] = value
+        self._looked.pop(wanted, None)
 
     def __delitem__(self, key: Any) -> None:
         wanted = self._canonical(key)
         if not self._find(wanted)[0]:
             raise KeyError(key)
         self._changes_of_key()[wanted] = _GONE
+        self._looked.pop(wanted, None)
 
     def __iter__(self) -> Iterator[Any]:
         return (key for key, _ in self.pairs())
 
     def __len__(self) -> int:
-        return sum(1 for _ in self.pairs())
+        return sum(1 for _ in self.pairs(looks=False))
 
     def __bool__(self) -> bool:
-        return next(self.pairs(), None) is not None
+        return next(self.pairs(looks=False), None) is not None
 
     def items(self) -> ItemsView[Any, Any]:
         """The entries."""
@@ -148,6 +156,7 @@ class MapCell(TableCell, MutableMapping[Any, Any]):
         """Forget all entries of the key."""
         self._cleared.add(self.at)
         self._changed[self.at] = {}
+        self._looked = {}
 
     def copy(self) -> dict[Any, Any]:
         """What it holds now, as a dictionary of Python's."""
@@ -183,8 +192,11 @@ class MapCell(TableCell, MutableMapping[Any, Any]):
             return False, None
         few = self._stored_entries()
         found, value = self._get(key) if few is None else (key in few, few.get(key))
-        if found and self._value_nested:  # whoever looks at it may change it where it is
-            value = self._changes_of_key()[key] = self._own_copy(value)
+        if found and (self._value_nested or self._renews):  # whoever looks at it may change it where it is
+            value, stored = self._own_copy(value), value
+            self._changes_of_key()[key] = value
+            if self._lifetimes and not self._renews:
+                self._looked[key] = stored
         return found, value
 
     def _stored_entries(self) -> _Entries | None:
@@ -203,8 +215,11 @@ class MapCell(TableCell, MutableMapping[Any, Any]):
         few = self._stored_entries()
         return super()._scanned() if few is None else iter(list(few.items()))
 
-    def pairs(self) -> Iterator[tuple[Any, Any]]:
-        """All entries: those that are stored, then the new ones. Each as it is when its turn comes, as in a dictionary."""
+    def pairs(self, *, looks: bool = True) -> Iterator[tuple[Any, Any]]:
+        """All entries: those that are stored, then the new ones. Each as it is when its turn comes, as in a dictionary.
+
+        `looks`: whether that is a look at their values, which may renew them.
+        """
         index = self.at
         new = dict.fromkeys(self._changed.get(index, ()))
         if index not in self._cleared:
@@ -213,6 +228,8 @@ class MapCell(TableCell, MutableMapping[Any, Any]):
                 unchanged = _GONE if index in self._cleared else stored
                 value = self._changed.get(index, _NOTHING).get(key, unchanged)
                 if value is not _GONE:
+                    if looks and self._renews:
+                        self._changed.setdefault(index, {})[key] = value
                     yield key, self._own_copy(value)
         for key in new:
             value = self._changed.get(index, _NOTHING).get(key, _GONE)
@@ -238,6 +255,10 @@ class MapCell(TableCell, MutableMapping[Any, Any]):
     def end_call(self) -> None:
         """See `Cell.end_call`."""
         changes = self._changed.get(self.at, _NOTHING)
+        for key, stored in self._looked.items():
+            if same(changes[key], stored):
+                del changes[key]
+        self._looked = {}
         for key, value in changes.items():
             changes[key] = value if value is _GONE else kept(value)
 
@@ -245,6 +266,7 @@ class MapCell(TableCell, MutableMapping[Any, Any]):
         """See `Cell.undo`."""
         self._changed.pop(index, None)
         self._cleared.discard(index)
+        self._looked = {}
 
     def touched(self) -> Iterable[int]:
         """See `TableCell.touched`."""

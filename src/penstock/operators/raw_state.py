@@ -15,6 +15,7 @@ from penstock.errors import BadRecordError, ConfigError, IncompatibleStateError,
 from penstock.operators.cells import UNCHANGING, ColumnCell, PieceKeys, shown
 from penstock.operators.functions import check_takes
 from penstock.operators.states import ColumnState
+from penstock.operators.time_to_live import TTL
 
 Encode = Callable[[Any], bytes]
 Decode = Callable[[bytes], Any]
@@ -34,7 +35,12 @@ class RawState(ColumnState):
     instead = ".value = ..."
 
     def __init__(
-        self, *, encode: Encode | None = None, decode: Decode | None = None, default: Any = None
+        self,
+        *,
+        encode: Encode | None = None,
+        decode: Decode | None = None,
+        default: Any = None,
+        ttl: TTL | None = None,
     ) -> None:
         if (encode is None) != (decode is None):
             given, missing = ("encode", "decode") if decode is None else ("decode", "encode")
@@ -44,7 +50,7 @@ class RawState(ColumnState):
             check_takes(decode, 1, "decode", "bytes")
         self.encode: Encode = encode or _same
         self.decode: Decode = decode or _same
-        super().__init__("binary", default)
+        super().__init__("binary", default, ttl=ttl)
 
     def _checked_default(self, default: Any) -> bytes | None:
         if default is None:
@@ -65,7 +71,9 @@ class RawState(ColumnState):
 
     def make_cell(self, name: str) -> RawCell:
         """See `DeclaredState.make_cell`."""
-        return RawCell(name, self.encode, self.decode, self.default)
+        return self._kind(RawCell)(
+            name, self.encode, self.decode, self.default, assigning_touches=self.ttl is not None
+        )
 
     @property
     def value(self) -> Any:
@@ -84,12 +92,30 @@ def _same(data: Any) -> Any:
 class RawCell(ColumnCell):
     """In place of a `RawState`. Between two calls it holds only bytes."""
 
-    __slots__ = ("_decode", "_default", "_encode", "_held", "_is_held", "_is_set", "_name")
+    __slots__ = (
+        "_assigning_touches",
+        "_decode",
+        "_default",
+        "_encode",
+        "_held",
+        "_is_held",
+        "_is_set",
+        "_name",
+    )
 
     members = "a raw state has .value and .clear()"
 
-    def __init__(self, name: str, encode: Encode, decode: Decode, default: bytes | None) -> None:
+    def __init__(
+        self,
+        name: str,
+        encode: Encode,
+        decode: Decode,
+        default: bytes | None,
+        *,
+        assigning_touches: bool = False,
+    ) -> None:
         super().__init__()
+        self._assigning_touches = assigning_touches
         self.ends = True
         self._name = name
         self._encode = encode
@@ -134,7 +160,7 @@ class RawCell(ColumnCell):
             self._is_held = self._is_set = True
 
     def end_call(self) -> None:
-        """See `Cell.end_call`. Whoever looked at an object may have changed it; it is written only where its bytes have changed."""
+        """See `Cell.end_call`. Whoever looked at an object may have changed it; then it is written only where its bytes have changed."""
         if not self._is_held:
             return
         if self._is_set or type(self._held) not in UNCHANGING:
@@ -146,7 +172,7 @@ class RawCell(ColumnCell):
         before = self.values[index]
         if before is None and not self._is_set:
             before = self._default
-        if data != before:
+        if data != before or (self._is_set and self._assigning_touches):
             self.values[index] = data
             self.dirty[index] = 1
 

@@ -9,27 +9,38 @@ import pyarrow as pa
 from penstock.operators.aggregates import AggregateSpec, finish, merge
 from penstock.operators.grouping import one_row_a_key
 from penstock.operators.pieces import Piece, PieceLimits, pieces_with_state
-from penstock.state.backends.base import OpenState
+from penstock.operators.stamps import touched_now
+from penstock.state.backends.base import OpenState, with_stamps
+from penstock.state.lifetimes import Lifetime
 from penstock.state.sizes import in_batches
 
 LIMITS = PieceLimits(bytes=256 << 20)
 
 
 def run_aggregate(
-    specs: Sequence[AggregateSpec], table: pa.Table, state: OpenState, *, key_names: list[str]
+    specs: Sequence[AggregateSpec],
+    table: pa.Table,
+    state: OpenState,
+    *,
+    key_names: list[str],
+    lifetimes: tuple[Lifetime, ...] = (),
 ) -> list[pa.RecordBatch]:
     """Update the keys of the batch; returns their new values."""
     results: list[pa.RecordBatch] = []
     for piece in pieces_with_state(one_row_a_key(table, key_names), state, LIMITS):
-        results.extend(in_batches(_update(specs, piece, state)))
+        results.extend(in_batches(_update(specs, piece, state, lifetimes)))
     return results
 
 
-def _update(specs: Sequence[AggregateSpec], piece: Piece, state: OpenState) -> pa.Table:
+def _update(
+    specs: Sequence[AggregateSpec], piece: Piece, state: OpenState, lifetimes: tuple[Lifetime, ...]
+) -> pa.Table:
     keys = piece.grouped.keys
     (partials,) = piece.grouped.table.combine_chunks().to_batches()
     merged = merge(specs, piece.stored, piece.found, partials)
-    state.write(keys, merged)
+    stamps = [touched_now(merged.num_rows, state.now_us) for _ in lifetimes]
+    stored = with_stamps(merged.schema, lifetimes)
+    state.write(keys, pa.RecordBatch.from_arrays([*merged.columns, *stamps], schema=stored))
     finished = finish(specs, merged)
     names = [*keys.columns.schema.names, *finished.schema.names]
     return pa.Table.from_arrays([*keys.columns.columns, *finished.columns], names=names)

@@ -16,8 +16,8 @@ from penstock.operators.keyed_process import Context
 from penstock.operators.pieces import PieceLimits, pieces_with_state
 from penstock.operators.run_process import write_values
 from penstock.operators.side_outputs import SideRows
-from penstock.operators.states import column_states, value_schema
-from penstock.state.backends.base import OpenState
+from penstock.operators.states import column_lifetimes, column_states, value_schema
+from penstock.state.backends.base import OpenState, with_stamps
 from penstock.state.sizes import in_batches
 
 LIMITS = PieceLimits(bytes=256 << 20)
@@ -37,12 +37,12 @@ def run_batch_process(
 ) -> list[pa.RecordBatch]:
     """Process every key of the table once; returns the results in batches."""
     declared = column_states(operator)
-    schema = value_schema(operator)
+    schema = with_stamps(value_schema(operator), column_lifetimes(operator))
     who = f"operator {context.operator}"
     results: list[pa.RecordBatch] = []
     for piece in pieces_with_state(group_rows(table, key_names), state if declared else None, LIMITS):
         grouped = piece.grouped
-        view = BatchState(declared, piece.stored, context)
+        view = BatchState(declared, piece.stored, context, state.now_us)
         keys = BatchKeys(pa.Table.from_batches([grouped.keys.columns]))
         returned = operator.process_batch(keys, BatchRows(grouped.table, grouped.starts), view)
         for result in _each(returned, who):

@@ -190,7 +190,7 @@ class _Calls:
         """Write what was set; raises `BadRecordError` with the key whose value does not fit."""
         uid = self._context.operator
         try:
-            write_back(self._operator, self._columns, self._cells.columns, state, uid)
+            write_back(self._operator, self._columns, self._cells, state, uid)
             self._cells.write_tables()
         except BadRecordError:
             columns = unfit_state(self._operator, self._cells.columns, uid)
@@ -283,21 +283,26 @@ def _as_tuple(result: Any, output: pa.Schema, said: str) -> Any:
     )
 
 
-def write_back(
-    operator: KeyedProcess, keys: KeyBatch, cells: Mapping[str, ColumnCell], state: OpenState, uid: str
-) -> None:
+def write_back(operator: KeyedProcess, keys: KeyBatch, cells: Cells, state: OpenState, uid: str) -> None:
     """Write what was set; raises `BadRecordError`, with nothing written, for a value that does not fit."""
+    by_column = cells.touched()
     touched = np.zeros(len(keys), dtype=np.bool_)
-    for cell in cells.values():
-        touched |= np.frombuffer(cell.dirty, dtype=np.bool_)
+    for flags in by_column.values():
+        touched |= flags
     if not touched.any():
         return
     schema = value_schema(operator)
-    columns = [
-        to_array(cells[field.name].values, field, f"operator {uid}: {cells[field.name].made}")
+    columns = {
+        field.name: to_array(
+            cells.columns[field.name].values, field, f"operator {uid}: {cells.columns[field.name].made}"
+        )
         for field in schema
-    ]
-    write_values(state, keys, pa.Table.from_arrays(columns, schema=schema), touched)
+    }
+    stamps = {
+        stamp.name: stamp.column(columns[name], by_column[name], state.now_us)
+        for name, stamp in cells.stamps.items()
+    }
+    write_values(state, keys, pa.table({**columns, **stamps}), touched)
 
 
 def unfit_state(

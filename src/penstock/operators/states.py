@@ -7,22 +7,34 @@ things for a key is a `DeclaredState` with a table of its own.
 from __future__ import annotations
 
 from abc import ABC, ABCMeta, abstractmethod
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import pyarrow as pa
 
 from penstock.errors import ConfigError
-from penstock.operators.cells import Cell, ColumnCell, ContainerCell, ValueCell
+from penstock.operators.cells import (
+    Cell,
+    ColumnCell,
+    ComparedContainerCell,
+    ContainerCell,
+    ValueCell,
+    looking,
+)
 from penstock.operators.encoding import CANNOT_ENCODE, encoded
 from penstock.operators.python_values import python_values
 from penstock.operators.side_outputs import SideOutput
 from penstock.operators.table_cells import TableCell
-from penstock.state.backends.base import StateLayout, TableLayout
+from penstock.operators.time_to_live import TTL, time_to_live
+from penstock.state.backends.base import StateLayout, TableLayout, with_stamps
 from penstock.state.declared import type_ddl
+from penstock.state.lifetimes import Lifetime
 from penstock.state.types import arrow_type
 
 if TYPE_CHECKING:
     from penstock.state.declared import Type
+
+
+Kind = TypeVar("Kind", bound=ColumnCell)
 
 
 class DeclaredState(ABC):
@@ -31,8 +43,14 @@ class DeclaredState(ABC):
     instead: ClassVar[str]
     """What to write behind `self.name` where somebody assigns to the state itself."""
 
-    def __init__(self) -> None:
+    def __init__(self, ttl: TTL | None = None) -> None:
         self.name = ""
+        self.ttl = time_to_live(ttl)
+        """How long it is kept; None for ever."""
+
+    def lifetimes(self, name: str) -> tuple[Lifetime, ...]:
+        """That of its column, where it has one; `name` is the name under which it is declared."""
+        return () if self.ttl is None else (self.ttl.lifetime(name, state=name),)
 
     def __set_name__(self, owner: type, name: str) -> None:
         self.name = name
@@ -56,8 +74,14 @@ class DeclaredState(ABC):
 class ColumnState(DeclaredState):
     """A state with a column in the row of the key: one value of one type, or none."""
 
-    def __init__(self, type: Type, default: Any = None) -> None:  # noqa: A002 - it is what the user means
-        super().__init__()
+    def __init__(
+        self,
+        type: Type,  # noqa: A002 - it is what the user means
+        default: Any = None,
+        *,
+        ttl: TTL | None = None,
+    ) -> None:
+        super().__init__(ttl)
         self.ddl = type_ddl(type)
         self.arrow_type: pa.DataType = arrow_type(self.ddl)
         self.default = self._checked_default(default)
@@ -66,6 +90,10 @@ class ColumnState(DeclaredState):
     @abstractmethod
     def make_cell(self, name: str) -> ColumnCell:
         """See `DeclaredState.make_cell`."""
+
+    def _kind(self, kind: type[Kind]) -> type[Kind]:
+        """The kind of cell for it: one that notes who looks at it, where that renews it."""
+        return looking(kind) if self.ttl is not None and self.ttl.renews else kind
 
     def _checked_default(self, default: Any) -> Any:
         try:
@@ -103,14 +131,16 @@ class ValueState(ColumnState):
     """One value per key, declared as a class attribute: `count = ValueState("long", default=0)`, used as `self.count.value`.
 
     The type is Spark's, as DDL or as an object: "long" or `LongType()`. `None` means that there is no value; a key whose values are all
-    `None` takes no space.
+    `None` takes no space. `ttl`: how long it is kept, as "24h" or a `TimeToLive`, for any kind of state.
     """
 
     instead = ".value = ..."
 
     def make_cell(self, name: str) -> ValueCell:  # noqa: ARG002 - it says nothing that needs the name
         """See `DeclaredState.make_cell`."""
-        return (ContainerCell if pa.types.is_nested(self.arrow_type) else ValueCell)(self.default)
+        if not pa.types.is_nested(self.arrow_type):
+            return self._kind(ValueCell)(self.default)
+        return self._kind(ContainerCell if self.ttl is None else ComparedContainerCell)(self.default)
 
     @property
     def value(self) -> Any:
@@ -180,11 +210,27 @@ def state_layout(operator: object, key: pa.Schema) -> StateLayout:
                 "call it something else",
                 state=table.name,
             )
-    return StateLayout(key, value_schema(operator), tables)
+    lifetimes = column_lifetimes(operator)
+    value = value_schema(operator)
+    for lifetime in lifetimes:
+        if lifetime.stamp in (*key.names, *value.names):
+            raise ConfigError(
+                f"{type(operator).__name__} has a column {lifetime.stamp!r}, in which Penstock keeps when the state was last touched; "
+                "rename the column",
+                column=lifetime.stamp,
+            )
+    return StateLayout(key, with_stamps(value, lifetimes), tables, lifetimes)
+
+
+def column_lifetimes(operator: object) -> tuple[Lifetime, ...]:
+    """Which columns of the row of a key expire."""
+    return tuple(
+        lifetime for name, state in column_states(operator).items() for lifetime in state.lifetimes(name)
+    )
 
 
 def value_schema(operator: object) -> pa.Schema:
-    """The columns of the row of a key."""
+    """The columns of the row of a key, without stamps."""
     return pa.schema([pa.field(name, state.arrow_type) for name, state in column_states(operator).items()])
 
 

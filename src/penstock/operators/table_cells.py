@@ -18,7 +18,9 @@ from penstock.errors import BadRecordError
 from penstock.operators.cells import Cell, detached
 from penstock.operators.encoding import to_array
 from penstock.operators.python_values import python_values
-from penstock.state.backends.base import OneKey, OpenTable
+from penstock.operators.stamps import touched_now
+from penstock.operators.time_to_live import TimeToLive
+from penstock.state.backends.base import OneKey, OpenTable, with_stamps
 from penstock.state.keys import KeyBatch
 from penstock.state.order_numbers import order_number, order_numbers
 
@@ -47,21 +49,27 @@ class TableCell(Cell):
         "_generation",
         "_keys",
         "_large",
+        "_lifetimes",
+        "_now_us",
         "_operator",
+        "_renews",
         "_sub",
         "_table",
         "_value",
         "name",
     )
 
-    def __init__(self, name: str, sub: pa.Field, value: pa.Field) -> None:
+    def __init__(self, name: str, sub: pa.Field, value: pa.Field, ttl: TimeToLive | None = None) -> None:
         super().__init__()
         self.name = name
         self._sub, self._value = sub, value
+        self._lifetimes = () if ttl is None else (ttl.lifetime(name, state=name),)
+        self._renews = ttl is not None and ttl.renews
         self._forget()
 
-    def load(self, table: OpenTable, keys: KeyBatch, operator: str, generation: int) -> None:
-        """The keys that come next. Nothing is read before it is asked for."""
+    def load(self, table: OpenTable, keys: KeyBatch, operator: str, generation: int, now_us: int = 0) -> None:
+        """The keys that come next. Nothing is read before it is asked for. What is written is touched at `now_us`."""
+        self._now_us = now_us
         self._table, self._keys = table, keys
         self._operator, self._generation = operator, generation
         self.at = 0
@@ -109,9 +117,8 @@ class TableCell(Cell):
             yield from zip(*self._subs_and_values(part), strict=True)
 
     def _subs_and_values(self, rows: pa.RecordBatch) -> tuple[list[Any], list[Any]]:
-        return python_values(rows.column(rows.num_columns - 2)), python_values(
-            rows.column(rows.num_columns - 1)
-        )
+        value_at = rows.num_columns - 1 - len(self._lifetimes)
+        return python_values(rows.column(value_at - 1)), python_values(rows.column(value_at))
 
     def _get(self, sub: Any) -> tuple[bool, Any]:
         """Whether there is such a row in a key with many, and its value."""
@@ -150,7 +157,9 @@ class TableCell(Cell):
     def _encoded(self, rows: list[tuple[int, Change]]) -> tuple[KeyBatch, pa.RecordBatch]:
         keys = self._rows([index for index, _ in rows], [change.sub for _, change in rows])
         column = self._column([change.value for _, change in rows], self._value, "was set to")
-        return keys, pa.RecordBatch.from_arrays([column], schema=pa.schema([self._value]))
+        stamps = [touched_now(len(rows), self._now_us) for _ in self._lifetimes]
+        schema = with_stamps(pa.schema([self._value]), self._lifetimes)
+        return keys, pa.RecordBatch.from_arrays([column, *stamps], schema=schema)
 
     def _rows(self, indexes: list[int], subs: list[Any]) -> KeyBatch:
         at = np.array(indexes, dtype=np.int64)

@@ -185,10 +185,10 @@ class _PieceCalls:
         keys, uid = self.piece.grouped.keys, self.context.operator
         self._refuse_unfit_rows()
         try:
-            write_back(self.operator, keys, self.cells.columns, state, uid)
+            write_back(self.operator, keys, self.cells, state, uid)
         except BadRecordError:
             self._refuse_unfit_state()
-            write_back(self.operator, keys, self.cells.columns, state, uid)
+            write_back(self.operator, keys, self.cells, state, uid)
         self.cells.write_tables()
 
     def _refuse_unfit_rows(self) -> None:

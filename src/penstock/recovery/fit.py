@@ -6,12 +6,11 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import pyarrow as pa
-
 from penstock import start_options
-from penstock.checkpoint.completed import OperatorColumns, TableColumns
+from penstock.checkpoint.completed import OperatorColumns, OperatorState, TableColumns
 from penstock.errors import IncompatibleStateError
 from penstock.ids import CheckpointId, SubtaskId
+from penstock.recovery.lifetimes import Lifetimes, described
 from penstock.recovery.rescale import redistribute
 from penstock.recovery.restore import RestorePoint
 from penstock.state.backends.base import StateLayout
@@ -19,19 +18,6 @@ from penstock.state.handle import StateHandle
 from penstock.wording import named
 
 _log = logging.getLogger(__name__)
-
-
-def described(layout: StateLayout) -> OperatorColumns:
-    """The columns of an operator's state as the metadata records them."""
-    tables = {
-        table.name: TableColumns(_described(table.identity), _described(table.value))
-        for table in layout.tables
-    }
-    return OperatorColumns(_described(layout.key), _described(layout.value), tables)
-
-
-def _described(schema: pa.Schema) -> dict[str, str]:
-    return {field.name: str(field.type) for field in schema}
 
 
 @dataclass(frozen=True)
@@ -43,6 +29,20 @@ class Fit:
     sources: Sequence[str]
     parallelism: int
     backend: str
+    now_us: int = 0
+    """The time at which the run begins."""
+
+    def lifetimes(self, drop_state: tuple[str, ...]) -> Lifetimes:
+        """What the state of the checkpoint had, and since when each time to live of the job holds."""
+        return Lifetimes(
+            self.layouts,
+            {uid: state.lifetimes for uid, state in self._stored.items() if uid not in drop_state},
+            self.now_us,
+        )
+
+    @property
+    def _stored(self) -> Mapping[str, OperatorState]:
+        return self.point.checkpoint.operators if self.point.checkpoint else {}
 
     def check(self, drop_state: tuple[str, ...]) -> None:
         """Refuse a checkpoint that does not fit, while nothing has been changed yet."""
@@ -62,7 +62,7 @@ class Fit:
 
     def handles(self, drop_state: tuple[str, ...]) -> dict[SubtaskId, StateHandle]:
         """The state of every subtask at the present parallelism; refuses what does not fit the job."""
-        stored = self.point.checkpoint.operators if self.point.checkpoint else {}
+        stored = self._stored
         orphans = sorted(set(stored) - set(self.layouts) - set(drop_state))
         if orphans:
             raise IncompatibleStateError(
@@ -84,7 +84,7 @@ class Fit:
 
     def tell_what_cannot_be_dropped(self, drop_state: tuple[str, ...]) -> None:
         """Say which uids are no operators of the job or of the checkpoint: likely they are misspelt."""
-        stored = self.point.checkpoint.operators if self.point.checkpoint else {}
+        stored = self._stored
         _tell_unknown(set(drop_state) - set(stored), set(self.layouts), self.point.id)
 
 

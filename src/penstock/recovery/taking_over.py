@@ -1,5 +1,7 @@
 """After a change of parallelism: every new subtask makes the state it took over its own, before the first batch. Driver and executors.
 
+So does it after a time to live was made longer or switched off: what has expired by then must not be seen again (`recovery/lifetimes.py`).
+
 Files of several former subtasks may hold keys of others. Each subtask therefore merges what it was handed into files of its own keys, and
 the run starts from those.
 """
@@ -9,15 +11,17 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import msgspec
 
 from penstock.checkpoint.completed import SubtaskReport
 from penstock.ids import RunId
+from penstock.recovery.lifetimes import SwitchedOn
 from penstock.state.backends.base import StateBackend, StateLayout, Workplace
 from penstock.state.handle import StateHandle
+from penstock.state.lifetimes import StateTime
 from penstock.state.local_files import begin_run
 from penstock.storage import Storage
 
@@ -42,12 +46,19 @@ class TakeOver:
     layouts: Mapping[str, StateLayout]
     named: frozenset[str]
     """The files of all handles; of what earlier runs left on a machine only these are of use."""
+    now_us: int = 0
+    switched_on_us: SwitchedOn = field(default_factory=dict)
+    purged: frozenset[str] = frozenset()
+    """Operators of whose state all that has expired must go."""
 
     def __call__(self, handle: StateHandle, attempt: int) -> Taken:
         """Keep what is the subtask's own, as files of its own; called again, with another attempt, when a task fails."""
         begin_run(self.local_dir, self.named)
-        workplace = Workplace.of(self, handle.subtask, version=handle.version, attempt=attempt)
+        time = StateTime(self.now_us, self.switched_on_us.get(handle.subtask.uid, {}))
+        workplace = Workplace.of(self, handle.subtask, version=handle.version, attempt=attempt, time=time)
         with closing(self.backend.open(workplace, self.layouts[handle.subtask.uid], handle)) as state:
+            if handle.subtask.uid in self.purged:
+                state.purge()
             taken = state.freeze()
         for name in sorted(taken.files - handle.files):
             self.storage.upload(workplace.local_path(name), name)

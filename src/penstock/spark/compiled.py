@@ -23,7 +23,7 @@ from penstock.engine.job_spec import JobSpec
 from penstock.engine.tagged_rows import BAD, side_tags
 from penstock.errors import ConfigError, PenstockError, UserCodeError
 from penstock.graph import Aggregate, BadRecords, Graph, Keyed, Node, Process, Side, Source, Transform, Union
-from penstock.operators.aggregates import AggregateSpec, state_schema
+from penstock.operators.aggregates import AggregateSpec, lifetimes, state_schema
 from penstock.operators.side_outputs import declared_sides
 from penstock.operators.states import state_layout
 from penstock.places import AT, place_in_user_code
@@ -35,7 +35,7 @@ from penstock.spark.key_columns import check_keys, float_keys, quoted
 from penstock.spark.shuffles import shuffles
 from penstock.spark.tagged_rows import Beside
 from penstock.spark.versions import arrow_schema, arrow_type
-from penstock.state.backends.base import StateLayout
+from penstock.state.backends.base import StateLayout, with_stamps
 from penstock.state.local_files import job_dir
 
 if TYPE_CHECKING:
@@ -252,7 +252,8 @@ class _Compiler:
         if policy is OnBadRecord.KEEP:
             self._check_grouping(node, frame, parts)
             result = all_nullable(result)
-        layout = StateLayout(key, state_schema(specs))
+        mortal = lifetimes(specs, node.ttl)
+        layout = StateLayout(key, with_stamps(state_schema(specs), mortal), lifetimes=mortal)
         return CompiledOperator(node, layout, result, policy, floats, specs, parts, _letters(policy))
 
     def _check_grouping(self, node: Aggregate, frame: DataFrame, parts: tuple[Column, ...]) -> None:

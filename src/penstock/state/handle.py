@@ -27,6 +27,8 @@ class FileRef(msgspec.Struct, frozen=True, omit_defaults=True):
     inline: bytes = b""
     tombstones: int = 0
     file: str = ""
+    fades: int = 0
+    """When enough of it will have expired that it is worth writing anew, in microseconds since the epoch; 0 for never."""
 
 
 class StateHandle(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -49,14 +49,15 @@ class Merged:
 class MergeOrders:
     """At most one order a subtask at a time."""
 
-    choose: Callable[[Sequence[FileRef]], range | None]
+    choose: Callable[[Sequence[FileRef], int], range | None]
+    """Which of a subtask's files, at a time in microseconds since the epoch."""
     _under_way: dict[SubtaskId, tuple[MergeOrder, float]] = field(default_factory=dict)
     _not_before: dict[SubtaskId, float] = field(default_factory=dict)
     _done: list[Merged] = field(default_factory=list)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def order(self, handles: Iterable[StateHandle], now: float) -> dict[SubtaskId, MergeOrder]:
-        """New orders, to go out with the batch that begins with these handles."""
+    def order(self, handles: Iterable[StateHandle], now: float, now_us: int) -> dict[SubtaskId, MergeOrder]:
+        """New orders, to go out with the batch that begins with these handles; `now_us` is its time, `now` that of the driver's clock."""
         with self._lock:
             self._under_way = {
                 subtask: (order, since)
@@ -68,7 +69,7 @@ class MergeOrders:
                 subtask = handle.subtask
                 if subtask in self._under_way or now < self._not_before.get(subtask, now):
                     continue
-                window = self.choose(handle.refs)
+                window = self.choose(handle.refs, now_us)
                 if window is not None:
                     refs = handle.refs[window.start : window.stop]
                     orders[subtask] = MergeOrder(subtask, refs, oldest=window.stop == len(handle.refs))

@@ -21,6 +21,7 @@ from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.ids import SubtaskId
 from penstock.state.handle import FileRef, StateHandle, state_stem
 from penstock.state.keys import KeyBatch
+from penstock.state.lifetimes import TIMELESS, Expiry, Lifetime, StateTime
 from penstock.state.local_files import MERGED, Origins
 from penstock.storage import Storage
 
@@ -33,7 +34,7 @@ class TableLayout:
     """One table of an operator's state: `identity` are the columns that tell its rows apart, the operator's key first.
 
     `ordered`: a key may have many rows, which a second sort number brings into an order. `by_time`: that number comes first, so
-    that rows lie in its order whatever their key.
+    that rows lie in its order whatever their key. `lifetimes`: which columns expire; their stamps are the last columns of `value`.
     """
 
     name: str
@@ -41,6 +42,26 @@ class TableLayout:
     value: pa.Schema
     ordered: bool = True
     by_time: bool = False
+    lifetimes: tuple[Lifetime, ...] = ()
+
+    @property
+    def visible(self) -> pa.Schema:
+        """The values without stamps."""
+        return visible(self.value, self.lifetimes)
+
+    def expiry(self, time: StateTime) -> Expiry | None:
+        """What has expired of its rows; None where nothing ever does."""
+        return Expiry(self.value.names, self.lifetimes, time) if self.lifetimes else None
+
+
+def visible(value: pa.Schema, lifetimes: tuple[Lifetime, ...]) -> pa.Schema:
+    """The columns of a row of values without the stamps at its end."""
+    return pa.schema(list(value)[: len(value) - len(lifetimes)])
+
+
+def with_stamps(value: pa.Schema, lifetimes: tuple[Lifetime, ...]) -> pa.Schema:
+    """The columns of a row of values with a stamp for each lifetime."""
+    return pa.schema([*value, *(lifetime.stamp_field for lifetime in lifetimes)])
 
 
 @dataclass(frozen=True)
@@ -50,11 +71,12 @@ class StateLayout:
     key: pa.Schema
     value: pa.Schema
     tables: tuple[TableLayout, ...] = ()
+    lifetimes: tuple[Lifetime, ...] = ()
 
     @property
     def by_name(self) -> dict[str, TableLayout]:
         """All tables, that of the values first."""
-        values = TableLayout(VALUES, self.key, self.value, ordered=False)
+        values = TableLayout(VALUES, self.key, self.value, ordered=False, lifetimes=self.lifetimes)
         return {table.name: table for table in (values, *self.tables)}
 
 
@@ -83,6 +105,7 @@ class Workplace:
     `merging` names files that a background merge is about to replace; nobody else may merge them meanwhile.
     `arriving` names files that may still be on their way to storage, from the machine on which the version before was frozen.
     `origins` counts what had to be brought here.
+    `time` says what has expired.
     """
 
     storage: Storage
@@ -96,6 +119,7 @@ class Workplace:
     arriving: frozenset[str] = frozenset()
     clock: Clock = SYSTEM_CLOCK
     origins: Origins = field(default_factory=Origins)
+    time: StateTime = TIMELESS
 
     @classmethod
     def of(
@@ -108,6 +132,7 @@ class Workplace:
         merging: frozenset[str] = frozenset(),
         arriving: frozenset[str] = frozenset(),
         clock: Clock = SYSTEM_CLOCK,
+        time: StateTime = TIMELESS,
     ) -> Self:
         """The workplace of one attempt of a run."""
         return cls(
@@ -121,6 +146,7 @@ class Workplace:
             merging=merging,
             arriving=arriving,
             clock=clock,
+            time=time,
         )
 
     def new_name(self, suffix: str) -> str:
@@ -164,7 +190,10 @@ class OneKey(ABC):
 
 
 class OpenTable(ABC):
-    """One table of the state of one subtask. Reads see the version before; each row is written at most once in a batch."""
+    """One table of the state of one subtask. Reads see the version before; each row is written at most once in a batch.
+
+    What has expired is not there, in whatever way it is asked for. Stamps are read and written as columns, behind the values.
+    """
 
     @abstractmethod
     def read(self, rows: KeyBatch) -> Part:
@@ -204,6 +233,11 @@ class OpenState(ABC):
         self.generation = 1 if before is None else before.generation + 1
         """That of the version which this batch makes: higher than that of anything it can read."""
 
+    @property
+    @abstractmethod
+    def now_us(self) -> int:
+        """The time of the batch: what is touched in it has this stamp."""
+
     @abstractmethod
     def read_parts(self, keys: KeyBatch, max_bytes: int) -> Iterator[Part]:
         """The values of these keys, row by row (nulls where there is none), and which of them were found.
@@ -226,6 +260,10 @@ class OpenState(ABC):
     @abstractmethod
     def table(self, name: str) -> OpenTable:
         """One of the tables that the layout names besides the values."""
+
+    @abstractmethod
+    def purge(self) -> None:
+        """Make sure that nothing that has expired is left in the version that `freeze` ends, at any cost. Called right before it."""
 
     @abstractmethod
     def freeze(self) -> StateHandle:
@@ -256,9 +294,10 @@ class StateBackend(ABC):
         they are never asked for, are dropped when files are merged, and are left out by `scan`.
         """
 
-    def choose_merge(self, refs: Sequence[FileRef]) -> range | None:  # noqa: ARG002
+    def choose_merge(self, refs: Sequence[FileRef], now_us: int) -> range | None:  # noqa: ARG002
         """Which neighbouring files, newest first, a background merge should make one of; None for nothing. Pure; on the driver.
 
+        One file alone is written anew, without what has expired.
         A backend that looks after its own files need not say anything here.
         """
         return None

@@ -27,9 +27,9 @@ class FilesystemBackend(StateBackend):
         """See `StateBackend.open`."""
         return FilesystemState(workplace, layout, open_files(workplace, layout, handle), handle)
 
-    def choose_merge(self, refs: Sequence[FileRef]) -> range | None:
+    def choose_merge(self, refs: Sequence[FileRef], now_us: int) -> range | None:
         """See `StateBackend.choose_merge`."""
-        return choose_merge(refs)
+        return choose_merge(refs, now_us)
 
     def merge(
         self, workplace: Workplace, layout: StateLayout, refs: Sequence[FileRef], *, oldest: bool
@@ -54,7 +54,7 @@ class FilesystemState(SortedState):
         """See `OpenState.freeze`."""
         fresh = self._fresh()
         files = [*fresh, *self._files]
-        if not self._settled():
+        if files and not self._settled():
             return self._handle(self._merge(files, has_older=False))
         if not fresh:
             return self._handle(self._refs(files))
@@ -64,8 +64,8 @@ class FilesystemState(SortedState):
         return self._handle((*self._merge(files[: newest.stop], has_older=bool(older)), *self._refs(older)))
 
     def _settled(self) -> bool:
-        """Whether all are files that this subtask wrote; others must be merged, to drop foreign keys."""
-        return all(self._wrote(file) and file.name for file in self._files)
+        """Whether all are files that this subtask wrote; others must be merged, to drop foreign keys, and all to drop what has expired."""
+        return not self._purging and all(self._wrote(file) and file.name for file in self._files)
 
     def _refs(self, files: Iterable[SortedFile]) -> tuple[FileRef, ...]:
         return tuple(file.ref for file in files if file.ref is not None)
@@ -76,7 +76,14 @@ class FilesystemState(SortedState):
         path = self._workplace.local_path(name)
         fresh = files[0]
         if len(files) == 1 and fresh.ref is None and (has_older or not fresh.has_tombstones):
-            ref = write_sorted_file(path, name, fresh.tables, layout=self._layout, header=fresh.header)
+            ref = write_sorted_file(
+                path,
+                name,
+                fresh.tables,
+                layout=self._layout,
+                header=fresh.header,
+                time=self._workplace.time,
+            )
         else:
             self._check_unchanged(files)
             ref = write_merged(self._workplace, self._layout, files, name, path, keep_tombstones=has_older)
@@ -94,4 +101,4 @@ def write_merged(
 ) -> FileRef | None:
     """Merge sorted files into one; None, and no file, when no row is left."""
     rows, header = merged(workplace, layout, files, keep_tombstones=keep_tombstones)
-    return write_sorted_file(path, name, rows, layout=layout, header=header)
+    return write_sorted_file(path, name, rows, layout=layout, header=header, time=workplace.time)

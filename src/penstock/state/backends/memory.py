@@ -57,7 +57,7 @@ class MemoryState(SortedState):
         files = [*fresh, *self._files]
         self._check_unchanged(files)
         rows, header = merged(self._workplace, self._layout, files, keep_tombstones=False)
-        ref = encode_sorted_file(rows, layout=self._layout, header=header)
+        ref = encode_sorted_file(rows, layout=self._layout, header=header, time=self._workplace.time)
         if ref is None:
             return self._handle(())
         self._check_size(ref.size)
@@ -65,7 +65,7 @@ class MemoryState(SortedState):
 
     def _settled(self) -> bool:
         inline = all(self._wrote(file) and file.ref is not None and not file.ref.name for file in self._files)
-        return len(self._files) <= 1 and inline
+        return not self._purging and len(self._files) <= 1 and inline
 
     def _check_size(self, size: int) -> None:
         if size > self._limit_bytes:

@@ -21,9 +21,11 @@ from penstock.state.backends.sorted_rows import (
     SortedTable,
     concat_batches,
     in_order,
+    marks,
     sorting_positions,
 )
 from penstock.state.keys import SortKeys, key_groups
+from penstock.state.lifetimes import Expiry
 
 PIECE_BYTES = 16 * 1024 * 1024
 
@@ -48,15 +50,16 @@ def merge_tables(
     *,
     ownership: Ownership,
     keep_tombstones: bool,
+    expiry: Expiry | None = None,
     piece_bytes: int | None = None,
 ) -> Iterator[SortedBatch]:
-    """The newest of every owned row, in order; one table of several files, the newest file first.
+    """The newest of every owned row, in order, without what has expired; one table of several files, the newest file first.
 
-    Tombstones must be kept while an older file that is not merged may hold the row.
+    Tombstones must be kept while an older file that is not merged may hold the row. A row of which nothing is left becomes one.
     """
     batches = [batch for table in tables for batch in table if len(batch)]
     for piece in _pieces(batches, piece_bytes or PIECE_BYTES):
-        merged = merge_piece(piece, ownership, keep_tombstones=keep_tombstones)
+        merged = merge_piece(piece, ownership, keep_tombstones=keep_tombstones, expiry=expiry)
         if len(merged):
             yield merged
 
@@ -89,7 +92,13 @@ def _pivot(piece: Sequence[SortedBatch]) -> Address | None:
     return min(batch.address(at) for batch, at in behind if at < len(batch))
 
 
-def merge_piece(piece: Sequence[SortedBatch], ownership: Ownership, *, keep_tombstones: bool) -> SortedBatch:
+def merge_piece(
+    piece: Sequence[SortedBatch],
+    ownership: Ownership,
+    *,
+    keep_tombstones: bool,
+    expiry: Expiry | None = None,
+) -> SortedBatch:
     """The newest of every owned row of these batches, the newest first; all in memory."""
     rows = concat_batches(piece)
     order = sorting_positions(rows)
@@ -97,9 +106,20 @@ def merge_piece(piece: Sequence[SortedBatch], ownership: Ownership, *, keep_tomb
     if rows.deleted is not None and not keep_tombstones:
         keep &= ~rows.deleted.to_numpy(zero_copy_only=False)[order]
         rows = replace(rows, deleted=None)
-    if len(piece) == 1 and keep.all() and in_order(rows):
+    if not (len(piece) == 1 and keep.all() and in_order(rows)):
+        rows = rows.take(order[keep])
+    return rows if expiry is None else _unexpired(rows, expiry, keep_tombstones=keep_tombstones)
+
+
+def _unexpired(rows: SortedBatch, expiry: Expiry, *, keep_tombstones: bool) -> SortedBatch:
+    """Of the newest rows what has not expired; older ones are hidden by them also when nothing is left."""
+    values, gone = expiry.applied(rows.values)
+    rows = replace(rows, values=values)
+    if gone is None:
         return rows
-    return rows.take(order[keep])
+    if not keep_tombstones:
+        return rows.take(np.flatnonzero(~gone))
+    return replace(rows, deleted=pa.array(marks(rows).to_numpy(zero_copy_only=False) | gone))
 
 
 def _hidden(rows: SortedBatch, order: npt.NDArray[np.int64]) -> Flags:

@@ -7,6 +7,10 @@ Space: what was overwritten or deleted stays in older files until it is merged a
 the oldest, tombstones weighed twice by the rows they hide, everything becomes one file. So the files of a subtask take at most twice
 what is alive, four times where most of it was deleted, besides what is being merged at the moment.
 
+Expired values: a file that has faded (`state/lifetimes.py`: half of what is mortal in it has expired) is written anew without them, when
+nothing else is due. So all such rewrites of a file together write little more than the file once more. Where it is the oldest, rows of
+which nothing is left are dropped; elsewhere they become tombstones, unless the older files are small enough to go along.
+
 One merge at a time is chosen for a subtask, in the background. The batch itself merges only what is tiny, at no cost that could be seen;
 and the newest of more than `INLINE_FILES` files, which happens only where files come faster than the background can follow.
 """
@@ -24,7 +28,7 @@ INLINE_FILES = 24
 SMALLEST_LEVEL_BYTES = 128 * 1024  # below this a merge costs less than looking into another file
 
 
-def choose_merge(refs: Sequence[FileRef]) -> range | None:
+def choose_merge(refs: Sequence[FileRef], now_us: int = 0) -> range | None:
     """The files to merge next, as positions in `refs` (newest first), or None when there is nothing to do."""
     if _mostly_dead(refs):
         return range(len(refs))
@@ -33,7 +37,9 @@ def choose_merge(refs: Sequence[FileRef]) -> range | None:
         window = _window(levels, level)
         if window is not None:
             return window
-    return _cheapest([ref.size for ref in refs]) if len(refs) > MAX_FILES else None
+    if len(refs) > MAX_FILES:
+        return _cheapest([ref.size for ref in refs])
+    return _faded(refs, now_us)
 
 
 def choose_inline(files: Sequence[tuple[str, int]], merging: frozenset[str]) -> range | None:
@@ -55,6 +61,16 @@ def _mostly_dead(refs: Sequence[FileRef]) -> bool:
     *newer, oldest = refs
     hidden = sum(ref.tombstones for ref in newer) * oldest.size / max(oldest.rows, 1)
     return sum(ref.size for ref in newer) + 2 * hidden > max(oldest.size, SMALLEST_LEVEL_BYTES)
+
+
+def _faded(refs: Sequence[FileRef], now_us: int) -> range | None:
+    """The oldest file that has faded, with those behind it where they are no larger."""
+    behind = 0
+    for at in reversed(range(len(refs))):
+        if refs[at].fades and refs[at].fades <= now_us:
+            return range(at, len(refs) if behind <= refs[at].size else at + 1)
+        behind += refs[at].size
+    return None
 
 
 def _level(size: int) -> int:

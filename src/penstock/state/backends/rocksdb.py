@@ -72,6 +72,11 @@ class RocksdbState(OpenState):
         self._tables = tables
         self._values = tables[VALUES]
 
+    @property
+    def now_us(self) -> int:
+        """See `OpenState.now_us`."""
+        return self._workplace.time.now_us
+
     def read_parts(self, keys: KeyBatch, max_bytes: int) -> Iterator[Part]:
         """See `OpenState.read_parts`."""
         return self._values.read_parts(keys, max_bytes)
@@ -86,10 +91,19 @@ class RocksdbState(OpenState):
         """See `OpenState.table`."""
         return self._tables[name]
 
+    def purge(self) -> None:
+        """See `OpenState.purge`."""
+        from penstock.state.backends.rocksdb_sweep import sweep_all
+
+        sweep_all(self._tables.values())
+
     def freeze(self) -> StateHandle:
         """See `OpenState.freeze`."""
+        from penstock.state.backends.rocksdb_sweep import sweep
+
         for table in self._tables.values():
             table.check_written()
+        sweep(self._version, self._tables.values())
         return StateHandle(
             subtask=self._workplace.subtask,
             backend=RocksdbBackend.name,

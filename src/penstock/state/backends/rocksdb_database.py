@@ -20,7 +20,7 @@ import rocksdict as rd
 
 from penstock.clock import SYSTEM_CLOCK
 from penstock.errors import CorruptStateError, UnavailableError
-from penstock.state.backends.rocksdb_header import HEADER_KEY
+from penstock.state.backends.rocksdb_header import CURSOR_KEY, HEADER_KEY
 
 MAX_SORTED_RUNS = 4
 STOP_SORTED_RUNS = 24
@@ -126,10 +126,10 @@ class Database:
         return levels.count(0) + len({level for level in levels if level})
 
     def _table_rows(self) -> dict[str, tuple[int, int]]:
-        """The header is no row; it sorts behind all of them."""
+        """The header and the cursor are no rows; they sort behind all of them. Where both are in a table, one is counted."""
         return {
             table["name"].lstrip("/"): (
-                table["num_entries"] - (table["end_key"] == HEADER_KEY),
+                table["num_entries"] - (table["end_key"] in (HEADER_KEY, CURSOR_KEY)),
                 table["num_deletions"],
             )
             for table in self._db.live_files()

@@ -1,9 +1,11 @@
 """What a database of state says about itself: who wrote it, and which columns its rows have. Runs in tasks on executors.
 
-It is one record under a key that no row can have, written when the database is made.
+It is one record under a key that no row can have, written when the database is made. Another such record is the cursor of the sweep.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import msgspec
 import pyarrow as pa
@@ -14,6 +16,9 @@ from penstock.state.backends.sorted_file import other_columns
 
 HEADER_KEY = b"\xffpenstock"
 """Behind all rows: they begin with the number of their table, which is at most `MOST_TABLES`."""
+
+CURSOR_KEY = b"\xffcursor"
+"""Where the search for expired rows goes on; before the header, behind all rows."""
 
 MOST_TABLES = 127
 FORMAT_VERSION = 2
@@ -27,6 +32,8 @@ class StoredTable(msgspec.Struct, frozen=True):
     value: bytes
     ordered: bool
     by_time: bool
+    stamps: tuple[str, ...] = ()
+    """The last columns of the values, which are stamps of values with a time to live."""
 
 
 class DatabaseHeader(msgspec.Struct, frozen=True):
@@ -60,7 +67,11 @@ def _stored(table: TableLayout) -> StoredTable:
     identity, value = (
         schema.remove_metadata().serialize().to_pybytes() for schema in (table.identity, table.value)
     )
-    return StoredTable(table.name, identity, value, table.ordered, table.by_time)
+    return StoredTable(table.name, identity, value, table.ordered, table.by_time, _stamps(table))
+
+
+def _stamps(table: TableLayout) -> tuple[str, ...]:
+    return tuple(lifetime.stamp for lifetime in table.lifetimes)
 
 
 def read_header(record: bytes | None, label: str, layout: StateLayout) -> DatabaseHeader:
@@ -89,7 +100,7 @@ def read_header(record: bytes | None, label: str, layout: StateLayout) -> Databa
     wanted = layout.by_name
     for name, table in stored.items():
         if not _same(table, wanted.get(name)):
-            columns = [*table.identity, *table.value]
+            columns = [*table.identity, *table.visible]
             raise other_columns(label, columns, len(table.identity), wanted.get(name), name)
     if list(stored) != list(wanted):
         raise IncompatibleStateError(
@@ -100,13 +111,28 @@ def read_header(record: bytes | None, label: str, layout: StateLayout) -> Databa
     return header
 
 
-def _layout(table: StoredTable) -> TableLayout:
+def same_stamps(header: DatabaseHeader, layout: StateLayout) -> bool:
+    """Whether rows are written as they are stored. Otherwise a time to live was switched on or off."""
+    return all(table.stamps == _stamps(layout.by_name[table.name]) for table in header.tables)
+
+
+def _layout(table: StoredTable) -> StoredColumns:
     identity, value = (pa.ipc.read_schema(pa.py_buffer(schema)) for schema in (table.identity, table.value))
-    return TableLayout(table.name, identity, value, table.ordered, table.by_time)
+    visible = pa.schema(list(value)[: len(value) - len(table.stamps)])
+    return StoredColumns(identity, visible, (table.ordered, table.by_time))
 
 
-def _same(stored: TableLayout, wanted: TableLayout | None) -> bool:
-    if wanted is None or (stored.ordered, stored.by_time) != (wanted.ordered, wanted.by_time):
+@dataclass(frozen=True)
+class StoredColumns:
+    """What tells the rows of a stored table apart, their values without stamps, and how they are ordered."""
+
+    identity: pa.Schema
+    visible: pa.Schema
+    order: tuple[bool, bool]
+
+
+def _same(stored: StoredColumns, wanted: TableLayout | None) -> bool:
+    if wanted is None or stored.order != (wanted.ordered, wanted.by_time):
         return False
-    pairs = ((stored.identity, wanted.identity), (stored.value, wanted.value))
+    pairs = ((stored.identity, wanted.identity), (stored.visible, wanted.visible))
     return all(one.names == other.names and one.types == other.types for one, other in pairs)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import islice
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -32,6 +33,13 @@ ROWS_AT_ONCE = 8192
 Row = tuple[bytes, bytes]
 
 
+class Swept(NamedTuple):
+    """How many rows were looked at, and where to go on; None when that was the end of the table."""
+
+    behind: bytes | None
+    rows: int
+
+
 class RocksdbTable(OpenTable):
     """Rows as bytes. What a batch writes is in the database at once: whoever reads a row does so before it is written."""
 
@@ -39,6 +47,7 @@ class RocksdbTable(OpenTable):
         self, workplace: Workplace, layout: TableLayout, codec: RowCodec, version: WorkingVersion
     ) -> None:
         self._layout = layout
+        self._expiry = layout.expiry(workplace.time)
         self._codec = codec
         self._version = version
         self._check = WriteCheck(workplace, layout)
@@ -69,7 +78,8 @@ class RocksdbTable(OpenTable):
             self._codec.decode_values(values[start : start + ROWS_AT_ONCE], self._version.label)
             for start in range(0, max(1, len(values)), ROWS_AT_ONCE)
         ]
-        return parts[0] if len(parts) == 1 else pa.concat_batches(parts), found
+        decoded = parts[0] if len(parts) == 1 else pa.concat_batches(parts)
+        return (decoded, found) if self._expiry is None else self._expiry.read(decoded, found)
 
     def rows_of(self, keys: KeyBatch, at_most: int) -> RowsOfKeys:
         """See `OpenTable.rows_of`."""
@@ -109,7 +119,7 @@ class RocksdbTable(OpenTable):
     def _own(self, rows: list[Row], key: KeyBatch) -> pa.RecordBatch:
         _, decoded = self._columns(rows)
         width = key.columns.num_columns
-        asked = [pa.repeat(column[0], len(rows)) for column in key.columns.columns]
+        asked = [pa.repeat(column[0], decoded.num_rows) for column in key.columns.columns]
         own = rows_equal(decoded.columns[:width], asked)
         return decoded if own.all() else decoded.filter(pa.array(own))
 
@@ -118,7 +128,41 @@ class RocksdbTable(OpenTable):
         sort_keys, identity = self._codec.decode_keys([key for key, _ in rows], label)
         values = self._codec.decode_values([value for _, value in rows], label)
         schema = pa.schema([*self._layout.identity, *self._layout.value])
-        return sort_keys, pa.RecordBatch.from_arrays([*identity.columns, *values.columns], schema=schema)
+        if self._expiry is None:
+            return sort_keys, pa.RecordBatch.from_arrays([*identity.columns, *values.columns], schema=schema)
+        columns, gone = self._expiry.applied(values.columns)
+        live = pa.RecordBatch.from_arrays([*identity.columns, *columns], schema=schema)
+        return (sort_keys, live) if gone is None else (sort_keys[~gone], live.filter(pa.array(~gone)))
+
+    @property
+    def bounds(self) -> tuple[bytes, bytes] | None:
+        """Before its rows and behind them; None where no row ever expires."""
+        return None if self._expiry is None else self._codec.bounds
+
+    def sweep(self, start: bytes, at_most: int) -> Swept:
+        """Remove what has expired among so many rows from `start` on."""
+        last, seen = start, 0
+        for rows in _groups(islice(self._version.rows(start, self._codec.bounds[1]), at_most)):
+            self._remove_expired(rows)
+            last, seen = rows[-1][0], seen + len(rows)
+        return Swept(None if seen < at_most else last + b"\0", seen)
+
+    def _remove_expired(self, rows: list[Row]) -> None:
+        keys, stored = [key for key, _ in rows], [value for _, value in rows]
+        label, expiry = self._version.label, self._expiry
+        if expiry is None or not expiry.may_have_expired(self._codec.decode_stamps(stored, label)):
+            return
+        values = self._codec.decode_values(stored, label)
+        found = np.flatnonzero(expiry.has_expired(values.columns))
+        if not len(found):
+            return
+        columns, gone = expiry.applied(values.take(pa.array(found)).columns)
+        left: list[bytes | None] = list(
+            self._codec.encode_values(pa.RecordBatch.from_arrays(list(columns), schema=self._layout.value))
+        )
+        for at in () if gone is None else np.flatnonzero(gone).tolist():
+            left[at] = None
+        self._version.put([keys[at] for at in found.tolist()], left)
 
     def until(self, time: int) -> Iterator[pa.RecordBatch]:
         """See `OpenTable.until`."""

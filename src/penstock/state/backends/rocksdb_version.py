@@ -2,7 +2,7 @@
 
 The handle that `freeze` returns names one database that this subtask made at its present parallelism, so it holds keys of its own
 key groups only. After a rescale a handle names the databases of several former subtasks; the keys that this subtask owns are then
-copied into a new one when it is opened.
+copied into a new one when it is opened. So are all rows when a time to live was switched on or off: they have other columns then.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ from penstock.state.backends.rocksdb_header import (
     DatabaseHeader,
     new_header,
     read_header,
+    same_stamps,
 )
-from penstock.state.backends.rocksdb_rows import RowCodec
+from penstock.state.backends.rocksdb_rows import RowCodec, restamping
 from penstock.state.backends.writers import check_writers
 from penstock.state.keys import GROUP_SHIFT, groups_owned, owner
 
@@ -42,10 +43,13 @@ class WorkingVersion:
     before: DatabaseFiles | None
     changed: bool = False
     may_be_empty: bool = False
+    written: int = 0
+    """How many rows were set or deleted."""
 
     def put(self, keys: Sequence[bytes], values: Sequence[bytes | None]) -> None:
         """Set keys to values, or delete them where the value is None."""
         self.changed = True
+        self.written += len(keys)
         self.may_be_empty = self.may_be_empty or None in values
         self.database.put(keys, values)
 
@@ -114,7 +118,8 @@ def _open(
         undo.callback(database.close)
         header = _header(database, files, layout)
         check_writers(workplace, [(files.label, header)])
-        if (header.subtask, header.parallelism) == (workplace.subtask.index, workplace.parallelism):
+        own = (header.subtask, header.parallelism) == (workplace.subtask.index, workplace.parallelism)
+        if own and same_stamps(header, layout):
             undo.pop_all()
             return WorkingVersion(folder, database, files.label, files)
     return _take_over(workplace, layout, folder, sources)
@@ -132,7 +137,7 @@ def _take_over(
 ) -> WorkingVersion:
     """A new database of the keys this subtask owns; it names no former file, so it counts as changed."""
     with ExitStack() as opened:
-        former: dict[int, Database] = {}
+        former: dict[int, Former] = {}
         headers: list[DatabaseHeader] = []
         for number, files in enumerate(sources):
             source = Database(
@@ -143,7 +148,7 @@ def _take_over(
             )
             opened.enter_context(closing(source))
             headers.append(_header(source, files, layout))
-            former[headers[-1].subtask] = source
+            former[headers[-1].subtask] = Former(source, headers[-1], layout)
         labels = [files.label for files in sources]
         check_writers(workplace, list(zip(labels, headers, strict=True)))
         if len(former) < len(sources):
@@ -159,10 +164,26 @@ def _take_over(
     return version
 
 
+class Former:
+    """A database from which rows are taken over, as rows of this job: where it has other stamps, they are put in or left out."""
+
+    def __init__(self, database: Database, header: DatabaseHeader, layout: StateLayout) -> None:
+        self._database = database
+        self._fitting = {
+            number: restamping(table.stamps, layout.by_name[table.name])
+            for number, table in enumerate(header.tables)
+        }
+
+    def rows(self, table: int, start: bytes, stop: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """The rows of a table from `start` to before `stop`."""
+        rows, fitting = self._database.rows(start, stop), self._fitting[table]
+        return rows if fitting is None else ((key, fitting(value)) for key, value in rows)
+
+
 def _copy_owned(
     workplace: Workplace,
     layout: StateLayout,
-    former: dict[int, Database],
+    former: dict[int, Former],
     parallelism: int,
     version: WorkingVersion,
 ) -> None:
@@ -185,25 +206,25 @@ def _copy_owned(
 
 
 def _owned(
-    workplace: Workplace, codec: RowCodec, former: dict[int, Database], parallelism: int
+    workplace: Workplace, codec: RowCodec, former: dict[int, Former], parallelism: int
 ) -> Iterator[tuple[bytes, bytes]]:
     """The rows of the subtask's key groups; each group was owned by one former subtask."""
     for group in groups_owned(workplace.subtask.index, workplace.parallelism, workplace.max_parallelism):
         source = former.get(owner(group, parallelism))
         if source is not None:
             start, stop = (codec.start_of(one << GROUP_SHIFT) for one in (group, group + 1))
-            yield from source.rows(start, stop)
+            yield from source.rows(codec.number, start, stop)
 
 
 def _owned_by_time(
     workplace: Workplace,
     codec: RowCodec,
-    former: dict[int, Database],
+    former: dict[int, Former],
     parallelism: int,  # noqa: ARG001
 ) -> Iterator[tuple[bytes, bytes]]:
     """The same for rows that lie in the order of time: all have to be looked at."""
     for source in former.values():
-        for key, value in source.rows(*codec.bounds):
+        for key, value in source.rows(codec.number, *codec.bounds):
             if owner(codec.group_of(key), workplace.parallelism) == workplace.subtask.index:
                 yield key, value
 

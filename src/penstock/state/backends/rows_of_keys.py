@@ -19,6 +19,7 @@ from penstock.state.backends.equality import Flags, rows_equal
 from penstock.state.backends.merge import Ownership, merge_piece, merge_tables
 from penstock.state.backends.sorted_rows import Positions, SortedBatch, SortedTable
 from penstock.state.keys import KeyBatch, SortKeys
+from penstock.state.lifetimes import Expiry
 
 EVERYTHING = Ownership(0, 1)
 """A row of a key that is asked for belongs to who asks."""
@@ -26,7 +27,11 @@ _NO_KEY = -1
 
 
 def rows_of_keys(
-    tables: Sequence[SortedTable], layout: TableLayout, keys: KeyBatch, at_most: int
+    tables: Sequence[SortedTable],
+    layout: TableLayout,
+    keys: KeyBatch,
+    at_most: int,
+    expiry: Expiry | None = None,
 ) -> RowsOfKeys:
     """The newest of every row of these keys; keys that have more rows in all files together are left out."""
     found = [_Stretches.of(batch, keys) for table in tables for batch in table]
@@ -37,7 +42,7 @@ def rows_of_keys(
     parts = [part for stretches in found if len(part := stretches.rows(~left_out))]
     if not parts:
         return RowsOfKeys(np.zeros(len(keys) + 1, dtype=np.int64), _columns(None, layout), left_out)
-    rows = merge_piece(parts, EVERYTHING, keep_tombstones=False)
+    rows = merge_piece(parts, EVERYTHING, keep_tombstones=False, expiry=expiry)
     key_of_row = _key_of_row(rows, keys)
     order = np.argsort(key_of_row, kind="stable")
     order = order[key_of_row[order] != _NO_KEY]
@@ -131,8 +136,11 @@ class KeyRanges:
 class OneSortedKey(OneKey):
     """The stretches of one key in all files, the newest first."""
 
-    def __init__(self, ranges: KeyRanges, layout: TableLayout, key: KeyBatch) -> None:
+    def __init__(
+        self, ranges: KeyRanges, layout: TableLayout, key: KeyBatch, expiry: Expiry | None = None
+    ) -> None:
         self._layout = layout
+        self._expiry = expiry
         self._key: list[pa.Array] = key.columns.columns
         self._stretches = list(ranges.stretches(int(key.sort_keys[0])))
 
@@ -150,13 +158,18 @@ class OneSortedKey(OneKey):
     def _values(self, batch: SortedBatch, at: int) -> pa.RecordBatch | None:
         if batch.deleted is not None and batch.deleted[at].as_py():
             return None
-        columns = [column.slice(at, 1) for column in batch.values]
-        return pa.RecordBatch.from_arrays(columns, schema=self._layout.value)
+        columns: Sequence[pa.Array] = [column.slice(at, 1) for column in batch.values]
+        if self._expiry is not None:
+            columns, gone = self._expiry.applied(columns)
+            if gone is not None:
+                return None
+        return pa.RecordBatch.from_arrays(list(columns), schema=self._layout.value)
 
     def scan(self) -> Iterator[pa.RecordBatch]:
         """See `OneKey.scan`."""
         tables = [(batch.slice(first, first + len(orders)),) for batch, first, orders in self._stretches]
-        for rows in merge_tables(tables, ownership=EVERYTHING, keep_tombstones=False):
+        merged = merge_tables(tables, ownership=EVERYTHING, keep_tombstones=False, expiry=self._expiry)
+        for rows in merged:
             asked = [pa.repeat(column[0], len(rows)) for column in self._key]
             mine = rows_equal(rows.keys[: len(asked)], asked)
             yield _columns(rows if mine.all() else rows.take(np.flatnonzero(mine)), self._layout)

@@ -3,7 +3,7 @@
 A table is a list of structs: its rows, in order.
 
     __sort_key int64 · __order int64 (where a key has many rows) · __deleted bool (only where there are tombstones) ·
-    columns that tell rows apart, the operator's key first · value columns
+    columns that tell rows apart, the operator's key first · value columns · stamps of values with a time to live
 
 Invariants:
 1. A file is immutable. It is written under another name and appears whole.
@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,7 @@ from penstock.state.backends.base import VALUES, FileRef, StateLayout, TableLayo
 from penstock.state.backends.checksums import HASHED_FILES
 from penstock.state.backends.sorted_rows import SortedBatch, SortedTable, marks
 from penstock.state.keys import SORT_KEY
+from penstock.state.lifetimes import STAMP_TYPE, TIMELESS, Ending, Expiry, StateTime, fading
 from penstock.state.types import spark_type
 from penstock.wording import counted
 
@@ -44,12 +45,13 @@ _HEADER_KEY = b"penstock.sorted_file"
 
 
 class TableHeader(msgspec.Struct, frozen=True):
-    """How the columns of a table are to be read: so many tell its rows apart."""
+    """How the columns of a table are to be read: so many tell its rows apart, and the last so many are stamps."""
 
     identity: int
     ordered: bool = False
     by_time: bool = False
     tombstones: bool = False
+    stamps: int = 0
 
 
 class FileHeader(msgspec.Struct, frozen=True):
@@ -108,7 +110,13 @@ Rows = Mapping[str, Iterable[SortedBatch]]
 
 
 def write_sorted_file(
-    path: Path, name: str, rows: Rows, *, layout: StateLayout, header: FileHeader
+    path: Path,
+    name: str,
+    rows: Rows,
+    *,
+    layout: StateLayout,
+    header: FileHeader,
+    time: StateTime = TIMELESS,
 ) -> FileRef | None:
     """Write a sorted file to `path`, which appears whole; None, and no file, when there are no rows.
 
@@ -122,7 +130,7 @@ def write_sorted_file(
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with pa.OSFile(str(unfinished), "wb") as sink:
-            count, tombstones = _encode(sink, filled, layout, header)
+            content = _encode(sink, filled, layout, header, time)
         size, checksum = HASHED_FILES.hash(unfinished)
         unfinished.replace(path)
     except OSError as cause:
@@ -132,19 +140,34 @@ def write_sorted_file(
             f"cannot write the working file {path}: {cause}; free space or allow writing there, or give the job another local_dir",
             path=str(path),
         ) from cause
-    return FileRef(rows=count, size=size, checksum=checksum, name=name, tombstones=tombstones)
+    return FileRef(
+        rows=content.rows,
+        size=size,
+        checksum=checksum,
+        name=name,
+        tombstones=content.tombstones,
+        fades=fading(content.endings, content.rows),
+    )
 
 
-def encode_sorted_file(rows: Rows, *, layout: StateLayout, header: FileHeader) -> FileRef | None:
+def encode_sorted_file(
+    rows: Rows,
+    *,
+    layout: StateLayout,
+    header: FileHeader,
+    time: StateTime = TIMELESS,
+) -> FileRef | None:
     """A sorted file kept inline; None when there are no rows."""
     filled = _filled(rows)
     if not filled:
         return None
     sink = pa.BufferOutputStream()
-    count, tombstones = _encode(sink, filled, layout, header)
+    content = _encode(sink, filled, layout, header, time)
     data = sink.getvalue().to_pybytes()
     checksum = xxhash.xxh3_64_hexdigest(data)
-    return FileRef(rows=count, size=len(data), checksum=checksum, inline=data, tombstones=tombstones)
+    return FileRef(
+        rows=content.rows, size=len(data), checksum=checksum, inline=data, tombstones=content.tombstones
+    )
 
 
 def load_sorted_file(ref: FileRef, source: Path | bytes, layout: StateLayout) -> SortedFile:
@@ -162,7 +185,11 @@ def load_sorted_file(ref: FileRef, source: Path | bytes, layout: StateLayout) ->
     _check_header(label, header)
     _check_columns(label, schema, header, layout)
     tables = {
-        name: tuple(rows for batch in batches if len(rows := _rows(batch.column(at), header.tables[name])))
+        name: tuple(
+            rows
+            for batch in batches
+            if len(rows := _rows(batch.column(at), header.tables[name], layout.by_name[name]))
+        )
         for at, name in enumerate(schema.names)
     }
     file = SortedFile(header, tables, ref)
@@ -221,25 +248,43 @@ def _filled(rows: Rows) -> dict[str, Iterator[SortedBatch]]:
     return filled
 
 
+@dataclass
+class _Content:
+    """What a file holds: rows, tombstones among them, and when its values will expire."""
+
+    rows: int = 0
+    tombstones: int = 0
+    endings: list[Ending] = field(default_factory=list)
+
+    def add(self, piece: SortedBatch, expiry: Expiry | None) -> None:
+        self.rows += len(piece)
+        self.tombstones += 0 if piece.deleted is None else piece.deleted.true_count
+        if expiry is not None:
+            self.endings += expiry.endings(piece.values)
+
+
 def _encode(
-    sink: Any, rows: Mapping[str, Iterator[SortedBatch]], layout: StateLayout, header: FileHeader
-) -> tuple[int, int]:
-    """Write all batches, of every table one in a record batch; returns the number of rows and of tombstones among them."""
+    sink: Any,
+    rows: Mapping[str, Iterator[SortedBatch]],
+    layout: StateLayout,
+    header: FileHeader,
+    time: StateTime,
+) -> _Content:
+    """Write all batches, of every table one in a record batch."""
     headers = {name: header.tables[name] for name in rows}
     kinds = {name: _row_type(layout.by_name[name], headers[name]) for name in rows}
+    expiries = {name: layout.by_name[name].expiry(time) for name in rows}
     described = msgspec.json.encode(msgspec.structs.replace(header, tables=headers))
     fields = [pa.field(name, pa.list_(kind)) for name, kind in kinds.items()]
     schema = pa.schema(fields, metadata={_HEADER_KEY: described})
-    count = tombstones = 0
+    content = _Content()
     with pa.ipc.new_file(sink, schema) as writer:
         while pieces := {name: piece for name, batches in rows.items() if (piece := next(batches, None))}:
             lists = [_as_list(pieces.get(name), kind, headers[name]) for name, kind in kinds.items()]
             writer.write_batch(pa.RecordBatch.from_arrays(lists, schema=schema))
-            count += sum(len(piece) for piece in pieces.values())
-            tombstones += sum(
-                piece.deleted.true_count for piece in pieces.values() if piece.deleted is not None
-            )
-    return count, tombstones
+            for name, piece in pieces.items():
+                content.add(piece, expiries[name])
+    return content
 
 
 def _row_type(table: TableLayout, header: TableHeader) -> pa.DataType:
@@ -247,7 +292,7 @@ def _row_type(table: TableLayout, header: TableHeader) -> pa.DataType:
     numbers += [pa.field(ORDER, pa.int64(), nullable=False)] if header.ordered else []
     tombstones = [pa.field(DELETED, pa.bool_())] if header.tombstones else []
     # A tombstone has no values, so no value column can forbid nulls.
-    values = [pa.field(field.name, field.type) for field in table.value]
+    values = [pa.field(column.name, column.type) for column in table.value]
     return pa.struct([*numbers, *tombstones, *table.identity, *values])
 
 
@@ -262,22 +307,29 @@ def _as_list(piece: SortedBatch | None, kind: pa.DataType, header: TableHeader) 
     return pa.ListArray.from_arrays(pa.array([0, len(rows)], pa.int32()), rows)
 
 
-def _rows(column: pa.ListArray, header: TableHeader) -> SortedBatch:
-    """The rows of one table in one record batch, without a copy."""
+def _rows(column: pa.ListArray, header: TableHeader, wanted: TableLayout) -> SortedBatch:
+    """The rows of one table in one record batch, without a copy; null stamps where the file has none, none where the job wants none."""
     rows = column.flatten()
     columns = [rows.field(at) for at in range(rows.type.num_fields)]
     orders = columns[1].to_numpy() if header.ordered else None
     deleted_at = 1 + header.ordered
     identity_at = deleted_at + header.tombstones
     values_at = identity_at + header.identity
+    stamps_at = len(columns) - header.stamps
+    stamps = {rows.type.field(at).name: columns[at] for at in range(stamps_at, len(columns))}
     return SortedBatch(
         columns[0].to_numpy(),
         columns[deleted_at] if header.tombstones else None,
         tuple(columns[identity_at:values_at]),
-        tuple(columns[values_at:]),
+        (*columns[values_at:stamps_at], *_stamps(stamps, wanted, len(rows))),
         orders,
         header.by_time,
     )
+
+
+def _stamps(stored: Mapping[str, pa.Array], wanted: TableLayout, rows: int) -> list[pa.Array]:
+    missing = pa.nulls(rows, STAMP_TYPE) if wanted.lifetimes else None
+    return [stored.get(lifetime.stamp, missing) for lifetime in wanted.lifetimes]
 
 
 def _check_header(label: str, header: FileHeader) -> None:
@@ -292,24 +344,25 @@ def _check_header(label: str, header: FileHeader) -> None:
 
 
 def _check_columns(label: str, schema: pa.Schema, header: FileHeader, layout: StateLayout) -> None:
-    """Refuse a file whose tables are not the job's; that it lacks some is no harm, they have no rows in it."""
+    """Refuse a file whose tables are not the job's; that it lacks some is no harm, they have no rows in it. Stamps may come and go."""
     known = layout.by_name
     if set(schema.names) != set(header.tables):
         raise CorruptStateError(
             f"{label} has the tables {', '.join(schema.names)}, its header says {', '.join(header.tables)}; restore an older checkpoint",
             file=label,
         )
-    for field in schema:
-        wanted, stored = known.get(field.name), header.tables[field.name]
-        columns = list(field.type.value_type)[1 + stored.ordered + stored.tombstones :]
+    for table in schema:
+        wanted, stored = known.get(table.name), header.tables[table.name]
+        columns = list(table.type.value_type)[1 + stored.ordered + stored.tombstones :]
+        columns = columns[: len(columns) - stored.stamps]
         if wanted is None:
-            raise other_columns(label, columns, stored.identity, None, field.name)
+            raise other_columns(label, columns, stored.identity, None, table.name)
         same = [(column.name, column.type) for column in columns] == [
-            (column.name, column.type) for column in (*wanted.identity, *wanted.value)
+            (column.name, column.type) for column in (*wanted.identity, *wanted.visible)
         ]
         numbers = (stored.identity, stored.ordered, stored.by_time)
         if not same or numbers != (len(wanted.identity), wanted.ordered, wanted.by_time):
-            raise other_columns(label, columns, stored.identity, wanted, field.name)
+            raise other_columns(label, columns, stored.identity, wanted, table.name)
 
 
 def other_columns(
@@ -319,7 +372,7 @@ def other_columns(
     stored = _described(found, identity)
     now = "no such table"
     if wanted is not None:
-        now = _described([*wanted.identity, *wanted.value], len(wanted.identity))
+        now = _described([*wanted.identity, *wanted.visible], len(wanted.identity))
     of_table = "" if table == VALUES else f" in the table {table!r}"
     return IncompatibleStateError(
         f"{label} holds {stored}{of_table}, the job now wants {now}; "
@@ -331,5 +384,5 @@ def other_columns(
 
 
 def _described(fields: Sequence[pa.Field], key_columns: int) -> str:
-    texts = [f"{field.name} {spark_type(field.type)}" for field in fields]
+    texts = [f"{column.name} {spark_type(column.type)}" for column in fields]
     return f"key ({', '.join(texts[:key_columns])}) and values ({', '.join(texts[key_columns:])})"

@@ -47,11 +47,17 @@ class SortedState(OpenState):
         self._workplace = workplace
         self._layout = layout
         self._files = files
+        self._purging = False
         self._tables = {
             name: OpenSortedTable(workplace, table, [file.table(name) for file in files])
             for name, table in layout.by_name.items()
         }
         self._values = self._tables[VALUES]
+
+    @property
+    def now_us(self) -> int:
+        """See `OpenState.now_us`."""
+        return self._workplace.time.now_us
 
     def read_parts(self, keys: KeyBatch, max_bytes: int) -> Iterator[Part]:
         """See `OpenState.read_parts`."""
@@ -66,6 +72,10 @@ class SortedState(OpenState):
     def table(self, name: str) -> OpenSortedTable:
         """See `OpenState.table`."""
         return self._tables[name]
+
+    def purge(self) -> None:
+        """See `OpenState.purge`."""
+        self._purging = True
 
     def scan(self) -> Iterator[pa.RecordBatch]:
         """See `OpenState.scan`; writes of this batch are included."""
@@ -122,13 +132,14 @@ def header_of(workplace: Workplace, layout: StateLayout, rows: Mapping[str, Sort
 def merged(
     workplace: Workplace, layout: StateLayout, files: Sequence[SortedFile], *, keep_tombstones: bool
 ) -> tuple[Rows, FileHeader]:
-    """The rows of several files as one, and the header of the file they become."""
+    """The rows of several files as one, without what has expired, and the header of the file they become."""
     ownership = Ownership(workplace.subtask.index, workplace.parallelism)
     rows: dict[str, Iterator[SortedBatch]] = {}
     headers: dict[str, TableHeader] = {}
     for name, table in layout.by_name.items():
         stored = [file.table(name) for file in files]
-        keep = keep_tombstones and any(any_deleted(one) for one in stored)
-        rows[name] = merge_tables(stored, ownership=ownership, keep_tombstones=keep)
+        expiry = table.expiry(workplace.time)
+        keep = keep_tombstones and (expiry is not None or any(any_deleted(one) for one in stored))
+        rows[name] = merge_tables(stored, ownership=ownership, keep_tombstones=keep, expiry=expiry)
         headers[name] = table_header(table, tombstones=keep)
     return rows, msgspec.structs.replace(header_of(workplace, layout, {}), tables=headers)

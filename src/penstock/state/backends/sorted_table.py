@@ -40,6 +40,7 @@ class OpenSortedTable(OpenTable):
 
     def __init__(self, workplace: Workplace, layout: TableLayout, stored: Sequence[SortedTable]) -> None:
         self._layout = layout
+        self._expiry = layout.expiry(workplace.time)
         self._stored = stored
         self._ranges: KeyRanges | None = None
         self._written: list[SortedBatch] = []
@@ -48,21 +49,24 @@ class OpenSortedTable(OpenTable):
 
     def read(self, rows: KeyBatch) -> Part:
         """See `OpenTable.read`."""
-        return lookup(self._stored, rows, self._layout.value)
+        found = lookup(self._stored, rows, self._layout.value)
+        return found if self._expiry is None else self._expiry.read(*found)
 
     def read_parts(self, keys: KeyBatch, max_bytes: int) -> Iterator[Part]:
         """See `OpenState.read_parts`."""
-        return lookup_parts(self._stored, keys, self._layout.value, max_bytes)
+        parts = lookup_parts(self._stored, keys, self._layout.value, max_bytes)
+        expiry = self._expiry
+        return parts if expiry is None else (expiry.read(*part) for part in parts)
 
     def rows_of(self, keys: KeyBatch, at_most: int) -> RowsOfKeys:
         """See `OpenTable.rows_of`."""
-        return rows_of_keys(self._stored, self._layout, keys, at_most)
+        return rows_of_keys(self._stored, self._layout, keys, at_most, self._expiry)
 
     def one_key(self, key: KeyBatch) -> OneKey:
         """See `OpenTable.one_key`."""
         if self._ranges is None:
             self._ranges = KeyRanges(self._stored)
-        return OneSortedKey(self._ranges, self._layout, key)
+        return OneSortedKey(self._ranges, self._layout, key, self._expiry)
 
     def until(self, time: int) -> Iterator[pa.RecordBatch]:
         """See `OpenTable.until`."""
@@ -101,7 +105,8 @@ class OpenSortedTable(OpenTable):
 
     def _scanned(self, tables: Sequence[SortedTable]) -> Iterator[pa.RecordBatch]:
         schema = scan_schema(self._layout)
-        for rows in merge_tables(tables, ownership=self._ownership, keep_tombstones=False):
+        merged = merge_tables(tables, ownership=self._ownership, keep_tombstones=False, expiry=self._expiry)
+        for rows in merged:
             yield pa.RecordBatch.from_arrays(
                 [pa.array(rows.sort_keys), *rows.keys, *rows.values], schema=schema
             )
@@ -122,7 +127,9 @@ class OpenSortedTable(OpenTable):
 
 def table_header(layout: TableLayout, *, tombstones: bool) -> TableHeader:
     """How the columns of a table are written."""
-    return TableHeader(len(layout.identity), layout.ordered, layout.by_time, tombstones)
+    return TableHeader(
+        len(layout.identity), layout.ordered, layout.by_time, tombstones, len(layout.lifetimes)
+    )
 
 
 def _sorted(written: list[SortedBatch]) -> SortedTable:

@@ -169,9 +169,9 @@ class Driver:
     def _in_background(self) -> None:
         self._background.pop(self._rng.randrange(len(self._background)))()
 
-    def _choose_merge(self, files: Sequence[FileRef]) -> range | None:
+    def _choose_merge(self, files: Sequence[FileRef], now_us: int) -> range | None:
         """Any neighbours at any time: what the policy would choose is among it."""
-        if self._backend.choose_merge(files) is None and (
+        if self._backend.choose_merge(files, now_us) is None and (
             len(files) < FEWEST_FILES or self._rng.random() < CALM
         ):
             return None

@@ -1,0 +1,64 @@
+"""`TimeToLive`: how long a state is kept after it was last touched. Driver (declared) and executors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import timedelta
+
+from penstock.config import seconds
+from penstock.errors import ConfigError
+from penstock.state.lifetimes import Lifetime, in_microseconds, stamp_name
+
+WRITE, READ = "write", "read"
+
+
+@dataclass(frozen=True)
+class TimeToLive:
+    """How long a state is kept: `ttl=TimeToLive("24h", since="read")`; `ttl="24h"` alone counts from the last write.
+
+    `duration`: '24h', a number of seconds, or a `timedelta`. `since`: "write", or "read" for the last read or write.
+    Time is that of the driver's clock at the beginning of the batch. It never goes back, also over a restart.
+    """
+
+    duration: str | float | timedelta
+    since: str = WRITE
+    ttl_us: int = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        given = self.duration
+        if isinstance(given, int | float) and not isinstance(given, bool):
+            given = _as_timedelta(given)
+        ttl_us = in_microseconds(seconds("ttl", given, exclusive=True))
+        if ttl_us < 1:
+            raise ConfigError(f"ttl={self.duration!r} is too short: it must be at least a microsecond")
+        if self.since not in (WRITE, READ):
+            raise ConfigError(
+                f"since={self.since!r} is unknown: a time to live counts from the last 'write', or from the last 'read' or write",
+                value=self.since,
+            )
+        object.__setattr__(self, "ttl_us", ttl_us)
+
+    @property
+    def renews(self) -> bool:
+        """Whether reading renews it."""
+        return self.since == READ
+
+    def lifetime(self, *columns: str, state: str = "") -> Lifetime:
+        """That of these columns, with a stamp for the state."""
+        return Lifetime(columns, stamp_name(state), self.ttl_us)
+
+
+TTL = str | float | timedelta | TimeToLive
+"""What a user may write for it."""
+
+
+def time_to_live(ttl: TTL | None) -> TimeToLive | None:
+    """What `ttl=` means; None for a state that never expires."""
+    return ttl if ttl is None or isinstance(ttl, TimeToLive) else TimeToLive(ttl)
+
+
+def _as_timedelta(number: float) -> timedelta:
+    try:
+        return timedelta(seconds=number)
+    except (OverflowError, ValueError) as error:
+        raise ConfigError(f"ttl={number!r} is no duration in seconds: {error}", value=number) from error

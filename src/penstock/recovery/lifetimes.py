@@ -1,0 +1,121 @@
+"""The columns of state as the metadata records them, and what becomes of state whose time to live is another one now. Pure; driver.
+
+A time to live that is new holds from now on. One that is longer now, or was switched off, must not bring back what had expired: all state
+of the operator is written anew without it before the first batch, as after a change of parallelism.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import msgspec
+import pyarrow as pa
+
+from penstock.checkpoint.completed import OperatorColumns, StoredLifetime, TableColumns
+from penstock.ids import SubtaskId
+from penstock.state.backends.base import VALUES, StateLayout, TableLayout, visible, with_stamps
+from penstock.state.handle import StateHandle
+from penstock.state.lifetimes import Lifetime
+
+SwitchedOn = Mapping[str, Mapping[str, int]]
+"""For each operator, for each column of stamps, the moment at which the time to live was switched on."""
+
+
+_Stored = Mapping[str, StoredLifetime]
+"""By column of stamps."""
+
+
+def described(layout: StateLayout, switched_on_us: Mapping[str, int] | None = None) -> OperatorColumns:
+    """The columns of an operator's state as the metadata records them."""
+    since = switched_on_us or {}
+    tables = {
+        table.name: TableColumns(_described(table.identity), _described(table.visible))
+        for table in layout.tables
+    }
+    lifetimes = {
+        lifetime.stamp: StoredLifetime(
+            table.name, lifetime.columns, lifetime.ttl_us, since.get(lifetime.stamp, 0)
+        )
+        for table in layout.by_name.values()
+        for lifetime in table.lifetimes
+    }
+    value = visible(layout.value, layout.lifetimes)
+    return OperatorColumns(_described(layout.key), _described(value), tables, lifetimes)
+
+
+def _described(schema: pa.Schema) -> dict[str, str]:
+    return {field.name: str(field.type) for field in schema}
+
+
+@dataclass(frozen=True)
+class Lifetimes:
+    """The times to live of the job as it is now, beside those of the checkpoint."""
+
+    layouts: Mapping[str, StateLayout]
+    stored: Mapping[str, _Stored]
+    now_us: int
+
+    @property
+    def switched_on(self) -> SwitchedOn:
+        """Since when each holds: as the checkpoint says, or from now on."""
+        return {
+            uid: {
+                stamp: known[stamp].switched_on_us if stamp in known else self.now_us
+                for stamp in described(layout).lifetimes
+            }
+            for uid, layout in self.layouts.items()
+            for known in (self.stored.get(uid, {}),)
+        }
+
+    @property
+    def brings_back(self) -> frozenset[str]:
+        """Operators in whose state values would be seen again that have expired."""
+        return frozenset(
+            uid
+            for uid, layout in self.layouts.items()
+            for now in (described(layout).lifetimes,)
+            if any(
+                stamp not in now or now[stamp].ttl_us > before.ttl_us
+                for stamp, before in self.stored.get(uid, {}).items()
+            )
+        )
+
+    @property
+    def former(self) -> tuple[dict[str, StateLayout], SwitchedOn]:
+        """The layouts of the job with the times to live of the checkpoint, and since when these hold."""
+        layouts = {
+            uid: _with_lifetimes(layout, self.stored.get(uid, {})) for uid, layout in self.layouts.items()
+        }
+        since = {
+            uid: {stamp: one.switched_on_us for stamp, one in known.items()}
+            for uid, known in self.stored.items()
+        }
+        return layouts, since
+
+    def fading(self, handles: Mapping[SubtaskId, StateHandle]) -> dict[SubtaskId, StateHandle]:
+        """The handles; files of state with a time to live that is new, or another one, fade when it has passed once."""
+        return {subtask: self._fading(handle) for subtask, handle in handles.items()}
+
+    def _fading(self, handle: StateHandle) -> StateHandle:
+        uid = handle.subtask.uid
+        before = {stamp: one.ttl_us for stamp, one in self.stored.get(uid, {}).items()}
+        now = {stamp: one.ttl_us for stamp, one in described(self.layouts[uid]).lifetimes.items()}
+        changed = [ttl_us for stamp, ttl_us in now.items() if before.get(stamp) != ttl_us]
+        if not changed:
+            return handle
+        refs = tuple(msgspec.structs.replace(ref, fades=self.now_us + min(changed)) for ref in handle.refs)
+        return msgspec.structs.replace(handle, refs=refs)
+
+
+def _with_lifetimes(layout: StateLayout, stored: _Stored) -> StateLayout:
+    values = _of_table(layout.by_name[VALUES], stored)
+    tables = tuple(_of_table(table, stored) for table in layout.tables)
+    return StateLayout(layout.key, values.value, tables, values.lifetimes)
+
+
+def _of_table(table: TableLayout, stored: _Stored) -> TableLayout:
+    lifetimes = tuple(
+        Lifetime(one.columns, stamp, one.ttl_us) for stamp, one in stored.items() if one.table == table.name
+    )
+    return replace(table, value=with_stamps(table.visible, lifetimes), lifetimes=lifetimes)

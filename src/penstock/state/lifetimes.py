@@ -1,0 +1,189 @@
+"""How long values of state live, and which of them have expired at a moment. Pure; driver and executors.
+
+A state with a time to live has a stamp beside it: the moment, in microseconds since the epoch, at which it was last touched. Not the moment
+at which it will expire, so that another duration holds for what is stored already. A value has expired when stamp + duration <= now.
+
+A stamp that is missing, or older than the moment at which the time to live was switched on, counts as that moment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+Flags = npt.NDArray[np.bool_]
+Stamps = npt.NDArray[np.int64]
+
+STAMP_TYPE = pa.int64()
+NEVER = 0
+_LONG_AGO_US = -(1 << 62)
+_FAR_AWAY_US = 1 << 62
+
+
+def stamp_name(state: str = "") -> str:
+    """The column with the stamps of a state. Python gives no class attribute such a name."""
+    return f"__touched_{state}" if state else "__touched"
+
+
+def in_microseconds(seconds: float) -> int:
+    """As stamps count."""
+    return round(seconds * 1_000_000)
+
+
+@dataclass(frozen=True)
+class Lifetime:
+    """These columns of a table live so long from the moment in their stamp."""
+
+    columns: tuple[str, ...]
+    stamp: str
+    ttl_us: int
+
+    @property
+    def stamp_field(self) -> pa.Field:
+        """The column with the stamps."""
+        return pa.field(self.stamp, STAMP_TYPE)
+
+
+@dataclass(frozen=True)
+class StateTime:
+    """What a task is told about time: that of its batch, and since when each stamp counts."""
+
+    now_us: int = 0
+    switched_on_us: Mapping[str, int] = field(default_factory=dict)
+
+
+TIMELESS = StateTime()
+"""Where nothing expires."""
+
+
+@dataclass(frozen=True)
+class _Mortal:
+    columns: tuple[int, ...]
+    stamp: int
+    ttl_us: int
+    switched_on_us: int
+
+    def touched(self, values: Sequence[pa.Array]) -> tuple[Stamps, bool]:
+        """When each row was last touched, as it counts, and whether that is what is stored."""
+        stamps = values[self.stamp]
+        known: Stamps = (stamps.fill_null(0) if stamps.null_count else stamps).to_numpy(zero_copy_only=False)
+        if known.min(initial=self.switched_on_us) < self.switched_on_us:
+            return np.maximum(known, self.switched_on_us), False
+        return known, not stamps.null_count
+
+    def present(self, values: Sequence[pa.Array]) -> Flags:
+        """The rows that have a stamp or a value."""
+        found = _flags(values[self.stamp].is_valid())
+        for column in self.columns:
+            found |= _flags(values[column].is_valid())
+        return found
+
+
+class Expiry:
+    """What of the rows of a table has expired at one moment. Rows are value columns in the order of the table, stamps among them."""
+
+    def __init__(self, names: Sequence[str], lifetimes: Sequence[Lifetime], time: StateTime) -> None:
+        place = {name: at for at, name in enumerate(names)}
+        self._now_us = time.now_us
+        self._mortal = [
+            _Mortal(
+                tuple(place[column] for column in one.columns),
+                place[one.stamp],
+                one.ttl_us,
+                time.switched_on_us.get(one.stamp, 0),
+            )
+            for one in lifetimes
+        ]
+        hidden = {one.stamp for one in self._mortal}
+        self._visible = [at for at in range(len(names)) if at not in hidden]
+
+    def applied(self, values: Sequence[pa.Array]) -> tuple[tuple[pa.Array, ...], Flags | None]:
+        """The columns without what has expired, stamps as they count, and the rows of which nothing is left (None: no such row)."""
+        columns = list(values)
+        some = np.zeros(len(columns[0]), dtype=np.bool_)
+        for one in self._mortal:
+            touched, as_stored = one.touched(values)
+            limit = max(self._now_us - one.ttl_us, _LONG_AGO_US)
+            expired: Flags = touched <= limit
+            if not as_stored:
+                columns[one.stamp] = pa.array(touched, mask=~one.present(values))
+            if expired.any():
+                alive = pa.array(np.arange(len(expired), dtype=np.int64), mask=expired)
+                for at in (*one.columns, one.stamp):
+                    columns[at] = columns[at].take(alive)
+                some |= expired
+        if not some.any():
+            return tuple(columns), None
+        gone = some
+        for at in self._visible:
+            gone = gone & _flags(columns[at].is_null())
+        return tuple(columns), gone if gone.any() else None
+
+    def has_expired(self, values: Sequence[pa.Array]) -> Flags:
+        """The rows of which something has expired, for those who look for what to remove."""
+        found = np.zeros(len(values[0]), dtype=np.bool_)
+        for one in self._mortal:
+            limit = max(self._now_us - one.ttl_us, _LONG_AGO_US)
+            found |= (one.touched(values)[0] <= limit) & one.present(values)
+        return found
+
+    def may_have_expired(self, stamps: Sequence[pa.Array]) -> bool:
+        """Whether there can be any such row, from the stamps alone, in the order of the lifetimes."""
+        for one, column in zip(self._mortal, stamps, strict=True):
+            touched, _ = replace(one, stamp=0).touched([column])
+            if (touched <= self._now_us - one.ttl_us).any():
+                return True
+        return False
+
+    def read(self, values: pa.RecordBatch, found: Flags) -> tuple[pa.RecordBatch, Flags]:
+        """The same for rows that were looked up, of which some were not found."""
+        columns, gone = self.applied(values.columns)
+        live = pa.RecordBatch.from_arrays(list(columns), schema=values.schema)
+        return live, found if gone is None else found & ~gone
+
+    def endings(self, values: Sequence[pa.Array]) -> list[Ending]:
+        """When what may expire in these rows will do so, for each lifetime."""
+        found = []
+        for one in self._mortal:
+            touched = one.touched(values)[0][one.present(values)]
+            if len(touched):
+                middle = (len(touched) - 1) // 2
+                half = int(np.partition(touched, middle)[middle])
+                found.append(Ending(half + one.ttl_us, int(touched.max()) + one.ttl_us, len(touched)))
+        return found
+
+
+class Ending(NamedTuple):
+    """Of so many values half will have expired at one moment, and all at another."""
+
+    half_us: int
+    all_us: int
+    values: int
+
+
+def fading(endings: Sequence[Ending], rows: int) -> int:
+    """When it will be worth it to write a file of so many rows anew, without what has expired; `NEVER` if nothing in it expires.
+
+    When about half of what may expire has done so. Where little of the file may expire that is when all of it has, so that much is not
+    written again and again for the sake of little.
+    """
+    mortal, so_far = sum(ending.values for ending in endings), 0
+    if not mortal:
+        return NEVER
+    moment_us = max(ending.all_us for ending in endings)
+    for ending in sorted(endings) if 2 * mortal >= rows else ():
+        so_far += ending.values
+        if 2 * so_far >= mortal:
+            moment_us = ending.half_us
+            break
+    return moment_us if moment_us < _FAR_AWAY_US else NEVER
+
+
+def _flags(array: pa.Array) -> Flags:
+    flags: Flags = array.to_numpy(zero_copy_only=False)
+    return flags if flags.flags.writeable else flags.copy()

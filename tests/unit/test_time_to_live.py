@@ -1,0 +1,498 @@
+"""State with a time to live equals plain Python that knows when each value was touched, on every backend, whatever happens in between."""
+
+from __future__ import annotations
+
+import copy
+import json
+import operator
+import random
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from operator_cluster import OperatorCluster
+
+import penstock as ps
+from penstock.errors import ConfigError
+from penstock.operators import table_cells
+from penstock.state.backends import merge
+from penstock.state.types import arrow_schema
+
+BACKENDS = ["filesystem", "memory", "rocksdb"]
+OUTPUT = arrow_schema("k string, seen string")
+SECOND = 1_000_000
+KINDS = ("value", "box", "total", "mean", "raw", "plain", "entries", "nested", "elements", "carts")
+MORTAL = tuple(kind for kind in KINDS if kind != "plain")
+
+# ── the same steps, for state and for the model ────────────────────────────────────────────────
+
+
+def grow(one: Any, number: int) -> None:
+    """Change a list where it stands."""
+    one.append(number)
+
+
+COLUMN_STEPS = {
+    "value": {"set": lambda s, _a, b: s.set(b), "get": lambda s, _a, _b: s.get()},
+    "plain": {"set": lambda s, _a, b: s.set(b), "get": lambda s, _a, _b: s.get()},
+    "box": {
+        "set": lambda s, _a, b: s.set([b]),
+        "look": lambda s, _a, _b: s.get(),
+        "grow": lambda s, _a, b: s.grow(b),
+    },
+    "raw": {
+        "set": lambda s, _a, b: s.set([b]),
+        "look": lambda s, _a, _b: s.get(),
+        "grow": lambda s, _a, b: s.grow(b),
+    },
+    "total": {"add": lambda s, _a, b: s.add(b), "get": lambda s, _a, _b: s.get()},
+    "mean": {"add": lambda s, _a, b: s.add(b), "get": lambda s, _a, _b: s.get()},
+    "entries": {
+        "set": lambda s, a, b: s.put(a, b),
+        "get": lambda s, a, _b: s.entry(a),
+        "in": lambda s, a, _b: s.has(a),
+        "delete": lambda s, a, _b: s.drop(a),
+        "items": lambda s, _a, _b: s.items(),
+        "len": lambda s, _a, _b: s.length(),
+    },
+    "nested": {
+        "set": lambda s, a, b: s.put(a, [b]),
+        "look": lambda s, a, _b: s.entry(a),
+        "grow": lambda s, a, b: s.grow_entry(a, b),
+        "items": lambda s, _a, _b: s.items(),
+    },
+    "elements": {
+        "append": lambda s, _a, b: s.append(b),
+        "all": lambda s, _a, _b: s.all(),
+        "len": lambda s, _a, _b: s.length(),
+        "index": lambda s, _a, b: s.at(b),
+        "set": lambda s, _a, b: s.set_last(b),
+        "pop": lambda s, _a, _b: s.pop_first(),
+        "slice": lambda s, _a, b: s.behind(b),
+    },
+    "carts": {
+        "append": lambda s, _a, b: s.append([b]),
+        "look": lambda s, _a, b: s.at(b),
+        "grow": lambda s, _a, b: s.grow_at(b),
+    },
+}
+for _steps in COLUMN_STEPS.values():
+    _steps["clear"] = lambda s, _a, _b: s.clear()
+
+Step = tuple[str, str, str, str, int]
+
+
+def done(step: Step, states: Any) -> str:
+    """Do a step; the result as text."""
+    _, kind, name, a, b = step
+    return json.dumps(COLUMN_STEPS[kind][name](states[kind], a, b))
+
+
+class Real:
+    """The steps, done to state."""
+
+    def __init__(self, cell: Any) -> None:
+        self.cell = cell
+
+    def set(self, value: Any) -> None:
+        self.cell.value = value
+
+    def get(self) -> Any:
+        return copy.deepcopy(self.cell.value)
+
+    def grow(self, number: int) -> None:
+        grow(self.cell.value, number)
+
+    def add(self, number: int) -> None:
+        self.cell.add(number)
+
+    def clear(self) -> None:
+        self.cell.clear()
+
+    def put(self, key: str, value: Any) -> None:
+        self.cell[key] = value
+
+    def entry(self, key: str) -> Any:
+        return copy.deepcopy(self.cell.get(key, "none"))
+
+    def has(self, key: str) -> bool:
+        return key in self.cell
+
+    def drop(self, key: str) -> Any:
+        return self.cell.pop(key, "none")
+
+    def items(self) -> Any:
+        return sorted(self.cell.items(), key=repr)
+
+    def length(self) -> Any:
+        return len(self.cell), bool(self.cell)
+
+    def grow_entry(self, key: str, number: int) -> None:
+        if key in self.cell:
+            grow(self.cell[key], number)
+
+    def append(self, value: Any) -> None:
+        self.cell.append(value)
+
+    def all(self) -> Any:
+        return list(self.cell)
+
+    def at(self, at: int) -> Any:
+        return copy.deepcopy(self.cell[at]) if at < len(self.cell) else "too short"
+
+    def set_last(self, value: Any) -> None:
+        if len(self.cell):
+            self.cell[-1] = value
+
+    def pop_first(self) -> Any:
+        return self.cell.pop(0) if len(self.cell) else "empty"
+
+    def behind(self, at: int) -> Any:
+        return self.cell[at:]
+
+    def grow_at(self, at: int) -> None:
+        if at < len(self.cell):
+            grow(self.cell[at], 7)
+
+
+def _encoded(value: Any) -> bytes:
+    return json.dumps(value).encode()
+
+
+class Counted(ps.AggregateFunction):
+    """How many, and their sum."""
+
+    def create(self) -> Any:
+        return {"n": 0, "sum": 0}
+
+    def add(self, accumulator: Any, value: Any) -> Any:
+        accumulator["n"] += 1
+        accumulator["sum"] += value
+        return accumulator
+
+    def merge(self, accumulator: Any, other: Any) -> Any:
+        return {name: accumulator[name] + other[name] for name in accumulator}
+
+    def result(self, accumulator: Any) -> Any:
+        return [accumulator["n"], accumulator["sum"]]
+
+
+class Steps(ps.KeyedProcess):
+    """Does what the rows say, and gives what it saw."""
+
+    def process(self, key: str, rows: ps.Rows, ctx: ps.Context) -> Iterator[tuple[str, str]]:
+        states = {kind: Real(getattr(self, kind)) for kind in KINDS}
+        for row in rows:
+            if row.name == "fail":
+                raise ValueError("asked to")
+            yield key, done((key, row.what, row.name, row.a, row.b), states)
+
+
+Ttls = dict[str, tuple[int, str] | None]
+"""For each state with a time to live, seconds, and from when they count."""
+
+
+def with_ttl(ttls: Ttls) -> Steps:
+    """An operator whose states live so long."""
+    ttl = {
+        kind: None if one is None else ps.TimeToLive(f"{one[0]}s", since=one[1]) for kind, one in ttls.items()
+    }
+    states = {
+        "value": ps.ValueState("long", ttl=ttl["value"]),
+        "box": ps.ValueState("array<long>", default=[5], ttl=ttl["box"]),
+        "total": ps.ReducingState("long", operator.add, ttl=ttl["total"]),
+        "mean": ps.AggregatingState("struct<n:long,sum:long>", Counted, ttl=ttl["mean"]),
+        "raw": ps.RawState(encode=_encoded, decode=json.loads, default=[], ttl=ttl["raw"]),
+        "plain": ps.ValueState("long"),
+        "entries": ps.MapState("string", "long", ttl=ttl["entries"]),
+        "nested": ps.MapState("string", "array<long>", ttl=ttl["nested"]),
+        "elements": ps.ListState("long", ttl=ttl["elements"]),
+        "carts": ps.ListState("array<long>", ttl=ttl["carts"]),
+    }
+    made: Any = type("Steps", (Steps,), states)()
+    return made
+
+
+# ── the model ──────────────────────────────────────────────────────────────────────────────────
+
+DEFAULTS = {"box": [5], "raw": []}
+
+
+class Model:
+    """One state of one key: values with the moment at which each was touched. A column has at most one."""
+
+    def __init__(self, kind: str, world: World) -> None:
+        self.kind = kind
+        self.world = world
+        self.held: dict[Any, list[Any]] = {}
+        """By 0 in a column, by the key in a map, by a number that grows in a list."""
+        self.places = 0
+
+    def expire(self, ttl: int | None) -> None:
+        if ttl is not None:
+            now = self.world.now_us
+            self.held = {at: one for at, one in self.held.items() if one[1] + ttl * SECOND > now}
+
+    def switch_on(self) -> None:
+        for one in self.held.values():
+            one[1] = self.world.now_us
+
+    def _touch(self, at: Any, value: Any) -> None:
+        self.held[at] = [value, self.world.now_us]
+
+    def _look(self, at: Any) -> Any:
+        ttl = self.world.ttls.get(self.kind)
+        if ttl is not None and ttl[1] == "read":
+            self.held[at][1] = self.world.now_us
+        return self.held[at][0]
+
+    def set(self, value: Any) -> None:
+        self._touch(0, value)
+
+    def get(self) -> Any:
+        if self.kind == "box" and not self.held and self.world.ttls["box"] is None:
+            self._touch(0, [5])  # where nothing expires, who looks at a container may have changed it
+        value: Any = self._look(0) if self.held else copy.copy(DEFAULTS.get(self.kind))
+        return [value["n"], value["sum"]] if self.kind == "mean" and value is not None else value
+
+    def grow(self, number: int) -> None:
+        before = self.held[0][0] if self.held else DEFAULTS[self.kind]
+        self._touch(0, [*before, number])
+
+    def add(self, number: int) -> None:
+        before = self.held[0][0] if self.held else None
+        if self.kind == "mean":
+            before = before or {"n": 0, "sum": 0}
+            self._touch(0, {"n": before["n"] + 1, "sum": before["sum"] + number})
+        else:
+            self._touch(0, number if before is None else before + number)
+
+    def clear(self) -> None:
+        self.held = {}
+
+    def put(self, key: str, value: Any) -> None:
+        if key in self.held:
+            self.held[key][:] = [value, self.world.now_us]
+        else:
+            self._touch(key, value)
+
+    def entry(self, key: str) -> Any:
+        return self._look(key) if key in self.held else "none"
+
+    def has(self, key: str) -> bool:
+        return self.entry(key) != "none"
+
+    def drop(self, key: str) -> Any:
+        return self.held.pop(key)[0] if key in self.held else "none"
+
+    def items(self) -> Any:
+        return sorted([(key, self._look(key)) for key in self.held], key=repr)
+
+    def length(self) -> Any:
+        return len(self.held), bool(self.held)
+
+    def grow_entry(self, key: str, number: int) -> None:
+        if key in self.held:
+            self.put(key, [*self.held[key][0], number])
+
+    def append(self, value: Any) -> None:
+        self.places += 1
+        self._touch(self.places, value)
+
+    def all(self) -> Any:
+        return [self._look(place) for place in self.held]
+
+    def _places(self) -> list[Any]:
+        return list(self.held)
+
+    def at(self, at: int) -> Any:
+        return self._look(self._places()[at]) if at < len(self.held) else "too short"
+
+    def set_last(self, value: Any) -> None:
+        if self.held:
+            self.held[self._places()[-1]][:] = [value, self.world.now_us]
+
+    def pop_first(self) -> Any:
+        return self.held.pop(self._places()[0])[0] if self.held else "empty"
+
+    def behind(self, at: int) -> Any:
+        return [self._look(place) for place in self._places()[at:]]
+
+    def grow_at(self, at: int) -> None:
+        if at < len(self.held):
+            place = self._places()[at]
+            self.held[place][:] = [[*self.held[place][0], 7], self.world.now_us]
+
+
+class World:
+    """All keys of the model, the time, and how long each state lives."""
+
+    def __init__(self, ttls: Ttls, now_us: int) -> None:
+        self.ttls: Ttls = dict(ttls)
+        self.now_us = now_us
+        self.keys: dict[str, dict[str, Model]] = {}
+
+    def batch(self, steps: list[Step]) -> dict[str, list[str]]:
+        self.expire()
+        failed = {step[0] for step in steps if step[2] == "fail"}
+        seen: dict[str, list[str]] = {}
+        for step in steps:
+            if step[0] not in failed:
+                states = self.keys.setdefault(step[0], {kind: Model(kind, self) for kind in KINDS})
+                seen.setdefault(step[0], []).append(done(step, states))
+        return seen
+
+    def expire(self) -> None:
+        for states in self.keys.values():
+            for kind, model in states.items():
+                ttl = self.ttls.get(kind)
+                model.expire(None if ttl is None else ttl[0])
+
+    def change(self, ttls: Ttls) -> None:
+        self.expire()
+        for states in self.keys.values():
+            for kind in MORTAL:
+                if self.ttls[kind] is None and ttls[kind] is not None:
+                    states[kind].switch_on()
+        self.ttls = dict(ttls)
+
+    def columns(self) -> dict[str, dict[str, Any]]:
+        """What the table of values holds."""
+        rows: dict[str, dict[str, Any]] = {}
+        for key, states in self.keys.items():
+            row = {
+                kind: states[kind].held[0][0] if states[kind].held else None
+                for kind in ("box", "mean", "plain", "raw", "total", "value")
+            }
+            if any(value is not None for value in row.values()):
+                rows[key] = row | {"raw": None if row["raw"] is None else _encoded(row["raw"])}
+        return rows
+
+    def entries(self) -> int:
+        """How many rows the other tables hold."""
+        tables = ("entries", "nested", "elements", "carts")
+        return sum(len(states[kind].held) for states in self.keys.values() for kind in tables)
+
+
+# ── what may happen ────────────────────────────────────────────────────────────────────────────
+
+texts, numbers, keys = st.sampled_from(["a", "b"]), st.integers(0, 2), st.sampled_from("pqr")
+step = st.sampled_from([(kind, name) for kind, steps in COLUMN_STEPS.items() for name in steps]).flatmap(
+    lambda one: st.tuples(keys, st.just(one[0]), st.just(one[1]), texts, numbers)
+)
+failing = st.tuples(keys, st.just("value"), st.just("fail"), texts, numbers)
+batches = st.tuples(st.just("batch"), st.lists(step | step | step | failing, min_size=1, max_size=12))
+ttl_of_one = st.tuples(st.integers(1, 4), st.sampled_from(["write", "read"]))
+ttls = st.fixed_dictionaries(dict.fromkeys(MORTAL, ttl_of_one))
+passing = st.tuples(st.just("pass"), st.integers(0, 3))
+others = st.one_of(
+    st.tuples(st.just("rescale"), st.sampled_from([1, 2, 3])),
+    st.tuples(st.just("merge"), st.integers(0, 5)),
+    st.tuples(st.just("checkpoint"), st.none()),
+    st.tuples(st.just("crash"), st.none()),
+    st.tuples(st.just("change"), st.fixed_dictionaries({kind: ttl_of_one | st.none() for kind in MORTAL})),
+)
+stories = st.lists(batches | batches | batches | passing | passing | others, min_size=1, max_size=12)
+
+
+def table_of(steps: list[Step]) -> pa.Table:
+    columns = list(zip(*steps, strict=True)) if steps else [()] * 5
+    schema = arrow_schema("k string, what string, name string, a string, b long")
+    return pa.Table.from_arrays(
+        [pa.array(list(column), f.type) for column, f in zip(columns, schema, strict=True)], schema=schema
+    )
+
+
+class Story:
+    """A job and its model, to which the same happens."""
+
+    def __init__(self, root: Path, backend: str, ttls: Ttls) -> None:
+        self.cluster = OperatorCluster(root, OUTPUT, backend, tolerant=True)
+        self.world = World(ttls, 1_000 * SECOND)
+        self.cluster.now_us = self.world.now_us
+        self.cluster.declare(with_ttl(ttls))
+        self.kept = self.checkpoint()
+
+    def checkpoint(self) -> Any:
+        return self.cluster.checkpoint(), copy.deepcopy(self.world)
+
+    def happens(self, what: str, how: Any) -> None:
+        getattr(self, f"on_{what}")(how)
+
+    def on_batch(self, steps: list[Step]) -> None:
+        expected = self.world.batch(steps)
+        seen: dict[str, list[str]] = {}
+        for row in self.cluster.batch(with_ttl(self.world.ttls), table_of(steps)):
+            seen.setdefault(row["k"], []).append(row["seen"])
+        assert seen == expected
+
+    def on_pass(self, seconds: int) -> None:
+        self.world.now_us += seconds * SECOND
+        self.cluster.now_us = self.world.now_us
+
+    def on_rescale(self, parallelism: int) -> None:
+        self.cluster.rescale(parallelism)
+        self.cluster.batch(with_ttl(self.world.ttls), table_of([]))
+
+    def on_merge(self, seed: int) -> None:
+        rng = random.Random(seed)
+
+        def anything(refs: Any, _now_us: int) -> range | None:
+            first, last = sorted(rng.sample(range(len(refs) + 1), 2)) if refs else (0, 0)
+            return range(first, last) if last > first else None
+
+        self.cluster.merge(anything if seed else None)
+
+    def on_checkpoint(self, _: None) -> None:
+        self.kept = self.checkpoint()
+
+    def on_crash(self, _: None) -> None:
+        now_us = self.world.now_us
+        checkpoint, self.world = self.kept[0], copy.deepcopy(self.kept[1])
+        self.cluster.go_back(checkpoint)
+        self.world.now_us = self.cluster.now_us = now_us
+
+    def on_change(self, ttls: Ttls) -> None:
+        self.world.change(ttls)
+        self.cluster.declare(with_ttl(ttls))
+
+    def check(self) -> None:
+        self.world.expire()
+        stored = self.cluster.stored()
+        hidden = [name for row in stored.values() for name in row if name.startswith("__touched_")]
+        for row in stored.values():
+            for name in set(hidden):
+                del row[name]
+        assert stored == self.world.columns()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@given(ttls=ttls, story=stories, few=st.sampled_from([0, 1, 64]))
+@settings(max_examples=60, deadline=None)
+def test_state_that_expires_equals_its_model(backend: str, ttls: Ttls, story: list[Any], few: int) -> None:
+    """Random steps, with time that passes to the moment and beyond, failed calls, merges, crashes, rescales and other times to live."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(table_cells, "FEW_ROWS", few)
+        patch.setattr(merge, "PIECE_BYTES", 100)
+        told = Story(Path(folder), backend, ttls)
+        for what, how in story:
+            told.happens(what, how)
+        told.check()
+
+
+@pytest.mark.parametrize("ttl", ["0s", 0, -1, "soon", True, "-5s", float("nan"), float("inf"), 1e-9])
+def test_what_is_no_duration_is_refused(ttl: Any) -> None:
+    """A time to live is a duration that is longer than nothing."""
+    with pytest.raises(ConfigError, match="ttl="):
+        ps.ValueState("long", ttl=ttl)
+
+
+def test_since_is_write_or_read() -> None:
+    """Anything else is refused by name."""
+    with pytest.raises(ConfigError, match="since='event'"):
+        ps.TimeToLive("1h", since="event")
