@@ -25,8 +25,10 @@ from penstock.errors import (
 )
 from penstock.guarantee import Guarantee
 from penstock.job import Job, KeyedStream, Stream, Written
+from penstock.operators.batch_columns import BatchColumns
 from penstock.operators.batch_process import BatchKeys, BatchProcess, BatchRows
 from penstock.operators.batch_state import BatchState
+from penstock.operators.batch_tables import BatchList, BatchMap
 from penstock.operators.folded_state import AggregateFunction, AggregatingState, ReducingState
 from penstock.operators.keyed_process import Context, KeyedProcess
 from penstock.operators.list_state import ListState
@@ -66,7 +68,10 @@ __all__ = [
     "AggregateFunction",
     "AggregatingState",
     "BadRecordError",
+    "BatchColumns",
     "BatchKeys",
+    "BatchList",
+    "BatchMap",
     "BatchProcess",
     "BatchRows",
     "BatchState",

@@ -31,7 +31,6 @@ from penstock.operators.batch_process import BatchProcess
 from penstock.operators.keyed_process import KeyedProcess
 from penstock.operators.parameters import check_parameters
 from penstock.operators.side_outputs import check_sides, checked_side
-from penstock.operators.states import check_columns_only
 from penstock.recovery.restart import RestartStrategy, exponential_delay
 from penstock.sinks.two_phase_commit import TwoPhaseCommitSink
 from penstock.state.backends import backend_named
@@ -295,8 +294,6 @@ class KeyedStream:
             )
         check_parameters(operator, uid)
         check_sides(operator, KeyedProcess if isinstance(operator, KeyedProcess) else BatchProcess, uid)
-        if isinstance(operator, BatchProcess):
-            check_columns_only(operator, uid)
         ddl = schema_ddl(schema)
         order = (order_by,) if isinstance(order_by, str) else order_by
         node = Process(
