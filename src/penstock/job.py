@@ -260,7 +260,7 @@ class KeyedStream:
         """Keep SQL aggregates per key over everything so far; emits the new values of every key that changed in a batch.
 
         Spark computes the aggregate of the batch, Penstock merges it into the state: count, count_if, sum, min, max, avg, bool_and,
-        bool_or, bit_and, bit_or, bit_xor. Anything that cannot be merged exactly is refused by name.
+        bool_or, bit_and, bit_or, bit_xor, count_distinct. Anything that cannot be merged exactly is refused by name.
         A column is named by its argument, `pv=F.count("*")`, or by its alias, `F.count("*").alias("page views")`: so it may have any name.
         `on_bad_record`: "fail" or "skip" rows whose key is null.
         """

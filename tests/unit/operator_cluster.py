@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -33,6 +34,21 @@ MAX_PARALLELISM = 8
 SORT_KEYS_A_GROUP = 2  # so few that keys collide all the time
 
 
+class BuiltIn(ABC):
+    """An operator of Penstock's own, as a cluster runs it."""
+
+    @abstractmethod
+    def layout(self, key: pa.Schema) -> StateLayout:
+        """What it keeps."""
+
+    @abstractmethod
+    def run(self, rows: pa.Table, state: OpenState, context: Context) -> list[pa.RecordBatch]:
+        """One subtask in one batch."""
+
+
+Operator = KeyedProcess | BatchProcess | BuiltIn
+
+
 class OperatorCluster:
     """Rows are keyed by the text in their column `k`. The state goes on from batch to batch, whichever operator is run."""
 
@@ -50,10 +66,11 @@ class OperatorCluster:
         self._handles: list[StateHandle | None] = [None]
         self._layout: StateLayout | None = None
 
-    def batch(self, operator: KeyedProcess | BatchProcess, rows: pa.Table) -> list[dict[str, Any]]:
+    def batch(self, operator: Operator, rows: pa.Table) -> list[dict[str, Any]]:
         """Run one batch; returns the results."""
         self._version += 1
-        self._layout = state_layout(operator, pa.schema([("k", pa.string())]))
+        key = pa.schema([("k", pa.string())])
+        self._layout = operator.layout(key) if isinstance(operator, BuiltIn) else state_layout(operator, key)
         sort_keys = np.array([sort_key(key) for key in rows.column("k").to_pylist()], dtype=np.int64)
         rows = rows.append_column(SORT_KEY, pa.array(sort_keys))
         owner = owners(key_groups(sort_keys), self.parallelism)
@@ -69,10 +86,10 @@ class OperatorCluster:
                 self._storage.put(name, (self._local / name).read_bytes())
         return results
 
-    def _run(
-        self, operator: KeyedProcess | BatchProcess, rows: pa.Table, state: OpenState, index: int
-    ) -> list[pa.RecordBatch]:
+    def _run(self, operator: Operator, rows: pa.Table, state: OpenState, index: int) -> list[pa.RecordBatch]:
         context = Context(UID, self._version, index, self.parallelism)
+        if isinstance(operator, BuiltIn):
+            return operator.run(rows, state, context)
         common: dict[str, Any] = {"key_names": ["k"], "output": self.output, "context": context}
         if isinstance(operator, BatchProcess):
             return run_batch_process(operator, rows, state, **common)
