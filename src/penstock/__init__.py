@@ -20,8 +20,10 @@ from penstock.errors import (
     UserCodeError,
 )
 from penstock.late_names import LateNames
+from penstock.operators.batch_columns import BatchColumns
 from penstock.operators.batch_process import BatchKeys, BatchProcess, BatchRows
 from penstock.operators.batch_state import BatchState
+from penstock.operators.batch_tables import BatchList, BatchMap
 from penstock.operators.folded_state import AggregateFunction, AggregatingState, ReducingState
 from penstock.operators.keyed_process import Context, KeyedProcess
 from penstock.operators.list_state import ListState
@@ -67,7 +69,10 @@ __all__ = [
     "AggregateFunction",
     "AggregatingState",
     "BadRecordError",
+    "BatchColumns",
     "BatchKeys",
+    "BatchList",
+    "BatchMap",
     "BatchProcess",
     "BatchRows",
     "BatchState",

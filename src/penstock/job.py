@@ -31,7 +31,6 @@ from penstock.operators.batch_process import BatchProcess
 from penstock.operators.keyed_process import KeyedProcess
 from penstock.operators.parameters import check_parameters
 from penstock.operators.side_outputs import check_sides, checked_side
-from penstock.operators.states import check_columns_only
 from penstock.operators.time_to_live import TTL, time_to_live
 from penstock.recovery.restart import RestartStrategy, exponential_delay
 from penstock.sinks.two_phase_commit import TwoPhaseCommitSink
@@ -267,7 +266,7 @@ class KeyedStream:
         """Keep SQL aggregates per key over everything so far; emits the new values of every key that changed in a batch.
 
         Spark computes the aggregate of the batch, Penstock merges it into the state: count, count_if, sum, min, max, avg, bool_and,
-        bool_or, bit_and, bit_or, bit_xor. Anything that cannot be merged exactly is refused by name.
+        bool_or, bit_and, bit_or, bit_xor, count_distinct. Anything that cannot be merged exactly is refused by name.
         A column is named by its argument, `pv=F.count("*")`, or by its alias, `F.count("*").alias("page views")`: so it may have any name.
         `on_bad_record`: "fail" or "skip" rows whose key is null. `ttl`: a key that has had no rows for so long is forgotten.
         """
@@ -309,8 +308,6 @@ class KeyedStream:
             )
         check_parameters(operator, uid)
         check_sides(operator, KeyedProcess if isinstance(operator, KeyedProcess) else BatchProcess, uid)
-        if isinstance(operator, BatchProcess):
-            check_columns_only(operator, uid)
         ddl = schema_ddl(schema)
         order = (order_by,) if isinstance(order_by, str) else order_by
         node = Process(

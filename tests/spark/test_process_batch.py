@@ -28,6 +28,42 @@ class ArrowCount(ps.BatchProcess):
         return keys.to_arrow().append_column("n", state["count"])
 
 
+class KeyedUsers(ps.KeyedProcess):
+    """Counts by user in a map, and has all users in a list; the result is the sum of what the map has, as long as the list says."""
+
+    count = ps.ValueState("long", default=0)
+    by_user = ps.MapState("long", "long")
+    users = ps.ListState("long")
+
+    def process(self, key, rows, ctx):
+        for row in rows:
+            self.by_user[row.user] = self.by_user.get(row.user, 0) + 1
+            self.users.append(row.user)
+        total = sum(self.by_user.values())
+        assert total == len(self.users)
+        yield key, total
+
+
+class UsersInColumns(ps.BatchProcess):
+    """The same for all keys at once."""
+
+    count = ps.ValueState("long", default=0)
+    by_user = ps.MapState("long", "long")
+    users = ps.ListState("long")
+
+    def process_batch(self, keys, batch, state):
+        rows = pa.table({"key": batch.key_index, "user": batch["user"]})
+        added = rows.group_by(["key", "user"]).aggregate([([], "count_all")])
+        before = state["by_user"].get(added["key"], added["user"])
+        counts = pc.add(pc.fill_null(before, 0), added["count_all"].combine_chunks())
+        state["by_user"].put(added["key"], added["user"], counts)
+        state["users"].append(batch.key_index, batch["user"])
+        entries = state["by_user"].rows().to_pandas()
+        totals = entries.groupby("key_index")["value"].sum()
+        assert (totals == state["users"].rows().to_pandas().groupby("key_index").size()).all()
+        return keys.to_pandas().assign(n=totals)
+
+
 class PandasCount(ArrowCount):
     def process_batch(self, keys, batch, state):
         counts = batch.to_pandas().groupby(batch.key_index).size()
@@ -64,6 +100,14 @@ def test_every_form_goes_on_with_the_state_of_the_one_before(spark, ledger):
         (PolarsCount(), 2),
         (Count(), 1),
     ):
+        ledger.fill(400)
+        run(spark, ledger, operator, parallelism=parallelism)
+        assert ledger.counts() == ledger.truth()
+
+
+def test_maps_and_lists_go_on_in_either_form(spark, ledger):
+    """The same with a map and a list: what was put key by key is there in columns, and the other way round."""
+    for operator, parallelism in ((UsersInColumns(), 2), (KeyedUsers(), 3), (UsersInColumns(), 2)):
         ledger.fill(400)
         run(spark, ledger, operator, parallelism=parallelism)
         assert ledger.counts() == ledger.truth()

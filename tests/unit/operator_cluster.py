@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace as replace_field
@@ -40,6 +41,21 @@ MAX_PARALLELISM = 8
 SORT_KEYS_A_GROUP = 2  # so few that keys collide all the time
 
 
+class BuiltIn(ABC):
+    """An operator of Penstock's own, as a cluster runs it."""
+
+    @abstractmethod
+    def layout(self, key: pa.Schema) -> StateLayout:
+        """What it keeps."""
+
+    @abstractmethod
+    def run(self, rows: pa.Table, state: OpenState, context: Context) -> list[pa.RecordBatch]:
+        """One subtask in one batch."""
+
+
+Operator = KeyedProcess | BatchProcess | BuiltIn
+
+
 class OperatorCluster:
     """Rows are keyed by the text in their column `k`. The state goes on from batch to batch, whichever operator is run."""
 
@@ -60,7 +76,7 @@ class OperatorCluster:
         self.now_us = 0
         self._lifetimes: dict[str, StoredLifetime] = {}
 
-    def batch(self, operator: KeyedProcess | BatchProcess, rows: pa.Table) -> list[dict[str, Any]]:
+    def batch(self, operator: Operator, rows: pa.Table) -> list[dict[str, Any]]:
         """Run one batch; returns the results."""
         self._version += 1
         self.declare(operator)
@@ -79,9 +95,10 @@ class OperatorCluster:
                 self._storage.put(name, (self._local / name).read_bytes())
         return results
 
-    def declare(self, operator: KeyedProcess | BatchProcess) -> None:
+    def declare(self, operator: Operator) -> None:
         """Go on with the states of this operator. Another time to live is dealt with as at the start of a run."""
-        self._layout = state_layout(operator, pa.schema([("k", pa.string())]))
+        key = pa.schema([("k", pa.string())])
+        self._layout = operator.layout(key) if isinstance(operator, BuiltIn) else state_layout(operator, key)
         lifetimes = Lifetimes({UID: self._layout}, {UID: self._lifetimes}, self.now_us)
         now = described(self._layout, lifetimes.switched_on[UID]).lifetimes
         if now == self._lifetimes:
@@ -165,10 +182,10 @@ class OperatorCluster:
             tables: list[Any] = [state, *(state.table(table.name) for table in self._layout.tables)]
             return [row for table in tables for batch in table.scan() for row in batch.to_pylist()]
 
-    def _run(
-        self, operator: KeyedProcess | BatchProcess, rows: pa.Table, state: OpenState, index: int
-    ) -> list[pa.RecordBatch]:
+    def _run(self, operator: Operator, rows: pa.Table, state: OpenState, index: int) -> list[pa.RecordBatch]:
         context = Context(UID, self._version, index, self.parallelism)
+        if isinstance(operator, BuiltIn):
+            return operator.run(rows, state, context)
         common: dict[str, Any] = {"key_names": ["k"], "output": self.output, "context": context}
         if isinstance(operator, BatchProcess):
             return run_batch_process(operator, rows, state, **common)

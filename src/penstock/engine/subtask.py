@@ -29,6 +29,7 @@ from penstock.ids import SubtaskId
 from penstock.operators.aggregates import AggregateSpec
 from penstock.operators.bad_records import LETTER, BadRecords
 from penstock.operators.batch_process import BatchProcess
+from penstock.operators.distinct_values import WHOSE
 from penstock.operators.failed_call import blamed_on
 from penstock.operators.grouping import check_rows, null_keys
 from penstock.operators.keyed_process import Context, KeyedProcess
@@ -303,6 +304,8 @@ class AggregateTask(OperatorTask):
         """See `OperatorTask.rows_given`."""
         if ROWS not in table.column_names:
             return int(table.num_rows)
+        if WHOSE in table.column_names:  # a row that has a value, too, is counted once
+            table = table.filter(pc.equal(table.column(WHOSE), 0))
         return int(pc.sum(table.column(ROWS)).as_py())
 
     def shown_columns(self, table: pa.Table) -> list[str]:  # noqa: ARG002

@@ -36,7 +36,7 @@ _COUNT_AS_DECIMAL = pa.decimal256(19, 0)
 
 
 class Kind(StrEnum):
-    """An aggregate that can be merged; all but AVG are also the rule by which a partial column is merged."""
+    """An aggregate that can be merged; all but AVG and COUNT_DISTINCT are also the rule by which a partial column is merged."""
 
     COUNT = "count"
     SUM = "sum"
@@ -48,6 +48,7 @@ class Kind(StrEnum):
     BIT_AND = "bit_and"
     BIT_OR = "bit_or"
     BIT_XOR = "bit_xor"
+    COUNT_DISTINCT = "count_distinct"
 
 
 @dataclass(frozen=True)
@@ -61,13 +62,17 @@ class Partial:
 
 @dataclass(frozen=True)
 class AggregateSpec:
-    """One aggregate: the user's name, what is kept, the type that Spark gives its result, and whether overflow is an error."""
+    """One aggregate: the user's name, what is kept, the type that Spark gives its result, and whether overflow is an error.
+
+    `distinct` are the types of the values of which it counts the distinct ones; empty for all others.
+    """
 
     name: str
     kind: Kind
     partials: tuple[Partial, ...]
     output: pa.DataType
     ansi: bool = True
+    distinct: tuple[pa.DataType, ...] = ()
 
 
 Rule = Callable[[pa.Array, pa.Array, AggregateSpec], pa.Array]

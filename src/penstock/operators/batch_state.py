@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import pyarrow as pa
 
 from penstock.errors import BadRecordError
 from penstock.operators.array_like import as_array
+from penstock.operators.batch_tables import BatchTable
 from penstock.operators.keyed_process import Context
 from penstock.operators.stamps import ColumnStamps
 from penstock.operators.states import ColumnState
@@ -22,14 +24,21 @@ Flags = npt.NDArray[np.bool_]
 class BatchState:
     """One value per key and state: `state["count"]` is an Arrow array in the order of `keys`, `state["count"] = ...` replaces it.
 
+    `state["by_shop"]` of a map or list has the rows of all keys: see `BatchMap` and `BatchList`.
     What is assigned or deleted is written when `process_batch` has returned, except for keys whose values are what they were.
     `context` says where the call happens.
     """
 
     def __init__(
-        self, declared: dict[str, ColumnState], stored: pa.RecordBatch, context: Context, now_us: int = 0
+        self,
+        declared: dict[str, ColumnState],
+        stored: pa.RecordBatch,
+        context: Context,
+        tables: Mapping[str, BatchTable],
+        now_us: int = 0,
     ) -> None:
         self._declared = declared
+        self._tables = tables
         self._stored: dict[str, pa.Array] = {name: stored.column(name) for name in declared}
         self._now_us = now_us
         self._renewed: set[str] = set()
@@ -48,8 +57,10 @@ class BatchState:
     def __len__(self) -> int:
         return self._keys
 
-    def __getitem__(self, name: str) -> pa.Array:
-        """The values of all keys; the default where there is none, null where there is no default."""
+    def __getitem__(self, name: str) -> Any:
+        """The values of all keys; the default where there is none, null where there is no default. Of a map or list its rows."""
+        if name in self._tables:
+            return self._tables[name]
         values, default = self._values[self._known(name)], self._declared[name].default
         if name in self._stamps and self._stamps[name].renews:
             self._renewed.add(name)
@@ -61,18 +72,27 @@ class BatchState:
         return filled.take(pa.array(at))
 
     def __setitem__(self, name: str, values: Any) -> None:
+        if name in self._tables:
+            raise BadRecordError(
+                f"operator {self.context.operator}: process_batch() set the state {name!r}, which {self._tables[name].members}; "
+                "it cannot be replaced as a whole",
+                operator=self.context.operator,
+                state=name,
+            )
         field = pa.field(self._known(name), self._declared[name].arrow_type)
         what = f"operator {self.context.operator}: process_batch() set the state"
         self._values[name] = self._checked_length(as_array(values, field, what), f"{what} {name!r} to")
         self._assigned.add(name)
 
     def delete(self, mask: Any) -> None:
-        """Forget all values of the keys where the mask is true (null counts as false). What is assigned later counts."""
+        """Forget all that is kept for the keys where the mask is true (null counts as false). What is assigned later counts."""
         what = f"operator {self.context.operator}: process_batch() called delete(): it set"
         gone = as_array(mask, pa.field("mask", pa.bool_()), what)
         gone = _flags(self._checked_length(gone, f"{what} 'mask' to").fill_null(fill_value=False))
         kept = pa.array(np.arange(self._keys, dtype=np.int64), mask=gone)
         self._values = {name: values.take(kept) for name, values in self._values.items()}
+        for table in self._tables.values():
+            table.clear(gone)
 
     def changed(self) -> Flags:
         """The keys of which some value is not what is stored, or was touched."""
@@ -108,7 +128,7 @@ class BatchState:
 
     def _known(self, name: str) -> str:
         if name not in self._declared:
-            declared = ", ".join(self._declared) or "none"
+            declared = ", ".join(sorted([*self._declared, *self._tables])) or "none"
             raise BadRecordError(
                 f"operator {self.context.operator}: process_batch() used the state {name!r}; declared are: {declared}"
             )

@@ -13,7 +13,8 @@ from types import FrameType
 from typing import Any
 
 from penstock.errors import BadRecordError, PenstockError
-from penstock.operators.batch_process import BatchColumns, BatchProcess
+from penstock.operators.batch_columns import BatchColumns
+from penstock.operators.batch_process import BatchProcess
 from penstock.operators.cells import Cell
 from penstock.operators.keyed_process import Context, KeyedProcess
 from penstock.operators.rows import Row, Rows, UnknownColumnError

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 import pyarrow as pa
 
+from penstock.operators.batch_tables import GENERATION_SHIFT, BatchList
 from penstock.operators.cells import detached, kept, same
 from penstock.operators.states import TableState
 from penstock.operators.table_cells import Change, TableCell
@@ -22,9 +23,6 @@ from penstock.state.types import arrow_type
 
 if TYPE_CHECKING:
     from penstock.state.declared import Type
-
-GENERATION_SHIFT = 32
-"""More values than fit into a batch."""
 
 
 class ListState(TableState):
@@ -286,6 +284,7 @@ class ListCell(TableCell, MutableSequence[Any]):
 
 
 ListState.cell = ListCell
+ListState.columns = BatchList
 
 
 def _kept_in_place(elements: list[_Element]) -> int:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Self, overload
 import pyarrow as pa
 
 from penstock.errors import BadRecordError, ConfigError
+from penstock.operators.batch_tables import BatchMap
 from penstock.operators.cells import kept, same
 from penstock.operators.encoding import CANNOT_ENCODE, encoded
 from penstock.operators.python_values import python_values
@@ -301,6 +302,7 @@ class _Values(ValuesView[Any]):
 
 
 MapState.cell = MapCell
+MapState.columns = BatchMap
 
 
 def _one_nan(key: float) -> float:

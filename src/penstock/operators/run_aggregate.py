@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import pyarrow as pa
 
 from penstock.operators.aggregates import AggregateSpec, finish, merge
-from penstock.operators.grouping import one_row_a_key
+from penstock.operators.distinct_values import counting_distinct, partials_with_counts
+from penstock.operators.grouping import group_rows, one_row_a_key
 from penstock.operators.pieces import Piece, PieceLimits, pieces_with_state
 from penstock.operators.stamps import touched_now
 from penstock.state.backends.base import OpenState, with_stamps
@@ -25,9 +26,10 @@ def run_aggregate(
     key_names: list[str],
     lifetimes: tuple[Lifetime, ...] = (),
 ) -> list[pa.RecordBatch]:
-    """Update the keys of the batch; returns their new values."""
+    """Update the keys of the batch; returns their new values. With counts of distinct values these are rows of their key, too."""
     results: list[pa.RecordBatch] = []
-    for piece in pieces_with_state(one_row_a_key(table, key_names), state, LIMITS):
+    rows = group_rows(table, key_names) if counting_distinct(specs) else one_row_a_key(table, key_names)
+    for piece in pieces_with_state(rows, state, LIMITS):
         results.extend(in_batches(_update(specs, piece, state, lifetimes)))
     return results
 
@@ -36,7 +38,10 @@ def _update(
     specs: Sequence[AggregateSpec], piece: Piece, state: OpenState, lifetimes: tuple[Lifetime, ...]
 ) -> pa.Table:
     keys = piece.grouped.keys
-    (partials,) = piece.grouped.table.combine_chunks().to_batches()
+    if counting_distinct(specs):
+        partials = partials_with_counts(specs, piece.grouped, state)
+    else:
+        (partials,) = piece.grouped.table.combine_chunks().to_batches()
     merged = merge(specs, piece.stored, piece.found, partials)
     stamps = [touched_now(merged.num_rows, state.now_us) for _ in lifetimes]
     stored = with_stamps(merged.schema, lifetimes)

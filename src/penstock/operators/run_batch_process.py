@@ -16,7 +16,7 @@ from penstock.operators.keyed_process import Context
 from penstock.operators.pieces import PieceLimits, pieces_with_state
 from penstock.operators.run_process import write_values
 from penstock.operators.side_outputs import SideRows
-from penstock.operators.states import column_lifetimes, column_states, value_schema
+from penstock.operators.states import column_lifetimes, column_states, table_states, value_schema
 from penstock.state.backends.base import OpenState, with_stamps
 from penstock.state.sizes import in_batches
 
@@ -36,13 +36,16 @@ def run_batch_process(
     context: Context,
 ) -> list[pa.RecordBatch]:
     """Process every key of the table once; returns the results in batches."""
-    declared = column_states(operator)
+    declared, tables = column_states(operator), table_states(operator)
     schema = with_stamps(value_schema(operator), column_lifetimes(operator))
     who = f"operator {context.operator}"
     results: list[pa.RecordBatch] = []
     for piece in pieces_with_state(group_rows(table, key_names), state if declared else None, LIMITS):
         grouped = piece.grouped
-        view = BatchState(declared, piece.stored, context, state.now_us)
+        own = {
+            name: one.in_columns(name, state, grouped.keys, context.operator) for name, one in tables.items()
+        }
+        view = BatchState(declared, piece.stored, context, own, state.now_us)
         keys = BatchKeys(pa.Table.from_batches([grouped.keys.columns]))
         returned = operator.process_batch(keys, BatchRows(grouped.table, grouped.starts), view)
         for result in _each(returned, who):
@@ -50,6 +53,8 @@ def run_batch_process(
         if declared:
             values = pa.Table.from_arrays(view.values(), schema=schema)
             write_values(state, grouped.keys, values, view.changed())
+        for table_of_keys in own.values():
+            table_of_keys.write()
     return results
 
 

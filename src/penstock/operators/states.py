@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 import pyarrow as pa
 
 from penstock.errors import ConfigError
+from penstock.operators.batch_tables import BatchTable
 from penstock.operators.cells import (
     Cell,
     ColumnCell,
@@ -24,9 +25,11 @@ from penstock.operators.encoding import CANNOT_ENCODE, encoded
 from penstock.operators.python_values import python_values
 from penstock.operators.side_outputs import SideOutput
 from penstock.operators.table_cells import TableCell
+from penstock.operators.table_rows import PieceRows
 from penstock.operators.time_to_live import TTL, time_to_live
-from penstock.state.backends.base import StateLayout, TableLayout, with_stamps
+from penstock.state.backends.base import OpenState, StateLayout, TableLayout, with_stamps
 from penstock.state.declared import type_ddl
+from penstock.state.keys import KeyBatch
 from penstock.state.lifetimes import Lifetime
 from penstock.state.types import arrow_type
 
@@ -111,7 +114,9 @@ class TableState(DeclaredState):
     """A state with a table of its own: many rows for a key."""
 
     cell: ClassVar[type[TableCell]]
-    """What stands in its place."""
+    """What stands in its place, key by key."""
+    columns: ClassVar[type[BatchTable]]
+    """The same for many keys at once."""
 
     def __getattr__(self, name: str) -> Any:
         if not name.startswith("__") and hasattr(self.cell, name):
@@ -125,6 +130,13 @@ class TableState(DeclaredState):
     @abstractmethod
     def make_cell(self, name: str) -> TableCell:
         """See `DeclaredState.make_cell`."""
+
+    def in_columns(self, name: str, state: OpenState, keys: KeyBatch, operator: str) -> BatchTable:
+        """What stands in its place in columns, for these keys."""
+        layout = self.table(name, keys.columns.schema)
+        renews = self.ttl is not None and self.ttl.renews
+        rows = PieceRows(state.table(name), layout, keys, now_us=state.now_us, renews=renews)
+        return self.columns(name, rows, operator, state.generation)
 
 
 class ValueState(ColumnState):
@@ -182,22 +194,14 @@ def column_states(operator: object) -> dict[str, ColumnState]:
     return {name: state for name, state in declared_state(operator).items() if isinstance(state, ColumnState)}
 
 
-def check_columns_only(operator: object, uid: str) -> None:
-    """Refuse state that a `BatchProcess` cannot have."""
-    rows = [name for name, state in declared_state(operator).items() if isinstance(state, TableState)]
-    if rows:
-        raise ConfigError(
-            f"operator {uid!r}: the state {rows[0]!r} has many rows a key, which a BatchProcess cannot have yet; use a KeyedProcess, or a "
-            "ValueState of an array or a map",
-            operator=uid,
-            state=rows[0],
-        )
+def table_states(operator: object) -> dict[str, TableState]:
+    """The ones that have a table of their own."""
+    return {name: state for name, state in declared_state(operator).items() if isinstance(state, TableState)}
 
 
 def state_tables(operator: object, key: pa.Schema) -> tuple[TableLayout, ...]:
     """The tables of those that have one."""
-    declared = declared_state(operator)
-    return tuple(state.table(name, key) for name, state in declared.items() if isinstance(state, TableState))
+    return tuple(state.table(name, key) for name, state in table_states(operator).items())
 
 
 def state_layout(operator: object, key: pa.Schema) -> StateLayout:

@@ -6,7 +6,7 @@ through py4j, and its types are asked of Spark itself, so that a result has the 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -18,6 +18,9 @@ from pyspark.sql.classic.column import Column as ClassicColumn
 
 from penstock.errors import ConfigError
 from penstock.operators.aggregates import AggregateSpec, Kind, Partial, partial_name
+from penstock.operators.distinct_values import value_names
+from penstock.spark.distinct_values import DistinctValues
+from penstock.spark.key_columns import normal
 from penstock.spark.versions import arrow_type
 
 _KINDS = {
@@ -37,7 +40,7 @@ _KINDS = {
     "bit_or": Kind.BIT_OR,
     "bit_xor": Kind.BIT_XOR,
 }
-SUPPORTED = tuple(_KINDS)
+SUPPORTED = (*_KINDS, "count_distinct")
 
 _ORDERED = (
     T.BooleanType,
@@ -55,10 +58,12 @@ _TOTALS = (T.LongType, T.DoubleType, T.DecimalType)
 def describe(name: str, column: Column, frame: DataFrame) -> AggregateSpec:
     """What `column` aggregates over the rows of `frame`; `ConfigError` when it cannot be merged."""
     call = _call(name, column, frame)
-    kind = _KINDS[call.function]
     result = _result_type(name, column, frame)
+    if call.distinct:
+        return _counting_distinct(name, call, result, frame)
+    kind = _KINDS[call.function]
     _check_type(name, call.function, kind, result)
-    kept = _kept(kind, call.argument, column, result)
+    kept = _kept(kind, call.arguments[0], column, result)
     return AggregateSpec(
         name=name,
         kind=kind,
@@ -77,12 +82,57 @@ def _is_true(setting: str | None) -> bool:
 
 
 def partials(spec: AggregateSpec, column: Column, frame: DataFrame) -> list[Column]:
-    """The columns for `groupBy(keys).agg(...)` inside a batch, named as the state columns of `spec`."""
+    """The columns for `groupBy(keys).agg(...)` inside a batch, named as the state columns of `spec`.
+
+    A count of distinct values has none: what is new is known only beside the state.
+    """
+    if spec.distinct:
+        return []
     if len(spec.partials) == 1:
         return [column.alias(spec.partials[0].name)]
     call = _call(spec.name, column, frame)
-    kept = _kept(spec.kind, call.argument, column, _result_type(spec.name, column, frame))
+    kept = _kept(spec.kind, call.arguments[0], column, _result_type(spec.name, column, frame))
     return [part.alias(partial.name) for partial, (_, part) in zip(spec.partials, kept, strict=True)]
+
+
+def _counting_distinct(name: str, call: _Call, result: T.DataType, frame: DataFrame) -> AggregateSpec:
+    types = _types(call.arguments, frame)
+    for kind in types:
+        _check_value(name, kind)
+    count = Partial(partial_name(name, Kind.COUNT_DISTINCT), Kind.COUNT, arrow_type(result))
+    return AggregateSpec(
+        name=name,
+        kind=Kind.COUNT_DISTINCT,
+        partials=(count,),
+        output=arrow_type(result),
+        distinct=tuple(map(arrow_type, types)),
+    )
+
+
+def distinct_values(spec: AggregateSpec, column: Column, frame: DataFrame) -> DistinctValues:
+    """The values of which `spec` counts the distinct ones; as Spark compares them, with one zero and one NaN."""
+    arguments = _call(spec.name, column, frame).arguments
+    columns = [normal(one, kind) for one, kind in zip(arguments, _types(arguments, frame), strict=True)]
+    return DistinctValues(tuple(value_names(spec)), tuple(columns))
+
+
+def _types(columns: Sequence[Column], frame: DataFrame) -> list[T.DataType]:
+    named = [column.alias(str(at)) for at, column in enumerate(columns)]
+    return [field.dataType for field in frame.select(*named).schema.fields]
+
+
+def _check_value(name: str, kind: T.DataType) -> None:
+    if _is_collated(kind) or not isinstance(kind, _ORDERED):
+        raise ConfigError(
+            f"aggregate {name!r}: distinct values of {kind.simpleString()} cannot be counted; count numbers, plain strings, bytes, dates "
+            "or timestamps, for instance to_json(...) of it, or a cast",
+            aggregate=name,
+            type=kind.simpleString(),
+        )
+
+
+def _is_collated(kind: T.DataType) -> bool:
+    return isinstance(kind, T.StringType) and not kind.isUTF8BinaryCollation()
 
 
 def _kept(kind: Kind, argument: Column, column: Column, result: T.DataType) -> list[tuple[Kind, Column]]:
@@ -107,7 +157,8 @@ class _Call:
     """A call of one aggregate function."""
 
     function: str
-    argument: Column
+    arguments: tuple[Column, ...]
+    distinct: bool
 
 
 def _call(name: str, column: Column, frame: DataFrame) -> _Call:
@@ -120,9 +171,9 @@ def _call(name: str, column: Column, frame: DataFrame) -> _Call:
         return _parsed_call(name, node.expression(), frame)
     if _class(node) != "UnresolvedFunction":
         _refuse(name, f"is {_what(node)}")
-    function = str(node.functionName()).lower()
-    _check_function(name, function, distinct=bool(node.isDistinct()))
-    return _Call(function, _wrap(frame, next(_items(node.arguments()))))
+    function, distinct = str(node.functionName()).lower(), bool(node.isDistinct())
+    _check_function(name, function, distinct=distinct)
+    return _Call(function, _arguments(name, node, frame, distinct=distinct), distinct)
 
 
 def _parsed_call(name: str, text: str, frame: DataFrame) -> _Call:
@@ -134,13 +185,25 @@ def _parsed_call(name: str, text: str, frame: DataFrame) -> _Call:
     function = ".".join(map(str, _items(node.nameParts()))).lower()
     if node.filter().isDefined():
         _refuse(name, f"has a FILTER clause ({text!r}); aggregate a F.when(...) without otherwise instead")
-    _check_function(name, function, distinct=bool(node.isDistinct()))
-    return _Call(function, _wrap(frame, next(_items(node.arguments())), parsed=True))
+    distinct = bool(node.isDistinct())
+    _check_function(name, function, distinct=distinct)
+    return _Call(function, _arguments(name, node, frame, distinct=distinct, parsed=True), distinct)
+
+
+def _arguments(
+    name: str, node: Any, frame: DataFrame, *, distinct: bool, parsed: bool = False
+) -> tuple[Column, ...]:
+    given = list(_items(node.arguments()))
+    if distinct and any(_class(one) == "UnresolvedStar" for one in given):
+        _refuse(name, "is count(DISTINCT *), which names no columns (name those whose values you mean)")
+    return tuple(_wrap(frame, one, parsed=parsed) for one in given)
 
 
 def _check_function(name: str, function: str, *, distinct: bool) -> None:
-    if distinct:
+    if distinct and function != "count":
         _refuse(name, f"is {function}(DISTINCT ...), which would have to keep every value")
+    if function == "approx_count_distinct":
+        _refuse(name, "is approx_count_distinct(...) (count_distinct(...) is exact, and supported)")
     if function not in _KINDS:
         _refuse(
             name, f"is {function}(...)" if function.isidentifier() else f"is an expression with {function!r}"
@@ -203,14 +266,13 @@ def _result_type(name: str, column: Column, frame: DataFrame) -> T.DataType:
 
 
 def _check_type(name: str, function: str, kind: Kind, result: T.DataType) -> None:
-    collated = isinstance(result, T.StringType) and not result.isUTF8BinaryCollation()
     allowed: tuple[type[T.DataType], ...] | None = {
         Kind.MIN: _ORDERED,
         Kind.MAX: _ORDERED,
         Kind.SUM: _TOTALS,
         Kind.AVG: _TOTALS,
     }.get(kind)
-    if collated or (allowed is not None and not isinstance(result, allowed)):
+    if _is_collated(result) or (allowed is not None and not isinstance(result, allowed)):
         raise ConfigError(
             f"aggregate {name!r}: {function} of {result.simpleString()} is not supported; "
             "cast the input to a number, a plain string, a date or a timestamp, or use process()",

@@ -23,19 +23,21 @@ from penstock.engine.job_spec import JobSpec
 from penstock.engine.tagged_rows import BAD, side_tags
 from penstock.errors import ConfigError, PenstockError, UserCodeError
 from penstock.graph import Aggregate, BadRecords, Graph, Keyed, Node, Process, Side, Source, Transform, Union
-from penstock.operators.aggregates import AggregateSpec, lifetimes, state_schema
+from penstock.operators.aggregates import AggregateSpec
+from penstock.operators.distinct_values import aggregate_layout, counting_distinct
 from penstock.operators.side_outputs import declared_sides
 from penstock.operators.states import state_layout
 from penstock.places import AT, place_in_user_code
-from penstock.spark.aggregate_columns import describe, partials
+from penstock.spark.aggregate_columns import describe, distinct_values, partials
 from penstock.spark.causes import brief_text
 from penstock.spark.dead_letters import LETTERS, all_nullable, grouped_with_bad_rows
+from penstock.spark.distinct_values import DistinctValues
 from penstock.spark.inspection import leaves, refuse_cleaning, refuse_stateful, replayable_positions
 from penstock.spark.key_columns import check_keys, float_keys, quoted
 from penstock.spark.shuffles import shuffles
 from penstock.spark.tagged_rows import Beside
 from penstock.spark.versions import arrow_schema, arrow_type
-from penstock.state.backends.base import StateLayout, with_stamps
+from penstock.state.backends.base import StateLayout
 from penstock.state.local_files import job_dir
 
 if TYPE_CHECKING:
@@ -53,6 +55,7 @@ class CompiledOperator:
     float_keys: tuple[str, ...] = ()
     specs: tuple[AggregateSpec, ...] = ()
     partials: tuple[Column, ...] = ()
+    distinct: tuple[DistinctValues, ...] = ()
     beside: Beside = field(default_factory=dict)
     """What its task gives beside the results: dead letters and side outputs that somebody wants."""
     sides: tuple[str, ...] = ()
@@ -249,12 +252,16 @@ class _Compiler:
             .schema
         )
         parts = tuple(part for spec in specs for part in partials(spec, node.columns[spec.name], frame))
+        distinct = tuple(
+            distinct_values(spec, node.columns[spec.name], frame) for spec in counting_distinct(specs)
+        )
         if policy is OnBadRecord.KEEP:
             self._check_grouping(node, frame, parts)
             result = all_nullable(result)
-        mortal = lifetimes(specs, node.ttl)
-        layout = StateLayout(key, with_stamps(state_schema(specs), mortal), lifetimes=mortal)
-        return CompiledOperator(node, layout, result, policy, floats, specs, parts, _letters(policy))
+        layout = aggregate_layout(specs, key, node.ttl)
+        return CompiledOperator(
+            node, layout, result, policy, floats, specs, parts, distinct, _letters(policy)
+        )
 
     def _check_grouping(self, node: Aggregate, frame: DataFrame, parts: tuple[Column, ...]) -> None:
         try:

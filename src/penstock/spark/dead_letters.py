@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from functools import reduce
 from operator import or_
 
@@ -14,6 +15,8 @@ from pyspark.sql.types import ArrayType, DataType, MapType, StringType, StructFi
 from penstock.config import OnBadRecord
 from penstock.engine.dead_letters import ROW, ROWS
 from penstock.operators.bad_records import LETTER
+from penstock.operators.distinct_values import WHOSE
+from penstock.spark.distinct_values import DistinctValues, with_distinct_values
 from penstock.spark.key_columns import quoted
 
 LETTERS: StructType = from_arrow_schema(LETTER)
@@ -25,26 +28,38 @@ def all_nullable(result: StructType) -> StructType:
 
 
 def grouped_with_bad_rows(
-    frame: DataFrame, keys: tuple[str, ...], partials: tuple[Column, ...], policy: OnBadRecord
+    frame: DataFrame,
+    keys: tuple[str, ...],
+    partials: tuple[Column, ...],
+    policy: OnBadRecord,
+    distinct: Sequence[DistinctValues] = (),
 ) -> DataFrame:
     """The aggregates of a batch. Rows without a key are groups of their own: only counted, or each kept as it is."""
     groups: list[str | Column] = [quoted(key) for key in keys]
-    if policy is OnBadRecord.FAIL:
+    if policy is OnBadRecord.FAIL and not distinct:
         return frame.groupBy(*groups).agg(*partials)
     has_no_key = reduce(or_, (F.col(quoted(key)).isNull() for key in keys))
-    columns = _only_with_a_key(frame, keys, has_no_key)
-    if policy is OnBadRecord.KEEP:
-        columns[ROW] = F.when(has_no_key, _whole(frame))
-        groups.append(ROW)
-    return frame.withColumns(columns).groupBy(*groups).agg(*partials, F.count(F.lit(1)).alias(ROWS))
+    names, rows = plain_names(frame, keys), frame
+    if policy is not OnBadRecord.FAIL:
+        columns = {name: F.when(~has_no_key, F.col(quoted(name))) for name in names}
+        if policy is OnBadRecord.KEEP:
+            columns[ROW] = F.when(has_no_key, _whole(frame))
+            groups.append(ROW)
+        rows = frame.withColumns(columns)
+    if distinct:
+        rows = with_distinct_values(rows, distinct, counted=~has_no_key, others=names)
+        groups += [WHOSE, *(quoted(name) for values in distinct for name in values.names)]
+    return rows.groupBy(*groups).agg(*partials, F.count(F.lit(1)).alias(ROWS))
 
 
-def _only_with_a_key(frame: DataFrame, keys: tuple[str, ...], has_no_key: Column) -> dict[str, Column]:
-    """The values of the columns; null in rows without a key, which nobody wants to be added up, and which must not overflow."""
+def plain_names(frame: DataFrame, keys: tuple[str, ...]) -> list[str]:
+    """The columns whose values may be left out: all that are no keys, and whose names say which they are.
+
+    They are null in rows without a key, which nobody wants to be added up, and which must not overflow.
+    """
     times = Counter(name.lower() for name in frame.columns)
     taken = {key.lower() for key in keys}
-    names = [name for name in frame.columns if times[name.lower()] == 1 and name.lower() not in taken]
-    return {name: F.when(~has_no_key, F.col(quoted(name))) for name in names}
+    return [name for name in frame.columns if times[name.lower()] == 1 and name.lower() not in taken]
 
 
 def _whole(frame: DataFrame) -> Column:

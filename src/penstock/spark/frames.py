@@ -200,7 +200,8 @@ class BatchFrames:
 
     def _placed_partials(self, node: Aggregate, operator: CompiledOperator, frame: DataFrame) -> DataFrame:
         plan = self.assignment.place
-        rows = grouped_with_bad_rows(frame, node.keys, operator.partials, operator.on_bad_record)
+        policy, distinct = operator.on_bad_record, operator.distinct
+        rows = grouped_with_bad_rows(frame, node.keys, operator.partials, policy, distinct)
         rows = rows.select("*", self._sort_key(node))
         may_be_placed = not self.compiled.own_shuffles and plan.max_parallelism % plan.parallelism == 0
         if may_be_placed and placed_by_key(rows, node.keys, plan.parallelism):

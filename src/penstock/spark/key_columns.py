@@ -48,7 +48,7 @@ def normalised(frame: DataFrame, floats: tuple[str, ...]) -> DataFrame:
     """Make -0.0 to 0.0 and all NaNs one, as Spark's own groupBy does, so that equal keys have equal hashes."""
     if not floats:
         return frame
-    return frame.withColumns({key: _normal(F.col(quoted(key)), frame.schema[key].dataType) for key in floats})
+    return frame.withColumns({key: normal(F.col(quoted(key)), frame.schema[key].dataType) for key in floats})
 
 
 def sort_key(keys: tuple[str, ...], max_parallelism: int) -> Column:
@@ -96,17 +96,17 @@ def _has_float(kind: DataType) -> bool:
     return isinstance(kind, DoubleType | FloatType)
 
 
-def _normal(column: Column, kind: DataType) -> Column:
+def normal(column: Column, kind: DataType) -> Column:
     """The column with one zero and one NaN, of the same type; null stays null."""
     if not _has_float(kind):
         return column
     if isinstance(kind, StructType):
         fields = [
-            _normal(column.getField(field.name), field.dataType).alias(field.name) for field in kind.fields
+            normal(column.getField(field.name), field.dataType).alias(field.name) for field in kind.fields
         ]
         return F.when(column.isNotNull(), F.struct(*fields))
     if isinstance(kind, ArrayType):
         element = kind.elementType
-        return F.transform(column, lambda item: _normal(item, element))
+        return F.transform(column, lambda item: normal(item, element))
     nan, zero = (F.lit(number).cast(kind) for number in (float("nan"), 0.0))
     return F.when(F.isnan(column), nan).when(column == 0, zero).otherwise(column)
