@@ -24,17 +24,19 @@ from penstock.errors import (
     UserCodeError,
 )
 from penstock.guarantee import Guarantee
-from penstock.job import Job, KeyedStream, Stream, Written
+from penstock.job import BroadcastStream, ConnectedStream, Job, KeyedStream, Stream, Written
 from penstock.operators.batch_process import BatchKeys, BatchProcess, BatchRows
 from penstock.operators.batch_state import BatchState
 from penstock.operators.folded_state import AggregateFunction, AggregatingState, ReducingState
 from penstock.operators.keyed_process import Context, KeyedProcess
 from penstock.operators.list_state import ListState
 from penstock.operators.map_state import MapState
+from penstock.operators.process import Process
 from penstock.operators.raw_state import RawState
 from penstock.operators.rows import Row, Rows
 from penstock.operators.side_outputs import SideOutput
 from penstock.operators.states import ValueState
+from penstock.operators.subtask_states import BroadcastState, OperatorListState
 from penstock.recovery.restart import (
     RestartStrategy,
     exponential_delay,
@@ -70,11 +72,14 @@ __all__ = [
     "BatchProcess",
     "BatchRows",
     "BatchState",
+    "BroadcastState",
+    "BroadcastStream",
     "CheckpointFailedError",
     "Checkpointing",
     "CommitLostError",
     "Completed",
     "ConfigError",
+    "ConnectedStream",
     "Context",
     "CorruptStateError",
     "Duration",
@@ -95,7 +100,9 @@ __all__ = [
     "Mode",
     "OnBadRecord",
     "OnCancel",
+    "OperatorListState",
     "PenstockError",
+    "Process",
     "Progress",
     "RawState",
     "ReducingState",

@@ -143,8 +143,22 @@ def _rescaled(
         spec.max_parallelism,
         spec.layouts,
         _files(handles) if spec.local_recovery else frozenset(),
+        _with_state_of_subtasks(spec, point, handles),
     )
     taken = perform_all(take_over, list(handles.values()))
     for one in taken:
         tell_origins(one.report)
     return {one.handle.subtask: one.handle for one in taken}
+
+
+def _with_state_of_subtasks(
+    spec: JobSpec, point: RestorePoint, handles: Mapping[SubtaskId, StateHandle]
+) -> dict[str, list[StateHandle]]:
+    """What the checkpoint holds of operators whose subtasks have state of their own, in the order of these."""
+    restored = {subtask.uid for subtask in handles}
+    stored = point.checkpoint.operators if point.checkpoint else {}
+    return {
+        uid: sorted(stored[uid].handles, key=lambda handle: handle.subtask.index)
+        for uid, layout in spec.layouts.items()
+        if uid in restored and layout.of_subtasks
+    }

@@ -45,14 +45,7 @@ class MapState(TableState):
 
     def __init__(self, key_type: Type, value_type: Type) -> None:
         super().__init__()
-        self.key_ddl, self.value_ddl = type_ddl(key_type), type_ddl(value_type)
-        kind = arrow_type(self.key_ddl)
-        if pa.types.is_nested(kind):
-            raise ConfigError(
-                f"the keys of a MapState cannot be {self.key_ddl}: entries are found by a number, a text, bytes, a date or a moment; "
-                "make a text of it",
-                type=self.key_ddl,
-            )
+        self.key_ddl, self.value_ddl = map_types(key_type, value_type, type(self).__name__)
 
     def table(self, name: str, key: pa.Schema) -> TableLayout:
         """See `TableState.table`."""
@@ -81,6 +74,18 @@ class MapState(TableState):
         @overload
         def __get__(self, operator: object, owner: type) -> MapCell: ...
         def __get__(self, operator: object, owner: type) -> MapState | MapCell: ...
+
+
+def map_types(key_type: Type, value_type: Type, state: str) -> tuple[str, str]:
+    """The DDL of the types of a map; keys by which no entry can be found are refused. `state` says which kind of state it is."""
+    key_ddl, value_ddl = type_ddl(key_type), type_ddl(value_type)
+    if pa.types.is_nested(arrow_type(key_ddl)):
+        raise ConfigError(
+            f"the keys of a {state} cannot be {key_ddl}: entries are found by a number, a text, bytes, a date or a moment; "
+            "make a text of it",
+            type=key_ddl,
+        )
+    return key_ddl, value_ddl
 
 
 class MapCell(TableCell, MutableMapping[Any, Any]):
@@ -169,9 +174,12 @@ class MapCell(TableCell, MutableMapping[Any, Any]):
             return False, None
         few = self._stored_entries()
         found, value = self._get(key) if few is None else (key in few, few.get(key))
-        if found and self._value_nested:  # whoever looks at it may change it where it is
-            value = self._changes_of_key()[key] = self._own_copy(value)
-        return found, value
+        return found, self._looked_at(key, value) if found and self._value_nested else value
+
+    def _looked_at(self, key: Any, stored: Any) -> Any:
+        """A value that can be changed where it is, and so counts as changed."""
+        value = self._changes_of_key()[key] = self._own_copy(stored)
+        return value
 
     def _stored_entries(self) -> _Entries | None:
         few = self._stored()

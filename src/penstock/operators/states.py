@@ -99,6 +99,15 @@ class TableState(DeclaredState):
         """See `DeclaredState.make_cell`."""
 
 
+class SubtaskState(TableState):
+    """A state of the subtask, whatever the key: in its table the subtask is the key, see `state.subtask_rows`."""
+
+    def _outside(self) -> ConfigError:
+        return ConfigError(
+            f"state {self.name!r} can be used only while the operator runs, inside its process functions"
+        )
+
+
 class ValueState(ColumnState):
     """One value per key, declared as a class attribute: `count = ValueState("long", default=0)`, used as `self.count.value`.
 
@@ -147,6 +156,18 @@ def declared_state(operator: object) -> dict[str, DeclaredState]:
     }
 
 
+def keyed_states(operator: object) -> dict[str, DeclaredState]:
+    """Of these the ones that a key has."""
+    found = declared_state(operator)
+    return {name: state for name, state in found.items() if not isinstance(state, SubtaskState)}
+
+
+def subtask_states(operator: object) -> dict[str, SubtaskState]:
+    """The others."""
+    found = declared_state(operator)
+    return {name: state for name, state in found.items() if isinstance(state, SubtaskState)}
+
+
 def column_states(operator: object) -> dict[str, ColumnState]:
     """Of these the ones that are kept in the row of the key."""
     return {name: state for name, state in declared_state(operator).items() if isinstance(state, ColumnState)}
@@ -154,7 +175,7 @@ def column_states(operator: object) -> dict[str, ColumnState]:
 
 def check_columns_only(operator: object, uid: str) -> None:
     """Refuse state that a `BatchProcess` cannot have."""
-    rows = [name for name, state in declared_state(operator).items() if isinstance(state, TableState)]
+    rows = [name for name, state in keyed_states(operator).items() if isinstance(state, TableState)]
     if rows:
         raise ConfigError(
             f"operator {uid!r}: the state {rows[0]!r} has many rows a key, which a BatchProcess cannot have yet; use a KeyedProcess, or a "

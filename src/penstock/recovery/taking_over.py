@@ -1,7 +1,7 @@
 """After a change of parallelism: every new subtask makes the state it took over its own, before the first batch. Driver and executors.
 
 Files of several former subtasks may hold keys of others. Each subtask therefore merges what it was handed into files of its own keys, and
-the run starts from those.
+the run starts from those. What belongs to subtasks and not to keys is dealt out anew: for that each subtask looks at all former ones.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 import msgspec
@@ -19,6 +19,7 @@ from penstock.ids import RunId
 from penstock.state.backends.base import StateBackend, StateLayout, Workplace
 from penstock.state.handle import StateHandle
 from penstock.state.local_files import begin_run
+from penstock.state.subtask_rows import RowsByTable, rows_of_subtask, take_over
 from penstock.storage import Storage
 
 
@@ -42,17 +43,33 @@ class TakeOver:
     layouts: Mapping[str, StateLayout]
     named: frozenset[str]
     """The files of all handles; of what earlier runs left on a machine only these are of use."""
+    former: Mapping[str, Sequence[StateHandle]] = field(default_factory=dict)
+    """By operators that have state of subtasks: what all former ones had, the first of them first."""
 
     def __call__(self, handle: StateHandle, attempt: int) -> Taken:
         """Keep what is the subtask's own, as files of its own; called again, with another attempt, when a task fails."""
         begin_run(self.local_dir, self.named)
         workplace = Workplace.of(self, handle.subtask, version=handle.version, attempt=attempt)
-        with closing(self.backend.open(workplace, self.layouts[handle.subtask.uid], handle)) as state:
+        layout, former = self.layouts[handle.subtask.uid], self._former_rows(workplace)
+        with closing(self.backend.open(workplace, layout, handle)) as state:
+            if former:
+                index = handle.subtask.index
+                take_over(state, layout, former, subtask=index, parallelism=self.parallelism)
             taken = state.freeze()
         for name in sorted(taken.files - handle.files):
             self.storage.upload(workplace.local_path(name), name)
         report = SubtaskReport(handle.subtask, host=socket.gethostname(), **asdict(workplace.origins))
         return Taken(taken, report)
+
+    def _former_rows(self, workplace: Workplace) -> list[RowsByTable]:
+        """What each former subtask had of its own, read as it would have read it."""
+        uid = workplace.subtask.uid
+        handles, found = self.former.get(uid, ()), []
+        for handle in handles:
+            there = replace(workplace, subtask=handle.subtask, parallelism=len(handles))
+            with closing(self.backend.open(there, self.layouts[uid], handle)) as state:
+                found.append(rows_of_subtask(state, self.layouts[uid]))
+        return found
 
 
 PerformAll = Callable[[TakeOver, Sequence[StateHandle]], Sequence[Taken]]
