@@ -29,8 +29,6 @@ from penstock.graph import (
 from penstock.guarantee import Guarantee
 from penstock.ids import checked_name
 from penstock.loading import refuse_while_loading
-from penstock.operators.batch_process import BatchProcess
-from penstock.operators.keyed_process import KeyedProcess
 from penstock.operators.process import Process as UnkeyedProcess
 from penstock.operators.side_outputs import checked_side
 from penstock.own_code import OrderBy, add_process
@@ -277,69 +275,12 @@ class Written:
         return Stream(self._job, self._job.graph.bad_records(self._output))
 
 
-class KeyedStream:
-    """A stream whose rows are grouped by key."""
+class _WithOwnCode:
+    """What own code can be put behind: a stream with a key, or one beside which there is a broadcast stream."""
 
-    def __init__(self, job: Job, node: Node, keys: tuple[str, ...]) -> None:
-        self._job = job
-        self._node = node
-        self._keys = keys
-
-    def aggregate(
-        self, *columns: Column, uid: str, on_bad_record: OnBadRecord | str | None = None, **named: Column
-    ) -> Stream:
-        """Keep SQL aggregates per key over everything so far; emits the new values of every key that changed in a batch.
-
-        Spark computes the aggregate of the batch, Penstock merges it into the state: count, count_if, sum, min, max, avg, bool_and,
-        bool_or, bit_and, bit_or, bit_xor. Anything that cannot be merged exactly is refused by name.
-        A column is named by its argument, `pv=F.count("*")`, or by its alias, `F.count("*").alias("page views")`: so it may have any name.
-        `on_bad_record`: "fail" or "skip" rows whose key is null.
-        """
-        from penstock.spark.aggregate_names import named_aggregates
-
-        aggregates = named_aggregates(columns, named, keys=self._keys, uid=uid)
-        node = Aggregate(self._job.graph.new_uid("operator", uid), self._node, self._keys, aggregates)
-        _say(self._job.graph, uid, on_bad_record)
-        self._job.graph.operators.append(node)
-        return Stream(self._job, node)
-
-    def process(
-        self,
-        operator: KeyedProcess | BatchProcess,
-        *,
-        schema: Columns,
-        uid: str,
-        order_by: OrderBy = (),
-        on_bad_record: OnBadRecord | str | None = None,
-    ) -> Stream:
-        """Run own Python code with state: a `KeyedProcess` key by key, a `BatchProcess` in columns.
-
-        `schema`: the columns of its results, as DDL, a `StructType` or a list such as ["app string", ("n", "long")].
-        `order_by`: columns ('at', 'at asc' or 'at desc') that put the rows of a key in order within a batch.
-        `on_bad_record`: "fail", or "skip" rows without a key and rows of a key for which `process` raises.
-        """
-        node = add_process(
-            self._job.graph,
-            self._node,
-            self._keys,
-            None,
-            operator,
-            schema=schema,
-            uid=uid,
-            order_by=order_by,
-        )
-        _say(self._job.graph, uid, on_bad_record)
-        return Stream(self._job, node)
-
-    def connect(self, other: BroadcastStream) -> ConnectedStream:
-        """Let the operator that comes next see a broadcast stream, too: `payments.key_by("card").connect(rules.broadcast())`."""
-        return ConnectedStream(self._job, self._node, self._keys, _connected(self._job, other))
-
-
-class ConnectedStream:
-    """A stream, with or without a key, whose operator sees a broadcast stream beside it: what `connect` returns."""
-
-    def __init__(self, job: Job, node: Node, keys: tuple[str, ...], broadcast: Broadcast) -> None:
+    def __init__(
+        self, job: Job, node: Node, keys: tuple[str, ...], broadcast: Broadcast | None = None
+    ) -> None:
         self._job = job
         self._node = node
         self._keys = keys
@@ -354,9 +295,12 @@ class ConnectedStream:
         order_by: OrderBy = (),
         on_bad_record: OnBadRecord | str | None = None,
     ) -> Stream:
-        """Run own Python code with state, as `process` of the stream without `connect` does.
+        """Run own Python code with state: a `KeyedProcess` key by key, a `BatchProcess` in columns; without a key a `Process`.
 
-        Its `process_broadcast` is given the rows of the broadcast stream, in every batch before any other of its functions is called.
+        `schema`: the columns of its results, as DDL, a `StructType` or a list such as ["app string", ("n", "long")].
+        `order_by`: columns ('at', 'at asc' or 'at desc') that put the rows of a key in order within a batch.
+        `on_bad_record`: "fail", or "skip" rows without a key and rows of a key for which `process` raises.
+        Behind `connect`, its `process_broadcast` is given the rows of the broadcast stream, in every batch before all others.
         """
         graph = self._job.graph
         if on_bad_record is not None and not self._keys:
@@ -376,6 +320,36 @@ class ConnectedStream:
         )
         _say(graph, uid, on_bad_record)
         return Stream(self._job, node)
+
+
+class KeyedStream(_WithOwnCode):
+    """A stream whose rows are grouped by key."""
+
+    def aggregate(
+        self, *columns: Column, uid: str, on_bad_record: OnBadRecord | str | None = None, **named: Column
+    ) -> Stream:
+        """Keep SQL aggregates per key over everything so far; emits the new values of every key that changed in a batch.
+
+        Spark computes the aggregate of the batch, Penstock merges it into the state: count, count_if, sum, min, max, avg, bool_and,
+        bool_or, bit_and, bit_or, bit_xor. Anything that cannot be merged exactly is refused by name.
+        A column is named by its argument, `pv=F.count("*")`, or by its alias, `F.count("*").alias("page views")`: so it may have any name.
+        `on_bad_record`: "fail" or "skip" rows whose key is null.
+        """
+        from penstock.spark.aggregate_names import named_aggregates
+
+        aggregates = named_aggregates(columns, named, keys=self._keys, uid=uid)
+        node = Aggregate(self._job.graph.new_uid("operator", uid), self._node, self._keys, aggregates)
+        _say(self._job.graph, uid, on_bad_record)
+        self._job.graph.operators.append(node)
+        return Stream(self._job, node)
+
+    def connect(self, other: BroadcastStream) -> ConnectedStream:
+        """Let the operator that comes next see a broadcast stream, too: `payments.key_by("card").connect(rules.broadcast())`."""
+        return ConnectedStream(self._job, self._node, self._keys, _connected(self._job, other))
+
+
+class ConnectedStream(_WithOwnCode):
+    """A stream, with or without a key, whose operator sees a broadcast stream beside it: what `connect` returns."""
 
 
 class BroadcastStream:

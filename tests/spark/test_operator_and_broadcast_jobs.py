@@ -63,21 +63,6 @@ class Bundles(ps.Process):
                 self.waiting.clear()
 
 
-class InColumns(ps.BatchProcess):
-    """Reads broadcast state too."""
-
-    rows = ps.ValueState("long", default=0)
-    limits = ps.BroadcastState("string", "long")
-
-    def process_broadcast(self, rows, ctx):
-        for rule in rows:
-            self.limits[rule.name] = rule.n
-
-    def process_batch(self, keys, batch, state):
-        state["rows"] = [1 + before for before in state["rows"].to_pylist()]
-        return {"app": keys["app"], "n": [self.limits["limit"]] * len(keys), "batches": state["rows"]}
-
-
 def job(spark: Any, ledger: Ledger, rules: ps.sources.PartitionedLog, parallelism: int) -> ps.Job:
     made = ledger.job(parallelism=parallelism, restart=ps.fixed_delay(attempts=3, delay="1ms"))
     payments = made.read(ledger.log.read(spark, PARTITIONS * A_BATCH), uid="payments")
@@ -100,12 +85,6 @@ def job(spark: Any, ledger: Ledger, rules: ps.sources.PartitionedLog, parallelis
         order_by="offset",
     )
     bundles.write_to(ledger.files("bundles"), uid="bundles-out")
-    columns = (
-        payments.key_by("app")
-        .connect(changes)
-        .process(InColumns(), schema="app string, n long, batches long", uid="columns")
-    )
-    columns.write_to(ledger.sqlite("columns"), uid="columns-out")
     return made
 
 

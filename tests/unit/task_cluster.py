@@ -98,6 +98,10 @@ class TaskCluster:
         self._attempts = count()
         self._run = 1
         self._batch = 0
+        self.bad: dict[str, int] = {}
+        """How many rows of the last batch were bad, by operator."""
+        self.ran: frozenset[int] = frozenset()
+        """The subtasks that had something to do in it."""
         self._handles: Mapping[SubtaskId, StateHandle] = {}
         self.checkpoint()
 
@@ -126,7 +130,9 @@ class TaskCluster:
             assert table.num_rows or not given
             results += [{**row, "by": index} for batch in given for row in batch.to_pylist()]
             answers += executor.answers
-        self._handles = acknowledged(plan, (UID,), answers).handles
+        done = acknowledged(plan, (UID,), answers)
+        self._handles, self.bad = done.handles, {uid: bad.rows for uid, bad in done.bad_records.items()}
+        self.ran = frozenset(subtask.index for subtask in done.with_rows)
         return results
 
     def _tables(
@@ -134,7 +140,7 @@ class TaskCluster:
     ) -> list[pa.Table]:
         if isinstance(rows, Mapping):
             return [self._table(rows.get(index, ()), None, told, index) for index in range(self.parallelism)]
-        numbers = np.array([sort_key(row["k"]) for row in rows], dtype=np.int64)
+        numbers = np.array([sort_key(row["k"] or "") for row in rows], dtype=np.int64)
         owner = owners(key_groups(numbers), self.parallelism)
         return [
             self._table(

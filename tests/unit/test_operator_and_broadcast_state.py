@@ -249,6 +249,66 @@ def live_with_rules(backend: str, first: int, life: list[Any]) -> None:
                 assert copy == rules
 
 
+class InColumns(ps.BatchProcess):
+    """Reads broadcast state in columns."""
+
+    n = ps.ValueState("long", default=0)
+    rules = ps.BroadcastState("string", "long")
+
+    def process_broadcast(self, rows: ps.Rows, ctx: ps.Context) -> None:
+        for row in rows:
+            self.rules[row.name] = row.max
+
+    def process_batch(self, keys: Any, batch: Any, state: Any) -> Any:
+        state["n"] = [n + 1 for n in state["n"].to_pylist()]
+        return {"k": keys["k"], "n": state["n"], "rule": [json.dumps(self.rules.get("a"))] * len(keys)}
+
+
+@pytest.mark.parametrize("backend", ["memory", "filesystem", "rocksdb"])
+def test_broadcast_state_beside_columns(tmp_path: Path, backend: str) -> None:
+    """A `BatchProcess` reads it as the others do, after a change of parallelism too."""
+    running = TaskCluster(
+        tmp_path, InColumns(), rows=PAYMENTS, output=VERDICTS, broadcast=RULES, backend=backend, parallelism=3
+    )
+    paid = [{"k": key, "name": "a"} for key in "pqr"]
+    told = [{"op": "", "name": "a", "max": 7}]
+
+    def seen(results: list[Any]) -> list[Any]:
+        return sorted((row["k"], row["n"], row["rule"]) for row in results)
+
+    assert seen(running.batch(paid)) == [(key, 1, "null") for key in "pqr"]
+    assert seen(running.batch(paid, told)) == [(key, 2, "7") for key in "pqr"]
+    running.checkpoint()
+    running.restart(4)
+    assert seen(running.batch(paid)) == [(key, 3, "7") for key in "pqr"]
+
+
+@pytest.mark.parametrize("policy", [OnBadRecord.SKIP, OnBadRecord.KEEP])
+def test_bad_rows_beside_a_broadcast_side(tmp_path: Path, policy: OnBadRecord) -> None:
+    """Rows without a key, and those of a call that fails, are left out; rows of the broadcast side are none of them."""
+
+    class Picky(Checks):
+        def process(self, key: str, rows: ps.Rows, ctx: ps.Context) -> Iterator[tuple[Any, ...]]:
+            yield from super().process(key, rows, ctx)
+            if key == "q":
+                raise ValueError("not this one")
+
+    running = TaskCluster(
+        tmp_path, Picky(), rows=PAYMENTS, output=VERDICTS, broadcast=RULES, on_bad_record=policy
+    )
+    paid = [{"k": key, "name": "a"} for key in ("p", "q", None, "p")]
+    results = running.batch(paid, [{"op": "put", "name": "a", "max": 7}])
+    good = [row for row in results if row["k"] is not None]
+    assert [(row["k"], row["n"], json.loads(row["rule"])["max"]) for row in good] == [
+        ("p", 1, 7),
+        ("p", 2, 7),
+    ]
+    letters = [row["__penstock_bad"] for row in results if row.get("__penstock_bad")]
+    kept = {'{"k":"q","name":"a"}', '{"k":null,"name":"a"}'} if policy is OnBadRecord.KEEP else set()
+    assert {letter["row"] for letter in letters} == kept
+    assert running.bad == {"op": 2}
+
+
 class Shares(ps.Process):
     """Goes on changing what it has put into state."""
 

@@ -13,21 +13,18 @@ from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 
 import msgspec
-import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from penstock.checkpoint.completed import SubtaskReport
 from penstock.clock import Stopwatch
 from penstock.config import OnBadRecord
 from penstock.engine.assignment import Assignment, BadCount, OperatorAnswer
-from penstock.engine.dead_letters import ROW, ROWS, tolerates
+from penstock.engine.dead_letters import tolerates
 from penstock.engine.executor import Executor
 from penstock.engine.tagged_rows import BAD, RESULTS, Outputs, Tags, side_tags, tagged
 from penstock.engine.task_failures import tell_failure
 from penstock.engine.task_rows import TaskRows, collected, divided
 from penstock.ids import SubtaskId
-from penstock.operators.aggregates import AggregateSpec
 from penstock.operators.bad_records import LETTER, BadRecords
 from penstock.operators.batch_process import BatchProcess
 from penstock.operators.broadcast import NoSides
@@ -35,7 +32,6 @@ from penstock.operators.failed_call import blamed_on
 from penstock.operators.grouping import check_rows, null_keys
 from penstock.operators.keyed_process import Context, KeyedProcess
 from penstock.operators.process import Process
-from penstock.operators.run_aggregate import run_aggregate
 from penstock.operators.run_batch_process import SideColumns, run_batch_process
 from penstock.operators.run_process import run_process
 from penstock.operators.run_unkeyed import run_broadcast, run_unkeyed
@@ -319,51 +315,3 @@ class ProcessTask(OperatorTask):
             tolerates=tolerates,
             sides=sides,
         )
-
-
-@dataclass
-class AggregateTask(OperatorTask):
-    """SQL aggregates, merged. Spark has reduced the rows of a key to one; those without a key it has only counted, or left as they are."""
-
-    specs: Sequence[AggregateSpec]
-
-    @property
-    def result_schema(self) -> pa.Schema:
-        """See `OperatorTask.result_schema`."""
-        return pa.schema([*self.layout.key, *(pa.field(spec.name, spec.output) for spec in self.specs)])
-
-    def apply(
-        self,
-        rows: TaskRows,
-        state: OpenState,
-        subtask: int,  # noqa: ARG002
-        bad: BadRecords,  # noqa: ARG002
-    ) -> Outputs:
-        """See `OperatorTask.apply`. A sum that overflows is about all rows of a key so far, and stays a failure."""
-        return {RESULTS: run_aggregate(self.specs, rows.own, state, key_names=list(self.keys))}
-
-    def rows_given(self, table: pa.Table) -> int:
-        """See `OperatorTask.rows_given`."""
-        if ROWS not in table.column_names:
-            return int(table.num_rows)
-        return int(pc.sum(table.column(ROWS)).as_py())
-
-    def shown_columns(self, table: pa.Table) -> list[str]:  # noqa: ARG002
-        """See `OperatorTask.shown_columns`. Of the rows of a key only the key is left; one with one column is null, as is said."""
-        return list(self.keys) if len(self.keys) > 1 else []
-
-    def without_null_keys(self, table: pa.Table, bad: BadRecords) -> pa.Table:
-        """See `OperatorTask.without_null_keys`."""
-        flags, reasons = null_keys(table, list(self.keys))
-        numbers = table.column(ROWS).to_numpy()[flags].tolist()
-        if ROW in table.column_names and reasons:
-            rows = table.column(ROW).filter(pa.array(flags)).combine_chunks()
-            rows = rows.take(pa.array(np.repeat(np.arange(len(rows)), numbers)))
-            repeated = [
-                reason for reason, number in zip(reasons, numbers, strict=True) for _ in range(number)
-            ]
-            bad.add(pa.RecordBatch.from_struct_array(rows), repeated, self.keys)
-        elif reasons:
-            bad.add_number(sum(numbers), reasons[0])
-        own = [name for name in (ROW, ROWS) if name in table.column_names]
-        return table.drop_columns(own).filter(pa.array(~flags))

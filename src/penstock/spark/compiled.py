@@ -41,6 +41,7 @@ from penstock.operators.side_outputs import declared_sides
 from penstock.operators.states import state_layout
 from penstock.places import AT, place_in_user_code
 from penstock.spark.aggregate_columns import describe, partials
+from penstock.spark.broadcast import BroadcastSide
 from penstock.spark.causes import brief_text
 from penstock.spark.dead_letters import LETTERS, all_nullable, grouped_with_bad_rows
 from penstock.spark.inspection import leaves, refuse_cleaning, refuse_stateful, replayable_positions
@@ -70,8 +71,7 @@ class CompiledOperator:
     """What its task gives beside the results: dead letters and side outputs that somebody wants."""
     sides: tuple[str, ...] = ()
     """The side outputs among them."""
-    broadcast: tuple[str, ...] | None = None
-    """The columns of its broadcast side, where it has one."""
+    broadcast: BroadcastSide | None = None
 
 
 @dataclass(frozen=True)
@@ -290,7 +290,7 @@ class _Compiler:
         if node.broadcast is not None:
             side = self.frame(node.broadcast.upstream)
             _check_order(f"{node.uid}, broadcast side", node.broadcast.order_by, side)
-            broadcast = tuple(side.columns)
+            broadcast = BroadcastSide.of(frame, side, node.broadcast.order_by)
         result = from_arrow_schema(node.output)
         layout = state_layout(node.operator, key)
         policy, sides, tags = self._graph.policy(node), self._graph.sides_read(node), side_tags(node.operator)

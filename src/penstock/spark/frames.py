@@ -10,9 +10,10 @@ from pyspark.sql import functions as F  # noqa: N812 - PySpark's own convention
 from pyspark.sql.types import StructType
 
 from penstock.config import OnBadRecord
+from penstock.engine.aggregate_task import AggregateTask
 from penstock.engine.assignment import Assignment
 from penstock.engine.sink_writer import Fused, SinkWriter
-from penstock.engine.subtask import AggregateTask, OperatorTask, ProcessTask
+from penstock.engine.subtask import OperatorTask, ProcessTask
 from penstock.engine.tagged_rows import BAD, side_tags
 from penstock.errors import ConfigError, UnavailableError
 from penstock.graph import (
@@ -27,7 +28,7 @@ from penstock.graph import (
     Transform,
     Union,
 )
-from penstock.spark.broadcast import in_order, with_broadcast
+from penstock.spark.broadcast import every_subtask, in_order
 from penstock.spark.compiled import Compiled, CompiledOperator
 from penstock.spark.dead_letters import LETTERS, grouped_with_bad_rows
 from penstock.spark.key_columns import (
@@ -197,17 +198,17 @@ class BatchFrames:
         policy = operator.on_bad_record
         common = (node.uid, node.keys, operator.layout, self.assignment, self.executor, policy)
         if isinstance(node, Process):
-            task: OperatorTask = ProcessTask(
-                *common, node.operator, node.output, operator.sides, operator.broadcast
-            )
-            return self._placed_rows(node, frame), task, operator
+            columns = None if operator.broadcast is None else operator.broadcast.names
+            task: OperatorTask = ProcessTask(*common, node.operator, node.output, operator.sides, columns)
+            return self._placed_rows(node, operator, frame), task, operator
         return self._placed_partials(node, operator, frame), AggregateTask(*common, operator.specs), operator
 
-    def _placed_rows(self, node: Process, frame: DataFrame) -> DataFrame:
+    def _placed_rows(self, node: Process, operator: CompiledOperator, frame: DataFrame) -> DataFrame:
         rows = frame.select("*", self._sort_key(node))
-        if node.broadcast is not None:
-            side = self._frame(node.broadcast.upstream)
-            rows = with_broadcast(rows, side, node.broadcast.order_by, self.assignment.place.parallelism)
+        if node.broadcast is not None and operator.broadcast is not None:
+            parallelism = self.assignment.place.parallelism
+            everyone = self.compiled.column("every subtask", lambda: every_subtask(parallelism))
+            rows = operator.broadcast.beside(rows, self._frame(node.broadcast.upstream), everyone)
         placed = self._by_subtask(rows)
         return placed.sortWithinPartitions(*map(in_order, node.order_by)) if node.order_by else placed
 
