@@ -28,10 +28,12 @@ from penstock.operators.folded_state import AggregateFunction, AggregatingState,
 from penstock.operators.keyed_process import Context, KeyedProcess
 from penstock.operators.list_state import ListState
 from penstock.operators.map_state import MapState
+from penstock.operators.process import Process
 from penstock.operators.raw_state import RawState
 from penstock.operators.rows import Row, Rows
 from penstock.operators.side_outputs import SideOutput
 from penstock.operators.states import ValueState
+from penstock.operators.subtask_states import BroadcastState, OperatorListState
 from penstock.operators.time_to_live import TimeToLive
 from penstock.state.backends import FilesystemBackend, MemoryBackend, RocksdbBackend, StateBackend
 from penstock.storage import LocalStorage, Storage
@@ -41,7 +43,7 @@ if TYPE_CHECKING:
     from penstock.checkpoint.completed import Completed
     from penstock.engine.observer import Progress
     from penstock.guarantee import Guarantee
-    from penstock.job import Job, KeyedStream, Stream, Written
+    from penstock.job import BroadcastStream, ConnectedStream, Job, KeyedStream, Stream, Written
     from penstock.recovery.restart import (
         RestartStrategy,
         exponential_delay,
@@ -76,11 +78,14 @@ __all__ = [
     "BatchProcess",
     "BatchRows",
     "BatchState",
+    "BroadcastState",
+    "BroadcastStream",
     "CheckpointFailedError",
     "Checkpointing",
     "CommitLostError",
     "Completed",
     "ConfigError",
+    "ConnectedStream",
     "Context",
     "CorruptStateError",
     "Duration",
@@ -101,7 +106,9 @@ __all__ = [
     "Mode",
     "OnBadRecord",
     "OnCancel",
+    "OperatorListState",
     "PenstockError",
+    "Process",
     "Progress",
     "RawState",
     "ReducingState",
@@ -135,7 +142,9 @@ __all__ = [
 _LATE_NAMES = LateNames(
     __name__,
     {
+        "BroadcastStream": "job",
         "Completed": "checkpoint.completed",
+        "ConnectedStream": "job",
         "Guarantee": "guarantee",
         "Job": "job",
         "JobHandle": "spark.handle",

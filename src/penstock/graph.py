@@ -18,6 +18,7 @@ from penstock.errors import ConfigError, PenstockError
 from penstock.ids import checked_name
 from penstock.operators.batch_process import BatchProcess
 from penstock.operators.keyed_process import KeyedProcess
+from penstock.operators.process import Process as UnkeyedProcess
 from penstock.operators.time_to_live import TimeToLive
 from penstock.places import AT, Place, calling_place
 from penstock.sinks.two_phase_commit import TwoPhaseCommitSink
@@ -65,7 +66,7 @@ class Aggregate:
 
 @dataclass(frozen=True)
 class Order:
-    """A column that puts the rows of a key in order."""
+    """A column that puts rows in order."""
 
     column: str
     descending: bool = False
@@ -88,17 +89,34 @@ def parse_order(given: object) -> Order:
     return Order(column, descending=(direction or "asc").lower() == "desc")
 
 
+Operator = KeyedProcess | BatchProcess | UnkeyedProcess
+
+
+def parse_orders(given: str | tuple[str, ...] | list[str]) -> tuple[Order, ...]:
+    """Read one or several of them."""
+    return tuple(map(parse_order, (given,) if isinstance(given, str) else given))
+
+
+@dataclass(frozen=True, eq=False)
+class Broadcast:
+    """A stream of which every subtask of an operator sees all rows."""
+
+    upstream: Node
+    order_by: tuple[Order, ...] = ()
+
+
 @dataclass(frozen=True, eq=False)
 class Process:
-    """The user's own Python code, per key or in columns."""
+    """The user's own Python code: per key, in columns, or without a key (`keys` is empty then)."""
 
     uid: str
     upstream: Node
     keys: tuple[str, ...]
-    operator: KeyedProcess | BatchProcess
+    operator: Operator
     schema: str
     output: pa.Schema
     order_by: tuple[Order, ...]
+    broadcast: Broadcast | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -127,6 +145,12 @@ class Side:
 
 Node = Source | Transform | Union | Aggregate | Process | BadRecords | Side
 Keyed = Aggregate | Process
+
+
+def inputs_of(part: Keyed | Output) -> tuple[Node, ...]:
+    """All from which its rows come: the stream, and the broadcast side where there is one."""
+    beside = part.broadcast if isinstance(part, Process) else None
+    return (part.upstream,) if beside is None else (part.upstream, beside.upstream)
 
 
 @dataclass
@@ -177,7 +201,7 @@ class Graph:
 
     def sides_read(self, node: Keyed) -> tuple[str, ...]:
         """The side outputs of an operator that go to a sink or another operator, in the order of their names."""
-        ends = [part.upstream for part in (*self.operators, *self.outputs)]
+        ends = [node for part in (*self.operators, *self.outputs) for node in inputs_of(part)]
         sides = (one for end in ends for one in _nodes_before(end) if isinstance(one, Side))
         return tuple(sorted({side.name for side in sides if side.of is node}))
 
@@ -214,7 +238,10 @@ class Graph:
 
     def upstream_operators(self) -> dict[str, tuple[str, ...]]:
         """The uids of the operators in front of each operator, near and far; those in front come first in it."""
-        return {operator.uid: tuple(_operators_before(operator.upstream)) for operator in self.operators}
+        return {
+            operator.uid: tuple(uid for node in inputs_of(operator) for uid in _operators_before(node))
+            for operator in self.operators
+        }
 
     def parts(self) -> Iterator[Source | Keyed | Output]:
         """Everything that has a uid."""
@@ -249,8 +276,11 @@ def _nodes_before(node: Node) -> Iterator[Node]:
         case Union():
             yield from _nodes_before(node.left)
             yield from _nodes_before(node.right)
-        case Transform() | Aggregate() | Process():
+        case Transform():
             yield from _nodes_before(node.upstream)
+        case Aggregate() | Process():
+            for before in inputs_of(node):
+                yield from _nodes_before(before)
         case BadRecords():
             yield from _nodes_before(node.of.upstream if isinstance(node.of, Output) else node.of)
         case Side():

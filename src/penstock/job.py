@@ -14,31 +14,30 @@ from penstock.config import on_bad_record as checked_policy
 from penstock.errors import ConfigError, PenstockError, shown_alone
 from penstock.graph import (
     Aggregate,
+    Broadcast,
     Graph,
     Node,
+    Operator,
     Output,
     Process,
     Side,
     Source,
     Transform,
     Union,
-    parse_order,
+    parse_orders,
 )
 from penstock.guarantee import Guarantee
 from penstock.ids import checked_name
 from penstock.loading import refuse_while_loading
-from penstock.operators.batch_process import BatchProcess
-from penstock.operators.keyed_process import KeyedProcess
-from penstock.operators.parameters import check_parameters
-from penstock.operators.side_outputs import check_sides, checked_side
+from penstock.operators.process import Process as UnkeyedProcess
+from penstock.operators.side_outputs import checked_side
 from penstock.operators.time_to_live import TTL, time_to_live
+from penstock.own_code import OrderBy, add_process
 from penstock.recovery.restart import RestartStrategy, exponential_delay
 from penstock.sinks.two_phase_commit import TwoPhaseCommitSink
 from penstock.state.backends import backend_named
 from penstock.state.backends.base import StateBackend
-from penstock.state.declared import schema_ddl
 from penstock.state.keys import MAX_KEY_GROUPS
-from penstock.state.types import arrow_schema
 from penstock.storage import Storage, open_job_storage
 
 if TYPE_CHECKING:
@@ -197,6 +196,31 @@ class Stream:
             raise ConfigError(f"key_by{columns!r}: a column is named twice")
         return KeyedStream(self._job, self._node, columns)
 
+    def process(
+        self, operator: UnkeyedProcess, *, schema: Columns, uid: str, order_by: OrderBy = ()
+    ) -> Stream:
+        """Run own Python code without a key: a `Process`, which sees the rows of a subtask and has lists of its own.
+
+        Rows of one partition of the input go to one subtask, and keep their order. `schema` and `order_by` are as in `process` behind
+        `key_by`. What `process` raises ends the run.
+        """
+        node = add_process(
+            self._job.graph, self._node, (), None, operator, schema=schema, uid=uid, order_by=order_by
+        )
+        return Stream(self._job, node)
+
+    def broadcast(self, *, order_by: OrderBy = ()) -> BroadcastStream:
+        """A small stream, such as rules or rates, of which every subtask of an operator is to see all rows: for `connect`.
+
+        `order_by`: columns ('at', 'at asc' or 'at desc') that put the rows of a batch in order. Without it every subtask sees them in
+        the same order, but in no promised one.
+        """
+        return BroadcastStream(self._job, Broadcast(self._node, parse_orders(order_by)))
+
+    def connect(self, other: BroadcastStream) -> ConnectedStream:
+        """Let the operator that comes next see a broadcast stream, too: `payments.connect(rules.broadcast()).process(...)`."""
+        return ConnectedStream(self._job, self._node, (), _connected(self._job, other))
+
     def bad_records(self) -> Stream:
         """The rows that this operator could not take, which then do not end the job: a stream of `operator, reason, key, row, batch`.
 
@@ -205,6 +229,11 @@ class Stream:
         if not isinstance(self._node, Aggregate | Process):
             raise ConfigError(
                 "bad_records(): ask it of what process, aggregate or write_to returned; other parts of a stream have no bad rows"
+            )
+        if not self._node.keys:
+            raise ConfigError(
+                f"bad_records(): operator {self._node.uid!r} has no key, and no bad rows either; what a Process raises ends the run",
+                uid=self._node.uid,
             )
         return Stream(self._job, self._job.graph.bad_records(self._node))
 
@@ -247,13 +276,55 @@ class Written:
         return Stream(self._job, self._job.graph.bad_records(self._output))
 
 
-class KeyedStream:
-    """A stream whose rows are grouped by key."""
+class _WithOwnCode:
+    """What own code can be put behind: a stream with a key, or one beside which there is a broadcast stream."""
 
-    def __init__(self, job: Job, node: Node, keys: tuple[str, ...]) -> None:
+    def __init__(
+        self, job: Job, node: Node, keys: tuple[str, ...], broadcast: Broadcast | None = None
+    ) -> None:
         self._job = job
         self._node = node
         self._keys = keys
+        self._broadcast = broadcast
+
+    def process(
+        self,
+        operator: Operator,
+        *,
+        schema: Columns,
+        uid: str,
+        order_by: OrderBy = (),
+        on_bad_record: OnBadRecord | str | None = None,
+    ) -> Stream:
+        """Run own Python code with state: a `KeyedProcess` key by key, a `BatchProcess` in columns; without a key a `Process`.
+
+        `schema`: the columns of its results, as DDL, a `StructType` or a list such as ["app string", ("n", "long")].
+        `order_by`: columns ('at', 'at asc' or 'at desc') that put the rows of a key in order within a batch.
+        `on_bad_record`: "fail", or "skip" rows without a key and rows of a key for which `process` raises.
+        Behind `connect`, its `process_broadcast` is given the rows of the broadcast stream, in every batch before all others.
+        """
+        graph = self._job.graph
+        if on_bad_record is not None and not self._keys:
+            raise ConfigError(
+                f"operator {uid!r}: on_bad_record={on_bad_record!r} is for operators with a key; what a Process raises ends the run",
+                uid=uid,
+            )
+        node = add_process(
+            graph,
+            self._node,
+            self._keys,
+            self._broadcast,
+            operator,
+            schema=schema,
+            uid=uid,
+            order_by=order_by,
+        )
+        _say(graph, uid, on_bad_record)
+        return Stream(self._job, node)
+
+
+class KeyedStream(_WithOwnCode):
+    """A stream whose rows are grouped by key."""
 
     def aggregate(
         self,
@@ -286,42 +357,29 @@ class KeyedStream:
         self._job.graph.operators.append(node)
         return Stream(self._job, node)
 
-    def process(
-        self,
-        operator: KeyedProcess | BatchProcess,
-        *,
-        schema: Columns,
-        uid: str,
-        order_by: str | tuple[str, ...] | list[str] = (),
-        on_bad_record: OnBadRecord | str | None = None,
-    ) -> Stream:
-        """Run own Python code with state: a `KeyedProcess` key by key, a `BatchProcess` in columns.
+    def connect(self, other: BroadcastStream) -> ConnectedStream:
+        """Let the operator that comes next see a broadcast stream, too: `payments.key_by("card").connect(rules.broadcast())`."""
+        return ConnectedStream(self._job, self._node, self._keys, _connected(self._job, other))
 
-        `schema`: the columns of its results, as DDL, a `StructType` or a list such as ["app string", ("n", "long")].
-        `order_by`: columns ('at', 'at asc' or 'at desc') that put the rows of a key in order within a batch.
-        `on_bad_record`: "fail", or "skip" rows without a key and rows of a key for which `process` raises.
-        """
-        if not isinstance(operator, KeyedProcess | BatchProcess):
-            raise ConfigError(
-                f"process({operator!r}): it takes an instance of a KeyedProcess or BatchProcess subclass",
-                uid=uid,
-            )
-        check_parameters(operator, uid)
-        check_sides(operator, KeyedProcess if isinstance(operator, KeyedProcess) else BatchProcess, uid)
-        ddl = schema_ddl(schema)
-        order = (order_by,) if isinstance(order_by, str) else order_by
-        node = Process(
-            self._job.graph.new_uid("operator", uid),
-            self._node,
-            self._keys,
-            operator,
-            ddl,
-            arrow_schema(ddl),
-            tuple(map(parse_order, order)),
-        )
-        _say(self._job.graph, uid, on_bad_record)
-        self._job.graph.operators.append(node)
-        return Stream(self._job, node)
+
+class ConnectedStream(_WithOwnCode):
+    """A stream, with or without a key, whose operator sees a broadcast stream beside it: what `connect` returns."""
+
+
+class BroadcastStream:
+    """A small stream of which every subtask sees all rows: what `broadcast` returns, and `connect` takes."""
+
+    def __init__(self, job: Job, broadcast: Broadcast) -> None:
+        self._job = job
+        self._broadcast = broadcast
+
+
+def _connected(job: Job, other: BroadcastStream) -> Broadcast:
+    if not isinstance(other, BroadcastStream):
+        raise ConfigError(f"connect({other!r}): it takes a broadcast stream, such as rules.broadcast()")
+    if other._job is not job:  # noqa: SLF001 - they are made together
+        raise ConfigError("connect: both streams must belong to the same job")
+    return other._broadcast  # noqa: SLF001 - they are made together
 
 
 def _say(graph: Graph, uid: str, on_bad_record: OnBadRecord | str | None) -> None:

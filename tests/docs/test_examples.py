@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import os
 import re
 import runpy
@@ -120,6 +121,19 @@ def test_bad_payments_are_kept_apart(run: Run, run_by_command: Run) -> None:
     run_by_command("dead_letters")
     letters = [line for file in Path("payments/bad").glob("*.json") for line in file.read_text().splitlines()]
     assert len(letters) == 4
+
+
+@pytest.mark.spark
+def test_rules_are_in_force_for_the_payments_of_their_batch(run: Run, run_by_command: Run) -> None:
+    """Payments are judged by the rules that come with them; run again, by the new ones, with the totals of before."""
+    assert run("fraud_rules") == ["bob: 700 is beyond the rule 'most'"]
+    run_by_command("fraud_rules")
+    alerts = [json.loads(line) for file in Path("fraud/alerts").glob("*.json") for line in file.open()]
+    assert sorted((alert["card"], alert["rule"], alert["found"]) for alert in alerts) == [
+        ("ada", "total", 200),
+        *(("bob", "most", 700), ("bob", "most", 700), ("bob", "total", 1400)),
+        *(("cyd", "most", 90), ("cyd", "total", 180)),
+    ]
 
 
 @pytest.mark.spark

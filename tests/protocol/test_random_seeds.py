@@ -9,6 +9,7 @@ import pytest
 from simulations import SEED as SMALL_SEED
 from simulations import workload, world
 
+from penstock.recovery.restore import RestorePoint
 from penstock.testing.simulation import Fate, Violation, random_workload
 from penstock.testing.simulation.workload import SinkKind
 
@@ -52,6 +53,24 @@ def live(seed: int, **changed: object) -> None:
             print(f"replay with: PENSTOCK_SEED={seed} pytest tests/protocol/test_random_seeds.py")
             print(job, *simulated.log, sep="\n  ")
             raise
+
+
+@pytest.mark.parametrize("backend", ["memory", "filesystem", "rocksdb"])
+def test_subtasks_without_rows_are_rescaled_twice(backend: str) -> None:
+    """One key, and 2, 3 and 4 subtasks: those that never get a row do not hand on files of subtasks that are gone."""
+    job = msgspec.structs.replace(
+        workload(backend=backend), records=60, keys=1, batch_size=2, parallelisms=(2, 3, 4), operators=1
+    )
+    with world(job, SMALL_SEED, (Fate(dies_before=90), Fate(dies_before=150))) as simulated:
+        audit, restored = simulated.site.on_restored, set[int]()
+
+        def note(point: RestorePoint) -> None:
+            restored.add(point.checkpoint.parallelism if point.checkpoint else 0)
+            audit(point)
+
+        simulated.site.on_restored = note
+        simulated.live()
+        assert {2, 3} <= restored
 
 
 @pytest.mark.chaos_long

@@ -73,7 +73,7 @@ def test_they_act_as_pythons_own(backend: str, events: list[Any], few: int) -> N
     """Random steps in random batches, with calls that fail, lost machines and other parallelisms, see what plain Python sees."""
     model = Model()
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(table_cells, "FEW_ROWS", few)
+        patch.setattr(table_cells.TableCell, "few_rows", few)
         cluster = OperatorCluster(Path(folder), OUTPUT, backend, tolerant=True)
         for event in events:
             if isinstance(event, int):
@@ -141,7 +141,7 @@ def test_what_stands_in_them_is_changed_in_place(
     tmp_path: Path, few: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A list that was looked up may be changed where it is; what iteration gives is a copy, and a failed call leaves nothing."""
-    monkeypatch.setattr(table_cells, "FEW_ROWS", few)
+    monkeypatch.setattr(table_cells.TableCell, "few_rows", few)
     cluster = OperatorCluster(tmp_path, OUTPUT, "filesystem", tolerant=True)
 
     def batch(*steps: tuple[str, int]) -> Any:
@@ -245,7 +245,7 @@ def test_they_may_be_changed_while_walking_through(
     tmp_path: Path, few: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is changed ahead of the place that was reached is seen, and a list equals a list."""
-    monkeypatch.setattr(table_cells, "FEW_ROWS", few)
+    monkeypatch.setattr(table_cells.TableCell, "few_rows", few)
     cluster = OperatorCluster(tmp_path, OUTPUT, "filesystem")
     step = table_of([("k", "", "", "", 0)])
     cluster.batch(Walks(), step)
@@ -376,7 +376,7 @@ class Asks(ps.KeyedProcess):
 @pytest.mark.parametrize("few", [0, 64])
 def test_what_cannot_be_a_key_is_not_there(tmp_path: Path, few: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A job that asks for such a key does not end on the day on which a map has become large."""
-    monkeypatch.setattr(table_cells, "FEW_ROWS", few)
+    monkeypatch.setattr(table_cells.TableCell, "few_rows", few)
     cluster = OperatorCluster(tmp_path, OUTPUT, "filesystem")
     step = table_of([("k", "", "", "", 0)])
     cluster.batch(Asks(), step)
@@ -402,7 +402,7 @@ def test_nan_is_found_again_in_a_later_batch(
     tmp_path: Path, backend: str, few: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What comes back from the state is the same key as the one that was set, also where it is set anew after a clear."""
-    monkeypatch.setattr(table_cells, "FEW_ROWS", few)
+    monkeypatch.setattr(table_cells.TableCell, "few_rows", few)
     cluster = OperatorCluster(tmp_path, OUTPUT, backend)
     names = ["", "", "clear", ""]
     seen = [cluster.batch(Counts(), table_of([("k", "", name, "", 0)]))[0]["seen"] for name in names]

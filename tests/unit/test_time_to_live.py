@@ -477,7 +477,7 @@ class Story:
 def test_state_that_expires_equals_its_model(backend: str, ttls: Ttls, story: list[Any], few: int) -> None:
     """Random steps, with time that passes to the moment and beyond, failed calls, merges, crashes, rescales and other times to live."""
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(table_cells, "FEW_ROWS", few)
+        patch.setattr(table_cells.TableCell, "few_rows", few)
         patch.setattr(merge, "PIECE_BYTES", 100)
         told = Story(Path(folder), backend, ttls)
         for what, how in story:

@@ -158,8 +158,20 @@ def _taken_over(
         start.now_us,
         switched_on_us,
         lifetimes.brings_back,
+        _dealt_out_anew(spec, start),
     )
     taken = perform_all(take_over, list(start.handles.values()))
     for one in taken:
         tell_origins(one.report)
     return {one.handle.subtask: one.handle for one in taken}
+
+
+def _dealt_out_anew(spec: JobSpec, start: Start) -> dict[str, list[StateHandle]]:
+    """What the checkpoint holds of operators whose subtasks have state of their own, in their order, where their number is another."""
+    restored = {subtask.uid for subtask in start.handles}
+    stored = start.point.checkpoint.operators if start.point.checkpoint else {}
+    return {
+        uid: sorted(stored[uid].handles, key=lambda handle: handle.subtask.index)
+        for uid, layout in spec.layouts.items()
+        if uid in restored and layout.of_subtasks and len(stored[uid].handles) != spec.parallelism
+    }

@@ -10,33 +10,33 @@ import socket
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 import msgspec
-import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from penstock.checkpoint.completed import SubtaskReport
 from penstock.clock import Stopwatch
 from penstock.config import OnBadRecord
 from penstock.engine.assignment import Assignment, BadCount, OperatorAnswer
-from penstock.engine.dead_letters import ROW, ROWS, tolerates
+from penstock.engine.dead_letters import tolerates
 from penstock.engine.executor import Executor
 from penstock.engine.tagged_rows import BAD, RESULTS, Outputs, Tags, side_tags, tagged
 from penstock.engine.task_failures import tell_failure
+from penstock.engine.task_rows import TaskRows, collected, divided
 from penstock.ids import SubtaskId
-from penstock.operators.aggregates import AggregateSpec
 from penstock.operators.bad_records import LETTER, BadRecords
 from penstock.operators.batch_process import BatchProcess
-from penstock.operators.distinct_values import WHOSE
+from penstock.operators.broadcast import NoSides
 from penstock.operators.failed_call import blamed_on
 from penstock.operators.grouping import check_rows, null_keys
 from penstock.operators.keyed_process import Context, KeyedProcess
-from penstock.operators.run_aggregate import run_aggregate
+from penstock.operators.process import Process
 from penstock.operators.run_batch_process import SideColumns, run_batch_process
 from penstock.operators.run_process import run_process
+from penstock.operators.run_unkeyed import run_broadcast, run_unkeyed
 from penstock.operators.side_outputs import SideRows, declared_sides
+from penstock.operators.subtask_states import SubtaskCells
 from penstock.operators.tolerant_process import run_process_tolerantly
 from penstock.snapshot.merger import Merge
 from penstock.snapshot.uploader import Upload, remember_newest
@@ -58,13 +58,13 @@ class OperatorTask(ABC):
     on_bad_record: OnBadRecord
 
     @abstractmethod
-    def apply(self, table: pa.Table, state: OpenState, subtask: int, bad: BadRecords) -> Outputs:
+    def apply(self, rows: TaskRows, state: OpenState, subtask: int, bad: BadRecords) -> Outputs:
         """Update the state with the rows, return the results and what else it gives. Rows that it may leave out go to `bad`."""
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:  # noqa: D102 - Spark calls it
         attempt = self.executor.attempt()
         waiting = Stopwatch()
-        table = _collect(batches, self.layout.key)
+        table = collected(batches, self.layout.key)
         alignment_ms = waiting.ms
         if table is None:
             self.executor.answer(OperatorAnswer(self.uid, attempt, None, None))
@@ -83,16 +83,21 @@ class OperatorTask(ABC):
         plan = self.assignment
         begin_run(plan.place.local_dir, plan.keep if plan.place.local_recovery else frozenset())
         bad = BadRecords(self.uid, plan.batch, kept=self.on_bad_record is OnBadRecord.KEEP)
-        received, given = table.num_rows, self.rows_given(table)
+        rows = divided(table, self.broadcast_columns)
+        if rows.broadcast is not None:
+            check_rows(
+                table, [], operator=self.uid, subtask=subtask.index, parallelism=plan.place.parallelism
+            )
+        received, given = table.num_rows, self.rows_given(rows.own)
         if self.on_bad_record is not OnBadRecord.FAIL:
-            table = self.without_null_keys(table, bad)
+            rows = replace(rows, own=self.without_null_keys(rows.own, bad))
         check_rows(
-            table,
+            rows.own,
             list(self.keys),
             operator=self.uid,
             subtask=subtask.index,
             parallelism=plan.place.parallelism,
-            shown=self.shown_columns(table),
+            shown=self.shown_columns(rows.own),
         )
         before = plan.handles.get(subtask)
         workplace = Workplace.of(
@@ -106,7 +111,7 @@ class OperatorTask(ABC):
             time=plan.time_of(self.uid),
         )
         with closing(plan.place.backend.open(workplace, self.layout, before)) as state:
-            outputs = self.apply(table, state, subtask.index, bad) if table.num_rows else {}
+            outputs = self.apply(rows, state, subtask.index, bad) if rows else {}
             freezing = Stopwatch()
             handle = state.freeze()
         report = self._report(handle, before, received, alignment_ms, freezing.ms)
@@ -127,6 +132,11 @@ class OperatorTask(ABC):
     @abstractmethod
     def result_schema(self) -> pa.Schema:
         """The columns of its results."""
+
+    @property
+    def broadcast_columns(self) -> Sequence[str] | None:
+        """The columns of its broadcast side, None where it has none."""
+        return None
 
     def rows_given(self, table: pa.Table) -> int:
         """How many rows of the stream these stand for."""
@@ -212,10 +222,12 @@ class OperatorTask(ABC):
 class ProcessTask(OperatorTask):
     """The user's own code."""
 
-    operator: KeyedProcess | BatchProcess
+    operator: KeyedProcess | BatchProcess | Process
     output: pa.Schema
     sides: tuple[str, ...] = ()
     """The side outputs that somebody reads."""
+    broadcast: tuple[str, ...] | None = None
+    """The columns of its broadcast side, where it has one."""
 
     @property
     def result_schema(self) -> pa.Schema:
@@ -228,17 +240,39 @@ class ProcessTask(OperatorTask):
         declared, tags = declared_sides(self.operator), side_tags(self.operator)
         return {**super().tags, **{tags[name]: declared[name].schema for name in self.sides}}
 
-    def apply(self, table: pa.Table, state: OpenState, subtask: int, bad: BadRecords) -> Outputs:
+    @property
+    def broadcast_columns(self) -> Sequence[str] | None:
+        """See `OperatorTask.broadcast_columns`."""
+        return self.broadcast
+
+    def apply(self, rows: TaskRows, state: OpenState, subtask: int, bad: BadRecords) -> Outputs:
         """See `OperatorTask.apply`. What a `BatchProcess` raises is about many keys at once, and stays a failure."""
         sides = self._side_rows()
-        if sides is None:
-            return {RESULTS: self._results(table, state, subtask, bad)}
+        context = Context(
+            self.uid, self.assignment.batch, subtask, self.assignment.place.parallelism, _sides=sides
+        )
+        own = SubtaskCells(self.operator, state, context)
+        if rows.broadcast is not None:
+            self._broadcast(rows.broadcast, own, context)
         try:
-            results = self._results(table, state, subtask, bad, sides)
+            results = (
+                self._results(rows.own, state, own, context=context, bad=bad, sides=sides)
+                if rows.own.num_rows
+                else []
+            )
         finally:
-            sides.close()
-        tags = side_tags(self.operator)
-        return {RESULTS: results, **{tags[name]: sides.batches(name) for name in self.sides}}
+            if sides is not None:
+                sides.close()
+        own.write()
+        outputs = {RESULTS: results}
+        if sides is not None:
+            tags = side_tags(self.operator)
+            outputs |= {tags[name]: sides.batches(name) for name in self.sides}
+        return outputs
+
+    def _broadcast(self, rows: pa.Table, own: SubtaskCells, context: Context) -> None:
+        with blamed_on(self.operator.process_broadcast):
+            run_broadcast(self.operator, rows, own, replace(context, _sides=NoSides(self.uid)))
 
     def _side_rows(self) -> SideRows | None:
         """For what is emitted, if the operator has side outputs."""
@@ -247,16 +281,25 @@ class ProcessTask(OperatorTask):
         return kind(self.uid, declared, self.sides) if declared else None
 
     def _results(
-        self, table: pa.Table, state: OpenState, subtask: int, bad: BadRecords, sides: SideRows | None = None
+        self,
+        table: pa.Table,
+        state: OpenState,
+        own: SubtaskCells,
+        *,
+        context: Context,
+        bad: BadRecords,
+        sides: SideRows | None,
     ) -> list[pa.RecordBatch]:
-        plan = self.assignment
-        context = Context(self.uid, plan.batch, subtask, plan.place.parallelism, _sides=sides)
         keys, operator = list(self.keys), self.operator
         if isinstance(operator, BatchProcess):
             with blamed_on(operator.process_batch):
                 return run_batch_process(
                     operator, table, state, key_names=keys, output=self.output, context=context
                 )
+        if isinstance(operator, Process):
+            with blamed_on(operator.process):
+                rows = table.drop_columns([SORT_KEY])
+                return run_unkeyed(operator, rows, own, output=self.output, context=context, sides=sides)
         if self.on_bad_record is OnBadRecord.FAIL:
             with blamed_on(operator.process):
                 return run_process(
@@ -273,70 +316,3 @@ class ProcessTask(OperatorTask):
             tolerates=tolerates,
             sides=sides,
         )
-
-
-@dataclass
-class AggregateTask(OperatorTask):
-    """SQL aggregates, merged. Spark has reduced the rows of a key to one; those without a key it has only counted, or left as they are."""
-
-    specs: Sequence[AggregateSpec]
-
-    @property
-    def result_schema(self) -> pa.Schema:
-        """See `OperatorTask.result_schema`."""
-        return pa.schema([*self.layout.key, *(pa.field(spec.name, spec.output) for spec in self.specs)])
-
-    def apply(
-        self,
-        table: pa.Table,
-        state: OpenState,
-        subtask: int,  # noqa: ARG002
-        bad: BadRecords,  # noqa: ARG002
-    ) -> Outputs:
-        """See `OperatorTask.apply`. A sum that overflows is about all rows of a key so far, and stays a failure."""
-        return {RESULTS: self._updated(table, state)}
-
-    def _updated(self, table: pa.Table, state: OpenState) -> list[pa.RecordBatch]:
-        keys, lifetimes = list(self.keys), self.layout.lifetimes
-        return run_aggregate(self.specs, table, state, key_names=keys, lifetimes=lifetimes)
-
-    def rows_given(self, table: pa.Table) -> int:
-        """See `OperatorTask.rows_given`."""
-        if ROWS not in table.column_names:
-            return int(table.num_rows)
-        if WHOSE in table.column_names:  # a row that has a value, too, is counted once
-            table = table.filter(pc.equal(table.column(WHOSE), 0))
-        return int(pc.sum(table.column(ROWS)).as_py())
-
-    def shown_columns(self, table: pa.Table) -> list[str]:  # noqa: ARG002
-        """See `OperatorTask.shown_columns`. Of the rows of a key only the key is left; one with one column is null, as is said."""
-        return list(self.keys) if len(self.keys) > 1 else []
-
-    def without_null_keys(self, table: pa.Table, bad: BadRecords) -> pa.Table:
-        """See `OperatorTask.without_null_keys`."""
-        flags, reasons = null_keys(table, list(self.keys))
-        numbers = table.column(ROWS).to_numpy()[flags].tolist()
-        if ROW in table.column_names and reasons:
-            rows = table.column(ROW).filter(pa.array(flags)).combine_chunks()
-            rows = rows.take(pa.array(np.repeat(np.arange(len(rows)), numbers)))
-            repeated = [
-                reason for reason, number in zip(reasons, numbers, strict=True) for _ in range(number)
-            ]
-            bad.add(pa.RecordBatch.from_struct_array(rows), repeated, self.keys)
-        elif reasons:
-            bad.add_number(sum(numbers), reasons[0])
-        own = [name for name in (ROW, ROWS) if name in table.column_names]
-        return table.drop_columns(own).filter(pa.array(~flags))
-
-
-def _collect(batches: Iterable[pa.RecordBatch], keys: pa.Schema) -> pa.Table | None:
-    """All rows of the task; keys in the types of the state, whatever the session's time zone."""
-    received = [batch for batch in batches if batch.num_rows]
-    if not received:
-        return None
-    table = pa.Table.from_batches(received)
-    for field in keys:
-        index = table.column_names.index(field.name)
-        if table.schema.field(index).type != field.type:
-            table = table.set_column(index, field.name, table.column(index).cast(field.type))
-    return table

@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from penstock.operators.batch_columns import BatchColumns
 from penstock.operators.batch_state import BatchState
+from penstock.operators.broadcast import TakesBroadcast
 from penstock.operators.states import OperatorType, refuse_state_assignment
 
 
@@ -41,7 +42,7 @@ class BatchRows(BatchColumns):
         return np.repeat(np.arange(len(counts), dtype=np.int64), counts)
 
 
-class BatchProcess(metaclass=OperatorType):
+class BatchProcess(TakesBroadcast, metaclass=OperatorType):
     """Own Python code that sees many keys at once: their rows and their state as columns, for Arrow, NumPy, pandas or polars.
 
     State is declared as in a `KeyedProcess` and stored the same way, so a job can change from one to the other and keep its state.

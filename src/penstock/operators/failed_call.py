@@ -17,6 +17,7 @@ from penstock.operators.batch_columns import BatchColumns
 from penstock.operators.batch_process import BatchProcess
 from penstock.operators.cells import Cell
 from penstock.operators.keyed_process import Context, KeyedProcess
+from penstock.operators.process import Process
 from penstock.operators.rows import Row, Rows, UnknownColumnError
 from penstock.operators.states import StateAssignedError, declared_state
 from penstock.places import Place, place_in_user_code, place_of_frame, place_of_function, user_frames
@@ -105,14 +106,18 @@ def _arguments(frame: FrameType) -> list[object]:
 
 def _is_call(frame: FrameType) -> bool:
     """Whether it is of a method of the user's operator, which may be in an installed package."""
-    return isinstance(next(iter(_arguments(frame)), None), KeyedProcess | BatchProcess)
+    return isinstance(next(iter(_arguments(frame)), None), KeyedProcess | BatchProcess | Process)
 
 
 def _key(frames: list[FrameType]) -> str:
     """What `process` was called with."""
     for frame in frames:
         arguments = _arguments(frame)
-        if frame.f_code.co_name == "process" and len(arguments) > 1 and _is_call(frame):
+        if (
+            frame.f_code.co_name == "process"
+            and len(arguments) > 1
+            and isinstance(arguments[0], KeyedProcess)
+        ):
             return shown(arguments[1])
     return ""
 
@@ -170,7 +175,7 @@ def _attributes(owner: object, name: str) -> str:
             return _listed("columns", owner._fields, name)
         case BatchColumns():
             return f'{_listed("columns", owner.column_names, name)}; write batch["name"]'
-        case KeyedProcess() | BatchProcess():
+        case KeyedProcess() | BatchProcess() | Process():
             return _listed("states", declared_state(owner), name, also=vars(owner))
         case Cell():
             return owner.members

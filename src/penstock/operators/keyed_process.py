@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 
 from penstock.errors import BadRecordError
+from penstock.operators.broadcast import TakesBroadcast
 from penstock.operators.cells import Cell, ColumnCell, PieceKeys
 from penstock.operators.pieces import Piece
 from penstock.operators.rows import Rows
 from penstock.operators.side_outputs import SideRows, no_such_side
 from penstock.operators.stamps import ColumnStamps, Flags
-from penstock.operators.states import ColumnState, OperatorType, declared_state, refuse_state_assignment
+from penstock.operators.states import ColumnState, OperatorType, keyed_states, refuse_state_assignment
 from penstock.operators.table_cells import TableCell
 from penstock.state.backends.base import OpenState
 
@@ -42,7 +43,7 @@ class Context:
         self._sides.take(name, row)
 
 
-class KeyedProcess(metaclass=OperatorType):
+class KeyedProcess(TakesBroadcast, metaclass=OperatorType):
     """Own Python code that sees the rows of one key at a time and remembers what it likes about the key.
 
     An instance is pickled into tasks: keep settings in it. What must survive belongs into state; anything else an
@@ -126,8 +127,8 @@ class Cells:
 
 
 def bind(operator: KeyedProcess) -> Cells:
-    """Put a cell in place of every declared state."""
-    declared = declared_state(operator)
+    """Put a cell in place of every state that a key has."""
+    declared = keyed_states(operator)
     cells = {name: state.make_cell(name) for name, state in declared.items()}
     operator.__dict__.update(cells)
     stamps = {

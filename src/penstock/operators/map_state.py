@@ -48,14 +48,7 @@ class MapState(TableState):
 
     def __init__(self, key_type: Type, value_type: Type, *, ttl: TTL | None = None) -> None:
         super().__init__(ttl)
-        self.key_ddl, self.value_ddl = type_ddl(key_type), type_ddl(value_type)
-        kind = arrow_type(self.key_ddl)
-        if pa.types.is_nested(kind):
-            raise ConfigError(
-                f"the keys of a MapState cannot be {self.key_ddl}: entries are found by a number, a text, bytes, a date or a moment; "
-                "make a text of it",
-                type=self.key_ddl,
-            )
+        self.key_ddl, self.value_ddl = map_types(key_type, value_type, type(self).__name__)
 
     def table(self, name: str, key: pa.Schema) -> TableLayout:
         """See `TableState.table`."""
@@ -86,6 +79,18 @@ class MapState(TableState):
         @overload
         def __get__(self, operator: object, owner: type) -> MapCell: ...
         def __get__(self, operator: object, owner: type) -> MapState | MapCell: ...
+
+
+def map_types(key_type: Type, value_type: Type, state: str) -> tuple[str, str]:
+    """The DDL of the types of a map; keys by which no entry can be found are refused. `state` says which kind of state it is."""
+    key_ddl, value_ddl = type_ddl(key_type), type_ddl(value_type)
+    if pa.types.is_nested(arrow_type(key_ddl)):
+        raise ConfigError(
+            f"the keys of a {state} cannot be {key_ddl}: entries are found by a number, a text, bytes, a date or a moment; "
+            "make a text of it",
+            type=key_ddl,
+        )
+    return key_ddl, value_ddl
 
 
 class MapCell(TableCell, MutableMapping[Any, Any]):
@@ -193,12 +198,15 @@ class MapCell(TableCell, MutableMapping[Any, Any]):
             return False, None
         few = self._stored_entries()
         found, value = self._get(key) if few is None else (key in few, few.get(key))
-        if found and (self._value_nested or self._renews):  # whoever looks at it may change it where it is
-            value, stored = self._own_copy(value), value
-            self._changes_of_key()[key] = value
-            if self._lifetimes and not self._renews:
-                self._looked[key] = stored
-        return found, value
+        looked = found and (self._value_nested or self._renews)
+        return found, self._looked_at(key, value) if looked else value
+
+    def _looked_at(self, key: Any, stored: Any) -> Any:
+        """A value that can be changed where it is, and so may count as changed."""
+        value = self._changes_of_key()[key] = self._own_copy(stored)
+        if self._lifetimes and not self._renews:
+            self._looked[key] = stored
+        return value
 
     def _stored_entries(self) -> _Entries | None:
         few = self._stored()

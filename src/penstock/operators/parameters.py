@@ -7,19 +7,24 @@ from collections.abc import Callable
 
 from penstock.errors import ConfigError
 from penstock.operators.batch_process import BatchProcess
+from penstock.operators.broadcast import takes_broadcast
 from penstock.operators.keyed_process import KeyedProcess
+from penstock.operators.process import Process
 from penstock.places import AT, place_of_function
 
 _KEYED = ("key", "rows", "ctx")
+_UNKEYED = ("rows", "ctx")
 _BATCH = ("keys", "batch", "state")
 
 
-def check_parameters(operator: KeyedProcess | BatchProcess, uid: str) -> None:
-    """Refuse a `process` or `process_batch` that cannot take what it is given: every call of it would fail."""
+def check_parameters(operator: KeyedProcess | BatchProcess | Process, uid: str) -> None:
+    """Refuse a `process`, `process_batch` or `process_broadcast` that cannot take what it is given: every call of it would fail."""
     if isinstance(operator, BatchProcess):
         _check(operator, operator.process_batch, _BATCH, uid)
     else:
-        _check(operator, operator.process, _KEYED, uid)
+        _check(operator, operator.process, _KEYED if isinstance(operator, KeyedProcess) else _UNKEYED, uid)
+    if takes_broadcast(operator):
+        _check(operator, operator.process_broadcast, _UNKEYED, uid)
 
 
 def _check(operator: object, function: Callable[..., object], given: tuple[str, ...], uid: str) -> None:

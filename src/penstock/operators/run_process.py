@@ -63,7 +63,7 @@ def run_process(
             for chunk in calls.run(output):
                 results.extend(in_batches(calls.encoded(chunk, output)))
             if sides is not None:
-                _encode_sides(sides)
+                encode_sides(sides)
             if cells.all:
                 calls.write_state(state)
     return results
@@ -238,13 +238,14 @@ def _encoding(process: Callable[..., Any], sides: SideRows) -> Callable[..., Any
 
     def call(*given: Any) -> Any:
         if sides.holds(OUTPUT_ROWS):
-            _encode_sides(sides)
+            encode_sides(sides)
         return process(*given)
 
     return call
 
 
-def _encode_sides(sides: SideRows) -> None:
+def encode_sides(sides: SideRows) -> None:
+    """Take over what was emitted since the last time; raises `BadRecordError` for a row that does not fit."""
     for name, rows in sides.withdrawn().items():
         for start in range(0, len(rows), OUTPUT_ROWS):
             chunk = rows[start : start + OUTPUT_ROWS]

@@ -139,6 +139,15 @@ class TableState(DeclaredState):
         return self.columns(name, rows, operator, state.generation)
 
 
+class SubtaskState(TableState):
+    """A state of the subtask, whatever the key: in its table the subtask is the key, see `state.subtask_rows`."""
+
+    def _outside(self) -> ConfigError:
+        return ConfigError(
+            f"state {self.name!r} can be used only while the operator runs, inside its process functions"
+        )
+
+
 class ValueState(ColumnState):
     """One value per key, declared as a class attribute: `count = ValueState("long", default=0)`, used as `self.count.value`.
 
@@ -189,19 +198,32 @@ def declared_state(operator: object) -> dict[str, DeclaredState]:
     }
 
 
+def keyed_states(operator: object) -> dict[str, DeclaredState]:
+    """Of these the ones that a key has."""
+    found = declared_state(operator)
+    return {name: state for name, state in found.items() if not isinstance(state, SubtaskState)}
+
+
+def subtask_states(operator: object) -> dict[str, SubtaskState]:
+    """The others."""
+    found = declared_state(operator)
+    return {name: state for name, state in found.items() if isinstance(state, SubtaskState)}
+
+
 def column_states(operator: object) -> dict[str, ColumnState]:
     """Of these the ones that are kept in the row of the key."""
     return {name: state for name, state in declared_state(operator).items() if isinstance(state, ColumnState)}
 
 
 def table_states(operator: object) -> dict[str, TableState]:
-    """The ones that have a table of their own."""
-    return {name: state for name, state in declared_state(operator).items() if isinstance(state, TableState)}
+    """Of those that a key has, the ones with a table of their own."""
+    return {name: state for name, state in keyed_states(operator).items() if isinstance(state, TableState)}
 
 
 def state_tables(operator: object, key: pa.Schema) -> tuple[TableLayout, ...]:
     """The tables of those that have one."""
-    return tuple(state.table(name, key) for name, state in table_states(operator).items())
+    declared = declared_state(operator)
+    return tuple(state.table(name, key) for name, state in declared.items() if isinstance(state, TableState))
 
 
 def state_layout(operator: object, key: pa.Schema) -> StateLayout:

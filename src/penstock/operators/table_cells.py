@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -42,6 +42,7 @@ class Change:
 class TableCell(Cell):
     """The rows of the current key in one table, and what this piece changes of them."""
 
+    few_rows: ClassVar[int] = FEW_ROWS
     __slots__ = (
         "_ahead",
         "_behind_ahead",
@@ -90,7 +91,7 @@ class TableCell(Cell):
 
     def _read_ahead(self) -> None:
         first, behind = self.at, min(self.at + KEYS_AT_ONCE, len(self._keys))
-        found = self._table.rows_of(self._keys.slice(first, behind), FEW_ROWS)
+        found = self._table.rows_of(self._keys.slice(first, behind), self.few_rows)
         rows = list(zip(*self._subs_and_values(found.rows), strict=True))
         starts = found.starts.tolist()
         self._ahead = [

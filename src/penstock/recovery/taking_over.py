@@ -3,7 +3,7 @@
 So does it after a time to live was made longer or switched off: what has expired by then must not be seen again (`recovery/lifetimes.py`).
 
 Files of several former subtasks may hold keys of others. Each subtask therefore merges what it was handed into files of its own keys, and
-the run starts from those.
+the run starts from those. What belongs to subtasks and not to keys is dealt out anew: for that each subtask looks at all former ones.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 import msgspec
@@ -23,6 +23,7 @@ from penstock.state.backends.base import StateBackend, StateLayout, Workplace
 from penstock.state.handle import StateHandle
 from penstock.state.lifetimes import StateTime
 from penstock.state.local_files import begin_run
+from penstock.state.subtask_rows import RowsByTable, rows_of_subtask, take_over
 from penstock.storage import Storage
 
 
@@ -50,20 +51,36 @@ class TakeOver:
     switched_on_us: SwitchedOn = field(default_factory=dict)
     purged: frozenset[str] = frozenset()
     """Operators of whose state all that has expired must go."""
+    former: Mapping[str, Sequence[StateHandle]] = field(default_factory=dict)
+    """By operators that have state of subtasks: what all former ones had, the first of them first."""
 
     def __call__(self, handle: StateHandle, attempt: int) -> Taken:
         """Keep what is the subtask's own, as files of its own; called again, with another attempt, when a task fails."""
         begin_run(self.local_dir, self.named)
-        time = StateTime(self.now_us, self.switched_on_us.get(handle.subtask.uid, {}))
+        uid, index = handle.subtask.uid, handle.subtask.index
+        time = StateTime(self.now_us, self.switched_on_us.get(uid, {}))
         workplace = Workplace.of(self, handle.subtask, version=handle.version, attempt=attempt, time=time)
-        with closing(self.backend.open(workplace, self.layouts[handle.subtask.uid], handle)) as state:
-            if handle.subtask.uid in self.purged:
+        layout, former = self.layouts[uid], self._former_rows(workplace)
+        with closing(self.backend.open(workplace, layout, handle)) as state:
+            if uid in self.purged:
                 state.purge()
+            if former:
+                take_over(state, layout, former, subtask=index, parallelism=self.parallelism)
             taken = state.freeze()
         for name in sorted(taken.files - handle.files):
             self.storage.upload(workplace.local_path(name), name)
         report = SubtaskReport(handle.subtask, host=socket.gethostname(), **asdict(workplace.origins))
         return Taken(taken, report)
+
+    def _former_rows(self, workplace: Workplace) -> list[RowsByTable]:
+        """What each former subtask had of its own, read as it would have read it."""
+        uid = workplace.subtask.uid
+        handles, found = self.former.get(uid, ()), []
+        for handle in handles:
+            there = replace(workplace, subtask=handle.subtask, parallelism=len(handles))
+            with closing(self.backend.open(there, self.layouts[uid], handle)) as state:
+                found.append(rows_of_subtask(state, self.layouts[uid]))
+        return found
 
 
 PerformAll = Callable[[TakeOver, Sequence[StateHandle]], Sequence[Taken]]

@@ -22,13 +22,27 @@ from penstock.config import Mode, OnBadRecord
 from penstock.engine.job_spec import JobSpec
 from penstock.engine.tagged_rows import BAD, side_tags
 from penstock.errors import ConfigError, PenstockError, UserCodeError
-from penstock.graph import Aggregate, BadRecords, Graph, Keyed, Node, Process, Side, Source, Transform, Union
+from penstock.graph import (
+    Aggregate,
+    BadRecords,
+    Graph,
+    Keyed,
+    Node,
+    Order,
+    Process,
+    Side,
+    Source,
+    Transform,
+    Union,
+    inputs_of,
+)
 from penstock.operators.aggregates import AggregateSpec
 from penstock.operators.distinct_values import aggregate_layout, counting_distinct
 from penstock.operators.side_outputs import declared_sides
 from penstock.operators.states import state_layout
 from penstock.places import AT, place_in_user_code
 from penstock.spark.aggregate_columns import describe, distinct_values, partials
+from penstock.spark.broadcast import BroadcastSide
 from penstock.spark.causes import brief_text
 from penstock.spark.dead_letters import LETTERS, all_nullable, grouped_with_bad_rows
 from penstock.spark.distinct_values import DistinctValues
@@ -60,6 +74,7 @@ class CompiledOperator:
     """What its task gives beside the results: dead letters and side outputs that somebody wants."""
     sides: tuple[str, ...] = ()
     """The side outputs among them."""
+    broadcast: BroadcastSide | None = None
 
 
 @dataclass(frozen=True)
@@ -102,10 +117,11 @@ def compile_job(graph: Graph) -> Compiled:
     compiler = _Compiler(session, graph)
     uses: Counter[str] = Counter()
     plans: list[str] = []
-    for part in (*graph.operators, *graph.outputs):
-        plan = compiler.frame(part.upstream)._jdf.queryExecution().analyzed().toString()
+    inputs = [(part.uid, node) for part in (*graph.operators, *graph.outputs) for node in inputs_of(part)]
+    for part_uid, node in inputs:
+        plan = compiler.frame(node)._jdf.queryExecution().analyzed().toString()
         plans.append(plan)
-        _refuse_unknown_pivot(plan, part.uid)
+        _refuse_unknown_pivot(plan, part_uid)
         used = {uid: plan.count(_mark(uid)) // 2 for uid in compiler.marked}
         uses.update(used)
         if _SAMPLED.search(plan):
@@ -239,7 +255,8 @@ class _Compiler:
 
     def _operator(self, node: Keyed) -> CompiledOperator:
         frame = self.frame(node.upstream)
-        check_keys(frame, node.keys, node.uid)
+        if node.keys:
+            check_keys(frame, node.keys, node.uid)
         key = pa.schema([pa.field(name, arrow_type(frame.schema[name].dataType)) for name in node.keys])
         floats = float_keys(frame, node.keys)
         policy = self._graph.policy(node)
@@ -276,16 +293,27 @@ class _Compiler:
     def _process(
         self, node: Process, frame: DataFrame, key: pa.Schema, floats: tuple[str, ...]
     ) -> CompiledOperator:
-        missing = [order.column for order in node.order_by if order.column not in frame.columns]
-        if missing:
-            raise ConfigError(
-                f"operator {node.uid!r}: order_by names {', '.join(missing)}; there are {', '.join(frame.columns)}"
-            )
+        _check_order(node.uid, node.order_by, frame)
+        broadcast = None
+        if node.broadcast is not None:
+            side = self.frame(node.broadcast.upstream)
+            _check_order(f"{node.uid}, broadcast side", node.broadcast.order_by, side)
+            broadcast = BroadcastSide.of(frame, side, node.broadcast.order_by)
         result = from_arrow_schema(node.output)
         layout = state_layout(node.operator, key)
         policy, sides, tags = self._graph.policy(node), self._graph.sides_read(node), side_tags(node.operator)
         beside = {**_letters(policy), **{tags[name]: _side_columns(node, name) for name in sides}}
-        return CompiledOperator(node, layout, result, policy, floats, beside=beside, sides=sides)
+        return CompiledOperator(
+            node, layout, result, policy, floats, beside=beside, sides=sides, broadcast=broadcast
+        )
+
+
+def _check_order(of: str, order_by: tuple[Order, ...], frame: DataFrame) -> None:
+    missing = [order.column for order in order_by if order.column not in frame.columns]
+    if missing:
+        raise ConfigError(
+            f"operator {of!r}: order_by names {', '.join(missing)}; there are {', '.join(frame.columns)}"
+        )
 
 
 def _letters(policy: OnBadRecord) -> Beside:

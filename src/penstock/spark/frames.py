@@ -10,9 +10,10 @@ from pyspark.sql import functions as F  # noqa: N812 - PySpark's own convention
 from pyspark.sql.types import StructType
 
 from penstock.config import OnBadRecord
+from penstock.engine.aggregate_task import AggregateTask
 from penstock.engine.assignment import Assignment
 from penstock.engine.sink_writer import Fused, SinkWriter
-from penstock.engine.subtask import AggregateTask, OperatorTask, ProcessTask
+from penstock.engine.subtask import OperatorTask, ProcessTask
 from penstock.engine.tagged_rows import BAD, side_tags
 from penstock.errors import ConfigError, UnavailableError
 from penstock.graph import (
@@ -20,7 +21,6 @@ from penstock.graph import (
     BadRecords,
     Keyed,
     Node,
-    Order,
     Output,
     Process,
     Side,
@@ -28,9 +28,17 @@ from penstock.graph import (
     Transform,
     Union,
 )
+from penstock.spark.broadcast import every_subtask, in_order
 from penstock.spark.compiled import Compiled, CompiledOperator
 from penstock.spark.dead_letters import LETTERS, grouped_with_bad_rows
-from penstock.spark.key_columns import normalised, placed_by_key, quoted, sort_key, subtask_of
+from penstock.spark.key_columns import (
+    normalised,
+    placed_by_key,
+    quoted,
+    sort_key,
+    sort_key_of_partition,
+    subtask_of,
+)
 from penstock.spark.tagged_rows import results_of, rows_of, tagged
 from penstock.spark.tasks import Readable, Renamed, SparkExecutor, Task
 from penstock.spark.versions import partition_by_number, repartitioned
@@ -190,13 +198,19 @@ class BatchFrames:
         policy = operator.on_bad_record
         common = (node.uid, node.keys, operator.layout, self.assignment, self.executor, policy)
         if isinstance(node, Process):
-            task: OperatorTask = ProcessTask(*common, node.operator, node.output, operator.sides)
-            return self._placed_rows(node, frame), task, operator
+            columns = None if operator.broadcast is None else operator.broadcast.names
+            task: OperatorTask = ProcessTask(*common, node.operator, node.output, operator.sides, columns)
+            return self._placed_rows(node, operator, frame), task, operator
         return self._placed_partials(node, operator, frame), AggregateTask(*common, operator.specs), operator
 
-    def _placed_rows(self, node: Process, frame: DataFrame) -> DataFrame:
-        placed = self._by_subtask(frame.select("*", self._sort_key(node)))
-        return placed.sortWithinPartitions(*map(_order, node.order_by)) if node.order_by else placed
+    def _placed_rows(self, node: Process, operator: CompiledOperator, frame: DataFrame) -> DataFrame:
+        rows = frame.select("*", self._sort_key(node))
+        if node.broadcast is not None and operator.broadcast is not None:
+            parallelism = self.assignment.place.parallelism
+            everyone = self.compiled.column("every subtask", lambda: every_subtask(parallelism))
+            rows = operator.broadcast.beside(rows, self._frame(node.broadcast.upstream), everyone)
+        placed = self._by_subtask(rows)
+        return placed.sortWithinPartitions(*map(in_order, node.order_by)) if node.order_by else placed
 
     def _placed_partials(self, node: Aggregate, operator: CompiledOperator, frame: DataFrame) -> DataFrame:
         plan = self.assignment.place
@@ -209,8 +223,12 @@ class BatchFrames:
         return self._by_subtask(rows)
 
     def _sort_key(self, node: Keyed) -> Column:
-        groups = self.assignment.place.max_parallelism
-        return self.compiled.column(("sort key", node.keys), lambda: sort_key(node.keys, groups))
+        place = self.assignment.place
+        if not node.keys:
+            return self.compiled.column("sort key", lambda: sort_key_of_partition(place.parallelism))
+        return self.compiled.column(
+            ("sort key", node.keys), lambda: sort_key(node.keys, place.max_parallelism)
+        )
 
     def _by_subtask(self, rows: DataFrame) -> DataFrame:
         parallelism = self.assignment.place.parallelism
@@ -227,8 +245,3 @@ def _in_arrow(rows: DataFrame, task: Task, result: StructType | str) -> DataFram
         rows = rows.toDF(*(f"c{at}" for at in range(len(names))))
         task = Renamed(tuple(names), task)
     return rows.mapInArrow(Readable(task), result)
-
-
-def _order(order: Order) -> Column:
-    column = F.col(quoted(order.column))
-    return column.desc() if order.descending else column.asc()

@@ -59,6 +59,12 @@ def sort_key(keys: tuple[str, ...], max_parallelism: int) -> Column:
     return F.shiftleft(group, GROUP_SHIFT).bitwiseOR(low_bits).alias(SORT_KEY)
 
 
+def sort_key_of_partition(parallelism: int) -> Column:
+    """The same for rows without a key: those of one partition of the input go to one subtask, in their order."""
+    subtask = F.pmod(F.spark_partition_id(), F.lit(parallelism)).cast("long")
+    return F.shiftleft(subtask, GROUP_SHIFT).alias(SORT_KEY)
+
+
 def subtask_of(parallelism: int) -> Column:
     """The subtask that owns a row, from its sort key."""
     return (F.shiftright(F.col(SORT_KEY), GROUP_SHIFT) % F.lit(parallelism)).cast("int")

@@ -6,6 +6,7 @@ may live only in a worker's memory: a version is found again from its handle alo
 
 from __future__ import annotations
 
+import enum
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
@@ -29,6 +30,19 @@ VALUES = "__values"
 """The table that every operator has: one row a key."""
 
 
+class OnRescale(enum.Enum):
+    """Who gets the rows of a table when there is another number of subtasks."""
+
+    BY_KEY = "by key"
+    """The new owner of their key. All others are of tables in which the subtask itself is the key, see `state.subtask_rows`."""
+    SPLIT = "split"
+    """All rows are dealt out evenly, in their order."""
+    WHOLE = "whole"
+    """Everyone gets all rows."""
+    COPY = "copy"
+    """Everyone has the same rows already; a new subtask gets those of one former."""
+
+
 @dataclass(frozen=True)
 class TableLayout:
     """One table of an operator's state: `identity` are the columns that tell its rows apart, the operator's key first.
@@ -43,6 +57,7 @@ class TableLayout:
     ordered: bool = True
     by_time: bool = False
     lifetimes: tuple[Lifetime, ...] = ()
+    on_rescale: OnRescale = OnRescale.BY_KEY
 
     @property
     def visible(self) -> pa.Schema:
@@ -78,6 +93,11 @@ class StateLayout:
         """All tables, that of the values first."""
         values = TableLayout(VALUES, self.key, self.value, ordered=False, lifetimes=self.lifetimes)
         return {table.name: table for table in (values, *self.tables)}
+
+    @property
+    def of_subtasks(self) -> tuple[TableLayout, ...]:
+        """The tables whose rows belong to a subtask and not to a key."""
+        return tuple(table for table in self.tables if table.on_rescale is not OnRescale.BY_KEY)
 
 
 class RunOnAMachine(Protocol):
@@ -317,6 +337,7 @@ __all__ = [
     "VALUES",
     "FileRef",
     "KeyBatch",
+    "OnRescale",
     "OneKey",
     "OpenState",
     "OpenTable",

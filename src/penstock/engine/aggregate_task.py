@@ -1,0 +1,72 @@
+"""What a subtask of `aggregate` does with what Spark has made of the rows of a batch. Executors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from penstock.engine.dead_letters import ROW, ROWS
+from penstock.engine.subtask import OperatorTask
+from penstock.engine.tagged_rows import RESULTS, Outputs
+from penstock.engine.task_rows import TaskRows
+from penstock.operators.aggregates import AggregateSpec
+from penstock.operators.bad_records import BadRecords
+from penstock.operators.distinct_values import WHOSE
+from penstock.operators.grouping import null_keys
+from penstock.operators.run_aggregate import run_aggregate
+from penstock.state.backends.base import OpenState
+
+
+@dataclass
+class AggregateTask(OperatorTask):
+    """SQL aggregates, merged. Spark has reduced the rows of a key to one; those without a key it has only counted, or left as they are."""
+
+    specs: Sequence[AggregateSpec]
+
+    @property
+    def result_schema(self) -> pa.Schema:
+        """See `OperatorTask.result_schema`."""
+        return pa.schema([*self.layout.key, *(pa.field(spec.name, spec.output) for spec in self.specs)])
+
+    def apply(
+        self,
+        rows: TaskRows,
+        state: OpenState,
+        subtask: int,  # noqa: ARG002
+        bad: BadRecords,  # noqa: ARG002
+    ) -> Outputs:
+        """See `OperatorTask.apply`. A sum that overflows is about all rows of a key so far, and stays a failure."""
+        keys, lifetimes = list(self.keys), self.layout.lifetimes
+        return {RESULTS: run_aggregate(self.specs, rows.own, state, key_names=keys, lifetimes=lifetimes)}
+
+    def rows_given(self, table: pa.Table) -> int:
+        """See `OperatorTask.rows_given`."""
+        if ROWS not in table.column_names:
+            return int(table.num_rows)
+        if WHOSE in table.column_names:  # a row that has a value, too, is counted once
+            table = table.filter(pc.equal(table.column(WHOSE), 0))
+        return int(pc.sum(table.column(ROWS)).as_py())
+
+    def shown_columns(self, table: pa.Table) -> list[str]:  # noqa: ARG002
+        """See `OperatorTask.shown_columns`. Of the rows of a key only the key is left; one with one column is null, as is said."""
+        return list(self.keys) if len(self.keys) > 1 else []
+
+    def without_null_keys(self, table: pa.Table, bad: BadRecords) -> pa.Table:
+        """See `OperatorTask.without_null_keys`."""
+        flags, reasons = null_keys(table, list(self.keys))
+        numbers = table.column(ROWS).to_numpy()[flags].tolist()
+        if ROW in table.column_names and reasons:
+            rows = table.column(ROW).filter(pa.array(flags)).combine_chunks()
+            rows = rows.take(pa.array(np.repeat(np.arange(len(rows)), numbers)))
+            repeated = [
+                reason for reason, number in zip(reasons, numbers, strict=True) for _ in range(number)
+            ]
+            bad.add(pa.RecordBatch.from_struct_array(rows), repeated, self.keys)
+        elif reasons:
+            bad.add_number(sum(numbers), reasons[0])
+        own = [name for name in (ROW, ROWS) if name in table.column_names]
+        return table.drop_columns(own).filter(pa.array(~flags))

@@ -1,0 +1,89 @@
+"""Run a `Process`, which has no key, over the rows of a task; and `process_broadcast` of any operator. Executors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from penstock.operators.broadcast import TakesBroadcast, check_no_results
+from penstock.operators.keyed_process import Context
+from penstock.operators.pieces import PieceLimits
+from penstock.operators.process import Process
+from penstock.operators.rows import Rows, RowTable
+from penstock.operators.run_process import (
+    LIMITS,
+    OUTPUT_ROWS,
+    encode_sides,
+    not_iterable,
+    rare_collections,
+    to_table,
+    yielded,
+)
+from penstock.operators.side_outputs import SideRows
+from penstock.operators.subtask_states import SubtaskCells
+from penstock.state.sizes import cut, in_batches, row_bytes
+
+
+def run_unkeyed(
+    operator: Process,
+    table: pa.Table,
+    own: SubtaskCells,
+    *,
+    output: pa.Schema,
+    context: Context,
+    sides: SideRows | None = None,
+    limits: PieceLimits = LIMITS,
+) -> list[pa.RecordBatch]:
+    """Process all rows, in as few calls as memory allows; returns the results in batches. `sides` has what was emitted."""
+    results: list[pa.RecordBatch] = []
+    with rare_collections():
+        for part in _parts(table, limits):
+            for chunk in _chunks(operator.process(_rows(part), context), context.operator):
+                results.extend(in_batches(to_table(chunk, output, yielded(context.operator))))
+                _encode(sides)
+            _encode(sides)
+            own.end_call()
+    return results
+
+
+def run_broadcast(operator: TakesBroadcast, table: pa.Table, own: SubtaskCells, context: Context) -> None:
+    """Give an operator all rows of its broadcast side."""
+    call: Callable[..., object] = operator.process_broadcast
+    with own.broadcasting():
+        check_no_results(call(_rows(table), context), context)
+
+
+def _encode(sides: SideRows | None) -> None:
+    if sides is not None:
+        encode_sides(sides)
+
+
+def _rows(table: pa.Table) -> Rows:
+    return Rows(RowTable(table), 0, table.num_rows)
+
+
+def _chunks(results: Any, operator: str) -> Iterator[list[Any]]:
+    """What a call gives, so much of it as is encoded together."""
+    if results is None:
+        return
+    try:
+        left = iter(results)
+    except TypeError as error:
+        raise not_iterable(results, operator) from error
+    while chunk := list(islice(left, OUTPUT_ROWS)):
+        yield chunk
+
+
+def _parts(table: pa.Table, limits: PieceLimits) -> Iterator[pa.Table]:
+    """The rows in their order, cut where they would be too many at once."""
+    sizes = np.zeros(table.num_rows, dtype=np.int64)
+    if table.nbytes > limits.bytes:
+        for column in table.columns:
+            sizes += np.concatenate([row_bytes([chunk]) for chunk in column.chunks])
+    for first, behind in cut(sizes, limits.bytes):
+        for start in range(first, behind, limits.rows):
+            yield table.slice(start, min(limits.rows, behind - start))
