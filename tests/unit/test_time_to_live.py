@@ -381,23 +381,37 @@ class World:
 
 # ── what may happen ────────────────────────────────────────────────────────────────────────────
 
-texts, numbers, keys = st.sampled_from(["a", "b"]), st.integers(0, 2), st.sampled_from("pqr")
-step = st.sampled_from([(kind, name) for kind, steps in COLUMN_STEPS.items() for name in steps]).flatmap(
-    lambda one: st.tuples(keys, st.just(one[0]), st.just(one[1]), texts, numbers)
-)
-failing = st.tuples(keys, st.just("value"), st.just("fail"), texts, numbers)
-batches = st.tuples(st.just("batch"), st.lists(step | step | step | failing, min_size=1, max_size=12))
-ttl_of_one = st.tuples(st.integers(1, 4), st.sampled_from(["write", "read"]))
-ttls = st.fixed_dictionaries(dict.fromkeys(MORTAL, ttl_of_one))
-passing = st.tuples(st.just("pass"), st.integers(0, 3))
-others = st.one_of(
-    st.tuples(st.just("rescale"), st.sampled_from([1, 2, 3])),
-    st.tuples(st.just("merge"), st.integers(0, 5)),
-    st.tuples(st.just("checkpoint"), st.none()),
-    st.tuples(st.just("crash"), st.none()),
-    st.tuples(st.just("change"), st.fixed_dictionaries({kind: ttl_of_one | st.none() for kind in MORTAL})),
-)
-stories = st.lists(batches | batches | batches | passing | passing | others, min_size=1, max_size=12)
+OTHERS = ("rescale", "merge", "merge", "checkpoint", "crash", "change")
+
+
+def random_ttls(rng: random.Random, *, may_be_off: bool = False) -> Ttls:
+    since = rng.choice(["write", "read"])
+    return {
+        kind: None if may_be_off and rng.random() < 0.4 else (rng.randint(1, 4), since) for kind in MORTAL
+    }
+
+
+def random_steps(rng: random.Random, kinds: list[str]) -> list[Step]:
+    steps: list[Step] = []
+    for _ in range(rng.randint(1, 5)):
+        kind = rng.choice(kinds)
+        name = rng.choice([name for name in COLUMN_STEPS[kind] if name != "clear" or rng.random() < 0.3])
+        steps.append((rng.choice("pq"), kind, name, rng.choice("ab"), rng.randint(0, 2)))
+    return [*steps, ("p", "value", "fail", "", 0)] if rng.random() < 0.1 else steps
+
+
+def random_story(seed: int) -> Iterator[tuple[str, Any]]:
+    """What happens to few kinds of state, so that much happens to each."""
+    rng = random.Random(seed)
+    kinds = rng.sample(KINDS, 2)
+    for _ in range(25):
+        yield "pass", rng.choice([0, 1, 1, 2, 3])
+        yield "batch", random_steps(rng, kinds)
+        what = rng.choice(OTHERS) if rng.random() < 0.4 else ""
+        if what == "change":
+            yield what, random_ttls(rng, may_be_off=True)
+        elif what:
+            yield what, rng.randint(1, 3) if what == "rescale" else rng.randint(0, 5)
 
 
 def table_of(steps: list[Step]) -> pa.Table:
@@ -448,10 +462,10 @@ class Story:
 
         self.cluster.merge(anything if seed else None)
 
-    def on_checkpoint(self, _: None) -> None:
+    def on_checkpoint(self, _: int) -> None:
         self.kept = self.checkpoint()
 
-    def on_crash(self, _: None) -> None:
+    def on_crash(self, _: int) -> None:
         now_us = self.world.now_us
         checkpoint, self.world = self.kept[0], copy.deepcopy(self.kept[1])
         self.cluster.go_back(checkpoint)
@@ -472,15 +486,15 @@ class Story:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@given(ttls=ttls, story=stories, few=st.sampled_from([0, 1, 64]))
-@settings(max_examples=60, deadline=None)
-def test_state_that_expires_equals_its_model(backend: str, ttls: Ttls, story: list[Any], few: int) -> None:
+@given(seed=st.integers(0, 1 << 32), few=st.sampled_from([0, 1, 64]))
+@settings(max_examples=25, deadline=None)
+def test_state_that_expires_equals_its_model(backend: str, seed: int, few: int) -> None:
     """Random steps, with time that passes to the moment and beyond, failed calls, merges, crashes, rescales and other times to live."""
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder, pytest.MonkeyPatch.context() as patch:
         patch.setattr(table_cells.TableCell, "few_rows", few)
         patch.setattr(merge, "PIECE_BYTES", 100)
-        told = Story(Path(folder), backend, ttls)
-        for what, how in story:
+        told = Story(Path(folder), backend, random_ttls(random.Random(seed)))
+        for what, how in random_story(seed):
             told.happens(what, how)
         told.check()
 
@@ -496,3 +510,236 @@ def test_since_is_write_or_read() -> None:
     """Anything else is refused by name."""
     with pytest.raises(ConfigError, match="since='event'"):
         ps.TimeToLive("1h", since="event")
+
+
+# ── one thing at a time ────────────────────────────────────────────────────────────────────────
+
+LOOKS = {
+    "value": lambda op: op.value.value,
+    "box": lambda op: op.box.value,
+    "total": lambda op: op.total.value,
+    "mean": lambda op: op.mean.value,
+    "accumulator": lambda op: op.mean.accumulator,
+    "raw": lambda op: op.raw.value,
+    "entries": lambda op: op.entries.get("a"),
+    "entries in": lambda op: "a" in op.entries,
+    "entries all": lambda op: list(op.entries.values()),
+    "nested": lambda op: op.nested.get("a"),
+    "elements": lambda op: op.elements[0],
+    "elements all": lambda op: list(op.elements),
+    "elements slice": lambda op: op.elements[:1],
+    "carts": lambda op: op.carts[0],
+}
+
+
+class Looking(ps.KeyedProcess):
+    """Sets all state of a key when it is told to, looks at one afterwards, and says what there is."""
+
+    def process(self, key: str, rows: ps.Rows, ctx: ps.Context) -> Iterator[tuple[str, str]]:
+        op: Any = self
+        for row in rows:
+            if row.what == "set":
+                op.value.value, op.box.value, op.raw.value = 1, [1], [1]
+                op.total.add(1)
+                op.mean.add(1)
+                op.entries["a"], op.nested["a"] = 1, [1]
+                op.elements.append(1)
+                op.carts.append([1])
+            elif row.what == "count":
+                held = (op.value, op.total, op.mean)
+                found = [one.value is not None for one in held]
+                found += [op.box.value != [5], op.raw.value != []]
+                found += [bool(op.entries), bool(op.nested), bool(op.elements), bool(op.carts)]
+                yield key, json.dumps(found)
+            else:
+                LOOKS[row.what](self)
+
+
+def looking(since: str) -> Looking:
+    states = {
+        name: state
+        for name, state in vars(type(with_ttl(dict.fromkeys(MORTAL, (10, since))))).items()
+        if name in KINDS
+    }
+    made: Any = type("Looking", (Looking,), states)()
+    return made
+
+
+def told(what: str) -> pa.Table:
+    return table_of([("k", what, "", "", 0)])
+
+
+@pytest.mark.parametrize("look", LOOKS)
+@pytest.mark.parametrize("since", ["write", "read"])
+def test_a_look_renews_only_where_it_should(tmp_path: Path, look: str, since: str) -> None:
+    """With `since="read"` what was looked at lives on, and nothing else; with `since="write"` a look changes nothing."""
+    cluster = OperatorCluster(tmp_path, OUTPUT, "memory")
+    cluster.now_us = 100 * SECOND
+    cluster.batch(looking(since), told("set"))
+    cluster.now_us += 9 * SECOND
+    cluster.batch(looking(since), told(look))
+    cluster.now_us += SECOND - 1
+    (row,) = cluster.batch(looking("write"), told("count"))
+    assert all(json.loads(row["seen"]))
+    cluster.now_us += 1
+    (row,) = cluster.batch(looking("write"), told("count"))
+    order = ["value", "total", "mean", "box", "raw", "entries", "nested", "elements", "carts"]
+    kind = "mean" if look == "accumulator" else look.partition(" ")[0]
+    assert json.loads(row["seen"]) == [name == kind and since == "read" for name in order]
+
+
+def test_the_same_value_set_again_is_a_write(tmp_path: Path) -> None:
+    """What counts is that it was written, not that it became another one."""
+    cluster = OperatorCluster(tmp_path, OUTPUT, "memory", tolerant=True)
+    ttls: Ttls = dict.fromkeys(MORTAL, (10, "write"))
+    steps: list[Step] = [("k", "value", "set", "", 1), ("k", "raw", "set", "", 1), ("k", "box", "set", "", 1)]
+    for _ in range(3):
+        cluster.now_us += 9 * SECOND
+        cluster.batch(with_ttl(ttls), table_of(steps))
+    looks: list[Step] = [
+        ("k", "value", "get", "", 0),
+        ("k", "raw", "look", "", 0),
+        ("k", "box", "look", "", 0),
+    ]
+    cluster.now_us += 9 * SECOND
+    seen = [row["seen"] for row in cluster.batch(with_ttl(ttls), table_of(looks))]
+    assert seen == ["1", "[1]", "[1]"]
+
+
+class Fleeting(ps.KeyedProcess):
+    """One state of each place where rows can be, all of which expire."""
+
+    last = ps.ValueState("string", ttl="10s")
+    entries = ps.MapState("string", "long", ttl="10s")
+    elements = ps.ListState("string", ttl="10s")
+
+    def process(self, key: str, rows: ps.Rows, ctx: ps.Context) -> None:
+        for row in rows:
+            self.last.value = row.a
+            self.entries[row.a] = 1
+            self.elements.append(row.a)
+
+
+class Lasting(Fleeting):
+    """The same beside a state that never expires."""
+
+    ever = ps.ValueState("string")
+
+    def process(self, key: str, rows: ps.Rows, ctx: ps.Context) -> None:
+        self.ever.value = "kept"
+        super().process(key, rows, ctx)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("operator_class", [Fleeting, Lasting])
+def test_what_has_expired_is_gone_from_the_files(
+    tmp_path: Path, backend: str, operator_class: type[Fleeting]
+) -> None:
+    """Also of keys that never come again, when others go on; and a key of which nothing is left is gone itself."""
+    cluster = OperatorCluster(tmp_path, OUTPUT, backend)
+    cluster.now_us = 100 * SECOND
+    for batch in range(8):
+        cluster.batch(operator_class(), table_of([(f"old{batch}", "", "", f"secret{batch}", 0)]))
+        cluster.merge()
+    for batch in range(40):
+        cluster.now_us += SECOND
+        cluster.batch(operator_class(), table_of([(f"new{batch}", "", "", f"public{batch}", 0)]))
+        cluster.merge()
+    left = json.dumps(cluster.stored_rows(), default=str)
+    assert "secret" not in left
+    assert ("old" in left) is (operator_class is Lasting)
+    assert "public39" in left
+    assert left.count("public0") == 0
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_switched_on_for_state_that_exists(tmp_path: Path, backend: str) -> None:
+    """What was there counts as touched when the time to live was switched on, and goes from the files when it has passed."""
+    ttls: Ttls = dict.fromkeys(MORTAL)
+    cluster = OperatorCluster(tmp_path, OUTPUT, backend, tolerant=True)
+    cluster.now_us = 100 * SECOND
+    steps: list[Step] = [("k", "value", "set", "", 77), ("k", "entries", "set", "a", 77)]
+    cluster.batch(with_ttl(ttls), table_of(steps))
+    cluster.now_us += 1000 * SECOND
+    mortal: Ttls = dict.fromkeys(MORTAL, (10, "write"))
+    looks: list[Step] = [("k", "value", "get", "", 0), ("k", "entries", "get", "a", 0)]
+
+    def seen_after(seconds: int) -> list[str]:
+        cluster.now_us += seconds * SECOND
+        results = [row["seen"] for row in cluster.batch(with_ttl(mortal), table_of(looks))]
+        cluster.batch(with_ttl(mortal), table_of([("other", "plain", "set", "", 1)]))
+        cluster.merge()
+        return results
+
+    assert seen_after(0) == ["77", "77"]
+    assert seen_after(9) == ["77", "77"]
+    assert seen_after(1) == ["null", '"none"']
+    seen_after(1)
+    assert "77" not in json.dumps(cluster.stored_rows(), default=str)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("later", [None, (1000, "write")])
+def test_what_has_expired_never_comes_back(
+    tmp_path: Path, backend: str, later: tuple[int, str] | None
+) -> None:
+    """Not when the time to live is switched off, nor when it is made longer, although the files still have it."""
+    cluster = OperatorCluster(tmp_path, OUTPUT, backend, tolerant=True)
+    cluster.now_us = 100 * SECOND
+    before: Ttls = dict.fromkeys(MORTAL, (10, "write"))
+    steps: list[Step] = [("k", "value", "set", "", 7), ("k", "plain", "set", "", 7)]
+    cluster.batch(with_ttl(before), table_of(steps))
+    cluster.now_us += 20 * SECOND
+    looks: list[Step] = [("k", "value", "get", "", 0), ("k", "plain", "get", "", 0)]
+    after: Ttls = dict.fromkeys(MORTAL, later)
+    seen = [row["seen"] for row in cluster.batch(with_ttl(after), table_of(looks))]
+    assert seen == ["null", "7"]
+
+
+class InColumns(ps.BatchProcess):
+    """Sets what it is told, and looks at what it is told."""
+
+    written = ps.ValueState("long", default=0, ttl="10s")
+    read = ps.ValueState("array<long>", ttl=ps.TimeToLive("10s", since="read"))
+    plain = ps.ValueState("long")
+
+    def process_batch(self, keys: ps.BatchKeys, batch: ps.BatchRows, state: ps.BatchState) -> Any:
+        what = batch["what"][0].as_py()
+        if what == "set":
+            state["written"] = [1] * len(keys)
+            state["read"] = [[1]] * len(keys)
+            state["plain"] = [1] * len(keys)
+        if what == "look":
+            return {"k": keys["k"], "seen": [str(one) for one in state["read"].to_pylist()]}
+        if what == "again":
+            state["written"] = state["written"]
+        if what == "delete":
+            state.delete([True] * len(keys))
+        seen = [
+            str(one) for one in zip(state["written"].to_pylist(), state["plain"].to_pylist(), strict=True)
+        ]
+        return {"k": keys["k"], "seen": seen}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_in_columns(tmp_path: Path, backend: str) -> None:
+    """`state[...]` has no value that has expired; what is assigned is touched, and with `since="read"` what is asked for."""
+    cluster = OperatorCluster(tmp_path, OUTPUT, backend)
+    cluster.now_us = 100 * SECOND
+
+    def seen(what: str, after: int) -> str:
+        cluster.now_us += after * SECOND
+        (row,) = cluster.batch(InColumns(), told(what))
+        return str(row["seen"])
+
+    assert seen("set", 0) == "(1, 1)"
+    assert seen("look", 9) == "[1]"
+    assert seen("nothing", 1) == "(0, 1)"
+    assert seen("look", 8) == "[1]"
+    assert seen("look", 10) == "None"
+    assert seen("set", 0) == "(1, 1)"
+    assert seen("again", 9) == "(1, 1)"
+    assert seen("nothing", 9) == "(1, 1)"
+    assert seen("look", 0) == "None"
+    assert seen("delete", 0) == "(0, None)"
+    assert cluster.stored() == {}

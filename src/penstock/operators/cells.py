@@ -220,14 +220,14 @@ class ComparedContainerCell(ContainerCell):
     def clear(self) -> None:
         """Forget the value of the key."""
         super().clear()
-        self._assigned = True
+        self._held, self._assigned = False, True
 
     def end_call(self) -> None:
         """See `Cell.end_call`."""
         index = self.at
-        if self._held and not self._assigned and same(self.values[index], self._seen()):
+        if self._held and same(self.values[index], self._seen()):
             self.values[index] = self._before
-            self.dirty[index] = 0
+            self.dirty[index] = self._assigned
         else:
             super().end_call()
         self._let_go()
@@ -239,7 +239,7 @@ class ComparedContainerCell(ContainerCell):
     def value(self) -> Any:
         """The value of the key, or a copy of the default that becomes the value where it is changed."""
         index = self.at
-        if not self._held and not self.dirty[index]:
+        if not self._held:
             self._held, self._before = True, detached(self.values[index])
         if self.values[index] is None and self._default is not None:
             self.values[index] = copy.deepcopy(self._default)
@@ -250,7 +250,7 @@ class ComparedContainerCell(ContainerCell):
     def value(self, value: Any) -> None:
         self.values[self.at] = value
         self.dirty[self.at] = 1
-        self._assigned = True
+        self._held, self._assigned = False, True
 
 
 @functools.cache

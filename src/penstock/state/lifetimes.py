@@ -89,7 +89,7 @@ class Expiry:
 
     def __init__(self, names: Sequence[str], lifetimes: Sequence[Lifetime], time: StateTime) -> None:
         place = {name: at for at, name in enumerate(names)}
-        self._now_us = time.now_us
+        self.now_us = time.now_us
         self._mortal = [
             _Mortal(
                 tuple(place[column] for column in one.columns),
@@ -108,7 +108,7 @@ class Expiry:
         some = np.zeros(len(columns[0]), dtype=np.bool_)
         for one in self._mortal:
             touched, as_stored = one.touched(values)
-            limit = max(self._now_us - one.ttl_us, _LONG_AGO_US)
+            limit = max(self.now_us - one.ttl_us, _LONG_AGO_US)
             expired: Flags = touched <= limit
             if not as_stored:
                 columns[one.stamp] = pa.array(touched, mask=~one.present(values))
@@ -128,17 +128,18 @@ class Expiry:
         """The rows of which something has expired, for those who look for what to remove."""
         found = np.zeros(len(values[0]), dtype=np.bool_)
         for one in self._mortal:
-            limit = max(self._now_us - one.ttl_us, _LONG_AGO_US)
+            limit = max(self.now_us - one.ttl_us, _LONG_AGO_US)
             found |= (one.touched(values)[0] <= limit) & one.present(values)
         return found
 
-    def may_have_expired(self, stamps: Sequence[pa.Array]) -> bool:
-        """Whether there can be any such row, from the stamps alone, in the order of the lifetimes."""
-        for one, column in zip(self._mortal, stamps, strict=True):
-            touched, _ = replace(one, stamp=0).touched([column])
-            if (touched <= self._now_us - one.ttl_us).any():
-                return True
-        return False
+    def first(self, stamps: Sequence[pa.Array]) -> int:
+        """When the first of some rows will expire, or has, from their stamps alone, in the order of the lifetimes. A null may be none."""
+        found = [
+            int(replace(one, stamp=0).touched([column])[0].min()) + one.ttl_us
+            for one, column in zip(self._mortal, stamps, strict=True)
+            if len(column)
+        ]
+        return min(found, default=_FAR_AWAY_US)
 
     def read(self, values: pa.RecordBatch, found: Flags) -> tuple[pa.RecordBatch, Flags]:
         """The same for rows that were looked up, of which some were not found."""

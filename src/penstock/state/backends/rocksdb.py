@@ -93,17 +93,17 @@ class RocksdbState(OpenState):
 
     def purge(self) -> None:
         """See `OpenState.purge`."""
-        from penstock.state.backends.rocksdb_sweep import sweep_all
+        from penstock.state.backends.rocksdb_expiry import expire_all
 
-        sweep_all(self._tables.values())
+        expire_all(self._tables.values())
 
     def freeze(self) -> StateHandle:
         """See `OpenState.freeze`."""
-        from penstock.state.backends.rocksdb_sweep import sweep
+        from penstock.state.backends.rocksdb_expiry import expire_some
 
         for table in self._tables.values():
             table.check_written()
-        sweep(self._version, self._tables.values())
+        expire_some(self._version, self._tables.values(), self.now_us)
         return StateHandle(
             subtask=self._workplace.subtask,
             backend=RocksdbBackend.name,

@@ -1,6 +1,7 @@
 """What a database of state says about itself: who wrote it, and which columns its rows have. Runs in tasks on executors.
 
-It is one record under a key that no row can have, written when the database is made. Another such record is the cursor of the sweep.
+It is one record under a key that no row can have, written when the database is made. Another such record is the cursor of
+`rocksdb_expiry`.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from itertools import islice
 from typing import NamedTuple
@@ -33,11 +34,12 @@ ROWS_AT_ONCE = 8192
 Row = tuple[bytes, bytes]
 
 
-class Swept(NamedTuple):
-    """How many rows were looked at, and where to go on; None when that was the end of the table."""
+class Walked(NamedTuple):
+    """Where to go on, None when that was the end of the table; how many rows were seen; when the first that is left will expire."""
 
     behind: bytes | None
     rows: int
+    first_us: int
 
 
 class RocksdbTable(OpenTable):
@@ -135,34 +137,45 @@ class RocksdbTable(OpenTable):
         return (sort_keys, live) if gone is None else (sort_keys[~gone], live.filter(pa.array(~gone)))
 
     @property
-    def bounds(self) -> tuple[bytes, bytes] | None:
-        """Before its rows and behind them; None where no row ever expires."""
-        return None if self._expiry is None else self._codec.bounds
+    def bounds(self) -> tuple[bytes, bytes]:
+        """Before its rows and behind them."""
+        return self._codec.bounds
 
-    def sweep(self, start: bytes, at_most: int) -> Swept:
+    @property
+    def shortest_ttl_us(self) -> int | None:
+        """How long what expires first lives; None where no row ever expires."""
+        return min((lifetime.ttl_us for lifetime in self._layout.lifetimes), default=None)
+
+    def expire(self, start: bytes, at_most: int) -> Walked:
         """Remove what has expired among so many rows from `start` on."""
-        last, seen = start, 0
+        last, seen, first_us = start, 0, sys.maxsize
         for rows in _groups(islice(self._version.rows(start, self._codec.bounds[1]), at_most)):
-            self._remove_expired(rows)
+            first_us = min(first_us, self._expire(rows))
             last, seen = rows[-1][0], seen + len(rows)
-        return Swept(None if seen < at_most else last + b"\0", seen)
+        return Walked(None if seen < at_most else last + b"\0", seen, first_us)
 
-    def _remove_expired(self, rows: list[Row]) -> None:
+    def _expire(self, rows: list[Row]) -> int:
+        """Returns when the first that is left will expire, or has."""
         keys, stored = [key for key, _ in rows], [value for _, value in rows]
         label, expiry = self._version.label, self._expiry
-        if expiry is None or not expiry.may_have_expired(self._codec.decode_stamps(stored, label)):
-            return
+        if expiry is None:
+            return sys.maxsize
+        first_us = expiry.first(self._codec.decode_stamps(stored, label))
+        if first_us > expiry.now_us:
+            return first_us
         values = self._codec.decode_values(stored, label)
         found = np.flatnonzero(expiry.has_expired(values.columns))
-        if not len(found):
-            return
-        columns, gone = expiry.applied(values.take(pa.array(found)).columns)
-        left: list[bytes | None] = list(
-            self._codec.encode_values(pa.RecordBatch.from_arrays(list(columns), schema=self._layout.value))
-        )
-        for at in () if gone is None else np.flatnonzero(gone).tolist():
-            left[at] = None
-        self._version.put([keys[at] for at in found.tolist()], left)
+        if len(found):
+            columns, gone = expiry.applied(values.take(pa.array(found)).columns)
+            left: list[bytes | None] = list(
+                self._codec.encode_values(
+                    pa.RecordBatch.from_arrays(list(columns), schema=self._layout.value)
+                )
+            )
+            for at in () if gone is None else np.flatnonzero(gone).tolist():
+                left[at] = None
+            self._version.put([keys[at] for at in found.tolist()], left)
+        return expiry.now_us
 
     def until(self, time: int) -> Iterator[pa.RecordBatch]:
         """See `OpenTable.until`."""

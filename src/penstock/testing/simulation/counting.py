@@ -11,8 +11,8 @@ import xxhash
 from penstock.operators.keyed_process import Context, KeyedProcess
 from penstock.operators.rows import Rows
 from penstock.operators.side_outputs import SideOutput
-from penstock.operators.states import ValueState, value_schema
-from penstock.state.backends.base import OpenState, StateLayout
+from penstock.operators.states import ValueState, state_layout
+from penstock.state.backends.base import OpenState
 from penstock.state.keys import GROUP_SHIFT, SORT_KEY
 from penstock.testing.simulation.source import Fault, Item, fault_of
 
@@ -33,9 +33,10 @@ class Counting(KeyedProcess):
 
     `once`: only when it first sees a key, and never again; output that is lost once is then lost for good.
     Where calls may fail, that number is in a side output too.
+    The count has a time to live that is longer than any simulation.
     """
 
-    n = ValueState("long")
+    n = ValueState("long", ttl="3650d")
     echoes = SideOutput("nonce long")
 
     def __init__(self, rng: random.Random, *, once: bool, faults: float = 0.0) -> None:
@@ -62,7 +63,7 @@ class Counting(KeyedProcess):
                 raise ValueError(f"nobody can count {record}")
 
 
-LAYOUT = StateLayout(KEY, value_schema(Counting(random.Random(0), once=False)))  # noqa: S311 - never drawn from
+LAYOUT = state_layout(Counting(random.Random(0), once=False), KEY)  # noqa: S311 - never drawn from
 
 
 def sort_key(key: str | None, max_parallelism: int) -> int:
