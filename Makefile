@@ -47,7 +47,7 @@ types: $(READY)  ## check types with mypy: --strict in the package, and in the t
 	@$(BIN)/mypy --no-error-summary
 	@$(BIN)/mypy --no-error-summary --config-file tests/mypy.ini
 
-bench: $(READY)  ## measure every figure in one run, half an hour (ARGS=--quick: a few minutes, to see that it works)
+bench: $(READY)  ## measure every figure in one run, three quarters of an hour (ARGS=--quick: a few minutes, to see that it works)
 	@$(BIN)/python benchmarks/run.py $(ARGS)
 
 chaos: $(READY)  ## kill processes at random, CHAOS_KILLS times (50), while a ledger is kept; simulate CHAOS_SEEDS jobs (10000)

@@ -327,6 +327,21 @@ def test_a_large_key_is_scanned_in_parts(job: Job, monkeypatch: pytest.MonkeyPat
     assert [n for part in parts for n in part.column("recent_position").to_pylist()] == list(range(20_000))
 
 
+def test_a_row_is_found_in_whichever_record_batch_it_lies(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file of many record batches: keys that share one, keys that go on in the next, and keys with the sort key of their neighbour."""
+    monkeypatch.setattr(merge, "PIECE_BYTES", 64)
+    for start in (0, 3):
+        job.batch(
+            {
+                "shops": {(key, f"shop{n}"): n for key in KEYS for n in range(start, start + 6)},
+                "recent": {(key, n): f"{key}-{start}" for key in KEYS for n in range(start, start + 6)},
+            }
+        )
+    job.merge(0, everything=True)
+    job.batch({"shops": {(KEYS[0], "shop1"): None, (KEYS[3], "shop8"): 80}})
+    job.check()
+
+
 def test_the_greatest_and_the_least_number(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     """A row behind which no number comes is found, fires, and does not keep a merge in small pieces from ending."""
     monkeypatch.setattr(merge, "PIECE_BYTES", 1)

@@ -91,3 +91,25 @@ def test_importing_penstock_does_not_import_pyspark() -> None:
     """What needs no Spark starts quickly, and works where PySpark is not installed."""
     program = "import sys, penstock; penstock.LocalStorage, penstock.MemoryBackend(); sys.exit('pyspark' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+def test_a_worker_imports_what_its_task_needs() -> None:
+    """Not the other sinks, and nothing that only a driver uses: every Python worker of a job that starts has to wait for it."""
+    program = (
+        "import sys, penstock.engine.subtask, penstock.engine.sink_writer, penstock.sinks.files.sink;"
+        "found = [m for m in sys.modules if m.startswith(('penstock.job', 'penstock.graph', 'penstock.recovery.restore'))"
+        " or (m.startswith('penstock.sinks.') and m.endswith('.sink') and 'files' not in m and 'staged' not in m)];"
+        "print(', '.join(found))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], check=False, capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("\n", "")
+
+
+def test_names_that_are_imported_late_are_there() -> None:
+    """Each can be asked for, is listed, and is found by `import`; a wrong one is refused with its name."""
+    assert set(ps.__all__) <= set(dir(ps))
+    assert set(ps.sinks.__all__) <= set(dir(ps.sinks))
+    assert all(getattr(ps, name) is not None for name in ps.__all__)
+    assert all(getattr(ps.sinks, name) is not None for name in ps.sinks.__all__)
+    with pytest.raises(AttributeError, match=r"module 'penstock.sinks' has no attribute 'Kafak'"):
+        ps.sinks.Kafak  # type: ignore[attr-defined]  # noqa: B018

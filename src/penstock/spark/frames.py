@@ -7,7 +7,7 @@ from functools import reduce
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - PySpark's own convention
-from pyspark.sql.types import StructType
+from pyspark.sql.types import IntegerType, StructField, StructType
 
 from penstock.config import OnBadRecord
 from penstock.engine.aggregate_task import AggregateTask
@@ -42,9 +42,10 @@ from penstock.spark.key_columns import (
 from penstock.spark.tagged_rows import results_of, rows_of, tagged
 from penstock.spark.tasks import Readable, Renamed, SparkExecutor, Task
 from penstock.spark.versions import partition_by_number, repartitioned
+from penstock.state.keys import SORT_KEY
 
 SOURCE = "__source"
-NOTHING = "nothing int"
+NOTHING = StructType([StructField("nothing", IntegerType())])
 
 
 def merged_sources(sources: list[Source]) -> DataFrame:
@@ -180,31 +181,33 @@ class BatchFrames:
         return self.batch.where(F.col(SOURCE) == index).select(f"__s{index}.*")
 
     def _operator(self, node: Keyed) -> DataFrame:
-        rows, task, operator = self._keyed(node)
-        return _in_arrow(rows, task, tagged(operator.result, operator.beside))
+        operator = self.compiled.operators[node.uid]
+        return self._keyed(node, tagged(operator.result, operator.beside))
 
     def _output(self, output: Output) -> DataFrame:
         policy = self.compiled.graph.policy(output)
         sink = SinkWriter(output.uid, output.sink, self.assignment, self.executor, policy)
         upstream, result = output.upstream, LETTERS if policy is OnBadRecord.KEEP else NOTHING
         if isinstance(upstream, Aggregate | Process) and upstream.uid not in self.compiled.shared:
-            rows, task, _ = self._keyed(upstream)
-            return _in_arrow(rows, Fused(task, sink), result)
+            return self._keyed(upstream, result, sink)
         return _in_arrow(self._frame(upstream), sink, result)
 
-    def _keyed(self, node: Keyed) -> tuple[DataFrame, OperatorTask, CompiledOperator]:
+    def _keyed(self, node: Keyed, result: StructType, sink: SinkWriter | None = None) -> DataFrame:
+        """What its tasks give; with a sink that writes its results in the same tasks."""
         operator = self.compiled.operators[node.uid]
         frame = normalised(self._frame(node.upstream), operator.float_keys)
         policy = operator.on_bad_record
         common = (node.uid, node.keys, operator.layout, self.assignment, self.executor, policy)
         if isinstance(node, Process):
             columns = None if operator.broadcast is None else operator.broadcast.names
-            task: OperatorTask = ProcessTask(*common, node.operator, node.output, operator.sides, columns)
-            return self._placed_rows(node, operator, frame), task, operator
-        return self._placed_partials(node, operator, frame), AggregateTask(*common, operator.specs), operator
+            process = ProcessTask(*common, node.operator, node.output, operator.sides, columns)
+            return _in_arrow(self._placed_rows(node, operator, frame), _fused(process, sink), result)
+        rows = grouped_with_bad_rows(frame, node.keys, operator.partials, policy, operator.distinct)
+        rows = rows.withColumn(SORT_KEY, self._sort_key(node))
+        return self._aggregated(node, rows, _fused(AggregateTask(*common, operator.specs), sink), result)
 
     def _placed_rows(self, node: Process, operator: CompiledOperator, frame: DataFrame) -> DataFrame:
-        rows = frame.select("*", self._sort_key(node))
+        rows = frame.withColumn(SORT_KEY, self._sort_key(node))
         if node.broadcast is not None and operator.broadcast is not None:
             parallelism = self.assignment.place.parallelism
             everyone = self.compiled.column("every subtask", lambda: every_subtask(parallelism))
@@ -212,15 +215,14 @@ class BatchFrames:
         placed = self._by_subtask(rows)
         return placed.sortWithinPartitions(*map(in_order, node.order_by)) if node.order_by else placed
 
-    def _placed_partials(self, node: Aggregate, operator: CompiledOperator, frame: DataFrame) -> DataFrame:
-        plan = self.assignment.place
-        policy, distinct = operator.on_bad_record, operator.distinct
-        rows = grouped_with_bad_rows(frame, node.keys, operator.partials, policy, distinct)
-        rows = rows.select("*", self._sort_key(node))
-        may_be_placed = not self.compiled.own_shuffles and plan.max_parallelism % plan.parallelism == 0
-        if may_be_placed and placed_by_key(rows, node.keys, plan.parallelism):
-            return rows  # Spark's own shuffle has put every key where it belongs
-        return self._by_subtask(rows)
+    def _aggregated(self, node: Aggregate, rows: DataFrame, task: Task, result: StructType) -> DataFrame:
+        """Spark's own shuffle may have put every key where it belongs. It is the whole that is looked at: Spark plans it only once."""
+        place = self.assignment.place
+        if not self.compiled.own_shuffles and place.max_parallelism % place.parallelism == 0:
+            frame = _in_arrow(rows, task, result)
+            if placed_by_key(frame, _plain_names(rows, node.keys), place.parallelism):
+                return frame
+        return _in_arrow(self._by_subtask(rows), task, result)
 
     def _sort_key(self, node: Keyed) -> Column:
         place = self.assignment.place
@@ -238,10 +240,22 @@ class BatchFrames:
         return repartitioned(rows, parallelism, subtask)
 
 
-def _in_arrow(rows: DataFrame, task: Task, result: StructType | str) -> DataFrame:
+def _fused(task: OperatorTask, sink: SinkWriter | None) -> Task:
+    return task if sink is None else Fused(task, sink)
+
+
+def _in_arrow(rows: DataFrame, task: Task, result: StructType) -> DataFrame:
     """`mapInArrow`, which in PySpark cannot find columns with a dot or a backtick in their name: they get plain names on the way."""
-    names = rows.columns
-    if any("." in name or "`" in name for name in names):
-        rows = rows.toDF(*(f"c{at}" for at in range(len(names))))
-        task = Renamed(tuple(names), task)
+    names = tuple(rows.columns)
+    plain = _plain_names(rows, names)
+    if plain != names:
+        rows, task = rows.toDF(*plain), Renamed(names, task)
     return rows.mapInArrow(Readable(task), result)
+
+
+def _plain_names(rows: DataFrame, names: tuple[str, ...]) -> tuple[str, ...]:
+    """What columns are called on their way to Python: as they are, if all columns have a name that can be found."""
+    every = rows.columns
+    if not any("." in name or "`" in name for name in every):
+        return names
+    return tuple(f"c{every.index(name)}" for name in names)
