@@ -5,7 +5,6 @@ DataFrames and Columns are only passed through here: the spark package looks int
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -18,6 +17,7 @@ from penstock.errors import ConfigError, PenstockError
 from penstock.ids import checked_name
 from penstock.operators.batch_process import BatchProcess
 from penstock.operators.keyed_process import KeyedProcess
+from penstock.operators.row_order import Order
 from penstock.places import AT, Place, calling_place
 from penstock.sinks.two_phase_commit import TwoPhaseCommitSink
 from penstock.wording import with_article
@@ -61,31 +61,6 @@ class Aggregate:
     columns: dict[str, Column]
 
 
-@dataclass(frozen=True)
-class Order:
-    """A column that puts the rows of a key in order."""
-
-    column: str
-    descending: bool = False
-
-
-_ORDER = re.compile(r"\s*(?:`((?:[^`]|``)+)`|([^\s`]+))(?:\s+(asc|desc))?\s*", re.IGNORECASE)
-
-
-def parse_order(given: object) -> Order:
-    """Read 'column', 'column asc' or 'column desc'; a name with spaces stands in backticks."""
-    match = _ORDER.fullmatch(given) if isinstance(given, str) else None
-    if match is None:
-        raise ConfigError(
-            f"order_by={given!r}: it takes the name of a column, alone or followed by asc or desc, such as 'at' or 'at desc'; "
-            "a name with spaces stands in backticks",
-            value=given,
-        )
-    quoted, plain, direction = match.groups()
-    column = quoted.replace("``", "`") if quoted else plain
-    return Order(column, descending=(direction or "asc").lower() == "desc")
-
-
 @dataclass(frozen=True, eq=False)
 class Process:
     """The user's own Python code, per key or in columns."""
@@ -97,6 +72,19 @@ class Process:
     schema: str
     output: pa.Schema
     order_by: tuple[Order, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Top:
+    """The first `n` rows of each key in an order; with `of` each value of these columns counts once, with its newest row."""
+
+    uid: str
+    upstream: Node
+    keys: tuple[str, ...]
+    n: int
+    by: tuple[Order, ...]
+    of: tuple[str, ...]
+    newest: tuple[Order, ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,8 +111,8 @@ class Side:
     name: str
 
 
-Node = Source | Transform | Union | Aggregate | Process | BadRecords | Side
-Keyed = Aggregate | Process
+Node = Source | Transform | Union | Aggregate | Process | Top | BadRecords | Side
+Keyed = Aggregate | Process | Top
 
 
 @dataclass
@@ -222,7 +210,7 @@ class Graph:
 
 
 def _operators_before(node: Node) -> Iterator[str]:
-    return (one.uid for one in _nodes_before(node) if isinstance(one, Aggregate | Process))
+    return (one.uid for one in _nodes_before(node) if isinstance(one, Keyed))
 
 
 def _has_letters(node: Node) -> bool:
@@ -247,7 +235,7 @@ def _nodes_before(node: Node) -> Iterator[Node]:
         case Union():
             yield from _nodes_before(node.left)
             yield from _nodes_before(node.right)
-        case Transform() | Aggregate() | Process():
+        case Transform() | Aggregate() | Process() | Top():
             yield from _nodes_before(node.upstream)
         case BadRecords():
             yield from _nodes_before(node.of.upstream if isinstance(node.of, Output) else node.of)

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any, overload
 
 import pyarrow as pa
 
-from penstock.operators.batch_tables import BATCH_SHIFT, BatchList
+from penstock.operators.batch_tables import BatchList
 from penstock.operators.cells import kept
 from penstock.operators.states import TableState
 from penstock.operators.table_cells import Change, TableCell
+from penstock.operators.table_rows import BATCH_SHIFT
 from penstock.state.backends.base import TableLayout
 from penstock.state.declared import type_ddl
 from penstock.state.types import arrow_type

@@ -21,12 +21,25 @@ from pyspark.sql.types import StructType
 from penstock.config import Mode, OnBadRecord
 from penstock.engine.job_spec import JobSpec
 from penstock.engine.tagged_rows import BAD, side_tags
-from penstock.errors import ConfigError, PenstockError, UserCodeError
-from penstock.graph import Aggregate, BadRecords, Graph, Keyed, Node, Process, Side, Source, Transform, Union
+from penstock.errors import ConfigError, InternalError, PenstockError, UserCodeError
+from penstock.graph import (
+    Aggregate,
+    BadRecords,
+    Graph,
+    Keyed,
+    Node,
+    Process,
+    Side,
+    Source,
+    Top,
+    Transform,
+    Union,
+)
 from penstock.operators.aggregates import AggregateSpec
 from penstock.operators.distinct_values import aggregate_layout, counting_distinct
 from penstock.operators.side_outputs import declared_sides
 from penstock.operators.states import state_layout
+from penstock.operators.top_rows import TopSpec
 from penstock.places import AT, place_in_user_code
 from penstock.spark.aggregate_columns import describe, distinct_values, partials
 from penstock.spark.causes import brief_text
@@ -36,6 +49,7 @@ from penstock.spark.inspection import leaves, refuse_cleaning, refuse_stateful, 
 from penstock.spark.key_columns import check_keys, float_keys, quoted
 from penstock.spark.shuffles import shuffles
 from penstock.spark.tagged_rows import Beside
+from penstock.spark.top import top_result, top_spec
 from penstock.spark.versions import arrow_schema, arrow_type
 from penstock.state.backends.base import StateLayout
 from penstock.state.local_files import job_dir
@@ -60,6 +74,14 @@ class CompiledOperator:
     """What its task gives beside the results: dead letters and side outputs that somebody wants."""
     sides: tuple[str, ...] = ()
     """The side outputs among them."""
+    top: TopSpec | None = None
+
+    @property
+    def top_spec(self) -> TopSpec:
+        """That of a `Top`."""
+        if self.top is None:
+            raise InternalError(f"operator {self.node.uid!r} is no top()")
+        return self.top
 
 
 @dataclass(frozen=True)
@@ -155,7 +177,7 @@ def _operators_before(node: Node) -> Iterator[str]:
         case Union():
             yield from _operators_before(node.left)
             yield from _operators_before(node.right)
-        case Aggregate() | Process():
+        case Aggregate() | Process() | Top():
             yield node.uid
         case (
             Source() | BadRecords() | Side()
@@ -191,7 +213,7 @@ class _Compiler:
                 return self._transformed(node)
             case Union():
                 return self._union(node)
-            case Aggregate() | Process():
+            case Aggregate() | Process() | Top():
                 with self._graph.saying_where(node.uid):
                     compiled = self._operator(node)
                 self.operators[node.uid] = compiled
@@ -245,6 +267,12 @@ class _Compiler:
         policy = self._graph.policy(node)
         if isinstance(node, Process):
             return self._process(node, frame, key, floats)
+        if isinstance(node, Top):
+            spec = top_spec(node, frame)
+            result = top_result(frame)
+            return CompiledOperator(
+                node, spec.layout(), result, policy, floats, beside=_letters(policy), top=spec
+            )
         specs = tuple(describe(name, column, frame) for name, column in node.columns.items())
         result = (
             frame.groupBy(*map(quoted, node.keys))

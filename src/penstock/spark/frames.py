@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 
@@ -14,20 +15,22 @@ from penstock.engine.assignment import Assignment
 from penstock.engine.sink_writer import Fused, SinkWriter
 from penstock.engine.subtask import AggregateTask, OperatorTask, ProcessTask
 from penstock.engine.tagged_rows import BAD, side_tags
+from penstock.engine.top_task import TopTask
 from penstock.errors import ConfigError, UnavailableError
 from penstock.graph import (
     Aggregate,
     BadRecords,
     Keyed,
     Node,
-    Order,
     Output,
     Process,
     Side,
     Source,
+    Top,
     Transform,
     Union,
 )
+from penstock.operators.row_order import Order
 from penstock.spark.compiled import Compiled, CompiledOperator
 from penstock.spark.dead_letters import LETTERS, grouped_with_bad_rows
 from penstock.spark.key_columns import normalised, placed_by_key, quoted, sort_key, subtask_of
@@ -113,7 +116,7 @@ class BatchFrames:
                 return self._transformed(node)
             case Union():
                 return self._frame(node.left).unionByName(self._frame(node.right))
-            case Aggregate() | Process():
+            case Aggregate() | Process() | Top():
                 tags = self.compiled.operators[node.uid].beside
                 return results_of(self._tagged(node), tags) if tags else self._untagged(node)
             case BadRecords():
@@ -179,7 +182,7 @@ class BatchFrames:
         policy = self.compiled.graph.policy(output)
         sink = SinkWriter(output.uid, output.sink, self.assignment, self.executor, policy)
         upstream, result = output.upstream, LETTERS if policy is OnBadRecord.KEEP else NOTHING
-        if isinstance(upstream, Aggregate | Process) and upstream.uid not in self.compiled.shared:
+        if isinstance(upstream, Keyed) and upstream.uid not in self.compiled.shared:
             rows, task, _ = self._keyed(upstream)
             return _in_arrow(rows, Fused(task, sink), result)
         return _in_arrow(self._frame(upstream), sink, result)
@@ -191,12 +194,14 @@ class BatchFrames:
         common = (node.uid, node.keys, operator.layout, self.assignment, self.executor, policy)
         if isinstance(node, Process):
             task: OperatorTask = ProcessTask(*common, node.operator, node.output, operator.sides)
-            return self._placed_rows(node, frame), task, operator
+            return self._placed_rows(node, frame, node.order_by), task, operator
+        if isinstance(node, Top):
+            return self._placed_rows(node, frame), TopTask(*common, operator.top_spec), operator
         return self._placed_partials(node, operator, frame), AggregateTask(*common, operator.specs), operator
 
-    def _placed_rows(self, node: Process, frame: DataFrame) -> DataFrame:
+    def _placed_rows(self, node: Keyed, frame: DataFrame, order_by: Sequence[Order] = ()) -> DataFrame:
         placed = self._by_subtask(frame.select("*", self._sort_key(node)))
-        return placed.sortWithinPartitions(*map(_order, node.order_by)) if node.order_by else placed
+        return placed.sortWithinPartitions(*map(_order, order_by)) if order_by else placed
 
     def _placed_partials(self, node: Aggregate, operator: CompiledOperator, frame: DataFrame) -> DataFrame:
         plan = self.assignment.place
