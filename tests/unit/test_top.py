@@ -222,6 +222,21 @@ def test_a_key_is_read_as_a_whole_only_where_one_of_its_first_fell(
 
 
 @pytest.mark.parametrize(
+    "top", [spec(2, "sold desc"), spec(2, "sold desc", "product")], ids=["rows", "values"]
+)
+def test_no_more_than_the_first_rows_are_kept_as_such(tmp_path: Path, top: TopSpec) -> None:
+    """What is no longer among the first is forgotten there."""
+    cluster = OperatorCluster(tmp_path, top.output)
+    for at in range(5):
+        cluster.batch(Top(top), table_of([row(f"p{at}", at, k) for k in "pq"]))
+    *others, first = top.layout().tables
+    assert sorted((one["k"], one["product"]) for one in cluster.rows_in(first.name)) == [
+        (k, f"p{at}") for k in "pq" for at in (3, 4)
+    ]
+    assert [len(cluster.rows_in(other.name)) for other in others] == [10] * len(others)
+
+
+@pytest.mark.parametrize(
     ("arguments", "says"),
     [
         ({"n": 0, "by": "sold"}, "n=0"),

@@ -14,6 +14,7 @@ from penstock.operators.top_rows import RANK, TopSpec
 from penstock.spark.aggregate_columns import is_plain
 from penstock.spark.dead_letters import all_nullable
 from penstock.spark.versions import arrow_type
+from penstock.wording import with_article
 
 
 def top_spec(node: Top, frame: DataFrame) -> TopSpec:
@@ -62,8 +63,8 @@ def _check_column(node: Top, frame: DataFrame, argument: str, name: str) -> None
     kind = frame.schema[name].dataType
     if not is_plain(kind):
         raise ConfigError(
-            f"operator {node.uid!r}: {argument} names {name}, a {kind.simpleString()}, which top() cannot put in order; name numbers, "
-            "plain strings, bytes, dates or timestamps",
+            f"operator {node.uid!r}: {argument} names {name}, {with_article(kind.simpleString())}, which top() cannot put in order; "
+            "name numbers, plain strings, bytes, dates or timestamps",
             operator=node.uid,
             column=name,
             type=kind.simpleString(),
