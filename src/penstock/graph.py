@@ -5,7 +5,6 @@ DataFrames and Columns are only passed through here: the spark package looks int
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -19,6 +18,7 @@ from penstock.ids import checked_name
 from penstock.operators.batch_process import BatchProcess
 from penstock.operators.keyed_process import KeyedProcess
 from penstock.operators.process import Process as UnkeyedProcess
+from penstock.operators.row_order import Order
 from penstock.operators.time_to_live import TimeToLive
 from penstock.places import AT, Place, calling_place
 from penstock.sinks.two_phase_commit import TwoPhaseCommitSink
@@ -64,37 +64,7 @@ class Aggregate:
     ttl: TimeToLive | None = None
 
 
-@dataclass(frozen=True)
-class Order:
-    """A column that puts rows in order."""
-
-    column: str
-    descending: bool = False
-
-
-_ORDER = re.compile(r"\s*(?:`((?:[^`]|``)+)`|([^\s`]+))(?:\s+(asc|desc))?\s*", re.IGNORECASE)
-
-
-def parse_order(given: object) -> Order:
-    """Read 'column', 'column asc' or 'column desc'; a name with spaces stands in backticks."""
-    match = _ORDER.fullmatch(given) if isinstance(given, str) else None
-    if match is None:
-        raise ConfigError(
-            f"order_by={given!r}: it takes the name of a column, alone or followed by asc or desc, such as 'at' or 'at desc'; "
-            "a name with spaces stands in backticks",
-            value=given,
-        )
-    quoted, plain, direction = match.groups()
-    column = quoted.replace("``", "`") if quoted else plain
-    return Order(column, descending=(direction or "asc").lower() == "desc")
-
-
 Operator = KeyedProcess | BatchProcess | UnkeyedProcess
-
-
-def parse_orders(given: str | tuple[str, ...] | list[str]) -> tuple[Order, ...]:
-    """Read one or several of them."""
-    return tuple(map(parse_order, (given,) if isinstance(given, str) else given))
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,6 +87,19 @@ class Process:
     output: pa.Schema
     order_by: tuple[Order, ...]
     broadcast: Broadcast | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Top:
+    """The first `n` rows of each key in an order; with `of` each value of these columns counts once, with its newest row."""
+
+    uid: str
+    upstream: Node
+    keys: tuple[str, ...]
+    n: int
+    by: tuple[Order, ...]
+    of: tuple[str, ...]
+    newest: tuple[Order, ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -143,8 +126,8 @@ class Side:
     name: str
 
 
-Node = Source | Transform | Union | Aggregate | Process | BadRecords | Side
-Keyed = Aggregate | Process
+Node = Source | Transform | Union | Aggregate | Process | Top | BadRecords | Side
+Keyed = Aggregate | Process | Top
 
 
 def inputs_of(part: Keyed | Output) -> tuple[Node, ...]:
@@ -251,7 +234,7 @@ class Graph:
 
 
 def _operators_before(node: Node) -> Iterator[str]:
-    return (one.uid for one in _nodes_before(node) if isinstance(one, Aggregate | Process))
+    return (one.uid for one in _nodes_before(node) if isinstance(one, Keyed))
 
 
 def _has_letters(node: Node) -> bool:
@@ -278,7 +261,7 @@ def _nodes_before(node: Node) -> Iterator[Node]:
             yield from _nodes_before(node.right)
         case Transform():
             yield from _nodes_before(node.upstream)
-        case Aggregate() | Process():
+        case Aggregate() | Process() | Top():
             for before in inputs_of(node):
                 yield from _nodes_before(before)
         case BadRecords():

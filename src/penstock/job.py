@@ -16,23 +16,25 @@ from penstock.graph import (
     Aggregate,
     Broadcast,
     Graph,
+    Keyed,
     Node,
     Operator,
     Output,
     Process,
     Side,
     Source,
+    Top,
     Transform,
     Union,
-    parse_orders,
 )
 from penstock.guarantee import Guarantee
 from penstock.ids import checked_name
 from penstock.loading import refuse_while_loading
 from penstock.operators.process import Process as UnkeyedProcess
+from penstock.operators.row_order import OrderBy, parse_orders
 from penstock.operators.side_outputs import checked_side
 from penstock.operators.time_to_live import TTL, time_to_live
-from penstock.own_code import OrderBy, add_process
+from penstock.own_code import add_process
 from penstock.recovery.restart import RestartStrategy, exponential_delay
 from penstock.sinks.two_phase_commit import TwoPhaseCommitSink
 from penstock.state.backends import backend_named
@@ -47,6 +49,8 @@ if TYPE_CHECKING:
     from penstock.state.declared import Columns
 
 DEFAULT_MAX_PARALLELISM = 128
+MAX_TOP = 10_000
+"""What `top` keeps and emits of a key; whoever wants more wants all of it."""
 
 
 class Job:
@@ -215,7 +219,7 @@ class Stream:
         `order_by`: columns ('at', 'at asc' or 'at desc') that put the rows of a batch in order. Without it every subtask sees them in
         the same order, but in no promised one.
         """
-        return BroadcastStream(self._job, Broadcast(self._node, parse_orders(order_by)))
+        return BroadcastStream(self._job, Broadcast(self._node, parse_orders(order_by, "order_by")))
 
     def connect(self, other: BroadcastStream) -> ConnectedStream:
         """Let the operator that comes next see a broadcast stream, too: `payments.connect(rules.broadcast()).process(...)`."""
@@ -226,9 +230,9 @@ class Stream:
 
         Write it to any sink: it is part of the same checkpoint. `row` and `key` are JSON.
         """
-        if not isinstance(self._node, Aggregate | Process):
+        if not isinstance(self._node, Keyed):
             raise ConfigError(
-                "bad_records(): ask it of what process, aggregate or write_to returned; other parts of a stream have no bad rows"
+                "bad_records(): ask it of what process, aggregate, top or write_to returned; other parts of a stream have no bad rows"
             )
         if not self._node.keys:
             raise ConfigError(
@@ -357,6 +361,35 @@ class KeyedStream(_WithOwnCode):
         self._job.graph.operators.append(node)
         return Stream(self._job, node)
 
+    def top(
+        self,
+        n: int,
+        *,
+        by: str | tuple[str, ...] | list[str],
+        uid: str,
+        of: str | tuple[str, ...] | list[str] = (),
+        order_by: str | tuple[str, ...] | list[str] = (),
+        on_bad_record: OnBadRecord | str | None = None,
+    ) -> Stream:
+        """Keep the first `n` rows of each key in the order of `by` ('amount desc'); emits all of them, with a column `rank` from 1 on, for
+        every key for which they changed in a batch.
+
+        Of rows that are equal in `by` the one that came first stays. With `of` each value of these columns counts once, with its newest
+        row: that which came last, or is the last in `order_by`; of values that are equal in `by` the smaller one comes first.
+        `on_bad_record`: "fail" or "skip" rows whose key is null.
+        The classic mistake: to append the results to a table. Write them by key and rank: `key=["shop", "rank"]`.
+        """  # noqa: D205 - the sentence is long
+        whole_number("n", n, minimum=1, maximum=MAX_TOP)
+        orders, values, newest = parse_orders(by, "by"), _names("of", of), parse_orders(order_by, "order_by")
+        _check_top(
+            self._keys, by=[order.column for order in orders], of=values, order_by=bool(newest), uid=uid
+        )
+        graph = self._job.graph
+        node = Top(graph.new_uid("operator", uid), self._node, self._keys, n, orders, values, newest)
+        _say(graph, uid, on_bad_record)
+        graph.operators.append(node)
+        return Stream(self._job, node)
+
     def connect(self, other: BroadcastStream) -> ConnectedStream:
         """Let the operator that comes next see a broadcast stream, too: `payments.key_by("card").connect(rules.broadcast())`."""
         return ConnectedStream(self._job, self._node, self._keys, _connected(self._job, other))
@@ -380,6 +413,35 @@ def _connected(job: Job, other: BroadcastStream) -> Broadcast:
     if other._job is not job:  # noqa: SLF001 - they are made together
         raise ConfigError("connect: both streams must belong to the same job")
     return other._broadcast  # noqa: SLF001 - they are made together
+
+
+def _names(argument: str, given: str | tuple[str, ...] | list[str]) -> tuple[str, ...]:
+    names = (given,) if isinstance(given, str) else tuple(given)
+    if not all(isinstance(name, str) and name for name in names) or len(set(names)) < len(names):
+        raise ConfigError(
+            f"{argument}={given!r}: it takes the names of columns, each once", **{argument: given}
+        )
+    return names
+
+
+def _check_top(
+    keys: tuple[str, ...], *, by: list[str], of: tuple[str, ...], order_by: bool, uid: str
+) -> None:
+    if not by:
+        raise ConfigError(
+            f"top {uid!r}: by names no column; say which rows come first: by='amount desc'", uid=uid
+        )
+    if order_by and not of:
+        raise ConfigError(
+            f"top {uid!r}: order_by says which row of a value is the newest, and there is no of=...; where every row counts, by decides",
+            uid=uid,
+        )
+    shared = [name for name in of if name in keys]
+    if shared:
+        raise ConfigError(
+            f"top {uid!r}: of names {shared[0]!r}, a key column: all rows of a key have the same value in it",
+            uid=uid,
+        )
 
 
 def _say(graph: Graph, uid: str, on_bad_record: OnBadRecord | str | None) -> None:

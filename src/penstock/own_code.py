@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from penstock.errors import ConfigError
-from penstock.graph import Broadcast, Graph, Node, Operator, Process, parse_orders
+from penstock.graph import Broadcast, Graph, Node, Operator, Process
 from penstock.operators.batch_process import BatchProcess
 from penstock.operators.broadcast import refuse_results, takes_broadcast
 from penstock.operators.keyed_process import KeyedProcess
 from penstock.operators.parameters import check_parameters
 from penstock.operators.process import Process as UnkeyedProcess
+from penstock.operators.row_order import OrderBy, parse_orders
 from penstock.operators.side_outputs import check_sides
 from penstock.operators.states import keyed_states, subtask_states
 from penstock.operators.subtask_states import BroadcastState, OperatorListState
@@ -19,8 +20,6 @@ from penstock.state.types import arrow_schema
 
 if TYPE_CHECKING:
     from penstock.state.declared import Columns
-
-OrderBy = str | tuple[str, ...] | list[str]
 
 
 def add_process(
@@ -48,7 +47,7 @@ def add_process(
         operator,
         ddl,
         arrow_schema(ddl),
-        parse_orders(order_by),
+        parse_orders(order_by, "order_by"),
         broadcast,
     )
     graph.operators.append(node)

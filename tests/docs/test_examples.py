@@ -97,6 +97,17 @@ def test_spending_is_added_up_in_columns(run: Run, run_by_command: Run) -> None:
     assert spending == [("ada", 25.5, True), ("ada", 51.0, False), ("bob", 12.0, True), ("bob", 24.0, False)]
 
 
+@pytest.mark.spark
+def test_products_are_ranked_anew(run: Run, run_by_command: Run) -> None:
+    """The table has the first two products of every shop, and after another run still no others."""
+    best = ["north, 1: tea (12)", "north, 2: milk (11)", "south, 1: tea (2)"]
+    assert run("top_products") == best
+    run_by_command("top_products")
+    with sqlite3.connect("top-products/out.db") as database:
+        rows = database.execute("select shop, rank, product, sold from best order by shop, rank").fetchall()
+    assert rows == [("north", 1, "tea", 24), ("north", 2, "milk", 22), ("south", 1, "tea", 4)]
+
+
 def rows_in(folder: str) -> list[dict[str, Any]]:
     """What a reader of Parquet files sees."""
     return pq.read_table(folder).to_pylist()

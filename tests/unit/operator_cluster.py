@@ -221,6 +221,15 @@ class OperatorCluster:
             found[key] = row
         return found
 
+    def rows_in(self, table: str) -> list[dict[str, Any]]:
+        """All rows of a table."""
+        self._version += 1
+        found: list[dict[str, Any]] = []
+        for index in range(self.parallelism):
+            with closing(self._open(index)) as state:
+                found += [row for batch in state.table(table).scan() for row in batch.to_pylist()]
+        return found
+
     def _scan(self) -> Iterator[dict[str, Any]]:
         self._version += 1
         for index in range(self.parallelism):

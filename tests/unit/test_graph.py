@@ -7,7 +7,8 @@ from typing import Any, cast
 import pytest
 
 from penstock.errors import ConfigError
-from penstock.graph import Graph, Order, Source, parse_order
+from penstock.graph import Graph, Source
+from penstock.operators.row_order import Order, parse_order
 
 
 @pytest.mark.parametrize(

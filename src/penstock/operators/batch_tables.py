@@ -12,11 +12,8 @@ import pyarrow as pa
 from penstock.errors import BadRecordError
 from penstock.operators.array_like import as_array
 from penstock.operators.batch_columns import BatchColumns
-from penstock.operators.table_rows import KEY_INDEX, PieceRows, RowIds
+from penstock.operators.table_rows import GENERATION_SHIFT, KEY_INDEX, PieceRows, RowIds, how_many_before
 from penstock.wording import counted
-
-GENERATION_SHIFT = 32
-"""Places in a list are numbered from the generation of the state on: no batch has as many rows as there are numbers for it."""
 
 Positions = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
@@ -156,23 +153,13 @@ class BatchList(BatchTable):
         """Add values at the end of the lists of their keys, in the order given. Reads nothing."""
         at = self._key_index(key_index, "append")
         column = self._column(values, "values", self._value.type, "append", len(at))
-        places = pa.array(self._next[at] + _how_many_before(at))
+        places = pa.array(self._next[at] + how_many_before(at))
         self._next += np.bincount(at, minlength=len(self._next))
         self._rows.put(RowIds.of(at, pa.RecordBatch.from_arrays([places], schema=self._rows.sub)), [column])
 
     def delete(self, key_index: Any, positions: Any) -> None:
         """Forget elements: `position` in what `rows()` gives says which. What is left keeps its order."""
         self._rows.delete(self._known_ids(key_index, positions, "delete"))
-
-
-def _how_many_before(groups: Positions) -> Positions:
-    """For every row how many rows before it are of the same group."""
-    order = np.argsort(groups, kind="stable")
-    ordered = groups[order]
-    first = np.searchsorted(ordered, ordered)
-    before = np.empty_like(groups)
-    before[order] = np.arange(len(groups)) - first
-    return before
 
 
 def _flags(array: pa.Array) -> Flags:

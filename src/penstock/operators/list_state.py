@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any, overload
 
 import pyarrow as pa
 
-from penstock.operators.batch_tables import GENERATION_SHIFT, BatchList
+from penstock.operators.batch_tables import BatchList
 from penstock.operators.cells import detached, kept, same
 from penstock.operators.states import TableState
 from penstock.operators.table_cells import Change, TableCell
+from penstock.operators.table_rows import GENERATION_SHIFT
 from penstock.operators.time_to_live import TTL, TimeToLive
 from penstock.state.backends.base import TableLayout, with_stamps
 from penstock.state.declared import type_ddl

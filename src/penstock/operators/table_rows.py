@@ -25,6 +25,8 @@ from penstock.state.order_numbers import order_numbers
 
 KEY_INDEX = "key_index"
 """In what is read: the position of the row's key in the piece."""
+GENERATION_SHIFT = 32
+"""Places of rows are numbered from the generation of the state on: no batch has as many rows as there are numbers for it."""
 KEYS_AT_ONCE = 2048
 FEW_ROWS = 1024
 """Keys with so many rows are read together, so many keys at a time; others one by one, in parts."""
@@ -232,6 +234,27 @@ class PieceRows:
         return replace(batch, deleted=pa.array(np.ones(len(batch), dtype=np.bool_)), values=nothing)
 
 
+def how_many_before(groups: Positions) -> Positions:
+    """For every row how many rows before it are of the same group."""
+    order = np.argsort(groups, kind="stable")
+    ordered = groups[order]
+    first = np.searchsorted(ordered, ordered)
+    before = np.empty_like(groups)
+    before[order] = np.arange(len(groups)) - first
+    return before
+
+
+def last_of_each(ids: RowIds) -> Positions:
+    """Which rows are the last ones that are named so."""
+    batch = SortedBatch(
+        ids.key_index, None, tuple(ids.subs.columns), (pa.array(np.arange(len(ids))),), ids.orders
+    )
+    newest_first = batch.take(np.arange(len(ids))[::-1])
+    kept = merge_piece([newest_first], _EVERYTHING, keep_tombstones=True) if len(ids) else batch
+    positions: Positions = np.sort(kept.values[0].to_numpy())
+    return positions
+
+
 def _as_tombstones(batch: SortedBatch) -> SortedBatch:
     """What is gone as state files have it."""
     gone, *values = batch.values
@@ -245,6 +268,8 @@ def _without(batch: SortedBatch, unwanted: Flags) -> SortedBatch:
 
 def _orders(subs: Sequence[pa.Array]) -> SortKeys:
     """The second sort number, a function of the values alone: that of a null is 0."""
+    if not len(subs[0]):
+        return np.zeros(0, dtype=np.int64)
     if len(subs) > 1:
         names = [str(at) for at in range(len(subs))]
         return order_numbers(pa.StructArray.from_arrays(list(subs), names=names))

@@ -122,13 +122,18 @@ def _types(columns: Sequence[Column], frame: DataFrame) -> list[T.DataType]:
 
 
 def _check_value(name: str, kind: T.DataType) -> None:
-    if _is_collated(kind) or not isinstance(kind, _ORDERED):
+    if not is_plain(kind):
         raise ConfigError(
             f"aggregate {name!r}: distinct values of {kind.simpleString()} cannot be counted; count numbers, plain strings, bytes, dates "
             "or timestamps, for instance to_json(...) of it, or a cast",
             aggregate=name,
             type=kind.simpleString(),
         )
+
+
+def is_plain(kind: T.DataType) -> bool:
+    """Whether its values are compared and ordered here as Spark does it."""
+    return isinstance(kind, _ORDERED) and not _is_collated(kind)
 
 
 def _is_collated(kind: T.DataType) -> bool:

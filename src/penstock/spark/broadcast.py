@@ -11,7 +11,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - PySpark's own convention
 
 from penstock.engine.task_rows import BROADCAST, broadcast_column
-from penstock.graph import Order
+from penstock.operators.row_order import Order
 from penstock.spark.key_columns import quoted
 from penstock.state.keys import SORT_KEY
 from penstock.state.subtask_rows import subtask_sort_key

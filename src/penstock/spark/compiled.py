@@ -21,25 +21,27 @@ from pyspark.sql.types import StructType
 from penstock.config import Mode, OnBadRecord
 from penstock.engine.job_spec import JobSpec
 from penstock.engine.tagged_rows import BAD, side_tags
-from penstock.errors import ConfigError, PenstockError, UserCodeError
+from penstock.errors import ConfigError, InternalError, PenstockError, UserCodeError
 from penstock.graph import (
     Aggregate,
     BadRecords,
     Graph,
     Keyed,
     Node,
-    Order,
     Process,
     Side,
     Source,
+    Top,
     Transform,
     Union,
     inputs_of,
 )
 from penstock.operators.aggregates import AggregateSpec
 from penstock.operators.distinct_values import aggregate_layout, counting_distinct
+from penstock.operators.row_order import Order
 from penstock.operators.side_outputs import declared_sides
 from penstock.operators.states import state_layout
+from penstock.operators.top_rows import TopSpec
 from penstock.places import AT, place_in_user_code
 from penstock.spark.aggregate_columns import describe, distinct_values, partials
 from penstock.spark.broadcast import BroadcastSide
@@ -50,6 +52,7 @@ from penstock.spark.inspection import leaves, refuse_cleaning, refuse_stateful, 
 from penstock.spark.key_columns import check_keys, float_keys, quoted
 from penstock.spark.shuffles import shuffles
 from penstock.spark.tagged_rows import Beside
+from penstock.spark.top import top_result, top_spec
 from penstock.spark.versions import arrow_schema, arrow_type
 from penstock.state.backends.base import StateLayout
 from penstock.state.local_files import job_dir
@@ -75,6 +78,14 @@ class CompiledOperator:
     sides: tuple[str, ...] = ()
     """The side outputs among them."""
     broadcast: BroadcastSide | None = None
+    top: TopSpec | None = None
+
+    @property
+    def top_spec(self) -> TopSpec:
+        """That of a `Top`."""
+        if self.top is None:
+            raise InternalError(f"operator {self.node.uid!r} is no top()")
+        return self.top
 
 
 @dataclass(frozen=True)
@@ -171,7 +182,7 @@ def _operators_before(node: Node) -> Iterator[str]:
         case Union():
             yield from _operators_before(node.left)
             yield from _operators_before(node.right)
-        case Aggregate() | Process():
+        case Aggregate() | Process() | Top():
             yield node.uid
         case (
             Source() | BadRecords() | Side()
@@ -207,7 +218,7 @@ class _Compiler:
                 return self._transformed(node)
             case Union():
                 return self._union(node)
-            case Aggregate() | Process():
+            case Aggregate() | Process() | Top():
                 with self._graph.saying_where(node.uid):
                     compiled = self._operator(node)
                 self.operators[node.uid] = compiled
@@ -262,6 +273,12 @@ class _Compiler:
         policy = self._graph.policy(node)
         if isinstance(node, Process):
             return self._process(node, frame, key, floats)
+        if isinstance(node, Top):
+            spec = top_spec(node, frame)
+            result = top_result(frame)
+            return CompiledOperator(
+                node, spec.layout(), result, policy, floats, beside=_letters(policy), top=spec
+            )
         specs = tuple(describe(name, column, frame) for name, column in node.columns.items())
         result = (
             frame.groupBy(*map(quoted, node.keys))

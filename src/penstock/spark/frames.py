@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 
@@ -15,6 +16,7 @@ from penstock.engine.assignment import Assignment
 from penstock.engine.sink_writer import Fused, SinkWriter
 from penstock.engine.subtask import OperatorTask, ProcessTask
 from penstock.engine.tagged_rows import BAD, side_tags
+from penstock.engine.top_task import TopTask
 from penstock.errors import ConfigError, UnavailableError
 from penstock.graph import (
     Aggregate,
@@ -25,9 +27,11 @@ from penstock.graph import (
     Process,
     Side,
     Source,
+    Top,
     Transform,
     Union,
 )
+from penstock.operators.row_order import Order
 from penstock.spark.broadcast import every_subtask, in_order
 from penstock.spark.compiled import Compiled, CompiledOperator
 from penstock.spark.dead_letters import LETTERS, grouped_with_bad_rows
@@ -122,7 +126,7 @@ class BatchFrames:
                 return self._transformed(node)
             case Union():
                 return self._frame(node.left).unionByName(self._frame(node.right))
-            case Aggregate() | Process():
+            case Aggregate() | Process() | Top():
                 tags = self.compiled.operators[node.uid].beside
                 return results_of(self._tagged(node), tags) if tags else self._untagged(node)
             case BadRecords():
@@ -188,7 +192,7 @@ class BatchFrames:
         policy = self.compiled.graph.policy(output)
         sink = SinkWriter(output.uid, output.sink, self.assignment, self.executor, policy)
         upstream, result = output.upstream, LETTERS if policy is OnBadRecord.KEEP else NOTHING
-        if isinstance(upstream, Aggregate | Process) and upstream.uid not in self.compiled.shared:
+        if isinstance(upstream, Keyed) and upstream.uid not in self.compiled.shared:
             return self._keyed(upstream, result, sink)
         return _in_arrow(self._frame(upstream), sink, result)
 
@@ -201,19 +205,26 @@ class BatchFrames:
         if isinstance(node, Process):
             columns = None if operator.broadcast is None else operator.broadcast.names
             process = ProcessTask(*common, node.operator, node.output, operator.sides, columns)
-            return _in_arrow(self._placed_rows(node, operator, frame), _fused(process, sink), result)
+            return _in_arrow(
+                self._placed_rows(node, operator, frame, node.order_by), _fused(process, sink), result
+            )
+        if isinstance(node, Top):
+            top = TopTask(*common, operator.top_spec)
+            return _in_arrow(self._placed_rows(node, operator, frame), _fused(top, sink), result)
         rows = grouped_with_bad_rows(frame, node.keys, operator.partials, policy, operator.distinct)
         rows = rows.withColumn(SORT_KEY, self._sort_key(node))
         return self._aggregated(node, rows, _fused(AggregateTask(*common, operator.specs), sink), result)
 
-    def _placed_rows(self, node: Process, operator: CompiledOperator, frame: DataFrame) -> DataFrame:
+    def _placed_rows(
+        self, node: Keyed, operator: CompiledOperator, frame: DataFrame, order_by: Sequence[Order] = ()
+    ) -> DataFrame:
         rows = frame.withColumn(SORT_KEY, self._sort_key(node))
-        if node.broadcast is not None and operator.broadcast is not None:
+        if isinstance(node, Process) and node.broadcast is not None and operator.broadcast is not None:
             parallelism = self.assignment.place.parallelism
             everyone = self.compiled.column("every subtask", lambda: every_subtask(parallelism))
             rows = operator.broadcast.beside(rows, self._frame(node.broadcast.upstream), everyone)
         placed = self._by_subtask(rows)
-        return placed.sortWithinPartitions(*map(in_order, node.order_by)) if node.order_by else placed
+        return placed.sortWithinPartitions(*map(in_order, order_by)) if order_by else placed
 
     def _aggregated(self, node: Aggregate, rows: DataFrame, task: Task, result: StructType) -> DataFrame:
         """Spark's own shuffle may have put every key where it belongs. It is the whole that is looked at: Spark plans it only once."""

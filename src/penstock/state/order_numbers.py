@@ -38,6 +38,11 @@ def order_numbers(column: pa.Array) -> SortKeys:
     return _hashes(column).view(np.int64)
 
 
+def is_own_order(kind: pa.DataType) -> bool:
+    """Whether the numbers of such values are in the order of the values: all but text, bytes, long decimals and structs."""
+    return bool(_is_integer_like(kind) or pa.types.is_floating(kind))
+
+
 def order_number(column: pa.Array) -> int:
     """That of the only value of a column; of a whole number or a short text in a fraction of the time that many at once need for one."""
     kind = column.type

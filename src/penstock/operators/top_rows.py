@@ -1,0 +1,136 @@
+"""The first rows of each key in an order: what is kept, and the plain case, in which every row counts. Executors.
+
+Only the first `n` rows of a key are kept: no other can come back. Of rows that are equal in the order the one that came first stays,
+which its place says, a number that only grows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from penstock.operators.row_order import Numbers, Order, order_keys, sorted_by
+from penstock.operators.table_rows import GENERATION_SHIFT, KEY_INDEX, PieceRows, RowIds, how_many_before
+from penstock.state.backends.base import StateLayout, TableLayout
+
+RANK = pa.field("rank", pa.int32())
+"""The column that results have behind those of the stream."""
+_PLACE = pa.field("__place", pa.int64())
+
+
+@dataclass(frozen=True)
+class TopSpec:
+    """What `top` was asked for, and the columns of the stream. `of` and `newest` are empty where every row counts."""
+
+    columns: pa.Schema
+    keys: tuple[str, ...]
+    n: int
+    by: tuple[Order, ...]
+    of: tuple[str, ...] = ()
+    newest: tuple[Order, ...] = ()
+
+    @property
+    def output(self) -> pa.Schema:
+        """The columns of the results."""
+        return pa.schema([*self.columns, RANK])
+
+    @property
+    def kept(self) -> pa.Schema:
+        """The columns of a row beside its key; those of `of` first."""
+        others = [field for field in self.columns if field.name not in (*self.keys, *self.of)]
+        return pa.schema([*self._fields(self.of), *others])
+
+    @property
+    def own_order(self) -> tuple[Order, ...]:
+        """What orders the rows of a key: its key columns do not."""
+        return tuple(order for order in self.by if order.column not in self.keys)
+
+    def _fields(self, names: Sequence[str]) -> list[pa.Field]:
+        return [self.columns.field(name) for name in names]
+
+    def layout(self) -> StateLayout:
+        """What is kept. The order is in the names, so that a checkpoint with rows of another order is refused by name."""
+        key, kept = pa.schema(self._fields(self.keys)), list(self.kept)
+        said = f"top {self.n} by {', '.join(map(str, self.by))}"
+        if not self.of:
+            return StateLayout(key, pa.schema([]), (TableLayout(said, pa.schema([*key, _PLACE]), self.kept),))
+        identity, value = pa.schema([*key, *kept[: len(self.of)]]), pa.schema(kept[len(self.of) :])
+        names = (f"rows of {', '.join(self.of)}", f"{said} of {', '.join(self.of)}")
+        return StateLayout(key, pa.schema([]), tuple(TableLayout(name, identity, value) for name in names))
+
+
+@dataclass(frozen=True)
+class KeyedRows:
+    """Rows with the positions of their keys in the piece."""
+
+    key_index: Numbers
+    table: pa.Table
+
+    def __len__(self) -> int:
+        return len(self.key_index)
+
+    def take(self, rows: Numbers) -> KeyedRows:
+        """Those at these positions."""
+        return KeyedRows(self.key_index[rows], self.table.take(pa.array(rows)))
+
+    def then(self, others: KeyedRows) -> KeyedRows:
+        """These, and others behind them."""
+        together = pa.concat_tables([self.table, others.table]).combine_chunks()
+        return KeyedRows(np.concatenate([self.key_index, others.key_index]), together)
+
+    def ranked(self, keys: Sequence[Numbers]) -> tuple[Numbers, Numbers]:
+        """The positions in the order of keys and then of these numbers, and the rank within its key of each, from 0 on."""
+        order = sorted_by([self.key_index, *keys])
+        ordered = self.key_index[order]
+        return order, np.arange(len(order)) - np.searchsorted(ordered, ordered)
+
+
+@dataclass(frozen=True)
+class Ranked:
+    """The first rows of keys, by key and rank. Ranks begin with 0."""
+
+    rows: KeyedRows
+    rank: Numbers
+
+
+def update_top(spec: TopSpec, rows: PieceRows, new: KeyedRows, generation: int) -> Ranked:
+    """Take the rows of a batch in, and write what has changed; the first rows of those keys for which they are others now."""
+    found = rows.rows()
+    old = KeyedRows(found.column(KEY_INDEX).to_numpy(), found.select(spec.kept.names))
+    places = np.concatenate(
+        [
+            found.column(_PLACE.name).to_numpy(),
+            (generation << GENERATION_SHIFT) + how_many_before(new.key_index),
+        ]
+    )
+    both = old.then(new)
+    order, rank = both.ranked([*order_keys(both.table, spec.own_order), places])
+    top, rank = order[rank < spec.n], rank[rank < spec.n]
+    came = top[top >= len(old)]
+    went = np.setdiff1d(np.arange(len(old)), top)
+    _write(rows, both, places, came=came, went=went)
+    changed = np.zeros(len(rows), dtype=np.bool_)
+    changed[both.key_index[came]] = True
+    shown = changed[both.key_index[top]]
+    return Ranked(both.take(top[shown]), rank[shown])
+
+
+def _write(rows: PieceRows, both: KeyedRows, places: Numbers, *, came: Numbers, went: Numbers) -> None:
+    def ids(at: Numbers) -> RowIds:
+        place = pa.RecordBatch.from_arrays([pa.array(places[at])], schema=rows.sub)
+        return RowIds.of(both.key_index[at], place)
+
+    rows.put(ids(came), one_chunk(both.take(came).table))
+    rows.delete(ids(went))
+    rows.write()
+
+
+def one_chunk(table: pa.Table) -> list[pa.Array]:
+    """The columns, each as one array."""
+    return [
+        pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
+        for column in table.columns
+    ]

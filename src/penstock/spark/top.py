@@ -1,0 +1,71 @@
+"""What `top` is asked for, with the columns of its stream: checked before anything starts. Driver."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pyarrow as pa
+from pyspark.sql import DataFrame
+from pyspark.sql.types import IntegerType, StructField, StructType
+
+from penstock.errors import ConfigError
+from penstock.graph import Top
+from penstock.operators.top_rows import RANK, TopSpec
+from penstock.spark.aggregate_columns import is_plain
+from penstock.spark.dead_letters import all_nullable
+from penstock.spark.versions import arrow_type
+from penstock.wording import with_article
+
+
+def top_spec(node: Top, frame: DataFrame) -> TopSpec:
+    """What the operator does; refuses columns that are not there or have no order that is Spark's."""
+    _check_names(node, frame)
+    for argument, names in (
+        ("by", [order.column for order in node.by]),
+        ("of", node.of),
+        ("order_by", [order.column for order in node.newest]),
+    ):
+        for name in names:
+            _check_column(node, frame, argument, name)
+    columns = pa.schema([pa.field(field.name, arrow_type(field.dataType)) for field in frame.schema.fields])
+    return TopSpec(columns, node.keys, node.n, node.by, node.of, node.newest)
+
+
+def top_result(frame: DataFrame) -> StructType:
+    """The columns of the stream, and the rank."""
+    return all_nullable(StructType([*frame.schema.fields, StructField(RANK.name, IntegerType())]))
+
+
+def _check_names(node: Top, frame: DataFrame) -> None:
+    times = Counter(name.lower() for name in frame.columns)
+    twice = [name for name in frame.columns if times[name.lower()] > 1]
+    if twice:
+        raise ConfigError(
+            f"operator {node.uid!r}: the rows have two columns {twice[0]!r}, of which top() could keep only one; rename one of them",
+            operator=node.uid,
+            column=twice[0],
+        )
+    if RANK.name in times:
+        raise ConfigError(
+            f"operator {node.uid!r}: the rows have a column {RANK.name!r}, and top() adds one of this name; rename it before",
+            operator=node.uid,
+            column=RANK.name,
+        )
+
+
+def _check_column(node: Top, frame: DataFrame, argument: str, name: str) -> None:
+    if name not in frame.columns:
+        raise ConfigError(
+            f"operator {node.uid!r}: {argument} names {name}; there are {', '.join(frame.columns)}",
+            operator=node.uid,
+            column=name,
+        )
+    kind = frame.schema[name].dataType
+    if not is_plain(kind):
+        raise ConfigError(
+            f"operator {node.uid!r}: {argument} names {name}, {with_article(kind.simpleString())}, which top() cannot put in order; "
+            "name numbers, plain strings, bytes, dates or timestamps",
+            operator=node.uid,
+            column=name,
+            type=kind.simpleString(),
+        )
