@@ -61,6 +61,11 @@ class Database:
             self._db = rd.Rdict(str(folder), _options(create=create), access_type=access)
             self._opened = True
 
+    @property
+    def label(self) -> str:
+        """How errors call it."""
+        return self._label
+
     def get(self, keys: Sequence[bytes]) -> list[bytes | None]:
         """The value of each key, None where there is none."""
         get = self._db.get

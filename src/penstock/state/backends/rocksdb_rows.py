@@ -135,7 +135,7 @@ class RowCodec:
             raise _corrupt(label, f"the stamps of a row cannot be read: {cause}") from cause
 
 
-def restamping(stored: Sequence[str], layout: TableLayout) -> Callable[[bytes], bytes] | None:
+def restamping(stored: Sequence[str], layout: TableLayout, label: str) -> Callable[[bytes], bytes] | None:
     """What makes a value with these stamps at its end one with those of the layout, null where it had none; None: no need."""
     wanted = [lifetime.stamp for lifetime in layout.lifetimes]
     if list(stored) == wanted:
@@ -143,8 +143,13 @@ def restamping(stored: Sequence[str], layout: TableLayout) -> Callable[[bytes], 
     columns = len(layout.visible)
 
     def fitting(value: bytes) -> bytes:
-        row = _RAW.decode(value)
-        stamps = dict(zip(stored, row[columns:], strict=True))
+        try:
+            row = _RAW.decode(value)
+            stamps = dict(zip(stored, row[columns:], strict=True))
+        except _UNREADABLE as cause:
+            raise _corrupt(
+                label, f"a row cannot be read as ({_described(layout.visible)}): {cause}"
+            ) from cause
         return _ENCODER.encode([*row[:columns], *(stamps.get(stamp) for stamp in wanted)])
 
     return fitting

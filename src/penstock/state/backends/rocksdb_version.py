@@ -170,7 +170,7 @@ class Former:
     def __init__(self, database: Database, header: DatabaseHeader, layout: StateLayout) -> None:
         self._database = database
         self._fitting = {
-            number: restamping(table.stamps, layout.by_name[table.name])
+            number: restamping(table.stamps, layout.by_name[table.name], database.label)
             for number, table in enumerate(header.tables)
         }
 
