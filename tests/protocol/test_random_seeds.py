@@ -19,6 +19,7 @@ PINNED = (336,)
 SEEDS = [*range(200), *PINNED] if SEED is None else [int(SEED)]
 """As many as take a minute, and some that once failed."""
 BAD_SEEDS = 20
+WOKEN_SEEDS = 20
 MANY = int(os.environ.get("PENSTOCK_CHAOS_SEEDS") or 10_000)
 TELL_EVERY = 500
 
@@ -33,6 +34,12 @@ def test_whatever_happens_the_promise_is_kept(seed: int) -> None:
 def test_every_record_is_in_one_of_two_outputs(seed: int) -> None:
     """Records that user code or a sink cannot take are dead letters, once as the mode promises, and in nothing else."""
     live(seed, bad_records=0.2, in_sequence=False, emits_once=False, sinks=(SinkKind.TRANSACTIONS,))
+
+
+@pytest.mark.parametrize("seed", SEEDS[:WOKEN_SEEDS])
+def test_subtasks_that_are_woken_change_nothing(seed: int) -> None:
+    """Whether a subtask runs without rows or not, sinks, state and storage end up as the mode promises."""
+    live(seed, wakes_every=2)
 
 
 def live(seed: int, **changed: object) -> None:

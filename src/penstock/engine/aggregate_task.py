@@ -45,7 +45,7 @@ class AggregateTask(OperatorTask):
         """See `OperatorTask.rows_given`."""
         if ROWS not in table.column_names:
             return int(table.num_rows)
-        return int(pc.sum(table.column(ROWS)).as_py())
+        return int(pc.sum(table.column(ROWS), min_count=0).as_py())
 
     def shown_columns(self, table: pa.Table) -> list[str]:  # noqa: ARG002
         """See `OperatorTask.shown_columns`. Of the rows of a key only the key is left; one with one column is null, as is said."""

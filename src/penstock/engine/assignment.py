@@ -61,6 +61,8 @@ class Assignment:
     """The checkpoints under way when the batch began."""
     newest_will_do: bool
     """At least once: a subtask may hand in a later version than the one that was asked for."""
+    wake: frozenset[str] = frozenset()
+    """Operators all of whose subtasks are to run, also those without rows: each gets one that is taken away before anybody looks."""
 
     @property
     def required(self) -> bool:

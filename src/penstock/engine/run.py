@@ -104,6 +104,7 @@ class Run:
         in_background: Callable[[Callable[[], None]], None],
         room: Room | None = None,
         choose_merge: Callable[[Sequence[FileRef]], range | None] | None = None,
+        wake: Callable[[CheckpointId], frozenset[str]] = lambda _: frozenset(),
     ) -> None:
         self._spec = spec
         self._start = start
@@ -111,6 +112,7 @@ class Run:
         self._post = post
         self._clock = clock
         self._observer = observer
+        self._wake = wake
         self._handles: Mapping[SubtaskId, StateHandle] = start.handles
         self._last_batch = start.point.last_read
         restored = start.point.checkpoint
@@ -161,6 +163,7 @@ class Run:
             forget_earlier_runs=opening.completed > self._start.point.id,
             awaited=opening.awaited,
             newest_will_do=self._spec.mode is Mode.AT_LEAST_ONCE,
+            wake=self._wake(batch),
         )
 
     def _place(self, mailbox: Address) -> RunPlace:

@@ -42,6 +42,7 @@ from penstock.spark.key_columns import (
 from penstock.spark.tagged_rows import results_of, rows_of, tagged
 from penstock.spark.tasks import Readable, Renamed, SparkExecutor, Task
 from penstock.spark.versions import partition_by_number, repartitioned
+from penstock.spark.waking import waking_all
 
 SOURCE = "__source"
 NOTHING = "nothing int"
@@ -209,7 +210,7 @@ class BatchFrames:
             parallelism = self.assignment.place.parallelism
             everyone = self.compiled.column("every subtask", lambda: every_subtask(parallelism))
             rows = operator.broadcast.beside(rows, self._frame(node.broadcast.upstream), everyone)
-        placed = self._by_subtask(rows)
+        placed = self._by_subtask(node, rows)
         return placed.sortWithinPartitions(*map(in_order, node.order_by)) if node.order_by else placed
 
     def _placed_partials(self, node: Aggregate, operator: CompiledOperator, frame: DataFrame) -> DataFrame:
@@ -217,9 +218,10 @@ class BatchFrames:
         rows = grouped_with_bad_rows(frame, node.keys, operator.partials, operator.on_bad_record)
         rows = rows.select("*", self._sort_key(node))
         may_be_placed = not self.compiled.own_shuffles and plan.max_parallelism % plan.parallelism == 0
+        may_be_placed &= node.uid not in self.assignment.wake
         if may_be_placed and placed_by_key(rows, node.keys, plan.parallelism):
             return rows  # Spark's own shuffle has put every key where it belongs
-        return self._by_subtask(rows)
+        return self._by_subtask(node, rows)
 
     def _sort_key(self, node: Keyed) -> Column:
         place = self.assignment.place
@@ -229,8 +231,10 @@ class BatchFrames:
             ("sort key", node.keys), lambda: sort_key(node.keys, place.max_parallelism)
         )
 
-    def _by_subtask(self, rows: DataFrame) -> DataFrame:
+    def _by_subtask(self, node: Keyed, rows: DataFrame) -> DataFrame:
         parallelism = self.assignment.place.parallelism
+        if node.uid in self.assignment.wake:
+            rows = waking_all(rows, parallelism)
         subtask = self.compiled.column(
             "subtask", lambda: partition_by_number(rows.sparkSession, subtask_of(parallelism), parallelism)
         )
