@@ -20,6 +20,7 @@ SEEDS = [*range(200), *PINNED] if SEED is None else [int(SEED)]
 """As many as take a minute, and some that once failed."""
 BAD_SEEDS = 20
 KIND_SEEDS = 12
+WOKEN_SEEDS = 20
 MANY = int(os.environ.get("PENSTOCK_CHAOS_SEEDS") or 10_000)
 TELL_EVERY = 500
 
@@ -42,6 +43,12 @@ def test_every_record_is_in_one_of_two_outputs(seed: int) -> None:
 def test_every_kind_of_state_keeps_the_promise(seed: int, backend: str) -> None:
     """Values, reduced and aggregated ones, bytes, maps and lists say what the count says, in every checkpoint of every seed."""
     live(seed, every_kind=True, backend=backend)
+
+
+@pytest.mark.parametrize("seed", SEEDS[:WOKEN_SEEDS])
+def test_subtasks_that_are_woken_change_nothing(seed: int) -> None:
+    """Whether a subtask runs without rows or not, sinks, state and storage end up as the mode promises."""
+    live(seed, wakes_every=2)
 
 
 def live(seed: int, **changed: object) -> None:

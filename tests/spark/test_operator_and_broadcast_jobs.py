@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from ledger import Ledger, fail_for_good
+from ledger import Count, Ledger, fail_for_good
+from pyspark.sql import functions as F
 
 import penstock as ps
+from penstock.engine import run as engine_run
+from penstock.engine.acknowledgements import Acknowledged, acknowledged
+from penstock.engine.assignment import Assignment
+from penstock.ids import SubtaskId
+from penstock.spark import query
 
 pytestmark = pytest.mark.spark
 
@@ -167,3 +174,46 @@ def test_a_broadcast_stream_may_come_from_an_operator(spark, tmp_path):
     assert Counter((row["user"], row["total"]) for row in ledger.rows("compared")) == Counter(
         [(user, 3) for user in range(3)] + [(10 + user, 3 + 3 + 33) for user in range(3)]
     )
+
+
+def test_all_subtasks_of_all_operators_can_be_woken(spark, tmp_path, monkeypatch):
+    """In a batch with one row every subtask of each kind of operator runs, and only the row counts."""
+    ran: list[frozenset[SubtaskId]] = []
+
+    def watched(plan: Assignment, *given: Any) -> Acknowledged:
+        done = acknowledged(plan, *given)
+        ran.append(done.with_rows)
+        return done
+
+    everyone = frozenset({"by-key", "sums", "kept", "unkeyed"})
+    monkeypatch.setattr(engine_run, "acknowledged", watched)
+    monkeypatch.setattr(query, "Run", partial(engine_run.Run, wake=lambda _: everyone))
+
+    class Rows(ps.Process):
+        seen = ps.OperatorListState("long")
+
+        def process(self, rows, ctx):
+            yield "all", len(rows)
+
+    ledger = Ledger(tmp_path, partitions=1)
+    ledger.append(0, "a", 1)
+    made = ledger.job(parallelism=3)
+    rows = made.read(ledger.log.read(spark), uid="rows")
+    columns = "app string, n long"
+    rows.key_by("app").process(Count(), schema=columns, uid="by-key").write_to(
+        ledger.sqlite("by_key"), uid="1"
+    )
+    rows.key_by("app").aggregate(n=F.count("*"), uid="sums").write_to(ledger.sqlite("sums"), uid="2")
+    kept = rows.key_by("app").aggregate(n=F.count("*"), uid="kept")
+    kept.write_to(ledger.sqlite("kept"), uid="3")
+    kept.bad_records().write_to(ledger.files("letters"), uid="4")
+    rows.process(Rows(), schema=columns, uid="unkeyed").write_to(ledger.sqlite("unkeyed"), uid="5")
+    made.start(available_now=True).wait()
+    assert ran == [frozenset(SubtaskId(uid, index) for uid in everyone for index in range(3))]
+    assert [ledger.counts(name) for name in ("by_key", "sums", "kept", "unkeyed")] == [
+        {"a": 1},
+        {"a": 1},
+        {"a": 1},
+        {"all": 1},
+    ]
+    assert ledger.rows("letters") == []

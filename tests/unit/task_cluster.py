@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
 from typing import Any, cast
@@ -19,7 +19,7 @@ from penstock.config import OnBadRecord
 from penstock.engine.acknowledgements import acknowledged
 from penstock.engine.assignment import Answer, Assignment, RunPlace
 from penstock.engine.subtask import ProcessTask
-from penstock.engine.task_rows import BROADCAST, broadcast_column
+from penstock.engine.task_rows import BROADCAST, WAKE, broadcast_column
 from penstock.graph import Operator
 from penstock.ids import CheckpointId, RunId, SubtaskId
 from penstock.operators.states import state_layout
@@ -107,10 +107,16 @@ class TaskCluster:
 
     # ── one batch ──────────────────────────────────────────────────────────────────────────────
 
-    def batch(self, rows: Sequence[Row] | Mapping[int, Sequence[Row]], told: Sequence[Row] = ()) -> list[Row]:
+    def batch(
+        self,
+        rows: Sequence[Row] | Mapping[int, Sequence[Row]],
+        told: Sequence[Row] = (),
+        *,
+        wake: bool = False,
+    ) -> list[Row]:
         """Run one batch, each subtask after the other; returns the results."""
         self._batch += 1
-        plan = self._plan()
+        plan = replace(self._plan(), wake=frozenset({UID} if wake else ()))
         answers: list[Answer] = []
         results: list[Row] = []
         for index, table in enumerate(self._tables(rows, told)):
@@ -126,7 +132,7 @@ class TaskCluster:
                 self._output,
                 broadcast=None if self._side is None else tuple(self._side.names),
             )
-            given = list(task(table.to_batches()))
+            given = list(task((with_wake_row(table, index) if wake else table).to_batches()))
             assert table.num_rows or not given
             results += [{**row, "by": index} for batch in given for row in batch.to_pylist()]
             answers += executor.answers
@@ -253,3 +259,9 @@ class TaskCluster:
             with closing(self._backend.open(place, self._layout, self._handles.get(subtask))) as state:
                 found.append(rows_of_subtask(state, self._layout))
         return found
+
+
+def with_wake_row(table: pa.Table, subtask: int) -> pa.Table:
+    """As Spark does it in a batch that wakes everyone."""
+    wakes = pa.table({SORT_KEY: pa.array([subtask_sort_key(subtask)], pa.int64()), WAKE: [True]})
+    return pa.concat_tables([table, wakes], promote_options="default")

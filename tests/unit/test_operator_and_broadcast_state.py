@@ -360,6 +360,37 @@ def test_a_large_batch_is_several_calls(tmp_path: Path, monkeypatch: pytest.Monk
     ]
 
 
+# ── subtasks that are woken ────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("policy", list(OnBadRecord))
+@pytest.mark.parametrize("backend", ["memory", "filesystem", "rocksdb"])
+def test_a_subtask_that_is_woken_does_nothing(tmp_path: Path, backend: str, policy: OnBadRecord) -> None:
+    """All run, also without rows; the row that wakes them is in no call, no count, no letter and no state."""
+    running = TaskCluster(
+        tmp_path,
+        Checks(),
+        rows=PAYMENTS,
+        output=VERDICTS,
+        broadcast=RULES,
+        backend=backend,
+        on_bad_record=policy,
+        parallelism=3,
+    )
+    rule = {"op": "put", "name": "a", "max": 7}
+    assert running.batch([], wake=True) == []
+    assert running.ran == {0, 1, 2}
+    (first,) = running.batch([{"k": "p", "name": "a"}], [rule], wake=True)
+    assert running.ran == {0, 1, 2}
+    (second,) = running.batch([{"k": "p", "name": "a"}], wake=True)
+    assert running.ran == {0, 1, 2}
+    (third,) = running.batch([{"k": "p", "name": "a"}])
+    assert running.ran == {third["by"]}
+    assert [row["n"] for row in (first, second, third)] == [1, 2, 3]
+    assert running.bad == {}
+    assert [one["rules"].num_rows for one in running.stored()] == [1, 1, 1]
+
+
 # ── what is refused while the job runs ─────────────────────────────────────────────────────────
 
 

@@ -49,7 +49,7 @@ class AggregateTask(OperatorTask):
             return int(table.num_rows)
         if WHOSE in table.column_names:  # a row that has a value, too, is counted once
             table = table.filter(pc.equal(table.column(WHOSE), 0))
-        return int(pc.sum(table.column(ROWS)).as_py())
+        return int(pc.sum(table.column(ROWS), min_count=0).as_py())
 
     def shown_columns(self, table: pa.Table) -> list[str]:  # noqa: ARG002
         """See `OperatorTask.shown_columns`. Of the rows of a key only the key is left; one with one column is null, as is said."""

@@ -66,6 +66,8 @@ class Assignment:
     now_us: int = 0
     """The time of the batch, by which state expires."""
     switched_on_us: SwitchedOn = field(default_factory=dict)
+    wake: frozenset[str] = frozenset()
+    """Operators all of whose subtasks are to run, also those without rows: each gets one that is taken away before anybody looks."""
 
     def time_of(self, uid: str) -> StateTime:
         """What the tasks of an operator are told about time."""

@@ -105,6 +105,7 @@ class Run:
         in_background: Callable[[Callable[[], None]], None],
         room: Room | None = None,
         choose_merge: Callable[[Sequence[FileRef], int], range | None] | None = None,
+        wake: Callable[[CheckpointId], frozenset[str]] = lambda _: frozenset(),
     ) -> None:
         self._spec = spec
         self._start = start
@@ -112,6 +113,7 @@ class Run:
         self._post = post
         self._clock = clock
         self._observer = observer
+        self._wake = wake
         self._handles: Mapping[SubtaskId, StateHandle] = start.handles
         self._last_batch = start.point.last_read
         self._now_us = start.now_us
@@ -166,6 +168,7 @@ class Run:
             newest_will_do=self._spec.mode is Mode.AT_LEAST_ONCE,
             now_us=self._now_us,
             switched_on_us=self._start.switched_on_us,
+            wake=self._wake(batch),
         )
 
     def _place(self, mailbox: Address) -> RunPlace:

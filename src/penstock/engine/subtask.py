@@ -88,7 +88,7 @@ class OperatorTask(ABC):
             check_rows(
                 table, [], operator=self.uid, subtask=subtask.index, parallelism=plan.place.parallelism
             )
-        received, given = table.num_rows, self.rows_given(rows.own)
+        received, given = len(rows), self.rows_given(rows.own)
         if self.on_bad_record is not OnBadRecord.FAIL:
             rows = replace(rows, own=self.without_null_keys(rows.own, bad))
         check_rows(

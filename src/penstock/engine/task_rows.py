@@ -1,6 +1,7 @@
 """The rows that a task of an operator is given: those of its stream, and beside them those of its broadcast side. Executors.
 
-Both travel in one frame, so that one task has both: each row has null in the columns of the other kind.
+Both travel in one frame, so that one task has both: each row has null in the columns of the other kind. So does a row that only wakes
+the subtask, in a batch in which all are to run.
 """
 
 from __future__ import annotations
@@ -12,6 +13,9 @@ import pyarrow as pa
 
 BROADCAST = "__penstock_broadcast"
 """A number that puts the rows of the broadcast side in order, the same in every subtask; null in all other rows."""
+
+WAKE = "__penstock_wake"
+"""True in rows that only wake a subtask, null in all others; not there in a batch that wakes nobody."""
 
 
 def broadcast_column(at: int) -> str:
@@ -27,8 +31,8 @@ class TaskRows:
     broadcast: pa.Table | None = None
     """The rows of the broadcast side in their order, under their own names; None where there are none."""
 
-    def __bool__(self) -> bool:
-        return bool(self.own.num_rows) or self.broadcast is not None
+    def __len__(self) -> int:
+        return int(self.own.num_rows) + (0 if self.broadcast is None else int(self.broadcast.num_rows))
 
 
 def collected(batches: Iterable[pa.RecordBatch], keys: pa.Schema) -> pa.Table | None:
@@ -46,6 +50,8 @@ def collected(batches: Iterable[pa.RecordBatch], keys: pa.Schema) -> pa.Table | 
 
 def divided(table: pa.Table, broadcast: Sequence[str] | None) -> TaskRows:
     """The rows apart; `broadcast` has the names of the columns of the broadcast side, None where there is none."""
+    if WAKE in table.column_names:
+        table = table.filter(table.column(WAKE).is_null()).drop_columns([WAKE])
     if broadcast is None:
         return TaskRows(table)
     travelling = [broadcast_column(at) for at in range(len(broadcast))]

@@ -46,6 +46,7 @@ from penstock.spark.key_columns import (
 from penstock.spark.tagged_rows import results_of, rows_of, tagged
 from penstock.spark.tasks import Readable, Renamed, SparkExecutor, Task
 from penstock.spark.versions import partition_by_number, repartitioned
+from penstock.spark.waking import waking_all
 from penstock.state.keys import SORT_KEY
 
 SOURCE = "__source"
@@ -223,17 +224,18 @@ class BatchFrames:
             parallelism = self.assignment.place.parallelism
             everyone = self.compiled.column("every subtask", lambda: every_subtask(parallelism))
             rows = operator.broadcast.beside(rows, self._frame(node.broadcast.upstream), everyone)
-        placed = self._by_subtask(rows)
+        placed = self._by_subtask(node, rows)
         return placed.sortWithinPartitions(*map(in_order, order_by)) if order_by else placed
 
     def _aggregated(self, node: Aggregate, rows: DataFrame, task: Task, result: StructType) -> DataFrame:
         """Spark's own shuffle may have put every key where it belongs. It is the whole that is looked at: Spark plans it only once."""
         place = self.assignment.place
-        if not self.compiled.own_shuffles and place.max_parallelism % place.parallelism == 0:
+        may_be_placed = not self.compiled.own_shuffles and place.max_parallelism % place.parallelism == 0
+        if may_be_placed and node.uid not in self.assignment.wake:
             frame = _in_arrow(rows, task, result)
             if placed_by_key(frame, _plain_names(rows, node.keys), place.parallelism):
                 return frame
-        return _in_arrow(self._by_subtask(rows), task, result)
+        return _in_arrow(self._by_subtask(node, rows), task, result)
 
     def _sort_key(self, node: Keyed) -> Column:
         place = self.assignment.place
@@ -243,8 +245,10 @@ class BatchFrames:
             ("sort key", node.keys), lambda: sort_key(node.keys, place.max_parallelism)
         )
 
-    def _by_subtask(self, rows: DataFrame) -> DataFrame:
+    def _by_subtask(self, node: Keyed, rows: DataFrame) -> DataFrame:
         parallelism = self.assignment.place.parallelism
+        if node.uid in self.assignment.wake:
+            rows = waking_all(rows, parallelism)
         subtask = self.compiled.column(
             "subtask", lambda: partition_by_number(rows.sparkSession, subtask_of(parallelism), parallelism)
         )

@@ -13,7 +13,7 @@ from penstock.engine.subtask import ProcessTask
 from penstock.engine.tagged_rows import BAD, RESULTS, side_tags, untagged
 from penstock.sinks.two_phase_commit import TwoPhaseCommitSink
 from penstock.snapshot.messages import Message
-from penstock.testing.simulation.counting import KEY, OUTPUT, as_items, as_rows, subtask_of
+from penstock.testing.simulation.counting import KEY, OUTPUT, as_items, as_rows, subtask_of, with_wake_row
 from penstock.testing.simulation.machines import Machines, VirtualExecutor
 from penstock.testing.simulation.site import Conditions
 from penstock.testing.simulation.source import Item, Record
@@ -95,7 +95,10 @@ class Batch:
         sides = tuple(side_tags(operator)) if self.topology.faults else ()
         layout = self.topology.layout
         task = ProcessTask(uid, tuple(KEY.names), layout, plan, executor, policy, operator, OUTPUT, sides)
-        parts = [untagged(batch, task.tags) for batch in task(as_rows(items, place.max_parallelism))]
+        rows = as_rows(items, place.max_parallelism)
+        if uid in plan.wake:
+            rows = with_wake_row(rows, index)
+        parts = [untagged(batch, task.tags) for batch in task(rows)]
         results = [part[RESULTS] for part in parts]
         letters = [part[BAD] for part in parts if BAD in part]
         echoes = [part[tag] for part in parts for tag in side_tags(operator).values() if tag in part]

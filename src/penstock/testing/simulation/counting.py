@@ -8,12 +8,14 @@ from collections.abc import Iterable, Iterator, Mapping
 import pyarrow as pa
 import xxhash
 
+from penstock.engine.task_rows import WAKE
 from penstock.operators.keyed_process import Context, KeyedProcess
 from penstock.operators.rows import Rows
 from penstock.operators.side_outputs import SideOutput
 from penstock.operators.states import ValueState, state_layout
 from penstock.state.backends.base import OpenState
 from penstock.state.keys import GROUP_SHIFT, SORT_KEY
+from penstock.state.subtask_rows import subtask_sort_key
 from penstock.testing.simulation.source import Fault, Item, fault_of
 
 KEY = pa.schema([("key", pa.string())])
@@ -86,6 +88,15 @@ def as_rows(items: Iterable[Item], max_parallelism: int) -> list[pa.RecordBatch]
         pa.array(column, field.type) for column, field in zip(zip(*rows, strict=True), INPUT, strict=True)
     ]
     return [pa.RecordBatch.from_arrays(columns, schema=INPUT)]
+
+
+def with_wake_row(rows: Iterable[pa.RecordBatch], subtask: int) -> list[pa.RecordBatch]:
+    """The same, and what Spark adds for a subtask that is to run whether it has rows or not."""
+    schema = INPUT.append(pa.field(WAKE, pa.bool_()))
+    columns = {SORT_KEY: pa.array([subtask_sort_key(subtask)]), WAKE: pa.array([True])}
+    wakes = [columns.get(field.name, pa.nulls(1, field.type)) for field in schema]
+    others = [batch.append_column(WAKE, pa.nulls(batch.num_rows, pa.bool_())) for batch in rows]
+    return [*others, pa.RecordBatch.from_arrays(wakes, schema=schema)]
 
 
 def as_items(results: Iterable[pa.RecordBatch]) -> list[Item]:

@@ -16,6 +16,7 @@ from penstock.engine.observer import Observer
 from penstock.engine.run import Run, make_coordinator
 from penstock.engine.start import Start
 from penstock.errors import CheckpointFailedError, FencedError, PenstockError, UnavailableError
+from penstock.ids import CheckpointId
 from penstock.snapshot.mailbox import Address
 from penstock.snapshot.messages import Message
 from penstock.snapshot.uploader import Upload
@@ -82,6 +83,7 @@ class Driver:
             observer=Observer(),
             in_background=self._background.append,
             choose_merge=self._choose_merge,
+            wake=self._wake,
         )
         self._query = SimulatedQuery(site.storage, start.log.folder, site.source)
         self._batch: Iterator[None] | None = None
@@ -168,6 +170,11 @@ class Driver:
 
     def _in_background(self) -> None:
         self._background.pop(self._rng.randrange(len(self._background)))()
+
+    def _wake(self, batch: CheckpointId) -> frozenset[str]:
+        """Now and then all subtasks run, and nothing comes of it."""
+        every = self._work.wakes_every
+        return frozenset(self._site.topology.operators) if every and batch % every == 0 else frozenset()
 
     def _choose_merge(self, files: Sequence[FileRef], now_us: int) -> range | None:
         """Any neighbours at any time: what the policy would choose is among it."""

@@ -67,6 +67,8 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     """The operators count in every kind of state, not only in one value."""
     bad_records: float = 0.0
     """How likely a record is one that user code, or a sink, cannot take; it goes to dead letters then."""
+    wakes_every: int = 0
+    """In every so many batches all subtasks run, also those without rows; 0 for never."""
     machines: int = 1
     local_recovery: bool = True
     modes: tuple[Mode, ...] = ()
