@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -30,8 +29,7 @@ KEYS_AT_ONCE = 2048
 """So many keys are read together: what is read ahead is bounded, however many keys a piece has."""
 
 
-@dataclass(frozen=True)
-class Change:
+class Change(NamedTuple):
     """A row to be written for a key; `gone` when it is to be forgotten instead."""
 
     sub: Any
