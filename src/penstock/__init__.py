@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from penstock.checkpoint.completed import Completed
     from penstock.engine.observer import Progress
     from penstock.guarantee import Guarantee
-    from penstock.job import BroadcastStream, ConnectedStream, Job, KeyedStream, Stream, Written
+    from penstock.job import Job
     from penstock.recovery.restart import (
         RestartStrategy,
         exponential_delay,
@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     )
     from penstock.spark.handle import JobHandle, Status
     from penstock.spark.session import local_session
+    from penstock.streams import BroadcastStream, ConnectedStream, KeyedStream, Stream, Written
 
 AT_LEAST_ONCE = Mode.AT_LEAST_ONCE
 AT_MOST_ONCE = Mode.AT_MOST_ONCE
@@ -142,18 +143,18 @@ __all__ = [
 _LATE_NAMES = LateNames(
     __name__,
     {
-        "BroadcastStream": "job",
+        "BroadcastStream": "streams",
         "Completed": "checkpoint.completed",
-        "ConnectedStream": "job",
+        "ConnectedStream": "streams",
         "Guarantee": "guarantee",
         "Job": "job",
         "JobHandle": "spark.handle",
-        "KeyedStream": "job",
+        "KeyedStream": "streams",
         "Progress": "engine.observer",
         "RestartStrategy": "recovery.restart",
         "Status": "spark.handle",
-        "Stream": "job",
-        "Written": "job",
+        "Stream": "streams",
+        "Written": "streams",
         "exponential_delay": "recovery.restart",
         "failure_rate": "recovery.restart",
         "fixed_delay": "recovery.restart",

@@ -147,6 +147,17 @@ def test_rules_are_in_force_for_the_payments_of_their_batch(run: Run, run_by_com
     ]
 
 
+def test_users_survive_at_least_once_and_page_views_do_not(run: Run, run_by_command: Run) -> None:
+    """Of a batch that is done again the users are the same, its page views count twice; exactly once both are right."""
+    assert run("users_and_views") == [
+        "at least once: 7 users, 150 page views",
+        "exactly once: 7 users, 100 page views",
+    ]
+    run_by_command("users_and_views")
+    with sqlite3.connect("users-and-views/counts.db") as database:
+        assert database.execute("SELECT page, pv, uv FROM counts").fetchall() == [("home", 200, 7)]
+
+
 @pytest.mark.spark
 def test_a_sink_of_ones_own_runs_in_a_job(run: Run, run_by_command: Run) -> None:
     """The user's own sink receives the results of a job, and nothing of it stays hidden."""

@@ -23,7 +23,6 @@ from penstock.engine.tagged_rows import BAD, RESULTS, side_tags, tagged, untagge
 from penstock.errors import BadRecordError, ConfigError, UserCodeError
 from penstock.graph import BadRecords as BadRecordsNode
 from penstock.graph import Graph, Output, Process, Side, Source, Transform
-from penstock.job import KeyedStream, Stream
 from penstock.operators import run_process as run_process_module
 from penstock.operators import tolerant_process
 from penstock.operators.bad_records import LETTER, BadRecords
@@ -33,6 +32,7 @@ from penstock.operators.run_batch_process import SideColumns, run_batch_process
 from penstock.operators.run_process import run_process
 from penstock.operators.side_outputs import SideRows, declared_sides
 from penstock.operators.tolerant_process import run_process_tolerantly
+from penstock.streams import KeyedStream, Stream
 
 OUTPUT = pa.schema([("k", pa.string()), ("n", pa.int64())])
 
@@ -145,7 +145,7 @@ class FakeJob:
 
 def processed(operator=None):
     job: Any = FakeJob()
-    keyed = KeyedStream(job, SOURCE, ("k",))
+    keyed = KeyedStream(job.graph, SOURCE, ("k",))
     return job, keyed.process(operator or Alerting(), schema="k string, n long", uid="count")
 
 
@@ -173,7 +173,7 @@ def test_names_are_checked_where_they_are_asked_for():
 def test_only_own_code_has_side_outputs():
     """A source, a transform and a side output itself have none."""
     job, stream = processed()
-    for other in (Stream(job, SOURCE), stream.transform(lambda df: df), stream.side("alerts")):
+    for other in (Stream(job.graph, SOURCE), stream.transform(lambda df: df), stream.side("alerts")):
         with pytest.raises(ConfigError, match=r"side\('alerts'\): ask it of what process returned"):
             other.side("alerts")
 
