@@ -16,22 +16,25 @@ from pyspark.sql import functions as F
 import penstock as ps
 
 VIEWS, USERS, A_BATCH = 100, 7, 50
-BY_HAND = "users-and-views/by-hand.db"
-DIED = Path("users-and-views/died")
 
 
-def count_by_hand(batch: pa.RecordBatch, context: Any) -> None:
-    """Called in the task with the views of a batch, and again with the same views after a failure."""
-    with sqlite3.connect(BY_HAND) as database:
-        database.execute("CREATE TABLE IF NOT EXISTS views (n)")
-        database.execute("CREATE TABLE IF NOT EXISTS users (name PRIMARY KEY)")
-        database.execute("INSERT INTO views VALUES (?)", [batch.num_rows])
-        database.executemany(
-            "INSERT OR IGNORE INTO users VALUES (?)", [[user] for user in batch.column("user").to_pylist()]
-        )
-    if context.checkpoint == 1 and not DIED.exists():
-        DIED.touch()
-        raise SystemError("the machine dies here, with the second batch written and not yet in a checkpoint")
+def counting_by_hand(folder: Path) -> Any:
+    """A function for `Foreach` that counts into tables of its own."""
+    died = folder / "died"
+
+    def count(batch: pa.RecordBatch, context: Any) -> None:
+        """Called in the task with the views of a batch, and again with the same views after a failure."""
+        users = [[user] for user in batch.column("user").to_pylist()]
+        with sqlite3.connect(folder / "by-hand.db") as database:
+            database.execute("CREATE TABLE IF NOT EXISTS views (n)")
+            database.execute("CREATE TABLE IF NOT EXISTS users (name PRIMARY KEY)")
+            database.execute("INSERT INTO views VALUES (?)", [batch.num_rows])
+            database.executemany("INSERT OR IGNORE INTO users VALUES (?)", users)
+        if context.checkpoint == 1 and not died.exists():
+            died.touch()
+            raise SystemError("the machine dies here: the second batch is written, and in no checkpoint yet")
+
+    return count
 
 
 def job(spark: SparkSession) -> ps.Job:
@@ -44,17 +47,18 @@ def job(spark: SparkSession) -> ps.Job:
     counts = views.key_by("page").aggregate(pv=F.count("*"), uv=F.count_distinct("user"), uid="counts")
     table = ps.sinks.SQLite("users-and-views/counts.db", table="counts", mode="upsert", key=["page"])
     counts.write_to(table, uid="counts-out")
-    views.write_to(ps.sinks.Foreach(count_by_hand), uid="by-hand")
+    by_hand = counting_by_hand(Path("users-and-views").resolve())
+    views.write_to(ps.sinks.Foreach(by_hand), uid="by-hand")
     return made
 
 
 if __name__ == "__main__":
     job(ps.local_session("users-and-views")).run(available_now=True)
-    by_hand = sqlite3.connect(BY_HAND)
-    (uv,), (pv,) = (
+    by_hand = sqlite3.connect("users-and-views/by-hand.db")
+    (users,), (views,) = (
         by_hand.execute(query).fetchone()
         for query in ("SELECT count(*) FROM users", "SELECT sum(n) FROM views")
     )
-    print(f"at least once: {uv} users, {pv} page views")
-    uv, pv = sqlite3.connect("users-and-views/counts.db").execute("SELECT uv, pv FROM counts").fetchone()
-    print(f"exactly once: {uv} users, {pv} page views")
+    print(f"at least once: {users} users, {views} page views")
+    exact = sqlite3.connect("users-and-views/counts.db").execute("SELECT uv, pv FROM counts")
+    print("exactly once: {} users, {} page views".format(*exact.fetchone()))
