@@ -51,8 +51,8 @@ def on_bad_record(value: object) -> OnBadRecord:
     """What a user may write for it; a dead-letter stream is asked for, not named."""
     if value in (OnBadRecord.KEEP, OnBadRecord.KEEP.value):
         raise ConfigError(
-            f"on_bad_record={value!r}: to keep bad rows, call bad_records() on what process, aggregate or write_to returns, and write "
-            "that stream to a sink",
+            f"on_bad_record={value!r}: to keep bad rows, call bad_records() on what process, aggregate, top or write_to returns, and "
+            "write that stream to a sink",
             value=value,
         )
     for member in (OnBadRecord.FAIL, OnBadRecord.SKIP):

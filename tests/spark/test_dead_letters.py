@@ -150,7 +150,7 @@ def test_bad_records_are_asked_of_operators_and_sinks(spark, ledger):
     """Elsewhere there are none; and letters that nobody writes, or that were said to be skipped, are refused before the job starts."""
     job = ledger.job()
     clicks = job.read(ledger.log.read(spark), uid="clicks")
-    with pytest.raises(ps.ConfigError, match="ask it of what process, aggregate or write_to returned"):
+    with pytest.raises(ps.ConfigError, match="ask it of what process, aggregate, top or write_to returned"):
         clicks.bad_records()
     skipping = clicks.key_by("app").aggregate(pv=F.count("*"), uid="views", on_bad_record="skip")
     with pytest.raises(ps.ConfigError, match="'views' has on_bad_record='skip'"):

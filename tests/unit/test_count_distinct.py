@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from operator_cluster import BuiltIn, OperatorCluster
 
 from penstock.errors import InternalError
+from penstock.operators import distinct_values
 from penstock.operators import run_aggregate as run_module
 from penstock.operators.aggregates import AggregateSpec, Kind, Partial, output_schema, partial_name
 from penstock.operators.distinct_values import WHOSE, aggregate_layout, counting_distinct, value_names
@@ -100,14 +101,15 @@ events = st.lists(batches | batches | st.sampled_from([1, 2, 3]), min_size=2, ma
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@given(events=events, rows=st.sampled_from([1, 100]))
+@given(events=events, rows=st.sampled_from([1, 100]), at_once=st.sampled_from([1, 1 << 20]))
 @settings(max_examples=30)
-def test_counts_equal_sets(backend: str, events: list[Any], rows: int) -> None:
+def test_counts_equal_sets(backend: str, events: list[Any], rows: int, at_once: int) -> None:
     """Over random batches, lost machines and rescales the counts are those of the sets of all values so far."""
     seen: dict[tuple[str, str], set[Any]] = {}
     number: dict[str, int] = {}
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder, pytest.MonkeyPatch.context() as patch:
         patch.setattr(run_module, "LIMITS", PieceLimits(bytes=1 << 20, rows=rows))
+        patch.setattr(distinct_values, "VALUES_BYTES", at_once)
         cluster = OperatorCluster(Path(folder), OUTPUT, backend)
         for event in events:
             if isinstance(event, int):

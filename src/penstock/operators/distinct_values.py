@@ -19,10 +19,14 @@ from penstock.operators.grouping import Grouped
 from penstock.operators.table_rows import PieceRows, RowIds
 from penstock.operators.time_to_live import TimeToLive
 from penstock.state.backends.base import OpenState, StateLayout, TableLayout, with_stamps
+from penstock.state.sizes import in_batches
 from penstock.wording import counted
 
 WHOSE = "__penstock_distinct"
 """Of each row: 0 for the aggregates of a key, n for a value of the nth aggregate of distinct values."""
+
+VALUES_BYTES = 64 << 20
+"""So many bytes of values are looked up at once."""
 
 Positions = npt.NDArray[np.int64]
 
@@ -73,27 +77,28 @@ def partials_with_counts(
         raise InternalError(
             f"{counted(len(own), 'row')} with aggregates for {counted(len(grouped.keys), 'key')}: there must be one for each"
         )
-    partials = grouped.table.take(pa.array(own))
+    partials = grouped.table.filter(pa.array(whose == 0))
     for number, spec in enumerate(counting_distinct(specs), 1):
-        at = np.flatnonzero(whose == number)
+        mine = whose == number
         table = _table(spec, grouped.keys.columns.schema)
         rows = PieceRows(state.table(table.name), table, grouped.keys)
-        values = grouped.table.select(value_names(spec)).take(pa.array(at)).cast(rows.sub)
-        new = _new(rows, key_index[at], values)
-        counts = np.bincount(new, minlength=len(grouped.keys))
-        partials = partials.append_column(spec.partials[0].name, pa.array(counts.astype(np.int64)))
+        values = grouped.table.select(value_names(spec)).filter(pa.array(mine)).cast(rows.sub)
+        counts = _take_in(rows, key_index[mine], values)
+        partials = partials.append_column(spec.partials[0].name, pa.array(counts))
     (batch,) = partials.combine_chunks().to_batches()
     return batch
 
 
-def _new(rows: PieceRows, key_index: Positions, values: pa.Table) -> Positions:
-    """The keys of those values that no batch had before, which are written."""
-    if not len(key_index):
-        return key_index
-    (batch,) = values.combine_chunks().to_batches()
-    ids = RowIds.of(key_index, batch)
-    _, found = rows.get(ids)
-    new = ids.take(np.flatnonzero(~found))
-    rows.put(new, [])
+def _take_in(rows: PieceRows, key_index: Positions, values: pa.Table) -> Positions:
+    """Write the values that no batch had before; how many each key has of these. A key may have more than fit into an array."""
+    counts = np.zeros(len(rows), dtype=np.int64)
+    start = 0
+    for batch in in_batches(values, VALUES_BYTES):
+        ids = RowIds.of(key_index[start : start + batch.num_rows], batch)
+        start += batch.num_rows
+        _, found = rows.get(ids)
+        new = ids.take(np.flatnonzero(~found))
+        rows.put(new, [])
+        counts += np.bincount(new.key_index, minlength=len(rows))
     rows.write()
-    return new.key_index
+    return counts

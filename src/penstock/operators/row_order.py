@@ -60,14 +60,17 @@ def order_keys(table: pa.Table, orders: Sequence[Order]) -> list[Numbers]:
     return [numbers for order in orders for numbers in _keys(table.column(order.column), order)]
 
 
-def _keys(column: pa.ChunkedArray, order: Order) -> tuple[Numbers, Numbers]:
+def _keys(column: pa.ChunkedArray, order: Order) -> list[Numbers]:
     values = pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
+    if not values.null_count:
+        numbers = _numbers(values)
+        return [~numbers if order.descending else numbers]
     known = values.is_valid().to_numpy(zero_copy_only=False)
     numbers = np.zeros(len(values), dtype=np.int64)
     numbers[known] = _numbers(values.filter(pa.array(known)))
     if order.descending:
-        return (~known).astype(np.int64), ~numbers
-    return known.astype(np.int64), numbers
+        return [(~known).astype(np.int64), ~numbers]
+    return [known.astype(np.int64), numbers]
 
 
 def _numbers(values: pa.Array) -> Numbers:

@@ -184,8 +184,7 @@ class PieceRows:
         batch = SortedBatch(
             ids.key_index, None, tuple(ids.subs.columns), (pa.array(gone), *values), ids.orders
         )
-        newest_first = batch.take(np.arange(len(ids))[::-1])
-        self._layers.insert(0, (merge_piece([newest_first], _EVERYTHING, keep_tombstones=True),))
+        self._layers.insert(0, (_last_ones(batch),))
         if len(self._layers) > _MANY_LAYERS:
             self._layers = [tuple(merge_tables(self._layers, ownership=_EVERYTHING, keep_tombstones=True))]
 
@@ -249,10 +248,14 @@ def last_of_each(ids: RowIds) -> Positions:
     batch = SortedBatch(
         ids.key_index, None, tuple(ids.subs.columns), (pa.array(np.arange(len(ids))),), ids.orders
     )
-    newest_first = batch.take(np.arange(len(ids))[::-1])
-    kept = merge_piece([newest_first], _EVERYTHING, keep_tombstones=True) if len(ids) else batch
-    positions: Positions = np.sort(kept.values[0].to_numpy())
+    positions: Positions = np.sort(_last_ones(batch).values[0].to_numpy())
     return positions
+
+
+def _last_ones(batch: SortedBatch) -> SortedBatch:
+    """In order, and of rows that are named twice the last; a merge takes them for the newest if they come first."""
+    newest_first = batch.take(np.arange(len(batch))[::-1])
+    return merge_piece([newest_first], _EVERYTHING, keep_tombstones=True) if len(batch) else batch
 
 
 def _as_tombstones(batch: SortedBatch) -> SortedBatch:

@@ -110,8 +110,9 @@ def update_top(spec: TopSpec, rows: PieceRows, new: KeyedRows, generation: int) 
     order, rank = both.ranked([*order_keys(both.table, spec.own_order), places])
     top, rank = order[rank < spec.n], rank[rank < spec.n]
     came = top[top >= len(old)]
-    went = np.setdiff1d(np.arange(len(old)), top)
-    _write(rows, both, places, came=came, went=went)
+    stays = np.zeros(len(both), dtype=np.bool_)
+    stays[top] = True
+    _write(rows, both, places, came=came, went=np.flatnonzero(~stays[: len(old)]))
     changed = np.zeros(len(rows), dtype=np.bool_)
     changed[both.key_index[came]] = True
     shown = changed[both.key_index[top]]

@@ -25,17 +25,15 @@ def update_top_of_values(spec: TopSpec, every: PieceRows, first: PieceRows, new:
     """
     update = _Update(spec, every, first)
     newest = update.newest(new)
-    ids = update.ids(newest)
-    every.put(ids, one_chunk(newest.table)[len(spec.of) :])
+    every.put(update.ids(newest), one_chunk(newest.table)[len(spec.of) :])
     old = update.stored(first)
-    now = update.ranked(old, newest)
-    changed = update.changed(old, now)
+    now, came = update.ranked(old, newest)
+    changed = update.changed(old, now.rows)
     shown = changed[now.rows.key_index]
-    result = Ranked(now.rows.take(np.flatnonzero(shown)), now.rank[shown])
-    update.write_first(old.take(np.flatnonzero(changed[old.key_index])), result.rows)
+    update.write_first(old, now.rows, gone_from=changed, came=came & shown)
     every.write()
     first.write()
-    return result
+    return Ranked(now.rows.take(np.flatnonzero(shown)), now.rank[shown])
 
 
 @dataclass(frozen=True)
@@ -77,62 +75,61 @@ class _Update:
 
     # ── which rows are first ───────────────────────────────────────────────────────────────────
 
-    def ranked(self, old: KeyedRows, newest: KeyedRows) -> Ranked:
+    def ranked(self, old: KeyedRows, newest: KeyedRows) -> tuple[Ranked, Flags]:
+        """The first rows now, and which of them are not as they were."""
         both = old.then(newest)
         live = np.zeros(len(both), dtype=np.bool_)
         live[last_of_each(self.ids(both))] = True
         was = np.arange(len(both)) < len(old)
-        unsure = self._unsure(both, live, was)
-        sure = both.take(np.flatnonzero(live & ~unsure[both.key_index]))
-        rows = sure.then(self.stored(self.every, unsure)) if unsure.any() else sure
-        order, rank = rows.ranked(self._order(rows))
+        order = sorted_by([both.key_index, *self._order(both), (~live).astype(np.int64)])
+        unsure = self._unsure(both.key_index[order], live[order], was[order])
+        order = order[live[order] & ~unsure[both.key_index[order]]]
+        rows, came = both.take(order), ~was[order]
+        if unsure.any():
+            whole = self.stored(self.every, unsure)
+            whole = whole.take(whole.ranked(self._order(whole))[0])
+            rows, came = rows.then(whole), np.append(came, np.ones(len(whole), dtype=np.bool_))
+        order, rank = rows.ranked([])
         top = rank < self.spec.n
-        return Ranked(rows.take(order[top]), rank[top])
+        return Ranked(rows.take(order[top]), rank[top]), came[order[top]]
 
     def _order(self, rows: KeyedRows) -> list[Numbers]:
         """By what was asked for, and rows that are equal in it by their values: so the order does not depend on what came when."""
         values = [Order(name) for name in self.spec.of]
         return order_keys(rows.table, [*self.spec.own_order, *values])
 
-    def _unsure(self, both: KeyedRows, live: Flags, was: Flags) -> Flags:
+    def _unsure(self, keys: Numbers, live: Flags, was: Flags) -> Flags:
         """The keys in which another row than these may be among the first now.
 
-        `live` are rows that count, `was` those that were first; a key that had fewer than `n` has no others.
+        The rows are in their order. `live` are rows that count, `was` those that were first; a key that had fewer than `n` has no others.
         """
-        order = sorted_by([both.key_index, *self._order(both), (~live).astype(np.int64)])
-        keys = both.key_index[order]
-        full = np.bincount(both.key_index[was], minlength=len(self.every)) >= self.spec.n
+        full = np.bincount(keys[was], minlength=len(self.every)) >= self.spec.n
         last = np.full(len(self.every), -1)
-        last[keys[was[order]]] = np.flatnonzero(was[order])  # of several the last counts
-        before = np.concatenate(([0], np.cumsum(live[order])))
+        last[keys[was]] = np.flatnonzero(was)  # of several the last counts
+        before = np.concatenate(([0], np.cumsum(live)))
         start = np.searchsorted(keys, np.arange(len(self.every)))
         unsure: Flags = full & (before[last + 1] - before[start] < self.spec.n)
         return unsure
 
     # ── what has changed ───────────────────────────────────────────────────────────────────────
 
-    def changed(self, old: KeyedRows, now: Ranked) -> Flags:
+    def changed(self, old: KeyedRows, now: KeyedRows) -> Flags:
         """The keys whose first rows are not what they were."""
         order, _ = old.ranked(self._order(old))
         before = old.take(order)
-        counts = [np.bincount(rows.key_index, minlength=len(self.every)) for rows in (before, now.rows)]
+        counts = [np.bincount(rows.key_index, minlength=len(self.every)) for rows in (before, now)]
         changed: Flags = counts[0] != counts[1]
         left = before.take(np.flatnonzero(~changed[before.key_index]))
-        right = now.rows.take(np.flatnonzero(~changed[now.rows.key_index]))
+        right = now.take(np.flatnonzero(~changed[now.key_index]))
         if len(left):
             same = rows_equal(one_chunk(left.table), one_chunk(right.table))
             changed[left.key_index[~same]] = True
         return changed
 
-    def write_first(self, old: KeyedRows, now: KeyedRows) -> None:
-        """Replace the first rows of keys; what stays as it was is not written."""
-        both = old.then(now)
-        named = last_of_each(self.ids(both))
+    def write_first(self, old: KeyedRows, now: KeyedRows, *, gone_from: Flags, came: Flags) -> None:
+        """Write which rows are first in keys where these are others now."""
+        named = last_of_each(self.ids(old.then(now)))
         went = named[named < len(old)]
-        self.first.delete(self.ids(old.take(went)))
-        known, found = self.first.get(self.ids(now))
-        values = one_chunk(now.table)[len(self.spec.of) :]
-        same = found & (rows_equal(known.columns, values) if values else True)
-        came = np.flatnonzero(~same)
-        taken = now.take(came)
+        self.first.delete(self.ids(old.take(went[gone_from[old.key_index[went]]])))
+        taken = now.take(np.flatnonzero(came))
         self.first.put(self.ids(taken), one_chunk(taken.table)[len(self.spec.of) :])
