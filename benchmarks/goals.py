@@ -37,7 +37,8 @@ FIGURES = {
         Figure(
             "map_vs_transform_with_state",
             ">= 30",
-            "the same rows, each in an entry of its key's `MapState`, against the map state of `transformWithState`; the peer runs one batch only",
+            "the same rows, each in an entry of its key's `MapState`, against the map state of `transformWithState`; "
+            "the peer runs one batch only",
         ),
         Figure(
             "aggregate_vs_spark_native",
