@@ -39,15 +39,14 @@ def pandas(bench: Bench) -> Found:
 
 
 def maps(bench: Bench) -> Found:
-    """A map per key, of which every row reads and writes an entry. The peer calls the JVM twice a row, so that there are fewer rows."""
+    """A map per key, of which every row reads and writes an entry. One batch only of the peer: it calls the JVM twice a row."""
     return _beside(
         bench,
         Clicks.uniform,
         map_jobs.spark_map,
         "transform_with_state",
-        peer_batches=3,
+        peer_batches=1,
         ours=map_jobs.by_map,
-        size=((200_000, 80_000), (10_000, 4_000)),
     )
 
 
@@ -59,10 +58,9 @@ def _beside(
     *,
     peer_batches: int,
     ours: jobs.Count = jobs.by_process,
-    size: tuple[tuple[int, int], tuple[int, int]] = ROWS_AND_KEYS,
 ) -> Found:
     """A batch of few rows warms both up; then the first whole batches are left out too: one of the peer's, `WARM_UP` of ours."""
-    rows, keys = bench.size(*size)
+    rows, keys = bench.size(*ROWS_AND_KEYS)
     with bench.scratch() as root:
         clicks = Clicks(root)
         theirs = jobs.SparkQuery(clicks, root, peer)
