@@ -17,6 +17,7 @@ import latency
 import postgres_sink
 import process
 import small_batch
+import time_to_live
 from bench import Bench
 from goals import FIGURES, Figure
 from measure import Found
@@ -51,6 +52,7 @@ MEASUREMENTS = (
     _several(("checkpoint_scale_bytes", "checkpoint_scale_seconds"), checkpoint_cost.measure),
     _one("exactly_once_cost", exactly_once.measure),
     _one("small_batch_overhead", small_batch.measure),
+    _one("ttl_cost", time_to_live.measure),
     _one("process_over_floor", floors.process),
     _one("aggregate_over_floor", floors.aggregate),
     _one("first_batch_seconds", first_batch.measure),

@@ -6,7 +6,6 @@ same two tasks. It keeps no state, makes no result and writes nothing.
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,17 +14,16 @@ import jobs
 import pyarrow as pa
 from bench import CORES, Bench
 from data import Clicks
-from measure import Found, Runs
+from measure import Found
 from process import ROWS_AND_KEYS
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
+from turns import in_turns
 
 from penstock.job import DEFAULT_MAX_PARALLELISM
 from penstock.spark.key_columns import sort_key, subtask_of
 from penstock.spark.versions import partition_by_number, repartitioned
 
-ROUNDS = 3
-WARM_UP = 2
 NOTHING = "nothing int"
 KEY = ("user",)
 
@@ -87,24 +85,15 @@ def aggregate(bench: Bench) -> Found:
 
 
 def _over_floor(bench: Bench, count: jobs.Count, place: Callable[[SparkSession], Placed], name: str) -> Found:
-    """They take turns; the first batches of each turn are left out."""
-    rows, keys = bench.size(*ROWS_AND_KEYS)
-    batches, turns = bench.size((WARM_UP + 5, ROUNDS), (WARM_UP + 2, 1))
     with bench.scratch() as root:
         clicks = Clicks(root)
-        sides: dict[str, Runs] = {
-            "floor": Floor(clicks, root, place),
-            name: jobs.PenstockJob(clicks, root, count),
-        }
-        seconds: dict[str, list[float]] = {side: [] for side in sides}
-        for turn in range(turns):
-            clicks.uniform(rows, keys, batches=batches)
-            for side, runs in sides.items():
-                what = f"{side}, turn {turn + 1} of {turns}"
-                seconds[side] += bench.run(what, runs, batches=batches).seconds[WARM_UP:]
-    medians = {side: statistics.median(times) for side, times in seconds.items()}
+        medians = in_turns(
+            bench,
+            clicks,
+            {"floor": Floor(clicks, root, place), name: jobs.PenstockJob(clicks, root, count)},
+        )
     return {
         **{f"{side}_s": median for side, median in medians.items()},
         "ratio": medians[name] / medians["floor"],
-        "keys": keys,
+        "keys": bench.size(*ROWS_AND_KEYS)[1],
     }

@@ -92,6 +92,11 @@ FIGURES = {
             "a batch of 1,000 rows into Parquet, against the same `foreachBatch` without Penstock",
         ),
         Figure(
+            "ttl_cost",
+            "<= 1.2",
+            "a batch of the same rows whose counts have a time to live of a day, over one whose counts have none",
+        ),
+        Figure(
             "process_over_floor",
             "<= 1.5",
             "a batch of `process_vs_transform_with_state`, over the same batch whose rows only reach Python and are dropped there",
