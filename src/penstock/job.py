@@ -214,11 +214,11 @@ class Stream:
         `order_by`: columns ('at', 'at asc' or 'at desc') that put the rows of a batch in order. Without it every subtask sees them in
         the same order, but in no promised one.
         """
-        return BroadcastStream(self._job, Broadcast(self._node, parse_orders(order_by)))
+        return BroadcastStream(self._job, self._node, order_by)
 
     def connect(self, other: BroadcastStream) -> ConnectedStream:
         """Let the operator that comes next see a broadcast stream, too: `payments.connect(rules.broadcast()).process(...)`."""
-        return ConnectedStream(self._job, self._node, (), _connected(self._job, other))
+        return ConnectedStream(self._job, self._node, (), other)
 
     def bad_records(self) -> Stream:
         """The rows that this operator could not take, which then do not end the job: a stream of `operator, reason, key, row, batch`.
@@ -278,13 +278,11 @@ class Written:
 class _WithOwnCode:
     """What own code can be put behind: a stream with a key, or one beside which there is a broadcast stream."""
 
-    def __init__(
-        self, job: Job, node: Node, keys: tuple[str, ...], broadcast: Broadcast | None = None
-    ) -> None:
+    def __init__(self, job: Job, node: Node, keys: tuple[str, ...]) -> None:
         self._job = job
         self._node = node
         self._keys = keys
-        self._broadcast = broadcast
+        self._broadcast: Broadcast | None = None
 
     def process(
         self,
@@ -345,19 +343,23 @@ class KeyedStream(_WithOwnCode):
 
     def connect(self, other: BroadcastStream) -> ConnectedStream:
         """Let the operator that comes next see a broadcast stream, too: `payments.key_by("card").connect(rules.broadcast())`."""
-        return ConnectedStream(self._job, self._node, self._keys, _connected(self._job, other))
+        return ConnectedStream(self._job, self._node, self._keys, other)
 
 
 class ConnectedStream(_WithOwnCode):
     """A stream, with or without a key, whose operator sees a broadcast stream beside it: what `connect` returns."""
 
+    def __init__(self, job: Job, node: Node, keys: tuple[str, ...], beside: BroadcastStream) -> None:
+        super().__init__(job, node, keys)
+        self._broadcast = _connected(job, beside)
+
 
 class BroadcastStream:
     """A small stream of which every subtask sees all rows: what `broadcast` returns, and `connect` takes."""
 
-    def __init__(self, job: Job, broadcast: Broadcast) -> None:
+    def __init__(self, job: Job, node: Node, order_by: OrderBy) -> None:
         self._job = job
-        self._broadcast = broadcast
+        self._broadcast = Broadcast(node, parse_orders(order_by))
 
 
 def _connected(job: Job, other: BroadcastStream) -> Broadcast:

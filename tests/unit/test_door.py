@@ -24,7 +24,10 @@ CLASSES = {
 EXPORTED = {*ps.__all__, *ps.sinks.__all__, *ps.sources.__all__}
 SINKS = [getattr(ps.sinks, name) for name in ps.sinks.__all__ if name != "Transaction"]
 STRATEGIES = [ps.exponential_delay, ps.failure_rate, ps.fixed_delay, ps.no_restart]
-USED = [ps.Job, ps.Stream, ps.KeyedStream, ps.JobHandle, ps.KeyedProcess, ps.BatchProcess, ps.Checkpointing]
+USED = [
+    *(ps.Job, ps.Stream, ps.KeyedStream, ps.ConnectedStream, ps.BroadcastStream, ps.JobHandle),
+    *(ps.KeyedProcess, ps.BatchProcess, ps.Process, ps.Checkpointing),
+]
 BACKENDS = [ps.FilesystemBackend, ps.MemoryBackend, ps.RocksdbBackend]
 
 

@@ -582,6 +582,7 @@ class BatchList(ps.BatchProcess):
         (lambda p, r: p.connect(r.broadcast()).process(Forgets()), "no BroadcastState, so that"),
         (lambda p, r: p.connect(r.broadcast()).process(Yields()), "of Yields yields results; every subtask"),
         (lambda p, r: p.connect(r.broadcast()).process(Short()), "cannot be called with rows, ctx"),
+        (lambda p, r: p.connect(None), "it takes a broadcast stream, such as"),
         (lambda p, r: p.connect(r), "it takes a broadcast stream, such as"),
         (lambda p, r: p.connect(r.broadcast(order_by="a b c")), "order_by='a b c'"),
         (lambda p, r: p.process(Plain()).bad_records(), "has no key, and no bad rows either"),
