@@ -249,6 +249,33 @@ def live_with_rules(backend: str, first: int, life: list[Any]) -> None:
                 assert copy == rules
 
 
+@pytest.mark.parametrize("backend", ["memory", "filesystem", "rocksdb"])
+def test_many_rules_and_long_lists(tmp_path: Path, backend: str) -> None:
+    """Thousands of entries are read as a whole, and go where they should when the parallelism changes."""
+
+    class Many(ps.Process):
+        rules = ps.BroadcastState("long", "long")
+        items = ps.OperatorListState("long")
+
+        def process_broadcast(self, rows: ps.Rows, ctx: ps.Context) -> None:
+            self.rules.update((number, row.max + number) for row in rows for number in range(5000))
+
+        def process(self, rows: ps.Rows, ctx: ps.Context) -> Iterator[tuple[str]]:
+            for row in rows:
+                self.items.extend(range(row.x))
+            yield (json.dumps([sum(self.rules[number] for number in range(5000)), len(self.items)]),)
+
+    running = TaskCluster(
+        tmp_path, Many(), rows=NUMBERS, output=SEEN, broadcast=RULES, backend=backend, parallelism=2
+    )
+    told = [{"op": "", "name": "", "max": 1}]
+    running.batch({0: [{"op": "", "x": 2000}], 1: [{"op": "", "x": 1000}]}, told)
+    running.checkpoint()
+    running.restart(3)
+    results = running.batch({index: [{"op": "", "x": 0}] for index in range(3)})
+    assert [json.loads(row["seen"]) for row in results] == [[sum(range(5000)) + 5000, 1000]] * 3
+
+
 class InColumns(ps.BatchProcess):
     """Reads broadcast state in columns."""
 
@@ -582,6 +609,7 @@ class BatchList(ps.BatchProcess):
         (lambda p, r: p.connect(r.broadcast()).process(Forgets()), "no BroadcastState, so that"),
         (lambda p, r: p.connect(r.broadcast()).process(Yields()), "of Yields yields results; every subtask"),
         (lambda p, r: p.connect(r.broadcast()).process(Short()), "cannot be called with rows, ctx"),
+        (lambda p, r: p.connect(None), "it takes a broadcast stream, such as"),
         (lambda p, r: p.connect(r), "it takes a broadcast stream, such as"),
         (lambda p, r: p.connect(r.broadcast(order_by="a b c")), "order_by='a b c'"),
         (lambda p, r: p.process(Plain()).bad_records(), "has no key, and no bad rows either"),
@@ -643,5 +671,6 @@ def test_state_is_used_only_while_the_operator_runs() -> None:
     ):
         with pytest.raises(ps.ConfigError, match="can be used only while the operator runs"):
             use()
-    with pytest.raises(AttributeError, match="rules is state"):
-        Told().rules = {}  # type: ignore[assignment]
+    for operator in (Told(), Checks(), InColumns()):
+        with pytest.raises(AttributeError, match=r"rules is state: write self.rules\[...\] = ... instead"):
+            operator.rules = {}  # type: ignore[assignment]

@@ -270,6 +270,6 @@ def refuse_state_assignment(operator: object, name: str, instead: str = "") -> N
     if isinstance(state, SideOutput):
         raise StateAssignedError(f"{name} is a side output: emit rows to it instead of self.{name} = ...")
     if isinstance(state, DeclaredState):
-        raise StateAssignedError(
-            f"{name} is state: write {instead or f'self.{name}{state.instead}'} instead of self.{name} = ..."
-        )
+        own = f"self.{name}{state.instead}"
+        write = own if isinstance(state, SubtaskState) else instead or own
+        raise StateAssignedError(f"{name} is state: write {write} instead of self.{name} = ...")
