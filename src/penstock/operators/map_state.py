@@ -15,7 +15,7 @@ from penstock.operators.cells import kept, same
 from penstock.operators.encoding import CANNOT_ENCODE, encoded
 from penstock.operators.python_values import python_values
 from penstock.operators.states import TableState
-from penstock.operators.table_cells import Change, TableCell
+from penstock.operators.table_cells import Change, Changes, TableCell
 from penstock.operators.time_to_live import TTL, TimeToLive
 from penstock.state.backends.base import TableLayout, with_stamps
 from penstock.state.declared import type_ddl
@@ -96,22 +96,29 @@ def map_types(key_type: Type, value_type: Type, state: str) -> tuple[str, str]:
 class MapCell(TableCell, MutableMapping[Any, Any]):
     """The map of the current key. Acts as a dictionary does."""
 
-    __slots__ = ("_changed", "_cleared", "_floating", "_looked", "_quick", "_value_nested")
+    __slots__ = ("_changed", "_cleared", "_floating", "_gone", "_looked", "_notes_looks", "_quick", "_seen")
 
     members = "a map has what a dictionary has: [...], get(), items(), pop(), clear() and so on"
 
     def __init__(self, name: str, sub: pa.Field, value: pa.Field, ttl: TimeToLive | None = None) -> None:
         self._changed: dict[int, _Entries] = {}
         self._cleared: set[int] = set()
+        self._gone: set[int] = set()
+        """The keys of which an entry was deleted."""
         self._looked: _Entries = {}
+        self._seen: dict[int, _Entries] = {}
+        """Of keys with few entries: what is seen of those that are stored."""
         super().__init__(name, sub, value, ttl)
         self._quick = _quick_type(sub.type)
         self._floating = pa.types.is_floating(sub.type)
-        self._value_nested = self.ends = pa.types.is_nested(value.type)
+        self.ends = pa.types.is_nested(value.type)
+        self._notes_looks = self.ends or self._renews
+        """Whether a look at a value may change it, or renews it."""
 
     def _forget(self) -> None:
         super()._forget()
-        self._changed, self._cleared, self._looked = {}, set(), {}
+        self._changed, self._cleared, self._gone = {}, set(), set()
+        self._looked, self._seen = {}, {}
 
     # ── as a dictionary ────────────────────────────────────────────────────────────────────────
 
@@ -122,23 +129,36 @@ class MapCell(TableCell, MutableMapping[Any, Any]):
         return value
 
     def get(self, key: Any, default: Any = None) -> Any:
-        """The value of an entry, or the default."""
-        found, value = self._find(self._canonical(key))
+        """The value of an entry, or the default. What is asked most often goes the shortest way."""
+        if type(key) is not self._quick:
+            key = self._canonical(key)
+        if not self._notes_looks:
+            changes = self._changed.get(self.at)
+            if changes is not None and key in changes:
+                value = changes[key]
+                return default if value is _GONE else value
+            entries = self._seen.get(self.at)
+            if entries is not None:
+                return entries.get(key, default)
+        found, value = self._find(key)
         return value if found else default
 
     def __contains__(self, key: object) -> bool:
         return self._find(self._canonical(key))[0]
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        wanted = self._canonical(key)
-        self._changes_of_key()[wanted] = value
-        self._looked.pop(wanted, None)
+        if type(key) is not self._quick:
+            key = self._canonical(key)
+        self._changes_of_key()[key] = value
+        if self._looked:
+            self._looked.pop(key, None)
 
     def __delitem__(self, key: Any) -> None:
         wanted = self._canonical(key)
         if not self._find(wanted)[0]:
             raise KeyError(key)
         self._changes_of_key()[wanted] = _GONE
+        self._gone.add(self.at)
         self._looked.pop(wanted, None)
 
     def __iter__(self) -> Iterator[Any]:
@@ -162,6 +182,7 @@ class MapCell(TableCell, MutableMapping[Any, Any]):
         """Forget all entries of the key."""
         self._cleared.add(self.at)
         self._changed[self.at] = {}
+        self._seen.pop(self.at, None)
         self._looked = {}
 
     def copy(self) -> dict[Any, Any]:
@@ -194,12 +215,11 @@ class MapCell(TableCell, MutableMapping[Any, Any]):
         if changes is not None and key in changes:
             value = changes[key]
             return (False, None) if value is _GONE else (True, value)
-        if self.at in self._cleared:
-            return False, None
-        few = self._stored_entries()
-        found, value = self._get(key) if few is None else (key in few, few.get(key))
-        looked = found and (self._value_nested or self._renews)
-        return found, self._looked_at(key, value) if looked else value
+        entries = self._seen.get(self.at)
+        if entries is None:
+            entries = self._see()
+        found, value = self._get(key) if entries is None else (key in entries, entries.get(key))
+        return found, self._looked_at(key, value) if found and self._notes_looks else value
 
     def _looked_at(self, key: Any, stored: Any) -> Any:
         """A value that can be changed where it is, and so may count as changed."""
@@ -208,21 +228,23 @@ class MapCell(TableCell, MutableMapping[Any, Any]):
             self._looked[key] = stored
         return value
 
-    def _stored_entries(self) -> _Entries | None:
+    def _see(self) -> _Entries | None:
+        """The stored entries that the current key still has; None if it has many."""
+        if self.at in self._cleared:
+            return _NOTHING
         few = self._stored()
-        if few is None or isinstance(few, dict):
-            return few
-        entries = dict(few)
-        self._ahead[self.at - self._first_ahead] = entries  # type: ignore[call-overload]  # made once for a key
+        if few is None:
+            return None
+        entries = self._seen[self.at] = dict(few)
         return entries
+
+    def _read_ahead(self) -> None:
+        super()._read_ahead()
+        self._seen = {}  # of keys whose turn is over
 
     def _subs_and_values(self, rows: pa.RecordBatch) -> tuple[list[Any], list[Any]]:
         keys, values = super()._subs_and_values(rows)
         return (list(map(_one_nan, keys)) if self._floating else keys), values
-
-    def _scanned(self) -> Iterator[tuple[Any, Any]]:
-        few = self._stored_entries()
-        return super()._scanned() if few is None else iter(list(few.items()))
 
     def pairs(self, *, looks: bool = True) -> Iterator[tuple[Any, Any]]:
         """All entries: those that are stored, then the new ones. Each as it is when its turn comes, as in a dictionary.
@@ -275,11 +297,22 @@ class MapCell(TableCell, MutableMapping[Any, Any]):
         """See `Cell.undo`."""
         self._changed.pop(index, None)
         self._cleared.discard(index)
+        self._gone.discard(index)
         self._looked = {}
 
     def touched(self) -> Iterable[int]:
         """See `TableCell.touched`."""
         return self._changed.keys() | self._cleared
+
+    def collect(self, index: int, into: Changes) -> None:
+        """See `TableCell.collect`. Most keys only have new values."""
+        if index in self._cleared or index in self._gone:
+            super().collect(index, into)
+            return
+        changed, before = self._changed.get(index, _NOTHING), len(into.subs)
+        into.subs.extend(changed)
+        into.values.extend(changed.values())
+        into.counted(index, before)
 
     def changes(self, index: int) -> Iterable[Change]:
         """See `TableCell.changes`."""

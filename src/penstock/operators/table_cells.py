@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.errors import BadRecordError
@@ -37,6 +38,35 @@ class Change(NamedTuple):
     gone: bool = False
 
 
+class Changes:
+    """The rows to be written for some keys: so many of each, one behind the other."""
+
+    __slots__ = ("counts", "gone", "indexes", "subs", "values")
+
+    def __init__(self) -> None:
+        self.indexes: list[int] = []
+        self.counts: list[int] = []
+        self.subs: list[Any] = []
+        self.values: list[Any] = []
+        self.gone: list[int] = []
+        """Which of the rows are to be forgotten instead."""
+
+    def add(self, index: int, changes: Iterable[Change]) -> None:
+        """Those of one key more."""
+        before = len(self.subs)
+        for sub, value, gone in changes:
+            if gone:
+                self.gone.append(len(self.subs))
+            self.subs.append(sub)
+            self.values.append(value)
+        self.counted(index, before)
+
+    def counted(self, index: int, before: int) -> None:
+        """All rows from this place on are those of a key."""
+        self.indexes.append(index)
+        self.counts.append(len(self.subs) - before)
+
+
 class TableCell(Cell):
     """The rows of the current key in one table, and what this piece changes of them."""
 
@@ -49,9 +79,11 @@ class TableCell(Cell):
         "_keys",
         "_large",
         "_lifetimes",
+        "_many",
         "_now_us",
         "_operator",
         "_renews",
+        "_starts",
         "_sub",
         "_table",
         "_value",
@@ -76,26 +108,28 @@ class TableCell(Cell):
 
     def _forget(self) -> None:
         self._first_ahead = self._behind_ahead = 0
-        self._ahead: list[list[tuple[Any, Any]] | None] = []
+        self._ahead: tuple[list[Any], list[Any]] = ([], [])
+        self._starts: list[int] = []
+        self._many: list[bool] = []
         self._large: dict[int, OneKey] = {}
 
     # ── what is stored ─────────────────────────────────────────────────────────────────────────
 
-    def _stored(self) -> list[tuple[Any, Any]] | None:
+    def _stored(self) -> Iterator[tuple[Any, Any]] | None:
         """What tells apart, and the value, of every row of the current key; None if it has many."""
         if not self._first_ahead <= self.at < self._behind_ahead:
             self._read_ahead()
-        return self._ahead[self.at - self._first_ahead]
+        place = self.at - self._first_ahead
+        if self._many[place]:
+            return None
+        (subs, values), start, stop = self._ahead, self._starts[place], self._starts[place + 1]
+        return zip(subs[start:stop], values[start:stop], strict=True)
 
     def _read_ahead(self) -> None:
         first, behind = self.at, min(self.at + KEYS_AT_ONCE, len(self._keys))
         found = self._table.rows_of(self._keys.slice(first, behind), self.few_rows)
-        rows = list(zip(*self._subs_and_values(found.rows), strict=True))
-        starts = found.starts.tolist()
-        self._ahead = [
-            None if left_out else rows[start:stop]
-            for left_out, start, stop in zip(found.left_out.tolist(), starts, starts[1:], strict=False)
-        ]
+        self._ahead = self._subs_and_values(found.rows)
+        self._starts, self._many = found.starts.tolist(), found.left_out.tolist()
         self._first_ahead, self._behind_ahead = first, behind
 
     def _one_key(self) -> OneKey:
@@ -140,28 +174,37 @@ class TableCell(Cell):
     def changes(self, index: int) -> Iterable[Change]:
         """The rows to write for a key. It does not matter which key is the current one."""
 
+    def collect(self, index: int, into: Changes) -> None:
+        """Add the rows to write for a key."""
+        into.add(index, self.changes(index))
+
     def check(self, index: int) -> None:
         """Raise `BadRecordError` if something that was stored for a key does not fit its type."""
-        self._encoded([(index, change) for change in self.changes(index)])
+        changes = Changes()
+        self.collect(index, changes)
+        self._encoded(changes)
 
     def write(self) -> None:
         """Write what was changed; raises `BadRecordError`, with nothing written, for a value that does not fit."""
-        rows = [(index, change) for index in sorted(self.touched()) for change in self.changes(index)]
-        if not rows:
+        changes = Changes()
+        for index in sorted(self.touched()):
+            self.collect(index, changes)
+        if not changes.subs:
             return
-        keys, values = self._encoded(rows)
-        gone = np.fromiter((change.gone for _, change in rows), dtype=np.bool_, count=len(rows))
-        self._table.write(keys, values, gone if gone.any() else None)
+        keys, values = self._encoded(changes)
+        gone = np.zeros(len(keys), dtype=np.bool_)
+        gone[changes.gone] = True
+        self._table.write(keys, values, gone if changes.gone else None)
 
-    def _encoded(self, rows: list[tuple[int, Change]]) -> tuple[KeyBatch, pa.RecordBatch]:
-        keys = self._rows([index for index, _ in rows], [change.sub for _, change in rows])
-        column = self._column([change.value for _, change in rows], self._value, "was set to")
-        stamps = [touched_now(len(rows), self._now_us) for _ in self._lifetimes]
+    def _encoded(self, changes: Changes) -> tuple[KeyBatch, pa.RecordBatch]:
+        at = np.repeat(np.array(changes.indexes, dtype=np.int64), changes.counts)
+        keys = self._rows(at, changes.subs)
+        column = self._column(changes.values, self._value, "was set to")
+        stamps = [touched_now(len(at), self._now_us) for _ in self._lifetimes]
         schema = with_stamps(pa.schema([self._value]), self._lifetimes)
         return keys, pa.RecordBatch.from_arrays([column, *stamps], schema=schema)
 
-    def _rows(self, indexes: list[int], subs: list[Any]) -> KeyBatch:
-        at = np.array(indexes, dtype=np.int64)
+    def _rows(self, at: npt.NDArray[np.int64], subs: list[Any]) -> KeyBatch:
         sub = self._column(subs, self._sub, "has the key")
         if sub.null_count:
             raise BadRecordError(
