@@ -14,7 +14,8 @@ import pyarrow as pa
 
 from penstock.errors import ConfigError, UserCodeError
 from penstock.operators.list_state import ListCell, ListState
-from penstock.operators.map_state import MapCell, MapState, map_types
+from penstock.operators.map_cell import MapCell
+from penstock.operators.map_state import MapState, map_types
 from penstock.operators.states import SubtaskState, keyed_states, subtask_states
 from penstock.operators.table_cells import TableCell
 from penstock.state.backends.base import OnRescale, OpenState, TableLayout
