@@ -83,8 +83,12 @@ class Content:
         transactions: tuple[PreCommitted, ...],
         completed: Sequence[Completed],
         now: Now,
+        time_us: int = 0,
     ) -> Completed:
-        """The metadata of a checkpoint that stands for the end of batch `cut`, and completes behind `completed`."""
+        """The metadata of a checkpoint that stands for the end of batch `cut`, and completes behind `completed`.
+
+        `time_us`: that of the newest batch. At least once its state may be of later batches than `cut`, whose time must not come again.
+        """
         if cut is None:
             raise InternalError(
                 f"checkpoint {pending.checkpoint} cannot complete before its batch is finished"
@@ -107,7 +111,7 @@ class Content:
             restored_from=self._identity.restored_from,
             bad_records=dict(cut.bad_records),
             oldest_retained=retained[0],
-            now_us=cut.now_us,
+            now_us=max(cut.now_us, time_us),
         )
 
     def _duration_s(self, pending: Pending, cut: BatchFinished, now: Now) -> float:

@@ -218,7 +218,10 @@ class Protocol:
     def _content_of(self, pending: Pending, now: Now) -> Completed:
         cut = self._later.cut(pending) if self._later else pending.batch
         transactions = self.commits.promised(pending.last_version)
-        return self._content.of(pending, cut, transactions=transactions, completed=self.completed, now=now)
+        time_us = 0 if self._newest is None else self._newest.now_us
+        return self._content.of(
+            pending, cut, transactions=transactions, completed=self.completed, now=now, time_us=time_us
+        )
 
     # ── giving up, and forgetting ──────────────────────────────────────────────────────────────
 

@@ -53,6 +53,12 @@ def aggregate_layout(
             column=distinct[0].name,
         )
     mortal = lifetimes(specs, ttl)
+    for lifetime in mortal:
+        if lifetime.stamp in (*key.names, *state_schema(specs).names):
+            raise ConfigError(
+                f"there is a column {lifetime.stamp!r}, in which Penstock keeps when a key was last touched; rename the column",
+                column=lifetime.stamp,
+            )
     tables = tuple(_table(spec, key) for spec in distinct)
     return StateLayout(key, with_stamps(state_schema(specs), mortal), tables, lifetimes=mortal)
 

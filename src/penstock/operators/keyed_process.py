@@ -98,7 +98,8 @@ class Cells:
         for name, cell in self.columns.items():
             found[name] = np.frombuffer(cell.dirty, dtype=np.bool_)
             if name in self.stamps and self.stamps[name].renews:
-                found[name] = found[name] | np.frombuffer(cell.looked, dtype=np.bool_)
+                looked = np.frombuffer(cell.looked, dtype=np.bool_)
+                found[name] = found[name] | (looked & self.stamps[name].known)
         return found
 
     def end_call(self) -> None:

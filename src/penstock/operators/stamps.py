@@ -28,6 +28,12 @@ class ColumnStamps:
         """Take those of the keys that come next."""
         self._stored = stored.column(self.name)
 
+    @property
+    def known(self) -> Flags:
+        """The keys that have a value."""
+        known: Flags = self._stored.is_valid().to_numpy(zero_copy_only=False)
+        return known
+
     def column(self, values: pa.Array | pa.ChunkedArray, touched: Flags, now_us: int) -> pa.Array:
         """The stamps of the same keys when these were touched; null where there is no value."""
         known = self._stored.fill_null(0) if self._stored.null_count else self._stored

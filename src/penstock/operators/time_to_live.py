@@ -10,6 +10,8 @@ from penstock.errors import ConfigError
 from penstock.state.lifetimes import Lifetime, in_microseconds, stamp_name
 
 WRITE, READ = "write", "read"
+LONGEST_S = 1000 * 365 * 24 * 3600
+"""Far from where numbers of microseconds end."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +30,13 @@ class TimeToLive:
         given = self.duration
         if isinstance(given, int | float) and not isinstance(given, bool):
             given = _as_timedelta(given)
-        ttl_us = in_microseconds(seconds("ttl", given, exclusive=True))
+        length = seconds("ttl", given, exclusive=True)
+        if length > LONGEST_S:
+            raise ConfigError(
+                f"ttl={self.duration!r} is more than {LONGEST_S // (365 * 24 * 3600):,} years; leave ttl out for what is kept for ever",
+                value=self.duration,
+            )
+        ttl_us = in_microseconds(length)
         if ttl_us < 1:
             raise ConfigError(f"ttl={self.duration!r} is too short: it must be at least a microsecond")
         if self.since not in (WRITE, READ):

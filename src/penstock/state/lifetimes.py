@@ -67,6 +67,8 @@ class _Mortal:
     stamp: int
     ttl_us: int
     switched_on_us: int
+    is_row: bool
+    """Whether a row is there for this alone, also without a value: an entry, an element. Otherwise a null means that there is none."""
 
     def touched(self, values: Sequence[pa.Array]) -> tuple[Stamps, bool]:
         """When each row was last touched, as it counts, and whether that is what is stored."""
@@ -77,7 +79,9 @@ class _Mortal:
         return known, not stamps.null_count
 
     def present(self, values: Sequence[pa.Array]) -> Flags:
-        """The rows that have a stamp or a value."""
+        """The rows that have it: a stamp or a value."""
+        if self.is_row:
+            return np.ones(len(values[self.stamp]), dtype=np.bool_)
         found = _flags(values[self.stamp].is_valid())
         for column in self.columns:
             found |= _flags(values[column].is_valid())
@@ -87,7 +91,9 @@ class _Mortal:
 class Expiry:
     """What of the rows of a table has expired at one moment. Rows are value columns in the order of the table, stamps among them."""
 
-    def __init__(self, names: Sequence[str], lifetimes: Sequence[Lifetime], time: StateTime) -> None:
+    def __init__(
+        self, names: Sequence[str], lifetimes: Sequence[Lifetime], time: StateTime, *, rows: bool = False
+    ) -> None:
         place = {name: at for at, name in enumerate(names)}
         self.now_us = time.now_us
         self._mortal = [
@@ -96,6 +102,7 @@ class Expiry:
                 place[one.stamp],
                 one.ttl_us,
                 time.switched_on_us.get(one.stamp, 0),
+                rows,
             )
             for one in lifetimes
         ]
@@ -147,8 +154,11 @@ class Expiry:
         live = pa.RecordBatch.from_arrays(list(columns), schema=values.schema)
         return live, found if gone is None else found & ~gone
 
-    def endings(self, values: Sequence[pa.Array]) -> list[Ending]:
-        """When what may expire in these rows will do so, for each lifetime."""
+    def endings(self, values: Sequence[pa.Array], deleted: Flags | None = None) -> list[Ending]:
+        """When what may expire in these rows will do so, for each lifetime; tombstones do not expire."""
+        if deleted is not None:
+            alive = pa.array(np.flatnonzero(~deleted))
+            values = [column.take(alive) for column in values]
         found = []
         for one in self._mortal:
             touched = one.touched(values)[0][one.present(values)]

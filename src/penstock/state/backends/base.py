@@ -66,7 +66,7 @@ class TableLayout:
 
     def expiry(self, time: StateTime) -> Expiry | None:
         """What has expired of its rows; None where nothing ever does."""
-        return Expiry(self.value.names, self.lifetimes, time) if self.lifetimes else None
+        return Expiry(self.value.names, self.lifetimes, time, rows=self.ordered) if self.lifetimes else None
 
 
 def visible(value: pa.Schema, lifetimes: tuple[Lifetime, ...]) -> pa.Schema:

@@ -260,7 +260,8 @@ class _Content:
         self.rows += len(piece)
         self.tombstones += 0 if piece.deleted is None else piece.deleted.true_count
         if expiry is not None:
-            self.endings += expiry.endings(piece.values)
+            deleted = None if piece.deleted is None else piece.deleted.to_numpy(zero_copy_only=False)
+            self.endings += expiry.endings(piece.values, deleted)
 
 
 def _encode(
