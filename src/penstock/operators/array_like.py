@@ -114,6 +114,7 @@ def _to_arrow(values: Any, field: pa.Field, what: str) -> pa.ChunkedArray:
 
 
 def _by_kind(values: Any, kind: pa.DataType) -> pa.Array | pa.ChunkedArray | None:
+    """Arrow would share the memory of NumPy and pandas, which user code may go on to change."""
     pandas, polars = sys.modules.get("pandas"), sys.modules.get("polars")
     if isinstance(values, pa.Array | pa.ChunkedArray):
         return values
@@ -121,9 +122,9 @@ def _by_kind(values: Any, kind: pa.DataType) -> pa.Array | pa.ChunkedArray | Non
         return values.to_arrow()
     typed = kind if getattr(values, "dtype", None) == np.dtype(object) else None
     if pandas is not None and isinstance(values, pandas.Series | pandas.Index):
-        return pa.array(values, type=typed, from_pandas=True)
+        return pa.array(values.copy(), type=typed, from_pandas=True)
     if isinstance(values, np.ndarray):
-        return pa.array(values, type=typed)
+        return pa.array(values.copy(), type=typed)
     return None
 
 

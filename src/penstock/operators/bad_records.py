@@ -10,6 +10,7 @@ import msgspec
 import pyarrow as pa
 
 from penstock.errors import BadRecordError, PenstockError
+from penstock.operators.states import StateAssignedError
 from penstock.places import place_in_user_code
 from penstock.wording import storable
 
@@ -94,6 +95,8 @@ def is_of_the_row(error: Exception, may_pass: Tolerates) -> bool:
     """Whether another row might do better. What may pass by itself, and what Penstock says of anything but a row, ends the run."""
     if isinstance(error, PenstockError):
         return isinstance(error, BadRecordError)
+    if isinstance(error, StateAssignedError):  # no other row would do better
+        return False
     return not may_pass(error)
 
 

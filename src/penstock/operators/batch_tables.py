@@ -12,11 +12,16 @@ import pyarrow as pa
 from penstock.errors import BadRecordError
 from penstock.operators.array_like import as_array
 from penstock.operators.batch_columns import BatchColumns
-from penstock.operators.table_rows import GENERATION_SHIFT, KEY_INDEX, PieceRows, RowIds, how_many_before
+from penstock.operators.table_rows import PieceRows, RowIds, how_many_before
+from penstock.state.handle import GENERATION_SHIFT
 from penstock.wording import counted
 
 Positions = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
+
+
+KEY_INDEX = "key_index"
+"""As user code calls it."""
 
 
 class BatchTable(ABC):

@@ -26,6 +26,11 @@ _SHOWN = 200
 pack_double = struct.Struct("d").pack
 
 
+def may_be_changed(kind: pa.DataType) -> bool:
+    """Whether a value of this type can be given as something that is changed in place later: bytes as a bytearray."""
+    return bool(pa.types.is_nested(kind) or pa.types.is_binary(kind))
+
+
 def detached(value: Any) -> Any:
     """A copy that shares nothing with the value that could be changed in place; what state is made of is copied quickly."""
     kind = type(value)
@@ -162,6 +167,23 @@ class ValueCell(ColumnCell):
     @value.setter
     def value(self, value: Any) -> None:
         self.values[self.at] = value
+        self.dirty[self.at] = 1
+
+
+class BytesCell(ValueCell):
+    """A value of bytes, which may be given as something that can be changed in place."""
+
+    __slots__ = ()
+
+    @property
+    def value(self) -> Any:
+        """The value of the key, or the default."""
+        value = self.values[self.at]
+        return self._default if value is None else value
+
+    @value.setter
+    def value(self, value: Any) -> None:
+        self.values[self.at] = bytes(value) if isinstance(value, bytearray) else value
         self.dirty[self.at] = 1
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from penstock.errors import BadRecordError, ConfigError
-from penstock.operators.cells import ColumnCell, detached, shown
+from penstock.operators.cells import ColumnCell, detached, may_be_changed, shown
 from penstock.operators.encoding import CANNOT_ENCODE, to_array, usual_types
 from penstock.operators.functions import check_takes, name_of
 from penstock.operators.python_values import python_values
@@ -186,7 +186,7 @@ class FoldedCell(ColumnCell):
         super().__init__(made)
         self._field = field
         self._usual = usual_types(field.type)
-        self.ends = pa.types.is_nested(field.type)
+        self.ends = may_be_changed(field.type)
 
     def end_call(self) -> None:
         """See `Cell.end_call`. User code may hold on to what it has made, and change it when the turn is another key's."""

@@ -6,20 +6,28 @@ for every result, a list that it appends to.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import pyarrow as pa
 
-from penstock.operators.cells import UNCHANGING, kept
+from penstock.operators.cells import UNCHANGING, kept, may_be_changed
 
 
 def may_change(schema: pa.Schema) -> bool:
     """Whether a tuple for these columns may hold what can be changed in place."""
-    return any(pa.types.is_nested(field.type) or pa.types.is_binary(field.type) for field in schema)
+    return any(may_be_changed(field.type) for field in schema)
 
 
 def as_given(row: Any) -> Any:
     """The row, with a copy of whatever in it can be changed in place."""
-    if type(row) is tuple:
+    if isinstance(row, tuple):
         return row if all(type(value) in UNCHANGING for value in row) else tuple(map(kept, row))
-    return kept(row) if isinstance(row, dict | list) else row
+    if isinstance(row, Mapping):
+        return {name: kept(value) for name, value in row.items()}
+    return kept(row) if isinstance(row, list) else row
+
+
+def as_given_flat(row: Any) -> Any:
+    """The same where the columns are such that a tuple holds nothing that can be changed."""
+    return row if type(row) is tuple else as_given(row)

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any, overload
 import pyarrow as pa
 
 from penstock.operators.batch_tables import BatchList
-from penstock.operators.cells import detached, kept, same
+from penstock.operators.cells import detached, kept, may_be_changed, same
 from penstock.operators.states import TableState
 from penstock.operators.table_cells import Change, TableCell
-from penstock.operators.table_rows import GENERATION_SHIFT
 from penstock.operators.time_to_live import TTL, TimeToLive
 from penstock.state.backends.base import TableLayout, with_stamps
 from penstock.state.declared import type_ddl
+from penstock.state.handle import GENERATION_SHIFT
 from penstock.state.types import arrow_type
 
 if TYPE_CHECKING:
@@ -108,7 +108,8 @@ class ListCell(TableCell, MutableSequence[Any]):
         self._appended: dict[int, list[Any]] = {}
         self._whole: dict[int, list[_Element]] = {}
         super().__init__(name, sub, value, ttl)
-        self._value_nested = self.ends = pa.types.is_nested(value.type)
+        self.ends = may_be_changed(value.type)
+        self._value_nested = pa.types.is_nested(value.type)
 
     def _forget(self) -> None:
         super()._forget()

@@ -10,7 +10,7 @@ from typing import Any, Self
 import pyarrow as pa
 
 from penstock.errors import BadRecordError
-from penstock.operators.cells import kept, same
+from penstock.operators.cells import kept, may_be_changed, same
 from penstock.operators.encoding import CANNOT_ENCODE, encoded
 from penstock.operators.python_values import python_values
 from penstock.operators.table_cells import Change, Changes, TableCell
@@ -44,8 +44,8 @@ class MapCell(TableCell, MutableMapping[Any, Any]):
         super().__init__(name, sub, value, ttl)
         self._quick = _quick_type(sub.type)
         self._floating = pa.types.is_floating(sub.type)
-        self.ends = pa.types.is_nested(value.type)
-        self._notes_looks = self.ends or self._renews
+        self.ends = may_be_changed(value.type)
+        self._notes_looks = pa.types.is_nested(value.type) or self._renews
         """Whether a look at a value may change it, or renews it."""
 
     def _forget(self) -> None:

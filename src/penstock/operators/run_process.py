@@ -17,7 +17,7 @@ import pyarrow as pa
 from penstock.errors import BadRecordError
 from penstock.operators.cells import ColumnCell
 from penstock.operators.encoding import to_array
-from penstock.operators.given_rows import as_given, may_change
+from penstock.operators.given_rows import as_given, as_given_flat, may_change
 from penstock.operators.grouping import Grouped, group_rows
 from penstock.operators.keyed_process import Cells, Context, KeyedProcess, bind
 from penstock.operators.pieces import PieceLimits, pieces_with_state
@@ -134,15 +134,14 @@ class _Calls:
         """Process the keys. The chunk is the same each time, with other results."""
         chunk = _Chunk()
         called = self._called(chunk)
-        results: Iterator[Any] = chain.from_iterable(called)
-        given = chunk.results
-        self._take(islice(results, 1), chunk, called)  # it shows of what kind they are
-        if given and (type(given[0]) is not tuple or may_change(output)):
-            given[0] = as_given(given[0])
-            results = map(as_given, results)
+        results = map(as_given if may_change(output) else as_given_flat, chain.from_iterable(called))
         while True:
-            self._take(islice(results, OUTPUT_ROWS - len(given)), chunk, called)
-            if not given:
+            try:
+                chunk.results.extend(islice(results, OUTPUT_ROWS))
+            except TypeError as error:
+                self._check_iterable(called, chunk.newest, error)
+                raise
+            if not chunk.results:
                 return
             yield chunk
             chunk.clear()
@@ -163,15 +162,6 @@ class _Calls:
                 yield results
             if ends:
                 self._cells.end_call()
-
-    def _take(
-        self, results: Iterator[Any], chunk: _Chunk, called: Generator[Iterable[Any], None, None]
-    ) -> None:
-        try:
-            chunk.results.extend(results)
-        except TypeError as error:
-            self._check_iterable(called, chunk.newest, error)
-            raise
 
     def encoded(self, chunk: _Chunk, output: pa.Schema) -> pa.Table:
         """Results as columns; raises `BadRecordError` with the key whose results do not fit the schema."""

@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.operators.broadcast import TakesBroadcast, check_no_results
+from penstock.operators.given_rows import as_given
 from penstock.operators.keyed_process import Context
 from penstock.operators.pieces import PieceLimits
 from penstock.operators.process import Process
@@ -71,7 +72,7 @@ def _chunks(results: Any, operator: str) -> Iterator[list[Any]]:
     if results is None:
         return
     try:
-        left = iter(results)
+        left = map(as_given, results)
     except TypeError as error:
         raise not_iterable(results, operator) from error
     while chunk := list(islice(left, OUTPUT_ROWS)):

@@ -14,12 +14,14 @@ import pyarrow as pa
 from penstock.errors import ConfigError
 from penstock.operators.batch_tables import BatchTable
 from penstock.operators.cells import (
+    BytesCell,
     Cell,
     ColumnCell,
     ComparedContainerCell,
     ContainerCell,
     ValueCell,
     looking,
+    may_be_changed,
 )
 from penstock.operators.encoding import CANNOT_ENCODE, encoded
 from penstock.operators.python_values import python_values
@@ -160,7 +162,7 @@ class ValueState(ColumnState):
     def make_cell(self, name: str) -> ValueCell:  # noqa: ARG002 - it says nothing that needs the name
         """See `DeclaredState.make_cell`."""
         if not pa.types.is_nested(self.arrow_type):
-            return self._kind(ValueCell)(self.default)
+            return self._kind(BytesCell if may_be_changed(self.arrow_type) else ValueCell)(self.default)
         return self._kind(ContainerCell if self.ttl is None else ComparedContainerCell)(self.default)
 
     @property

@@ -92,7 +92,8 @@ class OperatorListState(SubtaskState):
 
     It acts as a list. When the job is started with another parallelism, `on_rescale="split"` deals all elements out evenly, each to one
     subtask and in their order; `"whole"` gives every subtask all of them.
-    The classic mistake: to count on which rows a subtask sees. Rows of one input partition come to one subtask, no more is promised.
+    The classic mistakes: to count on which rows a subtask sees (rows of one input partition come to one subtask, no more is promised);
+    and never to thin out a `"whole"` list: every subtask hands on all that it has, so that copies multiply with each change.
     """
 
     instead = ".append(...)"

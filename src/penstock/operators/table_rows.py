@@ -23,16 +23,14 @@ from penstock.state.backends.sorted_rows import SortedBatch, SortedTable
 from penstock.state.keys import KeyBatch, SortKeys
 from penstock.state.order_numbers import order_numbers
 
-KEY_INDEX = "key_index"
+KEY_INDEX = "__penstock_key_index"
 """In what is read: the position of the row's key in the piece."""
-GENERATION_SHIFT = 32
-"""Places of rows are numbered from the generation of the state on: no batch has as many rows as there are numbers for it."""
 KEYS_AT_ONCE = 2048
 FEW_ROWS = 1024
 """Keys with so many rows are read together, so many keys at a time; others one by one, in parts."""
 _MANY_LAYERS = 8
 _EVERYTHING = Ownership(0, 1)
-_GONE = pa.field("gone", pa.bool_())
+_GONE = pa.field("__penstock_gone", pa.bool_())
 
 Positions = npt.NDArray[np.int64]
 
@@ -185,6 +183,9 @@ class PieceRows:
             ids.key_index, None, tuple(ids.subs.columns), (pa.array(gone), *values), ids.orders
         )
         self._layers.insert(0, (_last_ones(batch),))
+        self._join_layers()
+
+    def _join_layers(self) -> None:
         if len(self._layers) > _MANY_LAYERS:
             self._layers = [tuple(merge_tables(self._layers, ownership=_EVERYTHING, keep_tombstones=True))]
 
@@ -194,6 +195,7 @@ class PieceRows:
             alive = pa.array(np.zeros(len(batch), dtype=np.bool_))
             renewed = replace(batch, values=(alive, *batch.values))
             self._layers.append((merge_piece([renewed], _EVERYTHING, keep_tombstones=True),))
+        self._join_layers()
 
     def clear(self, wanted: Flags) -> None:
         """Forget all rows of these keys. What is set later counts."""

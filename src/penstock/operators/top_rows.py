@@ -13,12 +13,13 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.operators.row_order import Numbers, Order, order_keys, sorted_by
-from penstock.operators.table_rows import GENERATION_SHIFT, KEY_INDEX, PieceRows, RowIds, how_many_before
+from penstock.operators.table_rows import KEY_INDEX, PieceRows, RowIds, how_many_before
 from penstock.state.backends.base import StateLayout, TableLayout
+from penstock.state.handle import GENERATION_SHIFT
 
 RANK = pa.field("rank", pa.int32())
 """The column that results have behind those of the stream."""
-_PLACE = pa.field("__place", pa.int64())
+_PLACE = pa.field("__penstock_place", pa.int64())
 
 
 @dataclass(frozen=True)

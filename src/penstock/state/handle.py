@@ -11,6 +11,8 @@ import msgspec
 
 from penstock.ids import SubtaskId
 
+GENERATION_SHIFT = 32
+"""Places of rows are numbered from the generation of the state on: no batch has as many rows as there are numbers for it."""
 _STATE_NAME = re.compile(r"state/(?P<uid>[^/]+)/\d+-\d+-(?P<index>\d+)-.*")
 
 
