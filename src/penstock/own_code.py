@@ -73,7 +73,10 @@ def _check_kind(operator: object, uid: str, *, keyed: bool) -> None:
             uid=uid,
         )
     if not isinstance(operator, KeyedProcess | BatchProcess | UnkeyedProcess):
-        raise ConfigError(f"process({operator!r}): it takes an instance of a {wanted} subclass", uid=uid)
+        made = f"; write {operator.__name__}()" if isinstance(operator, type) else ""
+        raise ConfigError(
+            f"process({operator!r}): it takes an instance of a {wanted} subclass{made}", uid=uid
+        )
 
 
 def _check_states(operator: Operator, uid: str) -> None:

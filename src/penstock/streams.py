@@ -273,7 +273,10 @@ class BroadcastStream:
 
 def _connected(graph: Graph, other: BroadcastStream) -> Broadcast:
     if not isinstance(other, BroadcastStream):
-        raise ConfigError(f"connect({other!r}): it takes a broadcast stream, such as rules.broadcast()")
+        raise ConfigError(
+            f"connect({type(other).__name__}): it takes a broadcast stream, such as rules.broadcast(). To bring two streams together by "
+            "key, union them, with a column that says which is which, and then key_by"
+        )
     if other._graph is not graph:  # noqa: SLF001 - they are made together
         raise ConfigError("connect: both streams must belong to the same job")
     return other._broadcast  # noqa: SLF001 - they are made together

@@ -14,11 +14,14 @@ from dataclasses import dataclass
 from datetime import date, datetime, timedelta
 from decimal import Decimal
 from types import NoneType
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import pyarrow as pa
 
 from penstock.operators.python_values import python_values
+
+if TYPE_CHECKING:
+    from penstock.operators.stored_form import StoredForm
 
 UNCHANGING = frozenset({NoneType, bool, int, float, str, bytes, Decimal, date, datetime, timedelta})
 """Types of values that nobody can change in place."""
@@ -150,13 +153,14 @@ class ColumnCell(Cell):
 class ValueCell(ColumnCell):
     """The value of the current key, in place of the declared `ValueState` while the operator runs."""
 
-    __slots__ = ("_default",)
+    __slots__ = ("_default", "_form", "_usual")
 
     members = "a state has .value and .clear()"
 
-    def __init__(self, default: Any) -> None:
+    def __init__(self, default: Any, form: StoredForm) -> None:
         super().__init__()
         self._default = default
+        self._form, self._usual = form, form.usual
 
     @property
     def value(self) -> Any:
@@ -166,24 +170,7 @@ class ValueCell(ColumnCell):
 
     @value.setter
     def value(self, value: Any) -> None:
-        self.values[self.at] = value
-        self.dirty[self.at] = 1
-
-
-class BytesCell(ValueCell):
-    """A value of bytes, which may be given as something that can be changed in place."""
-
-    __slots__ = ()
-
-    @property
-    def value(self) -> Any:
-        """The value of the key, or the default."""
-        value = self.values[self.at]
-        return self._default if value is None else value
-
-    @value.setter
-    def value(self, value: Any) -> None:
-        self.values[self.at] = bytes(value) if isinstance(value, bytearray) else value
+        self.values[self.at] = value if type(value) in self._usual else self._form.of(value)
         self.dirty[self.at] = 1
 
 
@@ -192,8 +179,8 @@ class ContainerCell(ValueCell):
 
     __slots__ = ()
 
-    def __init__(self, default: Any) -> None:
-        super().__init__(default)
+    def __init__(self, default: Any, form: StoredForm) -> None:
+        super().__init__(default, form)
         self.ends = True
 
     def end_call(self) -> None:
@@ -212,7 +199,7 @@ class ContainerCell(ValueCell):
 
     @value.setter
     def value(self, value: Any) -> None:
-        self.values[self.at] = value
+        self.values[self.at] = value if type(value) in self._usual else self._form.of(value)
         self.dirty[self.at] = 1
 
 
@@ -221,8 +208,8 @@ class ComparedContainerCell(ContainerCell):
 
     __slots__ = ("_assigned", "_before", "_held")
 
-    def __init__(self, default: Any) -> None:
-        super().__init__(default)
+    def __init__(self, default: Any, form: StoredForm) -> None:
+        super().__init__(default, form)
         self._let_go()
 
     def _let_go(self) -> None:

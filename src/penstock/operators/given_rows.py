@@ -22,10 +22,18 @@ def may_change(schema: pa.Schema) -> bool:
 def as_given(row: Any) -> Any:
     """The row, with a copy of whatever in it can be changed in place."""
     if isinstance(row, tuple):
-        return row if all(type(value) in UNCHANGING for value in row) else tuple(map(kept, row))
+        return row if all(type(value) in UNCHANGING for value in row) else _copied(row)
     if isinstance(row, Mapping):
         return {name: kept(value) for name, value in row.items()}
     return kept(row) if isinstance(row, list) else row
+
+
+def _copied(row: tuple[Any, ...]) -> tuple[Any, ...]:
+    """With the names that a named tuple has in its class, and a row of PySpark's in itself."""
+    made = tuple.__new__(type(row), map(kept, row))
+    if hasattr(row, "__dict__"):
+        made.__dict__.update(row.__dict__)
+    return made
 
 
 def as_given_flat(row: Any) -> Any:

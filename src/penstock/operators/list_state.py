@@ -119,6 +119,8 @@ class ListCell(TableCell, MutableSequence[Any]):
 
     def append(self, value: Any) -> None:
         """Add a value at the end. Reads nothing."""
+        if type(value) not in self._usual:
+            value = self._form.of(value)
         whole = self._whole.get(self.at)
         if whole is not None:
             whole.append(_Element(value))
@@ -188,9 +190,9 @@ class ListCell(TableCell, MutableSequence[Any]):
     def __setitem__(self, at: Any, value: Any) -> None:
         elements = self._elements()
         if isinstance(at, slice):
-            elements[at] = [_Element(one) for one in value]
+            elements[at] = [self._new(one) for one in value]
             return
-        elements[at].value = value
+        elements[at].value = self._new(value).value
         elements[at].changed = True
 
     def __delitem__(self, at: Any) -> None:
@@ -219,9 +221,12 @@ class ListCell(TableCell, MutableSequence[Any]):
             key=lambda element: element.value if key is None else key(element.value), reverse=reverse
         )
 
+    def _new(self, value: Any) -> _Element:
+        return _Element(value if type(value) in self._usual else self._form.of(value))
+
     def insert(self, at: int, value: Any) -> None:
         """Put a value before another; what comes behind it is written again."""
-        self._elements().insert(at, _Element(value))
+        self._elements().insert(at, self._new(value))
 
     def clear(self) -> None:
         """Forget all values of the key."""

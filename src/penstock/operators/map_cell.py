@@ -82,7 +82,7 @@ class MapCell(TableCell, MutableMapping[Any, Any]):
     def __setitem__(self, key: Any, value: Any) -> None:
         if type(key) is not self._quick:
             key = self._canonical(key)
-        self._changes_of_key()[key] = value
+        self._changes_of_key()[key] = value if type(value) in self._usual else self._form.of(value)
         if self._looked:
             self._looked.pop(key, None)
 

@@ -49,6 +49,11 @@ def parse_order(given: object, argument: str = "order_by") -> Order:
 
 def parse_orders(given: str | Sequence[str], argument: str) -> tuple[Order, ...]:
     """One of them, or several."""
+    if not isinstance(given, str | tuple | list):
+        raise ConfigError(
+            f"{argument}={given!r}: it takes names of columns, such as 'at desc', alone or in a list",
+            value=given,
+        )
     return tuple(parse_order(one, argument) for one in ((given,) if isinstance(given, str) else given))
 
 

@@ -267,11 +267,20 @@ def _as_tuple(result: Any, output: pa.Schema, said: str) -> Any:
             raise BadRecordError(f"{said} unknown columns {unknown}: {result!r}")
         return tuple(result.get(name) for name in output.names)
     if isinstance(result, tuple | list | Row):
-        return result
+        return _by_name(result, output.names)
     raise BadRecordError(
         f"{said} {result!r}; give a tuple with one value per column "
         f"({', '.join(output.names)}) or a dictionary"
     )
+
+
+def _by_name(result: Any, columns: list[str]) -> Any:
+    """A named tuple, or a row of PySpark's, that has the columns in another order; all others go by position."""
+    names = getattr(result, "__fields__", None) or getattr(result, "_fields", None)
+    if names is None or list(names) == columns or sorted(names) != sorted(columns):
+        return result
+    by_name = dict(zip(names, result, strict=True))
+    return tuple(by_name[name] for name in columns)
 
 
 def write_back(operator: KeyedProcess, keys: KeyBatch, cells: Cells, state: OpenState, uid: str) -> None:

@@ -14,18 +14,17 @@ import pyarrow as pa
 from penstock.errors import ConfigError
 from penstock.operators.batch_tables import BatchTable
 from penstock.operators.cells import (
-    BytesCell,
     Cell,
     ColumnCell,
     ComparedContainerCell,
     ContainerCell,
     ValueCell,
     looking,
-    may_be_changed,
 )
 from penstock.operators.encoding import CANNOT_ENCODE, encoded
 from penstock.operators.python_values import python_values
 from penstock.operators.side_outputs import SideOutput
+from penstock.operators.stored_form import StoredForm
 from penstock.operators.table_cells import TableCell
 from penstock.operators.table_rows import PieceRows
 from penstock.operators.time_to_live import TTL, time_to_live
@@ -161,9 +160,9 @@ class ValueState(ColumnState):
 
     def make_cell(self, name: str) -> ValueCell:  # noqa: ARG002 - it says nothing that needs the name
         """See `DeclaredState.make_cell`."""
-        if not pa.types.is_nested(self.arrow_type):
-            return self._kind(BytesCell if may_be_changed(self.arrow_type) else ValueCell)(self.default)
-        return self._kind(ContainerCell if self.ttl is None else ComparedContainerCell)(self.default)
+        kind = ContainerCell if self.ttl is None else ComparedContainerCell
+        cell = kind if pa.types.is_nested(self.arrow_type) else ValueCell
+        return self._kind(cell)(self.default, StoredForm(self.arrow_type))
 
     @property
     def value(self) -> Any:

@@ -19,6 +19,7 @@ from penstock.operators.cells import Cell, detached
 from penstock.operators.encoding import to_array
 from penstock.operators.python_values import python_values
 from penstock.operators.stamps import touched_now
+from penstock.operators.stored_form import StoredForm
 from penstock.operators.time_to_live import TimeToLive
 from penstock.state.backends.base import OneKey, OpenTable, with_stamps
 from penstock.state.keys import KeyBatch
@@ -75,6 +76,7 @@ class TableCell(Cell):
         "_ahead",
         "_behind_ahead",
         "_first_ahead",
+        "_form",
         "_generation",
         "_keys",
         "_large",
@@ -86,6 +88,7 @@ class TableCell(Cell):
         "_starts",
         "_sub",
         "_table",
+        "_usual",
         "_value",
         "name",
     )
@@ -94,6 +97,8 @@ class TableCell(Cell):
         super().__init__()
         self.name = name
         self._sub, self._value = sub, value
+        self._form = StoredForm(value.type)
+        self._usual = self._form.usual
         self._lifetimes = () if ttl is None else (ttl.lifetime(name, state=name),)
         self._renews = ttl is not None and ttl.renews
         self._forget()

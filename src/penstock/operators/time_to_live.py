@@ -28,6 +28,8 @@ class TimeToLive:
 
     def __post_init__(self) -> None:
         given = self.duration
+        if given in (0, 0.0) and not isinstance(given, bool):
+            raise ConfigError(f"ttl={given!r} is too short: it must be more than 0", value=given)
         if isinstance(given, int | float) and not isinstance(given, bool):
             given = _as_timedelta(given)
         length = seconds("ttl", given, exclusive=True)

@@ -112,5 +112,12 @@ def _is_spark_type(given: object) -> bool:
     )
 
 
+_SPARKS_NAMES = {str: "string", int: "long", float: "double", bool: "boolean", bytes: "binary"}
+
+
 def _made(given: object) -> str:
-    return f"; {given.__name__} is a class: write {given.__name__}()" if isinstance(given, type) else ""
+    if not isinstance(given, type):
+        return ""
+    if given in _SPARKS_NAMES:
+        return f"; for Python's {given.__name__} write {_SPARKS_NAMES[given]!r}"
+    return f"; {given.__name__} is a class: write {given.__name__}()"
