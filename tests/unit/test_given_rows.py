@@ -12,6 +12,7 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 from operator_cluster import OperatorCluster
+from task_cluster import TaskCluster
 
 import penstock as ps
 from penstock.state.types import arrow_schema
@@ -161,3 +162,19 @@ def test_columns_that_are_changed_afterwards(tmp_path: Path) -> None:
     found = sorted((row["k"], row["n"]) for row in cluster.batch(Shared(), ROWS))
     assert found == [("a", 0), ("a", 1), ("b", 0), ("b", 1)]
     assert {row["total"] for row in cluster.stored().values()} == {7}
+
+
+class WithoutKey(ps.Process):
+    """One dictionary for all results, without a key."""
+
+    def process(self, rows: ps.Rows, ctx: ps.Context) -> Iterator[dict[str, Any]]:
+        result: dict[str, Any] = {}
+        for row in rows:
+            result["n"] = row.n
+            yield result
+
+
+def test_without_a_key_too(tmp_path: Path) -> None:
+    """The same for a `Process`."""
+    cluster = TaskCluster(tmp_path, WithoutKey(), rows=arrow_schema("n long"), output=arrow_schema("n long"))
+    assert [row["n"] for row in cluster.batch({0: [{"n": 1}, {"n": 2}, {"n": 3}]})] == [1, 2, 3]

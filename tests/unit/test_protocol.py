@@ -18,7 +18,9 @@ from protocol_story import (
     transaction,
 )
 
+from penstock.checkpoint.completed import Barrier
 from penstock.checkpoint.events import (
+    BatchFinished,
     Commit,
     Committed,
     Drain,
@@ -769,3 +771,17 @@ def test_job_end_while_the_metadata_is_written() -> None:
     actions = story.tell(JobEnded())
     assert not given_up(actions)
     assert not discarded(actions)
+
+
+def test_the_time_of_later_state_does_not_come_again() -> None:
+    """At least once, a checkpoint with state of a later batch has the time of that batch: what had expired in it must not be seen again."""
+    story = Story(mode=Mode.AT_LEAST_ONCE)
+    first, second = SUBTASKS
+    for batch, now_us in ((0, 100), (1, 200)):
+        story.begin(batch, seconds=10)
+        finished = BatchFinished(CheckpointId(batch), Barrier(), handles_at(batch), (), {}, {}, now_us)
+        story.tell(finished)
+    story.tell(SnapshotDurable(handle(first, 1, file_of(first, 1))))
+    actions = story.tell(SnapshotDurable(handle(second, 0, file_of(second, 0))))
+    (write,) = only(actions, WriteMetadata)
+    assert write.completed.now_us == 200

@@ -499,7 +499,9 @@ def test_state_that_expires_equals_its_model(backend: str, seed: int, few: int) 
         told.check()
 
 
-@pytest.mark.parametrize("ttl", ["0s", 0, -1, "soon", True, "-5s", float("nan"), float("inf"), 1e-9])
+@pytest.mark.parametrize(
+    "ttl", ["0s", 0, -1, "soon", True, "-5s", float("nan"), float("inf"), 1e-9, "300000000d"]
+)
 def test_what_is_no_duration_is_refused(ttl: Any) -> None:
     """A time to live is a duration that is longer than nothing."""
     with pytest.raises(ConfigError, match="ttl="):
@@ -695,6 +697,53 @@ def test_what_has_expired_never_comes_back(
     after: Ttls = dict.fromkeys(MORTAL, later)
     seen = [row["seen"] for row in cluster.batch(with_ttl(after), table_of(looks))]
     assert seen == ["null", "7"]
+
+
+def a_set_of_names(ttl: str | None) -> Any:
+    """A map and a list whose values are None."""
+
+    class Names(ps.KeyedProcess):
+        seen = ps.MapState("string", "long", ttl=ttl)
+        gaps = ps.ListState("long", ttl=ttl)
+
+        def process(self, key: str, rows: Any, ctx: ps.Context) -> Iterator[tuple[str, str]]:
+            for row in rows:
+                if row.name == "set":
+                    self.seen[row.a] = None
+                    self.gaps.append(None)
+            yield key, json.dumps([list(self.seen), list(self.gaps)])
+
+    return Names()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_entries_without_a_value_expire_for_good(tmp_path: Path, backend: str) -> None:
+    """Also those that were there before the time to live: they are gone, from the files too, and stay gone when it is switched off."""
+    cluster = OperatorCluster(tmp_path, OUTPUT, backend)
+    cluster.now_us = 100 * SECOND
+    cluster.batch(a_set_of_names(None), table_of([("k", "", "set", "x", 0)]))
+    for number in range(3):
+        cluster.now_us += 20 * SECOND
+        cluster.batch(a_set_of_names("10s"), table_of([(f"other{number}", "", "set", "x", 0)]))
+        cluster.merge()
+    assert [row for row in cluster.stored_rows() if row["k"] == "k"] == []
+    (seen,) = cluster.batch(a_set_of_names(None), table_of([("k", "", "get", "", 0)]))
+    assert seen["seen"] == "[[], []]"
+
+
+class AsksOnly(ps.KeyedProcess):
+    known = ps.ValueState("long", ttl=ps.TimeToLive("1h", since="read"))
+
+    def process(self, key: str, rows: Any, ctx: ps.Context) -> Iterator[tuple[str, str]]:
+        yield key, str(self.known.value)
+
+
+def test_a_look_at_what_is_not_there_writes_nothing(tmp_path: Path) -> None:
+    """There is nothing to renew."""
+    cluster = OperatorCluster(tmp_path, OUTPUT, "filesystem")
+    cluster.now_us = SECOND
+    cluster.batch(AsksOnly(), table_of([("k", "", "", "", 0)]))
+    assert cluster.files == [0]
 
 
 class InColumns(ps.BatchProcess):

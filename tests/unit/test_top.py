@@ -73,6 +73,19 @@ class Top(BuiltIn):
         return run_top(self.spec, rows, state)
 
 
+@pytest.mark.parametrize("name", ["key_index", "gone", "rank_", "position"])
+@pytest.mark.parametrize("of", [(), ("p",)])
+def test_columns_may_have_any_name(tmp_path: Path, name: str, of: tuple[str, ...]) -> None:
+    """No name of a column is one that is used inside."""
+    columns = arrow_schema(f"k string, p string, {name} long")
+    top = TopSpec(columns, ("k",), 1, (Order(name, descending=True),), of)
+    cluster = OperatorCluster(tmp_path, top.output)
+    rows = pa.table({"k": ["a", "a"], "p": ["x", "y"], name: pa.array([1, 2], pa.int64())})
+    for _ in range(2):
+        found = cluster.batch(Top(top), rows)
+    assert all(row[name] == 2 for row in found)
+
+
 # ── the model ──────────────────────────────────────────────────────────────────────────────────
 
 

@@ -315,6 +315,7 @@ class _Compiler:
         if node.broadcast is not None:
             side = self.frame(node.broadcast.upstream)
             _check_order(f"{node.uid}, broadcast side", node.broadcast.order_by, side)
+            _check_names(node.uid, side.columns)
             broadcast = BroadcastSide.of(frame, side, node.broadcast.order_by)
         result = from_arrow_schema(node.output)
         layout = state_layout(node.operator, key)
@@ -330,6 +331,15 @@ def _check_order(of: str, order_by: tuple[Order, ...], frame: DataFrame) -> None
     if missing:
         raise ConfigError(
             f"operator {of!r}: order_by names {', '.join(missing)}; there are {', '.join(frame.columns)}"
+        )
+
+
+def _check_names(uid: str, columns: list[str]) -> None:
+    twice = [name for name, times in Counter(columns).items() if times > 1]
+    if twice:
+        raise ConfigError(
+            f"operator {uid!r}: its broadcast side has two columns called {twice[0]!r}; give each a name of its own",
+            operator=uid,
         )
 
 
