@@ -201,13 +201,15 @@ class Job:
         expected: dict[str, list[tuple[str | int, object]]],
     ) -> None:
         asked = keys_of(own)
-        for at_most in (1000, 3):
-            found = state.table(table.name).rows_of(asked, at_most)
+        for at_most, max_bytes in ((1000, 1 << 20), (3, 1 << 20), (1000, 100)):
+            found = state.table(table.name).rows_of(asked, at_most, max_bytes)
+            assert min(1, len(asked)) <= len(found) <= len(asked)
+            assert len(found) == len(asked) or max_bytes == 100
             rows = [tuple(row.values()) for row in found.rows.to_pylist()]
-            for at, key in enumerate(asked.columns.column(0).to_pylist()):
+            for at, key in enumerate(asked.columns.column(0).to_pylist()[: len(found)]):
                 got = [row[1:] for row in rows[found.starts[at] : found.starts[at + 1]]]
                 if found.left_out[at]:
-                    assert at_most == 3
+                    assert (at_most, max_bytes) != (1000, 1 << 20)
                     assert got == []
                 else:
                     assert got == expected[key]

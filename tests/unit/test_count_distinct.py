@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from operator_cluster import BuiltIn, OperatorCluster
 
 from penstock.errors import InternalError
-from penstock.operators import distinct_values
+from penstock.operators import distinct_values, wide_columns
 from penstock.operators import run_aggregate as run_module
 from penstock.operators.aggregates import AggregateSpec, Kind, Partial, output_schema, partial_name
 from penstock.operators.distinct_values import WHOSE, aggregate_layout, counting_distinct, value_names
@@ -110,6 +110,7 @@ def test_counts_equal_sets(backend: str, events: list[Any], rows: int, at_once: 
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder, pytest.MonkeyPatch.context() as patch:
         patch.setattr(run_module, "LIMITS", PieceLimits(bytes=1 << 20, rows=rows))
         patch.setattr(distinct_values, "VALUES_BYTES", at_once)
+        patch.setattr(wide_columns, "NARROW_BYTES", 40 if at_once == 1 else 1 << 20)
         cluster = OperatorCluster(Path(folder), OUTPUT, backend)
         for event in events:
             if isinstance(event, int):
@@ -130,6 +131,25 @@ def test_counts_equal_sets(backend: str, events: list[Any], rows: int, at_once: 
             assert sorted(results, key=lambda row: row["k"]) == [
                 {name: row[name] for name in OUTPUT.names} for row in expected
             ]
+
+
+def test_values_are_cut_before_they_become_arrays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One key may have more in a batch than an array holds."""
+    sizes: list[int] = []
+    as_batch = distinct_values.as_batch
+
+    def measured(part: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+        sizes.append(part.nbytes)
+        return as_batch(part, schema)
+
+    monkeypatch.setattr(distinct_values, "as_batch", measured)
+    monkeypatch.setattr(distinct_values, "VALUES_BYTES", 1000)
+    monkeypatch.setattr(wide_columns, "NARROW_BYTES", 2000)
+    clicks = [Click("p", f"{at}" + "x" * 80, 1.0) for at in range(100)]
+    (result,) = OperatorCluster(tmp_path, OUTPUT).batch(Counts(), grouped(clicks))
+    assert (result["users"], result["both"]) == (100, 100)
+    assert sum(sizes) > 8000
+    assert max(sizes) < 1500
 
 
 def test_values_without_their_key_are_a_bug(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cmp_to_key
 from pathlib import Path
 from typing import Any
@@ -17,13 +17,13 @@ from operator_cluster import BuiltIn, OperatorCluster
 
 import penstock as ps
 from penstock.operators import run_top as run_module
-from penstock.operators import table_rows
+from penstock.operators import table_rows, top_rows, top_values, wide_columns
 from penstock.operators.keyed_process import Context
 from penstock.operators.pieces import PieceLimits
 from penstock.operators.row_order import Order, parse_orders
 from penstock.operators.run_top import run_top
-from penstock.operators.table_rows import PieceRows
-from penstock.operators.top_rows import TopSpec
+from penstock.operators.table_rows import PieceRows, Portion
+from penstock.operators.top_rows import KeyedRows, TopSpec
 from penstock.state.backends.base import OpenState, StateLayout
 from penstock.state.types import arrow_schema
 
@@ -31,6 +31,12 @@ BACKENDS = ["filesystem", "memory", "rocksdb"]
 COLUMNS = arrow_schema(
     "product string, k string, sold double, at long, name string, raw binary, wide decimal(38,2), tags array<string>"
 )
+LIMITS_OF_BYTES: list[tuple[Any, str]] = [
+    (table_rows, "PORTION_BYTES"),
+    (top_rows, "NEW_BYTES"),
+    (top_values, "WHOLE_BYTES"),
+    (top_values, "ROWS_AT_ONCE"),
+]
 Row = dict[str, Any]
 
 
@@ -177,17 +183,25 @@ def shown(rows: list[Row]) -> list[str]:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @given(
-    top=st.sampled_from(SPECS), events=events, rows=st.sampled_from([1, 100]), few=st.sampled_from([0, 64])
+    top=st.sampled_from(SPECS),
+    events=events,
+    rows=st.sampled_from([1, 100]),
+    few=st.sampled_from([0, 64]),
+    at_once=st.sampled_from([(1, 40), (150, 1 << 20), (1 << 20, 1 << 20)]),
 )
 @settings(max_examples=50)
-def test_it_is_what_a_sort_of_all_rows_says(
-    backend: str, top: TopSpec, events: list[Any], rows: int, few: int
+def test_it_is_what_a_sort_of_all_rows_says(  # noqa: PLR0917 - hypothesis gives them by name
+    backend: str, top: TopSpec, events: list[Any], rows: int, few: int, at_once: tuple[int, int]
 ) -> None:
     """Over random batches, lost machines and rescales, keys whose first rows changed, and only these, give all of them with their ranks."""
     model = Model(top)
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder, pytest.MonkeyPatch.context() as patch:
         patch.setattr(run_module, "LIMITS", PieceLimits(bytes=1 << 20, rows=rows))
         patch.setattr(table_rows, "FEW_ROWS", few)
+        few_bytes, in_an_array = at_once
+        for module, limit in LIMITS_OF_BYTES:
+            patch.setattr(module, limit, few_bytes)
+        patch.setattr(wide_columns, "NARROW_BYTES", in_an_array)
         cluster = OperatorCluster(Path(folder), top.output, backend)
         for event in events:
             if isinstance(event, int):
@@ -201,7 +215,7 @@ def test_it_is_what_a_sort_of_all_rows_says(
 
 
 def row(product: str, sold: float, k: str = "p") -> Row:
-    return dict.fromkeys(COLUMNS.names) | {"k": k, "product": product, "sold": sold}
+    return dict.fromkeys(COLUMNS.names) | {"k": k, "product": product, "sold": float(sold)}
 
 
 def test_a_key_is_read_as_a_whole_only_where_one_of_its_first_fell(
@@ -209,14 +223,14 @@ def test_a_key_is_read_as_a_whole_only_where_one_of_its_first_fell(
 ) -> None:
     """Rows that rise, or fall without giving up their place, are compared with the first ones only."""
     read: list[int] = []
-    rows = PieceRows.rows
+    portions = PieceRows.portions
 
-    def counted(piece: PieceRows, wanted: Any = None) -> pa.Table:
+    def counted(piece: PieceRows, wanted: Any = None) -> Iterator[Portion]:
         if wanted is not None:
             read.append(int(wanted.sum()))
-        return rows(piece, wanted)
+        return portions(piece, wanted)
 
-    monkeypatch.setattr(PieceRows, "rows", counted)
+    monkeypatch.setattr(PieceRows, "portions", counted)
     operator = Top(spec(2, "sold desc", "product"))
     cluster = OperatorCluster(tmp_path, operator.spec.output)
 
@@ -232,6 +246,35 @@ def test_a_key_is_read_as_a_whole_only_where_one_of_its_first_fell(
     assert not read
     assert batch(row("p1", 5)) == [("p48", 1), ("p47", 2)]
     assert read == [1]
+
+
+@pytest.mark.parametrize(
+    "top", [spec(2, "sold"), spec(2, "sold desc", "product", "at")], ids=["rows", "values"]
+)
+def test_no_more_than_fits_is_looked_at_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, top: TopSpec
+) -> None:
+    """However much a key has in a batch, and however much is stored: what is put in order is bounded by `n` and the limits."""
+    sizes: list[int] = []
+    then = KeyedRows.then
+
+    def measured(rows: KeyedRows, others: KeyedRows) -> KeyedRows:
+        both = then(rows, others)
+        sizes.append(both.table.nbytes)
+        return both
+
+    monkeypatch.setattr(KeyedRows, "then", measured)
+    for module, limit in LIMITS_OF_BYTES:
+        monkeypatch.setattr(module, limit, 4096)
+    monkeypatch.setattr(top_values, "ROWS_AT_ONCE", 4)
+    monkeypatch.setattr(run_module, "LIMITS", PieceLimits(bytes=4096))
+    cluster, model = OperatorCluster(tmp_path, top.output), Model(top)
+    many = [{**row(f"p{at}", at), "name": "x" * 500} for at in range(100)]
+    wide = [{**row("p", 1, f"k{at}"), "name": "x" * 500} for at in range(100)]
+    fallen = [row(f"p{at}", -1) for at in (98, 99)]
+    for batch in (many, wide, [*fallen, *(row("q", 0, f"k{at}") for at in range(100))]):
+        assert shown(cluster.batch(Top(top), table_of(batch))) == shown(model.batch(batch))
+    assert max(sizes) < 4 * 4096
 
 
 @pytest.mark.parametrize(

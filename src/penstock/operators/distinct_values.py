@@ -18,6 +18,7 @@ from penstock.operators.aggregates import AggregateSpec, lifetimes, state_schema
 from penstock.operators.grouping import Grouped
 from penstock.operators.table_rows import PieceRows, RowIds
 from penstock.operators.time_to_live import TimeToLive
+from penstock.operators.wide_columns import as_batch
 from penstock.state.backends.base import OpenState, StateLayout, TableLayout, with_stamps
 from penstock.state.sizes import in_batches
 from penstock.wording import counted
@@ -88,7 +89,7 @@ def partials_with_counts(
         mine = whose == number
         table = _table(spec, grouped.keys.columns.schema)
         rows = PieceRows(state.table(table.name), table, grouped.keys)
-        values = grouped.table.select(value_names(spec)).filter(pa.array(mine)).cast(rows.sub)
+        values = grouped.table.select(value_names(spec)).filter(pa.array(mine))
         counts = _take_in(rows, key_index[mine], values)
         partials = partials.append_column(spec.partials[0].name, pa.array(counts))
     (batch,) = partials.combine_chunks().to_batches()
@@ -99,7 +100,8 @@ def _take_in(rows: PieceRows, key_index: Positions, values: pa.Table) -> Positio
     """Write the values that no batch had before; how many each key has of these. A key may have more than fit into an array."""
     counts = np.zeros(len(rows), dtype=np.int64)
     start = 0
-    for batch in in_batches(values, VALUES_BYTES):
+    for part in in_batches(values, VALUES_BYTES):
+        batch = as_batch(part, rows.sub)
         ids = RowIds.of(key_index[start : start + batch.num_rows], batch)
         start += batch.num_rows
         _, found = rows.get(ids)

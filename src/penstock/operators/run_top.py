@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 import pyarrow as pa
 
 from penstock.operators.grouping import Grouped, group_rows
 from penstock.operators.pieces import PieceLimits, pieces
 from penstock.operators.table_rows import PieceRows
-from penstock.operators.top_rows import RANK, KeyedRows, Ranked, TopSpec, update_top
+from penstock.operators.top_rows import RANK, NewRows, Ranked, TopSpec, update_top
 from penstock.operators.top_values import update_top_of_values
 from penstock.state.backends.base import OpenState
 from penstock.state.sizes import in_batches
@@ -20,13 +22,13 @@ def run_top(spec: TopSpec, table: pa.Table, state: OpenState) -> list[pa.RecordB
     """Take the rows in; returns the first rows of every key for which they have changed."""
     results: list[pa.RecordBatch] = []
     for piece in pieces(group_rows(table, list(spec.keys)), LIMITS):
-        results.extend(in_batches(_output(spec, _update(spec, piece, state), piece)))
+        for top in _update(spec, piece, state):
+            results.extend(in_batches(_output(spec, top, piece)))
     return results
 
 
-def _update(spec: TopSpec, piece: Grouped, state: OpenState) -> Ranked:
-    key_index = np.repeat(np.arange(len(piece.keys)), np.diff(piece.starts))
-    new = KeyedRows(key_index, piece.table.select(spec.kept.names).cast(spec.kept))
+def _update(spec: TopSpec, piece: Grouped, state: OpenState) -> Iterator[Ranked]:
+    new = NewRows(spec, piece)
     tables = [PieceRows(state.table(one.name), one, piece.keys) for one in spec.layout().tables]
     if spec.of:
         every, first = tables

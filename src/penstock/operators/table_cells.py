@@ -135,7 +135,7 @@ class TableCell(Cell):
         found = self._table.rows_of(self._keys.slice(first, behind), self.few_rows)
         self._ahead = self._subs_and_values(found.rows)
         self._starts, self._many = found.starts.tolist(), found.left_out.tolist()
-        self._first_ahead, self._behind_ahead = first, behind
+        self._first_ahead, self._behind_ahead = first, first + len(found)
 
     def _one_key(self) -> OneKey:
         """The current key, which has many rows."""

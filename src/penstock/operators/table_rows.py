@@ -28,6 +28,8 @@ KEY_INDEX = "__penstock_key_index"
 KEYS_AT_ONCE = 2048
 FEW_ROWS = 1024
 """Keys with so many rows are read together, so many keys at a time; others one by one, in parts."""
+PORTION_BYTES = 64 << 20
+"""So many bytes of stored rows are dealt with at once, unless they are of one key."""
 _MANY_LAYERS = 8
 _EVERYTHING = Ownership(0, 1)
 _GONE = pa.field("__penstock_gone", pa.bool_())
@@ -55,6 +57,15 @@ class RowIds:
     def take(self, rows: Positions) -> RowIds:
         """Those at these positions."""
         return RowIds(self.key_index[rows], self.subs.take(pa.array(rows)), self.orders[rows])
+
+
+@dataclass(frozen=True)
+class Portion:
+    """The rows of the keys from `first` on, up to `behind`."""
+
+    first: int
+    behind: int
+    rows: pa.Table
 
 
 class PieceRows:
@@ -125,8 +136,33 @@ class PieceRows:
     def rows(self, wanted: Flags | None = None) -> pa.Table:
         """All rows of the wanted keys, by default of all: `key_index`, what tells them apart, the values. Ordered by key."""
         flags = np.ones(len(self._keys), dtype=np.bool_) if wanted is None else wanted
+        return self._together(flags, list(self._stored_rows(flags & ~self._cleared)))
+
+    def portions(self, wanted: Flags | None = None) -> Iterator[Portion]:
+        """The same of as many keys at a time as have about `PORTION_BYTES`, until each has had its turn.
+
+        Meanwhile rows of keys that had it may be changed. A table may have more bytes than fit into an array, where a key has so many.
+        """
+        flags = np.ones(len(self._keys), dtype=np.bool_) if wanted is None else wanted
+        waiting: list[SortedBatch] = []
+        first = size = 0
+        for batch in self._stored_rows(flags & ~self._cleared):
+            size += batch.nbytes
+            start = int(batch.sort_keys[0])
+            if waiting and size > PORTION_BYTES and start > waiting[-1].sort_keys[-1]:
+                yield self._portion(flags, first, start, waiting)
+                waiting, first, size = [], start, batch.nbytes
+            waiting.append(batch)
+        yield self._portion(flags, first, len(self), waiting)
+
+    def _portion(self, wanted: Flags, first: int, behind: int, stored: list[SortedBatch]) -> Portion:
+        flags = np.zeros_like(wanted)
+        flags[first:behind] = wanted[first:behind]
+        return Portion(first, behind, self._together(flags, stored))
+
+    def _together(self, flags: Flags, stored: list[SortedBatch]) -> pa.Table:
+        """What is stored of these keys with what was changed."""
         layers = [tuple(_without(_as_tombstones(batch), ~flags) for batch in layer) for layer in self._layers]
-        stored = list(self._stored_rows(flags & ~self._cleared))
         if self._renews:
             self._renew(*stored)
         if not layers:
@@ -142,9 +178,9 @@ class PieceRows:
 
     def _stored_rows(self, wanted: Flags) -> Iterator[SortedBatch]:
         keys = np.flatnonzero(wanted)
-        for start in range(0, len(keys), KEYS_AT_ONCE):
-            at = keys[start : start + KEYS_AT_ONCE]
-            found = self._table.rows_of(self._keys.take(at), FEW_ROWS)
+        while len(keys):
+            found = self._table.rows_of(self._keys.take(keys[:KEYS_AT_ONCE]), FEW_ROWS, PORTION_BYTES)
+            at, keys = keys[: len(found)], keys[len(found) :]
             key_index = np.repeat(at, np.diff(found.starts))
             done = 0
             for large in np.flatnonzero(found.left_out).tolist():

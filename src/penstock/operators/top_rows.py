@@ -6,19 +6,31 @@ which its place says, a number that only grows.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
 
+from penstock.operators.grouping import Grouped
 from penstock.operators.row_order import Numbers, Order, order_keys, sorted_by
-from penstock.operators.table_rows import KEY_INDEX, PieceRows, RowIds, how_many_before
+from penstock.operators.table_rows import (
+    KEY_INDEX,
+    PieceRows,
+    Portion,
+    RowIds,
+    how_many_before,
+)
+from penstock.operators.wide_columns import as_batch
 from penstock.state.backends.base import StateLayout, TableLayout
+from penstock.state.backends.equality import Flags
 from penstock.state.handle import GENERATION_SHIFT
+from penstock.state.sizes import in_batches
 
 RANK = pa.field("rank", pa.int32())
 """The column that results have behind those of the stream."""
+NEW_BYTES = 256 << 20
+"""So many bytes of a key's new rows are looked at at once."""
 _PLACE = pa.field("__penstock_place", pa.int64())
 
 
@@ -77,6 +89,10 @@ class KeyedRows:
         """Those at these positions."""
         return KeyedRows(self.key_index[rows], self.table.take(pa.array(rows)))
 
+    def of(self, keys: Flags) -> KeyedRows:
+        """Those of these keys."""
+        return self.take(np.flatnonzero(keys[self.key_index]))
+
     def then(self, others: KeyedRows) -> KeyedRows:
         """These, and others behind them."""
         together = pa.concat_tables([self.table, others.table]).combine_chunks()
@@ -97,9 +113,45 @@ class Ranked:
     rank: Numbers
 
 
-def update_top(spec: TopSpec, rows: PieceRows, new: KeyedRows, generation: int) -> Ranked:
+@dataclass(frozen=True)
+class NewRows:
+    """The rows of a piece. One key may have more than fit into an array, so they come in parts."""
+
+    spec: TopSpec
+    piece: Grouped
+
+    def of_keys(self, keys: Portion) -> Iterator[KeyedRows]:
+        """Those of these keys, in the order they came in."""
+        starts = self.piece.starts
+        start, stop = int(starts[keys.first]), int(starts[keys.behind])
+        counts = np.diff(starts[keys.first : keys.behind + 1])
+        key_index = np.repeat(np.arange(keys.first, keys.behind), counts)
+        kept = self.spec.kept
+        done = 0
+        for part in in_batches(self.piece.table.select(kept.names).slice(start, stop - start), NEW_BYTES):
+            table = pa.Table.from_batches([as_batch(part, kept)])
+            yield KeyedRows(key_index[done : done + part.num_rows], table)
+            done += part.num_rows
+
+
+def update_top(spec: TopSpec, rows: PieceRows, new: NewRows, generation: int) -> Iterator[Ranked]:
     """Take the rows of a batch in, and write what has changed; the first rows of those keys for which they are others now."""
-    found = rows.rows()
+    for portion in rows.portions():
+        yield _update(spec, rows, portion.rows, _first_ones(spec, new.of_keys(portion)), generation)
+    rows.write()
+
+
+def _first_ones(spec: TopSpec, parts: Iterator[KeyedRows]) -> KeyedRows:
+    """Of several parts the rows that may be first, those that came first before their equals."""
+    rows = next(parts)
+    for part in parts:
+        both = rows.then(part)
+        order, rank = both.ranked(order_keys(both.table, spec.own_order))
+        rows = both.take(order[rank < spec.n])
+    return rows
+
+
+def _update(spec: TopSpec, rows: PieceRows, found: pa.Table, new: KeyedRows, generation: int) -> Ranked:
     old = KeyedRows(found.column(KEY_INDEX).to_numpy(), found.select(spec.kept.names))
     places = np.concatenate(
         [
@@ -127,7 +179,6 @@ def _write(rows: PieceRows, both: KeyedRows, places: Numbers, *, came: Numbers, 
 
     rows.put(ids(came), one_chunk(both.take(came).table))
     rows.delete(ids(went))
-    rows.write()
 
 
 def one_chunk(table: pa.Table) -> list[pa.Array]:

@@ -7,6 +7,7 @@ has moved up as long as `n` rows come before that place. Only where fewer do, th
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,26 +15,26 @@ import pyarrow as pa
 
 from penstock.operators.row_order import Numbers, Order, comes_before, order_keys, sorted_by
 from penstock.operators.table_rows import KEY_INDEX, PieceRows, RowIds, last_of_each
-from penstock.operators.top_rows import KeyedRows, Ranked, TopSpec, one_chunk
+from penstock.operators.top_rows import KeyedRows, NewRows, Ranked, TopSpec, one_chunk
 from penstock.state.backends.equality import Flags, rows_equal
+from penstock.state.sizes import in_batches
+
+ROWS_AT_ONCE = 1 << 14
+"""So many rows are compared with those that are stored at once: these may be much larger."""
+WHOLE_BYTES = 256 << 20
+"""So many bytes of a key that is read as a whole are looked at at once."""
 
 
-def update_top_of_values(spec: TopSpec, every: PieceRows, first: PieceRows, new: KeyedRows) -> Ranked:
+def update_top_of_values(spec: TopSpec, every: PieceRows, first: PieceRows, new: NewRows) -> Iterator[Ranked]:
     """Take the rows of a batch in, and write what has changed; the first rows of those keys for which they are others now.
 
     `every` has all rows that count, `first` the first ones.
     """
     update = _Update(spec, every, first)
-    newest = update.newest(new)
-    every.put(update.ids(newest), one_chunk(newest.table)[len(spec.of) :])
-    old = update.stored(first)
-    now, came = update.ranked(old, newest)
-    changed = update.changed(old, now.rows)
-    shown = changed[now.rows.key_index]
-    update.write_first(old, now.rows, gone_from=changed, came=came & shown)
+    for portion in first.portions():
+        yield from update.portion(update.keyed(portion.rows), new.of_keys(portion))
     every.write()
     first.write()
-    return Ranked(now.rows.take(np.flatnonzero(shown)), now.rank[shown])
 
 
 @dataclass(frozen=True)
@@ -46,8 +47,34 @@ class _Update:
         columns = one_chunk(rows.table.select(list(self.spec.of)))
         return RowIds.of(rows.key_index, pa.RecordBatch.from_arrays(columns, schema=self.every.sub))
 
-    def stored(self, rows: PieceRows, wanted: Flags | None = None) -> KeyedRows:
-        found = rows.rows(wanted)
+    def portion(self, old: KeyedRows, parts: Iterator[KeyedRows]) -> Iterator[Ranked]:
+        """Take all new rows of some keys in. A key that has to be read as a whole is read once, when all of them are known."""
+        now, came = old, np.zeros(len(old), dtype=np.bool_)
+        unsure = np.zeros(len(self.every), dtype=np.bool_)
+        for part in parts:
+            newest = self.newest(part)
+            self.every.put(self.ids(newest), one_chunk(newest.table)[len(self.spec.of) :])
+            now, came, now_unsure = self.ranked(now, came, newest)
+            unsure |= now_unsure
+        sure = ~unsure[now.key_index]
+        yield self.finished(old.of(~unsure), now.take(np.flatnonzero(sure)), came[sure])
+        if not unsure.any():
+            return
+        for whole in self.every.portions(unsure):
+            now = self.first_ones(whole.rows)
+            keys = np.zeros_like(unsure)
+            keys[whole.first : whole.behind] = unsure[whole.first : whole.behind]
+            yield self.finished(old.of(keys), now, np.ones(len(now), dtype=np.bool_))
+
+    def finished(self, old: KeyedRows, now: KeyedRows, came: Flags) -> Ranked:
+        """Write which rows of some keys are first now; those of keys for which they are others. `came` are not as they were."""
+        changed = self.changed(old, now)
+        shown = changed[now.key_index]
+        self.write_first(old, now, gone_from=changed, came=came & shown)
+        _, rank = now.ranked([])
+        return Ranked(now.take(np.flatnonzero(shown)), rank[shown])
+
+    def keyed(self, found: pa.Table) -> KeyedRows:
         return KeyedRows(found.column(KEY_INDEX).to_numpy(), found.select(self.spec.kept.names))
 
     # ── which row of a value counts ────────────────────────────────────────────────────────────
@@ -60,12 +87,21 @@ class _Update:
         new = self._as_stored(new.take(last_of_each(self.ids(new))))
         if not order:
             return new
+        counts = [
+            self._counts(new.take(np.arange(start, min(start + ROWS_AT_ONCE, len(new)))))
+            for start in range(0, len(new), ROWS_AT_ONCE)
+        ]
+        return new.take(np.flatnonzero(np.concatenate(counts)))
+
+    def _counts(self, new: KeyedRows) -> Flags:
+        """Which rows are not older than what is stored in their place."""
         values, found = self.every.get(self.ids(new))
         subs = new.table.select(list(self.spec.of))
         stored = KeyedRows(new.key_index, pa.table([*subs.columns, *values.columns], schema=self.spec.kept))
-        keys = order_keys(new.then(stored).table, order)
+        keys = order_keys(new.then(stored).table, self.spec.newest)
         own = np.arange(len(new))
-        return new.take(np.flatnonzero(~found | ~comes_before(keys, own, own + len(new))))
+        counts: Flags = ~found | ~comes_before(keys, own, own + len(new))
+        return counts
 
     def _as_stored(self, rows: KeyedRows) -> KeyedRows:
         """With one zero and one NaN among its values."""
@@ -75,23 +111,27 @@ class _Update:
 
     # ── which rows are first ───────────────────────────────────────────────────────────────────
 
-    def ranked(self, old: KeyedRows, newest: KeyedRows) -> tuple[Ranked, Flags]:
-        """The first rows now, and which of them are not as they were."""
+    def ranked(self, old: KeyedRows, came: Flags, newest: KeyedRows) -> tuple[KeyedRows, Flags, Flags]:
+        """The first rows now, which of them came in this batch (of the old ones `came`), and the keys in which others may be first."""
         both = old.then(newest)
         live = np.zeros(len(both), dtype=np.bool_)
         live[last_of_each(self.ids(both))] = True
         was = np.arange(len(both)) < len(old)
         order = sorted_by([both.key_index, *self._order(both), (~live).astype(np.int64)])
         unsure = self._unsure(both.key_index[order], live[order], was[order])
-        order = order[live[order] & ~unsure[both.key_index[order]]]
-        rows, came = both.take(order), ~was[order]
-        if unsure.any():
-            whole = self.stored(self.every, unsure)
-            whole = whole.take(whole.ranked(self._order(whole))[0])
-            rows, came = rows.then(whole), np.append(came, np.ones(len(whole), dtype=np.bool_))
-        order, rank = rows.ranked([])
-        top = rank < self.spec.n
-        return Ranked(rows.take(order[top]), rank[top]), came[order[top]]
+        order = order[live[order]]
+        ordered = both.key_index[order]
+        top = order[np.arange(len(order)) - np.searchsorted(ordered, ordered) < self.spec.n]
+        return both.take(top), np.append(came, np.ones(len(newest), dtype=np.bool_))[top], unsure
+
+    def first_ones(self, found: pa.Table) -> KeyedRows:
+        """Of all rows of some keys the first ones; there may be more than fit into an array."""
+        first = self.keyed(found.slice(0, 0))
+        for part in in_batches(found, WHOLE_BYTES):
+            both = first.then(self.keyed(pa.Table.from_batches([part])))
+            order, rank = both.ranked(self._order(both))
+            first = both.take(order[rank < self.spec.n])
+        return first
 
     def _order(self, rows: KeyedRows) -> list[Numbers]:
         """By what was asked for, and rows that are equal in it by their values: so the order does not depend on what came when."""

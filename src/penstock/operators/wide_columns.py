@@ -24,6 +24,12 @@ def narrowed(table: pa.Table) -> pa.Table:
     return _cast(table, _narrow_type, lambda size: size <= NARROW_BYTES)
 
 
+def as_batch(part: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """A part that fits into arrays of the usual types, in these; cut it first."""
+    (batch,) = narrowed(pa.Table.from_batches([part])).cast(schema).combine_chunks().to_batches()
+    return batch
+
+
 def _cast(
     table: pa.Table, wanted: Callable[[pa.DataType], pa.DataType], applies: Callable[[int], bool]
 ) -> pa.Table:

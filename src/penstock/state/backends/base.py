@@ -24,6 +24,7 @@ from penstock.state.handle import FileRef, StateHandle, state_stem
 from penstock.state.keys import KeyBatch
 from penstock.state.lifetimes import TIMELESS, Expiry, Lifetime, StateTime
 from penstock.state.local_files import MERGED, Origins
+from penstock.state.sizes import PART_BYTES
 from penstock.storage import Storage
 
 VALUES = "__values"
@@ -189,12 +190,16 @@ Part = tuple[pa.RecordBatch, npt.NDArray[np.bool_]]
 class RowsOfKeys:
     """The rows of several keys in a table: key i has the rows `starts[i]` to `starts[i + 1]` (identity columns, then values).
 
-    A key that has too many is left out, and looks as if it had none.
+    A key that has too many is left out, and looks as if it had none. Of the keys that were asked for, these may be the first only.
     """
 
     starts: npt.NDArray[np.int64]
     rows: pa.RecordBatch
     left_out: npt.NDArray[np.bool_]
+
+    def __len__(self) -> int:
+        """Of how many keys."""
+        return len(self.left_out)
 
 
 class OneKey(ABC):
@@ -220,8 +225,11 @@ class OpenTable(ABC):
         """The values of these rows, nulls where there is none, and which of them were found. In ascending order of both sort numbers."""
 
     @abstractmethod
-    def rows_of(self, keys: KeyBatch, at_most: int) -> RowsOfKeys:
-        """All rows of these keys, but of those with more than about so many."""
+    def rows_of(self, keys: KeyBatch, at_most: int, max_bytes: int = PART_BYTES) -> RowsOfKeys:
+        """All rows of these keys, but of those with more than about so many, or so many bytes.
+
+        Of as many keys as have about `max_bytes` together, at least one: whoever asks goes on with the first that has no answer.
+        """
 
     @abstractmethod
     def one_key(self, key: KeyBatch) -> OneKey:

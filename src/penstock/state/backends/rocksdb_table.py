@@ -83,21 +83,41 @@ class RocksdbTable(OpenTable):
         decoded = parts[0] if len(parts) == 1 else pa.concat_batches(parts)
         return (decoded, found) if self._expiry is None else self._expiry.read(decoded, found)
 
-    def rows_of(self, keys: KeyBatch, at_most: int) -> RowsOfKeys:
+    def rows_of(self, keys: KeyBatch, at_most: int, max_bytes: int = PART_BYTES) -> RowsOfKeys:
         """See `OpenTable.rows_of`."""
-        starts = np.zeros(len(keys) + 1, dtype=np.int64)
-        left_out = np.zeros(len(keys), dtype=np.bool_)
+        starts: list[int] = [0]
+        left_out: list[bool] = []
         parts: list[pa.RecordBatch] = []
+        size = 0
         for at in range(len(keys)):
-            rows = list(islice(self._rows_at(keys, at), at_most + 1))
-            left_out[at] = len(rows) > at_most
-            part = self._own(rows, keys.slice(at, at + 1)) if rows and not left_out[at] else None
+            few = self._few_rows(keys, at, at_most, max_bytes)
+            rows, own_size = ([], 0) if few is None else few
+            size += own_size
+            if left_out and size > max_bytes:
+                break
+            part = self._own(rows, keys.slice(at, at + 1)) if rows else None
             if part is not None:
                 parts.append(part)
-            starts[at + 1] = starts[at] + (0 if part is None else part.num_rows)
+            left_out.append(few is None)
+            starts.append(starts[-1] + (0 if part is None else part.num_rows))
         empty = pa.schema([*self._layout.identity, *self._layout.value]).empty_table()
         together = pa.Table.from_batches(parts) if parts else empty
-        return RowsOfKeys(starts, _one_batch(together), left_out)
+        return RowsOfKeys(
+            np.array(starts, dtype=np.int64), _one_batch(together), np.array(left_out, dtype=np.bool_)
+        )
+
+    def _few_rows(
+        self, keys: KeyBatch, at: int, at_most: int, max_bytes: int
+    ) -> tuple[list[Row], int] | None:
+        """The rows of a key, and their bytes; None where one of these is too many."""
+        rows: list[Row] = []
+        size = 0
+        for row in self._rows_at(keys, at):
+            rows.append(row)
+            size += len(row[0]) + len(row[1])
+            if len(rows) > at_most or size > max_bytes:
+                return None
+        return rows, size
 
     def one_key(self, key: KeyBatch) -> OneKey:
         """See `OpenTable.one_key`."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import repeat
 from typing import NamedTuple
 
@@ -20,6 +20,7 @@ from penstock.state.backends.merge import Ownership, merge_piece, merge_tables
 from penstock.state.backends.sorted_rows import Positions, SortedBatch, SortedTable
 from penstock.state.keys import KeyBatch, SortKeys
 from penstock.state.lifetimes import Expiry
+from penstock.state.sizes import bytes_before
 
 EVERYTHING = Ownership(0, 1)
 """A row of a key that is asked for belongs to who asks."""
@@ -30,15 +31,23 @@ def rows_of_keys(
     tables: Sequence[SortedTable],
     layout: TableLayout,
     keys: KeyBatch,
+    *,
     at_most: int,
+    max_bytes: int,
     expiry: Expiry | None = None,
 ) -> RowsOfKeys:
-    """The newest of every row of these keys; keys that have more rows in all files together are left out."""
+    """The newest of every row of the first of these keys; those that have more rows, or bytes, in all files together are left out."""
     found = [_Stretches.of(batch, keys) for table in tables for batch in table]
-    counts = np.zeros(len(keys), dtype=np.int64)
+    counts, sizes = (np.zeros(len(keys), dtype=np.int64) for _ in range(2))
     for stretches in found:
         counts += stretches.lengths
-    left_out: Flags = counts > at_most
+        sizes += stretches.sizes()
+    left_out: Flags = (counts > at_most) | (sizes > max_bytes)
+    together = np.cumsum(np.where(left_out, 0, sizes))
+    fit = max(int(together.searchsorted(max_bytes, side="right")), min(1, len(keys)))
+    if fit < len(keys):
+        keys, left_out = keys.slice(0, fit), left_out[:fit]
+        found = [stretches.first_ones(fit) for stretches in found]
     parts = [part for stretches in found if len(part := stretches.rows(~left_out))]
     if not parts:
         return RowsOfKeys(np.zeros(len(keys) + 1, dtype=np.int64), _columns(None, layout), left_out)
@@ -67,6 +76,21 @@ class _Stretches:
         first[within] = batch.sort_keys.searchsorted(keys.sort_keys[within])
         behind[within] = batch.sort_keys.searchsorted(keys.sort_keys[within], side="right")
         return cls(batch, keys.sort_keys, first, behind - first)
+
+    def sizes(self) -> Positions:
+        """About how many bytes the rows of each key take here."""
+        sizes = np.zeros(len(self.first), dtype=np.int64)
+        if not self.lengths.any():
+            return sizes
+        for column in (*self.batch.keys, *self.batch.values):
+            sizes += bytes_before(column, self.first + self.lengths) - bytes_before(column, self.first)
+        return sizes
+
+    def first_ones(self, keys: int) -> _Stretches:
+        """Those of so many keys."""
+        return replace(
+            self, sort_keys=self.sort_keys[:keys], first=self.first[:keys], lengths=self.lengths[:keys]
+        )
 
     def rows(self, wanted: Flags) -> SortedBatch:
         """The rows of the wanted keys, each once."""

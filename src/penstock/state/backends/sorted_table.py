@@ -58,9 +58,11 @@ class OpenSortedTable(OpenTable):
         expiry = self._expiry
         return parts if expiry is None else (expiry.read(*part) for part in parts)
 
-    def rows_of(self, keys: KeyBatch, at_most: int) -> RowsOfKeys:
+    def rows_of(self, keys: KeyBatch, at_most: int, max_bytes: int = PART_BYTES) -> RowsOfKeys:
         """See `OpenTable.rows_of`."""
-        return rows_of_keys(self._stored, self._layout, keys, at_most, self._expiry)
+        return rows_of_keys(
+            self._stored, self._layout, keys, at_most=at_most, max_bytes=max_bytes, expiry=self._expiry
+        )
 
     def one_key(self, key: KeyBatch) -> OneKey:
         """See `OpenTable.one_key`."""
