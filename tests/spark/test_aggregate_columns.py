@@ -208,6 +208,30 @@ def test_kinds_and_state_columns(spark: SparkSession) -> None:
     assert describe("m", F.avg("l"), frame).partials[0].type == pa.float64()
 
 
+def test_rows_that_do_not_count_add_nothing(spark: SparkSession) -> None:
+    """Beside rows that do not count, each aggregate is that of the others alone, of the same type; what would fail is not computed."""
+    rows = [(*row, n) for n, row in enumerate(random_rows(3, 60))]
+    frame = spark.createDataFrame(rows, SCHEMA + ", n long").coalesce(1)
+    counts = F.col("n") % 2 == 0
+    columns = {
+        **aggregates(),
+        "starred": F.count(frame["*"]),
+        "failing": F.sum(F.lit(60) / F.coalesce(F.when(counts, F.lit(2)), F.lit(0))),
+        "raising": F.avg(F.when(counts, 1).otherwise(F.raise_error(F.lit("computed")).cast("int"))),
+        "texts": F.avg(F.when(counts, "7").otherwise("no number")),
+        "constant": F.count(F.lit(1)),
+    }
+    specs = [describe(name, column, frame) for name, column in columns.items()]
+
+    def taken(only: Column | None) -> list[Column]:
+        return [part for spec in specs for part in partials(spec, columns[spec.name], frame, only)]
+
+    alone = frame.where(counts).groupBy("k").agg(*taken(None))
+    beside = frame.groupBy("k").agg(*taken(counts))
+    assert [one.dataType for one in beside.schema] == [one.dataType for one in alone.schema]
+    assert str(keyed_table(beside).to_pylist()) == str(keyed_table(alone).to_pylist())
+
+
 def test_streams_can_be_described(spark: SparkSession) -> None:
     """A streaming DataFrame is described without being started."""
     stream = spark.readStream.format("rate").load()
@@ -216,6 +240,9 @@ def test_streams_can_be_described(spark: SparkSession) -> None:
 
 REFUSED = {
     "distinct_star": (lambda: F.expr("count(distinct *)"), r"count\(DISTINCT \*\), which names no columns"),
+    "part_star": (lambda: F.count("i.*"), r"has a \* for columns in count"),
+    "more_than_star": (lambda: F.expr("count(*, i)"), r"has a \* for columns in count"),
+    "sum_star": (lambda: F.sum("*"), r"has a \* for columns in sum"),
     "sum_distinct": (lambda: F.sum_distinct("i"), r"sum\(DISTINCT"),
     "avg_distinct": (lambda: F.expr("avg(distinct i)"), r"avg\(DISTINCT"),
     "approx": (

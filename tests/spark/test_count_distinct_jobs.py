@@ -97,6 +97,32 @@ def test_only_distinct_counts_and_other_policies(spark, ledger):
     assert handle.progress.bad_records == {"users": rows.where("app is null").count()}
 
 
+def test_an_aggregate_is_not_asked_about_rows_that_are_not_its_own(spark, ledger):
+    """Neither a row that stands for a value nor one that is skipped is computed: an aggregate may have an answer to null, or fail."""
+    ledger.log.append(0, pa.table({"app": ["a", "a", "a", None], "user": pa.array([1, 2, 2, 0], pa.int64())}))
+    user, zero = F.col("user"), F.lit(0)
+
+    def fragile():
+        return {
+            "share": F.sum(F.lit(60) / F.coalesce(user, zero)),
+            "half": F.sum(F.lit(60) / F.coalesce(user, zero) / 2),
+            "large": F.sum(F.coalesce(user, F.lit(2**62))),
+            "rows": F.count("*"),
+        }
+
+    job = ledger.job(on_bad_record="skip")
+    clicks = job.read(ledger.log.read(spark), uid="clicks")
+    beside = {"n": F.count_distinct("user"), "m": F.count_distinct(F.lit(60) / user)}
+    clicks.key_by("app").aggregate(**fragile(), **beside, uid="beside").write_to(
+        ledger.files("beside"), uid="beside-out"
+    )
+    clicks.key_by("app").aggregate(**fragile(), uid="alone").write_to(ledger.files("alone"), uid="alone-out")
+    job.run(available_now=True)
+    truth = {"app": "a", "share": 120.0, "half": 60.0, "large": 5, "rows": 3}
+    assert ledger.rows("beside") == [{**truth, "n": 2, "m": 2}]
+    assert ledger.rows("alone") == [truth]
+
+
 @pytest.mark.parametrize(
     ("column", "reason"),
     [

@@ -7,7 +7,7 @@ through py4j, and its types are asked of Spark itself, so that a result has the 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
 from pyspark.errors import AnalysisException
@@ -81,18 +81,33 @@ def _is_true(setting: str | None) -> bool:
     return (setting or "").strip().lower() == "true"
 
 
-def partials(spec: AggregateSpec, column: Column, frame: DataFrame) -> list[Column]:
+def partials(
+    spec: AggregateSpec, column: Column, frame: DataFrame, counts: Column | None = None
+) -> list[Column]:
     """The columns for `groupBy(keys).agg(...)` inside a batch, named as the state columns of `spec`.
 
-    A count of distinct values has none: what is new is known only beside the state.
+    They take only rows where `counts` is true, and compute nothing of the others. A count of distinct values has none: what is new is
+    known only beside the state.
     """
     if spec.distinct:
         return []
-    if len(spec.partials) == 1:
+    if counts is None and len(spec.partials) == 1:
         return [column.alias(spec.partials[0].name)]
     call = _call(spec.name, column, frame)
-    kept = _kept(spec.kind, call.arguments[0], column, _result_type(spec.name, column, frame))
+    result = _result_type(spec.name, column, frame)
+    if counts is not None:
+        call = _only_of(call, counts)
+        column = F.call_function(call.function, *call.arguments)
+    kept = _kept(spec.kind, call.arguments[0], column, result)
     return [part.alias(partial.name) for partial, (_, part) in zip(spec.partials, kept, strict=True)]
+
+
+def _only_of(call: _Call, counts: Column) -> _Call:
+    """The call with arguments that are null where a row does not count.
+
+    It is the arguments, not the columns in them, that are null: coalesce(x, 0) has a value where x is null, and 1 / coalesce(x, 0) fails.
+    """
+    return replace(call, arguments=tuple(F.when(counts, one) for one in call.arguments))
 
 
 def _counting_distinct(name: str, call: _Call, result: T.DataType, frame: DataFrame) -> AggregateSpec:
@@ -178,7 +193,7 @@ def _call(name: str, column: Column, frame: DataFrame) -> _Call:
         _refuse(name, f"is {_what(node)}")
     function, distinct = str(node.functionName()).lower(), bool(node.isDistinct())
     _check_function(name, function, distinct=distinct)
-    return _Call(function, _arguments(name, node, frame, distinct=distinct), distinct)
+    return _Call(function, _arguments(name, function, node, frame, distinct=distinct), distinct)
 
 
 def _parsed_call(name: str, text: str, frame: DataFrame) -> _Call:
@@ -192,16 +207,21 @@ def _parsed_call(name: str, text: str, frame: DataFrame) -> _Call:
         _refuse(name, f"has a FILTER clause ({text!r}); aggregate a F.when(...) without otherwise instead")
     distinct = bool(node.isDistinct())
     _check_function(name, function, distinct=distinct)
-    return _Call(function, _arguments(name, node, frame, distinct=distinct, parsed=True), distinct)
+    return _Call(function, _arguments(name, function, node, frame, distinct=distinct, parsed=True), distinct)
 
 
 def _arguments(
-    name: str, node: Any, frame: DataFrame, *, distinct: bool, parsed: bool = False
+    name: str, function: str, node: Any, frame: DataFrame, *, distinct: bool, parsed: bool = False
 ) -> tuple[Column, ...]:
     given = list(_items(node.arguments()))
-    if distinct and any(_class(one) == "UnresolvedStar" for one in given):
+    stars = [text for text in map(_star, given) if text]
+    if not stars:
+        return tuple(_wrap(frame, one, parsed=parsed) for one in given)
+    if distinct:
         _refuse(name, "is count(DISTINCT *), which names no columns (name those whose values you mean)")
-    return tuple(_wrap(frame, one, parsed=parsed) for one in given)
+    if function != "count" or len(given) > 1 or stars != ["*"]:
+        _refuse(name, f"has a * for columns in {function}(...) (name those that you mean)")
+    return (F.lit(1),)
 
 
 def _check_function(name: str, function: str, *, distinct: bool) -> None:
@@ -243,6 +263,14 @@ def _strip_alias(node: Any) -> Any:
 
 def _class(node: Any) -> str:
     return str(node.getClass().getSimpleName())
+
+
+def _star(node: Any) -> str:
+    """`*` for all columns of a row, another text for some of them; empty if the argument is no star."""
+    inner = node.expression() if _class(node) == "ExpressionColumnNode" else node
+    if _class(inner) == "ResolvedStar":  # frame["*"]
+        return "*"
+    return str(inner.sql()) if _class(inner).startswith("UnresolvedStar") else ""
 
 
 def _items(seq: Any) -> Iterator[Any]:

@@ -46,7 +46,7 @@ from penstock.places import AT, place_in_user_code
 from penstock.spark.aggregate_columns import describe, distinct_values, partials
 from penstock.spark.broadcast import BroadcastSide
 from penstock.spark.causes import brief_text
-from penstock.spark.dead_letters import LETTERS, all_nullable, grouped_with_bad_rows
+from penstock.spark.dead_letters import LETTERS, all_nullable, grouped_with_bad_rows, rows_that_count
 from penstock.spark.distinct_values import DistinctValues
 from penstock.spark.inspection import leaves, refuse_cleaning, refuse_stateful, replayable_positions
 from penstock.spark.key_columns import check_keys, float_keys, quoted
@@ -285,21 +285,26 @@ class _Compiler:
             .agg(*(column.alias(name) for name, column in node.columns.items()))
             .schema
         )
-        parts = tuple(part for spec in specs for part in partials(spec, node.columns[spec.name], frame))
         distinct = tuple(
             distinct_values(spec, node.columns[spec.name], frame) for spec in counting_distinct(specs)
         )
+        counts = rows_that_count(node.keys, policy, distinct=bool(distinct))
+        parts = tuple(
+            part for spec in specs for part in partials(spec, node.columns[spec.name], frame, counts)
+        )
         if policy is OnBadRecord.KEEP:
-            self._check_grouping(node, frame, parts)
+            self._check_grouping(
+                node, lambda: grouped_with_bad_rows(frame, node.keys, parts, policy, distinct)
+            )
             result = all_nullable(result)
         layout = aggregate_layout(specs, key, node.ttl)
         return CompiledOperator(
             node, layout, result, policy, floats, specs, parts, distinct, _letters(policy)
         )
 
-    def _check_grouping(self, node: Aggregate, frame: DataFrame, parts: tuple[Column, ...]) -> None:
+    def _check_grouping(self, node: Aggregate, grouped: Callable[[], DataFrame]) -> None:
         try:
-            _ = grouped_with_bad_rows(frame, node.keys, parts, OnBadRecord.KEEP).schema
+            _ = grouped().schema
         except AnalysisException as error:
             raise ConfigError(
                 f"operator {node.uid!r}: the rows have a column of a type by which Spark cannot group, so that aggregate cannot keep bad "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from functools import reduce
 from operator import or_
@@ -16,7 +15,7 @@ from penstock.config import OnBadRecord
 from penstock.engine.dead_letters import ROW, ROWS
 from penstock.operators.bad_records import LETTER
 from penstock.operators.distinct_values import WHOSE
-from penstock.spark.distinct_values import DistinctValues, with_distinct_values
+from penstock.spark.distinct_values import DistinctValues, for_aggregates, with_distinct_values
 from penstock.spark.key_columns import quoted
 
 LETTERS: StructType = from_arrow_schema(LETTER)
@@ -27,6 +26,13 @@ def all_nullable(result: StructType) -> StructType:
     return StructType([StructField(field.name, field.dataType) for field in result.fields])
 
 
+def rows_that_count(keys: tuple[str, ...], policy: OnBadRecord, *, distinct: bool) -> Column | None:
+    """Which rows of `grouped_with_bad_rows` the aggregates take; None if all. Of the others nobody wants a sum, which may overflow."""
+    if distinct:
+        return for_aggregates() & ~_has_no_key(keys)
+    return None if policy is OnBadRecord.FAIL else ~_has_no_key(keys)
+
+
 def grouped_with_bad_rows(
     frame: DataFrame,
     keys: tuple[str, ...],
@@ -34,32 +40,22 @@ def grouped_with_bad_rows(
     policy: OnBadRecord,
     distinct: Sequence[DistinctValues] = (),
 ) -> DataFrame:
-    """The aggregates of a batch. Rows without a key are groups of their own: only counted, or each kept as it is."""
+    """The aggregates of a batch, of `rows_that_count`. Rows without a key are groups of their own: only counted, or kept as they are."""
     groups: list[str | Column] = [quoted(key) for key in keys]
     if policy is OnBadRecord.FAIL and not distinct:
         return frame.groupBy(*groups).agg(*partials)
-    has_no_key = reduce(or_, (F.col(quoted(key)).isNull() for key in keys))
-    names, rows = plain_names(frame, keys), frame
-    if policy is not OnBadRecord.FAIL:
-        columns = {name: F.when(~has_no_key, F.col(quoted(name))) for name in names}
-        if policy is OnBadRecord.KEEP:
-            columns[ROW] = F.when(has_no_key, _whole(frame))
-            groups.append(ROW)
-        rows = frame.withColumns(columns)
+    rows = frame
+    if policy is OnBadRecord.KEEP:
+        rows = rows.withColumn(ROW, F.when(_has_no_key(keys), _whole(frame)))
+        groups.append(ROW)
     if distinct:
-        rows = with_distinct_values(rows, distinct, counted=~has_no_key, others=names)
+        rows = with_distinct_values(rows, distinct, ~_has_no_key(keys))
         groups += [WHOSE, *(quoted(name) for values in distinct for name in values.names)]
     return rows.groupBy(*groups).agg(*partials, F.count(F.lit(1)).alias(ROWS))
 
 
-def plain_names(frame: DataFrame, keys: tuple[str, ...]) -> list[str]:
-    """The columns whose values may be left out: all that are no keys, and whose names say which they are.
-
-    They are null in rows without a key, which nobody wants to be added up, and which must not overflow.
-    """
-    times = Counter(name.lower() for name in frame.columns)
-    taken = {key.lower() for key in keys}
-    return [name for name in frame.columns if times[name.lower()] == 1 and name.lower() not in taken]
+def _has_no_key(keys: tuple[str, ...]) -> Column:
+    return reduce(or_, (F.col(quoted(key)).isNull() for key in keys))
 
 
 def _whole(frame: DataFrame) -> Column:

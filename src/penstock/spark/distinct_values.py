@@ -26,21 +26,28 @@ class DistinctValues:
     columns: tuple[Column, ...]
 
 
-def with_distinct_values(
-    frame: DataFrame, distinct: Sequence[DistinctValues], *, counted: Column, others: Sequence[str]
-) -> DataFrame:
-    """The rows with what they stand for; `counted` are those that have values, `others` the columns of which the other aggregates are made.
+def with_distinct_values(frame: DataFrame, distinct: Sequence[DistinctValues], counted: Column) -> DataFrame:
+    """The rows with what they stand for; `counted` are those that have values, and values of no other row are computed.
 
-    A value is left out where one of its columns is null, as in SQL. What a row does not stand for is null in it: added up once more
-    for every value, a sum could overflow.
+    A value is left out where one of its columns is null, as in SQL. The other aggregates take only rows that stand for them, see
+    `for_aggregates`: added up once more for every value, a sum could overflow.
     """
-    values = {name: column for one in distinct for name, column in zip(one.names, one.columns, strict=True)}
+    values = {
+        name: F.when(counted, column)
+        for one in distinct
+        for name, column in zip(one.names, one.columns, strict=True)
+    }
     rows = frame.withColumns(values)
     numbers = [F.lit(0), *(F.when(counted & _known(one), F.lit(at)) for at, one in enumerate(distinct, 1))]
     rows = rows.withColumn(WHOSE, F.explode(F.array_compact(F.array(*numbers))))
-    own = {name: _where(0, name) for name in others}
-    apart = {name: _where(at, name) for at, one in enumerate(distinct, 1) for name in one.names}
-    return rows.withColumns({**own, **apart})
+    return rows.withColumns(
+        {name: _where(at, name) for at, one in enumerate(distinct, 1) for name in one.names}
+    )
+
+
+def for_aggregates() -> Column:
+    """Whether a row stands for the aggregates of its key, not for a value."""
+    return F.col(WHOSE) == 0
 
 
 def _known(values: DistinctValues) -> Column:
