@@ -512,3 +512,23 @@ def test_an_instance_writes_only_to_what_it_has_begun(server: Server) -> None:
     """A transaction of another attempt is refused, at once as well as staged."""
     with pytest.raises(InternalError, match="did not begin"):
         Redis(server.url, key="{app}").write({"run": 1}, batch([{"app": "a", "n": 1}]))
+
+
+def test_the_key_of_an_earlier_check_may_go_meanwhile(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two jobs that start at once, or one after the other, are both let in."""
+    import redis
+
+    watch = redis.client.Pipeline.watch
+
+    def watch_and_change(pipeline: Any, *names: str) -> Any:
+        found = watch(pipeline, *names)
+        with redis.Redis.from_url(server.url) as another:
+            another.set(names[0], "of another job")
+        return found
+
+    monkeypatch.setattr(redis.client.Pipeline, "watch", watch_and_change)
+    Redis(server.url, key="views:{app}", value="n").validate(
+        pa.schema([("app", pa.string()), ("n", pa.int64())])
+    )

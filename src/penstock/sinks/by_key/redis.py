@@ -170,7 +170,7 @@ class RedisWriter(KeyedWriter):
                 )
         with self._server.client() as client:
             client.ping()
-            check_fence(client)
+            check_fence(client, changed=_package().exceptions.WatchError)
 
     def prepare(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Make keys and values; see `redis_rows` for the columns."""

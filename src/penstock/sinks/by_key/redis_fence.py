@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from penstock.errors import CorruptStateError, FencedError
@@ -43,14 +44,18 @@ def write_fenced(
             return
 
 
-def check_fence(client: Any) -> None:
-    """Run the same commands on a key that is gone after a millisecond: a user without these rights is told before the query."""
+def check_fence(client: Any, *, changed: type[Exception]) -> None:
+    """Run the same commands on a key that is gone after a millisecond: a user without these rights is told before the query.
+
+    That of an earlier check, or of another job's, may go while we watch: the server has taken all commands then, too.
+    """
     with client.pipeline(transaction=True) as pipeline:
         pipeline.watch(f"{PREFIX}check")
         pipeline.get(f"{PREFIX}check")
         pipeline.multi()
         pipeline.set(f"{PREFIX}check", "", px=1)
-        pipeline.execute()
+        with suppress(changed):
+            pipeline.execute()
 
 
 def _read(name: str, found: bytes | None) -> tuple[int, int] | None:
