@@ -12,6 +12,7 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 from operator_cluster import OperatorCluster
+from pyspark.sql import Row as SparkRow
 from task_cluster import TaskCluster
 
 import penstock as ps
@@ -178,3 +179,21 @@ def test_without_a_key_too(tmp_path: Path) -> None:
     """The same for a `Process`."""
     cluster = TaskCluster(tmp_path, WithoutKey(), rows=arrow_schema("n long"), output=arrow_schema("n long"))
     assert [row["n"] for row in cluster.batch({0: [{"n": 1}, {"n": 2}, {"n": 3}]})] == [1, 2, 3]
+
+
+class SparksRows(ps.KeyedProcess):
+    """What somebody who comes from transformWithState leaves in."""
+
+    def process(self, key: str, rows: ps.Rows, ctx: ps.Context) -> Iterator[Any]:
+        seen: list[int] = []
+        for row in rows:
+            seen.append(row.n)
+            yield SparkRow(seen=seen, k=key)
+
+
+@pytest.mark.parametrize("tolerant", [False, True])
+def test_a_row_of_pysparks_goes_by_name(tmp_path: Path, *, tolerant: bool) -> None:
+    """Its columns are not swapped, and a list in it is what it was."""
+    cluster = OperatorCluster(tmp_path, arrow_schema("k string, seen array<long>"), tolerant=tolerant)
+    found = sorted((row["k"], row["seen"]) for row in cluster.batch(SparksRows(), ROWS))
+    assert found == [("a", [1]), ("a", [1, 2]), ("b", [3])]

@@ -320,7 +320,7 @@ class _Compiler:
         if node.broadcast is not None:
             side = self.frame(node.broadcast.upstream)
             _check_order(f"{node.uid}, broadcast side", node.broadcast.order_by, side)
-            _check_names(node.uid, side.columns)
+            check_names(node.uid, side.columns)
             broadcast = BroadcastSide.of(frame, side, node.broadcast.order_by)
         result = from_arrow_schema(node.output)
         layout = state_layout(node.operator, key)
@@ -339,7 +339,8 @@ def _check_order(of: str, order_by: tuple[Order, ...], frame: DataFrame) -> None
         )
 
 
-def _check_names(uid: str, columns: list[str]) -> None:
+def check_names(uid: str, columns: list[str]) -> None:
+    """Refuse a broadcast side with two columns of one name: they could not be told apart on the way."""
     twice = [name for name, times in Counter(columns).items() if times > 1]
     if twice:
         raise ConfigError(
