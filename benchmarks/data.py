@@ -66,7 +66,7 @@ class Clicks:
 
     def _add(self, batches: int, ids: Callable[[int], Ids]) -> int:
         for number in range(batches):
-            users = _spread(ids(number))
+            users = spread(ids(number))
             for part in np.array_split(users, PARTITIONS):
                 amounts = self._rng.integers(0, 100, len(part))
                 self._write(pa.table({"user": part, "amount": amounts}))
@@ -79,6 +79,27 @@ class Clicks:
         os.utime(path.with_suffix(".tmp"), (FIRST_TIME + self._files,) * 2)
         path.with_suffix(".tmp").rename(path)
         self._files += 1
+
+
+class Visits(Clicks):
+    """Clicks with a time: each batch goes on from the last, and its rows come in no order."""
+
+    schema = "user long, amount long, at timestamp"
+
+    def __init__(self, root: Path, *, seconds_a_batch: int, seed: int = 7) -> None:
+        super().__init__(root, seed=seed)
+        self._span_us = seconds_a_batch * 1_000_000
+        self._now_us = FIRST_TIME * 1_000_000
+
+    def _add(self, batches: int, ids: Callable[[int], Ids]) -> int:
+        for number in range(batches):
+            for part in np.array_split(spread(ids(number)), PARTITIONS):
+                times = self._now_us + self._rng.integers(0, self._span_us, len(part))
+                amounts = self._rng.integers(0, 100, len(part))
+                at = pa.array(times, pa.timestamp("us", "UTC"))
+                self._write(pa.table({"user": part, "amount": amounts, "at": at}))
+            self._now_us += self._span_us
+        return batches
 
 
 class Fills(Clicks):
@@ -100,12 +121,12 @@ class Fills(Clicks):
         return batches
 
     def _add_rows(self, users: int, firsts: Ids, size: int) -> None:
-        keys = _spread(np.arange(users))
+        keys = spread(np.arange(users))
         sizes = np.full(users, size)
         for part in np.array_split(np.arange(users), PARTITIONS):
             self._write(pa.table({"user": keys[part], "first": firsts[part], "size": sizes[part]}))
 
 
-def _spread(ids: Ids) -> Ids:
+def spread(ids: Ids) -> Ids:
     """Keys that come in no order that would favour a sorted store."""
     return (ids.astype(np.uint64) * np.uint64(ODD)).view(np.int64)

@@ -18,6 +18,9 @@ import postgres_sink
 import process
 import small_batch
 import time_to_live
+import timer_scale
+import two_inputs
+import windows
 from bench import Bench
 from goals import FIGURES, Figure
 from measure import Found
@@ -44,11 +47,16 @@ MEASUREMENTS = (
     _one("process_vs_transform_with_state_zipf", process.zipf),
     _one("process_vs_transform_with_state_in_pandas", process.pandas),
     _one("map_vs_transform_with_state", process.maps),
+    _one("timers_vs_transform_with_state", process.timers),
+    _one("join_vs_spark", two_inputs.join),
+    _one("dedupe_vs_spark", two_inputs.dedupe),
     _one("aggregate_vs_spark_native", aggregate.small_state),
     _one("aggregate_vs_spark_native_large", aggregate.large_state),
+    _one("window_vs_spark", windows.measure),
     _several(("state_scale", "worker_memory"), large_state.measure),
     _one("map_state_scale", large_containers.maps),
     _one("list_append_scale", large_containers.lists),
+    _one("timer_scale", timer_scale.measure),
     _several(("checkpoint_scale_bytes", "checkpoint_scale_seconds"), checkpoint_cost.measure),
     _one("exactly_once_cost", exactly_once.measure),
     _one("small_batch_overhead", small_batch.measure),

@@ -41,6 +41,22 @@ FIGURES = {
             "the peer runs one batch only",
         ),
         Figure(
+            "timers_vs_transform_with_state",
+            ">= 30",
+            "the same rows, each key with a timer that fires a second later, against the timers of `transformWithState`",
+        ),
+        Figure(
+            "join_vs_spark",
+            ">= 2",
+            "two streams of 2,000,000 rows joined within ten minutes of event time, against Spark's stream-stream join: "
+            "200,000 rows of each in a batch",
+        ),
+        Figure(
+            "dedupe_vs_spark",
+            ">= 2",
+            "`dedupe` within ten minutes, against `dropDuplicatesWithinWatermark`: 400,000 rows a batch, of which one in five came before",
+        ),
+        Figure(
             "aggregate_vs_spark_native",
             ">= 3",
             "`aggregate`, against `groupBy().count()` with Spark's RocksDB state store and changelog: "
@@ -50,6 +66,12 @@ FIGURES = {
             "aggregate_vs_spark_native_large",
             ">= 3",
             "the same with 5,000,000 keys of state",
+        ),
+        Figure(
+            "window_vs_spark",
+            ">= 2",
+            "a count of each key by the minute, against `window` with a watermark and Spark's RocksDB state store: "
+            "500,000 rows a batch over 200,000 keys, 20 seconds of event time each",
         ),
         Figure(
             "state_scale",
@@ -70,6 +92,11 @@ FIGURES = {
             "list_append_scale",
             "<= 1.5",
             "the time of a batch that appends to each of 1,000 lists: lists of 100,000 elements over lists of 10",
+        ),
+        Figure(
+            "timer_scale",
+            "<= 1.5",
+            "the time of a task in which 1,000 timers fire: 10,000,000 that wait over 10,000",
         ),
         Figure(
             "checkpoint_scale_bytes",

@@ -5,10 +5,10 @@ Penstock writes its results into Parquet, with a checkpoint every batch; Spark's
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pandas as pd
@@ -125,6 +125,8 @@ class PenstockJob:
     interval: str = "1ms"
     retained: int = 1
     look_on: Callable[[JobHandle], None] = JobHandle.wait
+    time: Mapping[str, Any] = field(default_factory=dict)
+    """What `read` is told about event time."""
 
     @property
     def state_dir(self) -> Path:
@@ -143,7 +145,7 @@ class PenstockJob:
             backend=self.backend,
             checkpoint=checkpointing,
         )
-        clicks = job.read(self.clicks.read(spark), uid="clicks")
+        clicks = job.read(self.clicks.read(spark), uid="clicks", **self.time)
         self.count(clicks).write_to(ps.sinks.Files(self.root / "out"), uid="out")
         handle = job.start(available_now=True)
         self.look_on(handle)
@@ -157,11 +159,12 @@ class SparkQuery:
     clicks: Clicks
     root: Path
     count: Callable[[DataFrame], DataFrame]
+    output_mode: ClassVar[str] = "update"
 
     def run(self, spark: SparkSession) -> None:
         """Run over what is there."""
         counted = self.count(self.clicks.read(spark))
-        run_query(counted.writeStream.format("noop").outputMode("update"), self.root / "spark")
+        run_query(counted.writeStream.format("noop").outputMode(self.output_mode), self.root / "spark")
 
 
 def run_query(writer: Any, checkpoint: Path) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import jobs
 import map_jobs
+import timer_jobs
 from bench import Bench, SkippedError
 from data import Clicks
 from measure import Found, median_of
@@ -50,6 +51,19 @@ def maps(bench: Bench) -> Found:
     )
 
 
+def timers(bench: Bench) -> Found:
+    """A timer for every key with rows; those of the batch before fire. Of the peer one batch, after another whose timers fire in it."""
+    return _beside(
+        bench,
+        Clicks.uniform,
+        timer_jobs.spark_timer,
+        "transform_with_state",
+        peer_batches=2,
+        ours=timer_jobs.by_timer,
+        query=timer_jobs.EndlessQuery,
+    )
+
+
 def _beside(
     bench: Bench,
     add: Callable[..., int],
@@ -58,12 +72,13 @@ def _beside(
     *,
     peer_batches: int,
     ours: jobs.Count = jobs.by_process,
+    query: type[jobs.SparkQuery] = jobs.SparkQuery,
 ) -> Found:
     """A batch of few rows warms both up; then the first whole batches are left out too: one of the peer's, `WARM_UP` of ours."""
     rows, keys = bench.size(*ROWS_AND_KEYS)
     with bench.scratch() as root:
         clicks = Clicks(root)
-        theirs = jobs.SparkQuery(clicks, root, peer)
+        theirs = query(clicks, root, peer)
         job = jobs.PenstockJob(clicks, root, ours)
         add(clicks, WARM_UP_ROWS, keys)
         bench.run("Penstock warms up", job, batches=1)

@@ -25,6 +25,7 @@ import map_jobs
 import report
 import small_batch
 import time_to_live
+import timer_jobs
 from bench import CORES, Bench, SkippedError
 from figures import MEASUREMENTS, Measurement
 from goals import FIGURES
@@ -39,7 +40,7 @@ def main() -> int:
     """Measure, print, write."""
     options = _options()
     compileall.compile_dir(Path(ps.__file__).parent, quiet=1)  # as an installed package is
-    for module in (jobs, map_jobs, latency, small_batch, floors, time_to_live):
+    for module in (jobs, map_jobs, latency, small_batch, floors, time_to_live, timer_jobs):
         cloudpickle.register_pickle_by_value(module)
     console = Console()
     bench = Bench(console, quick=options.quick)

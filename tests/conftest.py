@@ -7,6 +7,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ from pyspark.sql import SparkSession
 from penstock.spark.session import local_session
 
 if TYPE_CHECKING:
+    from services.flink import Flink
     from services.kafka_broker import KafkaBroker
     from services.redis_process import Server
 
@@ -112,6 +114,20 @@ def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaBroker]:
         yield broker
     finally:
         broker.kill()
+
+
+@pytest.fixture(scope="session")
+def flink() -> Iterator[Flink]:
+    """Flink's own operators, to judge ours."""
+    from services.flink import CannotCompileError, running
+    from services.maven import JarsMissingError
+
+    with ExitStack() as stack:
+        try:
+            judge = stack.enter_context(running())
+        except (CannotCompileError, JarsMissingError) as missing:
+            pytest.skip(f"Flink: no operators to compare with: {missing}")
+        yield judge
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

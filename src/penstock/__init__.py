@@ -21,10 +21,11 @@ from penstock.errors import (
 )
 from penstock.late_names import LateNames
 from penstock.operators.batch_columns import BatchColumns
-from penstock.operators.batch_process import BatchKeys, BatchProcess, BatchRows
+from penstock.operators.batch_process import BatchKeys, BatchProcess, BatchRows, BatchTimers
 from penstock.operators.batch_state import BatchState
 from penstock.operators.batch_tables import BatchList, BatchMap
 from penstock.operators.folded_state import AggregateFunction, AggregatingState, ReducingState
+from penstock.operators.keyed_co_process import KeyedCoProcess
 from penstock.operators.keyed_process import Context, KeyedProcess
 from penstock.operators.list_state import ListState
 from penstock.operators.map_state import MapState
@@ -35,6 +36,9 @@ from penstock.operators.side_outputs import SideOutput
 from penstock.operators.states import ValueState
 from penstock.operators.subtask_states import BroadcastState, OperatorListState
 from penstock.operators.time_to_live import TimeToLive
+from penstock.operators.timers import Timer
+from penstock.operators.window_kinds import count_window, session, sliding, tumbling
+from penstock.operators.window_process import TimeWindow, WindowProcess
 from penstock.state.backends import FilesystemBackend, MemoryBackend, RocksdbBackend, StateBackend
 from penstock.storage import LocalStorage, Storage
 
@@ -44,6 +48,14 @@ if TYPE_CHECKING:
     from penstock.engine.observer import Progress
     from penstock.guarantee import Guarantee
     from penstock.job import Job
+    from penstock.keyed_streams import (
+        BroadcastStream,
+        ConnectedKeyedStreams,
+        ConnectedStream,
+        ConnectedStreams,
+        KeyedStream,
+        WindowedStream,
+    )
     from penstock.recovery.restart import (
         RestartStrategy,
         exponential_delay,
@@ -53,7 +65,7 @@ if TYPE_CHECKING:
     )
     from penstock.spark.handle import JobHandle, Status
     from penstock.spark.session import local_session
-    from penstock.streams import BroadcastStream, ConnectedStream, KeyedStream, Stream, Written
+    from penstock.streams import Stream, Written
 
 AT_LEAST_ONCE = Mode.AT_LEAST_ONCE
 AT_MOST_ONCE = Mode.AT_MOST_ONCE
@@ -79,6 +91,7 @@ __all__ = [
     "BatchProcess",
     "BatchRows",
     "BatchState",
+    "BatchTimers",
     "BroadcastState",
     "BroadcastStream",
     "CheckpointFailedError",
@@ -86,7 +99,9 @@ __all__ = [
     "CommitLostError",
     "Completed",
     "ConfigError",
+    "ConnectedKeyedStreams",
     "ConnectedStream",
+    "ConnectedStreams",
     "Context",
     "CorruptStateError",
     "Duration",
@@ -98,6 +113,7 @@ __all__ = [
     "Job",
     "JobFailedError",
     "JobHandle",
+    "KeyedCoProcess",
     "KeyedProcess",
     "KeyedStream",
     "ListState",
@@ -125,35 +141,46 @@ __all__ = [
     "Storage",
     "Stream",
     "TimeToLive",
+    "TimeWindow",
+    "Timer",
     "UnavailableError",
     "UserCodeError",
     "ValueState",
+    "WindowProcess",
+    "WindowedStream",
     "Written",
     "__version__",
+    "count_window",
     "exponential_delay",
     "failure_rate",
     "fixed_delay",
     "local_session",
     "no_restart",
+    "session",
     "sinks",
+    "sliding",
     "sources",
+    "tumbling",
 ]
 
 
 _LATE_NAMES = LateNames(
     __name__,
     {
-        "BroadcastStream": "streams",
+        "BroadcastStream": "keyed_streams",
         "Completed": "checkpoint.completed",
-        "ConnectedStream": "streams",
+        "ConnectedKeyedStreams": "keyed_streams",
+        "ConnectedStream": "keyed_streams",
+        "ConnectedStreams": "keyed_streams",
         "Guarantee": "guarantee",
         "Job": "job",
         "JobHandle": "spark.handle",
-        "KeyedStream": "streams",
+        "KeyedStream": "keyed_streams",
         "Progress": "engine.observer",
         "RestartStrategy": "recovery.restart",
         "Status": "spark.handle",
         "Stream": "streams",
+        "WindowedStream": "keyed_streams",
         "Written": "streams",
         "exponential_delay": "recovery.restart",
         "failure_rate": "recovery.restart",

@@ -15,6 +15,8 @@ _E = TypeVar("_E", bound=enum.Enum)
 Duration = str | timedelta
 
 _UNITS_S = {"ms": 0.001, "s": 1.0, "sec": 1.0, "min": 60.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_SPELLED_OUT = {"millisecond": "ms", "second": "s", "minute": "min", "hour": "h", "day": "d"}
+"""As Spark has them; also with an s."""
 _DURATION = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z]+)\s*")
 
 MINIMUM_TIMEOUT_S = 0.1
@@ -79,14 +81,15 @@ def _parse(setting: str, value: object) -> float:
     if isinstance(value, timedelta):
         return value.total_seconds()
     match = _DURATION.fullmatch(value) if isinstance(value, str) else None
-    if match is None or match[2] not in _UNITS_S:
+    unit = "" if match is None else _SPELLED_OUT.get(match[2].removesuffix("s"), match[2])
+    if match is None or unit not in _UNITS_S:
         raise ConfigError(
             f"{setting}={value!r} is not a duration: use a timedelta or a number with "
             f"{', '.join(_UNITS_S)}, such as '500ms', '10s' or '5min'",
             setting=setting,
             value=value,
         )
-    return float(match[1]) * _UNITS_S[match[2]]
+    return float(match[1]) * _UNITS_S[unit]
 
 
 def whole_number(setting: str, value: object, *, minimum: int, maximum: int | None = None) -> int:
@@ -109,7 +112,7 @@ def choice(setting: str, value: object, kind: type[_E]) -> _E:
     for member in kind:
         if value in (member.value, member.name):
             return member
-    names = ", ".join(member.name for member in kind)
+    names = ", ".join(repr(member.value) for member in kind)
     raise ConfigError(f"{setting}={value!r} is unknown: choose one of {names}", setting=setting, value=value)
 
 

@@ -16,16 +16,39 @@ from penstock.config import OnBadRecord
 from penstock.errors import ConfigError, PenstockError
 from penstock.ids import checked_name
 from penstock.operators.batch_process import BatchProcess
+from penstock.operators.join_spec import LEFT, How
 from penstock.operators.keyed_process import KeyedProcess
 from penstock.operators.process import Process as UnkeyedProcess
 from penstock.operators.row_order import Order
+from penstock.operators.states import lives_by_event_time as has_event_lifetimes
 from penstock.operators.time_to_live import TimeToLive
+from penstock.operators.timers import EVENT_TIME
+from penstock.operators.window_kinds import CountWindows, TimeWindows, Windows
+from penstock.operators.window_process import WindowProcess
 from penstock.places import AT, Place, calling_place
 from penstock.sinks.two_phase_commit import TwoPhaseCommitSink
 from penstock.wording import with_article
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
+
+
+@dataclass(frozen=True)
+class EventTime:
+    """What is known about the time of the rows of a source: durations in microseconds."""
+
+    column: str
+    out_of_order_us: int
+    """So much older than the newest row of its partition a row may be."""
+    idle_after_us: int | None
+    """A partition without rows for so long is not waited for; None: it always is."""
+    ahead_us: int | None
+    """An event time so far ahead of the clock is absurd, and does not move the watermark; None: none is."""
+    partition: tuple[str, ...] | None = None
+    """The columns that tell the partitions of the source apart; None: found out from the source, () for one watermark for all of it."""
+    refuses_absurd: bool = False
+    in_positions: bool = False
+    """Whether the positions of the source name its partitions, so that one is known before it has rows."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,6 +58,7 @@ class Source:
     uid: str
     frame: DataFrame
     replayable: bool | None
+    event_time: EventTime | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,6 +100,16 @@ class Broadcast:
 
 
 @dataclass(frozen=True, eq=False)
+class SecondInput:
+    """The right one of the two streams of an operator. Its key has the types of the left one's, and may have other names."""
+
+    upstream: Node
+    keys: tuple[str, ...]
+    event_time: str | None = None
+    order_by: tuple[Order, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
 class Process:
     """The user's own Python code: per key, in columns, or without a key (`keys` is empty then)."""
 
@@ -87,6 +121,8 @@ class Process:
     output: pa.Schema
     order_by: tuple[Order, ...]
     broadcast: Broadcast | None = None
+    right: SecondInput | None = None
+    """The other stream of a `KeyedCoProcess`."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,6 +136,65 @@ class Top:
     by: tuple[Order, ...]
     of: tuple[str, ...]
     newest: tuple[Order, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Window:
+    """SQL aggregates, or the user's own code, over windows of each key. One of `columns` and `operator` is there."""
+
+    uid: str
+    upstream: Node
+    keys: tuple[str, ...]
+    windows: Windows
+    lateness_us: int = 0
+    early_us: int | None = None
+    event_time: str | None = None
+    """The column that the user named; None for that of the stream."""
+    columns: dict[str, Column] = field(default_factory=dict)
+    operator: WindowProcess | None = None
+    output: pa.Schema | None = None
+    """The columns of its results, where there is own code."""
+    order_by: tuple[Order, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class Dedupe:
+    """The first row of each value of the key; none that comes so near to it in event time."""
+
+    uid: str
+    upstream: Node
+    keys: tuple[str, ...]
+    within_us: int
+    event_time: str | None = None
+    """The column that the user named; None for that of the stream."""
+
+
+@dataclass(frozen=True, eq=False)
+class Join:
+    """Rows of two streams with the same key, side by side: within bounds of time, in the same window, or whatever their time."""
+
+    uid: str
+    upstream: Node
+    keys: tuple[str, ...]
+    right: SecondInput
+    how: How
+    within_us: tuple[int, int] | None = None
+    windows: TimeWindows | None = None
+    event_time: str | None = None
+    at: str | None = None
+    """The name of a column to add, with the time of each result."""
+
+
+@dataclass(frozen=True, eq=False)
+class Lookup:
+    """Rows of a stream with the latest row of their key in another one beside them."""
+
+    uid: str
+    upstream: Node
+    keys: tuple[str, ...]
+    right: SecondInput
+    inner: bool
+    ttl: TimeToLive | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,14 +221,45 @@ class Side:
     name: str
 
 
-Node = Source | Transform | Union | Aggregate | Process | Top | BadRecords | Side
-Keyed = Aggregate | Process | Top
+@dataclass(frozen=True, eq=False)
+class Late:
+    """The rows that came too late for an operator, as they came."""
+
+    of: Keyed
+    input: str = LEFT
+    """Of which of its inputs, where it has two."""
+
+
+Keyed = Aggregate | Process | Top | Window | Dedupe | Join | Lookup
+Node = Source | Transform | Union | Keyed | BadRecords | Side | Late
 
 
 def inputs_of(part: Keyed | Output) -> tuple[Node, ...]:
-    """All from which its rows come: the stream, and the broadcast side where there is one."""
-    beside = part.broadcast if isinstance(part, Process) else None
-    return (part.upstream,) if beside is None else (part.upstream, beside.upstream)
+    """All from which its rows come: the stream, and the broadcast side or the second input where there is one."""
+    beside = [second_input(part), part.broadcast if isinstance(part, Process) else None]
+    return (part.upstream, *(one.upstream for one in beside if one is not None))
+
+
+def second_input(part: Keyed | Output) -> SecondInput | None:
+    """The right stream of an operator that has two."""
+    return part.right if isinstance(part, Process | Join | Lookup) else None
+
+
+def late_from(late: Late) -> Node:
+    """The stream whose rows these are."""
+    right = second_input(late.of)
+    return late.of.upstream if right is None or late.input == LEFT else right.upstream
+
+
+def lives_by_event_time(node: Keyed) -> bool:
+    """Whether something that a user has given a time to live is kept by event time."""
+    match node:
+        case Aggregate():
+            return node.ttl is not None and node.ttl.by == EVENT_TIME
+        case Process():
+            return has_event_lifetimes(node.operator)
+        case _:
+            return False
 
 
 @dataclass
@@ -188,6 +314,12 @@ class Graph:
         sides = (one for end in ends for one in _nodes_before(end) if isinstance(one, Side))
         return tuple(sorted({side.name for side in sides if side.of is node}))
 
+    def gives_late_rows(self, node: Keyed, of: str = LEFT) -> bool:
+        """Whether somebody reads the rows that come too late for an operator, out of one of its inputs."""
+        ends = (node for part in (*self.operators, *self.outputs) for node in inputs_of(part))
+        late = (one for end in ends for one in _nodes_before(end) if isinstance(one, Late))
+        return any(one.of is node and one.input == of for one in late)
+
     def new_uid(self, kind: str, uid: str) -> str:
         """Check a uid, and that nothing else in the job has it."""
         checked_name(f"uid of {with_article(kind)}", uid)
@@ -219,6 +351,25 @@ class Graph:
             self.say_where(error, uid)
             raise
 
+    def check_event_time(self, node: Keyed) -> None:
+        """Refuse what goes by event time where none ever comes. A column that is named there says the time of rows, and no watermark."""
+        what = _what_event_time_does(node)
+        if what is not None and not self.event_time_sources(node):
+            raise ConfigError(
+                f"operator {node.uid!r} {what[0]}, but no source in front of it has event time, so that {what[1]}; write "
+                f"job.read(..., event_time='column'){what[2]}",
+                operator=node.uid,
+            )
+
+    def event_time_sources(self, operator: Keyed) -> frozenset[str]:
+        """The sources with event time whose rows come to an operator: its watermark is the lowest of theirs. Others do not hold it."""
+        return frozenset(
+            node.uid
+            for before in inputs_of(operator)
+            for node in _nodes_before(before)
+            if isinstance(node, Source) and node.event_time is not None
+        )
+
     def upstream_operators(self) -> dict[str, tuple[str, ...]]:
         """The uids of the operators in front of each operator, near and far; those in front come first in it."""
         return {
@@ -231,6 +382,18 @@ class Graph:
         yield from self.sources
         yield from self.operators
         yield from self.outputs
+
+
+def _what_event_time_does(node: Keyed) -> tuple[str, str, str] | None:
+    """For operators that go by event time: what they do by it, what would become of that without any, and what else one can do."""
+    if lives_by_event_time(node):
+        other = ", or leave out by='event_time'"
+        return "has a time to live by event time", "nothing would ever expire", other
+    if isinstance(node, Window) and not isinstance(node.windows, CountWindows):
+        return f"cuts rows into {node.windows}", "none of them would ever close", ""
+    if isinstance(node, Dedupe) or (isinstance(node, Join) and (node.within_us or node.windows)):
+        return "keeps rows as long as event time says", "they would be kept for ever", ""
+    return None
 
 
 def _operators_before(node: Node) -> Iterator[str]:
@@ -261,10 +424,10 @@ def _nodes_before(node: Node) -> Iterator[Node]:
             yield from _nodes_before(node.right)
         case Transform():
             yield from _nodes_before(node.upstream)
-        case Aggregate() | Process() | Top():
+        case Aggregate() | Process() | Top() | Window() | Dedupe() | Join() | Lookup():
             for before in inputs_of(node):
                 yield from _nodes_before(before)
         case BadRecords():
             yield from _nodes_before(node.of.upstream if isinstance(node.of, Output) else node.of)
-        case Side():
+        case Side() | Late():
             yield from _nodes_before(node.of)

@@ -5,9 +5,11 @@ Everything that can be checked without data is checked here or in `start`, befor
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from penstock import start_options
 from penstock.config import Checkpointing, Duration, OnBadRecord, seconds, whole_number
 from penstock.config import on_bad_record as checked_policy
 from penstock.errors import ConfigError, PenstockError, shown_alone
@@ -73,14 +75,38 @@ class Job:
         self.local_recovery = local_recovery
         self.graph = Graph(on_bad_record=checked_policy(on_bad_record))
 
-    def read(self, frame: DataFrame, *, uid: str, replayable: bool | None = None) -> Stream:
+    def read(
+        self,
+        frame: DataFrame,
+        *,
+        uid: str,
+        replayable: bool | None = None,
+        event_time: str | None = None,
+        out_of_order: Duration = "10s",
+        idle_after: Duration | None = "1min",
+        max_ahead: Duration | None = "1d",
+        partition_by: str | Sequence[str] | None = None,
+        bad_event_time: str = "late",
+    ) -> Stream:
         """Add a source: any streaming DataFrame, with whatever stateless SQL is already in it.
 
         `replayable` states whether the source can deliver the same records again; Penstock knows it of Spark's own sources.
+        `event_time`: the column with the time of a row, a timestamp. How far time has come follows from the newest row of each partition:
+        `out_of_order`: rows may be so much older than it. `idle_after`: a partition that is silent for so long is not waited for; None: it
+        always is. `max_ahead`: a time so far ahead of the clock is not believed; None: any is. `partition_by`: the columns that tell
+        partitions apart, where Penstock does not know them; of Kafka and `PartitionedLog` it does. `bad_event_time`: a row with no time,
+        or one that is not believed, counts as "late", or makes the run "fail".
         """
         if not getattr(frame, "isStreaming", False):
             raise ConfigError(f"source {uid!r} is not a streaming DataFrame: use spark.readStream", uid=uid)
-        source = Source(self.graph.new_uid("source", uid), frame, replayable)
+        from penstock.spark.source_times import TimeOptions
+
+        checked = self.graph.new_uid("source", uid)
+        with self.graph.saying_where(uid):
+            time = TimeOptions(
+                event_time, out_of_order, idle_after, max_ahead, partition_by, bad_event_time
+            ).of(frame, checked)
+        source = Source(checked, frame, replayable, time)
         self.graph.sources.append(source)
         return Stream(self.graph, source)
 
@@ -100,11 +126,13 @@ class Job:
         restore: int | None = None,
         takeover: bool = False,
         drop_state: tuple[str, ...] = (),
+        drain: bool = False,
     ) -> JobHandle:
         """Start the job in the background, from its newest checkpoint if it has one.
 
         `available_now`: end when the input known now is done. `restore`: go on from this retained checkpoint instead of the newest.
         `takeover`: fence off a run that seems to be alive. `drop_state`: uids of operators whose stored state may be lost.
+        `drain`, with `available_now`: when the input is done, event time comes to its end: all windows close, all its timers fire.
         """
         refuse_while_loading("start()")
         from penstock.spark.handle import JobHandle, StartOptions
@@ -112,8 +140,12 @@ class Job:
         if restore is not None:
             whole_number("restore", restore, minimum=0)
         dropped = _checked_uids(drop_state)
+        if drain and not available_now:
+            raise ConfigError(
+                f"{start_options.drain()} needs {start_options.available_now()}: only an input that ends has an end of its time"
+            )
         try:
-            return JobHandle.start(self, StartOptions(available_now, restore, takeover, dropped))
+            return JobHandle.start(self, StartOptions(available_now, restore, takeover, dropped, drain))
         except PenstockError as error:
             failure = shown_alone(error)
         raise failure
@@ -125,6 +157,7 @@ class Job:
         restore: int | None = None,
         takeover: bool = False,
         drop_state: tuple[str, ...] = (),
+        drain: bool = False,
     ) -> Status:
         """`start`, show how it goes, and wait for the end; returns how it came. Arguments as for `start`.
 
@@ -136,7 +169,11 @@ class Job:
 
         def start() -> JobHandle:
             return self.start(
-                available_now=available_now, restore=restore, takeover=takeover, drop_state=drop_state
+                available_now=available_now,
+                restore=restore,
+                takeover=takeover,
+                drop_state=drop_state,
+                drain=drain,
             )
 
         try:

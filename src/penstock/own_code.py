@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from penstock.errors import ConfigError
-from penstock.graph import Broadcast, Graph, Node, Operator, Process
+from penstock.graph import Broadcast, Graph, Node, Operator, Process, SecondInput
 from penstock.operators.batch_process import BatchProcess
 from penstock.operators.broadcast import refuse_results, takes_broadcast
+from penstock.operators.keyed_co_process import KeyedCoProcess
 from penstock.operators.keyed_process import KeyedProcess
 from penstock.operators.parameters import check_parameters
 from penstock.operators.process import Process as UnkeyedProcess
@@ -32,9 +33,11 @@ def add_process(
     schema: Columns,
     uid: str,
     order_by: OrderBy,
+    right: SecondInput | None = None,
 ) -> Process:
     """Add an operator to the job, or refuse it; without `keys` it is one without a key."""
     _check_kind(operator, uid, keyed=bool(keys))
+    _check_inputs(operator, uid, two=right is not None)
     check_parameters(operator, uid)
     check_sides(operator, _base(operator), uid)
     _check_states(operator, uid)
@@ -49,13 +52,39 @@ def add_process(
         arrow_schema(ddl),
         parse_orders(order_by, "order_by"),
         broadcast,
+        right,
     )
+    graph.check_event_time(node)
     graph.operators.append(node)
     return node
 
 
 def _base(operator: Operator) -> type[Operator]:
-    return next(kind for kind in (KeyedProcess, BatchProcess, UnkeyedProcess) if isinstance(operator, kind))
+    kinds = (KeyedCoProcess, KeyedProcess, BatchProcess, UnkeyedProcess)
+    return next(kind for kind in kinds if isinstance(operator, kind))
+
+
+def _check_inputs(operator: Operator, uid: str, *, two: bool) -> None:
+    """A `KeyedCoProcess` has two inputs, all others have one."""
+    name = type(operator).__name__
+    if two and not isinstance(operator, KeyedCoProcess):
+        raise ConfigError(
+            f"operator {uid!r}: {name} is a {_base(operator).__name__}, but two streams are connected; make it a KeyedCoProcess, with "
+            "process_left and process_right",
+            uid=uid,
+        )
+    if not two and isinstance(operator, KeyedCoProcess):
+        raise ConfigError(
+            f"operator {uid!r}: {name} is a KeyedCoProcess, which needs two streams: left.key_by('k').connect(right.key_by('id')).process("
+            "...); for one stream make it a KeyedProcess",
+            uid=uid,
+        )
+    if isinstance(operator, KeyedCoProcess) and type(operator).process is not KeyedCoProcess.process:
+        raise ConfigError(
+            f"operator {uid!r}: {name} has a process() of its own, which would not see which stream a row is of; write process_left() and "
+            "process_right()",
+            uid=uid,
+        )
 
 
 def _check_kind(operator: object, uid: str, *, keyed: bool) -> None:

@@ -37,3 +37,13 @@ def drop_state(*uids: str) -> str:
     if _Asked.on_the_command_line:
         return " ".join(f"--drop-state {uid}" for uid in uids) or "--drop-state"
     return f"drop_state={uids!r}" if uids else "drop_state"
+
+
+def available_now() -> str:
+    """What ends the job when the input known now is done."""
+    return "--available-now" if _Asked.on_the_command_line else "available_now=True"
+
+
+def drain() -> str:
+    """What brings event time to its end with the input."""
+    return "--drain" if _Asked.on_the_command_line else "drain=True"

@@ -1,20 +1,22 @@
-"""Rows on their way through a job, as the user builds it: streams, with a key or without, connected, written. Driver."""
+"""Rows on their way through a job, as the user builds it: streams without a key, and those that end in a sink. Driver."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, overload
 
-from penstock.config import OnBadRecord, whole_number
+from penstock.config import Duration, OnBadRecord
 from penstock.config import on_bad_record as checked_policy
 from penstock.errors import ConfigError
 from penstock.graph import (
     Aggregate,
     Broadcast,
     Graph,
+    Join,
     Keyed,
+    Late,
+    Lookup,
     Node,
-    Operator,
     Output,
     Process,
     Side,
@@ -25,17 +27,26 @@ from penstock.graph import (
 from penstock.operators.process import Process as UnkeyedProcess
 from penstock.operators.row_order import OrderBy, parse_orders
 from penstock.operators.side_outputs import checked_side
-from penstock.operators.time_to_live import TTL, time_to_live
+from penstock.operators.time_to_live import TTL
+from penstock.operators.window_kinds import Windows
 from penstock.own_code import add_process
 from penstock.sinks.two_phase_commit import TwoPhaseCommitSink
+from penstock.two_inputs import (
+    EventTimeOf,
+    JoinOptions,
+    On,
+    Within,
+    add_dedupe,
+    add_join,
+    add_lookup,
+    late_input,
+)
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
+    from pyspark.sql import DataFrame
 
+    from penstock.keyed_streams import BroadcastStream, ConnectedStream, ConnectedStreams, KeyedStream
     from penstock.state.declared import Columns
-
-MAX_TOP = 10_000
-"""What `top` keeps and emits of a key; whoever wants more wants all of it."""
 
 
 class Stream:
@@ -57,8 +68,7 @@ class Stream:
 
     def union(self, other: Stream) -> Stream:
         """This stream and another with the same columns, as one."""
-        if other._graph is not self._graph:
-            raise ConfigError("union: both streams must belong to the same job")
+        check_same_job("union", self._graph, other._graph)
         return Stream(self._graph, Union(self._node, other._node))
 
     def key_by(self, *columns: str) -> KeyedStream:
@@ -67,6 +77,8 @@ class Stream:
             raise ConfigError(f"key_by{columns!r}: it takes the names of one or more columns")
         if len(set(columns)) != len(columns):
             raise ConfigError(f"key_by{columns!r}: a column is named twice")
+        from penstock.keyed_streams import KeyedStream
+
         return KeyedStream(self._graph, self._node, columns)
 
     def process(
@@ -88,11 +100,25 @@ class Stream:
         `order_by`: columns ('at', 'at asc' or 'at desc') that put the rows of a batch in order. Without it every subtask sees them in
         the same order, but in no promised one.
         """
+        from penstock.keyed_streams import BroadcastStream
+
         return BroadcastStream(self._graph, Broadcast(self._node, parse_orders(order_by, "order_by")))
 
-    def connect(self, other: BroadcastStream) -> ConnectedStream:
-        """Let the operator that comes next see a broadcast stream, too: `payments.connect(rules.broadcast()).process(...)`."""
-        return ConnectedStream(self._graph, self._node, (), _connected(self._graph, other))
+    @overload
+    def connect(self, other: BroadcastStream) -> ConnectedStream: ...
+    @overload
+    def connect(self, other: Stream) -> ConnectedStreams: ...
+    def connect(self, other: BroadcastStream | Stream) -> ConnectedStream | ConnectedStreams:
+        """Let the operator that comes next see another stream, too.
+
+        `payments.connect(rules.broadcast()).process(...)`: all rows of it, in every subtask.
+        `orders.connect(payments).key_by("order_id").process(...)`: those of the same key, in a `KeyedCoProcess`.
+        """
+        from penstock.keyed_streams import ConnectedStream, ConnectedStreams, connected
+
+        if isinstance(other, Stream):
+            return ConnectedStreams(self, other)
+        return ConnectedStream(self._graph, self._node, (), connected(self._graph, other))
 
     def bad_records(self) -> Stream:
         """The rows that this operator could not take, which then do not end the job: a stream of `operator, reason, key, row, batch`.
@@ -103,12 +129,116 @@ class Stream:
             raise ConfigError(
                 "bad_records(): ask it of what process, aggregate, top or write_to returned; other parts of a stream have no bad rows"
             )
+        if isinstance(self._node, Join | Lookup):
+            raise ConfigError(
+                f"bad_records(): {self._node.uid!r} has no bad rows; a row without a key has no partner. Of a join, ask for late('left') "
+                "and late('right')",
+                uid=self._node.uid,
+            )
         if not self._node.keys:
             raise ConfigError(
                 f"bad_records(): operator {self._node.uid!r} has no key, and no bad rows either; what a Process raises ends the run",
                 uid=self._node.uid,
             )
         return Stream(self._graph, self._graph.bad_records(self._node))
+
+    def dedupe(
+        self,
+        *,
+        on: str | Sequence[str],
+        within: Duration,
+        uid: str,
+        event_time: str | None = None,
+        on_bad_record: OnBadRecord | str | None = None,
+    ) -> Stream:
+        """Let the first row of each value pass, and drop those that come near to it: `orders.dedupe(on="id", within="1h", uid="once")`.
+
+        Rows are taken in the order in which they come. A row passes if no row with the same value has passed whose event time is less
+        than `within` away from its own, before it or behind it. So of two rows the one that comes first passes, also when it is the newer
+        one; and without late rows it does not matter how rows are cut into batches.
+        Rows before the watermark are in `late()`. `event_time`: the column with the time, if it is not that of the source.
+        `on_bad_record`: "fail" or "skip" rows without a value in `on`.
+        The classic mistake: a `within` that is shorter than the time after which duplicates come.
+        """
+        node = add_dedupe(self._graph, self._node, on=on, within=within, event_time=event_time, uid=uid)
+        say_policy(self._graph, uid, on_bad_record)
+        return Stream(self._graph, node)
+
+    def join(
+        self,
+        other: Stream,
+        *,
+        on: On,
+        uid: str,
+        within: Within = None,
+        window: Windows | None = None,
+        how: str = "inner",
+        event_time: EventTimeOf = None,
+        at: str | None = None,
+    ) -> Stream:
+        """Put rows of two streams with the same key side by side: `orders.join(payments, on="id", within=("-5min", "1h"), uid="paid")`.
+
+        A left row at time l and a right row at time r match when l + lower <= r <= l + upper, for `within=(lower, upper)`; with `window`
+        when they are in the same window. A pair comes out when the later of the two comes.
+        `on`: the key column, a list of them, or pairs `[("order_id", "id")]` where the names differ. The key comes out once, under its
+        left name; other columns must have different names.
+        `how`: "inner", "left", "right" or "full"; rows without a partner come out when the watermark says that none can come any more.
+        Null equals nothing: rows without a key match no other, and are dropped where only pairs come out.
+        Rows before the watermark are in `late("left")` and `late("right")`. `event_time`: the column with the time, or a pair of them.
+        `at`: add a column of this name with the time of the result, for operators behind: of a pair the later of both times, of a row alone
+        when it was known that it has no partner.
+        The classic mistake: `within` the wrong way round. The bounds say where the right row lies, seen from the left one.
+        """
+        if not isinstance(other, Stream):
+            raise ConfigError(
+                f"join({type(other).__name__}): it takes a stream, without key_by(...): say on= instead",
+                uid=uid,
+            )
+        check_same_job("join", self._graph, other._graph)
+        told = JoinOptions(on, within, window, how, event_time, at)
+        return Stream(self._graph, add_join(self._graph, self._node, other._node, told, uid=uid))
+
+    def lookup(
+        self,
+        other: Stream,
+        *,
+        on: On,
+        uid: str,
+        how: str = "left",
+        order_by: OrderBy = (),
+        ttl: TTL | None = None,
+    ) -> Stream:
+        """Put beside each row the latest row of its key in another stream: `views.lookup(users, on="user_id", uid="who")`.
+
+        The latest is the one that came last, as far as it is known when the row is processed: in a batch all rows of `other` count first.
+        `order_by`: columns of `other` that say which of its rows in a batch is the last one.
+        `on`: as in `join`. `how`: "left", or "inner" to drop rows of whose key nothing is known. `ttl`: what is known of a key is forgotten
+        so long after it was told, by the clock.
+        A change in `other` gives nothing by itself: it counts for the rows that come later.
+        The classic mistake: to expect the row that was valid at the time of the left one. This looks at what has arrived, not at times.
+        """
+        if not isinstance(other, Stream):
+            raise ConfigError(
+                f"lookup({type(other).__name__}): it takes a stream, without key_by(...): say on= instead",
+                uid=uid,
+            )
+        check_same_job("lookup", self._graph, other._graph)
+        node = add_lookup(
+            self._graph, self._node, other._node, on=on, how=how, order_by=order_by, ttl=ttl, uid=uid
+        )
+        return Stream(self._graph, node)
+
+    def late(self, which: str | None = None) -> Stream:
+        """The rows that came too late for this operator, as they came; also those without an event time, or with an absurd one.
+
+        They are part of the same batch and checkpoint as the results. What nobody reads is counted all the same.
+        `which`: of a join, "left" or "right".
+        """
+        if not isinstance(self._node, Keyed) or isinstance(self._node, Aggregate | Process | Top | Lookup):
+            raise ConfigError(
+                "late(): ask it of what a window, a join or dedupe returned; for other parts of a stream no row is too late"
+            )
+        return Stream(self._graph, Late(self._node, late_input(self._node, which)))
 
     def side(self, name: str) -> Stream:
         """The rows that this operator emits to a side output: a stream with the columns that its class declares.
@@ -131,7 +261,7 @@ class Stream:
                 f"write_to({sink!r}): it takes a sink, such as penstock.sinks.Files(...)", uid=uid
             )
         output = Output(self._graph.new_uid("sink", uid), self._node, sink)
-        _say(self._graph, uid, on_bad_record)
+        say_policy(self._graph, uid, on_bad_record)
         self._graph.outputs.append(output)
         return Written(self._graph, output)
 
@@ -148,169 +278,13 @@ class Written:
         return Stream(self._graph, self._graph.bad_records(self._output))
 
 
-class _WithOwnCode:
-    """What own code can be put behind: a stream with a key, or one beside which there is a broadcast stream."""
-
-    def __init__(
-        self, graph: Graph, node: Node, keys: tuple[str, ...], broadcast: Broadcast | None = None
-    ) -> None:
-        self._graph = graph
-        self._node = node
-        self._keys = keys
-        self._broadcast = broadcast
-
-    def process(
-        self,
-        operator: Operator,
-        *,
-        schema: Columns,
-        uid: str,
-        order_by: OrderBy = (),
-        on_bad_record: OnBadRecord | str | None = None,
-    ) -> Stream:
-        """Run own Python code with state: a `KeyedProcess` key by key, a `BatchProcess` in columns; without a key a `Process`.
-
-        `schema`: the columns of its results, as DDL, a `StructType` or a list such as ["app string", ("n", "long")].
-        `order_by`: columns ('at', 'at asc' or 'at desc') that put the rows of a key in order within a batch.
-        `on_bad_record`: "fail", or "skip" rows without a key and rows of a key for which `process` raises.
-        Behind `connect`, its `process_broadcast` is given the rows of the broadcast stream, in every batch before all others.
-        """
-        if on_bad_record is not None and not self._keys:
-            raise ConfigError(
-                f"operator {uid!r}: on_bad_record={on_bad_record!r} is for operators with a key; what a Process raises ends the run",
-                uid=uid,
-            )
-        node = add_process(
-            self._graph,
-            self._node,
-            self._keys,
-            self._broadcast,
-            operator,
-            schema=schema,
-            uid=uid,
-            order_by=order_by,
-        )
-        _say(self._graph, uid, on_bad_record)
-        return Stream(self._graph, node)
+def check_same_job(what: str, graph: Graph, other: Graph) -> None:
+    """Refuse to bring streams of two jobs together."""
+    if other is not graph:
+        raise ConfigError(f"{what}: both streams must belong to the same job")
 
 
-class KeyedStream(_WithOwnCode):
-    """A stream whose rows are grouped by key."""
-
-    def aggregate(
-        self,
-        *columns: Column,
-        uid: str,
-        on_bad_record: OnBadRecord | str | None = None,
-        ttl: TTL | None = None,
-        **named: Column,
-    ) -> Stream:
-        """Keep SQL aggregates per key over everything so far; emits the new values of every key that changed in a batch.
-
-        Spark computes the aggregate of the batch, Penstock merges it into the state: count, count_if, sum, min, max, avg, bool_and,
-        bool_or, bit_and, bit_or, bit_xor, count_distinct. Anything that cannot be merged exactly is refused by name.
-        A column is named by its argument, `pv=F.count("*")`, or by its alias, `F.count("*").alias("page views")`: so it may have any name.
-        `on_bad_record`: "fail" or "skip" rows whose key is null. `ttl`: a key that has had no rows for so long is forgotten.
-        """
-        from penstock.spark.aggregate_names import named_aggregates
-
-        aggregates = named_aggregates(columns, named, keys=self._keys, uid=uid)
-        lifetime = time_to_live(ttl)
-        if lifetime is not None and lifetime.renews:
-            raise ConfigError(
-                f"operator {uid!r}: ttl={ttl!r}: nobody reads an aggregate without writing it; leave out since='read'",
-                operator=uid,
-            )
-        node = Aggregate(self._graph.new_uid("operator", uid), self._node, self._keys, aggregates, lifetime)
-        _say(self._graph, uid, on_bad_record)
-        self._graph.operators.append(node)
-        return Stream(self._graph, node)
-
-    def top(
-        self,
-        n: int,
-        *,
-        by: str | tuple[str, ...] | list[str],
-        uid: str,
-        of: str | tuple[str, ...] | list[str] = (),
-        order_by: str | tuple[str, ...] | list[str] = (),
-        on_bad_record: OnBadRecord | str | None = None,
-    ) -> Stream:
-        """Keep the first `n` rows of each key in the order of `by` ('amount desc'); emits all of them, with a column `rank` from 1 on, for
-        every key for which they changed in a batch.
-
-        Of rows that are equal in `by` the one that came first stays. With `of` each value of these columns counts once, with its newest
-        row: that which came last, or is the last in `order_by`; of values that are equal in `by` the smaller one comes first.
-        `on_bad_record`: "fail" or "skip" rows whose key is null.
-        The classic mistake: to append the results to a table. Write them by key and rank: `key=["shop", "rank"]`.
-        """  # noqa: D205 - the sentence is long
-        whole_number("n", n, minimum=1, maximum=MAX_TOP)
-        orders, values, newest = parse_orders(by, "by"), _names("of", of), parse_orders(order_by, "order_by")
-        _check_top(
-            self._keys, by=[order.column for order in orders], of=values, order_by=bool(newest), uid=uid
-        )
-        node = Top(self._graph.new_uid("operator", uid), self._node, self._keys, n, orders, values, newest)
-        _say(self._graph, uid, on_bad_record)
-        self._graph.operators.append(node)
-        return Stream(self._graph, node)
-
-    def connect(self, other: BroadcastStream) -> ConnectedStream:
-        """Let the operator that comes next see a broadcast stream, too: `payments.key_by("card").connect(rules.broadcast())`."""
-        return ConnectedStream(self._graph, self._node, self._keys, _connected(self._graph, other))
-
-
-class ConnectedStream(_WithOwnCode):
-    """A stream, with or without a key, whose operator sees a broadcast stream beside it: what `connect` returns."""
-
-
-class BroadcastStream:
-    """A small stream of which every subtask sees all rows: what `broadcast` returns, and `connect` takes."""
-
-    def __init__(self, graph: Graph, broadcast: Broadcast) -> None:
-        self._graph = graph
-        self._broadcast = broadcast
-
-
-def _connected(graph: Graph, other: BroadcastStream) -> Broadcast:
-    if not isinstance(other, BroadcastStream):
-        raise ConfigError(
-            f"connect({type(other).__name__}): it takes a broadcast stream, such as rules.broadcast(). To bring two streams together by "
-            "key, union them, with a column that says which is which, and then key_by"
-        )
-    if other._graph is not graph:  # noqa: SLF001 - they are made together
-        raise ConfigError("connect: both streams must belong to the same job")
-    return other._broadcast  # noqa: SLF001 - they are made together
-
-
-def _names(argument: str, given: str | tuple[str, ...] | list[str]) -> tuple[str, ...]:
-    names = (given,) if isinstance(given, str) else tuple(given)
-    if not all(isinstance(name, str) and name for name in names) or len(set(names)) < len(names):
-        raise ConfigError(
-            f"{argument}={given!r}: it takes the names of columns, each once", **{argument: given}
-        )
-    return names
-
-
-def _check_top(
-    keys: tuple[str, ...], *, by: list[str], of: tuple[str, ...], order_by: bool, uid: str
-) -> None:
-    if not by:
-        raise ConfigError(
-            f"top {uid!r}: by names no column; say which rows come first: by='amount desc'", uid=uid
-        )
-    if order_by and not of:
-        raise ConfigError(
-            f"top {uid!r}: order_by says which row of a value is the newest, and there is no of=...; where every row counts, by decides",
-            uid=uid,
-        )
-    shared = [name for name in of if name in keys]
-    if shared:
-        raise ConfigError(
-            f"top {uid!r}: of names {shared[0]!r}, a key column: all rows of a key have the same value in it",
-            uid=uid,
-        )
-
-
-def _say(graph: Graph, uid: str, on_bad_record: OnBadRecord | str | None) -> None:
+def say_policy(graph: Graph, uid: str, on_bad_record: OnBadRecord | str | None) -> None:
+    """Note what the user has said about the bad rows of one operator or sink, if anything."""
     if on_bad_record is not None:
         graph.set_on_bad_record(uid, checked_policy(on_bad_record))

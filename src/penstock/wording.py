@@ -33,6 +33,20 @@ def with_article(noun: str) -> str:
     return f"{'an' if noun[0] in 'aeiou' else 'a'} {noun}"
 
 
+def exactly(us: int) -> str:
+    """A duration in the largest unit that gives a whole number: two of them are the same if, and only if, this is."""
+    for unit, length in (
+        ("d", 86_400_000_000),
+        ("h", 3_600_000_000),
+        ("min", 60_000_000),
+        ("s", 1_000_000),
+        ("ms", 1_000),
+    ):
+        if us and us % length == 0:
+            return f"{us // length} {unit}"
+    return f"{us} us"
+
+
 def duration(seconds: float) -> str:
     """`4.2 ms`, `56 ms`, `1.3 s`, `42 s`, `2 min 5 s`, `1 h 3 min`, `2 d 4 h`: as exact as a person wants it."""
     ms = seconds * _SECOND_MS

@@ -13,6 +13,7 @@ import time
 from known_truth import JOB, POISON, Site
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
+from timed_job import build_timed_job
 
 import penstock as ps
 from penstock.storage import Storage
@@ -20,6 +21,7 @@ from penstock.storage import Storage
 ROWS_PER_BATCH = 20_000
 SIDE_BY_SIDE = "side-by-side"
 SHUFFLED = "shuffled"
+TIMED = "timed"
 NAMES_KEPT = 3
 
 
@@ -86,6 +88,8 @@ def build_job(
 
     Side by side, rows that cannot be taken are dead letters, and the side output of the links is written, in Parquet too.
     """
+    if shape == TIMED:
+        return build_timed_job(site, spark, interval=interval, rows_per_batch=rows_per_batch)
     job = ps.Job(
         JOB,
         storage=storage or site.storage,

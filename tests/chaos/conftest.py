@@ -8,6 +8,7 @@ import random
 import chaos_job
 import known_truth
 import pytest
+import timed_job
 from known_truth import Site
 from moments import KILLS
 from pyspark import cloudpickle
@@ -31,8 +32,8 @@ def seed(request):
 @pytest.fixture(autouse=True, scope="module")
 def by_value():
     """User code in test modules is sent to workers by value, as it is from a script."""
-    for module in (chaos_job, known_truth):
+    for module in (chaos_job, known_truth, timed_job):
         cloudpickle.register_pickle_by_value(module)
     yield
-    for module in (chaos_job, known_truth):
+    for module in (chaos_job, known_truth, timed_job):
         cloudpickle.unregister_pickle_by_value(module)

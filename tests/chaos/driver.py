@@ -18,6 +18,7 @@ import chaos_job
 import held_storage
 import known_truth
 import msgspec
+import timed_job
 from chaos_job import SIDE_BY_SIDE, build_job
 from held_storage import HeldStorage
 from known_truth import Site
@@ -43,6 +44,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     rows_per_batch: int = chaos_job.ROWS_PER_BATCH
     hold_after: int | None = None
     """Before the metadata of the first checkpoint beyond this number is created: say so and wait for the file `release`."""
+    drain: bool = False
+    """End with the input that there is, with event time at its end."""
     outcomes: str | None = None
     """Add the exit code to this file, a line each, instead of ending with it, and wait for the next job."""
 
@@ -52,7 +55,7 @@ def main() -> int:
     logging.getLogger("py4j").setLevel(logging.WARNING)
     orders: queue.SimpleQueue[Settings] = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(orders,), daemon=True).start()
-    for module in (chaos_job, held_storage, known_truth):
+    for module in (chaos_job, held_storage, known_truth, timed_job):
         cloudpickle.register_pickle_by_value(module)
     while True:
         settings = orders.get()
@@ -91,7 +94,7 @@ def _work(settings: Settings) -> None:
         interval=settings.interval,
         rows_per_batch=settings.rows_per_batch,
     )
-    handle = job.start()
+    handle = job.start(available_now=settings.drain, drain=settings.drain)
     _log.info("run %d starts from checkpoint %d", handle.progress.run, handle.progress.restored_from)
     while not handle.wait(POLL_S):
         if site.finish_path.exists() and _has_all(site, handle):

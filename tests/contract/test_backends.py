@@ -52,6 +52,7 @@ from penstock.state.backends import (
 from penstock.state.backends.base import OpenState, StateBackend, StateHandle, StateLayout, Workplace
 from penstock.state.backends.checksums import HashedFiles, fingerprint
 from penstock.state.keys import GROUP_SHIFT, KeyBatch, key_groups, owner
+from penstock.state.lifetimes import Moment
 from penstock.state.merge_orders import Merged, MergeOrder, replaced
 from penstock.state.types import arrow_schema
 from penstock.storage import LocalStorage
@@ -147,7 +148,7 @@ class Cluster:
             self.handles[index] = handle = state.freeze()
             state.close()
             self.upload(handle)
-            self.merge(index, self.backend.choose_merge(handle.refs, 0))
+            self.merge(index, self.backend.choose_merge(handle.refs, Moment()))
 
     def merge(self, index: int, window: range | None) -> None:
         """What the background does between two batches."""

@@ -29,6 +29,7 @@ from penstock.state.backends.base import (
     Workplace,
 )
 from penstock.state.keys import GROUP_SHIFT, KeyBatch, owner
+from penstock.state.lifetimes import Moment
 from penstock.state.merge_orders import Merged, MergeOrder, replaced
 from penstock.state.order_numbers import order_numbers
 from penstock.state.types import arrow_schema
@@ -141,7 +142,7 @@ class Job:
     def merge(self, index: int, *, everything: bool = False) -> None:
         handle = self.handles[index]
         assert handle is not None
-        window = range(len(handle.refs)) if everything else self.backend.choose_merge(handle.refs, 0)
+        window = range(len(handle.refs)) if everything else self.backend.choose_merge(handle.refs, Moment())
         if window is None or not isinstance(self.backend, FilesystemBackend):
             return
         refs = handle.refs[window.start : window.stop]

@@ -108,6 +108,42 @@ def test_products_are_ranked_anew(run: Run, run_by_command: Run) -> None:
     assert rows == [("north", 1, "tea", 24), ("north", 2, "milk", 22), ("south", 1, "tea", 4)]
 
 
+@pytest.mark.spark
+def test_missing_payments_are_noticed(run: Run, run_by_command: Run) -> None:
+    """The order that is never paid, and in the next run the one that waited when the first run ended."""
+    assert run("missing_payment") == ["order 0-2: no payment until 2026-01-01 09:35"]
+    run_by_command("missing_payment")
+    alerts = sorted((row["order"], row["missing_since"].day) for row in rows_in("payments/out"))
+    assert alerts == [("0-2", 1), ("0-3", 1), ("1-2", 2)]
+
+
+@pytest.mark.spark
+def test_sessions_end_with_event_time(run: Run, run_by_command: Run) -> None:
+    """Sessions are what they are however the views are cut into batches; a view that is too late is kept apart."""
+    assert run("sessions") == [
+        "ada from 09:00 to 09:35, views: 3",
+        "bob from 09:10 to 09:10, views: 1",
+        "ada from 19:00 to 19:00, views: 1",
+        "too late: bob at 08:00",
+    ]
+    run_by_command("sessions")  # without the end of time the last session of the second day stays open
+    assert [row["user"] for row in rows_in("sessions/out")].count("ada") == 3
+    assert len(rows_in("sessions/late")) == 2
+
+
+@pytest.mark.spark
+def test_products_are_ranked_by_the_hour(run: Run, run_by_command: Run) -> None:
+    """What comes within ten minutes after its hour is in the ranks of that hour."""
+    assert run("top_products_by_window") == [
+        *("09:00, 1: milk (7)", "09:00, 2: rice (5)"),
+        *("10:00, 1: tea (4)", "10:00, 2: rice (1)"),
+        "11:00, 1: rice (2)",
+    ]
+    run_by_command("top_products_by_window")
+    with sqlite3.connect("top-by-window/out.db") as database:
+        assert database.execute("select count(*) from best").fetchall() == [(9,)]
+
+
 def rows_in(folder: str) -> list[dict[str, Any]]:
     """What a reader of Parquet files sees."""
     return pq.read_table(folder).to_pylist()
@@ -204,3 +240,27 @@ def test_own_sink_refuses_nested_columns(tmp_path: Path, own_sink: Any) -> None:
     schema = pa.schema([("tags", pa.list_(pa.string()))])
     with pytest.raises(ps.ConfigError, match="tags"):
         own_sink.JsonFolder(tmp_path).validate(schema)
+
+
+@pytest.mark.spark
+def test_orders_are_paid_in_time_or_not(run: Run, run_by_command: Run) -> None:
+    """A payment within ten minutes belongs to its order; orders without one come out when none can come any more."""
+    assert run("orders_and_payments") == [
+        "order A: paid after 5 minutes",
+        "order B: not paid in time",
+        "order C: not paid in time",
+    ]
+    with sqlite3.connect("orders/owed.db") as database:
+        assert sorted(database.execute("SELECT customer, cents FROM owed")) == [("ada", 200), ("bob", 0)]
+    run_by_command("orders_and_payments")
+    paid = [row["order_id"] for row in pq.read_table("orders/paid").to_pylist() if row["paid"] is not None]
+    assert paid == ["A", "A"]
+
+
+@pytest.mark.spark
+def test_each_order_passes_once(run: Run, run_by_command: Run) -> None:
+    """The first copy passes, and one that is more than an hour away; run again, nothing does."""
+    expected = ["12:00 order A", "12:01 order B", "12:03 order C", "13:30 order A"]
+    assert run("deduplication") == expected
+    run_by_command("deduplication")
+    assert pq.read_table("deduplication/once").num_rows == len(expected)

@@ -21,6 +21,7 @@ SEEDS = [*range(200), *PINNED] if SEED is None else [int(SEED)]
 BAD_SEEDS = 20
 KIND_SEEDS = 12
 WOKEN_SEEDS = 20
+TIMER_SEEDS = 30
 MANY = int(os.environ.get("PENSTOCK_CHAOS_SEEDS") or 10_000)
 TELL_EVERY = 500
 
@@ -49,6 +50,12 @@ def test_every_kind_of_state_keeps_the_promise(seed: int, backend: str) -> None:
 def test_subtasks_that_are_woken_change_nothing(seed: int) -> None:
     """Whether a subtask runs without rows or not, sinks, state and storage end up as the mode promises."""
     live(seed, wakes_every=2)
+
+
+@pytest.mark.parametrize("seed", SEEDS[:TIMER_SEEDS])
+def test_timers_fire_as_often_as_promised(seed: int) -> None:
+    """In event time and by the clock, in batches with rows and without, with the end of time behind every other job."""
+    live(seed, timers=True, drains=seed % 2 == 1)
 
 
 def live(seed: int, **changed: object) -> None:

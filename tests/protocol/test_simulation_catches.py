@@ -13,7 +13,7 @@ import pytest
 from simulations import calls_without_a_crash, come_back, world
 
 from penstock.checkpoint.commits import Committer, commit_in_order
-from penstock.checkpoint.completed import Completed
+from penstock.checkpoint.completed import Completed, TimeReached
 from penstock.checkpoint.coordinator import Coordinator
 from penstock.checkpoint.due_commits import DueCommits
 from penstock.checkpoint.events import BatchFinished, SweepTransactions, WriteMetadata
@@ -26,6 +26,8 @@ from penstock.engine import acknowledgements, reading, run, sink_writer
 from penstock.engine.bad_records import BadRecordCounts
 from penstock.engine.reading import Reading
 from penstock.engine.run import Run
+from penstock.engine.subtask import ProcessTask
+from penstock.engine.watermarks import Watermarks
 from penstock.errors import PenstockError
 from penstock.ids import NO_CHECKPOINT
 from penstock.operators import keyed_process
@@ -39,6 +41,8 @@ from penstock.snapshot.uploader import Upload
 from penstock.state import merge_orders
 from penstock.state.backends import fetch
 from penstock.state.backends.checksums import HashedFiles
+from penstock.state.backends.sorted_state import SortedState
+from penstock.state.handle import Due
 from penstock.testing.simulation import Fate, Intervention, Violation, Workload, random_workload
 from penstock.testing.simulation.workload import SinkKind
 
@@ -478,6 +482,107 @@ def leave_what_a_call_emitted_to_the_next_one(patch: Patch) -> None:
         return {name: list(rows) for name, rows in self._given.items()}
 
     patch.setattr(SideRows, "withdrawn", withdrawn)
+
+
+TIMED: dict[str, Any] = {"mode": Mode.EXACTLY_ONCE, "timers": True, "interventions": (), "emits_once": False}
+
+
+@mutation(**TIMED)
+def wait_for_a_moment_that_is_too_late(patch: Patch) -> None:
+    patch.setattr(ProcessTask, "due", lambda self, state: Due(10**15, 10**16))
+
+
+@mutation(**TIMED)
+def wait_for_nothing_while_there_are_no_rows(patch: Patch) -> None:
+    carried = acknowledgements._carried_over
+    patch.setattr(
+        acknowledgements,
+        "_carried_over",
+        lambda plan, subtask: msgspec.structs.replace(carried(plan, subtask), due=Due()),
+    )
+
+
+@mutation(56, **TIMED, parallelisms=(1, 3, 2), troubled_runs=4)
+def wait_for_nothing_after_a_change_of_parallelism(patch: Patch) -> None:
+    patch.setattr(Due, "first", staticmethod(lambda of: Due()))
+
+
+@mutation(**TIMED)
+def leave_it_to_rows_to_bring_time_on(patch: Patch) -> None:
+    patch.setattr(Run, "is_due", lambda self, by_us=None, **looked: False)
+
+
+@mutation(**TIMED, troubled_runs=4)
+def forget_with_a_run_how_far_time_had_come(patch: Patch) -> None:
+    patch.setattr(
+        run,
+        "Watermarks",
+        lambda sources, timed_by, reached, *rest: Watermarks(sources, timed_by, TimeReached(), *rest),
+    )
+
+
+@mutation(**{**TIMED, "mode": Mode.AT_MOST_ONCE}, troubled_runs=4)
+def begin_a_batch_at_most_once_without_its_time(patch: Patch) -> None:
+    begin = Reading.begin
+
+    def timeless(self: Reading, batch, barrier) -> None:
+        begin(self, batch, msgspec.structs.replace(barrier, time=self.point.barrier.time))
+
+    patch.setattr(Reading, "begin", timeless)
+
+
+@mutation(**TIMED, troubled_runs=4)
+def end_a_batch_that_reads_nothing_where_the_run_began(patch: Patch) -> None:
+    patch.setattr(
+        Reading,
+        "barrier",
+        property(
+            lambda self: self.point.barrier if self.point.barrier.positions.get("source") else self._barrier
+        ),
+    )
+
+
+@mutation(**TIMED, troubled_runs=4)
+def record_time_that_has_not_come(patch: Patch) -> None:
+    reached = Watermarks.reached
+
+    def hasty(self: Watermarks) -> TimeReached:
+        time = reached(self)
+        ahead = {uid: us + 5_000_000 for uid, us in time.watermarks_us.items()}
+        return msgspec.structs.replace(time, watermarks_us=ahead)
+
+    patch.setattr(Watermarks, "reached", hasty)
+
+
+@mutation(**TIMED, drains=True, wakes_every=1)
+def keep_what_the_end_of_time_has_done(patch: Patch) -> None:
+    patch.setattr(
+        run, "living_by_event_time", lambda layouts: frozenset({"first"}) if layouts else frozenset()
+    )
+    patch.setattr(SortedState, "purge", lambda self: None)
+
+
+@mutation(
+    15,
+    **{**TIMED, "mode": Mode.AT_MOST_ONCE},
+    drains=True,
+    records=12,
+    batch_size=3,
+    operators=1,
+    upload_pace=1.0,
+    troubled_runs=8,
+    restarts=0.0,
+)
+def record_time_as_going_on_before_its_end_is_cleared_away(patch: Patch) -> None:
+    begin = Watermarks.begin_anew
+
+    def hasty(self: Watermarks, batch) -> object:
+        clocks = begin(self, batch)
+        self.finish({})
+        self._anew_in = NO_CHECKPOINT
+        return clocks
+
+    patch.setattr(Watermarks, "begin_anew", hasty)
 
 
 def job(seed: int, common: dict[str, Any]) -> Workload:

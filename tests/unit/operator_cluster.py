@@ -15,24 +15,28 @@ import pyarrow as pa
 import xxhash
 from msgspec.structs import replace
 
-from penstock.checkpoint.completed import StoredLifetime
+from penstock.checkpoint.completed import StoredLifetime, TimeReached
 from penstock.engine.dead_letters import tolerates
 from penstock.ids import CheckpointId, RunId, SubtaskId
 from penstock.operators.bad_records import BadRecords
 from penstock.operators.batch_process import BatchProcess
+from penstock.operators.clock import OperatorClock
 from penstock.operators.keyed_process import Context, KeyedProcess
 from penstock.operators.run_batch_process import run_batch_process
 from penstock.operators.run_process import run_process
 from penstock.operators.states import state_layout
+from penstock.operators.stored_timers import Timers
+from penstock.operators.task_time import TaskTime
+from penstock.operators.timers import takes_timers
 from penstock.operators.tolerant_process import run_process_tolerantly
 from penstock.recovery.lifetimes import Lifetimes, described
 from penstock.recovery.rescale import redistribute
 from penstock.recovery.taking_over import TakeOver
 from penstock.state.backends import backend_named
 from penstock.state.backends.base import OpenState, StateLayout, Workplace
-from penstock.state.handle import FileRef, StateHandle
+from penstock.state.handle import Due, FileRef, StateHandle
 from penstock.state.keys import GROUP_SHIFT, SORT_KEY, key_groups, owners
-from penstock.state.lifetimes import TIMELESS, StateTime
+from penstock.state.lifetimes import TIMELESS, Moment, StateTime
 from penstock.state.merge_orders import Merged, replaced
 from penstock.storage import LocalStorage
 
@@ -48,9 +52,24 @@ class BuiltIn(ABC):
     def layout(self, key: pa.Schema) -> StateLayout:
         """What it keeps."""
 
+    uses_time = False
+    """Whether it runs also in a subtask without rows."""
+
     @abstractmethod
     def run(self, rows: pa.Table, state: OpenState, context: Context) -> list[pa.RecordBatch]:
         """One subtask in one batch."""
+
+    def run_in_time(
+        self, rows: pa.Table, state: OpenState, context: Context, clock: OperatorClock
+    ) -> list[pa.RecordBatch]:
+        """The same for one that has to know how far time has come."""
+        del clock
+        return self.run(rows, state, context)
+
+    def due(self, state: OpenState, clock: OperatorClock) -> Due:
+        """What its state waits for, after the batch; called right before the state is frozen."""
+        del state, clock
+        return Due()
 
 
 Operator = KeyedProcess | BatchProcess | BuiltIn
@@ -74,11 +93,21 @@ class OperatorCluster:
         self._handles: list[StateHandle | None] = [None]
         self._layout: StateLayout | None = None
         self.now_us = 0
+        """What the next batch takes for the time of the clock."""
+        self.clock = OperatorClock()
+        """Event time and the clock in the last batch. It is part of the checkpoint."""
+        self.event_time: str | None = None
+        """The column of the rows with their event time."""
+        self.skips_idle = False
+        """Whether subtasks without rows are run only when something is due in them, as the driver does it."""
         self._lifetimes: dict[str, StoredLifetime] = {}
 
-    def batch(self, operator: Operator, rows: pa.Table) -> list[dict[str, Any]]:
-        """Run one batch; returns the results."""
+    def batch(
+        self, operator: Operator, rows: pa.Table, watermark_us: int | None = None
+    ) -> list[dict[str, Any]]:
+        """Run one batch, at whose end event time has come to `watermark_us` (None: no further); returns the results."""
         self._version += 1
+        self.clock = self._next_clock(watermark_us)
         self.declare(operator)
         sort_keys = np.array([sort_key(key) for key in rows.column("k").to_pylist()], dtype=np.int64)
         rows = rows.append_column(SORT_KEY, pa.array(sort_keys))
@@ -87,13 +116,27 @@ class OperatorCluster:
         for index in range(self.parallelism):
             mine = rows.filter(pa.array(owner == index))
             with closing(self._open(index)) as state:
-                if mine.num_rows:
-                    given = self._run(operator, mine, state, index)
+                due = None if (before := self._handles[index]) is None else before.due
+                if mine.num_rows or self._runs_without_rows(operator, before):
+                    given, due = self._run(operator, mine, state, index)
                     results += pa.Table.from_batches(given, self.output).to_pylist()
-                self._handles[index] = handle = state.freeze()
+                self._handles[index] = handle = replace(state.freeze(), due=due or Due())
             for name in handle.files - set(self._storage.names()):
                 self._storage.put(name, (self._local / name).read_bytes())
         return results
+
+    def _next_clock(self, watermark_us: int | None) -> OperatorClock:
+        before = self.clock
+        reached = before.watermark_us if watermark_us is None else max(watermark_us, before.watermark_us)
+        return OperatorClock(before.watermark_us, reached, before.now_us, max(self.now_us, before.now_us))
+
+    def _runs_without_rows(self, operator: Operator, before: StateHandle | None) -> bool:
+        uses_time = operator.uses_time if isinstance(operator, BuiltIn) else takes_timers(operator)
+        if not uses_time:
+            return False
+        clock = self.clock
+        is_due = before is not None and before.due.is_reached(clock.watermark_us, clock.now_us)
+        return is_due or not self.skips_idle
 
     def declare(self, operator: Operator) -> None:
         """Go on with the states of this operator. Another time to live is dealt with as at the start of a run."""
@@ -124,17 +167,20 @@ class OperatorCluster:
             self.now_us,
             since,
             lifetimes.brings_back,
+            reached=TimeReached(watermarks_us={UID: self.clock.watermark_us}, clock_us=self.clock.now_us),
         )
         self._version += 1
         for index, handle in enumerate(self._handles):
             if handle is not None:
                 self._handles[index] = take_over(replace(handle, version=self._version), 0).handle
 
-    def merge(self, choose: Callable[[Sequence[FileRef], int], range | None] | None = None) -> int:
+    def merge(self, choose: Callable[[Sequence[FileRef], Moment], range | None] | None = None) -> int:
         """Merge in the background what the backend chooses, or somebody else; returns how many merges there were."""
         merges = 0
         for index, handle in enumerate(self._handles):
-            window = (choose or self._backend.choose_merge)(handle.refs, self.now_us) if handle else None
+            window = (
+                (choose or self._backend.choose_merge)(handle.refs, Moment(self.now_us)) if handle else None
+            )
             if handle is None or window is None or self._backend.name != "filesystem":
                 continue
             assert self._layout is not None
@@ -151,11 +197,12 @@ class OperatorCluster:
 
     def checkpoint(self) -> tuple[Any, ...]:
         """What `go_back` takes."""
-        return list(self._handles), self.parallelism, self._lifetimes, self._layout
+        return list(self._handles), self.parallelism, self._lifetimes, self._layout, self.clock
 
     def go_back(self, checkpoint: tuple[Any, ...]) -> None:
         """All machines die, and their files with them; the job goes on from the checkpoint."""
-        self._handles, self.parallelism, self._lifetimes, self._layout = list(checkpoint[0]), *checkpoint[1:]
+        handles, self.parallelism, self._lifetimes, self._layout, self.clock = checkpoint
+        self._handles = list(handles)
         shutil.rmtree(self._local, ignore_errors=True)
 
     def stored_rows(self) -> list[dict[str, Any]]:
@@ -182,16 +229,29 @@ class OperatorCluster:
             tables: list[Any] = [state, *(state.table(table.name) for table in self._layout.tables)]
             return [row for table in tables for batch in table.scan() for row in batch.to_pylist()]
 
-    def _run(self, operator: Operator, rows: pa.Table, state: OpenState, index: int) -> list[pa.RecordBatch]:
-        context = Context(UID, self._version, index, self.parallelism)
+    def _run(
+        self, operator: Operator, rows: pa.Table, state: OpenState, index: int
+    ) -> tuple[list[pa.RecordBatch], Due]:
+        clock = self.clock
+        context = Context(
+            UID, self._version, index, self.parallelism, _watermark_us=clock.before_us, _now_us=clock.now_us
+        )
         if isinstance(operator, BuiltIn):
-            return operator.run(rows, state, context)
-        common: dict[str, Any] = {"key_names": ["k"], "output": self.output, "context": context}
+            results = operator.run_in_time(rows, state, context, clock)
+            return results, operator.due(state, clock)
+        assert self._layout is not None
+        timers = (
+            Timers(state, clock, self._layout.key, has_event_time=True) if takes_timers(operator) else None
+        )
+        time = TaskTime(clock, self.event_time, timers)
+        common: dict[str, Any] = {"key_names": ["k"], "output": self.output, "context": context, "time": time}
         if isinstance(operator, BatchProcess):
-            return run_batch_process(operator, rows, state, **common)
-        if not self._tolerant:
-            return run_process(operator, rows, state, **common)
-        return run_process_tolerantly(operator, rows, state, **common, bad=self.bad, tolerates=tolerates)
+            given = run_batch_process(operator, rows, state, **common)
+        elif not self._tolerant:
+            given = run_process(operator, rows, state, **common)
+        else:
+            given = run_process_tolerantly(operator, rows, state, **common, bad=self.bad, tolerates=tolerates)
+        return given, Due() if timers is None else timers.due()
 
     def number_back(self, batches: int) -> None:
         """Go on with the state as it is, in batches that begin so many earlier: at least once, after a failure."""
@@ -199,7 +259,8 @@ class OperatorCluster:
         self._run_number += 1
 
     def rescale(self, parallelism: int) -> None:
-        """Go on with so many subtasks, on machines that have no files."""
+        """Go on with so many subtasks, on machines that have no files. What one of them waited for, all look for."""
+        due = self.due
         taken = redistribute(
             [handle for handle in self._handles if handle],
             uid=UID,
@@ -208,7 +269,7 @@ class OperatorCluster:
             backend=self._backend.name,
         )
         self.parallelism = parallelism
-        self._handles = [taken[SubtaskId(UID, index)] for index in range(parallelism)]
+        self._handles = [replace(taken[SubtaskId(UID, index)], due=due) for index in range(parallelism)]
         shutil.rmtree(self._local, ignore_errors=True)
 
     def stored(self) -> dict[str, dict[str, Any]]:
@@ -226,14 +287,14 @@ class OperatorCluster:
         self._version += 1
         found: list[dict[str, Any]] = []
         for index in range(self.parallelism):
-            with closing(self._open(index)) as state:
+            with closing(self._look_into(index)) as state:
                 found += [row for batch in state.table(table).scan() for row in batch.to_pylist()]
         return found
 
     def _scan(self) -> Iterator[dict[str, Any]]:
         self._version += 1
         for index in range(self.parallelism):
-            with closing(self._open(index)) as state:
+            with closing(self._look_into(index)) as state:
                 for batch in state.scan():
                     yield from batch.to_pylist()
 
@@ -247,12 +308,27 @@ class OperatorCluster:
             max_parallelism=MAX_PARALLELISM,
             version=self._version,
             stem=f"{self._run_number}-{self._version}-{index}-{self.parallelism}",
-            time=StateTime(self.now_us, since),
+            time=StateTime(self.now_us, since, self.clock.before_us, self.clock.fired_us),
         )
 
     def _open(self, index: int) -> OpenState:
         assert self._layout is not None
         return self._backend.open(self._place(index), self._layout, self._handles[index])
+
+    def _look_into(self, index: int) -> OpenState:
+        """The state behind the last batch: what was due in it is gone."""
+        assert self._layout is not None
+        place = self._place(index)
+        time = replace_field(place.time, watermark_us=self.clock.watermark_us, fired_us=self.clock.now_us)
+        return self._backend.open(replace_field(place, time=time), self._layout, self._handles[index])
+
+    @property
+    def due(self) -> Due:
+        """The first moments for which any subtask waits."""
+        waiting = [handle.due for handle in self._handles if handle]
+        event_us = [due.event_us for due in waiting if due.event_us is not None]
+        clock_us = [due.clock_us for due in waiting if due.clock_us is not None]
+        return Due(min(event_us, default=None), min(clock_us, default=None))
 
     @property
     def files(self) -> list[int]:

@@ -19,10 +19,13 @@ from penstock.config import OnBadRecord
 from penstock.engine.acknowledgements import acknowledged
 from penstock.engine.assignment import Answer, Assignment, RunPlace
 from penstock.engine.subtask import ProcessTask
-from penstock.engine.task_rows import BROADCAST, WAKE, broadcast_column
+from penstock.engine.tagged_rows import BAD, RESULTS, untagged
+from penstock.engine.task_rows import BROADCAST, WAKE
 from penstock.graph import Operator
 from penstock.ids import CheckpointId, RunId, SubtaskId
+from penstock.operators.clock import OperatorClock
 from penstock.operators.states import state_layout
+from penstock.operators.timers import takes_timers
 from penstock.recovery.rescale import redistribute
 from penstock.recovery.taking_over import TakeOver
 from penstock.snapshot.mailbox import Address
@@ -32,8 +35,9 @@ from penstock.snapshot.uploader import Upload
 from penstock.snapshot.uploader import perform as store
 from penstock.state.backends import backend_named
 from penstock.state.backends.base import StateLayout, Workplace
-from penstock.state.handle import StateHandle
+from penstock.state.handle import Due, StateHandle
 from penstock.state.keys import SORT_KEY, key_groups, owners
+from penstock.state.lifetimes import StateTime
 from penstock.state.subtask_rows import RowsByTable, rows_of_subtask, subtask_sort_key
 from penstock.storage import LocalStorage
 
@@ -85,8 +89,17 @@ class TaskCluster:
         backend: str = "memory",
         on_bad_record: OnBadRecord = OnBadRecord.FAIL,
         parallelism: int = 1,
+        has_event_time: bool = True,
+        sides: tuple[str, ...] = (),
     ) -> None:
         self.parallelism = parallelism
+        self.clock = OperatorClock()
+        """Event time and the clock in the last batch."""
+        self.letters: list[Row] = []
+        """The dead letters of the last batch."""
+        self.emitted: list[Row] = []
+        """What went to side outputs in it."""
+        self._has_event_time, self._sides = has_event_time, sides
         self.keys = ("k",) if "k" in rows.names else ()
         self._operator, self._rows, self._output, self._side = operator, rows, output, broadcast
         self._layout: StateLayout = state_layout(
@@ -98,6 +111,8 @@ class TaskCluster:
         self._attempts = count()
         self._run = 1
         self._batch = 0
+        self.given = 0
+        """How many rows and timers it had."""
         self.bad: dict[str, int] = {}
         """How many rows of the last batch were bad, by operator."""
         self.ran: frozenset[int] = frozenset()
@@ -113,12 +128,22 @@ class TaskCluster:
         told: Sequence[Row] = (),
         *,
         wake: bool = False,
+        watermark_us: int | None = None,
+        now_us: int | None = None,
     ) -> list[Row]:
-        """Run one batch, each subtask after the other; returns the results."""
+        """Run one batch, each subtask after the other; returns the results. As the driver does, it wakes all when something is due."""
         self._batch += 1
-        plan = replace(self._plan(), wake=frozenset({UID} if wake else ()))
+        before = self.clock
+        reached = before.watermark_us if watermark_us is None else watermark_us
+        now = before.now_us if now_us is None else now_us
+        self.clock = OperatorClock(before.watermark_us, reached, before.now_us, now)
+        wake = wake or any(handle.due.is_reached(reached, now) for handle in self._handles.values())
+        plan = replace(
+            self._plan(), wake=frozenset({UID} if wake else ()), clocks={UID: self.clock}, now_us=now
+        )
         answers: list[Answer] = []
         results: list[Row] = []
+        self.letters, self.emitted = [], []
         for index, table in enumerate(self._tables(rows, told)):
             executor = AtOnce(next(self._attempts))
             task = ProcessTask(
@@ -130,14 +155,21 @@ class TaskCluster:
                 self._on_bad_record,
                 self._operator,
                 self._output,
+                self._sides,
                 broadcast=None if self._side is None else tuple(self._side.names),
+                has_event_time=self._has_event_time,
             )
             given = list(task((with_wake_row(table, index) if wake else table).to_batches()))
-            assert table.num_rows or not given
-            results += [{**row, "by": index} for batch in given for row in batch.to_pylist()]
+            assert table.num_rows or not given or takes_timers(self._operator)
+            for batch in given:
+                apart = untagged(batch, task.tags)
+                results += [{**row, "by": index} for row in apart.pop(RESULTS).to_pylist()]
+                self.letters += apart.pop(BAD).to_pylist() if BAD in apart else []
+                self.emitted += [row for side in apart.values() for row in side.to_pylist()]
             answers += executor.answers
         done = acknowledged(plan, (UID,), answers)
         self._handles, self.bad = done.handles, {uid: bad.rows for uid, bad in done.bad_records.items()}
+        self.given = sum(answer.bad.of for answer in answers)
         self.ran = frozenset(subtask.index for subtask in done.with_rows)
         return results
 
@@ -172,7 +204,7 @@ class TaskCluster:
                 SORT_KEY: pa.array([subtask_sort_key(index)] * len(told), pa.int64()),
                 BROADCAST: pa.array([number for number, _ in turned], pa.int64()),
                 **{
-                    broadcast_column(at): pa.array([row[name.name] for _, row in turned], name.type)
+                    f"{BROADCAST}_{at}": pa.array([row[name.name] for _, row in turned], name.type)
                     for at, name in enumerate(self._side)
                 },
             }
@@ -216,13 +248,13 @@ class TaskCluster:
 
     def checkpoint(self) -> None:
         """This is where a crash leads back to."""
-        self._completed = (self._batch, dict(self._handles), self.parallelism)
+        self._completed = (self._batch, dict(self._handles), self.parallelism, self.clock)
 
     def restart(self, parallelism: int) -> None:
         """Go back to the checkpoint, with so many subtasks, on machines that have no files."""
         shutil.rmtree(self._local, ignore_errors=True)
         self._run += 1
-        self._batch, handles, former = self._completed
+        self._batch, handles, former, self.clock = self._completed
         self.parallelism = parallelism
         self._handles = handles
         if former != parallelism and handles:
@@ -247,6 +279,37 @@ class TaskCluster:
         taken = [take_over(handle, next(self._attempts)) for handle in handles.values()]
         shutil.rmtree(self._local, ignore_errors=True)  # what it names is in storage
         return {one.handle.subtask: one.handle for one in taken}
+
+    @property
+    def due(self) -> Due:
+        """The first moments for which any subtask waits."""
+        return Due.first(handle.due for handle in self._handles.values())
+
+    @property
+    def files(self) -> list[int]:
+        """How many refs the state of each subtask has."""
+        return [len(handle.refs) for _, handle in sorted(self._handles.items())]
+
+    def timers_stored(self) -> list[tuple[str, int]]:
+        """The timers in event time that wait."""
+        return sorted((row["k"], row["__at"]) for row in self._scanned("__timers"))
+
+    def values_stored(self) -> list[Row]:
+        """The rows of keys."""
+        return self._scanned(None)
+
+    def _scanned(self, table: str | None) -> list[Row]:
+        found: list[Row] = []
+        for index in range(self.parallelism):
+            subtask = SubtaskId(UID, index)
+            time = StateTime(self.clock.now_us, {}, self.clock.watermark_us, self.clock.now_us)
+            place = Workplace.of(
+                self._place(), subtask, version=self._batch + 1, attempt=next(self._attempts), time=time
+            )
+            with closing(self._backend.open(place, self._layout, self._handles.get(subtask))) as state:
+                scan = state.scan() if table is None else state.table(table).scan()
+                found += [row for batch in scan for row in batch.to_pylist()]
+        return found
 
     def stored(self) -> list[RowsByTable]:
         """What every subtask has of its own."""

@@ -29,6 +29,7 @@ from penstock.state.backends import FilesystemBackend
 from penstock.state.backends.base import StateLayout, Workplace
 from penstock.state.handle import FileRef, StateHandle
 from penstock.state.keys import KeyBatch
+from penstock.state.lifetimes import Moment
 from penstock.state.merge_orders import (
     LOST_AFTER_S,
     RETRY_AFTER_S,
@@ -46,6 +47,10 @@ VIEWS = SubtaskId("views", 0)
 LAYOUT = StateLayout(arrow_schema("k long"), arrow_schema("n long"))
 
 
+def at_no_time(_: str) -> Moment:
+    return Moment()
+
+
 def ref(name: str) -> FileRef:
     return FileRef(1, 1, "", name)
 
@@ -61,9 +66,9 @@ def all_but_the_oldest(refs: Sequence[FileRef], _now_us: int) -> range | None:
 def test_an_order_goes_out_once_and_its_result_takes_the_place_of_its_runs() -> None:
     """While an order is under way no other is given; its result replaces its files, behind those that came meanwhile."""
     merge_orders = MergeOrders(all_but_the_oldest)
-    orders = merge_orders.order([handle("c", "b", "a")], 0.0, 0)
+    orders = merge_orders.order([handle("c", "b", "a")], 0.0, at_no_time)
     assert orders == {VIEWS: MergeOrder(VIEWS, (ref("c"), ref("b")), oldest=False)}
-    assert merge_orders.order([handle("d", "c", "b", "a")], 1.0, 0) == {}
+    assert merge_orders.order([handle("d", "c", "b", "a")], 1.0, at_no_time) == {}
     assert merge_orders.merging == {"b", "c"}
     merge_orders.done(Merged(VIEWS, ("c", "b"), ref("cb")))
     assert merge_orders.merging == {"b", "c"}, (
@@ -95,14 +100,14 @@ def test_orders_are_given_again() -> None:
     """After a failure not at once, after a lost worker when it must be dead, and at once when no task had taken it."""
     merge_orders = MergeOrders(all_but_the_oldest)
     handles = [handle("c", "b", "a")]
-    assert merge_orders.order(handles, 0.0, 0)
+    assert merge_orders.order(handles, 0.0, at_no_time)
     merge_orders.failed(VIEWS, 0.0)
-    assert not merge_orders.order(handles, RETRY_AFTER_S - 1, 0)
-    assert merge_orders.order(handles, RETRY_AFTER_S, 0)
-    assert not merge_orders.order(handles, RETRY_AFTER_S + LOST_AFTER_S - 1, 0)
-    assert merge_orders.order(handles, RETRY_AFTER_S + LOST_AFTER_S, 0)
+    assert not merge_orders.order(handles, RETRY_AFTER_S - 1, at_no_time)
+    assert merge_orders.order(handles, RETRY_AFTER_S, at_no_time)
+    assert not merge_orders.order(handles, RETRY_AFTER_S + LOST_AFTER_S - 1, at_no_time)
+    assert merge_orders.order(handles, RETRY_AFTER_S + LOST_AFTER_S, at_no_time)
     merge_orders.not_taken([VIEWS])
-    assert merge_orders.order(handles, RETRY_AFTER_S + LOST_AFTER_S, 0)
+    assert merge_orders.order(handles, RETRY_AFTER_S + LOST_AFTER_S, at_no_time)
 
 
 def test_who_still_expects_a_result() -> None:
@@ -110,13 +115,13 @@ def test_who_still_expects_a_result() -> None:
     merge_orders = MergeOrders(all_but_the_oldest)
     handles = [handle("c", "b", "a")]
     assert merge_orders.expecting == frozenset()
-    merge_orders.order(handles, 0.0, 0)
+    merge_orders.order(handles, 0.0, at_no_time)
     assert merge_orders.expecting == {VIEWS}
     merge_orders.done(Merged(VIEWS, ("c", "b"), ref("cb")))
     assert merge_orders.expecting == {VIEWS}
     merge_orders.adopt({VIEWS: handles[0]})
     assert merge_orders.expecting == frozenset()
-    merge_orders.order(handles, 0.0, 0)
+    merge_orders.order(handles, 0.0, at_no_time)
     merge_orders.failed(VIEWS, 0.0)
     assert merge_orders.expecting == frozenset()
 

@@ -77,6 +77,7 @@ def completed(checkpoint: int, run: int) -> Completed:
         completed_at=1_700_000_001.5,
         duration_ms=1500.0,
         bad_records={"counts": 1234},
+        late_rows={"windows": 5},
     )
 
 
@@ -199,6 +200,7 @@ def test_checkpoints_as_json(penstock: Penstock, storage: LocalStorage) -> None:
         "new_bytes": 1000,
         "positions": {"clicks": {"0": 1200, "1": 1300}},
         "bad_records": {"counts": 1234},
+        "late_rows": {"windows": 5},
         "restored_from": None,
         "transactions": [{"sink": "out", "subtask": "out-0", "batch": 6, "rows": 7}],
         "subtasks": [
@@ -272,6 +274,7 @@ def test_checkpoints_as_a_table(penstock: Penstock, storage: LocalStorage) -> No
     assert cells == expected.split(", ")
     assert "checkpoint 5 cannot be used: run 1 was fenced off" in result.out
     assert "bad rows until checkpoint 6: counts 1,234" in result.out
+    assert "late rows until checkpoint 6: windows 5" in result.out
     assert "counts-0" not in result.out
 
 

@@ -18,6 +18,8 @@ from penstock.job import Job
     [
         ("500ms", 0.5),
         ("10s", 10.0),
+        ("10 seconds", 10.0),
+        ("1 minute", 60.0),
         ("10 sec", 10.0),
         (" 1.5 min ", 90.0),
         ("2m", 120.0),
@@ -69,7 +71,7 @@ def test_choices() -> None:
     assert {choice("mode", value, Mode) for value in (Mode.AT_MOST_ONCE, "AT_MOST_ONCE", "at-most-once")} == {
         Mode.AT_MOST_ONCE
     }
-    with pytest.raises(ConfigError, match=r"mode='twice'.*EXACTLY_ONCE, AT_LEAST_ONCE, AT_MOST_ONCE"):
+    with pytest.raises(ConfigError, match=r"mode='twice'.*'exactly-once', 'at-least-once', 'at-most-once'"):
         choice("mode", "twice", Mode)
     with pytest.raises(ConfigError, match="unknown"):
         choice("mode", ["EXACTLY_ONCE"], Mode)

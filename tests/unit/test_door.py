@@ -25,8 +25,16 @@ EXPORTED = {*ps.__all__, *ps.sinks.__all__, *ps.sources.__all__}
 SINKS = [getattr(ps.sinks, name) for name in ps.sinks.__all__ if name != "Transaction"]
 STRATEGIES = [ps.exponential_delay, ps.failure_rate, ps.fixed_delay, ps.no_restart]
 USED = [
-    *(ps.Job, ps.Stream, ps.KeyedStream, ps.ConnectedStream, ps.JobHandle, ps.Checkpointing),
-    *(ps.KeyedProcess, ps.BatchProcess, ps.Process),
+    *(
+        ps.Job,
+        ps.Stream,
+        ps.KeyedStream,
+        ps.ConnectedStream,
+        ps.ConnectedKeyedStreams,
+        ps.JobHandle,
+        ps.Checkpointing,
+    ),
+    *(ps.KeyedProcess, ps.KeyedCoProcess, ps.BatchProcess, ps.Process),
 ]
 BACKENDS = [ps.FilesystemBackend, ps.MemoryBackend, ps.RocksdbBackend]
 

@@ -7,11 +7,24 @@ import pytest
 
 from penstock.checkpoint.completed import StoredLifetime
 from penstock.ids import SubtaskId
+from penstock.operators.clock import OperatorClock
+from penstock.operators.time_to_live import TimeToLive
 from penstock.recovery.lifetimes import Lifetimes, described
 from penstock.state.backends.base import StateLayout, TableLayout, with_stamps
 from penstock.state.backends.merge_policy import choose_merge
 from penstock.state.handle import FileRef, StateHandle
-from penstock.state.lifetimes import NEVER, Ending, Expiry, Lifetime, StateTime, fading
+from penstock.state.lifetimes import (
+    FAR_AWAY_US,
+    LONG_AGO_US,
+    Ending,
+    Expiry,
+    Fading,
+    Lifetime,
+    Measure,
+    Moment,
+    StateTime,
+    fading,
+)
 from penstock.state.types import arrow_schema
 
 KB, MB = 1024, 1024 * 1024
@@ -19,7 +32,7 @@ KB, MB = 1024, 1024 * 1024
 
 def files(*sizes_and_fades: tuple[int, int]) -> list[FileRef]:
     return [
-        FileRef(size // 100, size, "", f"file-{at}", fades=fades)
+        FileRef(size // 100, size, "", f"file-{at}", fades=fades or None)
         for at, (size, fades) in enumerate(sizes_and_fades)
     ]
 
@@ -40,16 +53,16 @@ def files(*sizes_and_fades: tuple[int, int]) -> list[FileRef]:
 )
 def test_a_faded_file_is_written_anew(refs: list[tuple[int, int]], expected: range | None) -> None:
     """The oldest first, with older ones that are small, and only when nothing else is due."""
-    assert choose_merge(files(*refs), 50) == expected
+    assert choose_merge(files(*refs), Moment(50)) == expected
 
 
 def test_a_file_fades_when_half_of_it_has_expired() -> None:
     """Where little of it can expire, when all of that has."""
-    assert fading([], 10) == NEVER
-    assert fading([Ending(5, 9, 10)], 10) == 5
-    assert fading([Ending(5, 9, 4), Ending(7, 8, 6)], 10) == 7
-    assert fading([Ending(5, 9, 10)], 21) == 9
-    assert fading([Ending(1 << 63, 1 << 63, 1)], 1) == NEVER
+    assert fading([], 10) == Fading(None, None)
+    assert fading([Ending(5, 9, 10)], 10).clock_us == 5
+    assert fading([Ending(5, 9, 4), Ending(7, 8, 6)], 10).clock_us == 7
+    assert fading([Ending(5, 9, 10)], 21).clock_us == 9
+    assert fading([Ending(1 << 63, 1 << 63, 1)], 1) == Fading(None, None)
 
 
 def expiry(now_us: int, switched_on_us: int = 0) -> Expiry:
@@ -63,7 +76,8 @@ def test_each_rewrite_halves_what_is_mortal() -> None:
     rewrites = 0
     while touched:
         columns = [pa.array(touched), pa.nulls(len(touched), pa.int64()), pa.array(touched)]
-        moment = fading(expiry(0).endings(columns), len(touched))
+        moment = fading(expiry(0).endings(columns), len(touched)).clock_us
+        assert moment is not None
         _, gone = expiry(moment).applied(columns)
         assert gone is not None
         left = [stamp for stamp, is_gone in zip(touched, gone, strict=True) if not is_gone]
@@ -156,3 +170,29 @@ def test_files_fade_when_a_new_time_to_live_has_passed(
     handle = StateHandle(subtask, "filesystem", 1, (FileRef(1, 1, "", "a", fades=7),))
     (ref,) = lifetimes(layout(*now), stored).fading({subtask: handle})[subtask].refs
     assert ref.fades == fades
+
+
+def test_a_time_to_live_by_event_time_that_is_new_where_no_watermark_was() -> None:
+    """There is no moment to count from: what has no stamp stays until it is touched, whatever the first watermark is."""
+    lifetime = Lifetime(("n",), "__event_n", 10, Measure.WATERMARK)
+    time = StateTime(0, {"__event_n": LONG_AGO_US}, watermark_us=1 << 50)
+    values = [pa.array([1, 2]), pa.array([None, 5], pa.int64())]
+    columns, gone = Expiry(["n", "__event_n"], [lifetime], time).applied(values)
+    assert gone is not None
+    assert gone.tolist() == [False, True]
+    assert columns[0].to_pylist() == [1, None]
+
+
+def test_stamps_of_another_clock_are_other_stamps() -> None:
+    """A time to live that goes by event time now does not take moments of the clock for event times."""
+    by_clock, by_event = TimeToLive("1h").lifetime("n"), TimeToLive("1h", by="event_time").lifetime("n")
+    assert by_clock.stamp != by_event.stamp
+
+
+@pytest.mark.parametrize(
+    ("before_us", "watermark_us", "touched_us"),
+    [(5, 7, 7), (5, FAR_AWAY_US, 5), (FAR_AWAY_US, FAR_AWAY_US, LONG_AGO_US)],
+)
+def test_nothing_is_touched_at_the_end_of_time(before_us: int, watermark_us: int, touched_us: int) -> None:
+    """It would live for ever."""
+    assert OperatorClock(before_us, watermark_us).touched_us == touched_us

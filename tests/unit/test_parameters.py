@@ -57,6 +57,35 @@ def test_a_function_that_can_be_called(operator: ps.KeyedProcess | ps.BatchProce
     check_parameters(operator, "visits")
 
 
+class LackingTimer(ps.KeyedProcess):
+    def process(self, key: Any, rows: Any, ctx: Any) -> None:
+        """Does nothing."""
+
+    def on_timer(self, key: Any, ctx: Any) -> None:  # type: ignore[override]
+        """Lacks the timer."""
+
+
+class LackingTimers(ps.BatchProcess):
+    def process_batch(self, keys: Any, batch: Any, state: Any) -> None:
+        """Does nothing."""
+
+    def on_timers(self, timers: Any) -> None:  # type: ignore[override]
+        """Lacks the keys and their state."""
+
+
+@pytest.mark.parametrize(
+    ("operator", "write"),
+    [
+        (LackingTimer(), r"write def on_timer\(self, key, timer, ctx\)"),
+        (LackingTimers(), r"write def on_timers\(self, keys, timers, state\)"),
+    ],
+)
+def test_so_is_what_is_called_for_timers(operator: Any, write: str) -> None:
+    """It would fail only when the first timer fires, perhaps days later."""
+    with pytest.raises(ps.ConfigError, match=write):
+        check_parameters(operator, "visits")
+
+
 def test_it_is_refused_by_process(tmp_path: Path) -> None:
     """Before anything is started, and before the operator is part of the job."""
     job = ps.Job("visits", storage=tmp_path)

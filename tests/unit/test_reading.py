@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.checkpoint.completed import Barrier
+from penstock.checkpoint.completed import Barrier, TimeReached
 from penstock.clock import SYSTEM_CLOCK
 from penstock.config import Mode
 from penstock.engine.reading import Reading
 from penstock.errors import UnavailableError
-from penstock.ids import NO_CHECKPOINT, CheckpointId, RunId
+from penstock.ids import CheckpointId, RunId
 from penstock.ownership.claim import Claim
 from penstock.recovery.begun import Begun, last_begun
 from penstock.recovery.progress_log import ProgressLog
 from penstock.recovery.restore import RestorePoint
+from penstock.state.lifetimes import FAR_AWAY_US
 from penstock.storage import LocalStorage
 
 RUN = RunId(2)
@@ -45,6 +46,13 @@ def reading(
     ), held
 
 
+def begun_with(one: Reading, batch: CheckpointId = FIRST) -> Barrier:
+    """Begin a batch that Spark has planned."""
+    barrier = one.read(batch)
+    one.begin(batch, barrier)
+    return barrier
+
+
 def recorded(storage) -> list[str]:
     """Which notes the next run would bring back."""
     begun = last_begun(storage)
@@ -55,7 +63,7 @@ def recorded(storage) -> list[str]:
 def test_a_number_that_does_not_follow_is_an_error(storage, batch, after):
     """A batch that was done already is never stepped over, nor is one left out: the job goes back."""
     with pytest.raises(UnavailableError, match=f"batch {batch} came after batch {after}"):
-        reading(storage)[0].begin(CheckpointId(batch), after=CheckpointId(after))
+        reading(storage, begun=Begun(RUN, Barrier(), after))[0].read(CheckpointId(batch))
 
 
 def test_where_sources_begin_is_recorded_while_no_batch_comes(storage):
@@ -71,7 +79,7 @@ def test_where_sources_begin_is_recorded_while_no_batch_comes(storage):
 
 def test_exactly_once_records_the_start_and_no_batch(storage):
     """What a batch has read is read again, if no checkpoint knows of it."""
-    barrier = reading(storage)[0].begin(FIRST, after=NO_CHECKPOINT)
+    barrier = begun_with(reading(storage)[0])
     assert barrier.positions == {"clicks": {"0": 5}, "two": [7, 8]}
     begun = last_begun(storage)
     assert begun is not None
@@ -81,7 +89,7 @@ def test_exactly_once_records_the_start_and_no_batch(storage):
 
 def test_at_most_once_records_a_batch_before_it_is_done(storage):
     """From then on no run reads it again."""
-    barrier = reading(storage, Mode.AT_MOST_ONCE)[0].begin(FIRST, after=NO_CHECKPOINT)
+    barrier = begun_with(reading(storage, Mode.AT_MOST_ONCE)[0])
     assert last_begun(storage) == Begun(RUN, barrier, 0)
 
 
@@ -94,7 +102,7 @@ def test_a_source_that_decides_later_than_another_is_recorded_too(storage, monke
     one.look_for_the_start()
     assert recorded(storage) == ["0/0", "1/0"]
     storage.put("spark/2/sources/2/0", b"began at 7")
-    barrier = one.begin(FIRST, after=NO_CHECKPOINT)
+    barrier = begun_with(one)
     assert recorded(storage) == ["0/0", "1/0", "2/0"]
     assert held[-1].files == barrier.files
 
@@ -115,7 +123,8 @@ def test_a_start_that_is_known_is_not_recorded_again(storage, batch):
     if batch == 0:
         storage.put("spark/2/sources/0/1", b"more files")
     one.look_for_the_start()
-    one.begin(FIRST, after=NO_CHECKPOINT)
+    storage.put("spark/2/offsets/1", storage.get("spark/2/offsets/0"))
+    begun_with(one, CheckpointId(batch + 1))
     assert last_begun(storage) is None
     assert held == []
 
@@ -123,7 +132,7 @@ def test_a_start_that_is_known_is_not_recorded_again(storage, batch):
 def test_after_the_first_batch_there_is_no_start_to_look_for(storage):
     """What a look would record then could hide a batch that was begun at most once."""
     one, _ = reading(storage, Mode.AT_MOST_ONCE)
-    barrier = one.begin(FIRST, after=NO_CHECKPOINT)
+    barrier = begun_with(one)
     storage.put("spark/2/sources/0/1", b"more files")
     one.look_for_the_start()
     assert last_begun(storage) == Begun(RUN, barrier, 0)
@@ -133,4 +142,25 @@ def test_a_log_that_was_taken_away(tmp_path) -> None:
     """A run that takes over deletes the log of the one before, which then ends as one that may come again, and is fenced when it does."""
     storage = LocalStorage(tmp_path)
     with pytest.raises(UnavailableError, match="another run has taken the job over"):
-        reading(storage)[0].begin(CheckpointId(0), after=NO_CHECKPOINT)
+        reading(storage)[0].read(CheckpointId(0))
+
+
+def test_a_batch_that_reads_nothing_ends_where_the_one_before_it_did(storage):
+    """It is recorded at most once as all others are, under a number of its own, and Spark's next number is not touched by it."""
+    one, _ = reading(storage, Mode.AT_MOST_ONCE)
+    read = begun_with(one)
+    one.begin(CheckpointId(1), one.barrier)
+    assert one.barrier == read
+    assert last_begun(storage) == Begun(RUN, read, 1)
+    storage.put("spark/2/offsets/1", b'v1\n{}\n{"0":6}\n7\n8')
+    assert one.read(CheckpointId(1)).positions == {"clicks": {"0": 6}, "two": [7, 8]}
+
+
+@pytest.mark.parametrize("cleared_in", [-1, 7])
+def test_state_from_before_the_end_of_time_is_cleared_again(storage, cleared_in: int) -> None:
+    """At most once time goes on behind batch 7, which cleared away what had fired; no checkpoint has it, and it must not fire again."""
+    begun = Begun(1, Barrier(time=TimeReached({"op": 5}, anew_in=cleared_in)), batch=8)
+    time = reading(storage, Mode.AT_MOST_ONCE, begun)[0].barrier.time
+    assert time.to_go_on_from_us == ({} if cleared_in < 0 else {"op": 5})
+    assert time.watermarks_us == {"op": 5 if cleared_in < 0 else FAR_AWAY_US}
+    assert time.counted_from_us == {"op": 5}

@@ -12,12 +12,13 @@ import penstock as ps
 from penstock.engine.dead_letters import tolerates
 from penstock.errors import ConfigError
 from penstock.graph import Graph, Source
+from penstock.keyed_streams import KeyedStream
 from penstock.operators.aggregates import AggregateSpec, Kind, Partial
 from penstock.operators.distinct_values import aggregate_layout
 from penstock.operators.row_order import parse_orders
 from penstock.operators.states import StateAssignedError
-from penstock.spark.compiled import check_names
-from penstock.streams import KeyedStream, Stream
+from penstock.spark.compiled_kinds import check_names
+from penstock.streams import Stream
 
 SOURCE: Any = Source("in", None, None)  # type: ignore[arg-type]  # nobody looks into it
 COUNTED = AggregateSpec("n", Kind.COUNT, (Partial("__n_count", Kind.COUNT, pa.int64()),), pa.int64())
@@ -44,10 +45,14 @@ def test_an_order_is_text() -> None:
 
 
 def test_what_connect_takes() -> None:
-    """Two streams with keys are not connected yet: the error says what to do."""
-    keyed = KeyedStream(Graph(), SOURCE, ("k",))
-    with pytest.raises(ConfigError, match=r"connect\(KeyedStream\).*union them"):
-        Stream(Graph(), SOURCE).connect(keyed)  # type: ignore[arg-type]
+    """Both streams have a key, or none has: the error says what to write. They belong to one job."""
+    keyed, stream = KeyedStream(Graph(), SOURCE, ("k",)), Stream(Graph(), SOURCE)
+    with pytest.raises(ConfigError, match=r"connect\(KeyedStream\).*left.connect\(right\).key_by"):
+        stream.connect(keyed)  # type: ignore[call-overload]
+    with pytest.raises(ConfigError, match=r"connect\(Stream\).*right.key_by"):
+        keyed.connect(stream)  # type: ignore[call-overload]
+    with pytest.raises(ConfigError, match="belong to the same job"):
+        stream.connect(Stream(Graph(), SOURCE)).key_by("k")
 
 
 def test_a_class_is_no_operator() -> None:

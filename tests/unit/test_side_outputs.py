@@ -23,6 +23,7 @@ from penstock.engine.tagged_rows import BAD, RESULTS, side_tags, tagged, untagge
 from penstock.errors import BadRecordError, ConfigError, UserCodeError
 from penstock.graph import BadRecords as BadRecordsNode
 from penstock.graph import Graph, Output, Process, Side, Source, Transform
+from penstock.keyed_streams import KeyedStream
 from penstock.operators import run_process as run_process_module
 from penstock.operators import tolerant_process
 from penstock.operators.bad_records import LETTER, BadRecords
@@ -32,7 +33,7 @@ from penstock.operators.run_batch_process import SideColumns, run_batch_process
 from penstock.operators.run_process import run_process
 from penstock.operators.side_outputs import SideRows, declared_sides
 from penstock.operators.tolerant_process import run_process_tolerantly
-from penstock.streams import KeyedStream, Stream
+from penstock.streams import Stream
 
 OUTPUT = pa.schema([("k", pa.string()), ("n", pa.int64())])
 

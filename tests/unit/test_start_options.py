@@ -18,6 +18,8 @@ from penstock.start_options import asked_on_the_command_line
         (lambda: start_options.drop_state("c"), "drop_state=('c',)", "--drop-state c"),
         (lambda: start_options.drop_state("a", "b"), "drop_state=('a', 'b')", "--drop-state a --drop-state b"),
         (start_options.drop_state, "drop_state", "--drop-state"),
+        (start_options.available_now, "available_now=True", "--available-now"),
+        (start_options.drain, "drain=True", "--drain"),
     ],
 )  # fmt: skip
 def test_an_option_is_named_as_it_is_given(named: Callable[[], str], in_python: str, typed: str) -> None:

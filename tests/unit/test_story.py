@@ -87,6 +87,10 @@ def test_the_end() -> None:
     assert ended("views", "failed", one) == (
         "job views failed: run 3, 1 batch, 1 row in, no checkpoint, 1 restart"
     )
+    lossy = dataclasses.replace(BUSY, bad_records={"views": 1}, late_rows={"views": 1_000, "windows": 234})
+    assert ended("views", "stopped", lossy) == (
+        "job views stopped: run 3, 24 batches, 1,200,000 rows in, 1 bad row, 1,234 late rows, last checkpoint 41"
+    )
 
 
 @pytest.mark.parametrize(

@@ -456,7 +456,7 @@ class Story:
     def on_merge(self, seed: int) -> None:
         rng = random.Random(seed)
 
-        def anything(refs: Any, _now_us: int) -> range | None:
+        def anything(refs: Any, _now: Any) -> range | None:
             first, last = sorted(rng.sample(range(len(refs) + 1), 2)) if refs else (0, 0)
             return range(first, last) if last > first else None
 

@@ -7,9 +7,10 @@ from typing import Any
 
 import msgspec
 
-from penstock.ids import CheckpointId, SubtaskId
+from penstock.ids import NO_CHECKPOINT, CheckpointId, SubtaskId
 from penstock.sinks.two_phase_commit import TransactionName
 from penstock.state.handle import StateHandle
+from penstock.state.lifetimes import FAR_AWAY_US
 
 FORMAT = 3
 
@@ -27,6 +28,40 @@ class SourceFile(msgspec.Struct, frozen=True):
     checksum: str
 
 
+class SourceTime(msgspec.Struct, frozen=True):
+    """How far event time has come in a source: its watermark, and the newest event time of each partition, in microseconds."""
+
+    watermark_us: int
+    newest_us: dict[str, int] = {}
+
+
+class TimeReached(msgspec.Struct, frozen=True):
+    """How far time had come when a batch ended. It comes back with the checkpoint."""
+
+    watermarks_us: dict[str, int] = {}
+    """By operator: all that was due up to it has been done."""
+    sources: dict[str, SourceTime] = {}
+    """Those with event time, with the rows of the batch."""
+    clock_us: int = 0
+    """The time of the batch: timers by the clock up to it have fired."""
+    to_go_on_from_us: dict[str, int] = {}
+    """By operator, where time has come to its end: the watermark before that, with which a job goes on all the same."""
+    anew_in: int = NO_CHECKPOINT
+    """The last batch that removed what had lived by event time, after its end."""
+
+    @property
+    def counted_from_us(self) -> dict[str, int]:
+        """By operator: the watermark with which it goes on, also where time has come to its end."""
+        return {**self.watermarks_us, **self.to_go_on_from_us}
+
+    def with_state_of(self, checkpoint: CheckpointId) -> TimeReached:
+        """The same for somebody whose state is that of a checkpoint, which may be older: what is still in it has to be removed again."""
+        if checkpoint >= self.anew_in or self.to_go_on_from_us:
+            return self
+        over = dict.fromkeys(self.watermarks_us, FAR_AWAY_US)
+        return msgspec.structs.replace(self, watermarks_us=over, to_go_on_from_us=dict(self.watermarks_us))
+
+
 class Barrier(msgspec.Struct, frozen=True):
     """Where a batch ended in every source: all before it is in, all after it is not.
 
@@ -37,6 +72,7 @@ class Barrier(msgspec.Struct, frozen=True):
     progress_log: str = ""
     source_log: tuple[SourceFile, ...] = ()
     """What the sources need besides: files that were read, or where a first start had decided to begin."""
+    time: TimeReached = TimeReached()
 
     @property
     def files(self) -> frozenset[str]:
@@ -99,6 +135,8 @@ class StoredLifetime(msgspec.Struct, frozen=True):
     columns: tuple[str, ...]
     ttl_us: int
     switched_on_us: int
+    """By the watermark, as it was then."""
+    measure: str = "clock"
 
 
 class OperatorColumns(msgspec.Struct, frozen=True):
@@ -149,6 +187,8 @@ class Completed(msgspec.Struct, frozen=True, kw_only=True):
     restored_from: int = -1
     bad_records: dict[str, int] = {}
     """How many rows, from the job's first batch to the barrier, were bad and did not end it: by the uid of the operator or sink."""
+    late_rows: dict[str, int] = {}
+    """How many came too late, by the uid of the operator; also those whose time is missing or not believed."""
     oldest_retained: int = -1
     """Older checkpoints are subsumed by this one. Said before they are deleted, so that nobody goes back to one meanwhile."""
     now_us: int = 0

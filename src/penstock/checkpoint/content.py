@@ -110,6 +110,7 @@ class Content:
             duration_ms=round(self._duration_s(pending, cut, now) * 1000, 3),
             restored_from=self._identity.restored_from,
             bad_records=dict(cut.bad_records),
+            late_rows=dict(cut.late_rows),
             oldest_retained=retained[0],
             now_us=max(cut.now_us, time_us),
         )

@@ -26,6 +26,8 @@ class BatchFinished:
     """How many rows of all batches so far were bad, by operator or sink."""
     now_us: int = 0
     """The time of the batch, by which state expires."""
+    late_rows: dict[str, int] = field(default_factory=dict)
+    """How many rows of all batches so far came too late, by operator."""
 
     @property
     def files(self) -> frozenset[str]:

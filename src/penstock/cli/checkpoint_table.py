@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -46,6 +46,7 @@ def _as_json(entry: Entry) -> dict[str, Any]:
         "new_bytes": completed.new_bytes,
         "positions": completed.barrier.positions,
         "bad_records": completed.bad_records,
+        "late_rows": completed.late_rows,
         "restored_from": completed.restored_from if completed.restored_from >= 0 else None,
         "transactions": [
             {
@@ -74,14 +75,19 @@ def print_tables(job: str, entries: Sequence[Entry], *, verbose: bool) -> None:
             reason = f"checkpoint {entry.checkpoint} cannot be used: {entry.unusable}"
             console.print(reason, style="red", soft_wrap=True, highlight=False)
     newest = entries[-1].completed
-    if newest is not None and newest.bad_records:
-        counts = ", ".join(f"{uid} {rows:,}" for uid, rows in sorted(newest.bad_records.items()))
-        text = f"bad rows until checkpoint {newest.checkpoint}: {counts}"
-        console.print(text, style="yellow", soft_wrap=True, highlight=False)
+    for line in () if newest is None else _left_out(newest):
+        console.print(line, style="yellow", soft_wrap=True, highlight=False)
     if verbose:
         for entry in entries:
             if entry.completed is not None:
                 console.print(_subtasks(entry.completed))
+
+
+def _left_out(newest: Completed) -> Iterator[str]:
+    for what, found in (("bad rows", newest.bad_records), ("late rows", newest.late_rows)):
+        if found:
+            counts = ", ".join(f"{uid} {rows:,}" for uid, rows in sorted(found.items()))
+            yield f"{what} until checkpoint {newest.checkpoint}: {counts}"
 
 
 def _overview(job: str, entries: Sequence[Entry]) -> Table:

@@ -189,6 +189,13 @@ def run(
             show_default=False,
         ),
     ] = None,
+    drain: Annotated[
+        bool,
+        typer.Option(
+            "--drain",
+            help="With --available-now: then close all windows and fire all timers by event time.",
+        ),
+    ] = False,
 ) -> None:
     """Run the job that a Python file defines, from its newest checkpoint on.
 
@@ -206,6 +213,7 @@ def run(
         restore=restore,
         takeover=takeover,
         drop_state=dropped,
+        drain=drain,
     )
 
 

@@ -18,6 +18,7 @@ def run_file(
     restore: int | None,
     takeover: bool,
     drop_state: tuple[str, ...],
+    drain: bool = False,
 ) -> None:
     """Run the job of a file until it ends, as `Job.run` does; what is to be said names the options of the command line."""
     with asked_on_the_command_line(), as_its_own_program(file):
@@ -25,4 +26,10 @@ def run_file(
             refuse_early(file)
         with ended_by_ctrl_c():
             job = load_job(file, name)
-        job.run(available_now=available_now, restore=restore, takeover=takeover, drop_state=drop_state)
+        job.run(
+            available_now=available_now,
+            restore=restore,
+            takeover=takeover,
+            drop_state=drop_state,
+            drain=drain,
+        )

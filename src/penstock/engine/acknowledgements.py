@@ -26,6 +26,8 @@ class Acknowledged:
     """The subtasks whose tasks opened their state."""
     bad_records: Mapping[str, BadCount]
     """By the uids of the operators and sinks that could not take some of their rows."""
+    late_rows: Mapping[str, int]
+    """By the uids of the operators for which some of their rows came too late."""
 
 
 def acknowledged(plan: Assignment, operators: Sequence[str], answers: Sequence[Answer]) -> Acknowledged:
@@ -47,7 +49,12 @@ def acknowledged(plan: Assignment, operators: Sequence[str], answers: Sequence[A
             handles[answer.handle.subtask] = answer.handle
             reports[answer.handle.subtask] = answer.report
             with_rows.add(answer.handle.subtask)
-    return Acknowledged(handles, reports, _transactions(answers), frozenset(with_rows), _bad_records(answers))
+    late = Counter[str]()
+    for answer in given:
+        late[answer.uid] += answer.late
+    return Acknowledged(
+        handles, reports, _transactions(answers), frozenset(with_rows), _bad_records(answers), +late
+    )
 
 
 def _bad_records(answers: Sequence[Answer]) -> dict[str, BadCount]:

@@ -17,8 +17,13 @@ from penstock.operators.aggregates import AggregateSpec
 from penstock.operators.bad_records import BadRecords
 from penstock.operators.distinct_values import WHOSE
 from penstock.operators.grouping import null_keys
+from penstock.operators.late_rows import LateRows
 from penstock.operators.run_aggregate import run_aggregate
+from penstock.operators.task_time import TaskTime
 from penstock.state.backends.base import OpenState
+
+EVENT_TIME_US = "__penstock_event_time"
+"""The newest event time of the rows of a key, where its state lives by it."""
 
 
 @dataclass
@@ -38,18 +43,23 @@ class AggregateTask(OperatorTask):
         state: OpenState,
         subtask: int,  # noqa: ARG002
         bad: BadRecords,  # noqa: ARG002
+        late: LateRows,  # noqa: ARG002
     ) -> Outputs:
         """See `OperatorTask.apply`. A sum that overflows is about all rows of a key so far, and stays a failure."""
-        keys, lifetimes = list(self.keys), self.layout.lifetimes
-        return {RESULTS: run_aggregate(self.specs, rows.own, state, key_names=keys, lifetimes=lifetimes)}
+        newest = EVENT_TIME_US if EVENT_TIME_US in rows.own.column_names else None
+        results = run_aggregate(
+            self.specs,
+            rows.own,
+            state,
+            key_names=list(self.keys),
+            lifetimes=self.layout.lifetimes,
+            time=TaskTime(self.assignment.clock_of(self.uid), newest),
+        )
+        return {RESULTS: results}
 
     def rows_given(self, table: pa.Table) -> int:
         """See `OperatorTask.rows_given`."""
-        if ROWS not in table.column_names:
-            return int(table.num_rows)
-        if WHOSE in table.column_names:  # a row that has a value, too, is counted once
-            table = table.filter(pc.equal(table.column(WHOSE), 0))
-        return int(pc.sum(table.column(ROWS), min_count=0).as_py())
+        return rows_stood_for(table)
 
     def shown_columns(self, table: pa.Table) -> list[str]:  # noqa: ARG002
         """See `OperatorTask.shown_columns`. Of the rows of a key only the key is left; one with one column is null, as is said."""
@@ -57,16 +67,28 @@ class AggregateTask(OperatorTask):
 
     def without_null_keys(self, table: pa.Table, bad: BadRecords) -> pa.Table:
         """See `OperatorTask.without_null_keys`."""
-        flags, reasons = null_keys(table, list(self.keys))
-        numbers = table.column(ROWS).to_numpy()[flags].tolist()
-        if ROW in table.column_names and reasons:
-            rows = table.column(ROW).filter(pa.array(flags)).combine_chunks()
-            rows = rows.take(pa.array(np.repeat(np.arange(len(rows)), numbers)))
-            repeated = [
-                reason for reason, number in zip(reasons, numbers, strict=True) for _ in range(number)
-            ]
-            bad.add(pa.RecordBatch.from_struct_array(rows), repeated, self.keys)
-        elif reasons:
-            bad.add_number(sum(numbers), reasons[0])
-        own = [name for name in (ROW, ROWS) if name in table.column_names]
-        return table.drop_columns(own).filter(pa.array(~flags))
+        left = without_null_keys(table, self.keys, bad)
+        return left.drop_columns([name for name in (ROW, ROWS) if name in left.column_names])
+
+
+def rows_stood_for(table: pa.Table) -> int:
+    """For how many rows of the stream those stand that Spark has aggregated."""
+    if ROWS not in table.column_names:
+        return int(table.num_rows)
+    if WHOSE in table.column_names:  # a row that has a value, too, is counted once
+        table = table.filter(pc.equal(table.column(WHOSE), 0))
+    return int(pc.sum(table.column(ROWS), min_count=0).as_py())
+
+
+def without_null_keys(table: pa.Table, keys: Sequence[str], bad: BadRecords) -> pa.Table:
+    """Leave out the rows that have no key, of those that Spark has aggregated."""
+    flags, reasons = null_keys(table, list(keys))
+    numbers = table.column(ROWS).to_numpy()[flags].tolist()
+    if ROW in table.column_names and reasons:
+        rows = table.column(ROW).filter(pa.array(flags)).combine_chunks()
+        rows = rows.take(pa.array(np.repeat(np.arange(len(rows)), numbers)))
+        repeated = [reason for reason, number in zip(reasons, numbers, strict=True) for _ in range(number)]
+        bad.add(pa.RecordBatch.from_struct_array(rows), repeated, keys)
+    elif reasons:
+        bad.add_number(sum(numbers), reasons[0])
+    return table.filter(pa.array(~flags))

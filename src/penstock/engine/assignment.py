@@ -13,6 +13,7 @@ import msgspec
 
 from penstock.checkpoint.completed import PreCommitted, SubtaskReport
 from penstock.ids import CheckpointId, RunId, SubtaskId
+from penstock.operators.clock import OperatorClock
 from penstock.recovery.lifetimes import SwitchedOn
 from penstock.snapshot.mailbox import Address
 from penstock.state.backends.base import StateBackend
@@ -66,12 +67,22 @@ class Assignment:
     now_us: int = 0
     """The time of the batch, by which state expires."""
     switched_on_us: SwitchedOn = field(default_factory=dict)
+    clocks: Mapping[str, OperatorClock] = field(default_factory=dict)
+    """By operator; those that are not named know of no event time."""
     wake: frozenset[str] = frozenset()
     """Operators all of whose subtasks are to run, also those without rows: each gets one that is taken away before anybody looks."""
 
+    ends_event_time: bool = False
+    """Whether event time has come to its end: all that lived by it has expired, and is removed for good."""
+
     def time_of(self, uid: str) -> StateTime:
         """What the tasks of an operator are told about time."""
-        return StateTime(self.now_us, self.switched_on_us.get(uid, {}))
+        clock = self.clock_of(uid)
+        return StateTime(self.now_us, self.switched_on_us.get(uid, {}), clock.before_us, clock.fired_us)
+
+    def clock_of(self, uid: str) -> OperatorClock:
+        """How far event time has come at an operator, and where it goes in this batch."""
+        return self.clocks.get(uid) or OperatorClock(now_us=self.now_us)
 
     @property
     def required(self) -> bool:
@@ -100,6 +111,8 @@ class OperatorAnswer(msgspec.Struct, frozen=True, tag="operator"):
     handle: StateHandle | None
     report: SubtaskReport | None
     bad: BadCount = BadCount()
+    late: int = 0
+    """How many rows came too late."""
 
 
 class SinkAnswer(msgspec.Struct, frozen=True, tag="sink"):

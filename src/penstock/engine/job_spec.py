@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from penstock.config import Checkpointing, Mode
+from penstock.graph import EventTime
 from penstock.sinks.two_phase_commit import TwoPhaseCommitSink
 from penstock.state.backends.base import StateBackend, StateLayout
 from penstock.storage import Storage
@@ -34,6 +35,10 @@ class JobSpec:
     sinks: Mapping[str, TwoPhaseCommitSink]
     streams: Mapping[str, int]
     """How many streaming sources Spark sees in each source of the job, in order."""
+    event_times: Mapping[str, EventTime] = field(default_factory=dict)
+    """The sources with event time."""
+    timed_by: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    """For each operator the sources among them whose rows come to it."""
     replayable: Sequence[bool] = ()
     """At most once: for each streaming source whether it can replay."""
 

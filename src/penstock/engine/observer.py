@@ -49,6 +49,8 @@ class Progress:
     merged_bytes: int = 0
     bad_records: dict[str, int] = field(default_factory=dict)
     """Rows that were bad and did not end the job, by operator or sink, from its first batch on."""
+    late_rows: dict[str, int] = field(default_factory=dict)
+    """Rows that came too late, by operator, from its first batch on."""
 
 
 @dataclass
@@ -92,6 +94,12 @@ class Observer:
         """Some rows were bad, in this run or before it."""
         with self._lock:
             self.progress.bad_records = dict(so_far)
+        self.on_change(self.progress)
+
+    def late_rows(self, so_far: Mapping[str, int]) -> None:
+        """Some rows came too late, in this run or before it."""
+        with self._lock:
+            self.progress.late_rows = dict(so_far)
         self.on_change(self.progress)
 
     def completed(self, completed: Completed) -> None:

@@ -40,24 +40,38 @@ class Reading:
     _start_is_known: bool = field(init=False)
     """A batch has begun, in this run or before it: until then a source may still decide, after another has."""
     _recorded: frozenset[SourceFile] = field(init=False)
+    _last: CheckpointId = field(init=False)
+    """Spark's number of the last batch that was read. In this run it falls behind that of the batch by those that read nothing."""
+    _barrier: Barrier = field(init=False)
+    """Where it ended."""
     _next_look: float = 0.0
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
         self._start_is_known = self.point.last_read != NO_CHECKPOINT
         self._recorded = frozenset(self.point.barrier.source_log)
+        self._last, self._barrier = self.point.last_read, self.point.barrier
 
-    def begin(self, batch: CheckpointId, after: CheckpointId) -> Barrier:
-        """Read where the batch ends, and record what a later run must know even if this one dies now."""
-        self._check_follows(batch, after)
+    @property
+    def barrier(self) -> Barrier:
+        """Where the last batch ended that read anything: where one ends that reads nothing."""
+        return self._barrier
+
+    def read(self, batch: CheckpointId) -> Barrier:
+        """Read where a batch of Spark's ends, by Spark's number."""
+        self._check_follows(batch, self._last)
         with self._lock, self._own_log():
             entry = self.log.entry(batch)
             self._keep_start()
             self._start_is_known = True  # Spark asks every source before it plans the first batch
-            barrier = Barrier(self._positions(entry), entry, self.sources.keep())
+            self._barrier = Barrier(self._positions(entry), entry, self.sources.keep())
+        self._last = batch
+        return self._barrier
+
+    def begin(self, batch: CheckpointId, barrier: Barrier) -> None:
+        """Record what a later run must know of a batch even if this one dies now. Called with the number of the job's own."""
         if self.mode is Mode.AT_MOST_ONCE:
             self._record(batch, barrier)
-        return barrier
 
     def look_for_the_start(self) -> None:
         """Keep where the sources have decided to begin, while no batch comes that would do it."""

@@ -1,40 +1,44 @@
 """One run of a job: plans its batches, takes what tasks answer and executors tell, and hands it to the coordinator. Driver.
 
 Whoever drives it (Spark's query, or the simulation) calls `begin_batch` and `end_batch` for one batch after the other, `deliver` for every
-message, from any thread, and `look_after` again and again meanwhile.
+message, from any thread, and `look_after` again and again meanwhile. When something `is_due` and no batch comes, it begins a tick: a batch
+that reads nothing, for the sake of time alone. Batches are numbered here, ticks among them; Spark's numbers count those that read.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from penstock.checkpoint.commits import Post, RunCommit
-from penstock.checkpoint.completed import Barrier, Completed
-from penstock.checkpoint.content import Identity
+import msgspec
+
+from penstock.checkpoint.commits import Post
+from penstock.checkpoint.completed import Barrier
 from penstock.checkpoint.coordinator import Coordinator
 from penstock.checkpoint.events import BatchFinished, SnapshotDeclined, SnapshotDurable
-from penstock.checkpoint.pending import Now
-from penstock.checkpoint.protocol import Protocol
 from penstock.clock import Clock
 from penstock.config import Mode
 from penstock.engine.acknowledgements import acknowledged
 from penstock.engine.assignment import Answer, Assignment, RunPlace
 from penstock.engine.bad_records import BadRecordCounts
 from penstock.engine.job_spec import JobSpec
+from penstock.engine.late_rows import LateRowCounts
 from penstock.engine.observer import Observer, tell_origins
 from penstock.engine.reading import Reading
+from penstock.engine.source_partitions import moved, named_partitions
 from penstock.engine.start import Start
 from penstock.engine.task_failures import Accounts, as_error
-from penstock.ids import CheckpointId, SubtaskId
-from penstock.recovery.lifetimes import described
+from penstock.engine.waiting import living_by_event_time, refuse_waiting, waiting_in_event_time, woken
+from penstock.engine.watermarks import Newest, Watermarks
+from penstock.ids import NO_CHECKPOINT, CheckpointId, SubtaskId
+from penstock.operators.clock import OperatorClock
 from penstock.snapshot.mailbox import Address
 from penstock.snapshot.messages import MergeDone, MergeFailed, Message, TaskFailed, UploadDone, UploadFailed
 from penstock.snapshot.rescue import Rescue
 from penstock.snapshot.transfer import Room
 from penstock.state.handle import FileRef, StateHandle
-from penstock.state.lifetimes import in_microseconds
+from penstock.state.lifetimes import Moment, in_microseconds
 from penstock.state.merge_orders import RETRY_AFTER_S, Merged, MergeOrders
 from penstock.wording import duration
 
@@ -51,43 +55,8 @@ class BatchUnderWay:
     assignment: Assignment
     barrier: Barrier
     began: float
-
-
-def make_coordinator(
-    spec: JobSpec,
-    start: Start,
-    *,
-    clock: Clock,
-    post: Post,
-    run_commit: RunCommit,
-    on_completed: Callable[[Completed], None],
-) -> Coordinator:
-    """The coordinator of a run that begins here."""
-    point = start.point
-    identity = Identity(
-        spec.name,
-        point.run,
-        spec.parallelism,
-        spec.max_parallelism,
-        {uid: described(layout, start.switched_on_us.get(uid)) for uid, layout in spec.layouts.items()},
-        spec.upstream,
-        point.id,
-    )
-    now = Now(clock.monotonic(), clock.wall())
-    protocol = Protocol(
-        spec.checkpoint, identity, point.retained, now, start.handles.values(), held=point.begun_files
-    )
-    return Coordinator(
-        protocol,
-        storage=spec.storage,
-        sinks=spec.sinks,
-        claim=point.claim,
-        clock=clock,
-        owner=spec.owner,
-        post=post,
-        run_commit=run_commit,
-        on_completed=on_completed,
-    )
+    reads: bool = True
+    """Whether Spark has planned it; otherwise it is here for the sake of time."""
 
 
 class Run:
@@ -104,7 +73,7 @@ class Run:
         observer: Observer,
         in_background: Callable[[Callable[[], None]], None],
         room: Room | None = None,
-        choose_merge: Callable[[Sequence[FileRef], int], range | None] | None = None,
+        choose_merge: Callable[[Sequence[FileRef], Moment], range | None] | None = None,
         wake: Callable[[CheckpointId], frozenset[str]] = lambda _: frozenset(),
     ) -> None:
         self._spec = spec
@@ -120,6 +89,17 @@ class Run:
         restored = start.point.checkpoint
         self._bad_records = BadRecordCounts({} if restored is None else restored.bad_records)
         observer.bad_records(self._bad_records.so_far)
+        self._late_rows = LateRowCounts({} if restored is None else restored.late_rows)
+        observer.late_rows(self._late_rows.so_far)
+        self._watermarks = Watermarks(
+            spec.event_times,
+            {uid: spec.timed_by.get(uid, frozenset()) for uid in spec.layouts},
+            start.point.barrier.time,
+            self._now_us,
+            spec.upstream,
+        )
+        known = named_partitions(start.point.barrier.positions, spec.event_times)
+        self._watermarks.know(known, self._now_us)
         self._accounts = Accounts()
         self._merge_orders = MergeOrders(choose_merge or spec.backend.choose_merge)
         self._reading = Reading(
@@ -142,25 +122,88 @@ class Run:
         """How many transactions wait for their commit. With `MOST_WAITING_COMMITS` of them no batch should begin."""
         return self._coordinator.waiting_commits
 
-    def begin_batch(self, batch: CheckpointId, mailbox: Address) -> BatchUnderWay:
-        """Decide what the tasks of a batch get. Where it ends is read from Spark's progress log, and recorded if need be."""
-        began = self._clock.monotonic()
-        self._accounts = Accounts(batch)
-        barrier = self._reading.begin(batch, after=self._last_batch)
-        return BatchUnderWay(self._assign(batch, mailbox), barrier, began)
+    @property
+    def next_batch(self) -> CheckpointId:
+        """The number of the batch that begins next, or is under way."""
+        return CheckpointId(self._last_batch + 1)
 
-    def _assign(self, batch: CheckpointId, mailbox: Address) -> Assignment:
+    def begin_batch(
+        self, read: CheckpointId, mailbox: Address, *, planned_us: int | None = None
+    ) -> BatchUnderWay:
+        """Decide what the tasks of a batch get. Where it ends is read from Spark's progress log, by Spark's number of it.
+
+        `planned_us`: when Spark had planned it, if not just now. It has looked at all sources then: of those that end where they did
+        before, there was nothing.
+        """
+        self._accounts = Accounts(self.next_batch)
+        before = self._reading.barrier.positions
+        barrier = self._reading.read(read)
+        now_us = self._tell_time()
+        self._watermarks.know(named_partitions(barrier.positions, self._spec.event_times), now_us)
+        clocks = self._watermarks.begin(
+            now_us,
+            reads=moved(before, barrier.positions),
+            looked_us=now_us if planned_us is None else planned_us,
+            waiting=self._waiting,
+        )
+        return replace(self._begin(barrier, clocks, mailbox), reads=True)
+
+    def begin_tick(self, mailbox: Address, *, looked_us: int | None = None) -> BatchUnderWay:
+        """The same for a batch that reads nothing, because something is due. `looked_us`: see `is_due`."""
+        self._accounts = Accounts(self.next_batch)
+        clocks = self._watermarks.begin(self._tell_time(), looked_us=looked_us, waiting=self._waiting)
+        return self._begin(self._reading.barrier, clocks, mailbox)
+
+    def begin_end_of_time(self, mailbox: Address) -> BatchUnderWay:
+        """The same for one in which all is due that waits in event time, whenever it would be. `begin_anew` must follow."""
+        self._accounts = Accounts(self.next_batch)
+        clocks = self._watermarks.begin_end_of_time(self._tell_time())
+        return self._begin(self._reading.barrier, clocks, mailbox)
+
+    def begin_anew(self, mailbox: Address) -> BatchUnderWay:
+        """The same for one that removes what lived by event time after its end. Then the watermark is that of the rows again."""
+        self._accounts = Accounts(self.next_batch)
+        self._tell_time()
+        clocks = self._watermarks.begin_anew(self.next_batch)
+        return self._begin(self._reading.barrier, clocks, mailbox, anew=True)
+
+    @property
+    def _waiting(self) -> frozenset[str]:
+        return frozenset(waiting_in_event_time(self._handles.values()))
+
+    def _tell_time(self) -> int:
+        self._now_us = max(self._now_us, in_microseconds(self._clock.wall()))
+        return self._now_us
+
+    def _begin(
+        self, barrier: Barrier, clocks: Mapping[str, OperatorClock], mailbox: Address, *, anew: bool = False
+    ) -> BatchUnderWay:
+        began = self._clock.monotonic()
+        barrier = msgspec.structs.replace(barrier, time=self._watermarks.reached())
+        self._reading.begin(self.next_batch, barrier)
+        return BatchUnderWay(
+            self._assign(self.next_batch, clocks, mailbox, anew=anew), barrier, began, reads=False
+        )
+
+    def _assign(
+        self, batch: CheckpointId, clocks: Mapping[str, OperatorClock], mailbox: Address, *, anew: bool
+    ) -> Assignment:
         self._handles, merged = self._merge_orders.adopt(self._handles)
         expecting = self._merge_orders.expecting  # before new orders, whose files are of this batch
         opening = self._coordinator.begin_batch(batch, self._handles.values(), merged)
-        self._now_us = max(self._now_us, in_microseconds(self._clock.wall()))
+
+        def moment_of(uid: str) -> Moment:
+            return Moment(self._now_us, clocks[uid].before_us)
+
+        watermarks_us = {uid: clock.watermark_us for uid, clock in clocks.items()}
+        wake = woken(self._handles.values(), watermarks_us, self._now_us) | self._wake(batch)
         return Assignment(
             place=self._place(mailbox),
             batch=batch,
             handles=self._handles,
             undurable=opening.undurable,
             keep=opening.needed,
-            merges=self._merge_orders.order(self._handles.values(), self._clock.monotonic(), self._now_us),
+            merges=self._merge_orders.order(self._handles.values(), self._clock.monotonic(), moment_of),
             merging=self._merge_orders.merging,
             expecting=expecting,
             forget_earlier_runs=opening.completed > self._start.point.id,
@@ -168,7 +211,9 @@ class Run:
             newest_will_do=self._spec.mode is Mode.AT_LEAST_ONCE,
             now_us=self._now_us,
             switched_on_us=self._start.switched_on_us,
-            wake=self._wake(batch),
+            clocks=clocks,
+            wake=wake | living_by_event_time(self._spec.layouts) if anew else wake,
+            ends_event_time=anew,
         )
 
     def _place(self, mailbox: Address) -> RunPlace:
@@ -185,9 +230,16 @@ class Run:
             mailbox=mailbox,
         )
 
-    def end_batch(self, batch: BatchUnderWay, answers: Sequence[Answer]) -> None:
-        """All tasks are done: the barrier has passed the whole job. `answers` are those of the attempts that were kept."""
+    def end_batch(
+        self, batch: BatchUnderWay, answers: Sequence[Answer], newest: Newest | None = None
+    ) -> None:
+        """All tasks are done: the barrier has passed the whole job. `answers` are those of the attempts that were kept.
+
+        `newest`: the newest event times among the rows that were read.
+        """
         plan = batch.assignment
+        self._watermarks.finish(newest or {})
+        barrier = msgspec.structs.replace(batch.barrier, time=self._watermarks.reached())
         done = acknowledged(plan, tuple(self._spec.layouts), answers)
         self._merge_orders.not_taken(plan.merges.keys() - done.with_rows)
         for report in done.reports.values():
@@ -196,19 +248,56 @@ class Run:
         if done.bad_records:
             self._bad_records.add(plan.batch, done.bad_records)
             self._observer.bad_records(self._bad_records.so_far)
+        if done.late_rows:
+            self._late_rows.add(plan.batch, done.late_rows)
+            self._observer.late_rows(self._late_rows.so_far)
         self._coordinator.batch_finished(
             BatchFinished(
                 plan.batch,
-                batch.barrier,
+                barrier,
                 dict(done.handles),
                 done.transactions,
                 dict(done.reports),
                 self._bad_records.so_far,
                 plan.now_us,
+                self._late_rows.so_far,
             )
         )
         seconds = self._clock.monotonic() - batch.began
         self._observer.batch_done(plan.batch, done.transactions, seconds)
+
+    # ── time ───────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def time_us(self) -> int:
+        """The time of a batch that would begin now."""
+        return max(self._now_us, in_microseconds(self._clock.wall()))
+
+    def is_due(self, by_us: int | None = None, *, looked_us: int | None = None) -> bool:
+        """Whether a tick that began now would find something to do. `by_us`: by the clock only what is due up to then counts.
+
+        `looked_us`: when all sources were last looked at and had nothing, if that was after the last batch: only then is it known that
+        they are silent. With their backlog in front of it, event time must not go on with the clock.
+        """
+        if self._last_batch == NO_CHECKPOINT:
+            return False  # nothing has been read yet, so that nothing waits
+        watermarks_us = self._watermarks.if_nothing_is_read(looked_us, self._waiting)
+        return bool(woken(self._handles.values(), watermarks_us, self.time_us if by_us is None else by_us))
+
+    @property
+    def ends_with_event_time(self) -> bool:
+        """Whether anything would happen at the end of time."""
+        living = living_by_event_time(self._spec.layouts) or waiting_in_event_time(self._handles.values())
+        return self._last_batch != NO_CHECKPOINT and bool(living)
+
+    @property
+    def time_is_over(self) -> bool:
+        """Whether the last batch, of this run or the one it goes on from, was the end of time: `begin_anew` must follow."""
+        return self._watermarks.time_is_over
+
+    def check_nothing_waits(self) -> None:
+        """After the end of time: what is set for a moment behind it would never come."""
+        refuse_waiting(self._handles.values())
 
     # ── beside the batches ─────────────────────────────────────────────────────────────────────
 

@@ -159,6 +159,7 @@ def _taken_over(
         switched_on_us,
         lifetimes.brings_back,
         _dealt_out_anew(spec, start),
+        start.point.barrier.time,
     )
     taken = perform_all(take_over, list(start.handles.values()))
     for one in taken:

@@ -46,12 +46,20 @@ def _ago(seconds: float) -> str:
 def ended(job: str, how: str, progress: Progress) -> str:
     """How the job ended, and how far it came."""
     run = f"run {progress.run}, " if progress.run else ""
-    return f"job {job} {how}: {run}{', '.join(_counts(progress))}, {_last_checkpoint(progress)}{_restarts(progress)}"
+    parts = (*_counts(progress), *_left_out(progress), _last_checkpoint(progress))
+    return f"job {job} {how}: {run}{', '.join(parts)}{_restarts(progress)}"
 
 
 def _counts(progress: Progress) -> Iterator[str]:
     yield counted(progress.batches, "batch", "batches")
     yield f"{counted(progress.rows_in, 'row')} in"
+
+
+def _left_out(progress: Progress) -> Iterator[str]:
+    """From the job's first batch on."""
+    for kind, rows in (("bad", progress.bad_records), ("late", progress.late_rows)):
+        if any(rows.values()):
+            yield f"{counted(sum(rows.values()), f'{kind} row')}"
 
 
 def _last_checkpoint(progress: Progress) -> str:

@@ -17,6 +17,10 @@ RESULTS = ""
 """In place of a tag: rows that have none."""
 BAD = "__penstock_bad"
 """The tag of dead letters."""
+LATE = "__penstock_late"
+"""The tag of rows that came too late; they have the columns of the operator's input."""
+LATE_RIGHT = "__penstock_late_right"
+"""The same for those of its second input."""
 
 Tags = Mapping[str, pa.Schema]
 """Columns behind those of the results, in this order. Each is a row of its output, or null; a result has null in all."""

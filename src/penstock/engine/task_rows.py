@@ -1,4 +1,4 @@
-"""The rows that a task of an operator is given: those of its stream, and beside them those of its broadcast side. Executors.
+"""The rows that a task of an operator is given: those of its stream, and those of its broadcast side or second input. Executors.
 
 Both travel in one frame, so that one task has both: each row has null in the columns of the other kind. So does a row that only wakes
 the subtask, in a batch in which all are to run.
@@ -10,17 +10,33 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
+import pyarrow.compute as pc
+
+from penstock.operators.time_column import TimeColumn
+from penstock.state.keys import SORT_KEY
 
 BROADCAST = "__penstock_broadcast"
 """A number that puts the rows of the broadcast side in order, the same in every subtask; null in all other rows."""
+
+RIGHT = "__penstock_right"
+"""True in the rows of the second input, null in all others."""
 
 WAKE = "__penstock_wake"
 """True in rows that only wake a subtask, null in all others; not there in a batch that wakes nobody."""
 
 
-def broadcast_column(at: int) -> str:
-    """The name under which a column of the broadcast side travels: one that no column of a stream has."""
-    return f"{BROADCAST}_{at}"
+@dataclass(frozen=True)
+class RightInput:
+    """The columns of a second input, those of its key, and that with its event time where it has one."""
+
+    columns: tuple[str, ...]
+    keys: tuple[str, ...]
+    event_time: TimeColumn | None = None
+
+
+def travelling_names(kind: str, columns: Sequence[str]) -> list[str]:
+    """The names under which the columns of a `BROADCAST` side or of the `RIGHT` input travel: such as no column of a stream has."""
+    return [f"{kind}_{at}" for at in range(len(columns))]
 
 
 @dataclass(frozen=True)
@@ -30,9 +46,12 @@ class TaskRows:
     own: pa.Table
     broadcast: pa.Table | None = None
     """The rows of the broadcast side in their order, under their own names; None where there are none."""
+    right: pa.Table | None = None
+    """The rows of the second input, under their own names, with their sort keys; None where there is no such input."""
 
     def __len__(self) -> int:
-        return int(self.own.num_rows) + (0 if self.broadcast is None else int(self.broadcast.num_rows))
+        others = [int(rows.num_rows) for rows in (self.broadcast, self.right) if rows is not None]
+        return int(self.own.num_rows) + sum(others)
 
 
 def collected(batches: Iterable[pa.RecordBatch], keys: pa.Schema) -> pa.Table | None:
@@ -48,15 +67,26 @@ def collected(batches: Iterable[pa.RecordBatch], keys: pa.Schema) -> pa.Table | 
     return table
 
 
-def divided(table: pa.Table, broadcast: Sequence[str] | None) -> TaskRows:
-    """The rows apart; `broadcast` has the names of the columns of the broadcast side, None where there is none."""
+def divided(
+    table: pa.Table, broadcast: Sequence[str] | None = None, right: Sequence[str] | None = None
+) -> TaskRows:
+    """The rows apart; `broadcast` and `right` have the names of the columns of that side, None where there is none."""
     if WAKE in table.column_names:
         table = table.filter(table.column(WAKE).is_null()).drop_columns([WAKE])
+    if right is not None:
+        return _two_inputs(table, right)
     if broadcast is None:
         return TaskRows(table)
-    travelling = [broadcast_column(at) for at in range(len(broadcast))]
+    travelling = travelling_names(BROADCAST, broadcast)
     own, number = table.drop_columns([BROADCAST, *travelling]), table.column(BROADCAST)
     if number.null_count == len(number):
         return TaskRows(own)
     told = table.filter(number.is_valid()).sort_by(BROADCAST).select(travelling)
     return TaskRows(own.filter(number.is_null()), told.rename_columns(list(broadcast)))
+
+
+def _two_inputs(table: pa.Table, right: Sequence[str]) -> TaskRows:
+    travelling, is_right = travelling_names(RIGHT, right), table.column(RIGHT).is_valid()
+    own = table.drop_columns([RIGHT, *travelling]).filter(pc.invert(is_right))
+    other = table.select([*travelling, SORT_KEY]).filter(is_right)
+    return TaskRows(own, right=other.rename_columns([*right, SORT_KEY]))

@@ -10,6 +10,7 @@ from penstock.engine.subtask import OperatorTask
 from penstock.engine.tagged_rows import RESULTS, Outputs
 from penstock.engine.task_rows import TaskRows
 from penstock.operators.bad_records import BadRecords
+from penstock.operators.late_rows import LateRows
 from penstock.operators.run_top import run_top
 from penstock.operators.top_rows import TopSpec
 from penstock.state.backends.base import OpenState
@@ -32,6 +33,7 @@ class TopTask(OperatorTask):
         state: OpenState,
         subtask: int,  # noqa: ARG002
         bad: BadRecords,  # noqa: ARG002
+        late: LateRows,  # noqa: ARG002
     ) -> Outputs:
         """See `OperatorTask.apply`."""
         return {RESULTS: run_top(self.spec, rows.own, state)}

@@ -47,10 +47,9 @@ class BadRecords:
         rows: pa.Table | pa.RecordBatch,
         reasons: Sequence[str],
         key_names: Sequence[str] = (),
-        at_fault: int = 0,
     ) -> None:
-        """Take rows, each with its reason. The row `at_fault` is the one for whose sake the others are bad, too."""
-        self._count(rows.num_rows, reasons[at_fault])
+        """Take rows, each with its reason."""
+        self._count(rows.num_rows, reasons[0])
         if not self._kept:
             return
         columns = {
@@ -60,6 +59,10 @@ class BadRecords:
             row = {name: values[at] for name, values in columns.items()}
             key = _json({name: row[name] for name in key_names}) if key_names else None
             self._letters.append((_cut(reason), key, _json(row)))
+
+    def note(self, reason: str) -> None:
+        """Say why the rows that come next are bad, where that of the first one only says that it was another."""
+        self.first_reason = self.first_reason or _cut(reason)
 
     def add_number(self, rows: int, reason: str) -> None:
         """Take so many rows of which nothing but the number is known."""

@@ -17,6 +17,7 @@ from penstock.operators.batch_columns import BatchColumns
 from penstock.operators.batch_state import BatchState
 from penstock.operators.broadcast import TakesBroadcast
 from penstock.operators.states import OperatorType, refuse_state_assignment
+from penstock.operators.timers import TakesTimerColumns
 
 
 class BatchKeys(BatchColumns):
@@ -42,7 +43,14 @@ class BatchRows(BatchColumns):
         return np.repeat(np.arange(len(counts), dtype=np.int64), counts)
 
 
-class BatchProcess(TakesBroadcast, metaclass=OperatorType):
+class BatchTimers(BatchRows):
+    """Timers that fire, ordered by key and moment: `timers["at"]` has the moments, `timers["by"]` is "event_time" or "clock".
+
+    Those of key i are the rows `starts[i]` up to `starts[i + 1]`, or to the end for the last key.
+    """
+
+
+class BatchProcess(TakesBroadcast, TakesTimerColumns, metaclass=OperatorType):
     """Own Python code that sees many keys at once: their rows and their state as columns, for Arrow, NumPy, pandas or polars.
 
     State is declared as in a `KeyedProcess` and stored the same way, so a job can change from one to the other and keep its state.

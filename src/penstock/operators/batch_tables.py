@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from abc import ABC
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -40,6 +41,19 @@ class BatchTable(ABC):
         self._rows = rows
         self._operator = operator
         (self._sub,), (self._value,) = rows.sub, rows.value
+        self._positions: Positions | None = None
+        """Which keys of the piece the call sees; None for all."""
+        self._call = "process_batch()"
+
+    def seen_by(self, positions: Positions, call: str) -> Self:
+        """The same for a call that sees only some of the keys."""
+        seen = copy.copy(self)
+        seen._positions, seen._call = positions, call  # noqa: SLF001 - it is one of us
+        return seen
+
+    def __len__(self) -> int:
+        """How many keys the call sees."""
+        return len(self._rows) if self._positions is None else len(self._positions)
 
     def clear(self, mask: Any) -> None:
         """Forget all that the keys have where the mask is true (null counts as false); one value for each of `keys`."""
@@ -51,7 +65,21 @@ class BatchTable(ABC):
         The classic mistake: to ask for all of it, where keys have very many rows and a few would do. It has to fit into memory.
         """
         wanted = None if mask is None else self._flags(mask, "rows")
-        return BatchColumns(self._rows.rows(wanted).rename_columns([KEY_INDEX, self.sub, "value"]))
+        if wanted is None and self._positions is not None:
+            wanted = self._in_piece(np.ones(len(self), dtype=np.bool_))
+        found = self._rows.rows(wanted).rename_columns([KEY_INDEX, self.sub, "value"])
+        if self._positions is not None:
+            own = np.searchsorted(self._positions, found.column(KEY_INDEX).to_numpy())
+            found = found.set_column(0, KEY_INDEX, pa.array(own, pa.int64()))
+        return BatchColumns(found)
+
+    def _in_piece(self, flags: Flags) -> Flags:
+        """What is said of the keys of the call, for those of the piece."""
+        if self._positions is None:
+            return flags
+        every = np.zeros(len(self._rows), dtype=np.bool_)
+        every[self._positions] = flags
+        return every
 
     def write(self) -> None:
         """Write what was changed; called when `process_batch` has returned."""
@@ -77,7 +105,7 @@ class BatchTable(ABC):
 
     def _key_index(self, given: Any, call: str) -> Positions:
         column = as_array(given, pa.field(KEY_INDEX, pa.int64()), f"{self._who(call)} set")
-        keys = len(self._rows)
+        keys = len(self)
         numbers: Positions = column.fill_null(-1).to_numpy(zero_copy_only=False)
         wrong = np.flatnonzero((numbers < 0) | (numbers >= keys))
         if len(wrong):
@@ -87,7 +115,7 @@ class BatchTable(ABC):
                 operator=self._operator,
                 state=self.name,
             )
-        return numbers
+        return numbers if self._positions is None else self._positions[numbers]
 
     def _column(self, given: Any, name: str, kind: pa.DataType, call: str, length: int) -> pa.Array:
         column = as_array(given, pa.field(name, kind), f"{self._who(call)} set")
@@ -102,17 +130,17 @@ class BatchTable(ABC):
 
     def _flags(self, mask: Any, call: str) -> Flags:
         given = as_array(mask, pa.field("mask", pa.bool_()), f"{self._who(call)} set")
-        if len(given) != len(self._rows):
+        if len(given) != len(self):
             raise BadRecordError(
-                f"{self._who(call)} set 'mask' to {counted(len(given), 'value')} for {counted(len(self._rows), 'key')}; give one value "
+                f"{self._who(call)} set 'mask' to {counted(len(given), 'value')} for {counted(len(self), 'key')}; give one value "
                 "for each of `keys`, in that order",
                 operator=self._operator,
                 state=self.name,
             )
-        return _flags(given.fill_null(fill_value=False))
+        return self._in_piece(_flags(given.fill_null(fill_value=False)))
 
     def _who(self, call: str) -> str:
-        return f"operator {self._operator}: process_batch() called {call}() of the state {self.name!r}, which"
+        return f"operator {self._operator}: {self._call} called {call}() of the state {self.name!r}, which"
 
 
 class BatchMap(BatchTable):

@@ -112,6 +112,14 @@ class Cell(ABC):
     def undo(self, index: int) -> None:
         """Make the state of a key what it was before its call. Called where a call fails and the others go on."""
 
+    @abstractmethod
+    def memo(self) -> Any:
+        """What the state of the current key is now, between two of its calls. Called where a call may fail and the others go on."""
+
+    @abstractmethod
+    def back_to(self, memo: Any) -> None:
+        """Make the state of the current key what it was then: the last call of the key counts for nothing, those before it do."""
+
     def end_call(self) -> None:  # noqa: B027 - most cells have nothing to do, and are not asked
         """Called when the call for the current key is over and all its results are known; only where `ends` is true."""
 
@@ -143,6 +151,15 @@ class ColumnCell(Cell):
         """Read it again: what was changed in place is changed in the object that was read before."""
         self.values[index] = python_values(self._stored.slice(index, 1))[0]
         self.dirty[index] = self.looked[index] = 0
+
+    def memo(self) -> Any:
+        """See `Cell.memo`."""
+        return detached(self.values[self.at]), self.dirty[self.at], self.looked[self.at]
+
+    def back_to(self, memo: Any) -> None:
+        """See `Cell.back_to`. What was held of the call is let go as in `undo`."""
+        self.undo(self.at)
+        self.values[self.at], self.dirty[self.at], self.looked[self.at] = memo
 
     def clear(self) -> None:
         """Forget the value of the key."""
@@ -206,7 +223,7 @@ class ContainerCell(ValueCell):
 class ComparedContainerCell(ContainerCell):
     """The same where it matters whether a value was changed, or only looked at: it is compared when the call is over."""
 
-    __slots__ = ("_assigned", "_before", "_held")
+    __slots__ = ("_assigned", "_before", "_held", "_was_dirty")
 
     def __init__(self, default: Any, form: StoredForm) -> None:
         super().__init__(default, form)
@@ -215,6 +232,8 @@ class ComparedContainerCell(ContainerCell):
     def _let_go(self) -> None:
         self._before: Any = None
         self._held = self._assigned = False
+        self._was_dirty = 0
+        """Whether an earlier call of the key had changed it."""
 
     def load(self, stored: pa.Array, keys: PieceKeys) -> None:
         """See `ColumnCell.load`."""
@@ -236,7 +255,7 @@ class ComparedContainerCell(ContainerCell):
         index = self.at
         if self._held and same(self.values[index], self._seen()):
             self.values[index] = self._before
-            self.dirty[index] = self._assigned
+            self.dirty[index] = self._assigned or self._was_dirty
         else:
             super().end_call()
         self._let_go()
@@ -250,6 +269,7 @@ class ComparedContainerCell(ContainerCell):
         index = self.at
         if not self._held:
             self._held, self._before = True, detached(self.values[index])
+            self._was_dirty = self._was_dirty or self.dirty[index]
         if self.values[index] is None and self._default is not None:
             self.values[index] = copy.deepcopy(self._default)
         self.dirty[index] = 1

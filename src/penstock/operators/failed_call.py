@@ -20,10 +20,13 @@ from penstock.operators.keyed_process import Context, KeyedProcess
 from penstock.operators.process import Process
 from penstock.operators.rows import Row, Rows, UnknownColumnError
 from penstock.operators.states import StateAssignedError, declared_state
+from penstock.operators.timers import Timer
+from penstock.operators.window_process import WindowProcess
 from penstock.places import Place, place_in_user_code, place_of_frame, place_of_function, user_frames
 from penstock.wording import did_you_mean
 
 MOST_CHARACTERS = 300
+_OF_CONTEXT = ("emit", "set_timer", "delete_timer", "watermark", "now")
 
 
 @dataclass(frozen=True)
@@ -62,7 +65,7 @@ def blamed_on(code: Callable[..., object]) -> Iterator[None]:
     try:
         yield
     except BadRecordError as error:
-        error.facts["code"] = place_of_function(code)
+        error.facts.setdefault("code", place_of_function(code))
         raise
 
 
@@ -106,24 +109,26 @@ def _arguments(frame: FrameType) -> list[object]:
 
 def _is_call(frame: FrameType) -> bool:
     """Whether it is of a method of the user's operator, which may be in an installed package."""
-    return isinstance(next(iter(_arguments(frame)), None), KeyedProcess | BatchProcess | Process)
+    return isinstance(
+        next(iter(_arguments(frame)), None), KeyedProcess | BatchProcess | Process | WindowProcess
+    )
 
 
 def _key(frames: list[FrameType]) -> str:
-    """What `process` was called with."""
+    """What `process` or `on_timer` was called with."""
     for frame in frames:
         arguments = _arguments(frame)
         if (
-            frame.f_code.co_name == "process"
+            frame.f_code.co_name in ("process", "process_left", "process_right", "on_timer")
             and len(arguments) > 1
-            and isinstance(arguments[0], KeyedProcess)
+            and isinstance(arguments[0], KeyedProcess | WindowProcess)
         ):
             return shown(arguments[1])
     return ""
 
 
 def _row(error: BaseException, frames: list[FrameType]) -> str:
-    """The one that the code has in its hands, or the only one; else the first of those that it was called with."""
+    """The one that the code has in its hands, or the only one; else the first of those that it was called with, or the timer."""
     if isinstance(error, AttributeError) and isinstance(error.obj, Row):
         return _shown_row(error.obj)
     for row in _held(frames, Row):
@@ -131,6 +136,8 @@ def _row(error: BaseException, frames: list[FrameType]) -> str:
     for rows in _held(frames, Rows):
         if len(rows):
             return _first_of(rows)
+    for timer in _held(frames, Timer):
+        return shown(timer)
     return ""
 
 
@@ -181,7 +188,7 @@ def _attributes(owner: object, name: str) -> str:
             return owner.members
         case Context():
             public = [field.name for field in fields(owner) if not field.name.startswith("_")]
-            return _listed("fields of the context", public, name, also=("emit",))
+            return _listed("fields of the context", public, name, also=_OF_CONTEXT)
         case _:
             return ""
 

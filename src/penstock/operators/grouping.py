@@ -49,6 +49,27 @@ def group_rows(table: pa.Table, key_names: list[str]) -> Grouped:
     return Grouped(keys, np.append(first, len(sort_keys)), table)
 
 
+def equal_rows(
+    numbers: Sequence[SortKeys], columns: Sequence[pa.Array]
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """The positions that put rows in the order of these numbers, the first ones first, and those equal in `columns` too side by side.
+
+    Also where groups of equal rows start in that order, and behind the last. Rows of one group keep the order they came in.
+    """
+    order = np.lexsort(numbers[::-1])
+    changes = np.zeros(max(0, len(order) - 1), dtype=np.bool_)
+    for column in numbers:
+        ordered = column[order]
+        changes |= ordered[1:] != ordered[:-1]
+    stretch: SortKeys = np.concatenate(([0], np.cumsum(changes))).astype(np.int64)[: len(order)]
+    differs = _differs(stretch, _taken(list(columns), order))
+    if differs.any():
+        order = order[_order_with_collisions(stretch, _taken(list(columns), order), differs)]
+        differs = _differs(stretch, _taken(list(columns), order))
+    starts = _starts(differs | changes)[: len(order)]
+    return order, np.append(starts, len(order))
+
+
 def one_row_a_key(table: pa.Table, key_names: list[str]) -> Grouped:
     """`group_rows`, for what Spark has aggregated."""
     grouped = group_rows(table, key_names)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -12,13 +14,22 @@ import numpy as np
 from penstock.errors import BadRecordError
 from penstock.operators.broadcast import TakesBroadcast
 from penstock.operators.cells import Cell, ColumnCell, PieceKeys
-from penstock.operators.pieces import Piece
 from penstock.operators.rows import Rows
 from penstock.operators.side_outputs import SideRows, no_such_side
-from penstock.operators.stamps import ColumnStamps, Flags
-from penstock.operators.states import ColumnState, OperatorType, keyed_states, refuse_state_assignment
+from penstock.operators.stamps import ColumnStamps, Flags, TouchTimes
+from penstock.operators.states import (
+    ColumnState,
+    OperatorType,
+    keyed_states,
+    lives_by_event_time,
+    refuse_state_assignment,
+)
 from penstock.operators.table_cells import TableCell
+from penstock.operators.task_time import TimedPiece
+from penstock.operators.timer_cell import TimersCell
+from penstock.operators.timers import EVENT_TIME, NoTimers, TakesTimers, moment, watermark
 from penstock.state.backends.base import OpenState
+from penstock.state.lifetimes import LONG_AGO_US
 
 Output = Sequence[Any] | Mapping[str, Any]
 
@@ -32,6 +43,44 @@ class Context:
     subtask: int
     parallelism: int
     _sides: SideRows | None = field(default=None, repr=False, compare=False, kw_only=True)
+    _timers: TimersCell | NoTimers | None = field(default=None, repr=False, compare=False, kw_only=True)
+    _watermark_us: int = field(default=LONG_AGO_US, repr=False, compare=False, kw_only=True)
+    _now_us: int = field(default=0, repr=False, compare=False, kw_only=True)
+
+    @cached_property
+    def watermark(self) -> datetime | None:
+        """How far event time has come here, with the zone UTC; None where no row has told yet, or no source has event time.
+
+        In `process` as it was when the batch began, in `on_timer` where it has come to. When a drained input has ended: `datetime.max`.
+        """
+        return watermark(self._watermark_us)
+
+    @cached_property
+    def now(self) -> datetime:
+        """The time of the batch by the driver's clock, with the zone UTC: the same in all its calls. It never goes back."""
+        return moment(self._now_us)
+
+    def set_timer(self, at: datetime, by: str = EVENT_TIME) -> None:
+        """Have `on_timer` called for this key when event time has come to this moment, or with `by="clock"` the driver's clock.
+
+        A key has one timer for each moment and kind: to set it once more changes nothing. One for a moment that has passed fires at
+        once, in the same batch. Without a zone the moment is taken for UTC. Only inside the call that got the context.
+        """
+        (self._timers or self._no_timers()).set(at, by)
+
+    def delete_timer(self, at: datetime, by: str = EVENT_TIME) -> None:
+        """Forget the timer of this key for this moment, whether there is one or not."""
+        (self._timers or self._no_timers()).delete(at, by)
+
+    def when_timers_fire(self, watermark_us: int) -> Context:
+        """The same place, when event time has gone on."""
+        return replace(self, _watermark_us=watermark_us)
+
+    def _no_timers(self) -> NoTimers:
+        return NoTimers(
+            self.operator,
+            "but its class does not say what to do when it fires; write def on_timer(self, key, timer, ctx)",
+        )
 
     def emit(self, name: str, row: Any) -> None:
         """Give a row to a side output that the operator's class declares: a tuple or a dictionary, in `process_batch` columns.
@@ -43,7 +92,7 @@ class Context:
         self._sides.take(name, row)
 
 
-class KeyedProcess(TakesBroadcast, metaclass=OperatorType):
+class KeyedProcess(TakesBroadcast, TakesTimers, metaclass=OperatorType):
     """Own Python code that sees the rows of one key at a time and remembers what it likes about the key.
 
     An instance is pickled into tasks: keep settings in it. What must survive belongs into state; anything else an
@@ -71,8 +120,19 @@ class KeyedProcess(TakesBroadcast, metaclass=OperatorType):
 class Cells:
     """The cells of one operator, by the names of its states."""
 
-    def __init__(self, by_name: Mapping[str, Cell], stamps: Mapping[str, ColumnStamps]) -> None:
-        self.all = list(by_name.values())
+    def __init__(
+        self,
+        by_name: Mapping[str, Cell],
+        stamps: Mapping[str, ColumnStamps],
+        timers: TimersCell | None = None,
+        *,
+        lives_by_event_time: bool = False,
+    ) -> None:
+        self.timers = timers
+        """Those of the current key, where the operator takes any."""
+        self.all = [*by_name.values(), *([] if timers is None else [timers])]
+        self.touches = TouchTimes()
+        self.lives_by_event_time = lives_by_event_time
         self.ending = [cell for cell in self.all if cell.ends]
         self.columns = {name: cell for name, cell in by_name.items() if isinstance(cell, ColumnCell)}
         """Those that are kept in the row of the key."""
@@ -81,16 +141,19 @@ class Cells:
         self.tables = [cell for cell in self.all if isinstance(cell, TableCell)]
         """Those with a table of their own."""
 
-    def load(self, piece: Piece, state: OpenState, context: Context) -> None:
+    def load(self, timed: TimedPiece, state: OpenState, context: Context) -> None:
         """Take what is stored of the keys that come next."""
+        piece, self.touches = timed.piece, timed.touches
         keys = piece.grouped.keys
+        if self.timers is not None:
+            self.timers.load(keys, timed.due)
         named = PieceKeys(context.operator, keys.columns)
         for name, cell in self.columns.items():
             cell.load(piece.stored.column(name), named)
         for stamps in self.stamps.values():
             stamps.load(piece.stored)
         for table in self.tables:
-            table.load(state.table(table.name), keys, context.operator, state.generation, state.now_us)
+            table.load(state.table(table.name), keys, context.operator, state.generation, self.touches)
 
     def touched(self) -> dict[str, Flags]:
         """Of the columns in the row of the key, which keys have one that was written, or looked at where that renews it."""
@@ -107,10 +170,24 @@ class Cells:
         for cell in self.ending:
             cell.end_call()
 
+    def fired(self) -> None:
+        """A timer of the current key fires: what is touched from now on is touched at its moment, or later."""
+        if self.lives_by_event_time and self.timers is not None:
+            self.touches.fired(np.array([self.timers.at]), np.array([self.timers.fired_us]))
+
     def undo(self, index: int) -> None:
         """Make all state of a key what it was before its call."""
         for cell in self.all:
             cell.undo(index)
+
+    def memo(self) -> list[Any]:
+        """What all state of the current key is, between two of its calls."""
+        return [cell.memo() for cell in self.all]
+
+    def back_to(self, memo: list[Any]) -> None:
+        """Make all state of the current key what it was then."""
+        for cell, one in zip(self.all, memo, strict=True):
+            cell.back_to(one)
 
     def unfit_rows(self) -> Iterator[tuple[int, BadRecordError]]:
         """The keys, by their position, for which rows were written that do not fit, and what it is."""
@@ -125,9 +202,11 @@ class Cells:
         """Write the rows that were changed; raises `BadRecordError` for a value that does not fit."""
         for table in self.tables:
             table.write()
+        if self.timers is not None:
+            self.timers.write()
 
 
-def bind(operator: KeyedProcess) -> Cells:
+def bind(operator: KeyedProcess, timers: TimersCell | None = None) -> Cells:
     """Put a cell in place of every state that a key has."""
     declared = keyed_states(operator)
     cells = {name: state.make_cell(name) for name, state in declared.items()}
@@ -138,4 +217,4 @@ def bind(operator: KeyedProcess) -> Cells:
         if isinstance(state, ColumnState)
         for lifetime in state.lifetimes(name)
     }
-    return Cells(cells, stamps)
+    return Cells(cells, stamps, timers, lives_by_event_time=lives_by_event_time(operator))

@@ -82,6 +82,12 @@ class _Element:
         self.changed = False
         self.looked: list[Any] = []
 
+    def copy(self) -> _Element:
+        """One that shares nothing with it, between two calls."""
+        other = _Element(detached(self.value), self.position)
+        other.changed = self.changed
+        return other
+
     def look(self, *, compare: bool) -> Any:
         """The value, for somebody who may change it where it is; `compare` to find out later whether they did."""
         if compare and not self.changed and not self.looked:
@@ -263,6 +269,23 @@ class ListCell(TableCell, MutableSequence[Any]):
         """See `Cell.undo`."""
         self._appended.pop(index, None)
         self._whole.pop(index, None)
+
+    def memo(self) -> Any:
+        """See `Cell.memo`."""
+        appended, whole = self._appended.get(self.at), self._whole.get(self.at)
+        return (
+            None if appended is None else [detached(value) for value in appended],
+            None if whole is None else [element.copy() for element in whole],
+        )
+
+    def back_to(self, memo: Any) -> None:
+        """See `Cell.back_to`."""
+        appended, whole = memo
+        self.undo(self.at)
+        if appended is not None:
+            self._appended[self.at] = appended
+        if whole is not None:
+            self._whole[self.at] = whole
 
     def touched(self) -> Iterable[int]:
         """See `TableCell.touched`."""

@@ -10,7 +10,7 @@ from typing import Any, Self
 import pyarrow as pa
 
 from penstock.errors import BadRecordError
-from penstock.operators.cells import kept, may_be_changed, same
+from penstock.operators.cells import detached, kept, may_be_changed, same
 from penstock.operators.encoding import CANNOT_ENCODE, encoded
 from penstock.operators.python_values import python_values
 from penstock.operators.table_cells import Change, Changes, TableCell
@@ -233,6 +233,24 @@ class MapCell(TableCell, MutableMapping[Any, Any]):
         self._gone.discard(index)
         self._looked = {}
 
+    def memo(self) -> Any:
+        """See `Cell.memo`."""
+        changes = self._changed.get(self.at)
+        copied = None if changes is None else {key: _kept_change(value) for key, value in changes.items()}
+        return copied, self.at in self._cleared, self.at in self._gone
+
+    def back_to(self, memo: Any) -> None:
+        """See `Cell.back_to`."""
+        changes, is_cleared, has_gone = memo
+        self.undo(self.at)
+        self._seen.pop(self.at, None)
+        if changes is not None:
+            self._changed[self.at] = changes
+        if is_cleared:
+            self._cleared.add(self.at)
+        if has_gone:
+            self._gone.add(self.at)
+
     def touched(self) -> Iterable[int]:
         """See `TableCell.touched`."""
         return self._changed.keys() | self._cleared
@@ -273,6 +291,10 @@ class _Values(ValuesView[Any]):
 
     def __iter__(self) -> Iterator[Any]:
         return (value for _, value in self._cell.pairs())
+
+
+def _kept_change(value: Any) -> Any:
+    return value if value is _GONE else detached(value)
 
 
 def _one_nan(key: float) -> float:

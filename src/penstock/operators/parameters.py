@@ -8,23 +8,41 @@ from collections.abc import Callable
 from penstock.errors import ConfigError
 from penstock.operators.batch_process import BatchProcess
 from penstock.operators.broadcast import takes_broadcast
+from penstock.operators.keyed_co_process import KeyedCoProcess
 from penstock.operators.keyed_process import KeyedProcess
 from penstock.operators.process import Process
+from penstock.operators.timers import takes_timers
+from penstock.operators.window_process import WindowProcess
 from penstock.places import AT, place_of_function
 
 _KEYED = ("key", "rows", "ctx")
 _UNKEYED = ("rows", "ctx")
 _BATCH = ("keys", "batch", "state")
+_WINDOW = ("key", "window", "rows", "ctx")
+_TIMER = ("key", "timer", "ctx")
+_TIMERS = ("keys", "timers", "state")
 
 
 def check_parameters(operator: KeyedProcess | BatchProcess | Process, uid: str) -> None:
-    """Refuse a `process`, `process_batch` or `process_broadcast` that cannot take what it is given: every call of it would fail."""
+    """Refuse a function of an operator that cannot take what it is given: every call of it would fail."""
     if isinstance(operator, BatchProcess):
         _check(operator, operator.process_batch, _BATCH, uid)
+    elif isinstance(operator, KeyedCoProcess):
+        _check(operator, operator.process_left, _KEYED, uid)
+        _check(operator, operator.process_right, _KEYED, uid)
     else:
         _check(operator, operator.process, _KEYED if isinstance(operator, KeyedProcess) else _UNKEYED, uid)
+    if isinstance(operator, KeyedProcess) and takes_timers(operator):
+        _check(operator, operator.on_timer, _TIMER, uid)
+    if isinstance(operator, BatchProcess) and takes_timers(operator):
+        _check(operator, operator.on_timers, _TIMERS, uid)
     if takes_broadcast(operator):
         _check(operator, operator.process_broadcast, _UNKEYED, uid)
+
+
+def check_window_parameters(operator: WindowProcess, uid: str) -> None:
+    """The same of the `process` of a window."""
+    _check(operator, operator.process, _WINDOW, uid)
 
 
 def _check(operator: object, function: Callable[..., object], given: tuple[str, ...], uid: str) -> None:

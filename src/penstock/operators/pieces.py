@@ -14,12 +14,12 @@ from penstock.operators.wide_columns import narrowed
 from penstock.state.backends.base import OpenState
 from penstock.state.backends.lookup import no_columns
 from penstock.state.keys import KeyBatch
-from penstock.state.sizes import row_bytes
+from penstock.state.sizes import Bytes, table_row_bytes
 
 
 @dataclass(frozen=True)
 class PieceLimits:
-    """A piece has at most so many bytes of rows, so many bytes of state, and so many rows."""
+    """A piece has at most so many bytes of rows, so many bytes of state, and so many rows and keys."""
 
     bytes: int
     rows: int = 1 << 40
@@ -34,9 +34,11 @@ class Piece:
     found: npt.NDArray[np.bool_]
 
 
-def pieces_with_state(grouped: Grouped, state: OpenState | None, limits: PieceLimits) -> Iterator[Piece]:
+def pieces_with_state(
+    grouped: Grouped, state: OpenState | None, limits: PieceLimits, sizes: Bytes | None = None
+) -> Iterator[Piece]:
     """Pieces in the order of keys, the state of each read when its turn has come; `None` for an operator that keeps none."""
-    for piece in pieces(grouped, limits):
+    for piece in pieces(grouped, limits, sizes):
         if state is None:
             yield Piece(piece, no_columns(len(piece.keys)), np.zeros(len(piece.keys), dtype=np.bool_))
             continue
@@ -48,13 +50,17 @@ def pieces_with_state(grouped: Grouped, state: OpenState | None, limits: PieceLi
             start = stop
 
 
-def pieces(grouped: Grouped, limits: PieceLimits) -> Iterator[Grouped]:
-    """Parts in the order of keys; a key is never split, so one that goes beyond the limits is a piece of its own."""
+def pieces(grouped: Grouped, limits: PieceLimits, sizes: Bytes | None = None) -> Iterator[Grouped]:
+    """Parts in the order of keys; a key is never split, so one that goes beyond the limits is a piece of its own.
+
+    `sizes` are the bytes of each row where the table does not have them itself, but only the numbers of rows.
+    """
     starts = grouped.starts
-    bytes_before = _bytes_before_keys(grouped, limits.bytes)
+    bytes_before = _bytes_before_keys(grouped, limits.bytes, sizes)
     first = 0
     while first < len(grouped.keys):
         last = int(np.searchsorted(starts, starts[first] + limits.rows, side="right")) - 1
+        last = min(last, first + limits.rows)  # keys may come without rows
         if bytes_before is not None:
             room = bytes_before[first] + limits.bytes
             last = min(last, int(np.searchsorted(bytes_before, room, side="right")) - 1)
@@ -63,14 +69,13 @@ def pieces(grouped: Grouped, limits: PieceLimits) -> Iterator[Grouped]:
         first = last
 
 
-def _bytes_before_keys(grouped: Grouped, max_bytes: int) -> npt.NDArray[np.int64] | None:
+def _bytes_before_keys(grouped: Grouped, max_bytes: int, sizes: Bytes | None) -> Bytes | None:
     """For every key, and behind the last one, the bytes of all rows before it; None where all fit into one piece."""
-    if grouped.table.nbytes <= max_bytes:
-        return None
-    sizes = np.zeros(grouped.table.num_rows, dtype=np.int64)
-    for column in grouped.table.columns:
-        sizes += np.concatenate([row_bytes([chunk]) for chunk in column.chunks])
-    before: npt.NDArray[np.int64] = np.concatenate(([0], np.cumsum(sizes)))[grouped.starts]
+    if sizes is None:
+        if grouped.table.nbytes <= max_bytes:
+            return None
+        sizes = table_row_bytes(grouped.table)
+    before: Bytes = np.concatenate(([0], np.cumsum(sizes)))[grouped.starts]
     return before
 
 

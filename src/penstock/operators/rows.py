@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections import namedtuple
 from collections.abc import Iterator, Sequence
-from typing import Any, ClassVar, overload
+from typing import Any, ClassVar, NamedTuple, overload
 
 import pyarrow as pa
 
+from penstock.errors import InternalError
 from penstock.operators.unreadable import readable
 
 
@@ -25,6 +26,13 @@ class UnknownColumnError(KeyError):
 
     def __str__(self) -> str:
         return f"there is no column {self.name!r}"
+
+
+class CameAs(NamedTuple):
+    """Rows of one input, and its key columns where they are others than the operator's."""
+
+    rows: pa.Table
+    keys: Sequence[str] | None
 
 
 class RowTable:
@@ -50,6 +58,14 @@ class RowTable:
     def table(self, start: int, stop: int) -> pa.Table:
         """A part of the table, without copying."""
         return self._columns.slice(start, stop - start)
+
+    def of_inputs(self, start: int, stop: int) -> tuple[tuple[RowTable, int, int], tuple[RowTable, int, int]]:
+        """Where the rows of the left input lie among these, and where those of the right one, of an operator that has two."""
+        raise InternalError(f"the rows {start} to {stop} are of one input")
+
+    def as_they_came(self, start: int, stop: int) -> Iterator[CameAs]:
+        """A part of the table as the rows came to the operator, each input by itself."""
+        yield CameAs(self.table(start, stop), None)
 
 
 class Row:
@@ -166,16 +182,38 @@ class Rows(Sequence[Any]):
         """The rows as an Arrow table, without copying."""
         return self._table.table(self._start, self._stop)
 
+    def of_inputs(self) -> tuple[Rows, Rows]:
+        """Those of each input, of an operator that has two."""
+        left, right = self._table.of_inputs(self._start, self._stop)
+        return Rows(*left), Rows(*right)
+
 
 class WatchedRows(Rows):
     """Rows that know which of them is being looked at, while somebody goes through them."""
 
-    __slots__ = ("at",)
+    __slots__ = ("_inputs", "at")
 
     def __init__(self, table: RowTable, start: int, stop: int) -> None:
         super().__init__(table, start, stop)
         self.at: int | None = None
         """Its position among the rows; None before the first and behind the last."""
+        self._inputs: tuple[WatchedRows, WatchedRows] | None = None
+
+    def of_inputs(self) -> tuple[Rows, Rows]:
+        """See `Rows.of_inputs`."""
+        left, right = self._table.of_inputs(self._start, self._stop)
+        self._inputs = WatchedRows(*left), WatchedRows(*right)
+        return self._inputs
+
+    @property
+    def at_fault(self) -> int | None:
+        """The position of the row that is being looked at, in whichever input it is."""
+        if self._inputs is None:
+            return self.at
+        left, right = self._inputs
+        if right.at is not None:
+            return len(left) + right.at
+        return left.at
 
     def __iter__(self) -> Iterator[Any]:
         row, start = self._table.row, self._start

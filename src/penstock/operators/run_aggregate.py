@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import pyarrow as pa
 
 from penstock.operators.aggregates import AggregateSpec, finish, merge
 from penstock.operators.distinct_values import counting_distinct, partials_with_counts
 from penstock.operators.grouping import group_rows, one_row_a_key
 from penstock.operators.pieces import Piece, PieceLimits, pieces_with_state
-from penstock.operators.stamps import touched_now
+from penstock.operators.task_time import NO_TIME, TaskTime
 from penstock.state.backends.base import OpenState, with_stamps
 from penstock.state.lifetimes import Lifetime
 from penstock.state.sizes import in_batches
@@ -25,17 +26,22 @@ def run_aggregate(
     *,
     key_names: list[str],
     lifetimes: tuple[Lifetime, ...] = (),
+    time: TaskTime = NO_TIME,
 ) -> list[pa.RecordBatch]:
     """Update the keys of the batch; returns their new values. With counts of distinct values these are rows of their key, too."""
     results: list[pa.RecordBatch] = []
     rows = group_rows(table, key_names) if counting_distinct(specs) else one_row_a_key(table, key_names)
     for piece in pieces_with_state(rows, state, LIMITS):
-        results.extend(in_batches(_update(specs, piece, state, lifetimes)))
+        results.extend(in_batches(_update(specs, piece, state, lifetimes, time)))
     return results
 
 
 def _update(
-    specs: Sequence[AggregateSpec], piece: Piece, state: OpenState, lifetimes: tuple[Lifetime, ...]
+    specs: Sequence[AggregateSpec],
+    piece: Piece,
+    state: OpenState,
+    lifetimes: tuple[Lifetime, ...],
+    time: TaskTime,
 ) -> pa.Table:
     keys = piece.grouped.keys
     if counting_distinct(specs):
@@ -43,7 +49,8 @@ def _update(
     else:
         (partials,) = piece.grouped.table.combine_chunks().to_batches()
     merged = merge(specs, piece.stored, piece.found, partials)
-    stamps = [touched_now(merged.num_rows, state.now_us) for _ in lifetimes]
+    touches, every = time.touches(piece.grouped, state.now_us), np.arange(len(keys))
+    stamps = [touches.column(lifetime, every) for lifetime in lifetimes]
     stored = with_stamps(merged.schema, lifetimes)
     state.write(keys, pa.RecordBatch.from_arrays([*merged.columns, *stamps], schema=stored))
     finished = finish(specs, merged)

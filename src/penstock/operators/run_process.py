@@ -6,27 +6,29 @@ import gc
 import inspect
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import chain, islice, pairwise
 from operator import itemgetter
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.errors import BadRecordError
-from penstock.operators.cells import ColumnCell
 from penstock.operators.encoding import to_array
 from penstock.operators.given_rows import as_given, as_given_flat, may_change
-from penstock.operators.grouping import Grouped, group_rows
+from penstock.operators.grouping import Grouped
 from penstock.operators.keyed_process import Cells, Context, KeyedProcess, bind
-from penstock.operators.pieces import PieceLimits, pieces_with_state
+from penstock.operators.pieces import PieceLimits
 from penstock.operators.python_values import python_values
-from penstock.operators.rows import Row, Rows, RowTable
+from penstock.operators.rows import Row, Rows
 from penstock.operators.side_outputs import SideRows
-from penstock.operators.states import value_schema
+from penstock.operators.task_time import NO_TIME, TaskTime
+from penstock.operators.timer_cell import TimersCell
+from penstock.operators.timers import Timer
+from penstock.operators.two_input_rows import row_table
+from penstock.operators.written_values import unfit_state, write_back
+from penstock.places import place_of_function
 from penstock.state.backends.base import OpenState
-from penstock.state.keys import KeyBatch
 from penstock.state.sizes import in_batches
 from penstock.wording import counted
 
@@ -49,17 +51,19 @@ def run_process(
     output: pa.Schema,
     context: Context,
     sides: SideRows | None = None,
+    time: TaskTime = NO_TIME,
 ) -> list[pa.RecordBatch]:
-    """Process every key of the table once; returns the results in batches. `sides` has what was emitted in the end."""
-    cells = bind(operator)
-    process = operator.process if sides is None else _encoding(operator.process, sides)
+    """Process every key of the table once, and then its timers that are due; returns the results in batches.
+
+    `sides` has what was emitted in the end.
+    """
+    cells, context = bound(operator, context, time)
+    contexts = context, context.when_timers_fire(time.clock.watermark_us)
     results: list[pa.RecordBatch] = []
     with rare_collections():
-        for piece in pieces_with_state(
-            group_rows(table, key_names), state if cells.columns else None, LIMITS
-        ):
-            cells.load(piece, state, context)
-            calls = _Calls(operator, process, piece.grouped, cells, context)
+        for timed in time.pieces(table, key_names, state, LIMITS, reads=bool(cells.columns)):
+            cells.load(timed, state, context)
+            calls = _Calls(operator, timed.piece.grouped, cells, contexts, sides)
             for chunk in calls.run(output):
                 results.extend(in_batches(calls.encoded(chunk, output)))
             if sides is not None:
@@ -67,6 +71,14 @@ def run_process(
             if cells.all:
                 calls.write_state(state)
     return results
+
+
+def bound(operator: KeyedProcess, context: Context, time: TaskTime) -> tuple[Cells, Context]:
+    """What stands in the places of an operator's states, and the context of its `process`."""
+    if time.timers is None:
+        return bind(operator), context
+    timers = TimersCell(time.timers, context.operator)
+    return bind(operator, timers), replace(context, _timers=timers)
 
 
 @contextmanager
@@ -82,7 +94,7 @@ def rare_collections() -> Iterator[None]:
 
 
 class _Chunk:
-    """Results that are encoded together, and how many there were when each key began whose turn came among them."""
+    """Results that are encoded together, and how many there were when each call began whose turn came among them."""
 
     __slots__ = ("before", "began", "results")
 
@@ -90,11 +102,11 @@ class _Chunk:
         self.results: list[Any] = []
         self.began: list[int] = []
         self.before = 0
-        """So many keys had begun before; the last of them may have more results."""
+        """So many calls had begun before; the last of them may have more results."""
 
     @property
     def newest(self) -> int:
-        """The key whose turn it is, by its position in the piece."""
+        """The call that is being made, by its number in the piece."""
         return self.before + len(self.began) - 1
 
     def clear(self) -> None:
@@ -103,8 +115,8 @@ class _Chunk:
         self.began.clear()
         self.results.clear()
 
-    def by_key(self) -> Iterator[tuple[int, list[Any]]]:
-        """The results of each key that has any, with its position in the piece."""
+    def by_call(self) -> Iterator[tuple[int, list[Any]]]:
+        """The results of each call that has any, with its number in the piece."""
         for at, (start, end) in enumerate(pairwise([0, *self.began, len(self.results)])):
             if start < end:
                 yield self.before + at - 1, self.results[start:end]
@@ -116,24 +128,28 @@ class _Calls:
     def __init__(
         self,
         operator: KeyedProcess,
-        process: Callable[..., Any],
         piece: Grouped,
         cells: Cells,
-        context: Context,
+        contexts: tuple[Context, Context],
+        sides: SideRows | None,
     ) -> None:
         self._operator = operator
-        self._process = process
+        self._process = _encoding(operator.process, sides)
+        self._on_timer = _encoding(operator.on_timer, sides)
         self._cells = cells
-        self._context = context
+        self._context, self._later = contexts
+        self._made: list[tuple[int, Timer | None]] = []
+        """Of an operator that takes timers, for whom each call was made. Any other has one call a key."""
         self._columns = piece.keys
-        self._table = RowTable(piece.table)
+        self._table = row_table(piece.table)
         self._starts: list[int] = piece.starts.tolist()
         self._keys = python_keys(piece.keys.columns)
 
     def run(self, output: pa.Schema) -> Iterator[_Chunk]:
         """Process the keys. The chunk is the same each time, with other results."""
         chunk = _Chunk()
-        called = self._called(chunk)
+        timers = self._cells.timers
+        called = self._called(chunk) if timers is None else self._called_in_time(chunk, timers)
         results = map(as_given if may_change(output) else as_given_flat, chain.from_iterable(called))
         while True:
             try:
@@ -163,17 +179,47 @@ class _Calls:
             if ends:
                 self._cells.end_call()
 
+    def _called_in_time(self, chunk: _Chunk, timers: TimersCell) -> Generator[Iterable[Any], None, None]:
+        """The same of an operator that takes timers: rows first, then time. A key may be there for its timers alone."""
+        process, on_timer, context, later = self._process, self._on_timer, self._context, self._later
+        table, starts, cells = self._table, self._starts, self._cells
+        ends, notes = bool(cells.ending), cells.lives_by_event_time
+        made, begin, given = self._made.append, chunk.began.append, chunk.results
+        for index, key, start, stop in zip(
+            range(len(self._keys)), self._keys, starts[:-1], starts[1:], strict=True
+        ):
+            for cell in cells.all:
+                cell.at = index
+            if start < stop:
+                made((index, None))
+                begin(len(given))
+                results = process(key, Rows(table, start, stop), context)
+                if results is not None:
+                    yield results
+                if ends:
+                    cells.end_call()
+            while (timer := timers.next_due()) is not None:
+                made((index, timer))
+                begin(len(given))
+                if notes:
+                    cells.fired()
+                results = on_timer(key, timer, later)
+                if results is not None:
+                    yield results
+                if ends:
+                    cells.end_call()
+
     def encoded(self, chunk: _Chunk, output: pa.Schema) -> pa.Table:
         """Results as columns; raises `BadRecordError` with the key whose results do not fit the schema."""
         uid = self._context.operator
         try:
             return to_table(chunk.results, output, yielded(uid))
         except BadRecordError:
-            for index, results in chunk.by_key():
+            for call, results in chunk.by_call():
                 try:
-                    to_table(results, output, yielded(uid))
+                    to_table(results, output, yielded(uid, self._name(call)))
                 except BadRecordError as error:
-                    raise self._of(index, error) from None
+                    raise self._of_call(call, error) from None
             raise
 
     def write_state(self, state: OpenState) -> None:
@@ -188,22 +234,40 @@ class _Calls:
                 raise self._of(index, error) from None
             raise
 
-    def _check_iterable(self, called: Generator[Any, None, None], index: int, cause: TypeError) -> None:
+    def _check_iterable(self, called: Generator[Any, None, None], call: int, cause: TypeError) -> None:
         """Say what is wrong when it is the results themselves, and not what they were made from."""
         results = inspect.getgeneratorlocals(called).get("results", ())
         if not isinstance(results, Iterable):
-            raise self._of(index, not_iterable(results, self._context.operator)) from cause
+            wrong = not_iterable(results, self._context.operator, self._name(call))
+            raise self._of_call(call, wrong) from cause
+
+    def _call(self, number: int) -> tuple[int, Timer | None]:
+        """The key for which a call was made, and the timer, where it was made for one."""
+        return self._made[number] if self._made else (number, None)
+
+    def _name(self, call: int) -> str:
+        return PROCESS if self._call(call)[1] is None else ON_TIMER
+
+    def _of_call(self, call: int, error: BadRecordError) -> BadRecordError:
+        index, timer = self._call(call)
+        if timer is None:
+            return self._of(index, error)
+        error.facts.update(key=self._keys[index], row=timer, code=place_of_function(self._operator.on_timer))
+        return error
 
     def _of(self, index: int, error: BadRecordError) -> BadRecordError:
         rows = Rows(self._table, self._starts[index], self._starts[index + 1])
-        error.facts.update(key=self._keys[index], row=rows)
+        error.facts.update(key=self._keys[index], row=rows if len(rows) else None)
         return error
 
 
-def not_iterable(results: Any, operator: str) -> BadRecordError:
+PROCESS, ON_TIMER = "process()", "on_timer()"
+
+
+def not_iterable(results: Any, operator: str, call: str = PROCESS) -> BadRecordError:
     """The call for a key gave something that holds no results."""
     return BadRecordError(
-        f"operator {operator}: process() returned {results!r}; yield results, or return a list of them"
+        f"operator {operator}: {call} returned {results!r}; yield results, or return a list of them"
     )
 
 
@@ -213,9 +277,9 @@ def python_keys(columns: pa.RecordBatch) -> list[Any]:
     return values[0] if len(values) == 1 else list(zip(*values, strict=True))
 
 
-def yielded(operator: str) -> str:
+def yielded(operator: str, call: str = PROCESS) -> str:
     """The beginning of a message about a result."""
-    return f"operator {operator}: process() yielded"
+    return f"operator {operator}: {call} yielded"
 
 
 def emitted(sides: SideRows, name: str) -> str:
@@ -223,8 +287,10 @@ def emitted(sides: SideRows, name: str) -> str:
     return f"{sides.who(name)}: process() emitted"
 
 
-def _encoding(process: Callable[..., Any], sides: SideRows) -> Callable[..., Any]:
+def _encoding(process: Callable[..., Any], sides: SideRows | None) -> Callable[..., Any]:
     """The same, and before each call what is due of the calls before: an error in that is not about the key of the next."""
+    if sides is None:
+        return process
 
     def call(*given: Any) -> Any:
         if sides.holds(OUTPUT_ROWS):
@@ -281,58 +347,3 @@ def _by_name(result: Any, columns: list[str]) -> Any:
         return result
     by_name = dict(zip(names, result, strict=True))
     return tuple(by_name[name] for name in columns)
-
-
-def write_back(operator: KeyedProcess, keys: KeyBatch, cells: Cells, state: OpenState, uid: str) -> None:
-    """Write what was set; raises `BadRecordError`, with nothing written, for a value that does not fit."""
-    by_column = cells.touched()
-    touched = np.zeros(len(keys), dtype=np.bool_)
-    for flags in by_column.values():
-        touched |= flags
-    if not touched.any():
-        return
-    schema = value_schema(operator)
-    columns = {
-        field.name: to_array(
-            cells.columns[field.name].values, field, f"operator {uid}: {cells.columns[field.name].made}"
-        )
-        for field in schema
-    }
-    stamps = {
-        stamp.name: stamp.column(columns[name], by_column[name], state.now_us)
-        for name, stamp in cells.stamps.items()
-    }
-    write_values(state, keys, pa.table({**columns, **stamps}), touched)
-
-
-def unfit_state(
-    operator: KeyedProcess, cells: Mapping[str, ColumnCell], uid: str
-) -> Iterator[tuple[int, BadRecordError]]:
-    """The keys, by their position, to whose state something was set that does not fit, and what it is."""
-    for column in value_schema(operator):
-        cell = cells[column.name]
-        for index in np.flatnonzero(np.frombuffer(bytes(cell.dirty), dtype=np.bool_)).tolist():
-            try:
-                to_array([cell.values[index]], column, f"operator {uid}: {cell.made}")
-            except BadRecordError as error:
-                yield index, error
-
-
-def write_values(state: OpenState, keys: KeyBatch, values: pa.Table, touched: npt.NDArray[np.bool_]) -> None:
-    """Write the values of the keys that were touched; a key without any value is forgotten."""
-    if not touched.any():
-        return
-    if not touched.all():
-        at = pa.array(np.flatnonzero(touched))
-        keys, values = KeyBatch(keys.sort_keys[touched], keys.columns.take(at)), values.take(at)
-    start = 0
-    for batch in in_batches(values):
-        state.write(keys.slice(start, start + batch.num_rows), batch, _all_null(batch))
-        start += batch.num_rows
-
-
-def _all_null(values: pa.RecordBatch) -> Any:
-    empty = np.ones(values.num_rows, dtype=np.bool_)
-    for column in values.columns:
-        empty &= column.is_null().to_numpy(zero_copy_only=False)
-    return empty if empty.any() else None

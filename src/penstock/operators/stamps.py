@@ -2,18 +2,50 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cached_property
+
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from penstock.state.lifetimes import STAMP_TYPE, Lifetime
+from penstock.errors import InternalError
+from penstock.state.lifetimes import STAMP_TYPE, Lifetime, Measure
 
 Flags = npt.NDArray[np.bool_]
+Stamps = npt.NDArray[np.int64]
+Positions = npt.NDArray[np.int64]
 
 
-def touched_now(rows: int, now_us: int) -> pa.Array:
-    """The stamps of rows that are all written now."""
-    return pa.array(np.full(rows, now_us, dtype=np.int64))
+class TouchTimes:
+    """When that counts as touched which is touched of some keys in a batch: at the time of the batch, or at their event time."""
+
+    def __init__(self, now_us: int = 0, event_times: Callable[[], Stamps] | None = None) -> None:
+        self._now_us = now_us
+        self._event_times = event_times
+        """One moment for each key; only asked for where something lives by event time."""
+
+    @cached_property
+    def _event_us(self) -> Stamps:
+        if self._event_times is None:
+            raise InternalError(
+                "state that lives by event time is touched where nobody knows the event time of keys"
+            )
+        return self._event_times()
+
+    def fired(self, keys: Positions, at_us: Stamps) -> None:
+        """Timers of keys fire: what that touches is touched at their moments, if nothing of the key is later."""
+        np.maximum.at(self._event_us, keys, at_us)
+
+    def of(self, lifetime: Lifetime, keys: Positions) -> Stamps:
+        """The stamps of what is touched of the keys at these positions."""
+        if lifetime.measure is Measure.WATERMARK:
+            return self._event_us[keys]
+        return np.full(len(keys), self._now_us, dtype=np.int64)
+
+    def column(self, lifetime: Lifetime, keys: Positions) -> pa.Array:
+        """The same as a column."""
+        return pa.array(self.of(lifetime, keys))
 
 
 class ColumnStamps:
@@ -22,6 +54,7 @@ class ColumnStamps:
     def __init__(self, lifetime: Lifetime, *, renews: bool) -> None:
         self.name = lifetime.stamp
         self.renews = renews
+        self.lifetime = lifetime
         self._stored = pa.nulls(0, STAMP_TYPE)
 
     def load(self, stored: pa.RecordBatch) -> None:
@@ -34,10 +67,12 @@ class ColumnStamps:
         known: Flags = self._stored.is_valid().to_numpy(zero_copy_only=False)
         return known
 
-    def column(self, values: pa.Array | pa.ChunkedArray, touched: Flags, now_us: int) -> pa.Array:
+    def column(self, values: pa.Array | pa.ChunkedArray, touched: Flags, times: TouchTimes) -> pa.Array:
         """The stamps of the same keys when these were touched; null where there is no value."""
         known = self._stored.fill_null(0) if self._stored.null_count else self._stored
-        stamps = np.where(touched, now_us, known.to_numpy(zero_copy_only=False))
+        stamps = known.to_numpy(zero_copy_only=False).copy()
+        keys = np.flatnonzero(touched)
+        stamps[keys] = times.of(self.lifetime, keys)
         if not values.null_count:
             return pa.array(stamps)
         return pa.array(stamps, mask=np.asarray(values.is_null()))

@@ -24,14 +24,16 @@ from penstock.operators.cells import (
 from penstock.operators.encoding import CANNOT_ENCODE, encoded
 from penstock.operators.python_values import python_values
 from penstock.operators.side_outputs import SideOutput
+from penstock.operators.stamps import TouchTimes
 from penstock.operators.stored_form import StoredForm
 from penstock.operators.table_cells import TableCell
 from penstock.operators.table_rows import PieceRows
 from penstock.operators.time_to_live import TTL, time_to_live
+from penstock.operators.timers import timer_tables
 from penstock.state.backends.base import OpenState, StateLayout, TableLayout, with_stamps
 from penstock.state.declared import type_ddl
 from penstock.state.keys import KeyBatch
-from penstock.state.lifetimes import Lifetime
+from penstock.state.lifetimes import Lifetime, Measure
 from penstock.state.types import arrow_type
 
 if TYPE_CHECKING:
@@ -132,11 +134,13 @@ class TableState(DeclaredState):
     def make_cell(self, name: str) -> TableCell:
         """See `DeclaredState.make_cell`."""
 
-    def in_columns(self, name: str, state: OpenState, keys: KeyBatch, operator: str) -> BatchTable:
+    def in_columns(
+        self, name: str, state: OpenState, keys: KeyBatch, operator: str, touches: TouchTimes
+    ) -> BatchTable:
         """What stands in its place in columns, for these keys."""
         layout = self.table(name, keys.columns.schema)
         renews = self.ttl is not None and self.ttl.renews
-        rows = PieceRows(state.table(name), layout, keys, now_us=state.now_us, renews=renews)
+        rows = PieceRows(state.table(name), layout, keys, touches=touches, renews=renews)
         return self.columns(name, rows, operator, state.generation)
 
 
@@ -229,7 +233,7 @@ def state_tables(operator: object, key: pa.Schema) -> tuple[TableLayout, ...]:
 
 def state_layout(operator: object, key: pa.Schema) -> StateLayout:
     """All that an operator with this key keeps; refuses a table that would have two columns of one name."""
-    tables = state_tables(operator, key)
+    tables = (*state_tables(operator, key), *timer_tables(operator, key))
     for table in tables:
         if len(set(table.identity.names + table.value.names)) < len(table.identity) + len(table.value):
             raise ConfigError(
@@ -253,6 +257,15 @@ def column_lifetimes(operator: object) -> tuple[Lifetime, ...]:
     """Which columns of the row of a key expire."""
     return tuple(
         lifetime for name, state in column_states(operator).items() for lifetime in state.lifetimes(name)
+    )
+
+
+def lives_by_event_time(operator: object) -> bool:
+    """Whether some state of a key has a time to live in event time."""
+    return any(
+        lifetime.measure is Measure.WATERMARK
+        for name, state in keyed_states(operator).items()
+        for lifetime in state.lifetimes(name)
     )
 
 

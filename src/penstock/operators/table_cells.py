@@ -18,7 +18,7 @@ from penstock.errors import BadRecordError
 from penstock.operators.cells import Cell, detached
 from penstock.operators.encoding import to_array
 from penstock.operators.python_values import python_values
-from penstock.operators.stamps import touched_now
+from penstock.operators.stamps import TouchTimes
 from penstock.operators.stored_form import StoredForm
 from penstock.operators.time_to_live import TimeToLive
 from penstock.state.backends.base import OneKey, OpenTable, with_stamps
@@ -82,12 +82,12 @@ class TableCell(Cell):
         "_large",
         "_lifetimes",
         "_many",
-        "_now_us",
         "_operator",
         "_renews",
         "_starts",
         "_sub",
         "_table",
+        "_touches",
         "_usual",
         "_value",
         "name",
@@ -103,9 +103,16 @@ class TableCell(Cell):
         self._renews = ttl is not None and ttl.renews
         self._forget()
 
-    def load(self, table: OpenTable, keys: KeyBatch, operator: str, generation: int, now_us: int = 0) -> None:
-        """The keys that come next. Nothing is read before it is asked for. What is written is touched at `now_us`."""
-        self._now_us = now_us
+    def load(
+        self,
+        table: OpenTable,
+        keys: KeyBatch,
+        operator: str,
+        generation: int,
+        touches: TouchTimes | None = None,
+    ) -> None:
+        """The keys that come next. Nothing is read before it is asked for. `touches` says when what is written is touched."""
+        self._touches = touches or TouchTimes()
         self._table, self._keys = table, keys
         self._operator, self._generation = operator, generation
         self.at = 0
@@ -205,7 +212,7 @@ class TableCell(Cell):
         at = np.repeat(np.array(changes.indexes, dtype=np.int64), changes.counts)
         keys = self._rows(at, changes.subs)
         column = self._column(changes.values, self._value, "was set to")
-        stamps = [touched_now(len(at), self._now_us) for _ in self._lifetimes]
+        stamps = [self._touches.column(one, at) for one in self._lifetimes]
         schema = with_stamps(pa.schema([self._value]), self._lifetimes)
         return keys, pa.RecordBatch.from_arrays([column, *stamps], schema=schema)
 

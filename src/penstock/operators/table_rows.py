@@ -14,7 +14,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.operators.stamps import touched_now
+from penstock.operators.stamps import TouchTimes
+from penstock.operators.stored_rows import FEW_ROWS, stored_rows
 from penstock.state.backends.base import OpenTable, TableLayout
 from penstock.state.backends.equality import Flags
 from penstock.state.backends.lookup import lookup, no_columns
@@ -26,8 +27,7 @@ from penstock.state.order_numbers import order_numbers
 KEY_INDEX = "__penstock_key_index"
 """In what is read: the position of the row's key in the piece."""
 KEYS_AT_ONCE = 2048
-FEW_ROWS = 1024
-"""Keys with so many rows are read together, so many keys at a time; others one by one, in parts."""
+"""So many keys are read together."""
 PORTION_BYTES = 64 << 20
 """So many bytes of stored rows are dealt with at once, unless they are of one key."""
 _MANY_LAYERS = 8
@@ -77,11 +77,11 @@ class PieceRows:
         layout: TableLayout,
         keys: KeyBatch,
         *,
-        now_us: int = 0,
+        touches: TouchTimes | None = None,
         renews: bool = False,
     ) -> None:
         self._table, self._layout, self._keys = table, layout, keys
-        self._now_us, self._renews = now_us, renews
+        self._touches, self._renews = touches or TouchTimes(), renews
         self.sub = pa.schema(list(layout.identity)[len(keys.columns.schema) :])
         """The columns that tell the rows of a key apart."""
         self.value = layout.visible
@@ -177,19 +177,16 @@ class PieceRows:
         )
 
     def _stored_rows(self, wanted: Flags) -> Iterator[SortedBatch]:
-        keys = np.flatnonzero(wanted)
-        while len(keys):
-            found = self._table.rows_of(self._keys.take(keys[:KEYS_AT_ONCE]), FEW_ROWS, PORTION_BYTES)
-            at, keys = keys[: len(found)], keys[len(found) :]
-            key_index = np.repeat(at, np.diff(found.starts))
-            done = 0
-            for large in np.flatnonzero(found.left_out).tolist():
-                stop = int(found.starts[large])
-                yield from self._stored_batch(key_index[done:stop], found.rows.slice(done, stop - done))
-                done = stop
-                for part in self._table.one_key(self._keys.slice(int(at[large]), int(at[large]) + 1)).scan():
-                    yield from self._stored_batch(np.full(part.num_rows, at[large]), part)
-            yield from self._stored_batch(key_index[done:], found.rows.slice(done))
+        parts = stored_rows(
+            self._table,
+            self._keys,
+            np.flatnonzero(wanted),
+            keys_at_once=KEYS_AT_ONCE,
+            max_bytes=PORTION_BYTES,
+            few_rows=FEW_ROWS,
+        )
+        for key_index, rows in parts:
+            yield from self._stored_batch(key_index, rows)
 
     def _stored_batch(self, key_index: Positions, rows: pa.RecordBatch) -> Iterator[SortedBatch]:
         first, behind = len(self._layout.identity) - len(self.sub), len(self._layout.identity)
@@ -256,14 +253,16 @@ class PieceRows:
             )
             gone = None if batch.deleted is None else batch.deleted.to_numpy(zero_copy_only=False)
             self._table.write(
-                self._stored_ids(RowIds(batch.sort_keys, subs, orders)), self._stamped(values), gone
+                self._stored_ids(RowIds(batch.sort_keys, subs, orders)),
+                self._stamped(values, batch.sort_keys),
+                gone,
             )
 
-    def _stamped(self, values: pa.RecordBatch) -> pa.RecordBatch:
+    def _stamped(self, values: pa.RecordBatch, key_index: Positions) -> pa.RecordBatch:
         """What is written is touched now."""
         if not self._layout.lifetimes:
             return values
-        stamps = [touched_now(values.num_rows, self._now_us) for _ in self._layout.lifetimes]
+        stamps = [self._touches.column(one, key_index) for one in self._layout.lifetimes]
         return pa.RecordBatch.from_arrays([*values.columns, *stamps], schema=self._layout.value)
 
     def _tombstone(self, batch: SortedBatch) -> SortedBatch:

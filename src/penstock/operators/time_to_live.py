@@ -7,9 +7,11 @@ from datetime import timedelta
 
 from penstock.config import seconds
 from penstock.errors import ConfigError
-from penstock.state.lifetimes import Lifetime, in_microseconds, stamp_name
+from penstock.operators.timers import CLOCK, EVENT_TIME
+from penstock.state.lifetimes import Lifetime, Measure, in_microseconds, stamp_name
 
 WRITE, READ = "write", "read"
+_MEASURES = {CLOCK: Measure.CLOCK, EVENT_TIME: Measure.WATERMARK}
 LONGEST_S = 1000 * 365 * 24 * 3600
 """Far from where numbers of microseconds end."""
 
@@ -19,11 +21,13 @@ class TimeToLive:
     """How long a state is kept: `ttl=TimeToLive("24h", since="read")`; `ttl="24h"` alone counts from the last write.
 
     `duration`: '24h', a number of seconds, or a `timedelta`. `since`: "write", or "read" for the last read or write.
-    Time is that of the driver's clock at the beginning of the batch. It never goes back, also over a restart.
+    `by`: "clock" for the driver's clock at the beginning of the batch, or "event_time": from the newest event time of the key's rows in
+    the batch that touched it, until the watermark has come so far. Neither ever goes back, also over a restart.
     """
 
     duration: str | float | timedelta
     since: str = WRITE
+    by: str = CLOCK
     ttl_us: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -46,6 +50,11 @@ class TimeToLive:
                 f"since={self.since!r} is unknown: a time to live counts from the last 'write', or from the last 'read' or write",
                 value=self.since,
             )
+        if self.by not in _MEASURES:
+            raise ConfigError(
+                f"by={self.by!r} is unknown: a time to live goes by the 'clock', or by 'event_time'",
+                value=self.by,
+            )
         object.__setattr__(self, "ttl_us", ttl_us)
 
     @property
@@ -55,7 +64,8 @@ class TimeToLive:
 
     def lifetime(self, *columns: str, state: str = "") -> Lifetime:
         """That of these columns, with a stamp for the state."""
-        return Lifetime(columns, stamp_name(state), self.ttl_us)
+        measure = _MEASURES[self.by]
+        return Lifetime(columns, stamp_name(state, measure), self.ttl_us, measure)
 
 
 TTL = str | float | timedelta | TimeToLive

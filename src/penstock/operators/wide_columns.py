@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 NARROW_BYTES = (1 << 31) - 1
@@ -28,6 +29,15 @@ def as_batch(part: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     """A part that fits into arrays of the usual types, in these; cut it first."""
     (batch,) = narrowed(pa.Table.from_batches([part])).cast(schema).combine_chunks().to_batches()
     return batch
+
+
+def rows_at(table: pa.Table, at: npt.NDArray[np.int64], schema: pa.Schema) -> pa.RecordBatch:
+    """The rows at these positions, in columns of the usual types; cut the positions first, so that they fit."""
+    if not len(at) or not len(schema):
+        empty = [pa.array([], field.type) for field in schema]
+        return pa.RecordBatch.from_arrays(empty, schema=schema)
+    taken = table.select(schema.names).take(pa.array(at)).combine_chunks()
+    return as_batch(taken.to_batches()[0], schema)
 
 
 def _cast(

@@ -38,6 +38,7 @@ class Fit:
             self.layouts,
             {uid: state.lifetimes for uid, state in self._stored.items() if uid not in drop_state},
             self.now_us,
+            self.point.barrier.time.counted_from_us,
         )
 
     @property
@@ -72,7 +73,7 @@ class Fit:
         handles: dict[SubtaskId, StateHandle] = {}
         for uid, layout in self.layouts.items():
             if uid in stored and uid not in drop_state:
-                _check_layout(uid, stored[uid].columns, described(layout))
+                check_layout(uid, stored[uid].columns, described(layout))
                 handles |= redistribute(
                     stored[uid].handles,
                     uid=uid,
@@ -99,7 +100,8 @@ def _tell_unknown(not_stored: set[str], operators: set[str], checkpoint: Checkpo
         )
 
 
-def _check_layout(uid: str, stored: OperatorColumns, now: OperatorColumns) -> None:
+def check_layout(uid: str, stored: OperatorColumns, now: OperatorColumns) -> None:
+    """Refuse stored state that is not what the operator keeps."""
     what_to_do = f"change the job back, give the operator another uid, or allow the loss with {start_options.drop_state(uid)}"
     if (stored.key, stored.value) != (now.key, now.value):
         raise IncompatibleStateError(

@@ -7,7 +7,7 @@ of the operator is written anew without it before the first batch, as after a ch
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import msgspec
 import pyarrow as pa
@@ -16,7 +16,7 @@ from penstock.checkpoint.completed import OperatorColumns, StoredLifetime, Table
 from penstock.ids import SubtaskId
 from penstock.state.backends.base import VALUES, StateLayout, TableLayout, visible, with_stamps
 from penstock.state.handle import StateHandle
-from penstock.state.lifetimes import Lifetime
+from penstock.state.lifetimes import LONG_AGO_US, Lifetime, Measure
 
 SwitchedOn = Mapping[str, Mapping[str, int]]
 """For each operator, for each column of stamps, the moment at which the time to live was switched on."""
@@ -35,7 +35,11 @@ def described(layout: StateLayout, switched_on_us: Mapping[str, int] | None = No
     }
     lifetimes = {
         lifetime.stamp: StoredLifetime(
-            table.name, lifetime.columns, lifetime.ttl_us, since.get(lifetime.stamp, 0)
+            table.name,
+            lifetime.columns,
+            lifetime.ttl_us,
+            since.get(lifetime.stamp, 0),
+            lifetime.measure.value,
         )
         for table in layout.by_name.values()
         for lifetime in table.lifetimes
@@ -55,18 +59,26 @@ class Lifetimes:
     layouts: Mapping[str, StateLayout]
     stored: Mapping[str, _Stored]
     now_us: int
+    watermarks_us: Mapping[str, int] = field(default_factory=dict)
+    """By operator, as the checkpoint says; those that are not named have none."""
 
     @property
     def switched_on(self) -> SwitchedOn:
         """Since when each holds: as the checkpoint says, or from now on."""
         return {
             uid: {
-                stamp: known[stamp].switched_on_us if stamp in known else self.now_us
-                for stamp in described(layout).lifetimes
+                stamp: known[stamp].switched_on_us if stamp in known else self._now_by(uid, one)
+                for stamp, one in described(layout).lifetimes.items()
             }
             for uid, layout in self.layouts.items()
             for known in (self.stored.get(uid, {}),)
         }
+
+    def _now_by(self, uid: str, lifetime: StoredLifetime) -> int:
+        """What is stored without a stamp counts from now on; an operator without stored state has none of that."""
+        if Measure(lifetime.measure) is Measure.CLOCK:
+            return self.now_us
+        return self.watermarks_us.get(uid, LONG_AGO_US) if uid in self.stored else LONG_AGO_US
 
     @property
     def brings_back(self) -> frozenset[str]:
@@ -100,11 +112,16 @@ class Lifetimes:
     def _fading(self, handle: StateHandle) -> StateHandle:
         uid = handle.subtask.uid
         before = {stamp: one.ttl_us for stamp, one in self.stored.get(uid, {}).items()}
-        now = {stamp: one.ttl_us for stamp, one in described(self.layouts[uid]).lifetimes.items()}
-        changed = [ttl_us for stamp, ttl_us in now.items() if before.get(stamp) != ttl_us]
-        if not changed:
-            return handle
-        refs = tuple(msgspec.structs.replace(ref, fades=self.now_us + min(changed)) for ref in handle.refs)
+        now = described(self.layouts[uid]).lifetimes
+        changed = [one for stamp, one in now.items() if before.get(stamp) != one.ttl_us]
+        by_event = [one.ttl_us for one in changed if Measure(one.measure) is Measure.WATERMARK]
+        by_clock = [one.ttl_us for one in changed if Measure(one.measure) is not Measure.WATERMARK]
+        moments: dict[str, int] = {}
+        if by_clock:
+            moments["fades"] = self.now_us + min(by_clock)
+        if by_event and uid in self.watermarks_us:
+            moments["fades_event"] = self.watermarks_us[uid] + min(by_event)
+        refs = tuple(msgspec.structs.replace(ref, **moments) for ref in handle.refs)
         return msgspec.structs.replace(handle, refs=refs)
 
 
@@ -116,6 +133,8 @@ def _with_lifetimes(layout: StateLayout, stored: _Stored) -> StateLayout:
 
 def _of_table(table: TableLayout, stored: _Stored) -> TableLayout:
     lifetimes = tuple(
-        Lifetime(one.columns, stamp, one.ttl_us) for stamp, one in stored.items() if one.table == table.name
+        Lifetime(one.columns, stamp, one.ttl_us, Measure(one.measure))
+        for stamp, one in stored.items()
+        if one.table == table.name
     )
     return replace(table, value=with_stamps(table.visible, lifetimes), lifetimes=lifetimes)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from penstock.errors import IncompatibleStateError
 from penstock.ids import CheckpointId, SubtaskId
-from penstock.state.handle import StateHandle
+from penstock.state.handle import Due, StateHandle
 from penstock.state.keys import share_groups
 
 
@@ -29,6 +29,8 @@ def redistribute(
                 f"operator {uid}: its state was written by the backend {handle.backend!r}, the job has {backend!r}; "
                 f"set backend={handle.backend!r}",
             )
+    # Nobody knows any more whose it is: each subtask looks, and says what its own waits for.
+    due = Due.first(handle.due for handle in handles)
     return {
         SubtaskId(uid, index): StateHandle(
             SubtaskId(uid, index),
@@ -36,6 +38,7 @@ def redistribute(
             version,
             tuple(ref for old in _sources(index, parallelism, len(by_index)) for ref in by_index[old].refs),
             max((handle.generation for handle in handles), default=0),
+            due,
         )
         for index in range(parallelism)
     }

@@ -110,7 +110,8 @@ class RestorePoint:
     def barrier(self) -> Barrier:
         """Where reading goes on."""
         if self.begun and (self.checkpoint is None or self.begun.id > self.id):
-            return self.begun.barrier
+            time = self.begun.barrier.time.with_state_of(self.id)
+            return msgspec.structs.replace(self.begun.barrier, time=time)
         return self.checkpoint.barrier if self.checkpoint else Barrier()
 
 

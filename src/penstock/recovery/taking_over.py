@@ -16,12 +16,12 @@ from pathlib import Path
 
 import msgspec
 
-from penstock.checkpoint.completed import SubtaskReport
+from penstock.checkpoint.completed import SubtaskReport, TimeReached
 from penstock.ids import RunId
 from penstock.recovery.lifetimes import SwitchedOn
 from penstock.state.backends.base import StateBackend, StateLayout, Workplace
 from penstock.state.handle import StateHandle
-from penstock.state.lifetimes import StateTime
+from penstock.state.lifetimes import LONG_AGO_US, StateTime
 from penstock.state.local_files import begin_run
 from penstock.state.subtask_rows import RowsByTable, rows_of_subtask, take_over
 from penstock.storage import Storage
@@ -53,12 +53,19 @@ class TakeOver:
     """Operators of whose state all that has expired must go."""
     former: Mapping[str, Sequence[StateHandle]] = field(default_factory=dict)
     """By operators that have state of subtasks: what all former ones had, the first of them first."""
+    reached: TimeReached = field(default_factory=TimeReached)
+    """How far time had come at the checkpoint."""
 
     def __call__(self, handle: StateHandle, attempt: int) -> Taken:
         """Keep what is the subtask's own, as files of its own; called again, with another attempt, when a task fails."""
         begin_run(self.local_dir, self.named)
         uid, index = handle.subtask.uid, handle.subtask.index
-        time = StateTime(self.now_us, self.switched_on_us.get(uid, {}))
+        time = StateTime(
+            self.now_us,
+            self.switched_on_us.get(uid, {}),
+            self.reached.watermarks_us.get(uid, LONG_AGO_US),
+            self.reached.clock_us or LONG_AGO_US,
+        )
         workplace = Workplace.of(self, handle.subtask, version=handle.version, attempt=attempt, time=time)
         layout, former = self.layouts[uid], self._former_rows(workplace)
         with closing(self.backend.open(workplace, layout, handle)) as state:
@@ -66,7 +73,7 @@ class TakeOver:
                 state.purge()
             if former:
                 take_over(state, layout, former, subtask=index, parallelism=self.parallelism)
-            taken = state.freeze()
+            taken = msgspec.structs.replace(state.freeze(), due=handle.due)
         for name in sorted(taken.files - handle.files):
             self.storage.upload(workplace.local_path(name), name)
         report = SubtaskReport(handle.subtask, host=socket.gethostname(), **asdict(workplace.origins))

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
+from operator import and_
 from typing import Any, NoReturn
 
 from pyspark.errors import AnalysisException
@@ -100,6 +102,21 @@ def partials(
         column = F.call_function(call.function, *call.arguments)
     kept = _kept(spec.kind, call.arguments[0], column, result)
     return [part.alias(partial.name) for partial, (_, part) in zip(spec.partials, kept, strict=True)]
+
+
+def partials_of_a_row(spec: AggregateSpec, column: Column, frame: DataFrame) -> list[Column]:
+    """The same for each row alone, without grouping anything."""
+    call = _call(spec.name, column, frame)
+    result = _result_type(spec.name, column, frame)
+    kept = _kept(spec.kind, call.arguments[0], column, result)
+    types = [_result_type(spec.name, part, frame) for _, part in kept]
+    known = reduce(and_, (argument.isNotNull() for argument in call.arguments))
+    if call.function == "count_if":
+        known = call.arguments[0].isNotNull() & call.arguments[0]
+    return [
+        (known.cast("long") if rule is Kind.COUNT else call.arguments[0].cast(kind)).alias(partial.name)
+        for partial, (rule, _), kind in zip(spec.partials, kept, types, strict=True)
+    ]
 
 
 def _only_of(call: _Call, counts: Column) -> _Call:

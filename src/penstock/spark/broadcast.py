@@ -5,12 +5,14 @@ The other half is `engine/task_rows.py`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - PySpark's own convention
+from pyspark.sql.types import StructType
 
-from penstock.engine.task_rows import BROADCAST, broadcast_column
+from penstock.engine.task_rows import BROADCAST, travelling_names
 from penstock.operators.row_order import Order
 from penstock.spark.key_columns import quoted
 from penstock.state.keys import SORT_KEY
@@ -31,24 +33,18 @@ class BroadcastSide:
     @classmethod
     def of(cls, stream: DataFrame, side: DataFrame, order_by: tuple[Order, ...]) -> BroadcastSide:
         """For a stream and a side with these columns."""
-        orders = [Order(broadcast_column(side.columns.index(one.column)), one.descending) for one in order_by]
-        fields = side.schema.fields
+        names = travelling_names(BROADCAST, side.columns)
+        orders = [Order(names[side.columns.index(one.column)], one.descending) for one in order_by]
         return cls(
             tuple(side.columns),
             tuple(map(in_order, orders)),
-            tuple(F.lit(None).cast(field.dataType).alias(field.name) for field in stream.schema.fields),
-            (
-                F.lit(None).cast("long").alias(BROADCAST),
-                *(
-                    F.lit(None).cast(field.dataType).alias(broadcast_column(at))
-                    for at, field in enumerate(fields)
-                ),
-            ),
+            nulls_like(stream.schema, stream.columns),
+            (F.lit(None).cast("long").alias(BROADCAST), *nulls_like(side.schema, names)),
         )
 
     def beside(self, rows: DataFrame, side: DataFrame, everyone: Column) -> DataFrame:
         """Rows of the stream, with their sort key behind their own columns, and a copy of each row of the side for every subtask."""
-        names = [broadcast_column(at) for at in range(len(self.names))]
+        names = travelling_names(BROADCAST, self.names)
         told = side.toDF(*names)
         if self.order_by:
             told = told.repartition(1).sortWithinPartitions(*self.order_by)
@@ -63,6 +59,14 @@ def every_subtask(parallelism: int) -> Column:
     """For a row its copies, one for each subtask."""
     sort_keys = [F.lit(subtask_sort_key(subtask)).cast("long") for subtask in range(parallelism)]
     return F.explode(F.array(*sort_keys)).alias(SORT_KEY)
+
+
+def nulls_like(columns: StructType, names: Sequence[str]) -> tuple[Column, ...]:
+    """What a row of another kind has in these columns, which travel under these names."""
+    return tuple(
+        F.lit(None).cast(field.dataType).alias(name)
+        for field, name in zip(columns.fields, names, strict=True)
+    )
 
 
 def in_order(order: Order) -> Column:

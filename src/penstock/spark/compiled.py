@@ -8,25 +8,27 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-import pyarrow as pa
 from pyspark.errors import AnalysisException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - PySpark's own convention
-from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
-from penstock.config import Mode, OnBadRecord
+from penstock.config import Mode
 from penstock.engine.job_spec import JobSpec
-from penstock.engine.tagged_rows import BAD, side_tags
-from penstock.errors import ConfigError, InternalError, PenstockError, UserCodeError
+from penstock.engine.tagged_rows import BAD, LATE
+from penstock.errors import ConfigError, PenstockError, UserCodeError
 from penstock.graph import (
     Aggregate,
     BadRecords,
+    Dedupe,
     Graph,
+    Join,
     Keyed,
+    Late,
+    Lookup,
     Node,
     Process,
     Side,
@@ -34,58 +36,32 @@ from penstock.graph import (
     Top,
     Transform,
     Union,
+    Window,
     inputs_of,
+    late_from,
 )
-from penstock.operators.aggregates import AggregateSpec
-from penstock.operators.distinct_values import aggregate_layout, counting_distinct
-from penstock.operators.row_order import Order
-from penstock.operators.side_outputs import declared_sides
-from penstock.operators.states import state_layout
-from penstock.operators.top_rows import TopSpec
 from penstock.places import AT, place_in_user_code
-from penstock.spark.aggregate_columns import describe, distinct_values, partials
-from penstock.spark.broadcast import BroadcastSide
 from penstock.spark.causes import brief_text
-from penstock.spark.dead_letters import LETTERS, all_nullable, grouped_with_bad_rows, rows_that_count
-from penstock.spark.distinct_values import DistinctValues
+from penstock.spark.compiled_kinds import (
+    compiled_aggregate,
+    compiled_join,
+    compiled_lookup,
+    compiled_process,
+    side_columns,
+)
+from penstock.spark.compiled_operator import CompiledOperator, OperatorInput
+from penstock.spark.dead_letters import LETTERS, all_nullable
 from penstock.spark.inspection import leaves, refuse_cleaning, refuse_stateful, replayable_positions
-from penstock.spark.key_columns import check_keys, float_keys, quoted
+from penstock.spark.joins import dedupe_spec
+from penstock.spark.operator_times import operator_times
 from penstock.spark.shuffles import shuffles
-from penstock.spark.tagged_rows import Beside
 from penstock.spark.top import top_result, top_spec
-from penstock.spark.versions import arrow_schema, arrow_type
-from penstock.state.backends.base import StateLayout
+from penstock.spark.versions import arrow_schema
+from penstock.spark.windows import compile_window, gives_late_rows_itself
 from penstock.state.local_files import job_dir
 
 if TYPE_CHECKING:
     from penstock.job import Job
-
-
-@dataclass(frozen=True)
-class CompiledOperator:
-    """A keyed operator with its types."""
-
-    node: Keyed
-    layout: StateLayout
-    result: StructType
-    on_bad_record: OnBadRecord
-    float_keys: tuple[str, ...] = ()
-    specs: tuple[AggregateSpec, ...] = ()
-    partials: tuple[Column, ...] = ()
-    distinct: tuple[DistinctValues, ...] = ()
-    beside: Beside = field(default_factory=dict)
-    """What its task gives beside the results: dead letters and side outputs that somebody wants."""
-    sides: tuple[str, ...] = ()
-    """The side outputs among them."""
-    broadcast: BroadcastSide | None = None
-    top: TopSpec | None = None
-
-    @property
-    def top_spec(self) -> TopSpec:
-        """That of a `Top`."""
-        if self.top is None:
-            raise InternalError(f"operator {self.node.uid!r} is no top()")
-        return self.top
 
 
 @dataclass(frozen=True)
@@ -182,10 +158,10 @@ def _operators_before(node: Node) -> Iterator[str]:
         case Union():
             yield from _operators_before(node.left)
             yield from _operators_before(node.right)
-        case Aggregate() | Process() | Top():
+        case Aggregate() | Process() | Top() | Window() | Dedupe() | Join() | Lookup():
             yield node.uid
         case (
-            Source() | BadRecords() | Side()
+            Source() | BadRecords() | Side() | Late()
         ):  # those beside the results are there before anybody looks at them
             return
 
@@ -210,7 +186,7 @@ class _Compiler:
             self._frames[id(node)] = self._make(node)
         return self._frames[id(node)]
 
-    def _make(self, node: Node) -> DataFrame:
+    def _make(self, node: Node) -> DataFrame:  # noqa: PLR0911 - one for each kind
         match node:
             case Source():
                 return self._empty(node.frame.schema, node.uid)
@@ -218,15 +194,21 @@ class _Compiler:
                 return self._transformed(node)
             case Union():
                 return self._union(node)
-            case Aggregate() | Process() | Top():
+            case Aggregate() | Process() | Top() | Window() | Dedupe() | Join() | Lookup():
                 with self._graph.saying_where(node.uid):
-                    compiled = self._operator(node)
+                    compiled = self._with_late_rows(self._operator(node))
+                    times = operator_times(node, self.frame(node.upstream), self._graph)
+                    compiled = replace(compiled, times=times)
                 self.operators[node.uid] = compiled
                 return self._empty(compiled.result, node.uid)
             case BadRecords():
                 return self._empty(LETTERS, node.of.uid)
+            case Late() if gives_late_rows_itself(node.of):
+                return self.frame(node.of.upstream)  # Spark gives them itself, out of the same rows
+            case Late():
+                return self._empty(self.frame(late_from(node)).schema, node.of.uid)
             case Side():
-                return self._empty(_side_columns(node.of, node.name), node.of.uid)
+                return self._empty(side_columns(node.of, node.name), node.of.uid)
 
     def _empty(self, schema: StructType, uid: str) -> DataFrame:
         """No rows; a filter that is always true leaves a mark in the plan, to count how often the rows are used."""
@@ -264,98 +246,36 @@ class _Compiler:
                 f"union: the streams have different columns ({left.columns} and {right.columns}): {error}"
             ) from error
 
-    def _operator(self, node: Keyed) -> CompiledOperator:
-        frame = self.frame(node.upstream)
-        if node.keys:
-            check_keys(frame, node.keys, node.uid)
-        key = pa.schema([pa.field(name, arrow_type(frame.schema[name].dataType)) for name in node.keys])
-        floats = float_keys(frame, node.keys)
-        policy = self._graph.policy(node)
-        if isinstance(node, Process):
-            return self._process(node, frame, key, floats)
-        if isinstance(node, Top):
-            spec = top_spec(node, frame)
-            result = top_result(frame)
-            return CompiledOperator(
-                node, spec.layout(), result, policy, floats, beside=_letters(policy), top=spec
-            )
-        specs = tuple(describe(name, column, frame) for name, column in node.columns.items())
-        result = (
-            frame.groupBy(*map(quoted, node.keys))
-            .agg(*(column.alias(name) for name, column in node.columns.items()))
-            .schema
-        )
-        distinct = tuple(
-            distinct_values(spec, node.columns[spec.name], frame) for spec in counting_distinct(specs)
-        )
-        counts = rows_that_count(node.keys, policy, distinct=bool(distinct))
-        parts = tuple(
-            part for spec in specs for part in partials(spec, node.columns[spec.name], frame, counts)
-        )
-        if policy is OnBadRecord.KEEP:
-            self._check_grouping(
-                node, lambda: grouped_with_bad_rows(frame, node.keys, parts, policy, distinct)
-            )
-            result = all_nullable(result)
-        layout = aggregate_layout(specs, key, node.ttl)
-        return CompiledOperator(
-            node, layout, result, policy, floats, specs, parts, distinct, _letters(policy)
-        )
+    def _operator(self, node: Keyed) -> CompiledOperator:  # noqa: PLR0911 - one for each kind
+        given = OperatorInput.of(node, self._graph, self.frame)
+        match node:
+            case Aggregate():
+                return compiled_aggregate(node, given)
+            case Process():
+                return compiled_process(node, given)
+            case Top():
+                top = top_spec(node, given.frame)
+                return replace(given.operator(node, top.layout(), top_result(given.frame)), top=top)
+            case Window():
+                window = compile_window(node, given.frame, given.key)
+                return replace(given.operator(node, window.layout, window.result), window=window)
+            case Dedupe():
+                dedupe = dedupe_spec(node, given.frame)
+                passed = all_nullable(given.frame.schema)
+                return replace(given.operator(node, dedupe.layout(), passed), dedupe=dedupe)
+            case Join():
+                return compiled_join(node, given)
+            case Lookup():
+                return compiled_lookup(node, given)
 
-    def _check_grouping(self, node: Aggregate, grouped: Callable[[], DataFrame]) -> None:
-        try:
-            _ = grouped().schema
-        except AnalysisException as error:
-            raise ConfigError(
-                f"operator {node.uid!r}: the rows have a column of a type by which Spark cannot group, so that aggregate cannot keep bad "
-                f"rows; drop that column before key_by, or set on_bad_record='skip': {error}",
-                operator=node.uid,
-            ) from error
-
-    def _process(
-        self, node: Process, frame: DataFrame, key: pa.Schema, floats: tuple[str, ...]
-    ) -> CompiledOperator:
-        _check_order(node.uid, node.order_by, frame)
-        broadcast = None
-        if node.broadcast is not None:
-            side = self.frame(node.broadcast.upstream)
-            _check_order(f"{node.uid}, broadcast side", node.broadcast.order_by, side)
-            check_names(node.uid, side.columns)
-            broadcast = BroadcastSide.of(frame, side, node.broadcast.order_by)
-        result = from_arrow_schema(node.output)
-        layout = state_layout(node.operator, key)
-        policy, sides, tags = self._graph.policy(node), self._graph.sides_read(node), side_tags(node.operator)
-        beside = {**_letters(policy), **{tags[name]: _side_columns(node, name) for name in sides}}
-        return CompiledOperator(
-            node, layout, result, policy, floats, beside=beside, sides=sides, broadcast=broadcast
-        )
-
-
-def _check_order(of: str, order_by: tuple[Order, ...], frame: DataFrame) -> None:
-    missing = [order.column for order in order_by if order.column not in frame.columns]
-    if missing:
-        raise ConfigError(
-            f"operator {of!r}: order_by names {', '.join(missing)}; there are {', '.join(frame.columns)}"
-        )
-
-
-def check_names(uid: str, columns: list[str]) -> None:
-    """Refuse a broadcast side with two columns of one name: they could not be told apart on the way."""
-    twice = [name for name, times in Counter(columns).items() if times > 1]
-    if twice:
-        raise ConfigError(
-            f"operator {uid!r}: its broadcast side has two columns called {twice[0]!r}; give each a name of its own",
-            operator=uid,
-        )
-
-
-def _letters(policy: OnBadRecord) -> Beside:
-    return {BAD: LETTERS} if policy is OnBadRecord.KEEP else {}
-
-
-def _side_columns(node: Process, name: str) -> StructType:
-    columns: StructType = from_arrow_schema(declared_sides(node.operator)[name].schema)
-    return columns
+    def _with_late_rows(self, operator: CompiledOperator) -> CompiledOperator:
+        node = operator.node
+        if not self._graph.gives_late_rows(node) or gives_late_rows_itself(node):
+            return operator
+        columns = all_nullable(self.frame(node.upstream).schema)
+        letters = {tag: kept for tag, kept in operator.beside.items() if tag == BAD}
+        beside = {**letters, LATE: columns, **operator.beside}  # in the order of `OperatorTask.tags`
+        return replace(operator, beside=beside, late=arrow_schema(columns))
 
 
 def spec_of(job: Job, compiled: Compiled, owner: str) -> JobSpec:
@@ -374,6 +294,10 @@ def spec_of(job: Job, compiled: Compiled, owner: str) -> JobSpec:
         layouts={uid: operator.layout for uid, operator in compiled.operators.items()},
         upstream=job.graph.upstream_operators(),
         sinks={output.uid: output.sink for output in job.graph.outputs},
+        event_times={
+            source.uid: source.event_time for source in job.graph.sources if source.event_time is not None
+        },
+        timed_by={operator.uid: job.graph.event_time_sources(operator) for operator in job.graph.operators},
         streams={source.uid: len(leaves(source.frame)) for source in job.graph.sources},
         replayable=replayable_positions(job.graph.sources) if at_most_once else (),
     )

@@ -29,8 +29,8 @@ def all_nullable(result: StructType) -> StructType:
 def rows_that_count(keys: tuple[str, ...], policy: OnBadRecord, *, distinct: bool) -> Column | None:
     """Which rows of `grouped_with_bad_rows` the aggregates take; None if all. Of the others nobody wants a sum, which may overflow."""
     if distinct:
-        return for_aggregates() & ~_has_no_key(keys)
-    return None if policy is OnBadRecord.FAIL else ~_has_no_key(keys)
+        return for_aggregates() & ~has_no_key(keys)
+    return None if policy is OnBadRecord.FAIL else ~has_no_key(keys)
 
 
 def grouped_with_bad_rows(
@@ -39,22 +39,33 @@ def grouped_with_bad_rows(
     partials: tuple[Column, ...],
     policy: OnBadRecord,
     distinct: Sequence[DistinctValues] = (),
+    *,
+    also: tuple[str, ...] = (),
+    numbered: bool = False,
+    whole: Column | None = None,
 ) -> DataFrame:
-    """The aggregates of a batch, of `rows_that_count`. Rows without a key are groups of their own: only counted, or kept as they are."""
-    groups: list[str | Column] = [quoted(key) for key in keys]
-    if policy is OnBadRecord.FAIL and not distinct:
+    """The aggregates of a batch, of `rows_that_count`. Rows without a key are groups of their own: only counted, or kept as they are.
+
+    `also`: by which columns rows are grouped beside their keys. `numbered`: say of each group how many rows it has, in any case.
+    `whole`: rows that are groups of their own, too, and are kept as they are.
+    """
+    groups: list[str | Column] = [quoted(name) for name in (*keys, *also)]
+    if policy is OnBadRecord.FAIL and not distinct and not numbered:
         return frame.groupBy(*groups).agg(*partials)
     rows = frame
-    if policy is OnBadRecord.KEEP:
-        rows = rows.withColumn(ROW, F.when(_has_no_key(keys), _whole(frame)))
+    kept = has_no_key(keys) if policy is OnBadRecord.KEEP else None
+    kept = whole if kept is None else kept if whole is None else kept | whole
+    if kept is not None:
+        rows = rows.withColumn(ROW, F.when(kept, _whole(frame.drop(*also))))
         groups.append(ROW)
     if distinct:
-        rows = with_distinct_values(rows, distinct, ~_has_no_key(keys))
+        rows = with_distinct_values(rows, distinct, ~has_no_key(keys))
         groups += [WHOSE, *(quoted(name) for values in distinct for name in values.names)]
     return rows.groupBy(*groups).agg(*partials, F.count(F.lit(1)).alias(ROWS))
 
 
-def _has_no_key(keys: tuple[str, ...]) -> Column:
+def has_no_key(keys: tuple[str, ...]) -> Column:
+    """Whether one of the key columns of a row is null."""
     return reduce(or_, (F.col(quoted(key)).isNull() for key in keys))
 
 

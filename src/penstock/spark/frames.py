@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 
@@ -13,15 +12,21 @@ from pyspark.sql.types import IntegerType, StructField, StructType
 from penstock.config import OnBadRecord
 from penstock.engine.aggregate_task import AggregateTask
 from penstock.engine.assignment import Assignment
+from penstock.engine.dedupe_task import DedupeTask
 from penstock.engine.sink_writer import Fused, SinkWriter
 from penstock.engine.subtask import OperatorTask, ProcessTask
-from penstock.engine.tagged_rows import BAD, side_tags
+from penstock.engine.tagged_rows import BAD, LATE, LATE_RIGHT, side_tags
 from penstock.engine.top_task import TopTask
+from penstock.engine.two_input_tasks import JoinTask, LookupTask
 from penstock.errors import ConfigError, UnavailableError
 from penstock.graph import (
     Aggregate,
     BadRecords,
+    Dedupe,
+    Join,
     Keyed,
+    Late,
+    Lookup,
     Node,
     Output,
     Process,
@@ -30,10 +35,13 @@ from penstock.graph import (
     Top,
     Transform,
     Union,
+    Window,
+    second_input,
 )
-from penstock.operators.row_order import Order
+from penstock.operators.join_spec import LEFT
 from penstock.spark.broadcast import every_subtask, in_order
-from penstock.spark.compiled import Compiled, CompiledOperator
+from penstock.spark.compiled import Compiled
+from penstock.spark.compiled_operator import CompiledOperator, known
 from penstock.spark.dead_letters import LETTERS, grouped_with_bad_rows
 from penstock.spark.key_columns import (
     normalised,
@@ -43,10 +51,12 @@ from penstock.spark.key_columns import (
     sort_key_of_partition,
     subtask_of,
 )
+from penstock.spark.newest_times import NewestTimes
 from penstock.spark.tagged_rows import results_of, rows_of, tagged
 from penstock.spark.tasks import Readable, Renamed, SparkExecutor, Task
 from penstock.spark.versions import partition_by_number, repartitioned
 from penstock.spark.waking import waking_all
+from penstock.spark.windows import TimeWindowAggregate
 from penstock.state.keys import SORT_KEY
 
 SOURCE = "__source"
@@ -77,6 +87,7 @@ class BatchFrames:
     batch: DataFrame
     assignment: Assignment
     executor: SparkExecutor
+    times: NewestTimes = field(default_factory=NewestTimes)
     _frames: dict[int, DataFrame] = field(default_factory=dict)
     _persisted: list[DataFrame] = field(default_factory=list)
     _divided: dict[str, DataFrame] = field(default_factory=dict)
@@ -87,18 +98,26 @@ class BatchFrames:
     def run(self) -> None:
         """Run the batch. When it returns, every kept attempt has answered."""
         sources = self.compiled.graph.sources
-        if len(sources) > 1 or sources[0].uid in self.compiled.shared:
+        again = any(self.times.needs_a_pass(source.uid) for source in sources)
+        if again or len(sources) > 1 or sources[0].uid in self.compiled.shared:
             self.batch = self._persist(self.batch)
         for operator in self.compiled.graph.operators:
             if operator.uid in self.compiled.shared:
                 self._frame(operator)
         outputs = [self._output(output) for output in self.compiled.graph.outputs if not self._keeps(output)]
-        reduce(DataFrame.union, outputs).collect()
+        self._perform(reduce(DataFrame.union, outputs))
         self._check_written_once()
+        for source in sources:
+            if self.times.needs_a_pass(source.uid):
+                self.times.look_through(source.uid, self._frame(source))
 
     def run_operator(self, operator: Keyed) -> None:
         """Run an operator whose results nobody asked for: its state must see the rows all the same."""
-        self._frame(operator).count()
+        self._perform(self._frame(operator).groupBy().count())
+
+    def _perform(self, frame: DataFrame) -> None:
+        frame.collect()
+        self.times.take(frame)
 
     def release(self) -> None:
         """Free what was materialised."""
@@ -111,7 +130,7 @@ class BatchFrames:
 
     def _materialised(self, frame: DataFrame) -> DataFrame:
         """Every partition, now: two consumers must not compute one at the same time."""
-        self._persist(frame).count()
+        self._perform(self._persist(frame).groupBy().count())
         return frame
 
     def _frame(self, node: Node) -> DataFrame:
@@ -119,7 +138,7 @@ class BatchFrames:
             self._frames[id(node)] = self._make(node)
         return self._frames[id(node)]
 
-    def _make(self, node: Node) -> DataFrame:
+    def _make(self, node: Node) -> DataFrame:  # noqa: PLR0911 - one for each kind
         match node:
             case Source():
                 return self._source(node)
@@ -127,12 +146,18 @@ class BatchFrames:
                 return self._transformed(node)
             case Union():
                 return self._frame(node.left).unionByName(self._frame(node.right))
-            case Aggregate() | Process() | Top():
+            case Aggregate() | Process() | Top() | Window() | Dedupe() | Join() | Lookup():
                 tags = self.compiled.operators[node.uid].beside
                 return results_of(self._tagged(node), tags) if tags else self._untagged(node)
             case BadRecords():
                 of = node.of
                 return self._refused(of) if isinstance(of, Output) else rows_of(self._tagged(of), BAD)
+            case Late() if isinstance(
+                window := self.compiled.operators[node.of.uid].window, TimeWindowAggregate
+            ):
+                return window.late_rows(self._frame(node.of.upstream), self.assignment.clock_of(node.of.uid))
+            case Late():
+                return rows_of(self._tagged(node.of), LATE if node.input == LEFT else LATE_RIGHT)
             case Side():
                 return rows_of(self._tagged(node.of), side_tags(node.of.operator)[node.name])
 
@@ -181,9 +206,10 @@ class BatchFrames:
     def _source(self, node: Source) -> DataFrame:
         sources = self.compiled.graph.sources
         if len(sources) == 1:
-            return self.batch
+            return self.times.observed(node.uid, self.batch)
         index = sources.index(node)
-        return self.batch.where(F.col(SOURCE) == index).select(f"__s{index}.*")
+        own = self.batch.where(F.col(SOURCE) == index).select(f"__s{index}.*")
+        return self.times.observed(node.uid, own)
 
     def _operator(self, node: Keyed) -> DataFrame:
         operator = self.compiled.operators[node.uid]
@@ -202,38 +228,74 @@ class BatchFrames:
         operator = self.compiled.operators[node.uid]
         frame = normalised(self._frame(node.upstream), operator.float_keys)
         policy = operator.on_bad_record
-        common = (node.uid, node.keys, operator.layout, self.assignment, self.executor, policy)
-        if isinstance(node, Process):
-            columns = None if operator.broadcast is None else operator.broadcast.names
-            process = ProcessTask(*common, node.operator, node.output, operator.sides, columns)
-            return _in_arrow(
-                self._placed_rows(node, operator, frame, node.order_by), _fused(process, sink), result
-            )
-        if isinstance(node, Top):
-            top = TopTask(*common, operator.top_spec)
-            return _in_arrow(self._placed_rows(node, operator, frame), _fused(top, sink), result)
-        rows = grouped_with_bad_rows(frame, node.keys, operator.partials, policy, operator.distinct)
-        rows = rows.withColumn(SORT_KEY, self._sort_key(node))
-        return self._aggregated(node, rows, _fused(AggregateTask(*common, operator.specs), sink), result)
+        task = _fused(self._task(node, operator), sink)
+        clock = self.assignment.clock_of(node.uid)
+        if isinstance(node, Aggregate):
+            partials = (*operator.partials, *operator.times.newest(frame, clock.latest_us))
+            rows = grouped_with_bad_rows(frame, node.keys, partials, policy, operator.distinct)
+            return self._grouped(node, node.keys, rows, task, result)
+        if isinstance(node, Window):
+            window = operator.compiled_window
+            rows = window.rows(frame, clock, policy, late=operator.late is not None)
+            return self._grouped(node, window.placed_by, rows, task, result)
+        return _in_arrow(self._placed_rows(node, operator, frame), task, result)
 
-    def _placed_rows(
-        self, node: Keyed, operator: CompiledOperator, frame: DataFrame, order_by: Sequence[Order] = ()
-    ) -> DataFrame:
+    def _task(self, node: Keyed, operator: CompiledOperator) -> OperatorTask:  # noqa: PLR0911 - one for each kind
+        policy, late = operator.on_bad_record, operator.late
+        common = (node.uid, node.keys, operator.layout, self.assignment, self.executor, policy)
+        match node:
+            case Process():
+                columns = None if operator.broadcast is None else operator.broadcast.names
+                right = None if operator.second is None else operator.second.as_input
+                return ProcessTask(
+                    *common,
+                    node.operator,
+                    node.output,
+                    operator.sides,
+                    columns,
+                    late=late,
+                    right=right,
+                    event_time=operator.times.column,
+                    has_event_time=operator.times.has_event_time,
+                )
+            case Top():
+                return TopTask(*common, operator.top_spec, late=late)
+            case Window():
+                return operator.compiled_window.task(common, late)
+            case Dedupe():
+                return DedupeTask(*common, known(operator.dedupe), late=late)
+            case Join():
+                right, spec = known(operator.second).as_input, known(operator.join).spec
+                return JoinTask(*common, right, spec, late=late, late_right=operator.late_right)
+            case Lookup():
+                return LookupTask(*common, known(operator.second).as_input, known(operator.lookup).spec)
+            case Aggregate():
+                return AggregateTask(*common, operator.specs, late=late)
+
+    def _placed_rows(self, node: Keyed, operator: CompiledOperator, frame: DataFrame) -> DataFrame:
         rows = frame.withColumn(SORT_KEY, self._sort_key(node))
+        orders = [in_order(order) for order in (node.order_by if isinstance(node, Process) else ())]
+        second = second_input(node)
+        if second is not None:
+            columns = known(operator.second)
+            rows = columns.beside(rows, self._frame(second.upstream), self._sort_key_of)
+            orders += columns.order_by
         if isinstance(node, Process) and node.broadcast is not None and operator.broadcast is not None:
             parallelism = self.assignment.place.parallelism
             everyone = self.compiled.column("every subtask", lambda: every_subtask(parallelism))
             rows = operator.broadcast.beside(rows, self._frame(node.broadcast.upstream), everyone)
         placed = self._by_subtask(node, rows)
-        return placed.sortWithinPartitions(*map(in_order, order_by)) if order_by else placed
+        return placed.sortWithinPartitions(*orders) if orders else placed
 
-    def _aggregated(self, node: Aggregate, rows: DataFrame, task: Task, result: StructType) -> DataFrame:
+    def _grouped(
+        self, node: Keyed, keys: tuple[str, ...], rows: DataFrame, task: Task, result: StructType
+    ) -> DataFrame:
         """Spark's own shuffle may have put every key where it belongs. It is the whole that is looked at: Spark plans it only once."""
-        place = self.assignment.place
+        rows, place = rows.withColumn(SORT_KEY, self._sort_key_of(keys)), self.assignment.place
         may_be_placed = not self.compiled.own_shuffles and place.max_parallelism % place.parallelism == 0
         if may_be_placed and node.uid not in self.assignment.wake:
             frame = _in_arrow(rows, task, result)
-            if placed_by_key(frame, _plain_names(rows, node.keys), place.parallelism):
+            if placed_by_key(frame, _plain_names(rows, keys), place.parallelism):
                 return frame
         return _in_arrow(self._by_subtask(node, rows), task, result)
 
@@ -241,9 +303,11 @@ class BatchFrames:
         place = self.assignment.place
         if not node.keys:
             return self.compiled.column("sort key", lambda: sort_key_of_partition(place.parallelism))
-        return self.compiled.column(
-            ("sort key", node.keys), lambda: sort_key(node.keys, place.max_parallelism)
-        )
+        return self._sort_key_of(node.keys)
+
+    def _sort_key_of(self, keys: tuple[str, ...]) -> Column:
+        groups = self.assignment.place.max_parallelism
+        return self.compiled.column(("sort key", keys), lambda: sort_key(keys, groups))
 
     def _by_subtask(self, node: Keyed, rows: DataFrame) -> DataFrame:
         parallelism = self.assignment.place.parallelism

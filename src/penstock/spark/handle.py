@@ -63,6 +63,7 @@ class StartOptions:
     restore: int | None = None
     takeover: bool = False
     drop_state: tuple[str, ...] = ()
+    drain: bool = False
 
 
 class JobHandle:
@@ -209,6 +210,7 @@ class JobHandle:
             self._observer,
             available_now=self._options.available_now,
             stopping=self._stopping,
+            drain=self._options.drain,
         )
 
     def _work(self) -> None:

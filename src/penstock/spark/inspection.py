@@ -62,6 +62,22 @@ def _options(leaf: Any) -> Mapping[str, str]:
     return dict(leaf.extraOptions().asCaseSensitiveMap())
 
 
+def kept_columns(frame: DataFrame) -> tuple[str, frozenset[str]]:
+    """The kind of its streaming source, and which of the source's columns are still there, as they were; '' where it has several."""
+    found = [node for node in _walk(_analyzed(frame)) if _is_streaming_leaf(node)]
+    if len(found) != 1:
+        return "", frozenset()
+    given, kept = _columns(found[0]), _columns(_analyzed(frame))
+    return _source_kind(found[0]), frozenset(name for name, of in kept.items() if given.get(name) == of)
+
+
+def _columns(node: Any) -> dict[str, int]:
+    """Which column it is, by its name: a number that it keeps as long as it is not computed anew."""
+    columns = node.output()
+    every = (columns.apply(at) for at in range(columns.size()))
+    return {str(one.name()): int(one.exprId().id()) for one in every}
+
+
 def refuse_stateful(source: Source) -> None:
     """Raise `ConfigError` if Spark would keep state upstream of `read`: it would not be part of the checkpoint."""
     for node in _walk(_analyzed(source.frame)):

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING
 
 from py4j.protocol import Py4JError
@@ -16,24 +19,27 @@ from penstock.checkpoint.loop import CoordinatorLoop
 from penstock.clock import SYSTEM_CLOCK
 from penstock.engine import run
 from penstock.engine.assignment import Answer, Assignment
+from penstock.engine.coordinating import make_coordinator
 from penstock.engine.job_spec import JobSpec
 from penstock.engine.observer import Observer
-from penstock.engine.run import Run, make_coordinator
+from penstock.engine.run import BatchUnderWay, Run
 from penstock.engine.start import Start, forget_working_files
-from penstock.errors import FencedError, PenstockError
 from penstock.ids import CheckpointId
 from penstock.recovery.repeated import Failure
-from penstock.snapshot.mailbox import Mailbox, places
+from penstock.snapshot.mailbox import Address, Mailbox, places
 from penstock.snapshot.messages import Message, TaskFailed
 from penstock.snapshot.rescue import in_background
 from penstock.snapshot.transfer import Room
-from penstock.spark.causes import BatchFailedError, cause_of, in_brief
+from penstock.spark.causes import BatchFailedError, cause_of
 from penstock.spark.compiled import Compiled
+from penstock.spark.empty_batches import EmptyBatches, in_group
 from penstock.spark.frames import BatchFrames, merged_sources
 from penstock.spark.input_rows import InputRows
+from penstock.spark.newest_times import NewestTimes
 from penstock.spark.paced_log import tell_logs, when_caught_up
+from penstock.spark.run_failures import explained, of_the_owner
 from penstock.spark.shuffles import batch_settings, in_force
-from penstock.spark.source_errors import source_failure
+from penstock.spark.silence import Silence
 from penstock.spark.tasks import SparkExecutor
 from penstock.wording import counted
 
@@ -44,6 +50,8 @@ _log = logging.getLogger(__name__)
 
 POLL_S = 0.1
 BATCH_GRACE_S = 60.0
+TICK_PAUSE_S = 0.25
+"""So long after a batch the driver waits for another of Spark's before it begins one itself."""
 ACCOUNT_GRACE_S = 1.0
 """So long a stop waits for Spark's account of the last batch; without it its rows are not counted, and nothing else is lost."""
 
@@ -61,6 +69,7 @@ class QueryRun:
         *,
         available_now: bool,
         stopping: threading.Event,
+        drain: bool = False,
     ) -> None:
         self._job = job
         self._compiled = compiled
@@ -68,6 +77,7 @@ class QueryRun:
         self._start = start
         self._observer = observer
         self._available_now = available_now
+        self._drain = drain
         self._stopping = stopping
         self._failure: BaseException | None = None
         self.met = Failure()
@@ -81,7 +91,10 @@ class QueryRun:
             compiled.session, own_shuffles=compiled.own_shuffles, parallelism=spec.parallelism
         )
         self._caught_up = threading.Event()
-        self._done = start.point.last_read
+        self._read = start.point.last_read
+        """Spark's number of the last batch that is done."""
+        self._ended_s = SYSTEM_CLOCK.monotonic()
+        """When the last batch ended."""
         self._input_rows = InputRows(after=start.point.last_read)
         self._loop = CoordinatorLoop(self._make_coordinator, claim=start.point.claim, on_failure=self._fail)
         self._engine = Run(
@@ -94,6 +107,9 @@ class QueryRun:
             in_background=in_background,
             room=Room(),
         )
+        self._merged = merged_sources(job.graph.sources)
+        self._empty = EmptyBatches(compiled.session, self._merged.schema)
+        self._silence = Silence(job.trigger_s or 0.0, matters=bool(spec.event_times))
         self._mailbox = self._open_mailbox()
 
     def _make_coordinator(self, post: Post, run_commit: RunCommit) -> Coordinator:
@@ -119,11 +135,9 @@ class QueryRun:
         """Run until the input is done (available_now), `stopping` is set, or something fails; then raise why."""
         try:
             self._loop.start()
-            self._query = query = self._start_query()
-            try:
-                self._watch(query)
-            finally:
-                self._close(query)
+            self._go_on_after_the_end_of_time()
+            if self._failure is None:
+                self._run_query()
             if self._failure is None and not self._cancelled:
                 self._loop.drain(self._engine.look_after, lambda: self._cancelled)
                 self._engine.check_claim()
@@ -138,7 +152,15 @@ class QueryRun:
             self._loop.stop()
             forget_working_files(self._spec, self._start)
         if self._failure is not None:
-            raise self._of_the_owner(self._failure)
+            raise of_the_owner(self._failure, self._engine, self._spec.name)
+
+    def _run_query(self) -> None:
+        self._query = query = self._start_query()
+        try:
+            self._watch(query)
+            self._come_to_the_end_of_time()
+        finally:
+            self._close(query)
 
     def cancel(self) -> None:
         """End without a last checkpoint; `stopping` must be set next."""
@@ -146,9 +168,14 @@ class QueryRun:
 
     def interrupt(self) -> None:
         """Give up what Spark computes for the present batch, without the attempts that its tasks may have left."""
-        query = self._query
+        query, context = self._query, self._compiled.session.sparkContext
         if query is not None:
-            self._compiled.session.sparkContext.cancelJobGroup(str(query.runId))
+            context.cancelJobGroup(str(query.runId))
+        context.cancelJobGroup(self._name)
+
+    @property
+    def _name(self) -> str:
+        return f"{self._spec.name}-{self._start.point.run}"
 
     def _deliver(self, message: Message) -> None:
         """A task that tells why it fails waits until this returns: Spark hears that the batch is given up before that the task failed."""
@@ -165,8 +192,7 @@ class QueryRun:
 
     def _start_query(self) -> StreamingQuery:
         writer = (
-            merged_sources(self._job.graph.sources)
-            .writeStream.queryName(f"{self._spec.name}-{self._start.point.run}")
+            self._merged.writeStream.queryName(self._name)
             .option("checkpointLocation", self._start.log.location)
             .foreachBatch(self._on_batch)
         )
@@ -185,6 +211,7 @@ class QueryRun:
         while not (self._stopping.is_set() or self._caught_up.is_set()) and self._failure is None:
             self._engine.look_after()
             self._count_input(query)
+            self._tick_if_due()
             try:
                 if query.awaitTermination(POLL_S):  # type: ignore[arg-type]
                     return
@@ -204,56 +231,104 @@ class QueryRun:
 
     def _count_input(self, query: StreamingQuery) -> bool:
         """Whether the rows of every batch that is done are counted. After a failure nobody waits for them."""
-        if self._failure is None and not self._input_rows.knows(self._done):
+        if self._failure is None and not self._input_rows.knows(self._read):
             self._observer.rows_read(self._input_rows.read(query))
-        return self._failure is not None or self._input_rows.knows(self._done)
+        return self._failure is not None or self._input_rows.knows(self._read)
 
     def _fail(self, error: BaseException) -> None:
         if self._failure is None:
-            self._failure = self._explained(error)
+            self._failure = explained(error, self._engine, self._job.graph)
 
-    def _explained(self, error: BaseException) -> BaseException:
-        """A task's own account of its failure says more than Spark's; of a source that fails there is only Spark's, which is long."""
-        if isinstance(error, PenstockError):
-            return error
-        lost = source_failure(error)
-        if lost is not None:
-            lost.__cause__ = error
-            return lost
-        told = self._engine.explained(error)
-        if told is not None:
-            self._job.graph.say_where(told, self._engine.told.subtask.uid if self._engine.told else "")
-            return told
-        return in_brief(error)
+    # ── batches that read nothing ──────────────────────────────────────────────────────────────
 
-    def _of_the_owner(self, failure: BaseException) -> BaseException:
-        """A run that was replaced fails in many ways, since its files go away; what matters then is that it was replaced."""
-        if isinstance(failure, FencedError):
-            return failure
+    def _tick_if_due(self) -> None:
+        """When something is due and Spark begins no batch. It has had the time for it: a batch of Spark's does what is due, too."""
+        if SYSTEM_CLOCK.monotonic() - self._ended_s < TICK_PAUSE_S or not self._batch_lock.acquire(
+            blocking=False
+        ):
+            return
         try:
-            self._engine.check_claim()
-        except FencedError as fenced:
-            fenced.__cause__ = failure
-            return fenced
-        except Exception as error:  # noqa: BLE001 - storage is away: nobody knows, and the failure is told
-            _log.debug("who owns job %s could not be seen", self._spec.name, exc_info=error)
-        return failure
+            looked_us = self._silence.looked_us(self._query, self._engine.time_us)
+            if self._may_begin and self._engine.is_due(looked_us=looked_us):
+                self._run_empty(partial(self._engine.begin_tick, looked_us=looked_us))
+        finally:
+            self._batch_lock.release()
+
+    @property
+    def _may_begin(self) -> bool:
+        return (
+            not self._closed
+            and self._failure is None
+            and self._engine.waiting_commits < run.MOST_WAITING_COMMITS
+        )
+
+    def _run_empty(self, begin: Callable[[Address], BatchUnderWay]) -> None:
+        """With the lock of batches. It fails as a batch of Spark's does: the failure is kept, and ends the run."""
+        session = self._compiled.session
+        with suppress(BatchFailedError), in_group(session.sparkContext, self._name, "what is due in time"):
+            self._run_batch(self._empty.frame, begin, self._engine.next_batch)
+
+    def _go_on_after_the_end_of_time(self) -> None:
+        """A run that ended in the middle of a drain has left it to this one to remove what lived by event time."""
+        with self._batch_lock:
+            if self._engine.time_is_over:
+                self._run_empty(self._engine.begin_anew)
+
+    def _come_to_the_end_of_time(self) -> None:
+        """All input is read: do what is due by now, and if asked for all that would ever be due in event time."""
+        if not self._available_now:
+            return
+        until_us = self._engine.time_us
+        while self._goes_on and self._engine.is_due(until_us):
+            with self._batch_lock:
+                self._run_empty(self._engine.begin_tick)
+        if self._drain and self._goes_on and self._engine.ends_with_event_time:
+            with self._batch_lock:
+                self._run_empty(self._engine.begin_end_of_time)
+                if self._failure is None:
+                    self._engine.check_nothing_waits()
+                    self._run_empty(self._engine.begin_anew)
+
+    @property
+    def _goes_on(self) -> bool:
+        return self._failure is None and not self._stopping.is_set() and not self._cancelled
 
     # ── one batch ──────────────────────────────────────────────────────────────────────────────
 
     def _on_batch(self, frame: DataFrame, number: int) -> None:
+        planned_us = self._engine.time_us
         self._wait_for_commits()
         with self._batch_lock:
             if self._closed or self._failure is not None:
                 return  # what Spark notes about it is in the log of this run, which nobody reads again
-            try:
-                self._run_batch(frame, CheckpointId(number))
-            except BaseException as error:  # noqa: BLE001 - kept as the failure of this run; Spark is told less
-                if self._failure is None:
-                    self.met = Failure(number, cause_of(error, self._engine.told))
-                self._fail(error)
-                _log.debug("batch %d of job %s failed", number, self._spec.name, exc_info=error)
-                raise BatchFailedError(number) from None
+            self._silence.broken()
+            read = CheckpointId(number)
+            self._run_batch(frame, partial(self._engine.begin_batch, read, planned_us=planned_us), read)
+            self._read = read
+
+    def _run_batch(
+        self, frame: DataFrame, begin: Callable[[Address], BatchUnderWay], place: CheckpointId
+    ) -> None:
+        """From its beginning to its end, with the lock of batches; raises `BatchFailedError`, and what it is about is kept.
+
+        `place` is the same when the same is read again: Spark's number, which does not depend on what was due in between.
+        """
+        number = self._engine.next_batch
+        try:
+            batch = begin(self._mailbox.address)
+            newest = NewestTimes.of(self._spec, batch)
+            answers = self._perform(frame, batch.assignment, newest)
+            if self._engine.is_hopeless:  # Spark was about to be told, and was quicker
+                raise BatchFailedError(number)  # noqa: TRY301 - as what Spark would have raised
+            self._engine.end_batch(batch, answers, newest.found)
+        except BaseException as error:  # noqa: BLE001 - kept as the failure of this run; Spark is told less
+            if self._failure is None:
+                self.met = Failure(place, cause_of(error, self._engine.told))
+            self._fail(error)
+            _log.debug("batch %d of job %s failed", number, self._spec.name, exc_info=error)
+            raise BatchFailedError(number) from None
+        finally:
+            self._ended_s = SYSTEM_CLOCK.monotonic()
 
     def _wait_for_commits(self) -> None:
         told = False
@@ -269,18 +344,10 @@ class QueryRun:
                 told = True
             self._stopping.wait(POLL_S)
 
-    def _run_batch(self, frame: DataFrame, number: CheckpointId) -> None:
-        batch = self._engine.begin_batch(number, self._mailbox.address)
-        answers = self._perform(frame, batch.assignment)
-        if self._engine.is_hopeless:  # Spark was about to be told, and was quicker
-            raise BatchFailedError(number)
-        self._engine.end_batch(batch, answers)
-        self._done = number
-
-    def _perform(self, frame: DataFrame, assignment: Assignment) -> list[Answer]:
+    def _perform(self, frame: DataFrame, assignment: Assignment, newest: NewestTimes) -> list[Answer]:
         session = frame.sparkSession
         executor = SparkExecutor.of(session, self._mailbox.address)
-        frames = BatchFrames(self._compiled, frame, assignment, executor)
+        frames = BatchFrames(self._compiled, frame, assignment, executor, newest)
         try:
             with in_force(session, self._settings):
                 return self._answers(frames, executor)

@@ -6,6 +6,7 @@ Runs on driver and executors; the driver never looks inside one.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 import msgspec
 
@@ -29,8 +30,38 @@ class FileRef(msgspec.Struct, frozen=True, omit_defaults=True):
     inline: bytes = b""
     tombstones: int = 0
     file: str = ""
-    fades: int = 0
-    """When enough of it will have expired that it is worth writing anew, in microseconds since the epoch; 0 for never."""
+    fades: int | None = None
+    """When enough of it will have expired that it is worth writing anew, in microseconds since the epoch; None for never."""
+    fades_event: int | None = None
+    """The same for what expires in event time."""
+
+
+class Due(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The first moments for which state waits, in microseconds since the epoch: timers, windows that close, rows that find no partner.
+
+    None for nothing. It may be too early, as after a change of parallelism, and is never too late: what is due is only looked for then.
+    """
+
+    event_us: int | None = None
+    """In event time: due when the watermark has come to it."""
+    clock_us: int | None = None
+    """By the clock of the driver."""
+
+    def is_reached(self, watermark_us: int, now_us: int) -> bool:
+        """Whether something is due."""
+        return (self.event_us is not None and self.event_us <= watermark_us) or (
+            self.clock_us is not None and self.clock_us <= now_us
+        )
+
+    @staticmethod
+    def first(of: Iterable[Due]) -> Due:
+        """The first moments of several."""
+        every = tuple(of)
+        return Due(_first(one.event_us for one in every), _first(one.clock_us for one in every))
+
+
+def _first(moments: Iterable[int | None]) -> int | None:
+    return min((moment for moment in moments if moment is not None), default=None)
 
 
 class StateHandle(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -42,6 +73,8 @@ class StateHandle(msgspec.Struct, frozen=True, omit_defaults=True):
     refs: tuple[FileRef, ...] = ()
     generation: int = 0
     """How many batches have written it, one after the other. Not `version`: at least once a batch is done again on later state."""
+    due: Due = Due()
+    """What it waits for."""
 
     @property
     def files(self) -> frozenset[str]:

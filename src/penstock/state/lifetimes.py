@@ -8,6 +8,7 @@ A stamp that is missing, or older than the moment at which the time to live was 
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
@@ -20,14 +21,27 @@ Flags = npt.NDArray[np.bool_]
 Stamps = npt.NDArray[np.int64]
 
 STAMP_TYPE = pa.int64()
-NEVER = 0
-_LONG_AGO_US = -(1 << 62)
-_FAR_AWAY_US = 1 << 62
+LONG_AGO_US = -(1 << 62)
+"""Before all time: the watermark of those who know of none."""
+FAR_AWAY_US = 1 << 62
+"""Behind all time."""
 
 
-def stamp_name(state: str = "") -> str:
-    """The column with the stamps of a state. Python gives no class attribute such a name."""
-    return f"__touched_{state}" if state else "__touched"
+class Measure(enum.Enum):
+    """By which clock something has expired."""
+
+    CLOCK = "clock"
+    """The time of the batch."""
+    WATERMARK = "watermark"
+    """Event time: how far it had come when the batch began. What ends in this batch is still there in it."""
+    FIRED = "fired"
+    """The time of the batch before: timers by the clock up to it have fired. What is due in this batch is still there in it."""
+
+
+def stamp_name(state: str = "", measure: Measure = Measure.CLOCK) -> str:
+    """The column with the stamps of a state: another one by another clock. Python gives no class attribute such a name."""
+    kind = "event" if measure is Measure.WATERMARK else "touched"
+    return f"__{kind}_{state}" if state else f"__{kind}"
 
 
 def in_microseconds(seconds: float) -> int:
@@ -42,6 +56,8 @@ class Lifetime:
     columns: tuple[str, ...]
     stamp: str
     ttl_us: int
+    measure: Measure = Measure.CLOCK
+    """By the watermark, stamps are event times."""
 
     @property
     def stamp_field(self) -> pa.Field:
@@ -55,6 +71,21 @@ class StateTime:
 
     now_us: int = 0
     switched_on_us: Mapping[str, int] = field(default_factory=dict)
+    """For stamps of times to live; by the clock or by the watermark, as the stamp."""
+    watermark_us: int = LONG_AGO_US
+    """How far event time had come at this operator when the batch began: all that was due up to it has been done."""
+    fired_us: int = LONG_AGO_US
+    """The time of the batch before: timers by the clock up to it have fired."""
+
+    def now_by(self, measure: Measure) -> int:
+        """What time it is by one of the clocks."""
+        match measure:
+            case Measure.CLOCK:
+                return self.now_us
+            case Measure.WATERMARK:
+                return self.watermark_us
+            case Measure.FIRED:
+                return self.fired_us
 
 
 TIMELESS = StateTime()
@@ -66,14 +97,26 @@ class _Mortal:
     columns: tuple[int, ...]
     stamp: int
     ttl_us: int
+    measure: Measure
+    now_us: int
     switched_on_us: int
     is_row: bool
     """Whether a row is there for this alone, also without a value: an entry, an element. Otherwise a null means that there is none."""
 
+    @property
+    def _missing_us(self) -> int:
+        """What is stored without a stamp counts from the moment at which the time to live was switched on. Was there no watermark yet,
+        there is no such moment in event time: then it stays, until it is touched.
+        """  # noqa: D205 - the sentence is long
+        if self.measure is Measure.CLOCK or self.switched_on_us > LONG_AGO_US:
+            return self.switched_on_us
+        return FAR_AWAY_US
+
     def touched(self, values: Sequence[pa.Array]) -> tuple[Stamps, bool]:
         """When each row was last touched, as it counts, and whether that is what is stored."""
         stamps = values[self.stamp]
-        known: Stamps = (stamps.fill_null(0) if stamps.null_count else stamps).to_numpy(zero_copy_only=False)
+        filled = stamps.fill_null(self._missing_us) if stamps.null_count else stamps
+        known: Stamps = filled.to_numpy(zero_copy_only=False)
         if known.min(initial=self.switched_on_us) < self.switched_on_us:
             return np.maximum(known, self.switched_on_us), False
         return known, not stamps.null_count
@@ -95,13 +138,14 @@ class Expiry:
         self, names: Sequence[str], lifetimes: Sequence[Lifetime], time: StateTime, *, rows: bool = False
     ) -> None:
         place = {name: at for at, name in enumerate(names)}
-        self.now_us = time.now_us
         self._mortal = [
             _Mortal(
                 tuple(place[column] for column in one.columns),
                 place[one.stamp],
                 one.ttl_us,
-                time.switched_on_us.get(one.stamp, 0),
+                one.measure,
+                time.now_by(one.measure),
+                _since(one, time),
                 rows,
             )
             for one in lifetimes
@@ -115,7 +159,7 @@ class Expiry:
         some = np.zeros(len(columns[0]), dtype=np.bool_)
         for one in self._mortal:
             touched, as_stored = one.touched(values)
-            limit = max(self.now_us - one.ttl_us, _LONG_AGO_US)
+            limit = max(one.now_us - one.ttl_us, LONG_AGO_US)
             expired: Flags = touched <= limit
             if not as_stored:
                 columns[one.stamp] = pa.array(touched, mask=~one.present(values))
@@ -135,18 +179,22 @@ class Expiry:
         """The rows of which something has expired, for those who look for what to remove."""
         found = np.zeros(len(values[0]), dtype=np.bool_)
         for one in self._mortal:
-            limit = max(self.now_us - one.ttl_us, _LONG_AGO_US)
+            limit = max(one.now_us - one.ttl_us, LONG_AGO_US)
             found |= (one.touched(values)[0] <= limit) & one.present(values)
         return found
 
-    def first(self, stamps: Sequence[pa.Array]) -> int:
+    def first(self, stamps: Sequence[pa.Array]) -> dict[Measure, int]:
         """When the first of some rows will expire, or has, from their stamps alone, in the order of the lifetimes. A null may be none."""
-        found = [
-            int(replace(one, stamp=0).touched([column])[0].min()) + one.ttl_us
-            for one, column in zip(self._mortal, stamps, strict=True)
-            if len(column)
-        ]
-        return min(found, default=_FAR_AWAY_US)
+        found: dict[Measure, int] = {}
+        for one, column in zip(self._mortal, stamps, strict=True):
+            if len(column):
+                moment_us = int(replace(one, stamp=0).touched([column])[0].min()) + one.ttl_us
+                found[one.measure] = min(found.get(one.measure, FAR_AWAY_US), moment_us)
+        return found
+
+    def is_over(self, first_us: Mapping[Measure, int]) -> bool:
+        """Whether one of these moments has come."""
+        return any(first_us.get(one.measure, FAR_AWAY_US) <= one.now_us for one in self._mortal)
 
     def read(self, values: pa.RecordBatch, found: Flags) -> tuple[pa.RecordBatch, Flags]:
         """The same for rows that were looked up, of which some were not found."""
@@ -165,7 +213,9 @@ class Expiry:
             if len(touched):
                 middle = (len(touched) - 1) // 2
                 half = int(np.partition(touched, middle)[middle])
-                found.append(Ending(half + one.ttl_us, int(touched.max()) + one.ttl_us, len(touched)))
+                found.append(
+                    Ending(half + one.ttl_us, int(touched.max()) + one.ttl_us, len(touched), one.measure)
+                )
         return found
 
 
@@ -175,24 +225,50 @@ class Ending(NamedTuple):
     half_us: int
     all_us: int
     values: int
+    measure: Measure = Measure.CLOCK
 
 
-def fading(endings: Sequence[Ending], rows: int) -> int:
-    """When it will be worth it to write a file of so many rows anew, without what has expired; `NEVER` if nothing in it expires.
+class Fading(NamedTuple):
+    """When it will be worth it to write a file anew, without what has expired: by the clock, and in event time. None for never."""
 
-    When about half of what may expire has done so. Where little of the file may expire that is when all of it has, so that much is not
+    clock_us: int | None = None
+    event_us: int | None = None
+
+
+def fading(endings: Sequence[Ending], rows: int) -> Fading:
+    """When that will be for a file of so many rows."""
+    by_event = [ending for ending in endings if ending.measure is Measure.WATERMARK]
+    by_clock = [ending for ending in endings if ending.measure is not Measure.WATERMARK]
+    return Fading(_fading(by_clock, rows), _fading(by_event, rows))
+
+
+def _fading(endings: Sequence[Ending], rows: int) -> int | None:
+    """When about half of what may expire has done so. Where little of the file may expire that is when all of it has, so that much is not
     written again and again for the sake of little.
-    """
+    """  # noqa: D205 - the sentence is long
     mortal, so_far = sum(ending.values for ending in endings), 0
     if not mortal:
-        return NEVER
+        return None
     moment_us = max(ending.all_us for ending in endings)
-    for ending in sorted(endings) if 2 * mortal >= rows else ():
+    for ending in sorted(endings, key=lambda one: one.half_us) if 2 * mortal >= rows else ():
         so_far += ending.values
         if 2 * so_far >= mortal:
             moment_us = ending.half_us
             break
-    return moment_us if moment_us < _FAR_AWAY_US else NEVER
+    return moment_us if moment_us < FAR_AWAY_US else None
+
+
+class Moment(NamedTuple):
+    """What time it is, as the driver knows it when it decides about the files of an operator."""
+
+    clock_us: int = 0
+    watermark_us: int = LONG_AGO_US
+
+
+def _since(lifetime: Lifetime, time: StateTime) -> int:
+    """A null stamp counts as this moment, and no stamp as an earlier one. Event times may be of any age."""
+    usual = 0 if lifetime.measure is Measure.CLOCK else LONG_AGO_US
+    return time.switched_on_us.get(lifetime.stamp, usual)
 
 
 def _flags(array: pa.Array) -> Flags:

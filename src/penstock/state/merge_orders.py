@@ -17,6 +17,7 @@ import msgspec
 
 from penstock.ids import SubtaskId
 from penstock.state.handle import FileRef, StateHandle
+from penstock.state.lifetimes import Moment
 
 RETRY_AFTER_S = 30.0
 LOST_AFTER_S = 600.0
@@ -49,15 +50,20 @@ class Merged:
 class MergeOrders:
     """At most one order a subtask at a time."""
 
-    choose: Callable[[Sequence[FileRef], int], range | None]
-    """Which of a subtask's files, at a time in microseconds since the epoch."""
+    choose: Callable[[Sequence[FileRef], Moment], range | None]
+    """Which of a subtask's files."""
     _under_way: dict[SubtaskId, tuple[MergeOrder, float]] = field(default_factory=dict)
     _not_before: dict[SubtaskId, float] = field(default_factory=dict)
     _done: list[Merged] = field(default_factory=list)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def order(self, handles: Iterable[StateHandle], now: float, now_us: int) -> dict[SubtaskId, MergeOrder]:
-        """New orders, to go out with the batch that begins with these handles; `now_us` is its time, `now` that of the driver's clock."""
+    def order(
+        self, handles: Iterable[StateHandle], now: float, moment_of: Callable[[str], Moment]
+    ) -> dict[SubtaskId, MergeOrder]:
+        """New orders, to go out with the batch that begins with these handles.
+
+        `moment_of` says what time the batch is by which state of an operator expires, `now` is that of the driver's clock.
+        """
         with self._lock:
             self._under_way = {
                 subtask: (order, since)
@@ -69,7 +75,7 @@ class MergeOrders:
                 subtask = handle.subtask
                 if subtask in self._under_way or now < self._not_before.get(subtask, now):
                     continue
-                window = self.choose(handle.refs, now_us)
+                window = self.choose(handle.refs, moment_of(subtask.uid))
                 if window is not None:
                     refs = handle.refs[window.start : window.stop]
                     orders[subtask] = MergeOrder(subtask, refs, oldest=window.stop == len(handle.refs))

@@ -47,6 +47,15 @@ def row_bytes(columns: Sequence[pa.Array], rows: Bytes | None = None) -> Bytes:
     return sizes
 
 
+def table_row_bytes(table: pa.Table) -> Bytes:
+    """About how many bytes each row of a table takes, in whatever chunks it is."""
+    sizes = np.zeros(table.num_rows, dtype=np.int64)
+    for column in table.columns:
+        if column.num_chunks:
+            sizes += np.concatenate([row_bytes([chunk]) for chunk in column.chunks])
+    return sizes
+
+
 def bytes_before(column: pa.Array, at: Bytes) -> Bytes:
     """The bytes of all rows before these positions."""
     kind = column.type

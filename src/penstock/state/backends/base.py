@@ -22,7 +22,7 @@ from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.ids import SubtaskId
 from penstock.state.handle import FileRef, StateHandle, state_stem
 from penstock.state.keys import KeyBatch
-from penstock.state.lifetimes import TIMELESS, Expiry, Lifetime, StateTime
+from penstock.state.lifetimes import TIMELESS, Expiry, Lifetime, Moment, StateTime
 from penstock.state.local_files import MERGED, Origins
 from penstock.state.sizes import PART_BYTES
 from penstock.storage import Storage
@@ -222,7 +222,10 @@ class OpenTable(ABC):
 
     @abstractmethod
     def read(self, rows: KeyBatch) -> Part:
-        """The values of these rows, nulls where there is none, and which of them were found. In ascending order of both sort numbers."""
+        """The values of these rows, nulls where there is none, and which of them were found.
+
+        Rows are asked for in ascending order of both sort numbers: the sort key first, in a table by time the time.
+        """
 
     @abstractmethod
     def rows_of(self, keys: KeyBatch, at_most: int, max_bytes: int = PART_BYTES) -> RowsOfKeys:
@@ -236,8 +239,12 @@ class OpenTable(ABC):
         """The rows of a key, however many; `key` has one."""
 
     @abstractmethod
-    def until(self, time: int) -> Iterator[pa.RecordBatch]:
-        """Of a table by time the rows up to and with this number, in their order: `__sort_key`, identity columns, values."""
+    def until(self, time: int, after: int | None = None) -> Iterator[pa.RecordBatch]:
+        """Of a table by time the rows up to and with this number, in their order: `__sort_key`, identity columns, values.
+
+        Without those up to and with `after`: they are not even looked at. To be read before this batch writes to the table: whether
+        what it writes is seen depends on the backend.
+        """
 
     @abstractmethod
     def write(
@@ -322,7 +329,7 @@ class StateBackend(ABC):
         they are never asked for, are dropped when files are merged, and are left out by `scan`.
         """
 
-    def choose_merge(self, refs: Sequence[FileRef], now_us: int) -> range | None:  # noqa: ARG002
+    def choose_merge(self, refs: Sequence[FileRef], now: Moment) -> range | None:  # noqa: ARG002
         """Which neighbouring files, newest first, a background merge should make one of; None for nothing. Pure; on the driver.
 
         One file alone is written anew, without what has expired.

@@ -16,6 +16,7 @@ from penstock.state.backends.fetch import open_files, open_verified
 from penstock.state.backends.merge_policy import choose_inline, choose_merge
 from penstock.state.backends.sorted_file import SortedFile, write_sorted_file
 from penstock.state.backends.sorted_state import SortedState, merged
+from penstock.state.lifetimes import Moment
 
 
 class FilesystemBackend(StateBackend):
@@ -27,9 +28,9 @@ class FilesystemBackend(StateBackend):
         """See `StateBackend.open`."""
         return FilesystemState(workplace, layout, open_files(workplace, layout, handle), handle)
 
-    def choose_merge(self, refs: Sequence[FileRef], now_us: int) -> range | None:
+    def choose_merge(self, refs: Sequence[FileRef], now: Moment) -> range | None:
         """See `StateBackend.choose_merge`."""
-        return choose_merge(refs, now_us)
+        return choose_merge(refs, now)
 
     def merge(
         self, workplace: Workplace, layout: StateLayout, refs: Sequence[FileRef], *, oldest: bool

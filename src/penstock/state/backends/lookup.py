@@ -57,11 +57,11 @@ class _Search:
 
     def look_into(self, table: SortedTable) -> None:
         """Resolve what this file knows: a value is found, a tombstone says that there is none."""
-        sort_keys = self._keys.sort_keys[self.open]
         resolved = np.zeros(len(self.open), dtype=np.bool_)
         for batch in table:
-            first = int(np.searchsorted(sort_keys, batch.sort_keys[0], side="left"))
-            last = int(np.searchsorted(sort_keys, batch.sort_keys[-1], side="right"))
+            asked = _numbers(self._keys, batch)[0][self.open]
+            first = int(np.searchsorted(asked, batch.major[0], side="left"))
+            last = int(np.searchsorted(asked, batch.major[-1], side="right"))
             for hits, rows in _matches(batch, self._keys, self.open[first:last]):
                 resolved[first + hits] = True
                 self._keep_live(batch, self.open[first + hits], rows)
@@ -107,14 +107,14 @@ def _matches(batch: SortedBatch, keys: KeyBatch, asked: Positions) -> Iterator[t
     """Positions in `asked` and the rows that hold those keys; a further pair for each round of collisions."""
     if not len(asked):
         return
-    wanted = keys.sort_keys[asked]
-    orders = None if keys.orders is None else keys.orders[asked]
-    rows = first_at_or_behind(batch, wanted, orders)
+    majors, minors = _numbers(keys, batch)
+    major, minor = majors[asked], None if minors is None else minors[asked]
+    rows = first_at_or_behind(batch, major, minor)
     pending: Positions = np.arange(len(asked), dtype=np.int64)
     while True:
-        hit = _same(batch.sort_keys, rows, wanted[pending])
-        if orders is not None and batch.orders is not None:
-            hit &= _same(batch.orders, rows, orders[pending])
+        hit = _same(batch.major, rows, major[pending])
+        if minor is not None and batch.minor is not None:
+            hit &= _same(batch.minor, rows, minor[pending])
         pending, rows = pending[hit], rows[hit]
         if not len(pending):
             return
@@ -122,6 +122,13 @@ def _matches(batch: SortedBatch, keys: KeyBatch, asked: Positions) -> Iterator[t
         if same.any():
             yield pending[same], rows[same]
         pending, rows = pending[~same], rows[~same] + 1
+
+
+def _numbers(keys: KeyBatch, batch: SortedBatch) -> tuple[Positions, Positions | None]:
+    """The numbers of the rows that are asked for, that first by which the table is ordered first."""
+    if batch.by_time and keys.orders is not None:
+        return keys.orders, keys.sort_keys
+    return keys.sort_keys, keys.orders
 
 
 def _same(numbers: Positions, rows: Positions, wanted: Positions) -> Flags:

@@ -21,14 +21,16 @@ from collections.abc import Sequence
 from itertools import accumulate
 
 from penstock.state.handle import FileRef
+from penstock.state.lifetimes import Moment
 
 FAN_IN = 4
 MAX_FILES = 16
 INLINE_FILES = 24
+_TIMELESS = Moment()
 SMALLEST_LEVEL_BYTES = 128 * 1024  # below this a merge costs less than looking into another file
 
 
-def choose_merge(refs: Sequence[FileRef], now_us: int = 0) -> range | None:
+def choose_merge(refs: Sequence[FileRef], now: Moment = _TIMELESS) -> range | None:
     """The files to merge next, as positions in `refs` (newest first), or None when there is nothing to do."""
     if _mostly_dead(refs):
         return range(len(refs))
@@ -39,7 +41,7 @@ def choose_merge(refs: Sequence[FileRef], now_us: int = 0) -> range | None:
             return window
     if len(refs) > MAX_FILES:
         return _cheapest([ref.size for ref in refs])
-    return _faded(refs, now_us)
+    return _faded(refs, now)
 
 
 def choose_inline(files: Sequence[tuple[str, int]], merging: frozenset[str]) -> range | None:
@@ -63,14 +65,20 @@ def _mostly_dead(refs: Sequence[FileRef]) -> bool:
     return sum(ref.size for ref in newer) + 2 * hidden > max(oldest.size, SMALLEST_LEVEL_BYTES)
 
 
-def _faded(refs: Sequence[FileRef], now_us: int) -> range | None:
+def _faded(refs: Sequence[FileRef], now: Moment) -> range | None:
     """The oldest file that has faded, with those behind it where they are no larger."""
     behind = 0
     for at in reversed(range(len(refs))):
-        if refs[at].fades and refs[at].fades <= now_us:
+        if _has_faded(refs[at], now):
             return range(at, len(refs) if behind <= refs[at].size else at + 1)
         behind += refs[at].size
     return None
+
+
+def _has_faded(ref: FileRef, now: Moment) -> bool:
+    return (ref.fades is not None and ref.fades <= now.clock_us) or (
+        ref.fades_event is not None and ref.fades_event <= now.watermark_us
+    )
 
 
 def _level(size: int) -> int:

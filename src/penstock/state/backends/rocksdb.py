@@ -103,7 +103,7 @@ class RocksdbState(OpenState):
 
         for table in self._tables.values():
             table.check_written()
-        expire_some(self._version, self._tables.values(), self.now_us)
+        expire_some(self._version, self._tables.values(), self._workplace.time)
         return StateHandle(
             subtask=self._workplace.subtask,
             backend=RocksdbBackend.name,

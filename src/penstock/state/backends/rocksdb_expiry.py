@@ -10,7 +10,7 @@ The cursor is a record in the database, so that it is part of the version.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import msgspec
 
@@ -18,67 +18,101 @@ from penstock.errors import CorruptStateError
 from penstock.state.backends.rocksdb_header import CURSOR_KEY
 from penstock.state.backends.rocksdb_table import RocksdbTable
 from penstock.state.backends.rocksdb_version import WorkingVersion
+from penstock.state.lifetimes import FAR_AWAY_US, Measure, StateTime
 
 LEAST_SEEN = 1024
 SEEN_PER_WRITE = 2
 
 
 class Cursor(msgspec.Struct, frozen=True):
-    """Where to go on, when the first row that was seen in this round will expire, and until when to rest.
+    """Where to go on, when the first row that was seen in this round will expire, and until when to rest: for each clock.
 
-    It holds for one time to live, the shortest: with another one a round begins anew.
+    It holds for one time to live by each, the shortest: with another one a round begins anew.
     """
 
-    ttl_us: int
+    ttls_us: dict[str, int]
     position: bytes = b""
-    first_us: int = sys.maxsize
-    rest_until_us: int = 0
+    first_us: dict[str, int] = {}
+    rest_until_us: dict[str, int] = {}
 
 
 _CURSORS = msgspec.msgpack.Decoder(Cursor)
 
 
-def expire_some(version: WorkingVersion, tables: Iterable[RocksdbTable], now_us: int) -> None:
-    """Look at the rows whose turn it is. Called before the batch is frozen; does nothing in one that has written nothing."""
-    mortal = [table for table in tables if table.shortest_ttl_us is not None]
+def expire_some(version: WorkingVersion, tables: Iterable[RocksdbTable], time: StateTime) -> None:
+    """Look at the rows whose turn it is. Called before the batch is frozen; does nothing in one that has written nothing.
+
+    Of a table by time all that has expired is removed at once: it lies in front.
+    """
+    mortal = [table for table in tables if table.shortest_ttls_us]
     if not mortal or not version.changed:
         return
-    ttl_us = min(table.shortest_ttl_us or 0 for table in mortal)
-    cursor = _stored_cursor(version, ttl_us)
-    if now_us < cursor.rest_until_us:
+    written = version.written
+    for table in mortal:
+        if table.expires_from_the_front:
+            table.expire_front()
+    mortal = [table for table in mortal if not table.expires_from_the_front]
+    if not mortal:
         return
-    left = max(LEAST_SEEN, SEEN_PER_WRITE * version.written)
-    cursor = _walked(mortal, cursor, left, now_us)
+    cursor = _stored_cursor(version, _shortest(mortal))
+    if _rests(cursor, time):
+        return
+    cursor = _walked(mortal, cursor, max(LEAST_SEEN, SEEN_PER_WRITE * written), time)
     version.put([CURSOR_KEY], [msgspec.msgpack.encode(cursor)])
 
 
-def _walked(mortal: list[RocksdbTable], cursor: Cursor, left: int, now_us: int) -> Cursor:
-    position, first_us = cursor.position, cursor.first_us
+def _shortest(mortal: list[RocksdbTable]) -> dict[str, int]:
+    shortest: dict[str, int] = {}
+    for table in mortal:
+        for clock, ttl_us in table.shortest_ttls_us.items():
+            shortest[clock] = min(shortest.get(clock, ttl_us), ttl_us)
+    return shortest
+
+
+def _rests(cursor: Cursor, time: StateTime) -> bool:
+    """Until the first of the moments has come. One further away than any time to live is of the end of time, before which it is again."""
+    rest_until_us = cursor.rest_until_us
+    return bool(rest_until_us) and all(
+        0 < moment_us - time.now_by(Measure(clock)) <= cursor.ttls_us[clock]
+        for clock, moment_us in rest_until_us.items()
+    )
+
+
+def _walked(mortal: list[RocksdbTable], cursor: Cursor, left: int, time: StateTime) -> Cursor:
+    position, first_us = cursor.position, dict(cursor.first_us)
     for table in mortal:
         start, stop = table.bounds
         if position >= stop:
             continue
         behind, seen, first = table.expire(max(start, position), left)
         left -= seen
-        first_us = min(first_us, first)
+        for clock, moment_us in first.items():
+            first_us[clock] = min(first_us.get(clock, moment_us), moment_us)
         if behind is not None:
-            return Cursor(cursor.ttl_us, behind, first_us)
-    # what was written behind the cursor in the meantime lives at least so long
-    last_us = now_us + cursor.ttl_us
-    return Cursor(cursor.ttl_us, rest_until_us=min(first_us, last_us) + max(0, last_us - first_us) // 2)
+            return Cursor(cursor.ttls_us, behind, first_us)
+    return Cursor(cursor.ttls_us, rest_until_us=_rest(cursor.ttls_us, first_us, time))
+
+
+def _rest(ttls_us: Mapping[str, int], first_us: Mapping[str, int], time: StateTime) -> dict[str, int]:
+    """What was written behind the cursor in the meantime lives so long from now on; by event time it may be less."""
+    rest = {}
+    for clock, ttl_us in ttls_us.items():
+        last_us, first = time.now_by(Measure(clock)) + ttl_us, first_us.get(clock, FAR_AWAY_US)
+        rest[clock] = min(first, last_us) + max(0, last_us - first) // 2
+    return rest
 
 
 def expire_all(tables: Iterable[RocksdbTable]) -> None:
     """Look at all rows at once."""
     for table in tables:
-        if table.shortest_ttl_us is not None:
+        if table.shortest_ttls_us:
             table.expire(table.bounds[0], sys.maxsize)
 
 
-def _stored_cursor(version: WorkingVersion, ttl_us: int) -> Cursor:
+def _stored_cursor(version: WorkingVersion, ttls_us: dict[str, int]) -> Cursor:
     (record,) = version.get([CURSOR_KEY])
     if record is None:
-        return Cursor(ttl_us)
+        return Cursor(ttls_us)
     try:
         cursor = _CURSORS.decode(record)
     except msgspec.MsgspecError as cause:
@@ -86,4 +120,4 @@ def _stored_cursor(version: WorkingVersion, ttl_us: int) -> Cursor:
             f"the database of {version.label} has a cursor that cannot be read: {cause}; restore an older checkpoint",
             file=version.label,
         ) from cause
-    return cursor if cursor.ttl_us == ttl_us else Cursor(ttl_us)
+    return cursor if cursor.ttls_us == ttls_us else Cursor(ttls_us)

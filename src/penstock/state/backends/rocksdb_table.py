@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from itertools import islice
 from typing import NamedTuple
@@ -26,6 +25,7 @@ from penstock.state.backends.rocksdb_rows import RowCodec
 from penstock.state.backends.rocksdb_version import WorkingVersion
 from penstock.state.backends.sorted_file import scan_schema
 from penstock.state.backends.write_check import WriteCheck
+from penstock.state.lifetimes import Measure
 from penstock.state.sizes import PART_BYTES
 
 ROWS_AT_ONCE = 8192
@@ -35,11 +35,11 @@ Row = tuple[bytes, bytes]
 
 
 class Walked(NamedTuple):
-    """Where to go on, None when that was the end of the table; how many rows were seen; when the first that is left will expire."""
+    """Where to go on, None when that was the end of the table; how many rows were seen; when the first expires, by each clock."""
 
     behind: bytes | None
     rows: int
-    first_us: int
+    first_us: dict[str, int]
 
 
 class RocksdbTable(OpenTable):
@@ -162,26 +162,48 @@ class RocksdbTable(OpenTable):
         return self._codec.bounds
 
     @property
-    def shortest_ttl_us(self) -> int | None:
-        """How long what expires first lives; None where no row ever expires."""
-        return min((lifetime.ttl_us for lifetime in self._layout.lifetimes), default=None)
+    def shortest_ttls_us(self) -> dict[str, int]:
+        """How long what expires first lives, by the clock by which it does."""
+        shortest: dict[str, int] = {}
+        for lifetime in self._layout.lifetimes:
+            clock = lifetime.measure.value
+            shortest[clock] = min(shortest.get(clock, lifetime.ttl_us), lifetime.ttl_us)
+        return shortest
+
+    @property
+    def expires_from_the_front(self) -> bool:
+        """Whether what has expired are its first rows: of a table by time, whose stamps are its order."""
+        return self._layout.by_time and bool(self._layout.lifetimes)
+
+    def expire_front(self) -> None:
+        """Remove the rows before the first that has not expired."""
+        for rows in _groups(self._version.rows(*self._codec.bounds)):
+            keys, stored = [key for key, _ in rows], [value for _, value in rows]
+            values = self._codec.decode_values(stored, self._version.label)
+            flags = self._expiry.has_expired(values.columns) if self._expiry else np.zeros(len(rows), bool)
+            over = len(flags) if flags.all() else int(np.argmin(flags))
+            self._version.put(keys[:over], [None] * over)
+            if over < len(flags):
+                return
 
     def expire(self, start: bytes, at_most: int) -> Walked:
         """Remove what has expired among so many rows from `start` on."""
-        last, seen, first_us = start, 0, sys.maxsize
+        last, seen = start, 0
+        first_us: dict[str, int] = {}
         for rows in _groups(islice(self._version.rows(start, self._codec.bounds[1]), at_most)):
-            first_us = min(first_us, self._expire(rows))
+            for measure, moment_us in self._expire(rows).items():
+                first_us[measure.value] = min(first_us.get(measure.value, moment_us), moment_us)
             last, seen = rows[-1][0], seen + len(rows)
         return Walked(None if seen < at_most else last + b"\0", seen, first_us)
 
-    def _expire(self, rows: list[Row]) -> int:
-        """Returns when the first that is left will expire, or has."""
+    def _expire(self, rows: list[Row]) -> dict[Measure, int]:
+        """Returns when the first that is left will expire, or has, by each clock."""
         keys, stored = [key for key, _ in rows], [value for _, value in rows]
         label, expiry = self._version.label, self._expiry
         if expiry is None:
-            return sys.maxsize
+            return {}
         first_us = expiry.first(self._codec.decode_stamps(stored, label))
-        if first_us > expiry.now_us:
+        if not expiry.is_over(first_us):
             return first_us
         values = self._codec.decode_values(stored, label)
         found = np.flatnonzero(expiry.has_expired(values.columns))
@@ -195,11 +217,12 @@ class RocksdbTable(OpenTable):
             for at in () if gone is None else np.flatnonzero(gone).tolist():
                 left[at] = None
             self._version.put([keys[at] for at in found.tolist()], left)
-        return expiry.now_us
+        return first_us
 
-    def until(self, time: int) -> Iterator[pa.RecordBatch]:
+    def until(self, time: int, after: int | None = None) -> Iterator[pa.RecordBatch]:
         """See `OpenTable.until`."""
-        return self._scanned(self._version.rows(self._codec.bounds[0], self._codec.start_of(time + 1)))
+        start = self._codec.bounds[0] if after is None else self._codec.start_of(after + 1)
+        return self._scanned(self._version.rows(start, self._codec.start_of(time + 1)))
 
     def write(
         self, rows: KeyBatch, values: pa.RecordBatch, deleted: npt.NDArray[np.bool_] | None = None

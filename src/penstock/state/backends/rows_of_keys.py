@@ -70,20 +70,27 @@ class _Stretches:
 
     @classmethod
     def of(cls, batch: SortedBatch, keys: KeyBatch) -> _Stretches:
-        first, behind = (np.zeros(len(keys), dtype=np.int64) for _ in range(2))
+        first, lengths = (np.zeros(len(keys), dtype=np.int64) for _ in range(2))
         start = int(keys.sort_keys.searchsorted(batch.sort_keys[0]))
-        within = slice(start, int(keys.sort_keys.searchsorted(batch.sort_keys[-1], side="right")))
-        first[within] = batch.sort_keys.searchsorted(keys.sort_keys[within])
-        behind[within] = batch.sort_keys.searchsorted(keys.sort_keys[within], side="right")
-        return cls(batch, keys.sort_keys, first, behind - first)
+        stop = int(keys.sort_keys.searchsorted(batch.sort_keys[-1], side="right"))
+        asked = keys.sort_keys[start:stop]
+        begins = batch.sort_keys.searchsorted(asked)
+        # most keys are in few of the files: only those that are there are looked for a second time
+        there = np.flatnonzero(batch.sort_keys[begins] == asked)
+        first[start:stop] = begins
+        ends = batch.sort_keys.searchsorted(asked[there], side="right")
+        lengths[start + there] = ends - begins[there]
+        return cls(batch, keys.sort_keys, first, lengths)
 
     def sizes(self) -> Positions:
         """About how many bytes the rows of each key take here."""
         sizes = np.zeros(len(self.first), dtype=np.int64)
-        if not self.lengths.any():
-            return sizes
-        for column in (*self.batch.keys, *self.batch.values):
-            sizes += bytes_before(column, self.first + self.lengths) - bytes_before(column, self.first)
+        there = np.flatnonzero(self.lengths)
+        if len(there):
+            first = self.first[there]
+            behind = first + self.lengths[there]
+            for column in (*self.batch.keys, *self.batch.values):
+                sizes[there] += bytes_before(column, behind) - bytes_before(column, first)
         return sizes
 
     def first_ones(self, keys: int) -> _Stretches:
@@ -94,7 +101,8 @@ class _Stretches:
 
     def rows(self, wanted: Flags) -> SortedBatch:
         """The rows of the wanted keys, each once."""
-        sort_keys, first, lengths = self.sort_keys[wanted], self.first[wanted], self.lengths[wanted]
+        there = np.flatnonzero(wanted & (self.lengths > 0))
+        sort_keys, first, lengths = self.sort_keys[there], self.first[there], self.lengths[there]
         shared = np.zeros(len(first), dtype=np.bool_)
         shared[1:] = sort_keys[1:] == sort_keys[:-1]
         lengths = np.where(shared, 0, lengths)

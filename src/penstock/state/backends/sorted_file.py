@@ -140,13 +140,15 @@ def write_sorted_file(
             f"cannot write the working file {path}: {cause}; free space or allow writing there, or give the job another local_dir",
             path=str(path),
         ) from cause
+    faded = fading(content.endings, content.rows)
     return FileRef(
         rows=content.rows,
         size=size,
         checksum=checksum,
         name=name,
         tombstones=content.tombstones,
-        fades=fading(content.endings, content.rows),
+        fades=faded.clock_us,
+        fades_event=faded.event_us,
     )
 
 
@@ -184,11 +186,12 @@ def load_sorted_file(ref: FileRef, source: Path | bytes, layout: StateLayout) ->
         raise _unreadable(label, cause) from cause
     _check_header(label, header)
     _check_columns(label, schema, header, layout)
+    wanted = layout.by_name
     tables = {
         name: tuple(
-            rows
+            _rows(rows, header.tables[name], wanted[name])
             for batch in batches
-            if len(rows := _rows(batch.column(at), header.tables[name], layout.by_name[name]))
+            if len(rows := batch.column(at).values)  # of its only list
         )
         for at, name in enumerate(schema.names)
     }
@@ -308,9 +311,8 @@ def _as_list(piece: SortedBatch | None, kind: pa.DataType, header: TableHeader) 
     return pa.ListArray.from_arrays(pa.array([0, len(rows)], pa.int32()), rows)
 
 
-def _rows(column: pa.ListArray, header: TableHeader, wanted: TableLayout) -> SortedBatch:
+def _rows(rows: pa.StructArray, header: TableHeader, wanted: TableLayout) -> SortedBatch:
     """The rows of one table in one record batch, without a copy; null stamps where the file has none, none where the job wants none."""
-    rows = column.flatten()
     columns = [rows.field(at) for at in range(rows.type.num_fields)]
     orders = columns[1].to_numpy() if header.ordered else None
     deleted_at = 1 + header.ordered
@@ -329,8 +331,8 @@ def _rows(column: pa.ListArray, header: TableHeader, wanted: TableLayout) -> Sor
 
 
 def _stamps(stored: Mapping[str, pa.Array], wanted: TableLayout, rows: int) -> list[pa.Array]:
-    missing = pa.nulls(rows, STAMP_TYPE) if wanted.lifetimes else None
-    return [stored.get(lifetime.stamp, missing) for lifetime in wanted.lifetimes]
+    names = (lifetime.stamp for lifetime in wanted.lifetimes)
+    return [stored[name] if name in stored else pa.nulls(rows, STAMP_TYPE) for name in names]
 
 
 def _check_header(label: str, header: FileHeader) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Literal
 
 import numpy as np
@@ -115,16 +116,36 @@ def in_order(batch: SortedBatch) -> bool:
     return bool(rising.all())
 
 
-def first_at_or_behind(batch: SortedBatch, sort_keys: SortKeys, orders: SortKeys | None) -> Positions:
-    """For many rows at once, in a table by key, the position of the first that is at the address or behind it."""
-    start = np.searchsorted(batch.sort_keys, sort_keys).astype(np.int64, copy=False)
-    if orders is None or batch.orders is None:
+def first_at_or_behind(batch: SortedBatch, major: Positions, minor: Positions | None) -> Positions:
+    """For many rows at once, in ascending order, the position of the first that is at the address or behind it."""
+    start = np.searchsorted(batch.major, major).astype(np.int64, copy=False)
+    if minor is None or batch.minor is None:
         return start
-    stop = np.searchsorted(batch.sort_keys, sort_keys, side="right").astype(np.int64, copy=False)
+    stop = np.searchsorted(batch.major, major, side="right").astype(np.int64, copy=False)
+    if batch.by_time:
+        borders = np.flatnonzero(major[1:] != major[:-1]) + 1
+        return _first_in_runs(batch.minor, minor, start, stop, [0, *borders.tolist(), len(major)])
+    return _first_in_ranges(batch.minor, minor, start, stop)
+
+
+def _first_in_runs(
+    numbers: Positions, wanted: Positions, start: Positions, stop: Positions, borders: list[int]
+) -> Positions:
+    """Many rows share one range each, those of one moment: they are asked for between two borders."""
+    found = start.copy()
+    for first, last in pairwise(borders):
+        if first < last:
+            low, high = int(start[first]), int(stop[first])
+            found[first:last] = low + np.searchsorted(numbers[low:high], wanted[first:last])
+    return found
+
+
+def _first_in_ranges(numbers: Positions, wanted: Positions, start: Positions, stop: Positions) -> Positions:
+    """Each row has a range of its own: that of its key."""
     searched = np.flatnonzero(start < stop)
     while len(searched):
         middle = (start[searched] + stop[searched]) >> 1
-        before = batch.orders[middle] < orders[searched]
+        before = numbers[middle] < wanted[searched]
         start[searched[before]] = middle[before] + 1
         stop[searched[~before]] = middle[~before]
         searched = searched[start[searched] < stop[searched]]

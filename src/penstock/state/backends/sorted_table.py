@@ -33,6 +33,8 @@ from penstock.state.backends.write_check import WriteCheck
 from penstock.state.sizes import PART_BYTES
 
 BATCH_BYTES = PART_BYTES
+FIRST_ROWS, MORE_ROWS = 1024, 16
+"""Who asks for rows in the order of time may want the first only: so many of each file are merged at first, then so many times more."""
 
 
 class OpenSortedTable(OpenTable):
@@ -70,13 +72,17 @@ class OpenSortedTable(OpenTable):
             self._ranges = KeyRanges(self._stored)
         return OneSortedKey(self._ranges, self._layout, key, self._expiry)
 
-    def until(self, time: int) -> Iterator[pa.RecordBatch]:
+    def until(self, time: int, after: int | None = None) -> Iterator[pa.RecordBatch]:
         """See `OpenTable.until`."""
-        due = [
-            tuple(batch.slice(0, int(np.searchsorted(batch.major, time, side="right"))) for batch in table)
-            for table in self._stored
-        ]
-        return self._scanned(due)
+        rows = FIRST_ROWS
+        while after is None or after < time:
+            border = min(
+                (at for table in self._stored if (at := _behind(table, after, rows)) is not None),
+                default=time,
+            )
+            border = min(border, time)
+            yield from self._scanned([tuple(_between(table, after, border)) for table in self._stored])
+            after, rows = border, rows * MORE_ROWS
 
     def write(
         self, rows: KeyBatch, values: pa.RecordBatch, deleted: npt.NDArray[np.bool_] | None = None
@@ -132,6 +138,36 @@ def table_header(layout: TableLayout, *, tombstones: bool) -> TableHeader:
     return TableHeader(
         len(layout.identity), layout.ordered, layout.by_time, tombstones, len(layout.lifetimes)
     )
+
+
+def _behind(table: SortedTable, after: int | None, rows: int) -> int | None:
+    """The time of the last of so many rows behind a moment; None where there are fewer."""
+    for batch in table:
+        start = _first_behind(batch, after)
+        if len(batch) - start >= rows:
+            return int(batch.major[start + rows - 1])
+        rows -= len(batch) - start
+    return None
+
+
+def _between(table: SortedTable, after: int | None, time: int) -> Iterator[SortedBatch]:
+    """Of rows that lie in the order of time those behind one moment, up to and with another. Only the batches they are in are searched."""
+    for batch in table:
+        if batch.major[0] > time:
+            return
+        start = _first_behind(batch, after)
+        stop = len(batch) if batch.major[-1] <= time else _first_behind(batch, time)
+        if start < stop:
+            yield batch.slice(start, stop)
+
+
+def _first_behind(batch: SortedBatch, time: int | None) -> int:
+    """The position of the first row behind a moment; None is before all time."""
+    if time is None or batch.major[0] > time:
+        return 0
+    if batch.major[-1] <= time:
+        return len(batch)
+    return int(np.searchsorted(batch.major, time, side="right"))
 
 
 def _sorted(written: list[SortedBatch]) -> SortedTable:

@@ -20,11 +20,12 @@ from penstock.recovery.restore import RestorePoint
 from penstock.sinks.two_phase_commit import Transaction
 from penstock.state.backends import backend_named
 from penstock.state.backends.base import Workplace
-from penstock.testing.simulation.counting import scan
+from penstock.testing.simulation.counting import scan, tells_of_timers
 from penstock.testing.simulation.external import Row
 from penstock.testing.simulation.kinds import check_kinds
 from penstock.testing.simulation.site import Site
 from penstock.testing.simulation.source import Record, fault_of
+from penstock.testing.simulation.timers import check_timers
 from penstock.testing.simulation.topology import echoes_of, letters_of, sink_of
 from penstock.testing.simulation.violation import Violation
 from penstock.testing.simulation.workload import MAX_PARALLELISM, SinkKind
@@ -103,7 +104,8 @@ class Audit:
             self._all_input_is_in()
         for uid in self._site.topology.operators:
             rows = [*self._site.external.rows(sink_of(uid)), *self._letters(uid, from_sink=True)]
-            self._rows_are_right(uid, rows)
+            self._rows_are_right(uid, [row for row in rows if not tells_of_timers(row["records"])])
+            self._timers_have_fired(uid, [row for row in rows if tells_of_timers(row["records"])])
             self._other_sinks_are_right(uid)
             self._bad_records_are_apart(uid)
 
@@ -204,6 +206,13 @@ class Audit:
         nonces = [row["nonce"] for row in rows]
         if len(set(nonces)) != len(nonces):
             raise Violation(f"sink of {uid}: a row appears twice")
+
+    def _timers_have_fired(self, uid: str, rows: list[Row]) -> None:
+        work, found = self._site.workload, self.checkpoints()
+        if work.timers and found:  # at most once a job may end without one
+            told_of_keys = work.in_sequence and work.emits_once and uid != self._site.topology.operators[0]
+            records = [] if told_of_keys else self._all_records()
+            check_timers(uid, rows, records, found[-1], self._mode, drained=work.drains)
 
     def _letters(self, uid: str, *, from_sink: bool) -> list[Row]:
         """The rows that an operator could not take, or the results that its sink refused."""

@@ -94,7 +94,18 @@ class Batch:
         policy = OnBadRecord.KEEP if self.topology.faults else OnBadRecord.FAIL
         sides = tuple(side_tags(operator)) if self.topology.faults else ()
         layout = self.topology.layout
-        task = ProcessTask(uid, tuple(KEY.names), layout, plan, executor, policy, operator, OUTPUT, sides)
+        task = ProcessTask(
+            uid,
+            tuple(KEY.names),
+            layout,
+            plan,
+            executor,
+            policy,
+            operator,
+            OUTPUT,
+            sides,
+            has_event_time=self.topology.timers,
+        )
         rows = as_rows(items, place.max_parallelism)
         if uid in plan.wake:
             rows = with_wake_row(rows, index)

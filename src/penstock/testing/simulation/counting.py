@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import pyarrow as pa
 import xxhash
@@ -13,6 +13,7 @@ from penstock.operators.keyed_process import Context, KeyedProcess
 from penstock.operators.rows import Rows
 from penstock.operators.side_outputs import SideOutput
 from penstock.operators.states import ValueState, state_layout
+from penstock.operators.timers import KINDS
 from penstock.state.backends.base import OpenState
 from penstock.state.keys import GROUP_SHIFT, SORT_KEY
 from penstock.state.subtask_rows import subtask_sort_key
@@ -28,6 +29,15 @@ OUTPUT = pa.schema(
         ("nonce", pa.int64()),
     ]
 )
+
+
+SET = "set clock"
+"""How a row begins that tells of a timer that was set; see `timers.py`."""
+
+
+def tells_of_timers(records: Sequence[str]) -> bool:
+    """Whether a row is about a timer, and not about records."""
+    return records[0].startswith((SET, *KINDS)) if records else False
 
 
 class Counting(KeyedProcess):
@@ -100,9 +110,9 @@ def with_wake_row(rows: Iterable[pa.RecordBatch], subtask: int) -> list[pa.Recor
 
 
 def as_items(results: Iterable[pa.RecordBatch]) -> list[Item]:
-    """What an operator has emitted."""
+    """What an operator has emitted, as the next one sees it; of timers only sinks are told."""
     rows = [row for batch in results for row in batch.to_pylist()]
-    return [Item(row["key"], tuple(row["records"])) for row in rows]
+    return [Item(row["key"], tuple(row["records"])) for row in rows if not tells_of_timers(row["records"])]
 
 
 def first_sight(key: str) -> str:

@@ -6,14 +6,16 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import count
 from pathlib import Path
 
 from penstock.checkpoint.commits import SinkCall
 from penstock.checkpoint.events import Drain, Event, JobEnded, Tick
+from penstock.engine.coordinating import make_coordinator
 from penstock.engine.job_spec import JobSpec
 from penstock.engine.observer import Observer
-from penstock.engine.run import Run, make_coordinator
+from penstock.engine.run import BatchUnderWay, Run
 from penstock.engine.start import Start
 from penstock.errors import CheckpointFailedError, FencedError, PenstockError, UnavailableError
 from penstock.ids import CheckpointId
@@ -21,10 +23,13 @@ from penstock.snapshot.mailbox import Address
 from penstock.snapshot.messages import Message
 from penstock.snapshot.uploader import Upload
 from penstock.state.handle import FileRef
+from penstock.state.lifetimes import Moment
 from penstock.testing.simulation.batch import Batch
 from penstock.testing.simulation.machines import Machines, SharedTime, Work, perform
 from penstock.testing.simulation.site import Conditions, Sinks, Site
+from penstock.testing.simulation.source import Record
 from penstock.testing.simulation.spark_query import SimulatedQuery
+from penstock.testing.simulation.timers import newest_of
 from penstock.testing.simulation.violation import Violation
 
 _log = logging.getLogger(__name__)
@@ -85,6 +90,9 @@ class Driver:
             choose_merge=self._choose_merge,
             wake=self._wake,
         )
+        self._until_us: int | None = None
+        """The time at which all input was read: what is due by the clock later is left to the next run."""
+        self._drained = not site.workload.drains
         self._query = SimulatedQuery(site.storage, start.log.folder, site.source)
         self._batch: Iterator[None] | None = None
         self._draining = False
@@ -176,9 +184,9 @@ class Driver:
         every = self._work.wakes_every
         return frozenset(self._site.topology.operators) if every and batch % every == 0 else frozenset()
 
-    def _choose_merge(self, files: Sequence[FileRef], now_us: int) -> range | None:
+    def _choose_merge(self, files: Sequence[FileRef], now: Moment) -> range | None:
         """Any neighbours at any time: what the policy would choose is among it."""
-        if self._backend.choose_merge(files, now_us) is None and (
+        if self._backend.choose_merge(files, now) is None and (
             len(files) < FEWEST_FILES or self._rng.random() < CALM
         ):
             return None
@@ -196,12 +204,12 @@ class Driver:
             perform(replace(orphan, workplace=here))
 
     def _advance_batch(self) -> None:
-        if self._batch is None and self._query.positions == self._site.source.end:
+        if self._batch is None:
+            self._batch = self._next_batch()
+        if self._batch is None:
             self._draining = True
             self._events.append(Drain())
             return
-        if self._batch is None:
-            self._batch = self._run_batch()
         try:
             if next(self._batch, self) is self:
                 self._batch = None
@@ -210,6 +218,29 @@ class Driver:
             if isinstance(error, PenstockError):
                 raise  # of the driver itself
             raise (self._engine.explained(error) or error) from error
+
+    def _next_batch(self) -> Iterator[None] | None:
+        """What begins next; None when the input is done, and nothing else is left to do."""
+        engine, done = self._engine, self._query.positions == self._site.source.end
+        if engine.time_is_over:
+            if (
+                self._drained
+            ):  # otherwise an earlier run came to the end, and at most once this one may have older state
+                engine.check_nothing_waits()
+            return self._run_empty(engine.begin_anew)
+        if not self._work.timers:
+            return None if done else self._run_batch()
+        if done and self._until_us is None:
+            self._until_us = engine.time_us
+        looked_us = engine.time_us
+        if engine.is_due(self._until_us, looked_us=looked_us) and (done or self._rng.random() < CALM):
+            return self._run_empty(partial(engine.begin_tick, looked_us=looked_us))
+        if not done:
+            return self._run_batch()
+        if self._drained or not engine.ends_with_event_time:
+            return None
+        self._drained = True
+        return self._run_empty(engine.begin_end_of_time)
 
     def _receive_all(self) -> None:
         while self._messages:
@@ -225,7 +256,15 @@ class Driver:
     def _run_batch(self) -> Iterator[None]:
         query, source = self._query, self._site.source
         query.plan(lambda: source.cut(query.positions, self._work.batch_size, self._rng))
-        under_way = self._engine.begin_batch(query.next_batch, NO_MAILBOX)
+        records = list(source.between(query.positions, query.until))
+        yield from self._run(self._engine.begin_batch(query.next_batch, NO_MAILBOX), records)
+        query.done()
+
+    def _run_empty(self, begin: Callable[[Address], BatchUnderWay]) -> Iterator[None]:
+        """One that the driver begins by itself, because of the time."""
+        yield from self._run(begin(NO_MAILBOX), [])
+
+    def _run(self, under_way: BatchUnderWay, records: list[Record]) -> Iterator[None]:
         batch = Batch(
             under_way.assignment,
             self._site.topology,
@@ -237,9 +276,8 @@ class Driver:
             self._attempts,
         )
         yield
-        yield from batch.steps(source.between(query.positions, query.until))
-        self._engine.end_batch(under_way, batch.answers)
-        query.done()
+        yield from batch.steps(records)
+        self._engine.end_batch(under_way, batch.answers, newest_of(records) if self._work.timers else {})
 
     # ── ending ─────────────────────────────────────────────────────────────────────────────────
 

@@ -27,6 +27,7 @@ from penstock.testing.simulation.lifeline import Lifeline
 from penstock.testing.simulation.machines import Machines
 from penstock.testing.simulation.site import JOB, Conditions, Sinks, Site
 from penstock.testing.simulation.source import Fault, fault_of
+from penstock.testing.simulation.timers import SOURCE, TIME
 from penstock.testing.simulation.topology import echoes_of, letters_of, sink_of
 from penstock.testing.simulation.violation import Violation
 from penstock.testing.simulation.watched_storage import WatchedStorage
@@ -103,7 +104,9 @@ class SimulatedRun:
             layouts=dict.fromkeys(topology.operators, topology.layout),
             upstream=topology.upstream,
             sinks={uid: sink for sinks in self._sinks.values() for uid, sink in sinks.items()},
-            streams={"source": 1},
+            streams={SOURCE: 1},
+            event_times={SOURCE: TIME} if work.timers else {},
+            timed_by=dict.fromkeys(topology.operators, frozenset({SOURCE} if work.timers else ())),
             replayable=(True,),
         )
 

@@ -50,7 +50,9 @@ class Site:
     def topology(self) -> Topology:
         """The shape of the job."""
         work = self.workload
-        return Topology(work.operators, work.in_sequence, work.emits_once, work.bad_records, work.every_kind)
+        return Topology(
+            work.operators, work.in_sequence, work.emits_once, work.bad_records, work.every_kind, work.timers
+        )
 
     @property
     def staging(self) -> Path:

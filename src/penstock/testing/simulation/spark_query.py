@@ -35,6 +35,9 @@ class SimulatedQuery:
         self.next_batch = CheckpointId(last + 1 if done else max(last, 0))
         start = self._decide_where_to_begin()
         self.positions = self._end_of(self.next_batch - 1) if self.next_batch else start
+        self._reads = self._read_until(self.next_batch - 1) if self.next_batch else 0
+        """How many batches the source has noted; batches of the job that read nothing are not among them."""
+        self._noted = self._reads
         self._check_what_was_read()
 
     def plan(self, choose_end: Callable[[], Positions]) -> None:
@@ -42,14 +45,15 @@ class SimulatedQuery:
         batch = self.next_batch
         if batch not in dict(self._numbered("offsets")):
             until = choose_end()
-            self._put(f"offsets/{batch}", f"v1\n{{}}\n{json.dumps(until)}")
-            compacts = batch % COMPACT_EVERY == COMPACT_EVERY - 1
-            self._put(f"{READ}/{batch}{'.compact' if compacts else ''}", json.dumps(until))
-        self.until = self._end_of(batch)
+            self._put(f"offsets/{batch}", f'v1\n{{"reads":{self._reads + 1}}}\n{json.dumps(until)}')
+            compacts = self._reads % COMPACT_EVERY == COMPACT_EVERY - 1
+            self._put(f"{READ}/{self._reads}{'.compact' if compacts else ''}", json.dumps(until))
+        self.until, self._noted = self._end_of(batch), self._read_until(batch)
 
     def done(self) -> None:
         """The batch is over."""
         self._put(f"commits/{self.next_batch}", 'v1\n{"nextBatchWatermarkMs":0}')
+        self._reads = self._noted
         self.positions, self.next_batch = self.until, CheckpointId(self.next_batch + 1)
 
     def _decide_where_to_begin(self) -> Positions:
@@ -63,11 +67,15 @@ class SimulatedQuery:
         """A file source that misses an entry since the last compacted one would read files again."""
         entries = dict(self._numbered(READ))
         compacted = max((number for number, name in entries.items() if name.endswith(".compact")), default=0)
-        missing = set(range(compacted, self.next_batch)) - set(entries)
+        missing = set(range(compacted, self._reads)) - set(entries)
         if missing and newest_run(self._storage) > int(self._folder.rpartition("/")[2]):
             raise UnavailableError(f"{self._folder} is not whole: another run has taken the job over")
         if missing:
             raise Violation(f"{self._folder} goes on with batch {self.next_batch} without {READ}/{missing}")
+
+    def _read_until(self, batch: int) -> int:
+        entry = self._storage.get(f"{self._folder}/offsets/{batch}").decode()
+        return int(json.loads(entry.splitlines()[1])["reads"])
 
     def _end_of(self, batch: int) -> Positions:
         [found] = positions(self._storage.get(f"{self._folder}/offsets/{batch}").decode())

@@ -12,6 +12,7 @@ from penstock.state.backends.base import StateLayout
 from penstock.testing.simulation.counting import KEY, LAYOUT, Counting, first_sight
 from penstock.testing.simulation.kinds import CountingInEveryKind
 from penstock.testing.simulation.source import Fault, Item, Record, fault_of
+from penstock.testing.simulation.timers import CountingWithTimers
 from penstock.testing.simulation.workload import SinkKind
 
 FIRST = "first"
@@ -20,6 +21,8 @@ _KINDS = ("key", "group", "half")
 _GROUPS = (3, 2)
 """How many keys an operator has at most; the first has those of the source."""
 EVERY_KIND = state_layout(CountingInEveryKind(random.Random(0), once=False), KEY)  # noqa: S311 - never drawn from
+
+WITH_TIMERS = state_layout(CountingWithTimers(random.Random(0), once=False), KEY)  # noqa: S311 - never drawn from
 
 
 def letters_of(operator: str) -> str:
@@ -49,15 +52,21 @@ class Topology:
     """How likely a record is one that cannot be taken."""
     every_kind: bool = False
     """They count in every kind of state."""
+    timers: bool = False
+    """They set timers."""
 
     @property
     def counting(self) -> type[Counting]:
         """The code of each operator."""
+        if self.timers:
+            return CountingWithTimers
         return CountingInEveryKind if self.every_kind else Counting
 
     @property
     def layout(self) -> StateLayout:
         """The state of each operator."""
+        if self.timers:
+            return WITH_TIMERS
         return EVERY_KIND if self.every_kind else LAYOUT
 
     @property

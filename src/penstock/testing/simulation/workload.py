@@ -69,6 +69,10 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     """How likely a record is one that user code, or a sink, cannot take; it goes to dead letters then."""
     wakes_every: int = 0
     """In every so many batches all subtasks run, also those without rows; 0 for never."""
+    timers: bool = False
+    """The operators set timers, by event time and by the clock, and batches that read nothing come between the others."""
+    drains: bool = False
+    """In the end event time comes to its end, too: all timers by it fire."""
     machines: int = 1
     local_recovery: bool = True
     modes: tuple[Mode, ...] = ()

@@ -1,0 +1,53 @@
+"""The coordinator of a run, made of what the job is and where the run begins. Driver."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from penstock.checkpoint.commits import Post, RunCommit
+from penstock.checkpoint.completed import Completed
+from penstock.checkpoint.content import Identity
+from penstock.checkpoint.coordinator import Coordinator
+from penstock.checkpoint.pending import Now
+from penstock.checkpoint.protocol import Protocol
+from penstock.clock import Clock
+from penstock.engine.job_spec import JobSpec
+from penstock.engine.start import Start
+from penstock.recovery.lifetimes import described
+
+
+def make_coordinator(
+    spec: JobSpec,
+    start: Start,
+    *,
+    clock: Clock,
+    post: Post,
+    run_commit: RunCommit,
+    on_completed: Callable[[Completed], None],
+) -> Coordinator:
+    """The coordinator of a run that begins here."""
+    point = start.point
+    identity = Identity(
+        spec.name,
+        point.run,
+        spec.parallelism,
+        spec.max_parallelism,
+        {uid: described(layout, start.switched_on_us.get(uid)) for uid, layout in spec.layouts.items()},
+        spec.upstream,
+        point.id,
+    )
+    now = Now(clock.monotonic(), clock.wall())
+    protocol = Protocol(
+        spec.checkpoint, identity, point.retained, now, start.handles.values(), held=point.begun_files
+    )
+    return Coordinator(
+        protocol,
+        storage=spec.storage,
+        sinks=spec.sinks,
+        claim=point.claim,
+        clock=clock,
+        owner=spec.owner,
+        post=post,
+        run_commit=run_commit,
+        on_completed=on_completed,
+    )

@@ -1,0 +1,131 @@
+"""Tasks of operators with two inputs. Executors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+
+from penstock.engine.subtask import OperatorTask
+from penstock.engine.tagged_rows import LATE_RIGHT, RESULTS, Outputs, Tags
+from penstock.engine.task_rows import RightInput, TaskRows
+from penstock.errors import InternalError
+from penstock.ids import SubtaskId
+from penstock.operators.bad_records import BadRecords
+from penstock.operators.grouping import check_rows
+from penstock.operators.join_spec import JoinSpec
+from penstock.operators.late_rows import LateRows
+from penstock.operators.lookup_rows import LookupSpec, run_lookup
+from penstock.operators.run_join import run_join
+from penstock.state.backends.base import OpenState
+from penstock.state.handle import Due
+
+
+@dataclass
+class TwoInputTask(OperatorTask):
+    """An operator of Penstock's own that puts rows of two streams side by side."""
+
+    right: RightInput
+    late_right: pa.Schema | None = field(default=None, kw_only=True)
+    """The columns of the late rows of its right input, where somebody reads them."""
+
+    @property
+    def right_columns(self) -> Sequence[str] | None:
+        """See `OperatorTask.right_columns`."""
+        return self.right.columns
+
+    @property
+    def right_keys(self) -> tuple[str, ...]:
+        """See `OperatorTask.right_keys`."""
+        return self.right.keys
+
+    @property
+    def tags(self) -> Tags:
+        """See `OperatorTask.tags`."""
+        tags = super().tags
+        return tags if self.late_right is None else {**tags, LATE_RIGHT: self.late_right}
+
+    def checked(self, rows: TaskRows, subtask: SubtaskId, bad: BadRecords) -> TaskRows:  # noqa: ARG002
+        """See `OperatorTask.checked`. A row without a key is not bad: null equals nothing, and so it has no partner."""
+        for table in both(rows):
+            check_rows(
+                table,
+                [],
+                operator=self.uid,
+                subtask=subtask.index,
+                parallelism=self.assignment.place.parallelism,
+            )
+        return rows
+
+
+def both(rows: TaskRows) -> tuple[pa.Table, pa.Table]:
+    """The rows of both inputs."""
+    if rows.right is None:
+        raise InternalError("an operator with two inputs was given one")
+    return rows.own, rows.right
+
+
+@dataclass
+class JoinTask(TwoInputTask):
+    """Rows of two streams side by side."""
+
+    spec: JoinSpec
+    _due: Due = field(default_factory=Due, init=False)
+
+    @property
+    def result_schema(self) -> pa.Schema:
+        """See `OperatorTask.result_schema`."""
+        return self.spec.output
+
+    @property
+    def uses_time(self) -> bool:
+        """See `OperatorTask.uses_time`."""
+        return self.spec.uses_time
+
+    def apply(
+        self,
+        rows: TaskRows,
+        state: OpenState,
+        subtask: int,  # noqa: ARG002
+        bad: BadRecords,  # noqa: ARG002
+        late: LateRows,
+    ) -> Outputs:
+        """See `OperatorTask.apply`."""
+        left, right = both(rows)
+        joined = run_join(
+            self.spec, left, right, state, self.assignment.clock_of(self.uid), operator=self.uid
+        )
+        self._due = joined.due
+        late.add(joined.late_left)
+        of_right = LateRows(self.late_right)
+        of_right.add(joined.late_right)
+        late.add_number(of_right.count)
+        return {RESULTS: joined.results, LATE_RIGHT: of_right.batches()}
+
+    def due(self, state: OpenState) -> Due:  # noqa: ARG002
+        """See `OperatorTask.due`."""
+        return self._due
+
+
+@dataclass
+class LookupTask(TwoInputTask):
+    """Rows of a stream with the latest row of their key in another beside them."""
+
+    spec: LookupSpec
+
+    @property
+    def result_schema(self) -> pa.Schema:
+        """See `OperatorTask.result_schema`."""
+        return self.spec.output
+
+    def apply(
+        self,
+        rows: TaskRows,
+        state: OpenState,
+        subtask: int,  # noqa: ARG002
+        bad: BadRecords,  # noqa: ARG002
+        late: LateRows,  # noqa: ARG002
+    ) -> Outputs:
+        """See `OperatorTask.apply`."""
+        return {RESULTS: run_lookup(self.spec, *both(rows), state)}

@@ -1,0 +1,285 @@
+"""How far event time has come: in each partition of the sources, in the sources, and at the operators. Pure; driver.
+
+The watermark of a source is that of its slowest partition, that of an operator that of its slowest source. A partition that has been
+silent for long is idle, and not waited for; so is a source all of whose partitions are. A watermark never goes back.
+When all are idle, nobody is slower than the fastest: the watermark is that of the newest row of all. From there it goes on with the clock,
+but only in batches that read nothing of them: rows that come after a long silence are not late because of it.
+An operator does not pass one in front of it that still waits for a moment in event time: what that one gives then must not be late.
+
+Silence is measured by what the driver has seen: from the beginning of the last batch with rows of the partition to that of the last batch
+without, or to a later look at the sources that found nothing. So a batch that takes long, or a trigger that comes seldom, makes no
+partition idle: what came meanwhile nobody has seen yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+
+from penstock.checkpoint.completed import SourceTime, TimeReached, Upstream
+from penstock.engine.source_partitions import ALL_ROWS
+from penstock.graph import EventTime
+from penstock.ids import CheckpointId
+from penstock.operators.clock import OperatorClock
+from penstock.state.lifetimes import FAR_AWAY_US, LONG_AGO_US
+
+Newest = Mapping[str, Mapping[str, int]]
+"""Of sources and their partitions: the newest event time among rows of a batch. Those without such rows are not named."""
+
+
+@dataclass(frozen=True)
+class _Partition:
+    newest_us: int | None
+    """None: it has had no rows."""
+    seen_us: int
+    """The beginning of the last batch that had rows of it, or when it became known in this run."""
+
+
+@dataclass(frozen=True)
+class _Silence:
+    """Of an operator all of whose sources are idle: since when, and where its watermark was."""
+
+    began_us: int
+    base_us: int
+
+
+@dataclass(frozen=True)
+class _Source:
+    """A source at one moment."""
+
+    settings: EventTime
+    partitions: Mapping[str, _Partition]
+    watermark_us: int
+    known_us: int
+    """When this run began to look at it."""
+
+    def silent_since_us(self) -> int:
+        """When the last of its partitions fell silent."""
+        return max((one.seen_us for one in self.partitions.values()), default=self.known_us)
+
+    def is_idle(self, looked_us: int) -> bool:
+        """Whether nobody has to wait for it."""
+        return self._has_passed(self.silent_since_us(), looked_us)
+
+    def _has_passed(self, since_us: int, looked_us: int) -> bool:
+        after_us = self.settings.idle_after_us
+        return after_us is not None and looked_us - since_us >= after_us
+
+    def at(self, looked_us: int) -> _Source:
+        """The source with its watermark as far as it has come."""
+        every = self.partitions.values()
+        active = [one.newest_us for one in every if not self._has_passed(one.seen_us, looked_us)]
+        if not active:
+            newest = [one.newest_us for one in every if one.newest_us is not None]
+            return self._advanced(max(newest, default=None))
+        return self if None in active else self._advanced(min(us for us in active if us is not None))
+
+    def _advanced(self, newest_us: int | None) -> _Source:
+        if newest_us is None:
+            return self
+        reached_us = newest_us - self.settings.out_of_order_us - 1
+        return replace(self, watermark_us=max(self.watermark_us, _before_the_end(reached_us)))
+
+
+class Watermarks:
+    """Of one run. `begin` and `finish` are called for every batch, in turn; times are those of batches, and never go back."""
+
+    def __init__(
+        self,
+        sources: Mapping[str, EventTime],
+        timed_by: Mapping[str, Collection[str]],
+        reached: TimeReached,
+        now_us: int,
+        upstream: Upstream | None = None,
+    ) -> None:
+        self._upstream = upstream or {}
+        in_order = sorted(timed_by, key=lambda operator: len(self._upstream.get(operator, ())))
+        self._timed_by = {operator: frozenset(timed_by[operator]) for operator in in_order}
+        self._sources = {
+            uid: _restored(settings, reached.sources.get(uid), now_us) for uid, settings in sources.items()
+        }
+        self._applied = {
+            operator: reached.watermarks_us.get(operator, LONG_AGO_US) for operator in self._timed_by
+        }
+        self._to_go_on_from = dict(reached.to_go_on_from_us)
+        self._anew_in = reached.anew_in
+        self._begins_anew = False
+        self._fired_us = reached.clock_us or LONG_AGO_US
+        self._silences: dict[str, _Silence] = {}
+        self._looked_us = dict.fromkeys(sources, now_us)
+        self._began_us = now_us
+        self._reads: frozenset[str] = frozenset()
+
+    # ── one batch ──────────────────────────────────────────────────────────────────────────────
+
+    def know(self, partitions: Mapping[str, Collection[str]], now_us: int) -> None:
+        """These partitions exist, and no others: they are waited for from now on, also if they have no rows."""
+        for uid, names in partitions.items():
+            source = self._sources[uid]
+            new = {name: _Partition(None, now_us) for name in names if name not in source.partitions}
+            kept = {name: one for name, one in source.partitions.items() if name in names}
+            self._sources[uid] = replace(source, partitions={**kept, **new})
+
+    def begin(
+        self,
+        now_us: int,
+        *,
+        reads: Collection[str] = (),
+        looked_us: int | None = None,
+        waiting: Collection[str] = (),
+    ) -> dict[str, OperatorClock]:
+        """Time goes on, to what the batches before this one have shown.
+
+        `reads`: the sources of which the batch may have rows. `looked_us`: when all were last looked at; there was nothing more than that.
+        `waiting`: the operators that wait for a moment in event time.
+        """
+        self._reads = frozenset(reads)
+        self._began_us = now_us if looked_us is None or not reads else looked_us
+        self._looked_us = self._looked(looked_us, self._reads)
+        self._see_how_far_sources_are()
+        before = dict(self._applied)
+        self._applied, self._silences = self._ahead(self._looked_us, self._reads, waiting)
+        return self._clocks(before, self._applied, now_us)
+
+    def begin_end_of_time(self, now_us: int) -> dict[str, OperatorClock]:
+        """No row will come any more: time goes on to its end. What it had come to is kept, for a job that goes on all the same."""
+        before = dict(self._applied)
+        self._to_go_on_from = self._to_go_on_from or before
+        self._applied = dict.fromkeys(before, FAR_AWAY_US)
+        return self._clocks(before, self._applied, now_us)
+
+    def begin_anew(self, batch: CheckpointId) -> dict[str, OperatorClock]:
+        """After the end of time: all that lived by event time is over and removed in this batch. When it is done, time is what it was.
+
+        Until then it is over: who goes on from a record of the batch's beginning has to begin anew, too. Nothing else happens in it, as
+        all rows would be late: the clock stands still, and its timers fire in the next batch.
+        """
+        self._begins_anew, self._anew_in = True, batch
+        return self._clocks(self._applied, self._applied, self._fired_us)
+
+    def finish(self, newest: Newest) -> None:
+        """The batch that began last has read rows, the newest of which are these."""
+        for uid, found in newest.items():
+            source = self._sources[uid]
+            changed = {name: self._moved(source, name, us) for name, us in found.items()}
+            self._sources[uid] = replace(source, partitions={**source.partitions, **changed})
+        for uid in (
+            self._reads & self._looked_us.keys()
+        ):  # what had come when it began is in it, and nothing more had
+            self._looked_us[uid] = max(self._looked_us[uid], self._began_us)
+        self._see_how_far_sources_are()
+        if self._begins_anew:
+            self._applied = {
+                operator: self._to_go_on_from.get(operator, LONG_AGO_US) for operator in self._applied
+            }
+            self._to_go_on_from, self._begins_anew = {}, False
+
+    def _moved(self, source: _Source, name: str, newest_us: int) -> _Partition:
+        known = source.partitions.get(name)
+        before = newest_us if known is None or known.newest_us is None else known.newest_us
+        return _Partition(max(before, newest_us), self._began_us)
+
+    def _looked(self, looked_us: int | None, reads: Collection[str] = ()) -> dict[str, int]:
+        """By source the last moment of which it is known what had come. What is in the batch that begins is not known yet."""
+        return {
+            uid: before_us if looked_us is None or uid in reads else max(before_us, looked_us)
+            for uid, before_us in self._looked_us.items()
+        }
+
+    def _see_how_far_sources_are(self) -> None:
+        self._sources = {uid: source.at(self._looked_us[uid]) for uid, source in self._sources.items()}
+
+    # ── what it comes to ───────────────────────────────────────────────────────────────────────
+
+    @property
+    def time_is_over(self) -> bool:
+        """Whether the end of time has come, and no batch has begun anew and is done."""
+        return bool(self._to_go_on_from)
+
+    def if_nothing_is_read(self, looked_us: int | None, waiting: Collection[str] = ()) -> dict[str, int]:
+        """Where the watermarks of the operators would go in a batch that begins now and reads nothing; see `begin`."""
+        return self._ahead(self._looked(looked_us), frozenset(), waiting)[0]
+
+    def reached(self) -> TimeReached:
+        """For the checkpoint."""
+        sources = {
+            uid: SourceTime(
+                source.watermark_us,
+                {name: one.newest_us for name, one in source.partitions.items() if one.newest_us is not None},
+            )
+            for uid, source in self._sources.items()
+        }
+        to_go_on_from = dict(self._to_go_on_from)
+        return TimeReached(dict(self._applied), sources, max(self._fired_us, 0), to_go_on_from, self._anew_in)
+
+    def _ahead(
+        self, looked_us: Mapping[str, int], reads: frozenset[str], waiting: Collection[str]
+    ) -> tuple[dict[str, int], dict[str, _Silence]]:
+        sources = {uid: source.at(looked_us[uid]) for uid, source in self._sources.items()}
+        applied: dict[str, int] = {}
+        silences: dict[str, _Silence] = {}
+        for operator, uids in self._timed_by.items():
+            own = [sources[uid] for uid in uids]
+            active = [sources[uid].watermark_us for uid in uids if not sources[uid].is_idle(looked_us[uid])]
+            reached_us = min(active, default=max((one.watermark_us for one in own), default=LONG_AGO_US))
+            reached_us = max(self._applied[operator], reached_us)
+            if own and not active and reached_us > LONG_AGO_US:
+                silence = self._silence(operator, own, reached_us)
+                silences[operator] = silence
+                if not uids & reads:
+                    passed_us = min(looked_us[uid] for uid in uids) - silence.began_us
+                    reached_us = max(reached_us, _before_the_end(silence.base_us + passed_us))
+            applied[operator] = max(
+                self._applied[operator], self._held(operator, reached_us, applied, waiting)
+            )
+        return applied, silences
+
+    def _held(
+        self, operator: str, reached_us: int, ahead: Mapping[str, int], waiting: Collection[str]
+    ) -> int:
+        """Not past those in front that wait. One that knows of no time does not hold it: its sources do, until they are idle."""
+        in_front = [ahead[uid] for uid in self._upstream.get(operator, ()) if uid in waiting and uid in ahead]
+        return min([reached_us, *(us for us in in_front if us > LONG_AGO_US)])
+
+    def _silence(self, operator: str, sources: Collection[_Source], reached_us: int) -> _Silence:
+        began_us = max(source.silent_since_us() + (source.settings.idle_after_us or 0) for source in sources)
+        before = self._silences.get(operator)
+        if before is not None and before.began_us == began_us:
+            return before
+        return _Silence(began_us, reached_us)
+
+    def _clocks(
+        self, before: Mapping[str, int], applied: Mapping[str, int], now_us: int
+    ) -> dict[str, OperatorClock]:
+        fired_us, self._fired_us = self._fired_us, now_us
+        clocks = {}
+        for operator, uids in self._timed_by.items():
+            own = [self._sources[uid].settings for uid in uids]
+            clocks[operator] = OperatorClock(
+                before[operator],
+                applied[operator],
+                fired_us,
+                now_us,
+                max((latest_us(one, now_us) for one in own), default=FAR_AWAY_US),
+                any(one.refuses_absurd for one in own),
+            )
+        return clocks
+
+
+def _before_the_end(us: int) -> int:
+    """Rows and clocks do not bring time to its end, whatever they say: a drain does."""
+    return min(us, FAR_AWAY_US - 1)
+
+
+def latest_us(settings: EventTime, now_us: int) -> int:
+    """An event time behind this one is absurd."""
+    return FAR_AWAY_US if settings.ahead_us is None else min(now_us + settings.ahead_us, FAR_AWAY_US)
+
+
+def _restored(settings: EventTime, reached: SourceTime | None, now_us: int) -> _Source:
+    """What was known of partitions counts only where they are still told apart in the same way; the watermark counts anyway."""
+    newest = {} if reached is None else reached.newest_us
+    partitions = {name: _Partition(us, now_us) for name, us in newest.items() if name != ALL_ROWS}
+    if not settings.partition:
+        partitions = {ALL_ROWS: _Partition(newest.get(ALL_ROWS), now_us)}
+    return _Source(settings, partitions, LONG_AGO_US if reached is None else reached.watermark_us, now_us)

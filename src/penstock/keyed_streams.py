@@ -1,0 +1,325 @@
+"""Streams whose rows belong together: by key, in windows, beside another stream. What `key_by`, `window` and `connect` return. Driver."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, overload
+
+from penstock.config import Duration, OnBadRecord, whole_number
+from penstock.errors import ConfigError
+from penstock.graph import (
+    Aggregate,
+    Broadcast,
+    Graph,
+    Node,
+    Operator,
+    SecondInput,
+    Top,
+)
+from penstock.operators.keyed_co_process import KeyedCoProcess
+from penstock.operators.row_order import OrderBy, parse_orders
+from penstock.operators.time_to_live import TTL, time_to_live
+from penstock.operators.window_kinds import Windows
+from penstock.operators.window_process import WindowProcess
+from penstock.own_code import add_process
+from penstock.streams import Stream, check_same_job, say_policy
+from penstock.windowed import WindowPlan, add_window_aggregate, add_window_process, window_options
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column
+
+    from penstock.state.declared import Columns
+
+MAX_TOP = 10_000
+"""What `top` keeps and emits of a key; whoever wants more wants all of it."""
+
+
+class _WithOwnCode:
+    """What own code can be put behind: a stream with a key, or one beside which there is a broadcast stream."""
+
+    def __init__(
+        self, graph: Graph, node: Node, keys: tuple[str, ...], broadcast: Broadcast | None = None
+    ) -> None:
+        self._graph = graph
+        self._node = node
+        self._keys = keys
+        self._broadcast = broadcast
+
+    def process(
+        self,
+        operator: Operator,
+        *,
+        schema: Columns,
+        uid: str,
+        order_by: OrderBy = (),
+        on_bad_record: OnBadRecord | str | None = None,
+    ) -> Stream:
+        """Run own Python code with state: a `KeyedProcess` key by key, a `BatchProcess` in columns; without a key a `Process`.
+
+        `schema`: the columns of its results, as DDL, a `StructType` or a list such as ["app string", ("n", "long")].
+        `order_by`: columns ('at', 'at asc' or 'at desc') that put the rows of a key in order within a batch.
+        `on_bad_record`: "fail", or "skip" rows without a key and rows of a key for which `process` raises.
+        Behind `connect`, its `process_broadcast` is given the rows of the broadcast stream, in every batch before all others.
+        """
+        if on_bad_record is not None and not self._keys:
+            raise ConfigError(
+                f"operator {uid!r}: on_bad_record={on_bad_record!r} is for operators with a key; what a Process raises ends the run",
+                uid=uid,
+            )
+        node = add_process(
+            self._graph,
+            self._node,
+            self._keys,
+            self._broadcast,
+            operator,
+            schema=schema,
+            uid=uid,
+            order_by=order_by,
+        )
+        say_policy(self._graph, uid, on_bad_record)
+        return Stream(self._graph, node)
+
+
+class KeyedStream(_WithOwnCode):
+    """A stream whose rows are grouped by key."""
+
+    def aggregate(
+        self,
+        *columns: Column,
+        uid: str,
+        on_bad_record: OnBadRecord | str | None = None,
+        ttl: TTL | None = None,
+        **named: Column,
+    ) -> Stream:
+        """Keep SQL aggregates per key over everything so far; emits the new values of every key that changed in a batch.
+
+        Spark computes the aggregate of the batch, Penstock merges it into the state: count, count_if, sum, min, max, avg, bool_and,
+        bool_or, bit_and, bit_or, bit_xor, count_distinct. Anything that cannot be merged exactly is refused by name.
+        A column is named by its argument, `pv=F.count("*")`, or by its alias, `F.count("*").alias("page views")`: so it may have any name.
+        `on_bad_record`: "fail" or "skip" rows whose key is null. `ttl`: a key that has had no rows for so long is forgotten.
+        """
+        from penstock.spark.aggregate_names import named_aggregates
+
+        aggregates = named_aggregates(columns, named, keys=self._keys, uid=uid)
+        lifetime = time_to_live(ttl)
+        if lifetime is not None and lifetime.renews:
+            raise ConfigError(
+                f"operator {uid!r}: ttl={ttl!r}: nobody reads an aggregate without writing it; leave out since='read'",
+                operator=uid,
+            )
+        node = Aggregate(self._graph.new_uid("operator", uid), self._node, self._keys, aggregates, lifetime)
+        self._graph.check_event_time(node)
+        say_policy(self._graph, uid, on_bad_record)
+        self._graph.operators.append(node)
+        return Stream(self._graph, node)
+
+    def top(
+        self,
+        n: int,
+        *,
+        by: str | tuple[str, ...] | list[str],
+        uid: str,
+        of: str | tuple[str, ...] | list[str] = (),
+        order_by: str | tuple[str, ...] | list[str] = (),
+        on_bad_record: OnBadRecord | str | None = None,
+    ) -> Stream:
+        """Keep the first `n` rows of each key in the order of `by` ('amount desc'); emits all of them, with a column `rank` from 1 on, for
+        every key for which they changed in a batch.
+
+        Of rows that are equal in `by` the one that came first stays. With `of` each value of these columns counts once, with its newest
+        row: that which came last, or is the last in `order_by`; of values that are equal in `by` the smaller one comes first.
+        `on_bad_record`: "fail" or "skip" rows whose key is null.
+        The classic mistake: to append the results to a table. Write them by key and rank: `key=["shop", "rank"]`.
+        """  # noqa: D205 - the sentence is long
+        whole_number("n", n, minimum=1, maximum=MAX_TOP)
+        orders, values, newest = parse_orders(by, "by"), _names("of", of), parse_orders(order_by, "order_by")
+        _check_top(
+            self._keys, by=[order.column for order in orders], of=values, order_by=bool(newest), uid=uid
+        )
+        node = Top(self._graph.new_uid("operator", uid), self._node, self._keys, n, orders, values, newest)
+        say_policy(self._graph, uid, on_bad_record)
+        self._graph.operators.append(node)
+        return Stream(self._graph, node)
+
+    def window(
+        self,
+        windows: Windows,
+        *,
+        lateness: Duration = "0s",
+        early: Duration | None = None,
+        event_time: str | None = None,
+    ) -> WindowedStream:
+        """Cut the rows of each key into windows: `tumbling("1min")`, `sliding("10min", "1min")`, `session("30min")`, `count_window(100)`.
+
+        `lateness`: so long a window is kept after the watermark has passed its end; rows that come meanwhile give another result of it.
+        `early`: give results of windows that have changed before they close, too, not more often than so by the clock.
+        `event_time`: the column with the time of the rows, if it is not that of the source.
+        The classic mistake: to append results to a table although there are several of a window, with `lateness` or `early`. Write them
+        by key and `window_start`.
+        """
+        told = window_options(windows, lateness=lateness, early=early, event_time=event_time)
+        return WindowedStream(self._graph, WindowPlan(self._node, self._keys, told))
+
+    @overload
+    def connect(self, other: BroadcastStream) -> ConnectedStream: ...
+    @overload
+    def connect(self, other: KeyedStream) -> ConnectedKeyedStreams: ...
+    def connect(self, other: BroadcastStream | KeyedStream) -> ConnectedStream | ConnectedKeyedStreams:
+        """Let the operator that comes next see another stream, too.
+
+        `payments.key_by("card").connect(rules.broadcast())`: all rows of it, in every subtask.
+        `orders.key_by("order_id").connect(payments.key_by("id"))`: those of the same key, in a `KeyedCoProcess`. Keys may have different
+        names, and must have the same types.
+        """
+        if isinstance(other, KeyedStream):
+            return ConnectedKeyedStreams(self, other)
+        return ConnectedStream(self._graph, self._node, self._keys, connected(self._graph, other))
+
+
+class ConnectedStreams:
+    """Two streams that have no key yet: what `connect` returns."""
+
+    def __init__(self, left: Stream, right: Stream) -> None:
+        self._left = left
+        self._right = right
+
+    def key_by(self, *columns: str) -> ConnectedKeyedStreams:
+        """Say what belongs together: rows of both streams with equal values in these columns share state."""
+        return self._left.key_by(*columns).connect(self._right.key_by(*columns))
+
+
+class ConnectedKeyedStreams:
+    """Two streams whose rows are grouped by the same key: what `connect` and `key_by` return."""
+
+    def __init__(self, left: KeyedStream, right: KeyedStream) -> None:
+        check_same_job("connect", left._graph, right._graph)  # noqa: SLF001 - they are made together
+        self._graph = left._graph  # noqa: SLF001
+        self._left = left
+        self._right = right
+
+    def process(
+        self,
+        operator: KeyedCoProcess,
+        *,
+        schema: Columns,
+        uid: str,
+        order_by: OrderBy = (),
+        right_order_by: OrderBy = (),
+        on_bad_record: OnBadRecord | str | None = None,
+    ) -> Stream:
+        """Run own Python code with one state for both streams: a `KeyedCoProcess`, key by key.
+
+        In every batch the left rows of a key come first, then its right rows, then its timers. `order_by` and `right_order_by` put the
+        rows of a key in order within a batch, for each stream. All else is as in `process` behind `key_by`.
+        """
+        left, right = self._left, self._right
+        orders = parse_orders(right_order_by, "right_order_by")
+        second = SecondInput(right._node, right._keys, order_by=orders)  # noqa: SLF001 - they are made together
+        added = add_process(
+            self._graph,
+            left._node,  # noqa: SLF001
+            left._keys,  # noqa: SLF001
+            None,
+            operator,
+            schema=schema,
+            uid=uid,
+            order_by=order_by,
+            right=second,
+        )
+        say_policy(self._graph, uid, on_bad_record)
+        return Stream(self._graph, added)
+
+
+class WindowedStream:
+    """The rows of each key, cut into windows: what `window` returns."""
+
+    def __init__(self, graph: Graph, plan: WindowPlan) -> None:
+        self._graph = graph
+        self._plan = plan
+
+    def aggregate(
+        self,
+        *columns: Column,
+        uid: str,
+        on_bad_record: OnBadRecord | str | None = None,
+        **named: Column,
+    ) -> Stream:
+        """SQL aggregates of each window, as in `aggregate` behind `key_by`: the key columns, `window_start`, `window_end`, the aggregates.
+
+        A result comes when the watermark has passed the end of the window. Rows that are too late are counted, and in `late()`.
+        """
+        node = add_window_aggregate(self._graph, self._plan, columns, named, uid=uid)
+        say_policy(self._graph, uid, on_bad_record)
+        return Stream(self._graph, node)
+
+    def process(
+        self,
+        operator: WindowProcess,
+        *,
+        schema: Columns,
+        uid: str,
+        order_by: OrderBy = (),
+        on_bad_record: OnBadRecord | str | None = None,
+    ) -> Stream:
+        """Own Python code over all rows of each window: a `WindowProcess`.
+
+        `schema`: the columns of its results, as in `process` behind `key_by`. `order_by` puts the rows of a window in order.
+        `on_bad_record`: "fail" or "skip" rows whose key is null. What `process` raises ends the run.
+        Rows are kept until their window closes. Where an aggregate will do, it needs a fraction of that.
+        """
+        node = add_window_process(
+            self._graph, self._plan, operator, schema=schema, uid=uid, order_by=order_by
+        )
+        say_policy(self._graph, uid, on_bad_record)
+        return Stream(self._graph, node)
+
+
+class ConnectedStream(_WithOwnCode):
+    """A stream, with or without a key, whose operator sees a broadcast stream beside it: what `connect` returns."""
+
+
+class BroadcastStream:
+    """A small stream of which every subtask sees all rows: what `broadcast` returns, and `connect` takes."""
+
+    def __init__(self, graph: Graph, broadcast: Broadcast) -> None:
+        self._graph = graph
+        self._broadcast = broadcast
+
+
+def connected(graph: Graph, other: BroadcastStream) -> Broadcast:
+    """What `connect` is given, checked."""
+    if not isinstance(other, BroadcastStream):
+        raise ConfigError(
+            f"connect({type(other).__name__}): it takes a broadcast stream, such as rules.broadcast(), or a second stream by the same key: "
+            "left.key_by('k').connect(right.key_by('id')), or left.connect(right).key_by('k')"
+        )
+    check_same_job("connect", graph, other._graph)  # noqa: SLF001 - they are made together
+    return other._broadcast  # noqa: SLF001 - they are made together
+
+
+def _names(argument: str, given: str | tuple[str, ...] | list[str]) -> tuple[str, ...]:
+    names = (given,) if isinstance(given, str) else tuple(given)
+    if not all(isinstance(name, str) and name for name in names) or len(set(names)) < len(names):
+        raise ConfigError(
+            f"{argument}={given!r}: it takes the names of columns, each once", **{argument: given}
+        )
+    return names
+
+
+def _check_top(
+    keys: tuple[str, ...], *, by: list[str], of: tuple[str, ...], order_by: bool, uid: str
+) -> None:
+    if not by:
+        raise ConfigError(
+            f"top {uid!r}: by names no column; say which rows come first: by='amount desc'", uid=uid
+        )
+    if order_by and not of:
+        raise ConfigError(
+            f"top {uid!r}: order_by says which row of a value is the newest, and there is no of=...; where every row counts, by decides",
+            uid=uid,
+        )
+    shared = [name for name in of if name in keys]
+    if shared:
+        raise ConfigError(
+            f"top {uid!r}: of names {shared[0]!r}, a key column: all rows of a key have the same value in it",
+            uid=uid,
+        )

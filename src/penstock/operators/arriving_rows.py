@@ -1,0 +1,118 @@
+"""The rows of one input of a join as they come: those in time with their moments, those that are late, those without a key. Executors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import pyarrow as pa
+
+from penstock.operators.clock import OperatorClock
+from penstock.operators.join_spec import JoinInput
+from penstock.operators.time_column import TimeColumn
+from penstock.operators.time_ranges import Numbers
+from penstock.operators.times_of_rows import judged_by_time
+from penstock.operators.wide_columns import widened
+from penstock.operators.window_kinds import TimeWindows
+from penstock.state.backends.equality import Flags
+from penstock.state.sizes import Bytes, table_row_bytes
+
+
+@dataclass(frozen=True)
+class Arriving:
+    """Rows with their moments. In a join by window a row has one for each of its windows: row i those from `starts[i]` to `starts[i + 1]`.
+
+    So the columns of a row are here once, in however many windows it is.
+    """
+
+    rows: pa.Table
+    starts: Numbers
+    moments: Numbers
+    late: pa.Table
+
+    @classmethod
+    def one_moment_each(cls, rows: pa.Table, moments: Numbers, late: pa.Table) -> Arriving:
+        """Rows without windows."""
+        return cls(rows, np.arange(rows.num_rows + 1), moments, late)
+
+    @property
+    def counts(self) -> Numbers:
+        """How many moments each row has."""
+        return np.diff(self.starts)
+
+    @cached_property
+    def sizes(self) -> Bytes:
+        """The bytes of each row, once."""
+        return table_row_bytes(self.rows)
+
+    def with_moments(self, at: Numbers) -> tuple[Numbers, Numbers]:
+        """Of the rows at these positions each moment: which of `at` has it, and the moment."""
+        counts = self.counts[at]
+        which = np.repeat(np.arange(len(at)), counts)
+        within = np.arange(len(which)) - np.repeat(np.cumsum(counts) - counts, counts)
+        return which, self.moments[self.starts[at][which] + within]
+
+    def parted_by_key(self, keys: tuple[str, ...]) -> tuple[Arriving, Arriving]:
+        """Those with a key, and those without one."""
+        without = without_key(self.rows, keys)
+        if not without.any():
+            return self, self._where(without)
+        return self._where(~without), self._where(without)
+
+    def _where(self, flags: Flags) -> Arriving:
+        counts = self.counts
+        starts = np.concatenate(([0], np.cumsum(counts[flags])))
+        return Arriving(
+            self.rows.filter(pa.array(flags)), starts, self.moments[np.repeat(flags, counts)], self.late
+        )
+
+
+def without_key(rows: pa.Table, keys: tuple[str, ...]) -> Flags:
+    """The rows that have null in a column of the key."""
+    flags = np.zeros(rows.num_rows, dtype=np.bool_)
+    for name in keys:
+        column = rows.column(name)
+        if column.null_count:
+            flags |= column.is_null().to_numpy()
+    return flags
+
+
+def parted_by_key(rows: pa.Table, keys: tuple[str, ...]) -> tuple[pa.Table, pa.Table]:
+    """The rows that have a key, and those that have none."""
+    without = without_key(rows, keys)
+    if not without.any():
+        return rows, rows.slice(0, 0)
+    return rows.filter(pa.array(~without)), rows.filter(pa.array(without))
+
+
+def arriving(
+    given: JoinInput, rows: pa.Table, windows: TimeWindows | None, clock: OperatorClock, *, operator: str
+) -> Arriving:
+    """Judge the rows of an input."""
+    rows = widened(rows).combine_chunks()
+    if given.time is None:
+        moments = np.zeros(rows.num_rows, dtype=np.int64)
+        return Arriving.one_moment_each(rows, moments, rows.slice(0, 0))
+    if windows is not None:
+        return _in_windows(given.time, rows, windows, clock, operator)
+    judged = judged_by_time(rows, given.time, clock, operator=operator)
+    return Arriving.one_moment_each(judged.rows, judged.times, judged.late)
+
+
+def _in_windows(
+    time: TimeColumn, rows: pa.Table, windows: TimeWindows, clock: OperatorClock, operator: str
+) -> Arriving:
+    """A row is late when all its windows are closed: when the watermark is at the last moment of each."""
+    sensible = judged_by_time(rows, time, clock.at_any_time(), operator=operator)
+    at, lasts = windows.windows_of(sensible.times)
+    is_open = lasts > clock.before_us
+    counts = np.bincount(at[is_open], minlength=len(sensible.times))
+    in_time = counts > 0
+    late = pa.concat_tables([sensible.late, sensible.rows.filter(pa.array(~in_time))])
+    return Arriving(
+        sensible.rows.filter(pa.array(in_time)),
+        np.concatenate(([0], np.cumsum(counts[in_time]))),
+        windows.starts(lasts[is_open]),  # in the order of rows
+        late,
+    )

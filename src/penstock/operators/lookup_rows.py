@@ -1,0 +1,109 @@
+"""Give each row what is known of its key from another stream: its latest row. Executors.
+
+In every batch the rows of the right input count first, then those of the left one look their key up. Of the right rows of a key the last
+one counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from penstock.operators.arriving_rows import parted_by_key
+from penstock.operators.both_inputs import ROW, grouped_inputs
+from penstock.operators.join_spec import InputColumns
+from penstock.operators.pieces import Piece, PieceLimits, pieces_with_state
+from penstock.operators.stamps import TouchTimes
+from penstock.operators.time_to_live import TimeToLive
+from penstock.operators.wide_columns import as_batch, rows_at, widened
+from penstock.state.backends.base import OpenState, StateLayout, with_stamps
+from penstock.state.keys import KeyBatch
+from penstock.state.sizes import PART_BYTES, Bytes, cut, in_batches, table_row_bytes
+
+LIMITS = PieceLimits(bytes=256 << 20)
+
+
+@dataclass(frozen=True)
+class LookupSpec:
+    """What `lookup` was asked for: `inner` leaves out rows of whose key nothing is known."""
+
+    left: InputColumns
+    right: InputColumns
+    inner: bool
+    ttl: TimeToLive | None = None
+
+    @property
+    def key(self) -> pa.Schema:
+        """The key as it is stored."""
+        return pa.schema([self.left.columns.field(name) for name in self.left.keys])
+
+    @property
+    def output(self) -> pa.Schema:
+        """The columns of the left input, then those of the right one without its key."""
+        return pa.schema([*self.left.columns, *self.right.kept])
+
+    def layout(self) -> StateLayout:
+        """What is kept: a row a key."""
+        kept = self.right.kept
+        lifetimes = () if self.ttl is None else (self.ttl.lifetime(*kept.names),)
+        return StateLayout(self.key, with_stamps(kept, lifetimes), lifetimes=lifetimes)
+
+
+def run_lookup(spec: LookupSpec, left: pa.Table, right: pa.Table, state: OpenState) -> list[pa.RecordBatch]:
+    """Take the rows of a batch in: columns in, columns out."""
+    left, without_key = parted_by_key(widened(left).combine_chunks(), spec.left.keys)
+    right = parted_by_key(widened(right).combine_chunks(), spec.right.keys)[0]
+    results = list(_unknown(spec, without_key))
+    if not left.num_rows + right.num_rows:
+        return results
+    grouped = grouped_inputs(spec.key, (left, spec.left.keys), (right, spec.right.keys))
+    sizes = np.concatenate([table_row_bytes(left), table_row_bytes(right)])
+    for piece in pieces_with_state(grouped, state, LIMITS, sizes[grouped.table.column(ROW).to_numpy()]):
+        results += _looked_up(spec, piece, left, right, state, sizes=sizes)
+    return results
+
+
+def _looked_up(
+    spec: LookupSpec, piece: Piece, left: pa.Table, right: pa.Table, state: OpenState, *, sizes: Bytes
+) -> Iterator[pa.RecordBatch]:
+    grouped, kept = piece.grouped, spec.right.kept
+    at = grouped.table.column(ROW).to_numpy()
+    last = at[grouped.starts[1:] - 1]
+    told = np.flatnonzero(last >= left.num_rows)
+    new = rows_at(right, last[told] - left.num_rows, kept)
+    _write(spec, grouped.keys.take(told), new, state)
+    key_index = np.repeat(np.arange(len(grouped.keys)), np.diff(grouped.starts))
+    is_left = at < left.num_rows
+    asking, of_key = at[is_left], key_index[is_left]
+    where = np.where(piece.found, np.arange(len(grouped.keys)), -1)
+    where[told] = len(grouped.keys) + np.arange(len(told))
+    answers = pa.Table.from_batches([piece.stored.select(kept.names), new])
+    found = where[of_key]
+    if spec.inner:
+        asking, found = asking[found >= 0], found[found >= 0]
+    of_answers = np.append(table_row_bytes(answers), 0)  # nothing is the last one
+    for start, stop in cut(sizes[asking] + of_answers[found], PART_BYTES):
+        own = rows_at(left, asking[start:stop], spec.left.columns)
+        answer = found[start:stop]
+        beside = answers.take(pa.array(answer, mask=answer < 0)).combine_chunks()
+        yield from pa.table([*own.columns, *beside.columns], schema=spec.output).to_batches()
+
+
+def _write(spec: LookupSpec, keys: KeyBatch, new: pa.RecordBatch, state: OpenState) -> None:
+    layout = spec.layout()
+    touches = TouchTimes(state.now_us)
+    stamps = [touches.column(lifetime, np.arange(new.num_rows)) for lifetime in layout.lifetimes]
+    state.write(keys, pa.RecordBatch.from_arrays([*new.columns, *stamps], schema=layout.value))
+
+
+def _unknown(spec: LookupSpec, rows: pa.Table) -> Iterator[pa.RecordBatch]:
+    """Rows without a key: null equals nothing."""
+    if spec.inner or not rows.num_rows:
+        return
+    for part in in_batches(rows.select(spec.left.columns.names).combine_chunks()):
+        own = as_batch(part, spec.left.columns)
+        nothing = [pa.nulls(own.num_rows, field.type) for field in spec.right.kept]
+        yield pa.RecordBatch.from_arrays([*own.columns, *nothing], schema=spec.output)

@@ -1,0 +1,311 @@
+"""Aggregates over session windows: columns in, columns out, no Python per key. Executors.
+
+    rows of a batch --(Spark, JVM)--> partials by key and stretch of a gap's length --join with the sessions of the key--> sessions
+
+Rows within less than a gap are always in one session, so Spark reduces them first. Sessions lie in a table by key, in the order of their
+starts. A second table, by time, says when sessions end: what the watermark passes is a stretch of it. A session that goes on gets a new row
+there; the old one says of it what is no longer true, is passed over when its time comes, and is gone then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from penstock.operators.aggregates import AggregateSpec, finish, output_schema, state_schema
+from penstock.operators.clock import OperatorClock
+from penstock.operators.grouping import Grouped, equal_rows, group_rows
+from penstock.operators.partial_groups import merged_groups
+from penstock.operators.pieces import PieceLimits, pieces
+from penstock.operators.sessions import Numbers, joined_stretches
+from penstock.operators.stored_rows import stored_rows
+from penstock.operators.window_kinds import WINDOW_END, WINDOW_START, SessionWindows
+from penstock.operators.window_tables import KEYS_AT_ONCE, LAST, PORTION_BYTES, among, in_key_order, one_batch
+from penstock.state.backends.base import OpenState, StateLayout, TableLayout, with_stamps
+from penstock.state.backends.equality import Flags
+from penstock.state.keys import SORT_KEY, KeyBatch
+from penstock.state.lifetimes import FAR_AWAY_US, Lifetime, Measure
+from penstock.state.sizes import in_batches
+
+FIRST_ROW, LAST_ROW = "__penstock_first_row", "__penstock_last_row"
+"""In what Spark gives: the times of the first and last row."""
+START = "__penstock_start"
+ENDS = "ends of sessions"
+_POSITION = "__penstock_position"
+LIMITS = PieceLimits(bytes=256 << 20)
+
+
+@dataclass(frozen=True)
+class SessionSpec:
+    """What `window(session(...)).aggregate(...)` was asked for."""
+
+    key: pa.Schema
+    windows: SessionWindows
+    lateness_us: int
+    specs: tuple[AggregateSpec, ...]
+    time: pa.DataType
+    """That of `window_start` and `window_end`."""
+
+    @property
+    def output(self) -> pa.Schema:
+        """The columns of the results."""
+        times = [pa.field(WINDOW_START, self.time), pa.field(WINDOW_END, self.time)]
+        return pa.schema([*self.key, *times, *output_schema(self.specs)])
+
+    @property
+    def sessions(self) -> TableLayout:
+        """The sessions of each key. Their last moment is their stamp."""
+        partials = state_schema(self.specs)
+        lifetime = Lifetime(tuple(partials.names), LAST, self.lateness_us, Measure.WATERMARK)
+        identity = pa.schema([*self.key, pa.field(START, pa.int64())])
+        return TableLayout(
+            str(self.windows), identity, with_stamps(partials, (lifetime,)), lifetimes=(lifetime,)
+        )
+
+    @property
+    def ends(self) -> TableLayout:
+        """When sessions end, and where they begin."""
+        lifetime = Lifetime((START,), f"{LAST}_of_all", 0, Measure.WATERMARK)
+        identity = pa.schema([*self.key, pa.field(LAST, pa.int64())])
+        value = with_stamps(pa.schema([(START, pa.int64())]), (lifetime,))
+        return TableLayout(ENDS, identity, value, by_time=True, lifetimes=(lifetime,))
+
+    def layout(self) -> StateLayout:
+        """What is kept."""
+        return StateLayout(self.key, pa.schema([]), (self.sessions, self.ends))
+
+    def results(self, sessions: Sessions) -> pa.Table:
+        """The results of sessions."""
+        times = [pa.array(numbers).cast(self.time) for numbers in (sessions.starts, sessions.lasts + 1)]
+        columns = [*sessions.keys.columns, *times, *finish(self.specs, sessions.partials).columns]
+        return pa.Table.from_arrays(columns, schema=self.output)
+
+
+@dataclass(frozen=True)
+class Sessions:
+    """Sessions of any keys."""
+
+    sort_keys: Numbers
+    keys: pa.RecordBatch
+    starts: Numbers
+    lasts: Numbers
+    partials: pa.RecordBatch
+
+    def take(self, at: Numbers) -> Sessions:
+        """Some of them."""
+        keys, partials = (some.take(pa.array(at)) for some in (self.keys, self.partials))
+        return Sessions(self.sort_keys[at], keys, self.starts[at], self.lasts[at], partials)
+
+    def by_key(self) -> tuple[KeyBatch, Numbers]:
+        """Their keys, each once, and for each session the position of its key."""
+        order, bounds = equal_rows([self.sort_keys], self.keys.columns)
+        first = order[bounds[:-1]]
+        of = np.empty(len(order), dtype=np.int64)
+        of[order] = np.repeat(np.arange(len(first)), np.diff(bounds))
+        return KeyBatch(self.sort_keys[first], self.keys.take(pa.array(first))), of
+
+
+@dataclass(frozen=True)
+class _Sessions:
+    """Sessions of keys of a piece, in the order of key and start."""
+
+    key_index: Numbers
+    starts: Numbers
+    lasts: Numbers
+    partials: pa.RecordBatch
+
+    def take(self, at: Numbers) -> _Sessions:
+        return _Sessions(
+            self.key_index[at], self.starts[at], self.lasts[at], self.partials.take(pa.array(at))
+        )
+
+
+@dataclass(frozen=True)
+class Growth:
+    """Sessions of some keys that have got rows, those that were there before, and for each of these the position of what it became."""
+
+    now: Sessions
+    was: Sessions
+    into: Numbers
+
+
+class SessionRun:
+    """One subtask in one batch. Rows first (`take_in`), then time (`close`). `grown` is told which sessions have got rows."""
+
+    def __init__(
+        self,
+        spec: SessionSpec,
+        state: OpenState,
+        clock: OperatorClock,
+        grown: Callable[[Growth], None] | None = None,
+    ) -> None:
+        self._spec, self._clock, self._grown = spec, clock, grown
+        self._sessions, self._ends = (state.table(table.name) for table in (spec.sessions, spec.ends))
+        self._waits_for = FAR_AWAY_US
+        self._touched: list[KeyBatch] = []
+        self.closed: list[Sessions] = []
+        """Those that the watermark passes, or had passed before late rows came."""
+
+    def take_in(self, rows: pa.Table) -> Flags:
+        """Take in the partial aggregates of the batch: sort key, key columns, `FIRST_ROW`, `LAST_ROW`, partials.
+
+        Returns which of them come too late.
+        """
+        late = np.zeros(rows.num_rows, dtype=np.bool_)
+        if rows.num_rows:
+            numbered = rows.append_column(_POSITION, pa.array(np.arange(rows.num_rows)))
+            for piece in pieces(group_rows(numbered, self._spec.key.names), LIMITS):
+                positions = piece.table.column(_POSITION).to_numpy()
+                late[positions[self._take_in(piece)]] = True
+        return late
+
+    def close(self) -> None:
+        """Find what the watermark passes."""
+        for due in self._ends.until(self._clock.watermark_us, after=self._clock.before_us):
+            self._close_untouched(due)
+
+    @property
+    def results(self) -> list[pa.RecordBatch]:
+        """The aggregates of what has closed."""
+        return [batch for sessions in self.closed for batch in in_batches(self._spec.results(sessions))]
+
+    @property
+    def waits_for(self) -> int | None:
+        """The last moment of the first session that is still open, after `run`; None if there is none. It may be one that goes on."""
+        stored = next(self._ends.until(FAR_AWAY_US, after=self._clock.watermark_us), None)
+        first = FAR_AWAY_US if stored is None else int(stored.column(LAST)[0].as_py())
+        found = min(first, self._waits_for)
+        return None if found >= FAR_AWAY_US else found
+
+    # ── rows ───────────────────────────────────────────────────────────────────────────────────
+
+    def _take_in(self, piece: Grouped) -> Flags:
+        """Join the rows of some keys with their sessions; returns which rows come too late."""
+        new, old = self._given(piece), self._stored(piece.keys)
+        key_index = np.concatenate([new.key_index, old.key_index])
+        lasts = np.concatenate([new.lasts, old.lasts])
+        order, starts = joined_stretches(key_index, np.concatenate([new.starts, old.starts]), lasts)
+        is_new = order < len(new.starts)
+        changed = np.add.reduceat(is_new.astype(np.int64), starts[:-1]) > 0
+        session_of = np.repeat(np.arange(len(starts) - 1), np.diff(starts))
+        last = np.maximum.reduceat(lasts[order], starts[:-1])
+        is_late = last <= self._clock.before_us - self._spec.lateness_us
+        self._update(piece.keys, new, old, _Joined(order, session_of, last, changed & ~is_late))
+        late = np.zeros(len(new.starts), dtype=np.bool_)
+        late[order[is_new]] = is_late[session_of[is_new]]
+        return late
+
+    def _given(self, piece: Grouped) -> _Sessions:
+        key_index = np.repeat(np.arange(len(piece.keys)), np.diff(piece.starts))
+        first, last = (piece.table.column(name).to_numpy() for name in (FIRST_ROW, LAST_ROW))
+        schema = state_schema(self._spec.specs)
+        partials = one_batch(piece.table.select(schema.names).cast(schema))
+        return _Sessions(key_index, first, last + (self._spec.windows.gap_us - 1), partials)
+
+    def _stored(self, keys: KeyBatch) -> _Sessions:
+        every = np.arange(len(keys))
+        found = list(
+            stored_rows(self._sessions, keys, every, keys_at_once=KEYS_AT_ONCE, max_bytes=PORTION_BYTES)
+        )
+        rows = pa.Table.from_batches([rows for _, rows in found])
+        partials = one_batch(rows.select(state_schema(self._spec.specs).names))
+        key_index = np.concatenate([numbers for numbers, _ in found])
+        return _Sessions(key_index, rows.column(START).to_numpy(), rows.column(LAST).to_numpy(), partials)
+
+    def _update(self, keys: KeyBatch, new: _Sessions, old: _Sessions, joined: _Joined) -> None:
+        """Write the sessions that have changed, and give those that are over."""
+        kept = joined.changed[joined.session_of]
+        order, session_of = joined.order[kept], joined.session_of[kept]
+        if not len(order):
+            return
+        both = _both(new, old).take(order)
+        starts = np.flatnonzero(np.concatenate(([True], session_of[1:] != session_of[:-1])))
+        bounds = np.append(starts, len(order))
+        partials = merged_groups(self._spec.specs, both.partials, bounds)
+        lasts = joined.last[session_of[starts]]
+        now = _Sessions(both.key_index[starts], both.starts[starts], lasts, partials)
+        at = np.flatnonzero(order >= len(new.starts))
+        was = both.take(at)
+        if self._grown is not None:
+            into = np.searchsorted(starts, at, side="right") - 1
+            self._grown(Growth(_public(keys, now), _public(keys, was), into))
+        self._touched += [self._named(keys, was), self._named(keys, now)]
+        self._close(keys, now, lasts <= self._clock.watermark_us)
+        self._write(keys, now, was)
+
+    def _write(self, keys: KeyBatch, now: _Sessions, was: _Sessions) -> None:
+        """What has expired before the next batch need not be written, and not be forgotten either."""
+        over = self._clock.watermark_us - self._spec.lateness_us
+        now, was = (some.take(np.flatnonzero(some.lasts > over)) for some in (now, was))
+        gone = was.take(np.flatnonzero(~among(self._named(keys, was), [self._named(keys, now)])))
+        written = _both(now, gone)
+        values = [*written.partials.columns, pa.array(written.lasts)]
+        self._sessions.write(
+            self._named(keys, written),
+            pa.RecordBatch.from_arrays(values, schema=self._spec.sessions.value),
+            np.arange(len(written.starts)) >= len(now.starts),
+        )
+        open_ = now.take(np.flatnonzero(now.lasts > self._clock.watermark_us))
+        columns = [*keys.columns.take(pa.array(open_.key_index)).columns, pa.array(open_.lasts)]
+        ends = pa.RecordBatch.from_arrays(columns, schema=self._spec.ends.identity)
+        stamps = [pa.array(open_.starts), pa.array(open_.lasts)]
+        self._ends.write(
+            KeyBatch(keys.sort_keys[open_.key_index], ends, open_.lasts),
+            pa.RecordBatch.from_arrays(stamps, schema=self._spec.ends.value),
+        )
+        self._waits_for = min(self._waits_for, int(open_.lasts.min(initial=FAR_AWAY_US)))
+
+    def _named(self, keys: KeyBatch, sessions: _Sessions) -> KeyBatch:
+        columns = [*keys.columns.take(pa.array(sessions.key_index)).columns, pa.array(sessions.starts)]
+        identity = pa.RecordBatch.from_arrays(columns, schema=self._spec.sessions.identity)
+        return KeyBatch(keys.sort_keys[sessions.key_index], identity, sessions.starts)
+
+    # ── results ────────────────────────────────────────────────────────────────────────────────
+
+    def _close_untouched(self, due: pa.RecordBatch) -> None:
+        """Close the sessions that have these ends and no rows in this batch. Some of the ends are of sessions that went on."""
+        names = [*self._spec.key.names, START]
+        columns = pa.RecordBatch.from_arrays(
+            [due.column(name) for name in names], schema=self._spec.sessions.identity
+        )
+        asked = KeyBatch(due.column(SORT_KEY).to_numpy(), columns, due.column(START).to_numpy())
+        order = in_key_order(asked)
+        asked, ends = asked.take(order), due.column(LAST).to_numpy()[order]
+        stored, found = self._sessions.read(asked)
+        lasts = stored.column(LAST).fill_null(0).to_numpy()
+        keys = KeyBatch(asked.sort_keys, asked.columns.select(self._spec.key.names))
+        starts = asked.columns.column(START).to_numpy()
+        sessions = _Sessions(np.arange(len(lasts)), starts, lasts, stored)
+        self._close(keys, sessions, found & (lasts == ends) & ~among(asked, self._touched))
+
+    def _close(self, keys: KeyBatch, sessions: _Sessions, wanted: Flags) -> None:
+        if wanted.any():
+            self.closed.append(_public(keys, sessions.take(np.flatnonzero(wanted))))
+
+
+@dataclass(frozen=True)
+class _Joined:
+    """Rows and sessions in their order, the session that each becomes a part of, and of that the last moment and whether it counts."""
+
+    order: Numbers
+    session_of: Numbers
+    last: Numbers
+    changed: Flags
+
+
+def _public(keys: KeyBatch, sessions: _Sessions) -> Sessions:
+    own = keys.take(sessions.key_index)
+    return Sessions(own.sort_keys, own.columns, sessions.starts, sessions.lasts, sessions.partials)
+
+
+def _both(one: _Sessions, other: _Sessions) -> _Sessions:
+    partials = pa.Table.from_batches([one.partials, other.partials])
+    return _Sessions(
+        np.concatenate([one.key_index, other.key_index]),
+        np.concatenate([one.starts, other.starts]),
+        np.concatenate([one.lasts, other.lasts]),
+        one_batch(partials),
+    )

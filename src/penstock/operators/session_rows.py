@@ -1,0 +1,279 @@
+"""Own code over session windows: rows are kept until their session is over, and no late row can come any more. Executors.
+
+The sessions themselves are kept as for aggregates. Rows lie in a table by key, in the order of their times, so that a session that grows or
+is joined with another moves none of them: its rows are those of its stretch of time.
+
+How long a row is kept is known only when its session is over. So its stamp looks ahead (`kept_until`): it reaches at least to the end of
+the session, and is written anew when the session has become twice as long. A row is written a few times, however long its session
+becomes, and is gone at the latest when as much time has passed again. Meanwhile it is a row of no session, and must not become one of
+another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from penstock.operators.aggregates import AggregateSpec, Kind, Partial
+from penstock.operators.clock import OperatorClock
+from penstock.operators.keyed_process import Context
+from penstock.operators.row_order import Order, order_keys
+from penstock.operators.row_times import RowTimes
+from penstock.operators.session_aggregate import (
+    FIRST_ROW,
+    LAST_ROW,
+    Growth,
+    SessionRun,
+    Sessions,
+    SessionSpec,
+)
+from penstock.operators.stored_rows import stored_rows
+from penstock.operators.time_column import TimeColumn
+from penstock.operators.time_ranges import Ranges, Timed, in_range
+from penstock.operators.window_calls import WindowCode, WindowRows
+from penstock.operators.window_kinds import Numbers, SessionWindows
+from penstock.operators.window_rows import RowsRun
+from penstock.operators.window_tables import (
+    KEYS_AT_ONCE,
+    LAST,
+    PLACE,
+    PORTION_BYTES,
+    among,
+    one_batch,
+    places,
+)
+from penstock.state.backends.base import OpenState, StateLayout, TableLayout, with_stamps
+from penstock.state.backends.lookup import lookup
+from penstock.state.backends.sorted_rows import SortedBatch
+from penstock.state.keys import SORT_KEY, KeyBatch
+from penstock.state.lifetimes import Lifetime, Measure
+
+TIME = "__penstock_time"
+_ROWS = AggregateSpec("rows", Kind.COUNT, (Partial("__penstock_rows", Kind.COUNT, pa.int64()),), pa.int64())
+
+
+@dataclass(frozen=True)
+class SessionRowsSpec:
+    """What `window(session(...)).process(...)` was asked for."""
+
+    key: pa.Schema
+    windows: SessionWindows
+    lateness_us: int
+    columns: pa.Schema
+    """Those of the stream."""
+    time: TimeColumn
+    order_by: tuple[Order, ...]
+    code: WindowCode
+
+    @property
+    def sessions(self) -> SessionSpec:
+        """The sessions, of which only the number of rows is kept."""
+        return SessionSpec(self.key, self.windows, self.lateness_us, (_ROWS,), pa.timestamp("us"))
+
+    @property
+    def kept(self) -> pa.Schema:
+        """The columns of a row beside its key."""
+        return pa.schema([field for field in self.columns if field.name not in self.key.names])
+
+    @property
+    def table(self) -> TableLayout:
+        """The rows."""
+        identity = pa.schema([*self.key, (TIME, pa.int64()), (PLACE, pa.int64())])
+        lifetime = Lifetime(tuple(self.kept.names), f"{LAST}_of_rows", self.lateness_us, Measure.WATERMARK)
+        value = with_stamps(self.kept, (lifetime,))
+        return TableLayout("rows of sessions", identity, value, lifetimes=(lifetime,))
+
+    def layout(self) -> StateLayout:
+        """What is kept."""
+        sessions = self.sessions
+        return StateLayout(self.key, pa.schema([]), (sessions.sessions, sessions.ends, self.table))
+
+
+def run_session_rows(
+    spec: SessionRowsSpec, rows: pa.Table, state: OpenState, clock: OperatorClock, context: Context
+) -> RowsRun:
+    """Take in the rows of a batch (those of the stream, and the sort key), and call the user's code for the sessions that are over."""
+    times = RowTimes.of(rows, spec.time, clock, operator=context.operator)
+    at = np.flatnonzero(times.sensible)
+    timed = _with_times(spec, rows.take(pa.array(at)), times.numbers[at], places(state.generation, at))
+    growths: list[Growth] = []
+    run = SessionRun(spec.sessions, state, clock, growths.append)
+    is_late = run.take_in(_as_stretches(spec, timed))
+    run.close()
+    table = _Rows(spec, state, timed.filter(pa.array(~is_late)))
+    for growth in growths:
+        table.leave_out(growth, clock.before_us)
+    results = [batch for sessions in run.closed for batch in table.results(sessions, context)]
+    for growth in growths:
+        table.write(growth, over_us=clock.watermark_us - spec.lateness_us)
+    table.forget()
+    late = np.ones(rows.num_rows, dtype=np.bool_)
+    late[at[~is_late]] = False
+    return RowsRun(results, rows.filter(pa.array(late)), run.waits_for)
+
+
+def kept_until(starts: Numbers, lasts: Numbers, gap_us: int) -> Numbers:
+    """Until when the rows of a session are kept: until it would be a gap long, or two, four, eight; the first of these that it fits in."""
+    lengths, kept = lasts - starts + 1, np.full(len(starts), gap_us, dtype=np.int64)
+    while (short := kept < lengths).any():
+        kept[short] *= 2
+    return starts + kept - 1
+
+
+def _with_times(spec: SessionRowsSpec, rows: pa.Table, times: Numbers, place: Numbers) -> pa.Table:
+    columns = rows.select(spec.columns.names).cast(spec.columns)
+    columns = columns.append_column(SORT_KEY, rows.column(SORT_KEY))
+    return columns.append_column(TIME, pa.array(times)).append_column(PLACE, pa.array(place))
+
+
+def _as_stretches(spec: SessionRowsSpec, rows: pa.Table) -> pa.Table:
+    """Each row as if it were alone."""
+    given = rows.select([SORT_KEY, *spec.key.names])
+    for name in (FIRST_ROW, LAST_ROW):
+        given = given.append_column(name, rows.column(TIME))
+    return given.append_column(_ROWS.partials[0].name, pa.array(np.ones(len(rows), dtype=np.int64)))
+
+
+class _Rows:
+    """The rows of keys: those that are stored, and those of this batch that are not too late."""
+
+    def __init__(self, spec: SessionRowsSpec, state: OpenState, new: pa.Table) -> None:
+        self._spec, self._new = spec, new
+        self._table = state.table(spec.table.name)
+        self._schema = pa.schema([*spec.columns, (TIME, pa.int64()), (PLACE, pa.int64())])
+        self._left_out: list[KeyBatch] = []
+
+    def leave_out(self, growth: Growth, before_us: int) -> None:
+        """Forget stored rows of sessions that are over where another session has come to lie over them.
+
+        That takes a row which would be the last of a session that the watermark has passed already, as the rows of that one are.
+        """
+        asked, found = self._new_rows(growth.now)
+        old = self._new.column(TIME).to_numpy()[found] + (self._spec.windows.gap_us - 1) <= before_us
+        if not old.any():
+            return
+        sessions = growth.now.take(np.unique(asked[old]))
+        keys, of = sessions.by_key()
+        rows, index = self._of_keys(keys, with_new=False)
+        at = np.unique(_pairs(self._ranges(rows, index, sessions, of))[1])
+        covered = self._named(keys, index[at], rows.take(pa.array(at)))
+        own = [self._stored_rows(growth.was)[0]] if len(growth.was.starts) else []
+        left_over = np.flatnonzero(~among(covered, own))
+        if len(left_over):
+            self._left_out.append(covered.take(left_over))
+
+    def results(self, sessions: Sessions, context: Context) -> Iterator[pa.RecordBatch]:
+        """Call the user's code for sessions of any keys."""
+        keys, of = sessions.by_key()
+        rows, index = self._of_keys(keys)
+        ranges = self._ranges(rows, index, sessions, of)
+        if not ranges.counts.all():
+            # At least once, a checkpoint may have state of a later batch than its watermark: the session had closed by then, and its rows
+            # may have been dropped since.
+            some = np.flatnonzero(ranges.counts)
+            if len(some):
+                yield from self.results(sessions.take(some), context)
+            return
+        asked, found = _pairs(ranges)
+        within = [*order_keys(rows, self._spec.order_by), rows.column(PLACE).to_numpy()]
+        order = np.lexsort((*(one[found] for one in within[::-1]), asked))
+        bounds = np.concatenate(([0], np.cumsum(ranges.counts)))
+        given = rows.select(self._spec.columns.names).take(pa.array(found[order]))
+        windows = WindowRows(sessions.keys, bounds, given, sessions.starts, sessions.lasts + 1)
+        yield from self._spec.code.results(windows, context)
+
+    def _ranges(self, rows: pa.Table, index: Numbers, sessions: Sessions, of: Numbers) -> Ranges:
+        times = rows.column(TIME).to_numpy()
+        last_rows = sessions.lasts - (self._spec.windows.gap_us - 1)
+        return in_range(Timed(index, times), of, sessions.starts, last_rows)
+
+    def _of_keys(self, keys: KeyBatch, *, with_new: bool = True) -> tuple[pa.Table, Numbers]:
+        """The rows of some keys in the order of key and time, and the position of the key of each."""
+        every = np.arange(len(keys))
+        found = list(
+            stored_rows(self._table, keys, every, keys_at_once=KEYS_AT_ONCE, max_bytes=PORTION_BYTES)
+        )
+        tables = [pa.Table.from_batches([rows]).select(self._schema.names) for _, rows in found]
+        index = [numbers for numbers, _ in found]
+        if with_new and self._new.num_rows:
+            at, key = positions_of(self._new, keys, self._spec.key.names)
+            tables.append(self._new.take(pa.array(at)).select(self._schema.names))
+            index.append(key)
+        rows, numbers = pa.concat_tables(tables), np.concatenate(index)
+        order = np.lexsort((rows.column(TIME).to_numpy(), numbers))
+        rows, numbers = rows.take(pa.array(order)), numbers[order]
+        if self._left_out:
+            stay = np.flatnonzero(~among(self._named(keys, numbers, rows), self._left_out))
+            rows, numbers = rows.take(pa.array(stay)), numbers[stay]
+        return rows, numbers
+
+    def write(self, growth: Growth, *, over_us: int) -> None:
+        """Keep the rows of this batch, unless no row can come any more for their sessions, and those that must be kept longer than said."""
+        until = kept_until(growth.now.starts, growth.now.lasts, self._spec.windows.gap_us)
+        stays = growth.now.lasts > over_us
+        asked, found = self._new_rows(growth.now)
+        asked, found = asked[stays[asked]], found[stays[asked]]
+        if len(found):
+            rows = self._new.take(pa.array(found))
+            keys = KeyBatch(growth.now.sort_keys, growth.now.keys)
+            self._write(self._named(keys, asked, rows), rows, until[asked])
+        known = kept_until(growth.was.starts, growth.was.lasts, self._spec.windows.gap_us)
+        short = np.flatnonzero((known < until[growth.into]) & stays[growth.into])
+        if len(short):
+            named, rows, of = self._stored_rows(growth.was.take(short))
+            self._write(named, rows, until[growth.into[short]][of])
+
+    def forget(self) -> None:
+        """Forget what was left out."""
+        for gone in self._left_out:
+            nothing = [pa.nulls(len(gone), field.type) for field in self._spec.table.value]
+            values = pa.RecordBatch.from_arrays(nothing, schema=self._spec.table.value)
+            self._table.write(gone, values, np.ones(len(gone), dtype=np.bool_))
+
+    def _write(self, named: KeyBatch, rows: pa.Table, until: Numbers) -> None:
+        kept = [*one_batch(rows.select(self._spec.kept.names)).columns, pa.array(until)]
+        self._table.write(named, pa.RecordBatch.from_arrays(kept, schema=self._spec.table.value))
+
+    def _new_rows(self, sessions: Sessions) -> tuple[Numbers, Numbers]:
+        """For each row of this batch that is in one of these sessions the position of the session, and its own."""
+        keys, of = sessions.by_key()
+        at, key = positions_of(self._new, keys, self._spec.key.names)
+        order = np.lexsort((self._new.column(TIME).to_numpy()[at], key))
+        at, key = at[order], key[order]
+        asked, found = _pairs(self._ranges(self._new.take(pa.array(at)), key, sessions, of))
+        return asked, at[found]
+
+    def _stored_rows(self, sessions: Sessions) -> tuple[KeyBatch, pa.Table, Numbers]:
+        """What identifies the stored rows of some sessions, the rows, and the position of the session of each."""
+        keys, of = sessions.by_key()
+        rows, index = self._of_keys(keys, with_new=False)
+        asked, found = _pairs(self._ranges(rows, index, sessions, of))
+        rows = rows.take(pa.array(found))
+        return self._named(keys, index[found], rows), rows, asked
+
+    def _named(self, keys: KeyBatch, index: Numbers, rows: pa.Table) -> KeyBatch:
+        times, place = (rows.column(name).to_numpy() for name in (TIME, PLACE))
+        columns = [*keys.columns.take(pa.array(index)).columns, pa.array(times), pa.array(place)]
+        identity = pa.RecordBatch.from_arrays(columns, schema=self._spec.table.identity)
+        return KeyBatch(keys.sort_keys[index], identity, times)
+
+
+def _pairs(ranges: Ranges) -> tuple[Numbers, Numbers]:
+    """Who asked and what was found."""
+    asked = np.repeat(np.arange(len(ranges.counts)), ranges.counts)
+    begins = np.cumsum(ranges.counts) - ranges.counts
+    return asked, ranges.start[asked] + np.arange(len(asked)) - begins[asked]
+
+
+def positions_of(rows: pa.Table, keys: KeyBatch, names: Sequence[str]) -> tuple[Numbers, Numbers]:
+    """The rows that have one of these keys: their positions, and those of their keys."""
+    numbers = rows.column(SORT_KEY).to_numpy()
+    order = np.argsort(numbers, kind="stable")
+    asked = KeyBatch(numbers[order], one_batch(rows.select(list(names)).take(pa.array(order))))
+    at = pa.schema([("at", pa.int64())])
+    table = SortedBatch(keys.sort_keys, None, tuple(keys.columns.columns), (pa.array(np.arange(len(keys))),))
+    positions, found = lookup([(table,)], asked, at)
+    return order[found], positions.column(0).filter(pa.array(found)).to_numpy()

@@ -1,0 +1,86 @@
+"""The rows of two inputs in one table, grouped by one key, and apart again for the calls of a key. Executors.
+
+The key columns have the names of the left input. Columns of the right input have a prefix, so that no two names are the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from penstock.operators.rows import CameAs, RowTable
+from penstock.operators.time_column import TimeColumn
+from penstock.state.keys import SORT_KEY
+
+_RIGHT = "__penstock_right:"
+_RIGHT_KEY = "__penstock_right_key:"
+TIME = "__penstock_time:"
+"""The event time of a row, whichever input it is of."""
+
+
+def in_one_table(
+    left: pa.Table,
+    right: pa.Table,
+    keys: Sequence[str],
+    right_keys: Sequence[str],
+    times: tuple[TimeColumn | None, TimeColumn | None] = (None, None),
+) -> pa.Table:
+    """Left rows first, then right ones; each has nulls in the columns of the other."""
+    kinds = [left.schema.field(name).type for name in keys]
+    renamed = [
+        name if name == SORT_KEY else f"{_RIGHT_KEY if name in right_keys else _RIGHT}{name}"
+        for name in right.column_names
+    ]
+    other = right.rename_columns(renamed)
+    for key, right_key, kind in zip(keys, right_keys, kinds, strict=True):
+        other = other.append_column(key, right.column(right_key).cast(kind))
+    if any(times):
+        left, other = (
+            table.append_column(TIME, _times(rows, column))
+            for table, rows, column in ((left, left, times[0]), (other, right, times[1]))
+        )
+    return pa.concat_tables([left, other], promote_options="default")
+
+
+def _times(rows: pa.Table, time: TimeColumn | None) -> pa.ChunkedArray:
+    if time is None:
+        return pa.chunked_array([pa.nulls(rows.num_rows, pa.timestamp("us"))])
+    moments = rows.column(time.column)
+    numbers = moments.cast(pa.timestamp("us", moments.type.tz)).cast(pa.int64())
+    return pc.subtract(numbers, time.earlier_us).cast(pa.timestamp("us"))
+
+
+def row_table(columns: pa.Table) -> RowTable:
+    """The rows of a piece, as calls see them."""
+    two = any(name.startswith((_RIGHT, _RIGHT_KEY)) for name in columns.column_names)
+    return TwoInputTable(columns) if two else RowTable(columns)
+
+
+class TwoInputTable(RowTable):
+    """Rows of two inputs, ordered by key, of each key the left ones first."""
+
+    def __init__(self, columns: pa.Table) -> None:
+        super().__init__(columns)
+        names = [name for name in columns.column_names if name != TIME]
+        of_right = [name for name in names if name.startswith((_RIGHT, _RIGHT_KEY))]
+        own = [name.split(":", 1)[1] for name in of_right]
+        self._right_keys = [name.split(":", 1)[1] for name in of_right if name.startswith(_RIGHT_KEY)]
+        self._left = RowTable(columns.select([name for name in names if name not in of_right]))
+        self._right = RowTable(columns.select(of_right).rename_columns(own))
+        # a key column of the right input is never null
+        is_left = columns.column(f"{_RIGHT_KEY}{self._right_keys[0]}").is_null().to_numpy()
+        self._lefts_before: list[int] = np.concatenate(([0], np.cumsum(is_left))).tolist()
+
+    def of_inputs(self, start: int, stop: int) -> tuple[tuple[RowTable, int, int], tuple[RowTable, int, int]]:
+        """See `RowTable.of_inputs`."""
+        middle = start + self._lefts_before[stop] - self._lefts_before[start]
+        return (self._left, start, middle), (self._right, middle, stop)
+
+    def as_they_came(self, start: int, stop: int) -> Iterator[CameAs]:
+        """See `RowTable.as_they_came`."""
+        (left, _, middle), (right, _, _) = self.of_inputs(start, stop)
+        yield CameAs(left.table(start, middle), None)
+        yield CameAs(right.table(middle, stop), self._right_keys)

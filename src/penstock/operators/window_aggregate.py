@@ -1,0 +1,231 @@
+"""Aggregates over windows that time alone decides: tumbling and sliding. Columns in, columns out, no Python per key. Executors.
+
+    rows of a batch --(Spark, JVM)--> partials by key and pane --> by key and window --merge with state--> windows --those due--> results
+
+Windows lie in a table by time, in the order of their last moments. What the watermark passes in this batch is a stretch of it. It is read
+and given, and is simply gone when the time has passed for which late rows are awaited: nothing is written to forget it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from penstock.operators.aggregates import AggregateSpec, finish, merge, output_schema, state_schema
+from penstock.operators.clock import OperatorClock
+from penstock.operators.early_results import AWAITED, EarlyResults, early_table
+from penstock.operators.grouping import equal_rows
+from penstock.operators.partial_groups import merged_groups
+from penstock.operators.wide_columns import as_batch, widened
+from penstock.operators.window_kinds import WINDOW_END, WINDOW_START, Numbers, TimeWindows
+from penstock.operators.window_tables import LAST, among, one_batch
+from penstock.state.backends.base import OpenState, OpenTable, StateLayout, TableLayout, with_stamps
+from penstock.state.backends.equality import Flags
+from penstock.state.handle import Due
+from penstock.state.keys import SORT_KEY, KeyBatch
+from penstock.state.lifetimes import FAR_AWAY_US, Lifetime, Measure
+from penstock.state.sizes import cut, in_batches, row_bytes
+
+PANE = "__penstock_pane"
+"""In what Spark gives: the first moment of the stretch in which the rows lie; see `late_panes`."""
+STAMP = "__penstock_ends"
+PIECE_BYTES = 256 << 20
+
+
+@dataclass(frozen=True)
+class WindowSpec:
+    """What `window(...).aggregate(...)` was asked for."""
+
+    key: pa.Schema
+    windows: TimeWindows
+    lateness_us: int
+    specs: tuple[AggregateSpec, ...]
+    time: pa.DataType
+    """That of `window_start` and `window_end`."""
+    early_us: int | None = None
+    """So long after a window has changed an early result of it is due; None for none."""
+
+    @property
+    def output(self) -> pa.Schema:
+        """The columns of the results."""
+        times = [pa.field(WINDOW_START, self.time), pa.field(WINDOW_END, self.time)]
+        return pa.schema([*self.key, *times, *output_schema(self.specs)])
+
+    @property
+    def taken(self) -> pa.Schema:
+        """Of what Spark gives the columns that are stored."""
+        return pa.schema([*self.key, *state_schema(self.specs)])
+
+    @property
+    def table(self) -> TableLayout:
+        """The windows. What kind they are is in the name, so that a checkpoint with windows of another kind is refused by name."""
+        awaited = [] if self.early_us is None else [pa.field(AWAITED, pa.int64())]
+        partials = pa.schema([*state_schema(self.specs), *awaited])
+        lifetime = Lifetime(tuple(partials.names), STAMP, self.lateness_us, Measure.WATERMARK)
+        identity = pa.schema([*self.key, pa.field(LAST, pa.int64())])
+        return TableLayout(
+            str(self.windows),
+            identity,
+            with_stamps(partials, (lifetime,)),
+            by_time=True,
+            lifetimes=(lifetime,),
+        )
+
+    def layout(self) -> StateLayout:
+        """What is kept."""
+        table = self.table
+        early = () if self.early_us is None else (early_table(table.identity),)
+        return StateLayout(self.key, pa.schema([]), (table, *early))
+
+    def results(self, keys: Sequence[pa.Array], lasts: Numbers, partials: pa.RecordBatch) -> pa.Table:
+        """The results of windows."""
+        times = [pa.array(number).cast(self.time) for number in (self.windows.starts(lasts), lasts + 1)]
+        columns = [*keys, *times, *finish(self.specs, partials).columns]
+        return pa.Table.from_arrays(columns, schema=self.output)
+
+
+class WindowRun:
+    """One subtask in one batch. Rows first, then time."""
+
+    def __init__(self, spec: WindowSpec, state: OpenState, clock: OperatorClock) -> None:
+        self._spec = spec
+        self._table: OpenTable = state.table(spec.table.name)
+        self._clock = clock
+        self._waits_for = FAR_AWAY_US
+        self._early = (
+            None if spec.early_us is None else EarlyResults(spec.table.identity, spec.early_us, state, clock)
+        )
+
+    def run(self, rows: pa.Table) -> list[pa.RecordBatch]:
+        """Take in the partial aggregates of the batch (sort key, key columns, `PANE`, partials; none that is late), and close what is due.
+
+        Returns the results, in batches: of windows that the watermark passes, and of those it had passed that have late rows.
+        """
+        results: list[pa.RecordBatch] = []
+        touched: list[KeyBatch] = []
+        for windows, partials in self._by_window(rows):
+            stored, found = self._table.read(windows)
+            merged = merge(self._spec.specs, stored, found, partials)
+            given = _lasts(windows) <= self._clock.watermark_us
+            awaited = None
+            if self._early is not None:
+                before = stored.column(AWAITED).fill_null(0).to_numpy()
+                awaited, due = self._early.changed(windows, np.where(found, before, 0), ~given)
+                given |= due
+            results += self._results(windows, merged, given)
+            self._write(windows, merged, awaited)
+            touched.append(windows)
+        for rows_due in self._table.until(self._clock.watermark_us, after=self._clock.before_us):
+            results += self._untouched(rows_due, touched)
+        if self._early is not None:
+            for asked, when in self._early.due():
+                results += self._untouched_early(asked, when, touched)
+        return results
+
+    @property
+    def due(self) -> Due:
+        """The last moment of the first window that is still open, after `run`, and when the next early result is to be given."""
+        stored = next(self._table.until(FAR_AWAY_US, after=self._clock.watermark_us), None)
+        first = FAR_AWAY_US if stored is None else int(stored.column(LAST)[0].as_py())
+        found = min(first, self._waits_for)
+        early = None if self._early is None else self._early.waits_for
+        return Due(None if found >= FAR_AWAY_US else found, early)
+
+    # ── rows ───────────────────────────────────────────────────────────────────────────────────
+
+    def _by_window(self, rows: pa.Table) -> Iterator[tuple[KeyBatch, pa.RecordBatch]]:
+        """The windows of the rows in the order of the table, each once, with the partial aggregates of the batch."""
+        if not rows.num_rows:
+            return
+        at, lasts = self._spec.windows.windows_of(rows.column(PANE).to_numpy())
+        open_ = lasts > self._clock.before_us - self._spec.lateness_us
+        at, lasts = at[open_], lasts[open_]
+        sort_keys = rows.column(SORT_KEY).to_numpy()[at]
+        table = widened(
+            rows.select([*self._spec.key.names, *state_schema(self._spec.specs).names])
+        ).combine_chunks()
+        keys = [table.column(name).chunk(0).take(pa.array(at)) for name in self._spec.key.names]
+        order, starts = equal_rows([lasts, sort_keys], keys)
+        at, lasts, sort_keys = at[order], lasts[order], sort_keys[order]
+        for first, behind in _cut(table, at, starts):
+            rows_of = slice(int(starts[first]), int(starts[behind]))
+            piece = as_batch(one_batch(table.take(pa.array(at[rows_of]))), self._spec.taken)
+            groups = starts[first : behind + 1] - starts[first]
+            yield self._grouped(piece, sort_keys[rows_of], lasts[rows_of], groups)
+
+    def _grouped(
+        self, piece: pa.RecordBatch, sort_keys: Numbers, lasts: Numbers, starts: Numbers
+    ) -> tuple[KeyBatch, pa.RecordBatch]:
+        first = starts[:-1]
+        partials = piece.select(state_schema(self._spec.specs).names)
+        keys = [piece.column(name).take(pa.array(first)) for name in self._spec.key.names]
+        identity = pa.RecordBatch.from_arrays(
+            [*keys, pa.array(lasts[first])], schema=self._spec.table.identity
+        )
+        windows = KeyBatch(sort_keys[first], identity, lasts[first])
+        return windows, merged_groups(self._spec.specs, partials, starts)
+
+    def _write(self, windows: KeyBatch, merged: pa.RecordBatch, awaited: Numbers | None) -> None:
+        """Those that can still have rows, or are still open, behind this batch."""
+        lasts = _lasts(windows)
+        kept = np.flatnonzero(lasts > self._clock.watermark_us - self._spec.lateness_us)
+        if not len(kept):
+            return
+        at = pa.array(kept)
+        early = [] if awaited is None else [pa.array(awaited[kept])]
+        values = [*merged.take(at).columns, *early, pa.array(lasts[kept])]
+        self._table.write(
+            windows.take(kept), pa.RecordBatch.from_arrays(values, schema=self._spec.table.value)
+        )
+        waiting = lasts[lasts > self._clock.watermark_us]
+        self._waits_for = min(self._waits_for, int(waiting.min(initial=FAR_AWAY_US)))
+
+    # ── results ────────────────────────────────────────────────────────────────────────────────
+
+    def _untouched(self, due: pa.RecordBatch, touched: Sequence[KeyBatch]) -> Iterator[pa.RecordBatch]:
+        """Windows that are due and have no rows in this batch."""
+        windows = KeyBatch(
+            due.column(SORT_KEY).to_numpy(),
+            due.select(self._spec.table.identity.names),
+            due.column(LAST).to_numpy(),
+        )
+        return self._results(windows, due, ~among(windows, touched, by_time=True))
+
+    def _untouched_early(
+        self, asked: KeyBatch, when: Numbers, touched: Sequence[KeyBatch]
+    ) -> Iterator[pa.RecordBatch]:
+        """Windows that are open, have no rows in this batch, and are to give an early result of the batches before."""
+        lasts = _lasts(asked)
+        order = np.lexsort((asked.sort_keys, lasts))
+        windows = KeyBatch(asked.sort_keys[order], asked.columns.take(pa.array(order)), lasts[order])
+        stored, found = self._table.read(windows)
+        awaited = stored.column(AWAITED).fill_null(0).to_numpy()
+        wanted = found & (awaited == when[order]) & (lasts[order] > self._clock.watermark_us)
+        return self._results(windows, stored, wanted & ~among(windows, touched, by_time=True))
+
+    def _results(
+        self, windows: KeyBatch, partials: pa.RecordBatch, wanted: Flags
+    ) -> Iterator[pa.RecordBatch]:
+        at = np.flatnonzero(wanted)
+        if len(at):
+            some = windows.take(at)
+            keys = some.columns.columns[: len(self._spec.key)]
+            yield from in_batches(self._spec.results(keys, _lasts(some), partials.take(pa.array(at))))
+
+
+def _lasts(windows: KeyBatch) -> Numbers:
+    numbers: Numbers = windows.columns.column(LAST).to_numpy()
+    return numbers
+
+
+def _cut(table: pa.Table, at: Numbers, starts: Numbers) -> Iterator[tuple[int, int]]:
+    """Groups of rows, cut so that the rows of a part fit into arrays: mostly all of them."""
+    each = table.nbytes / max(1, table.num_rows)
+    if each * len(at) <= PIECE_BYTES:
+        yield 0, len(starts) - 1
+        return
+    sizes = row_bytes([column.chunk(0) for column in table.columns])[at]
+    yield from cut(np.add.reduceat(sizes, starts[:-1]), PIECE_BYTES)

@@ -1,0 +1,126 @@
+"""Call the user's code for windows with all their rows. Executors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from penstock.errors import BadRecordError
+from penstock.operators.given_rows import as_given
+from penstock.operators.grouping import Grouped
+from penstock.operators.keyed_process import Context
+from penstock.operators.pieces import PieceLimits, pieces
+from penstock.operators.python_values import python_values
+from penstock.operators.rows import Rows, RowTable
+from penstock.operators.run_process import (
+    OUTPUT_ROWS,
+    not_iterable,
+    python_keys,
+    rare_collections,
+    to_table,
+    yielded,
+)
+from penstock.operators.window_kinds import Numbers
+from penstock.operators.window_process import TimeWindow, WindowProcess
+from penstock.state.keys import KeyBatch
+from penstock.state.sizes import in_batches
+
+LIMITS = PieceLimits(rows=1 << 18, bytes=256 << 20)
+"""Rows that are Python objects at the same time."""
+
+
+@dataclass(frozen=True)
+class WindowRows:
+    """Windows with their rows: window i has the rows `bounds[i]` up to `bounds[i + 1]`, and the key in row i of `keys`."""
+
+    keys: pa.RecordBatch
+    bounds: Numbers
+    rows: pa.Table
+    starts: Numbers | None = None
+    """The first moments of the windows; None where time has nothing to do with them."""
+    ends: Numbers | None = None
+    """Behind their last moments."""
+
+
+@dataclass(frozen=True)
+class WindowCode:
+    """The user's code, and what it is called with and gives."""
+
+    operator: WindowProcess
+    output: pa.Schema
+    time: pa.DataType | None
+    """Of the moments of a window."""
+
+    def results(self, windows: WindowRows, context: Context) -> Iterator[pa.RecordBatch]:
+        """Call it for each window; raises `BadRecordError` with the key whose results do not fit the schema."""
+        times = [] if windows.starts is None or windows.ends is None else [windows.starts, windows.ends]
+        columns = [*windows.keys.columns, *(pa.array(one).cast(self.time) for one in times)]
+        named = pa.RecordBatch.from_arrays(columns, names=[str(at) for at in range(len(columns))])
+        numbers = np.zeros(len(named), dtype=np.int64)
+        with rare_collections():
+            for piece in pieces(Grouped(KeyBatch(numbers, named), windows.bounds, windows.rows), LIMITS):
+                yield from self._piece(piece, windows.keys.num_columns, context)
+
+    def _piece(self, piece: Grouped, keys: int, context: Context) -> Iterator[pa.RecordBatch]:
+        columns = piece.keys.columns.columns
+        names = python_keys(pa.RecordBatch.from_arrays(columns[:keys], names=[str(at) for at in range(keys)]))
+        windows: list[TimeWindow | None] = [None] * len(names)
+        if len(columns) > keys:
+            starts, ends = (python_values(column) for column in columns[keys:])
+            windows = list(map(TimeWindow, starts, ends))
+        table, given = RowTable(piece.table), _Given(self, context)
+        for key, window, (start, stop) in zip(names, windows, pairwise(piece.starts.tolist()), strict=True):
+            rows = Rows(table, start, stop)
+            results = self.operator.process(key, window, rows, context)
+            yield from given.take(key, rows, results)
+        yield from given.encoded()
+
+
+class _Given:
+    """Results that are encoded together. Of which key one is that does not fit is looked for only when one is met."""
+
+    def __init__(self, code: WindowCode, context: Context) -> None:
+        self._code, self._uid = code, context.operator
+        self._calls: list[tuple[Any, Rows, int]] = []
+        self._results: list[Any] = []
+
+    def take(self, key: Any, rows: Rows, results: Any) -> Iterator[pa.RecordBatch]:
+        """Take what a call gave. A generator runs only now."""
+        if results is not None:
+            if not isinstance(results, Iterable):
+                raise _of(not_iterable(results, self._uid), key, rows)
+            self._results += map(as_given, results)
+        self._calls.append((key, rows, len(self._results)))
+        if len(self._results) >= OUTPUT_ROWS:
+            yield from self.encoded()
+
+    def encoded(self) -> Iterator[pa.RecordBatch]:
+        """All so far as columns."""
+        if self._results:
+            yield from in_batches(self._table())
+        self._calls, self._results = [], []
+
+    def _table(self) -> pa.Table:
+        output, said = self._code.output, yielded(self._uid)
+        try:
+            return to_table(self._results, output, said)
+        except BadRecordError:
+            start = 0
+            for key, rows, stop in self._calls:
+                try:
+                    if start < stop:
+                        to_table(self._results[start:stop], output, said)
+                except BadRecordError as error:
+                    raise _of(error, key, rows) from None
+                start = stop
+            raise
+
+
+def _of(error: BadRecordError, key: Any, rows: Rows) -> BadRecordError:
+    error.facts.update(key=key, row=rows)
+    return error

@@ -1,0 +1,137 @@
+"""The kinds of windows, as a user names them. Pure; driver and executors. Durations are microseconds.
+
+    tumbling("1min")            one behind the other
+    sliding("10min", "1min")    every minute one of ten minutes
+    session("30min")            rows of a key that follow each other within the gap
+    count_window(100)           every hundred rows of a key
+
+A window has all moments from its start on, up to its end and without it. `last` is the last of them, end - 1 us: it closes when the
+watermark has come to that.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import gcd
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.config import Duration, seconds, whole_number
+from penstock.errors import ConfigError
+from penstock.state.lifetimes import in_microseconds
+from penstock.wording import exactly
+
+WINDOW_START, WINDOW_END = "window_start", "window_end"
+"""The columns that an aggregate of windows adds."""
+LONGEST_S = 1000 * 365 * 24 * 3600
+MOST_OVERLAPS = 10_000
+"""In so many sliding windows a row may be."""
+
+Numbers = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class TimeWindows:
+    """Windows of one size that begin every so often, at `offset` and multiples from there."""
+
+    size_us: int
+    every_us: int
+    offset_us: int = 0
+
+    @property
+    def pane_us(self) -> int:
+        """Rows of such a stretch are always in the same windows."""
+        return gcd(self.size_us, self.every_us)
+
+    def windows_of(self, panes: Numbers) -> tuple[Numbers, Numbers]:
+        """The windows of each pane: positions in `panes` (the first moments of each), and the last moments of windows."""
+        newest = panes - (panes - self.offset_us) % self.every_us
+        counts = (self.size_us - (panes - newest) + self.every_us - 1) // self.every_us
+        at = np.repeat(np.arange(len(panes)), counts)
+        back = np.arange(len(at)) - np.repeat(np.cumsum(counts) - counts, counts)
+        return at, newest[at] - back * self.every_us + (self.size_us - 1)
+
+    def starts(self, lasts: Numbers) -> Numbers:
+        """Where the windows begin that have these last moments."""
+        return lasts - (self.size_us - 1)
+
+    def __str__(self) -> str:
+        slide = "" if self.every_us == self.size_us else f" every {exactly(self.every_us)}"
+        offset = f" from {exactly(self.offset_us)} on" if self.offset_us else ""
+        return f"windows of {exactly(self.size_us)}{slide}{offset}"
+
+
+@dataclass(frozen=True)
+class SessionWindows:
+    """Rows of a key of which each follows another within the gap."""
+
+    gap_us: int
+
+    def __str__(self) -> str:
+        return f"sessions with gaps of {exactly(self.gap_us)}"
+
+
+@dataclass(frozen=True)
+class CountWindows:
+    """Every so many rows of a key."""
+
+    n: int
+
+    def __str__(self) -> str:
+        return f"windows of {self.n} rows"
+
+
+Windows = TimeWindows | SessionWindows | CountWindows
+
+
+def tumbling(size: Duration, *, offset: Duration = "0s") -> TimeWindows:
+    """Windows one behind the other: `tumbling("1min")`. They begin at multiples of `size` since 1970 in UTC, moved by `offset`."""
+    size_us = _length("size", size)
+    return TimeWindows(size_us, size_us, _offset(offset, size_us))
+
+
+def sliding(size: Duration, every: Duration, *, offset: Duration = "0s") -> TimeWindows:
+    """Windows that overlap: `sliding("10min", "1min")` begins one every minute, and a row is in ten of them."""
+    size_us, every_us = _length("size", size), _length("every", every)
+    if every_us > size_us:
+        raise ConfigError(
+            f"sliding({size!r}, {every!r}): windows would begin less often than they are long, so that rows between two of them would be "
+            "in none; choose every <= size, and leave out rows with transform(...) if that is what you want",
+            size=size,
+            every=every,
+        )
+    if size_us > every_us * MOST_OVERLAPS:
+        raise ConfigError(
+            f"sliding({size!r}, {every!r}): each row would be in {-(-size_us // every_us):,} windows, more than {MOST_OVERLAPS:,}; begin "
+            "windows less often",
+            size=size,
+            every=every,
+        )
+    return TimeWindows(size_us, every_us, _offset(offset, every_us))
+
+
+def session(gap: Duration) -> SessionWindows:
+    """A window for each stretch of activity of a key: it ends when no row has come for `gap`."""
+    return SessionWindows(_length("gap", gap))
+
+
+def count_window(n: int) -> CountWindows:
+    """A window of every `n` rows of a key. What is not full yet stays open, whatever the time."""
+    return CountWindows(whole_number("n", n, minimum=1))
+
+
+def _length(name: str, given: Duration) -> int:
+    length = seconds(name, given, exclusive=True)
+    if length > LONGEST_S:
+        raise ConfigError(f"{name}={given!r} is longer than 1,000 years", **{name: given})
+    length_us = in_microseconds(length)
+    if length_us < 1:
+        raise ConfigError(
+            f"{name}={given!r} is too short: it must be at least a microsecond", **{name: given}
+        )
+    return length_us
+
+
+def _offset(given: Duration, every_us: int) -> int:
+    return in_microseconds(seconds("offset", given)) % every_us

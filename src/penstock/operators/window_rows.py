@@ -1,0 +1,182 @@
+"""Own code over tumbling and sliding windows: the rows of each window are kept until it is over. Executors.
+
+Rows lie in a table by time, in the order of the last moments of their windows, one for each window that they are in. Those of windows that
+are over are a stretch of it, read at once, and are gone when the time has passed for which late rows are awaited.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import chain
+
+import numpy as np
+import pyarrow as pa
+
+from penstock.operators.clock import OperatorClock
+from penstock.operators.grouping import equal_rows
+from penstock.operators.keyed_process import Context
+from penstock.operators.row_order import Order, order_keys
+from penstock.operators.row_times import RowTimes
+from penstock.operators.time_column import TimeColumn
+from penstock.operators.wide_columns import widened
+from penstock.operators.window_calls import WindowCode, WindowRows
+from penstock.operators.window_kinds import Numbers, TimeWindows
+from penstock.operators.window_portions import NewRows, portions
+from penstock.operators.window_tables import LAST, PLACE, among, one_batch, places
+from penstock.state.backends.base import OpenState, StateLayout, TableLayout, with_stamps
+from penstock.state.keys import SORT_KEY, KeyBatch
+from penstock.state.lifetimes import FAR_AWAY_US, Lifetime, Measure
+from penstock.state.sizes import PART_BYTES, table_row_bytes
+
+STAMP = "__penstock_ends"
+
+
+@dataclass(frozen=True)
+class WindowRowsSpec:
+    """What `window(...).process(...)` was asked for."""
+
+    key: pa.Schema
+    windows: TimeWindows
+    lateness_us: int
+    columns: pa.Schema
+    """Those of the stream."""
+    time: TimeColumn
+    order_by: tuple[Order, ...]
+    code: WindowCode
+
+    @property
+    def kept(self) -> pa.Schema:
+        """The columns of a row beside its key."""
+        return pa.schema([field for field in self.columns if field.name not in self.key.names])
+
+    @property
+    def table(self) -> TableLayout:
+        """The rows of windows. What kind these are is in the name, so that a checkpoint with windows of another kind is refused by name."""
+        lifetime = Lifetime(tuple(self.kept.names), STAMP, self.lateness_us, Measure.WATERMARK)
+        identity = pa.schema([*self.key, (LAST, pa.int64()), (PLACE, pa.int64())])
+        value = with_stamps(self.kept, (lifetime,))
+        return TableLayout(f"rows of {self.windows}", identity, value, by_time=True, lifetimes=(lifetime,))
+
+    def layout(self) -> StateLayout:
+        """What is kept."""
+        return StateLayout(self.key, pa.schema([]), (self.table,))
+
+
+@dataclass(frozen=True)
+class RowsRun:
+    """What a batch gives: results, and the rows that came too late."""
+
+    results: list[pa.RecordBatch]
+    late: pa.Table
+    waits_for: int | None
+
+
+def run_window_rows(
+    spec: WindowRowsSpec, rows: pa.Table, state: OpenState, clock: OperatorClock, context: Context
+) -> RowsRun:
+    """Take in the rows of a batch (those of the stream, and the sort key), and call the user's code for the windows that are over."""
+    return _Run(spec, state, clock, context).run(rows)
+
+
+@dataclass(frozen=True)
+class _Run:
+    spec: WindowRowsSpec
+    state: OpenState
+    clock: OperatorClock
+    context: Context
+
+    def run(self, rows: pa.Table) -> RowsRun:
+        times = RowTimes.of(rows, self.spec.time, self.clock, operator=self.context.operator)
+        windows = self.spec.windows
+        newest = times.numbers - (times.numbers - windows.offset_us) % windows.every_us
+        in_time = times.sensible & (
+            newest + windows.size_us - 1 > self.clock.before_us - self.spec.lateness_us
+        )
+        late = rows.filter(pa.array(~in_time))
+        new = self._by_window(rows, np.flatnonzero(in_time), times.numbers)
+        stored = chain(self._updated(new.until(self.clock.before_us)), self._due())
+        over = portions(stored, new.until(self.clock.watermark_us), self._table_columns, PART_BYTES)
+        results = [result for portion in over for result in self._results(portion)]
+        waits_for = self._first_open(new.lasts)
+        self._write(new.after(self.clock.watermark_us - self.spec.lateness_us))
+        return RowsRun(results, late, waits_for)
+
+    @property
+    def _table_columns(self) -> pa.Schema:
+        return pa.schema([(SORT_KEY, pa.int64()), *self.spec.table.identity, *self.spec.kept])
+
+    def _by_window(self, rows: pa.Table, at: Numbers, times: Numbers) -> NewRows:
+        """The rows of the batch, once for each window that they are in and that is awaited."""
+        pane = times[at] - (times[at] - self.spec.windows.offset_us) % self.spec.windows.pane_us
+        of, lasts = self.spec.windows.windows_of(pane)
+        open_ = lasts > self.clock.before_us - self.spec.lateness_us
+        at, lasts = at[of[open_]], lasts[open_]
+        rows = widened(rows).combine_chunks()
+        return NewRows.in_order(rows, at, lasts, places(self.state.generation, at), table_row_bytes(rows))
+
+    def _due(self) -> Iterator[pa.Table]:
+        """Stored rows of windows that the watermark passes in this batch."""
+        table = self.state.table(self.spec.table.name)
+        for part in table.until(self.clock.watermark_us, after=self.clock.before_us):
+            yield self._read(part)
+
+    def _read(self, part: pa.RecordBatch) -> pa.Table:
+        return pa.Table.from_batches([part]).select(self._table_columns.names).cast(self._table_columns)
+
+    def _updated(self, new: NewRows) -> Iterator[pa.Table]:
+        """Stored rows of windows that were over before, and have late rows now."""
+        if not len(new):
+            return
+        table, schema = self.state.table(self.spec.table.name), self._table_columns
+        names = [SORT_KEY, *self.spec.key.names, LAST]
+        named = pa.schema([schema.field(name) for name in names])
+        windows = [self._windows(pa.Table.from_batches([part])) for part in new.batches(named, PART_BYTES)]
+        for last in np.unique(new.lasts).tolist():
+            for part in table.until(last, after=last - 1):
+                rows = self._read(part)
+                yield rows.filter(pa.array(among(self._windows(rows), windows, by_time=True)))
+
+    def _windows(self, rows: pa.Table) -> KeyBatch:
+        names = [*self.spec.key.names, LAST]
+        return KeyBatch(
+            rows.column(SORT_KEY).to_numpy(), one_batch(rows.select(names)), rows.column(LAST).to_numpy()
+        )
+
+    def _results(self, over: pa.Table) -> Iterator[pa.RecordBatch]:
+        if not over.num_rows:
+            return
+        over = widened(over).combine_chunks()
+        keys = [over.column(name).chunk(0) for name in self.spec.key.names]
+        numbers = [over.column(name).to_numpy() for name in (LAST, SORT_KEY)]
+        order, bounds = equal_rows(numbers, keys)
+        within = [*order_keys(over, self.spec.order_by), over.column(PLACE).to_numpy()]
+        group = np.empty(len(order), dtype=np.int64)
+        group[order] = np.repeat(np.arange(len(bounds) - 1), np.diff(bounds))
+        order = np.lexsort((*within[::-1], group))
+        first, lasts = pa.array(order[bounds[:-1]]), numbers[0][order[bounds[:-1]]]
+        named = pa.RecordBatch.from_arrays(
+            [key.take(first).cast(field.type) for key, field in zip(keys, self.spec.key, strict=True)],
+            schema=self.spec.key,
+        )
+        rows = over.select(self.spec.columns.names).take(pa.array(order))
+        windows = WindowRows(named, bounds, rows, self.spec.windows.starts(lasts), lasts + 1)
+        yield from self.spec.code.results(windows, self.context)
+
+    def _first_open(self, new: Numbers) -> int | None:
+        """The last moment of the first window that is still open after this batch."""
+        watermark = self.clock.watermark_us
+        stored = next(self.state.table(self.spec.table.name).until(FAR_AWAY_US, after=watermark), None)
+        first = FAR_AWAY_US if stored is None else int(stored.column(LAST)[0].as_py())
+        first = min(first, int(new[new > watermark].min(initial=FAR_AWAY_US)))
+        return None if first >= FAR_AWAY_US else first
+
+    def _write(self, rows: NewRows) -> None:
+        for part in rows.batches(self._table_columns, PART_BYTES):
+            lasts = part.column(LAST).to_numpy()
+            named = part.select(self.spec.table.identity.names)
+            values = [*part.select(self.spec.kept.names).columns, part.column(LAST)]
+            self.state.table(self.spec.table.name).write(
+                KeyBatch(part.column(SORT_KEY).to_numpy(), named, lasts),
+                pa.RecordBatch.from_arrays(values, schema=self.spec.table.value),
+            )

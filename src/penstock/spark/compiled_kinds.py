@@ -1,0 +1,140 @@
+"""How operators of some kinds are compiled: aggregates, own code, joins and lookups. Driver."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+
+from pyspark.errors import AnalysisException
+from pyspark.sql import DataFrame
+from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.types import StructType
+
+from penstock.config import OnBadRecord
+from penstock.engine.tagged_rows import LATE_RIGHT, side_tags
+from penstock.errors import ConfigError
+from penstock.graph import (
+    Aggregate,
+    Join,
+    Lookup,
+    Process,
+    SecondInput,
+    lives_by_event_time,
+)
+from penstock.operators.distinct_values import aggregate_layout, counting_distinct
+from penstock.operators.join_spec import RIGHT
+from penstock.operators.row_order import Order
+from penstock.operators.side_outputs import declared_sides
+from penstock.operators.states import state_layout
+from penstock.spark.aggregate_columns import describe, distinct_values, partials
+from penstock.spark.broadcast import BroadcastSide
+from penstock.spark.compiled_operator import CompiledOperator, OperatorInput
+from penstock.spark.dead_letters import all_nullable, grouped_with_bad_rows, rows_that_count
+from penstock.spark.event_times import event_time_of
+from penstock.spark.joins import compile_join, compile_lookup
+from penstock.spark.key_columns import quoted
+from penstock.spark.second_input import SecondColumns
+from penstock.spark.versions import arrow_schema
+
+
+def compiled_aggregate(node: Aggregate, given: OperatorInput) -> CompiledOperator:
+    """SQL aggregates by key; raises `ConfigError` for what cannot be merged, or grouped."""
+    frame, policy = given.frame, given.on_bad_record
+    specs = tuple(describe(name, column, frame) for name, column in node.columns.items())
+    result = (
+        frame.groupBy(*map(quoted, node.keys))
+        .agg(*(column.alias(name) for name, column in node.columns.items()))
+        .schema
+    )
+    distinct = tuple(
+        distinct_values(spec, node.columns[spec.name], frame) for spec in counting_distinct(specs)
+    )
+    counts = rows_that_count(node.keys, policy, distinct=bool(distinct))
+    parts = tuple(part for spec in specs for part in partials(spec, node.columns[spec.name], frame, counts))
+    if policy is OnBadRecord.KEEP:
+        _check_grouping(node, lambda: grouped_with_bad_rows(frame, node.keys, parts, policy, distinct))
+        result = all_nullable(result)
+    operator = given.operator(node, aggregate_layout(specs, given.key, node.ttl), result)
+    return replace(operator, specs=specs, partials=parts, distinct=distinct)
+
+
+def _check_grouping(node: Aggregate, grouped: Callable[[], DataFrame]) -> None:
+    try:
+        _ = grouped().schema
+    except AnalysisException as error:
+        raise ConfigError(
+            f"operator {node.uid!r}: the rows have a column of a type by which Spark cannot group, so that aggregate cannot keep bad "
+            f"rows; drop that column before key_by, or set on_bad_record='skip': {error}",
+            operator=node.uid,
+        ) from error
+
+
+def compiled_join(node: Join, given: OperatorInput) -> CompiledOperator:
+    """Rows of two streams side by side."""
+    right = given.frame_of(node.right.upstream)
+    second, join = _second(node, node.right, given), compile_join(node, given.frame, right)
+    operator = given.operator(node, join.spec.layout(), join.result)
+    operator = replace(operator, second=second, join=join)
+    if not given.graph.gives_late_rows(node, RIGHT):
+        return operator
+    late = all_nullable(right.schema)
+    return replace(operator, beside={LATE_RIGHT: late}, late_right=arrow_schema(late))
+
+
+def compiled_lookup(node: Lookup, given: OperatorInput) -> CompiledOperator:
+    """Rows with the latest row of another stream beside them."""
+    right = given.frame_of(node.right.upstream)
+    second, lookup = _second(node, node.right, given), compile_lookup(node, given.frame, right)
+    operator = given.operator(node, lookup.spec.layout(), lookup.result)
+    return replace(operator, second=second, lookup=lookup)
+
+
+def compiled_process(node: Process, given: OperatorInput) -> CompiledOperator:
+    """Own code."""
+    _check_order(node.uid, node.order_by, given.frame)
+    broadcast, second = None, None
+    if node.broadcast is not None:
+        side = given.frame_of(node.broadcast.upstream)
+        _check_order(f"{node.uid}, broadcast side", node.broadcast.order_by, side)
+        check_names(node.uid, side.columns)
+        broadcast = BroadcastSide.of(given.frame, side, node.broadcast.order_by)
+    if node.right is not None:
+        second = _second(node, node.right, given)
+        if lives_by_event_time(node):
+            right = given.frame_of(node.right.upstream)
+            second = replace(second, event_time=event_time_of(node.right.upstream, right, uid=node.uid))
+    sides, tags = given.graph.sides_read(node), side_tags(node.operator)
+    operator = given.operator(node, state_layout(node.operator, given.key), from_arrow_schema(node.output))
+    beside = {**operator.beside, **{tags[name]: side_columns(node, name) for name in sides}}
+    return replace(operator, beside=beside, sides=sides, broadcast=broadcast, second=second)
+
+
+def _second(node: Process | Join | Lookup, right: SecondInput, given: OperatorInput) -> SecondColumns:
+    frame = given.frame_of(right.upstream)
+    _check_order(f"{node.uid}, right stream", right.order_by, frame)
+    return SecondColumns.of(node, right, given.frame, frame)
+
+
+def _check_order(of: str, order_by: tuple[Order, ...], frame: DataFrame) -> None:
+    missing = [order.column for order in order_by if order.column not in frame.columns]
+    if missing:
+        raise ConfigError(
+            f"operator {of!r}: order_by names {', '.join(missing)}; there are {', '.join(frame.columns)}"
+        )
+
+
+def check_names(uid: str, columns: list[str]) -> None:
+    """Refuse a broadcast side with two columns of one name: they could not be told apart on the way."""
+    twice = [name for name, times in Counter(columns).items() if times > 1]
+    if twice:
+        raise ConfigError(
+            f"operator {uid!r}: its broadcast side has two columns called {twice[0]!r}; give each a name of its own",
+            operator=uid,
+        )
+
+
+def side_columns(node: Process, name: str) -> StructType:
+    """The columns of a side output."""
+    columns: StructType = from_arrow_schema(declared_sides(node.operator)[name].schema)
+    return columns

@@ -1,0 +1,81 @@
+"""The time of rows as Spark sees it: which column, checked against the columns there are, and as a number. Driver."""
+
+from __future__ import annotations
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F  # noqa: N812 - PySpark's own convention
+from pyspark.sql.types import TimestampNTZType, TimestampType
+
+from penstock.errors import ConfigError
+from penstock.event_times import are_results, inherited_event_time
+from penstock.graph import Node
+from penstock.operators.time_column import TimeColumn
+from penstock.spark.key_columns import quoted
+from penstock.wording import with_article
+
+_EPOCH = "TIMESTAMP_NTZ '1970-01-01 00:00:00'"
+_DAY_US, _HOUR_US, _MINUTE_US, _SECOND_US = 86_400_000_000, 3_600_000_000, 60_000_000, 1_000_000
+
+
+def event_time_of(node: Node, frame: DataFrame, *, uid: str, named: str | None = None) -> TimeColumn:
+    """The time of the rows of a stream, for the operator `uid`; `frame` has its columns, `named` is what the user said there.
+
+    Raises `ConfigError` where there is none, or it is no timestamp.
+    """
+    inherited = inherited_event_time(node) if named is None else _as_named(node, named)
+    if inherited is None:
+        raise ConfigError(
+            f"operator {uid!r} needs the time of its rows, and no source of this stream has any; say which column it is: "
+            "job.read(..., event_time='at')",
+            operator=uid,
+        )
+    if inherited.column not in frame.columns:
+        what = "names" if named is not None else "needs the time of its rows, which the stream before has in"
+        raise ConfigError(
+            f"operator {uid!r} {what} {inherited.column!r}, and there is no such column; there are {', '.join(frame.columns)}. Keep the "
+            "column on the way, or name another with event_time=",
+            operator=uid,
+            column=inherited.column,
+        )
+    kind = frame.schema[inherited.column].dataType
+    if not isinstance(kind, TimestampType | TimestampNTZType):
+        raise ConfigError(
+            f"operator {uid!r}: its event time {inherited.column!r} is {with_article(kind.simpleString())}, and has to be a timestamp; "
+            "cast it before, for instance with F.timestamp_millis(...) or F.to_timestamp(...)",
+            operator=uid,
+            column=inherited.column,
+            type=kind.simpleString(),
+        )
+    return inherited
+
+
+def _as_named(node: Node, named: str) -> TimeColumn:
+    """A column that the stream inherits as its time means what it means there, also when it is named once more."""
+    try:
+        inherited = inherited_event_time(node)
+    except ConfigError:  # two streams that disagree: that is why one is named
+        inherited = None
+    return (
+        inherited
+        if inherited is not None and inherited.column == named
+        else TimeColumn(named, of_results=are_results(node))
+    )
+
+
+def in_microseconds(time: TimeColumn, frame: DataFrame) -> Column:
+    """The time of each row in microseconds since the epoch; one without a time zone as if it were in UTC, whatever the session's is."""
+    column = F.col(quoted(time.column))
+    if isinstance(frame.schema[time.column].dataType, TimestampNTZType):
+        number = _microseconds_without_zone(quoted(time.column))
+    else:
+        number = F.unix_micros(column)
+    return number - F.lit(time.earlier_us) if time.earlier_us else number
+
+
+def _microseconds_without_zone(name: str) -> Column:
+    """Spark has no function for it that leaves the session's time zone out, so it is put together from the parts of an interval."""
+    since = f"({name} - {_EPOCH})"
+    parts = [("DAY", _DAY_US), ("HOUR", _HOUR_US), ("MINUTE", _MINUTE_US)]
+    whole = [F.expr(f"EXTRACT({unit} FROM {since})").cast("long") * F.lit(us) for unit, us in parts]
+    seconds = (F.expr(f"EXTRACT(SECOND FROM {since})") * F.lit(_SECOND_US)).cast("long")
+    return whole[0] + whole[1] + whole[2] + seconds

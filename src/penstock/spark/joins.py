@@ -1,0 +1,112 @@
+"""Joins and `dedupe` with the columns of their streams: checked before anything starts. Driver."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, replace
+
+import pyarrow as pa
+from pyspark.sql import DataFrame
+from pyspark.sql.types import StructField, StructType
+
+from penstock.errors import ConfigError
+from penstock.graph import Dedupe, Join, Lookup, Node
+from penstock.operators.dedupe import DedupeSpec
+from penstock.operators.join_spec import InputColumns, JoinSpec
+from penstock.operators.lookup_rows import LookupSpec
+from penstock.spark.dead_letters import all_nullable
+from penstock.spark.event_times import event_time_of
+from penstock.spark.second_input import check_names
+from penstock.spark.versions import arrow_type
+
+
+@dataclass(frozen=True)
+class CompiledJoin:
+    """A join with its types."""
+
+    spec: JoinSpec
+    result: StructType
+
+
+@dataclass(frozen=True)
+class CompiledLookup:
+    """A `lookup` with its types."""
+
+    spec: LookupSpec
+    result: StructType
+
+
+def dedupe_spec(node: Dedupe, frame: DataFrame) -> DedupeSpec:
+    """What the operator does."""
+    check_names(node.uid, "only", frame)
+    time = event_time_of(node.upstream, frame, uid=node.uid, named=node.event_time)
+    return DedupeSpec(_columns(frame), node.keys, time, node.within_us)
+
+
+def compile_join(node: Join, left: DataFrame, right: DataFrame) -> CompiledJoin:
+    """Check a join against the columns there are."""
+    timed = node.within_us is not None or node.windows is not None
+    one = _input(node, node.upstream, left, node.keys, node.event_time, timed=timed)
+    other = _input(node, node.right.upstream, right, node.right.keys, node.right.event_time, timed=timed)
+    spec = _spec(node, one, other)
+    result = _result(node, spec, left, right)
+    return CompiledJoin(spec, result)
+
+
+def compile_lookup(node: Lookup, left: DataFrame, right: DataFrame) -> CompiledLookup:
+    """Check a lookup against the columns there are."""
+    one = InputColumns(_columns(left), node.keys, None)
+    other = InputColumns(_columns(right), node.right.keys, None)
+    if not len(other.kept):
+        raise ConfigError(
+            f"lookup {node.uid!r}: the right stream has no column but its key ({', '.join(node.right.keys)}), so that there is nothing to "
+            "look up; add one that says what you want to know, such as lit(true)",
+            operator=node.uid,
+        )
+    spec = LookupSpec(one, other, node.inner, node.ttl)
+    return CompiledLookup(spec, _side_by_side(node, left, right, []))
+
+
+def _spec(node: Join, left: InputColumns, right: InputColumns) -> JoinSpec:
+    if node.windows is not None:
+        return JoinSpec.by_window(left, right, node.windows, node.how)
+    if node.within_us is not None:
+        return replace(JoinSpec.by_interval(left, right, *node.within_us, node.how), at=node.at)
+    return JoinSpec.unbounded(left, right)
+
+
+def _input(
+    node: Join, upstream: Node, frame: DataFrame, keys: tuple[str, ...], named: str | None, *, timed: bool
+) -> InputColumns:
+    time = event_time_of(upstream, frame, uid=node.uid, named=named) if timed else None
+    return InputColumns(_columns(frame), keys, time)
+
+
+def _result(node: Join, spec: JoinSpec, left: DataFrame, right: DataFrame) -> StructType:
+    added: list[StructField] = []
+    if spec.left.time is not None:
+        kind = left.schema[spec.left.time.column].dataType
+        added = [StructField(field.name, kind) for field in spec.added]
+    return _side_by_side(node, left, right, added)
+
+
+def _side_by_side(
+    node: Join | Lookup, left: DataFrame, right: DataFrame, added: list[StructField]
+) -> StructType:
+    others = [field for field in right.schema.fields if field.name not in node.right.keys]
+    fields = [*left.schema.fields, *others, *added]
+    times = Counter(field.name.lower() for field in fields)
+    twice = sorted({field.name for field in fields if times[field.name.lower()] > 1})
+    if twice:
+        raise ConfigError(
+            f"{type(node).__name__.lower()} {node.uid!r}: the result would have two columns called {', '.join(twice)}; rename one of each "
+            f"before, for instance with transform(lambda frame: frame.withColumnRenamed({twice[0]!r}, 'right_{twice[0]}')). Only the key "
+            "comes out once, by itself",
+            operator=node.uid,
+            columns=twice,
+        )
+    return all_nullable(StructType(fields))
+
+
+def _columns(frame: DataFrame) -> pa.Schema:
+    return pa.schema([pa.field(field.name, arrow_type(field.dataType)) for field in frame.schema.fields])

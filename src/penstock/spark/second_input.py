@@ -1,0 +1,101 @@
+"""A second input beside the first: rows of both in one frame, each with nulls in the columns of the other, in one shuffle by key. Driver.
+
+The other half is `engine/task_rows.py`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F  # noqa: N812 - PySpark's own convention
+
+from penstock.engine.task_rows import RIGHT, RightInput, travelling_names
+from penstock.errors import ConfigError
+from penstock.graph import Keyed, SecondInput
+from penstock.operators.row_order import Order
+from penstock.operators.time_column import TimeColumn
+from penstock.spark.broadcast import in_order, nulls_like
+from penstock.spark.key_columns import check_keys, float_keys, normalised
+from penstock.state.keys import SORT_KEY
+
+
+@dataclass(frozen=True)
+class SecondColumns:
+    """The columns of a second input and of the first beside it. Made once: it takes many calls into the JVM."""
+
+    names: tuple[str, ...]
+    keys: tuple[str, ...]
+    float_keys: tuple[str, ...]
+    order_by: tuple[Column, ...]
+    """Behind the orders of the first input, whose rows have null in these columns."""
+    without_left: tuple[Column, ...]
+    without_right: tuple[Column, ...]
+    event_time: TimeColumn | None = None
+    """The time of its rows, where the state of the operator lives by it."""
+
+    @classmethod
+    def of(cls, node: Keyed, second: SecondInput, left: DataFrame, right: DataFrame) -> SecondColumns:
+        """For inputs with these columns; refuses keys that do not fit."""
+        check_names(node.uid, "left", left)
+        check_names(node.uid, "right", right)
+        check_keys(right, second.keys, node.uid)
+        _check_types(node, second, left, right)
+        names = travelling_names(RIGHT, right.columns)
+        orders = [Order(names[right.columns.index(one.column)], one.descending) for one in second.order_by]
+        return cls(
+            tuple(right.columns),
+            second.keys,
+            float_keys(right, second.keys),
+            tuple(map(in_order, orders)),
+            nulls_like(left.schema, left.columns),
+            (F.lit(None).cast("boolean").alias(RIGHT), *nulls_like(right.schema, names)),
+        )
+
+    @property
+    def as_input(self) -> RightInput:
+        """What tasks are told of it."""
+        return RightInput(self.names, self.keys, self.event_time)
+
+    def beside(
+        self, left: DataFrame, right: DataFrame, sort_key: Callable[[tuple[str, ...]], Column]
+    ) -> DataFrame:
+        """The rows of both; those of the left input have their sort key behind their own columns."""
+        own = normalised(right, self.float_keys).withColumn(SORT_KEY, sort_key(self.keys))
+        names = travelling_names(RIGHT, self.names)
+        mark = F.lit("true").cast("boolean").alias(RIGHT)
+        marked = own.toDF(*names, SORT_KEY).select(*self.without_left, SORT_KEY, mark, *names)
+        return left.select("*", *self.without_right).union(marked)
+
+
+def _check_types(node: Keyed, second: SecondInput, left: DataFrame, right: DataFrame) -> None:
+    if len(node.keys) != len(second.keys):
+        raise ConfigError(
+            f"operator {node.uid!r}: the key of the left stream has {len(node.keys)} columns ({', '.join(node.keys)}), that of the right "
+            f"one {len(second.keys)} ({', '.join(second.keys)}); equal keys have equally many",
+            operator=node.uid,
+        )
+    for one, other in zip(node.keys, second.keys, strict=True):
+        kinds = left.schema[one].dataType, right.schema[other].dataType
+        if kinds[0] != kinds[1]:
+            raise ConfigError(
+                f"operator {node.uid!r}: the key column {one!r} of the left stream is {kinds[0].simpleString()}, {other!r} of the right "
+                f"one {kinds[1].simpleString()}, so that no two would be the same key; cast one of them before",
+                operator=node.uid,
+                left=kinds[0].simpleString(),
+                right=kinds[1].simpleString(),
+            )
+
+
+def check_names(uid: str, which: str, frame: DataFrame) -> None:
+    """Refuse an input with two columns of one name: they could not be told apart on the way."""
+    times = Counter(name.lower() for name in frame.columns)
+    twice = [name for name in frame.columns if times[name.lower()] > 1]
+    if twice:
+        raise ConfigError(
+            f"operator {uid!r}: its {which} stream has two columns called {twice[0]!r}; give each a name of its own",
+            operator=uid,
+            column=twice[0],
+        )

@@ -1,0 +1,43 @@
+"""Whether Spark has looked at its sources since the last batch, and found nothing. Driver.
+
+Between the end of a batch and the next look nobody knows what has come: much may have, while the batch ran.
+"""
+
+from __future__ import annotations
+
+from pyspark.sql.streaming.query import StreamingQuery
+
+from penstock.state.lifetimes import in_microseconds
+
+_WAITING = "Waiting"
+"""How what a query says of itself begins when it has looked and found nothing, or has a trigger that comes later."""
+
+
+class Silence:
+    """Of one query. Asked again and again while no batch runs."""
+
+    def __init__(self, trigger_s: float, *, matters: bool) -> None:
+        self._pace_us = in_microseconds(trigger_s)
+        self._matters = matters
+        self._since_us: int | None = None
+        self._looked_us: int | None = None
+
+    def broken(self) -> None:
+        """A batch with rows begins: what had been seen before says nothing about what comes behind it."""
+        self._since_us = self._looked_us = None
+
+    def looked_us(self, query: StreamingQuery | None, now_us: int) -> int | None:
+        """When the last look was that found nothing; None if there was none since the last batch, or it does not matter.
+
+        A query that waits has looked, and says what it found. One that is about to look, or to note what it found, says that there is
+        nothing also when there is: it is not believed before it waits again.
+        """
+        if query is None or not self._matters:
+            return None
+        status = query.status
+        if status["isDataAvailable"]:
+            self.broken()
+        elif str(status["message"]).startswith(_WAITING) and not status["isTriggerActive"]:
+            self._since_us = now_us if self._since_us is None else self._since_us
+            self._looked_us = max(self._since_us, now_us - self._pace_us)
+        return self._looked_us

@@ -1,0 +1,117 @@
+"""What `job.read` was told about the time of a source's rows, checked, and what the source itself tells: its partitions. Driver."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pyspark.sql import DataFrame
+from pyspark.sql.types import TimestampNTZType, TimestampType
+
+from penstock.config import Duration, seconds
+from penstock.errors import ConfigError
+from penstock.graph import EventTime
+from penstock.spark.inspection import kept_columns
+from penstock.spark.log_source import FORMAT as LOG
+from penstock.state.lifetimes import in_microseconds
+from penstock.wording import with_article
+
+LATE, FAIL = "late", "fail"
+
+_log = logging.getLogger(__name__)
+
+_PARTITION_COLUMNS = {"kafka": ("topic", "partition"), LOG: ("partition",)}
+"""By the name of a source: columns that tell its partitions apart, as its positions do."""
+
+
+@dataclass(frozen=True)
+class TimeOptions:
+    """The options of `job.read` about time, with its defaults."""
+
+    event_time: str | None = None
+    out_of_order: Duration = "10s"
+    idle_after: Duration | None = "1min"
+    max_ahead: Duration | None = "1d"
+    partition_by: str | Sequence[str] | None = None
+    bad_event_time: str = LATE
+
+    def of(self, frame: DataFrame, uid: str) -> EventTime | None:
+        """What they mean for a source; raises `ConfigError`."""
+        if self.event_time is None:
+            self._refuse_others(uid)
+            return None
+        _check_column(frame, uid, self.event_time)
+        if self.bad_event_time not in (LATE, FAIL):
+            raise ConfigError(
+                f"source {uid!r}: bad_event_time={self.bad_event_time!r} is unknown: choose {LATE!r} or {FAIL!r}",
+                uid=uid,
+            )
+        partition, in_positions = _partition(frame, uid, self.partition_by)
+        return EventTime(
+            self.event_time,
+            in_microseconds(seconds("out_of_order", self.out_of_order)),
+            _or_none("idle_after", self.idle_after),
+            _or_none("max_ahead", self.max_ahead),
+            partition,
+            self.bad_event_time == FAIL,
+            in_positions,
+        )
+
+    def _refuse_others(self, uid: str) -> None:
+        usual = vars(TimeOptions())
+        said = [name for name, value in vars(self).items() if value != usual[name]]
+        if said:
+            raise ConfigError(
+                f"source {uid!r} has {', '.join(said)} and no event_time: say which column has the time of its rows, such as "
+                "event_time='at', or leave out the others",
+                uid=uid,
+            )
+
+
+def _or_none(setting: str, value: Duration | None) -> int | None:
+    return None if value is None else in_microseconds(seconds(setting, value, exclusive=True))
+
+
+def _check_column(frame: DataFrame, uid: str, column: object) -> None:
+    if not isinstance(column, str) or frame.columns.count(column) != 1:
+        raise ConfigError(
+            f"source {uid!r}: event_time={column!r} is not one of its columns; there are {', '.join(frame.columns)}",
+            uid=uid,
+            column=column,
+        )
+    kind = frame.schema[column].dataType
+    if not isinstance(kind, TimestampType | TimestampNTZType):
+        raise ConfigError(
+            f"source {uid!r}: its event time {column!r} is {with_article(kind.simpleString())}, and has to be a timestamp; cast it before, "
+            "for instance with F.timestamp_millis(...) or F.to_timestamp(...)",
+            uid=uid,
+            column=column,
+            type=kind.simpleString(),
+        )
+
+
+def _partition(frame: DataFrame, uid: str, given: object) -> tuple[tuple[str, ...], bool]:
+    """The columns that tell partitions apart, and whether positions name these, too."""
+    if given is not None:
+        names = (
+            (given,) if isinstance(given, str) else tuple(given) if isinstance(given, list | tuple) else ()
+        )
+        missing = [name for name in names if name not in frame.columns]
+        if missing or not names:
+            raise ConfigError(
+                f"source {uid!r}: partition_by={given!r} has to name columns that tell its partitions apart; there are "
+                f"{', '.join(frame.columns)}",
+                uid=uid,
+            )
+        return names, False
+    kind, kept = kept_columns(frame)
+    wanted = _PARTITION_COLUMNS.get(kind, ())
+    if wanted and not kept.issuperset(wanted):
+        _log.warning(
+            "source %r: its rows do not tell their partitions any more, so one watermark holds for all: rows of a slow partition can be "
+            "late. Keep the columns %s until read(), and drop them behind it with transform(...)",
+            *(uid, " and ".join(wanted)),
+        )
+        return (), False
+    return wanted, bool(wanted)

@@ -1,0 +1,288 @@
+"""Event time in a running job: watermarks by partition, idle partitions, batches without data, restarts, the end of time."""
+
+from __future__ import annotations
+
+import datetime as dt
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from ledger import Ledger
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+import penstock as ps
+from penstock.checkpoint.metadata import found_checkpoints, read_metadata
+from penstock.engine.source_partitions import ALL_ROWS, partition_name
+from penstock.graph import EventTime
+from penstock.spark.newest_times import NewestTimes
+from penstock.spark.source_times import TimeOptions
+
+pytestmark = pytest.mark.spark
+
+START = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
+START_US = int(START.timestamp()) * 1_000_000
+SECOND_US = 1_000_000
+COLUMNS = "k string, at timestamp"
+
+
+def at(second: float) -> dt.datetime:
+    return START + dt.timedelta(seconds=second)
+
+
+class Readings:
+    """A log whose rows have a time, and a job that counts them in windows of ten seconds."""
+
+    def __init__(self, spark: SparkSession, root: Path, partitions: int = 2) -> None:
+        self.spark = spark
+        self.ledger = Ledger(root)
+        self.log = ps.sources.PartitionedLog(root / "readings", COLUMNS, partitions)
+
+    def add(self, partition: int, *seconds: float | dt.datetime | None, key: str = "a") -> None:
+        times = [at(one) if isinstance(one, int | float) else one for one in seconds]
+        rows = pa.table({"k": [key] * len(times), "at": pa.array(times, pa.timestamp("us", "UTC"))})
+        self.log.append(partition, rows)
+
+    def job(self, *, rows_per_batch: int | None = None, **time: Any) -> ps.Job:
+        job = self.ledger.job(parallelism=2)
+        options: dict[str, Any] = {"out_of_order": "0s", "max_ahead": None, **time}
+        frame = self.log.read(self.spark, rows_per_batch=rows_per_batch)
+        rows = job.read(frame, uid="readings", event_time="at", **options)
+        counts = rows.key_by("k").window(ps.tumbling("10s")).aggregate(uid="counts", n=F.count("*"))
+        counts.write_to(self.ledger.files("counts"), uid="out")
+        return job
+
+    def counts(self) -> dict[tuple[str, float], int]:
+        """Closed windows: key and first second, and how many; none has two results."""
+        rows = self.ledger.rows("counts")
+        found = {(row["k"], (row["window_start"] - START).total_seconds()): row["n"] for row in rows}
+        assert len(found) == len(rows)
+        return found
+
+    def newest(self) -> ps.Completed:
+        storage = self.ledger.job(parallelism=2).storage
+        return read_metadata(storage, found_checkpoints(storage)[-1])
+
+
+@pytest.fixture
+def readings(spark: SparkSession, tmp_path: Path) -> Readings:
+    return Readings(spark, tmp_path)
+
+
+def wait_for(what: Callable[[], bool], seconds: float = 60) -> None:
+    until = time.monotonic() + seconds
+    while not what():
+        assert time.monotonic() < until, "it did not come"
+        time.sleep(0.1)
+
+
+def test_the_slowest_partition_decides_over_restarts_and_late_rows_are_counted(readings: Readings) -> None:
+    """Windows close up to where the slowest partition is, however the input is cut; the watermark comes back; a drain closes the rest."""
+    readings.add(0, 1, 12, 23, 34, 95)
+    readings.add(1, 2, 13, 31)
+    readings.job(rows_per_batch=2, idle_after=None).run(available_now=True)
+    assert readings.counts() == {("a", 0): 2, ("a", 10): 2, ("a", 20): 1}
+    time = readings.newest().barrier.time
+    assert time.watermarks_us == {"counts": START_US + 31 * SECOND_US - 1}
+    assert time.sources["readings"].newest_us == {
+        partition_name([0]): START_US + 95 * SECOND_US,
+        partition_name([1]): START_US + 31 * SECOND_US,
+    }
+    readings.add(1, 5, 6, 45)  # 5 and 6 are late: their window is closed, and was before the restart
+    handle = readings.job(idle_after=None).start(available_now=True)
+    handle.wait()
+    assert readings.counts() == {("a", 0): 2, ("a", 10): 2, ("a", 20): 1, ("a", 30): 2}
+    assert handle.progress.late_rows == readings.newest().late_rows == {"counts": 2}
+    readings.job(idle_after=None).run(available_now=True, drain=True)
+    closed = {("a", 0): 2, ("a", 10): 2, ("a", 20): 1, ("a", 30): 2, ("a", 40): 1, ("a", 90): 1}
+    assert readings.counts() == closed
+    time = readings.newest().barrier.time
+    assert time.watermarks_us == {"counts": START_US + 45 * SECOND_US - 1}
+    assert time.to_go_on_from_us == {}
+    readings.add(0, 101, 112)
+    readings.add(1, 103, 125)
+    readings.job(idle_after=None).run(available_now=True)
+    assert readings.counts() == {**closed, ("a", 100): 2}
+
+
+def test_windows_close_when_no_data_comes(readings: Readings) -> None:
+    """An idle partition does not hold the watermark, and when all are idle the last window closes, in batches that read nothing."""
+    readings.add(0, 1, 2, 15)
+    handle = readings.job(idle_after="500ms").start()
+    try:
+        wait_for(lambda: ("a", 0) in readings.counts())
+        wait_for(lambda: ("a", 10) in readings.counts())
+        batches = handle.progress.batches
+        time.sleep(1.5)
+        assert handle.progress.batches == batches  # nothing waits any more
+        readings.add(1, 1000)
+        wait_for(lambda: handle.progress.batches > batches)
+    finally:
+        handle.stop()
+    assert readings.counts() == {("a", 0): 2, ("a", 10): 1}
+    assert handle.progress.rows_in == 4
+    again = readings.job(idle_after=None).start(available_now=True, drain=True)
+    again.wait()
+    assert readings.counts() == {("a", 0): 2, ("a", 10): 1, ("a", 1000): 1}
+    assert again.progress.late_rows == {}
+
+
+def test_times_that_cannot_be_believed(readings: Readings) -> None:
+    """They count as late and do not carry the watermark away; where that is asked for they end the run."""
+    absurd = dt.datetime(9999, 1, 1, tzinfo=dt.UTC)
+    readings.add(0, 1, None, absurd, 12)
+    readings.add(1, 3, 13)
+    handle = readings.job(max_ahead="1d", idle_after=None).start(available_now=True)
+    handle.wait()
+    assert readings.counts() == {("a", 0): 2}
+    assert handle.progress.late_rows == {"counts": 2}
+    readings.add(0, None)
+    with pytest.raises(ps.BadRecordError, match="1 row has no event time"):
+        readings.job(max_ahead="1d", bad_event_time="fail").run(available_now=True)
+    plain = ps.Job("plain", storage=readings.ledger.root / "plain", restart=ps.no_restart())
+    rows = plain.read(readings.log.read(readings.spark), uid="rows", event_time="at", bad_event_time="fail")
+    rows.write_to(readings.ledger.files("plain"), uid="plain-out")
+    with pytest.raises(ps.BadRecordError, match="source 'rows': 3 rows have no event time"):
+        plain.run(available_now=True)
+
+
+def test_the_slower_of_two_sources_decides(readings: Readings) -> None:
+    """Both have partitions of their own: one as the log tells them, the other by a column; a third has no time, and is not asked."""
+    other = Readings(readings.spark, readings.ledger.root / "other", 1)
+    readings.add(0, 1, 12, 55)
+    readings.add(1, 2, 47)
+    other.add(0, 3, 33, key="b")
+    other.add(0, 25, 38, key="c")
+    timeless = ps.sources.PartitionedLog(readings.ledger.root / "timeless", COLUMNS, 1)
+    job = readings.ledger.job(parallelism=2)
+    left = job.read(
+        readings.log.read(readings.spark, rows_per_batch=2),
+        uid="left",
+        event_time="at",
+        out_of_order="0s",
+        idle_after=None,
+    )
+    right = job.read(
+        other.log.read(readings.spark, rows_per_batch=2),
+        uid="right",
+        event_time="at",
+        out_of_order="1s",
+        idle_after=None,
+        partition_by=["k"],
+    )
+    third = job.read(timeless.read(readings.spark), uid="third")
+    rows = left.union(right).union(third)
+    rows.key_by("k").window(ps.tumbling("10s")).aggregate(uid="counts", n=F.count("*")).write_to(
+        readings.ledger.files("counts"), uid="out"
+    )
+    job.run(available_now=True)
+    assert readings.counts() == {("a", 0): 2, ("a", 10): 1, ("b", 0): 1, ("c", 20): 1}
+    time = readings.newest().barrier.time
+    assert time.watermarks_us == {"counts": START_US + 32 * SECOND_US - 1}
+    assert time.sources["right"].newest_us == {
+        partition_name(["b"]): START_US + 33 * SECOND_US,
+        partition_name(["c"]): START_US + 38 * SECOND_US,
+    }
+
+
+class Alarm(ps.KeyedProcess):
+    """Fails when its timer fires, when no row is about."""
+
+    def process(self, key: Any, rows: Any, ctx: ps.Context) -> Any:
+        ctx.set_timer(ctx.now + dt.timedelta(seconds=1), by="clock")
+        return ()
+
+    def on_timer(self, key: Any, timer: ps.Timer, ctx: ps.Context) -> Any:
+        raise ValueError(f"nobody answers the alarm of {key}")
+
+
+def test_a_failure_when_no_data_comes_is_a_failure_of_the_job(readings: Readings) -> None:
+    """It is told as one in a batch with rows, and the job ends by it."""
+    readings.add(0, 1)
+    job = readings.ledger.job(parallelism=2)
+    rows = job.read(readings.log.read(readings.spark), uid="readings")
+    rows.key_by("k").process(Alarm(), schema="k string", uid="alarm").write_to(
+        readings.ledger.files("counts"), uid="out"
+    )
+    handle = job.start()
+    with pytest.raises(ps.JobFailedError, match="nobody answers the alarm of a"):
+        handle.wait(30)
+    assert handle.progress.batches == 1
+
+
+def test_what_read_refuses(spark: SparkSession, readings: Readings) -> None:
+    """Before anything starts, with what to do."""
+    frame, job = readings.log.read(spark), readings.ledger.job()
+    wrong: Sequence[tuple[dict[str, Any], str]] = [
+        ({"event_time": "when"}, "there are partition, offset, k, at"),
+        ({"event_time": "k"}, "has to be a timestamp"),
+        ({"event_time": "at", "out_of_order": "soon"}, "not a duration"),
+        ({"event_time": "at", "idle_after": "0s"}, "more than 0 s"),
+        ({"event_time": "at", "partition_by": "nobody"}, "tell its partitions apart"),
+        ({"event_time": "at", "bad_event_time": "skip"}, "choose 'late' or 'fail'"),
+        ({"idle_after": None}, "has idle_after and no event_time"),
+    ]
+    for options, message in wrong:
+        with pytest.raises(ps.ConfigError, match=message):
+            job.read(frame, uid="readings", **options)
+    with pytest.raises(ps.ConfigError, match="drain=True needs available_now=True"):
+        readings.job().start(drain=True)
+
+
+def test_how_partitions_are_found_out(spark: SparkSession, readings: Readings) -> None:
+    """By the source's own column, as long as it is still that; otherwise there is one watermark for all of it."""
+    frame = readings.log.read(spark)
+
+    def partition(of: DataFrame, by: str | None = None) -> tuple[tuple[str, ...] | None, bool]:
+        time = TimeOptions("at", partition_by=by).of(of, "s")
+        assert time is not None
+        return time.partition, time.in_positions
+
+    assert partition(frame.where("k <> 'x'").select("*", F.lit(1))) == (("partition",), True)
+    assert partition(frame.withColumn("partition", F.lit(1))) == ((), False)
+    assert partition(frame.drop("partition")) == ((), False)
+    assert partition(frame, by="k") == (("k",), False)
+    assert partition(frame.union(frame)) == ((), False)
+
+
+@pytest.mark.parametrize("columns", [(), ("p",), ("t", "p")])
+@pytest.mark.parametrize("kind", ["timestamp", "timestamp_ntz"])
+@pytest.mark.parametrize("adaptive", [False, True])
+def test_newest_times_are_those_of_the_rows(
+    spark: SparkSession, columns: tuple[str, ...], kind: str, adaptive: bool
+) -> None:
+    """Noted on the way, also where rows are used twice, kept or counted, and in a pass of its own: without nulls and what is absurd."""
+    rows = spark.sql(
+        f"""select cast(id % 3 as int) as p, concat('t/', id % 2) as t, id,
+        cast(case when id % 10 = 9 then null when id = 98 then timestamp'9999-01-01'
+        else timestamp_micros({START_US} + id) end as {kind}) as at from range(100)"""
+    )
+    spark.conf.set("spark.sql.adaptive.enabled", adaptive)
+    now_us = START_US + 10 * SECOND_US
+    settings = {"s": EventTime("at", 0, None, 100 * SECOND_US, columns, in_positions=True)}
+    expected: dict[str, int] = {}
+    for row in range(98):
+        if row % 10 != 9:
+            parts = [{"p": row % 3, "t": f"t/{row % 2}"}[column] for column in columns]
+            expected[partition_name(parts) if parts else ALL_ROWS] = START_US + row
+    names = {"s": tuple(expected)} if columns else {}
+    for run in (
+        lambda frame: frame.select("id").union(frame.select("id")),
+        lambda frame: frame.groupBy("p").count().union(frame.persist().groupBy("id").count()),
+        lambda frame: frame.repartition(3, "p").groupBy().count(),
+    ):
+        times = NewestTimes(settings, names, now_us)
+        assert not times.needs_a_pass("s")
+        ran = run(times.observed("s", rows))
+        ran.collect()
+        times.take(ran)
+        assert times.found == {"s": expected}
+    if columns:
+        alone = NewestTimes(settings, {}, now_us)
+        assert alone.needs_a_pass("s")
+        alone.look_through("s", rows)
+        assert alone.found == {"s": expected}
+    spark.catalog.clearCache()

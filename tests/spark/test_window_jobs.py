@@ -1,0 +1,258 @@
+"""Windows in running jobs, with Spark's own `window` and `session_window` over the whole input as the judge."""
+
+from __future__ import annotations
+
+import datetime as dt
+import random
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from ledger import Ledger
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+import penstock as ps
+
+pytestmark = pytest.mark.spark
+
+START = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
+COLUMNS = "shop string, at timestamp, amount long, price decimal(8,2)"
+
+
+class Payments:
+    """A log of payments, with times that mostly rise."""
+
+    def __init__(self, spark: SparkSession, root: Path, partitions: int = 2) -> None:
+        self.spark = spark
+        self.ledger = Ledger(root)
+        self.log = ps.sources.PartitionedLog(root / "payments", COLUMNS, partitions)
+        self._random = random.Random(7)
+        self._second = 0.0
+
+    def add(self, rows: int) -> None:
+        for partition in (0, 1):
+            given = [self._row() for _ in range(rows)]
+            columns = list(zip(*given, strict=True))
+            types = [pa.string(), pa.timestamp("us", "UTC"), pa.int64(), pa.decimal128(8, 2)]
+            names = ["shop", "at", "amount", "price"]
+            arrays = [pa.array(c, kind) for c, kind in zip(columns, types, strict=True)]
+            self.log.append(partition, pa.table(arrays, names=names))
+
+    def add_at(self, *seconds: float | None, shop: str = "a") -> None:
+        """Rows of one shop at these times."""
+        at = [None if one is None else START + dt.timedelta(seconds=one) for one in seconds]
+        rows = {"shop": [shop] * len(at), "at": pa.array(at, pa.timestamp("us", "UTC"))}
+        amounts = pa.array(range(len(at)), pa.int64())
+        nothing = pa.nulls(len(at), pa.decimal128(8, 2))
+        self.log.append(0, pa.table({**rows, "amount": amounts, "price": nothing}))
+
+    def _row(self) -> tuple[Any, ...]:
+        self._second += self._random.random() * 3
+        at = START + dt.timedelta(seconds=self._second - self._random.random() * 20)
+        amount = self._random.choice([None, *range(50)])
+        return self._random.choice("abcde"), at, amount, None if amount is None else amount * 2
+
+    def read(self, job: ps.Job, rows_per_batch: int | None = None, **time: Any) -> ps.Stream:
+        frame = self.log.read(self.spark, rows_per_batch=rows_per_batch)
+        return job.read(frame, uid="payments", event_time="at", **{"max_ahead": None, **time})
+
+    def everything(self) -> DataFrame:
+        """All rows, as a plain DataFrame."""
+        rows = self.log.table().select(["shop", "at", "amount", "price"]).to_pylist()
+        return self.spark.createDataFrame([tuple(row.values()) for row in rows], COLUMNS)
+
+
+def aggregates() -> dict[str, Any]:
+    return {
+        "n": F.count("*"),
+        "known": F.count("amount"),
+        "total": F.sum("amount"),
+        "least": F.min("at"),
+        "most": F.max("amount"),
+        "mean": F.avg("amount"),
+        "paid": F.sum("price"),
+        "dear": F.count_if(F.col("amount") > 25),
+    }
+
+
+class Listed(ps.WindowProcess):
+    def process(
+        self, key: str, window: ps.TimeWindow | None, rows: ps.Rows, ctx: ps.Context
+    ) -> Iterator[Any]:
+        assert window is not None
+        assert all(window.start <= row.at < window.end for row in rows)
+        assert [row.at for row in rows] == sorted(row.at for row in rows)
+        yield key, window.start, window.end, len(rows), sum(row.amount or 0 for row in rows)
+
+
+LISTED = "shop string, window_start timestamp, window_end timestamp, n long, total long"
+
+
+@pytest.fixture
+def payments(spark: SparkSession, tmp_path: Path) -> Payments:
+    return Payments(spark, tmp_path)
+
+
+def build(payments: Payments) -> ps.Job:
+    """Every kind of window over one stream."""
+    job = payments.ledger.job(parallelism=2)
+    rows = payments.read(job, rows_per_batch=120, out_of_order="30s")
+    by_shop = rows.key_by("shop")
+    kinds: dict[str, Any] = {
+        "tumbling": ps.tumbling("1min", offset="7s"),
+        "sliding": ps.sliding("50s", "20s"),
+        "session": ps.session("4s"),
+    }
+    for name, windows in kinds.items():
+        found = by_shop.window(windows).aggregate(uid=name, **aggregates())
+        found.write_to(payments.ledger.files(name), uid=f"{name}-out")
+        code = by_shop.window(windows).process(Listed(), schema=LISTED, uid=f"{name}-code", order_by="at")
+        code.write_to(payments.ledger.files(f"{name}-code"), uid=f"{name}-code-out")
+    tens = by_shop.window(ps.count_window(10)).aggregate(uid="tens", **aggregates())
+    tens.write_to(payments.ledger.files("tens"), uid="tens-out")
+    return job
+
+
+def test_windows_are_sparks_own(payments: Payments) -> None:
+    """Over batches, a restart and the end of the input each window has one result, that of Spark over everything."""
+    payments.add(90)
+    build(payments).run(available_now=True)
+    payments.add(50)
+    build(payments).run(available_now=True, drain=True)
+    every = payments.everything()
+    judges = {
+        "tumbling": F.window("at", "1 minute", startTime="7 seconds"),
+        "sliding": F.window("at", "50 seconds", "20 seconds"),
+        "session": F.session_window("at", "4 seconds"),
+    }
+    for name, window in judges.items():
+        expected = (
+            every.groupBy("shop", window.alias("w"))
+            .agg(*(column.alias(one) for one, column in aggregates().items()))
+            .select("shop", "w.start", "w.end", *aggregates())
+        )
+        assert_same(payments.ledger.rows(name), [tuple(row) for row in expected.collect()])
+        listed = [(row[0], row[1], row[2], row[3], row[5] or 0) for row in expected.collect()]
+        assert_same(payments.ledger.rows(f"{name}-code"), listed)
+    tens = payments.ledger.rows("tens")
+    assert {row["n"] for row in tens} == {10}
+    counts = every.groupBy("shop").count().collect()
+    assert len(tens) == sum(row["count"] // 10 for row in counts)
+
+
+def late_job(payments: Payments) -> ps.Job:
+    """The same windows in all forms, with five seconds of lateness, and what comes too late for each."""
+    job = payments.ledger.job(parallelism=2)
+    rows = payments.read(job, out_of_order="0s").key_by("shop")
+    for name, windows in (("tumbling", ps.tumbling("10s")), ("session", ps.session("3s"))):
+        plan = rows.window(windows, lateness="5s")
+        counted = plan.aggregate(uid=name, n=F.count("*"))
+        code = plan.process(Listed(), schema=LISTED, uid=f"{name}-code", order_by="at")
+        for uid, stream in ((name, counted), (f"{name}-code", code)):
+            stream.write_to(payments.ledger.files(uid), uid=f"{uid}-out")
+            stream.late().write_to(payments.ledger.files(f"{uid}-late"), uid=f"{uid}-late-out")
+    return job
+
+
+def seconds(row: dict[str, Any]) -> tuple[float, float, int]:
+    start, end = ((row[name] - START).total_seconds() for name in ("window_start", "window_end"))
+    return start, end, row["n"]
+
+
+def test_late_rows_update_or_come_out(spark: SparkSession, tmp_path: Path) -> None:
+    """Within the lateness a window has another result; behind it the row comes out as it came, and is counted."""
+    payments = Payments(spark, tmp_path, partitions=1)
+    payments.add_at(1, 2, 12, 13.5)
+    late_job(payments).run(available_now=True)
+    payments.add_at(9, 3, None, 21)  # the window of 9 and 3 is over, but awaited; the session of 3 is not
+    late_job(payments).run(available_now=True)
+    payments.add_at(8, 9.5, 30)  # alone 8 would be late, but it touches a session that is awaited
+    handle = late_job(payments).start(available_now=True, drain=True)
+    handle.wait()
+    results = {name: sorted(map(seconds, payments.ledger.rows(name))) for name in ("tumbling", "session")}
+    assert results["tumbling"] == [(0, 10, 2), (0, 10, 4), (10, 20, 2), (20, 30, 1), (30, 40, 1)]
+    assert results["session"] == [(1, 5, 2), (8, 16.5, 5), (9, 16.5, 3), (21, 24, 1), (30, 33, 1)]
+    late = {}
+    for name in ("tumbling", "session"):
+        assert sorted(map(seconds, payments.ledger.rows(f"{name}-code"))) == results[name]
+        for uid in (name, f"{name}-code"):
+            rows = payments.ledger.rows(f"{uid}-late")
+            late[uid] = sorted(
+                (row["at"] - START).total_seconds() if row["at"] is not None else -1 for row in rows
+            )
+    assert late["tumbling"] == late["tumbling-code"] == [-1, 8, 9.5]
+    assert late["session"] == late["session-code"] == [-1, 3]
+    assert handle.progress.late_rows == {"tumbling": 3, "tumbling-code": 3, "session": 2, "session-code": 2}
+
+
+def test_early_results_come_by_the_clock(spark: SparkSession, tmp_path: Path) -> None:
+    """An open window gives a result some time after it has changed, although no data comes; then none, until it changes or closes."""
+    payments = Payments(spark, tmp_path, partitions=1)
+    job = payments.ledger.job(parallelism=2)
+    rows = payments.read(job, out_of_order="0s", idle_after=None).key_by("shop")
+    counted = rows.window(ps.tumbling("1h"), early="500ms").aggregate(uid="counted", n=F.count("*"))
+    counted.write_to(payments.ledger.files("counted"), uid="out")
+    payments.add_at(1, 2)
+    handle = job.start()
+    try:
+        for rows_added, expected in (((), [2]), ((3, 4, 5), [2, 5])):
+            if rows_added:
+                payments.add_at(*rows_added)
+            until = time.monotonic() + 60
+            while [row["n"] for row in payments.ledger.rows("counted")] != expected:
+                assert time.monotonic() < until
+                time.sleep(0.1)
+        batches = handle.progress.batches
+        time.sleep(1.5)
+        assert handle.progress.batches == batches  # nothing waits
+    finally:
+        handle.stop()
+    assert sorted(map(seconds, payments.ledger.rows("counted"))) == [(0, 3600, 2), (0, 3600, 5)]
+
+
+def test_windows_of_windows_and_the_first_of_each(payments: Payments) -> None:
+    """The result of a window has the time of its last moment, so a chain of windows loses nothing; `top` ranks within a window."""
+    payments.add(80)
+    job = payments.ledger.job(parallelism=2)
+    rows = payments.read(job, rows_per_batch=60, out_of_order="30s")
+    short = rows.key_by("shop").window(ps.tumbling("10s")).aggregate(uid="short", n=F.count("*"))
+    total = short.transform(lambda frame: frame.withColumn("all", F.lit("all"))).key_by("all")
+    long = total.window(ps.tumbling("1min")).aggregate(uid="long", n=F.sum("n"), windows=F.count("*"))
+    long.write_to(payments.ledger.files("long"), uid="long-out")
+    best = short.key_by("window_end").top(2, by=["n desc", "shop"], uid="best")
+    best.write_to(payments.ledger.files("best"), uid="best-out")
+    job.run(available_now=True, drain=True)
+    every = payments.everything()
+    counts = every.groupBy("shop", F.window("at", "10 seconds").alias("w")).agg(F.count("*").alias("n"))
+    expected = counts.groupBy(F.window("w.start", "1 minute").alias("m")).agg(
+        F.sum("n").alias("n"), F.count("*").alias("windows")
+    )
+    assert_same(
+        payments.ledger.rows("long"),
+        [("all", *row) for row in expected.select("m.start", "m.end", "n", "windows").collect()],
+    )
+    newest = {
+        (row["window_end"], row["rank"]): (row["shop"], row["n"]) for row in payments.ledger.rows("best")
+    }
+    ranked: dict[Any, list[tuple[int, str]]] = {}
+    for row in counts.select("shop", "w.end", "n").collect():
+        ranked.setdefault(row["end"].timestamp(), []).append((-row["n"], row["shop"]))
+    first = {
+        (end, rank): (shop, -n)
+        for end, found in ranked.items()
+        for rank, (n, shop) in enumerate(sorted(found)[:2], 1)
+    }
+    assert {(end.timestamp(), rank): value for (end, rank), value in newest.items()} == first
+
+
+def assert_same(got: list[dict[str, Any]], expected: list[tuple[Any, ...]]) -> None:
+    assert sorted(map(_plain, (tuple(row.values()) for row in got))) == sorted(map(_plain, expected))
+
+
+def _plain(row: tuple[Any, ...]) -> tuple[str, ...]:
+    """Moments as seconds, since Spark gives them without a time zone."""
+    return tuple(str(value.timestamp()) if isinstance(value, dt.datetime) else str(value) for value in row)

@@ -1,0 +1,103 @@
+"""What is wrong about a window is said before anything starts, without Spark."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any, cast
+
+import pytest
+
+import penstock as ps
+from penstock.graph import EventTime, Graph, Source
+from penstock.keyed_streams import KeyedStream
+from penstock.operators.window_kinds import SessionWindows, TimeWindows
+
+TIME = EventTime("at", 0, None, None)
+
+
+def stream(*keys: str, time: EventTime | None = TIME) -> KeyedStream:
+    return KeyedStream(Graph(), Source("rows", cast("Any", None), None, time), keys or ("shop",))
+
+
+class Sums(ps.WindowProcess):
+    def process(self, key: Any, window: ps.TimeWindow | None, rows: ps.Rows, ctx: ps.Context) -> None: ...
+
+
+class Short(ps.WindowProcess):
+    def process(self, key: Any, rows: ps.Rows, ctx: ps.Context) -> None: ...  # type: ignore[override]
+
+
+class WithState(Sums):
+    total = ps.ValueState("long")
+
+
+def processed(operator: Any, **window: Any) -> ps.Stream:
+    windowed = stream().window(ps.tumbling("1min"), **window)
+    return windowed.process(operator, schema="k string", uid="w")
+
+
+REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
+    "size": (lambda: ps.tumbling("0s"), "size='0s' is too short"),
+    "tiny": (lambda: ps.tumbling("0.0001ms"), "at least a microsecond"),
+    "gap": (lambda: ps.session(timedelta(seconds=-1)), "gap=.* is too short"),
+    "every": (lambda: ps.sliding("1min", "0s"), "every='0s' is too short"),
+    "gaps": (lambda: ps.sliding("1min", "2min"), "less often than they are long"),
+    "overlaps": (lambda: ps.sliding("1d", "1s"), "each row would be in 86,400 windows"),
+    "long": (lambda: ps.tumbling("400000d"), "longer than 1,000 years"),
+    "rows": (lambda: ps.count_window(0), "n=0 is not allowed"),
+    "kind": (lambda: stream().window(cast("Any", "1min")), "it takes one of tumbling"),
+    "lateness": (
+        lambda: stream().window(ps.tumbling("1min"), lateness=timedelta(seconds=-1)),
+        "lateness=.* is too short",
+    ),
+    "early": (lambda: stream().window(ps.tumbling("1min"), early="0s"), "early='0s' is too short"),
+    "count": (lambda: stream().window(ps.count_window(3), lateness="1s"), "rows alone decide"),
+    "time": (lambda: stream().window(ps.tumbling("1min"), event_time=""), "the name of a column"),
+    "code": (lambda: processed(Sums), r"a WindowProcess subclass; write Sums\(\)"),
+    "parameters": (lambda: processed(Short()), "cannot be called with key, window, rows, ctx"),
+    "state": (lambda: processed(WithState()), "which has no state of its own"),
+    "early code": (lambda: processed(Sums(), early="1s"), "early is for aggregate"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_it_is_refused(name: str) -> None:
+    """With the value and what to do."""
+    make, said = REFUSED[name]
+    with pytest.raises(ps.ConfigError, match=said):
+        make()
+
+
+@pytest.mark.parametrize("windows", [ps.tumbling("1min"), ps.sliding("2min", "1min"), ps.session("1min")])
+@pytest.mark.parametrize("named", [None, "at"])
+def test_windows_of_time_need_a_source_with_event_time(windows: Any, named: str | None) -> None:
+    """A column that is named behind it moves no watermark, so that no window would close."""
+    windowed = stream(time=None).window(windows, event_time=named)
+    said = r"none of them would ever close; write job.read\(..., event_time='column'\)"
+    with pytest.raises(ps.ConfigError, match=said):
+        windowed.process(Sums(), schema="k string", uid="w")
+    with pytest.raises(ps.ConfigError, match=said):
+        windowed.aggregate(uid="a", n=cast("Any", None))
+
+
+def test_windows_of_rows_need_no_event_time() -> None:
+    """They close when they are full."""
+    counted = stream(time=None).window(ps.count_window(3)).process(Sums(), schema="k string", uid="w")
+    assert isinstance(counted, ps.Stream)
+
+
+def test_late_rows_are_asked_of_what_has_any() -> None:
+    """An aggregate over everything takes every row."""
+    counted = processed(Sums())
+    assert isinstance(counted.late(), ps.Stream)
+    with pytest.raises(ps.ConfigError, match="for other parts of a stream no row is too late"):
+        ps.Stream(Graph(), Source("rows", cast("Any", None), None)).late()
+
+
+def test_kinds_are_plain_values() -> None:
+    """Two that say the same are the same, and tasks get them."""
+    assert ps.tumbling("1min", offset="61s") == TimeWindows(60_000_000, 60_000_000, 1_000_000)
+    assert ps.sliding("10min", "1min") == TimeWindows(600_000_000, 60_000_000)
+    assert pickle.loads(pickle.dumps(ps.session("30min"))) == SessionWindows(1_800_000_000)
