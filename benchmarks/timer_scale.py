@@ -81,14 +81,24 @@ class Waiting:
         moments = np.random.default_rng(7).permutation(self.timers).astype(np.int64) * GAP_US + GAP_US
         for start in range(0, self.timers, AT_ONCE):
             users = np.arange(start, min(start + AT_ONCE, self.timers), dtype=np.int64)
-            keys = _keys(users)
-            clock = OperatorClock(self.watermark_us, self.watermark_us)
-            with self._batch(clock) as state:
-                timers = Timers(state, clock, KEY, has_event_time=True)
-                at_us = moments[keys.columns.column(0).to_numpy()]
-                timers.write(keys, 0, np.arange(len(keys)), at_us, np.zeros(len(keys), dtype=np.bool_))
-                self.handle = state.freeze()
-            self._merge()
+            self._set(users, moments)
+
+    def refill(self) -> None:
+        """Set as many as have fired, behind all others, so that the number that waits stays what it is."""
+        users = np.arange(self.timers, self.timers + FIRING, dtype=np.int64)
+        self.timers += FIRING
+        self._set(users, np.arange(self.timers, dtype=np.int64) * GAP_US + GAP_US)
+
+    def _set(self, users: np.ndarray, moments: np.ndarray) -> None:
+        """One batch: the timer of each user is at the moment with the user's number."""
+        keys = _keys(users)
+        clock = OperatorClock(self.watermark_us, self.watermark_us)
+        with self._batch(clock) as state:
+            timers = Timers(state, clock, KEY, has_event_time=True)
+            at_us = moments[keys.columns.column(0).to_numpy()]
+            timers.write(keys, 0, np.arange(len(keys)), at_us, np.zeros(len(keys), dtype=np.bool_))
+            self.handle = state.freeze()
+        self._merge()
 
     def fire(self) -> None:
         """Let the next timers fire, and keep the time."""
@@ -156,15 +166,13 @@ def measure(bench: Bench) -> Found:
     few, many = 10_000, bench.size(10_000_000, 100_000)
     rounds = bench.size(30, 3)
     with bench.scratch() as root:
-        small, large = (
-            Waiting(root / "small", few + FIRING * (rounds + WARM_UP)),
-            Waiting(root / "large", many),
-        )
+        small, large = Waiting(root / "small", few), Waiting(root / "large", many)
         for state in (small, large):
             state.grow()
         for _ in range(rounds + WARM_UP):
-            small.fire()
-            large.fire()
+            for state in (small, large):
+                state.fire()
+                state.refill()
     small_s, large_s = (statistics.median(one.seconds[WARM_UP:]) for one in (small, large))
     return {
         "small_s": small_s,

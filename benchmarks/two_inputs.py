@@ -18,7 +18,8 @@ from pyspark.sql import functions as F
 
 import penstock as ps
 
-BATCHES, WARM_UP = 10, 4
+WARM_UP, JOINED, DEDUPED = 4, 6, 10
+"""Batches: those that fill the state, and those that count. The peer's join takes minutes for each."""
 BATCH_S = 150
 """So much event time has a batch: ten minutes are four of them."""
 WITHIN_S = 600
@@ -120,7 +121,8 @@ def join(bench: Bench) -> Found:
             for name, time, value in (("orders", "at", "item"), ("payments", "paid_at", "amount"))
         )
         _add_orders_and_payments(orders, payments, rows, np.random.default_rng(7))
-        return _beside(bench, rows, SparkTwo(root, orders, payments), PenstockTwo(root, orders, payments))
+        ours, theirs = PenstockTwo(root, orders, payments), SparkTwo(root, orders, payments)
+        return _beside(bench, rows, WARM_UP + JOINED, theirs, ours)
 
 
 def dedupe(bench: Bench) -> Found:
@@ -129,16 +131,15 @@ def dedupe(bench: Bench) -> Found:
     rng = np.random.default_rng(7)
     with bench.scratch() as root:
         orders = TimedRows(root / "orders", "at", "item")
-        for batch in range(WARM_UP + BATCHES):
+        for batch in range(WARM_UP + DEDUPED):
             ids = batch * rows + np.arange(rows)
             again = rng.random(rows) < TWICE
             ids[again] = rng.integers(max(0, (batch - 2) * rows), (batch + 1) * rows, int(again.sum()))
             orders.add(ids, batch * BATCH_S + rng.random(rows) * BATCH_S)
-        return _beside(bench, rows, SparkTwo(root, orders), PenstockTwo(root, orders))
+        return _beside(bench, rows, WARM_UP + DEDUPED, SparkTwo(root, orders), PenstockTwo(root, orders))
 
 
-def _beside(bench: Bench, rows: int, theirs: SparkTwo, ours: PenstockTwo) -> Found:
-    batches = WARM_UP + BATCHES
+def _beside(bench: Bench, rows: int, batches: int, theirs: SparkTwo, ours: PenstockTwo) -> Found:
     spark_s = median_of(bench.run("Spark", theirs, batches=batches).seconds, warm_up=WARM_UP)
     bench.fresh_session()
     penstock_s = median_of(bench.run("Penstock", ours, batches=batches).seconds, warm_up=WARM_UP)
@@ -146,14 +147,14 @@ def _beside(bench: Bench, rows: int, theirs: SparkTwo, ours: PenstockTwo) -> Fou
         "spark_s": spark_s,
         "penstock_s": penstock_s,
         "ratio": spark_s / penstock_s,
-        "rows": rows * BATCHES,
+        "rows": rows * batches,
     }
 
 
 def _add_orders_and_payments(
     orders: TimedRows, payments: TimedRows, rows: int, rng: np.random.Generator
 ) -> None:
-    batches = WARM_UP + BATCHES
+    batches = WARM_UP + JOINED
     ids = np.arange(rows * batches)
     ordered = (ids + rng.random(len(ids))) * (BATCH_S / rows)
     paid = ordered + rng.random(len(ids)) * 0.8 * WITHIN_S

@@ -66,10 +66,11 @@ class Site:
         values = [json.loads(message.value()) for message in self.kafka.read(self.places.topic)]
         return Counter((value["app"], value["n"]) for value in values)
 
-    def prepared(self) -> list[tuple[str, str]]:
-        """All on the server, with their databases: one that is left over shows whose it is."""
+    def prepared(self) -> list[str]:
+        """Of this database: the suites of the sinks leave theirs in databases of their own, on the same server."""
+        asked = "SELECT gid FROM pg_prepared_xacts WHERE database = current_database()"
         with psycopg.connect(self.places.dsn) as connection:
-            return connection.execute("SELECT database, gid FROM pg_prepared_xacts").fetchall()
+            return [gid for (gid,) in connection.execute(asked)]
 
 
 def wait_for(what: str, handle: JobHandle, condition: Callable[[], object]) -> None:

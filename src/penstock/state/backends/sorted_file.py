@@ -19,6 +19,7 @@ A record batch is one row: of every table a piece. Mostly there is one; there ar
 from __future__ import annotations
 
 import contextlib
+import mmap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
@@ -66,8 +67,8 @@ class FileHeader(msgspec.Struct, frozen=True):
 
 
 _HEADERS = msgspec.json.Decoder(FileHeader)
-_UNREADABLE = (pa.ArrowException, OSError, KeyError, msgspec.MsgspecError)
-"""Arrow says `OSError` without a number about content that makes no sense; with a number it is the system that speaks."""
+_UNREADABLE = (pa.ArrowException, OSError, KeyError, ValueError, msgspec.MsgspecError)
+"""An empty file cannot be mapped: `ValueError`. Arrow says `OSError` without a number about content that makes no sense; with a number it is the system that speaks."""
 
 
 @dataclass(frozen=True)
@@ -176,8 +177,7 @@ def load_sorted_file(ref: FileRef, source: Path | bytes, layout: StateLayout) ->
     """Open a sorted file whose bytes have been verified; one on disk is mapped, not read."""
     label = file_label(ref)
     try:
-        # The batches keep the map alive, so the file itself need not stay open.
-        with pa.memory_map(str(source)) if isinstance(source, Path) else pa.BufferReader(source) as opened:
+        with pa.BufferReader(_mapped(source) if isinstance(source, Path) else source) as opened:
             reader = pa.ipc.open_file(opened)
             batches = [reader.get_batch(i) for i in range(reader.num_record_batches)]
             schema = reader.schema
@@ -204,6 +204,15 @@ def load_sorted_file(ref: FileRef, source: Path | bytes, layout: StateLayout) ->
             found=file.rows,
         )
     return file
+
+
+def _mapped(path: Path) -> pa.Buffer:
+    """The bytes of a file, in place: who holds a piece of them holds the map, so the file itself need not stay open.
+
+    Not Arrow's own map: it asks the system for every byte of a batch ahead of use, which takes longer the larger the state is.
+    """
+    with path.open("rb") as file:
+        return pa.py_buffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
 
 
 def inline_header(ref: FileRef) -> FileHeader:
