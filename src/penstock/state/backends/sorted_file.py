@@ -68,7 +68,9 @@ class FileHeader(msgspec.Struct, frozen=True):
 
 _HEADERS = msgspec.json.Decoder(FileHeader)
 _UNREADABLE = (pa.ArrowException, OSError, KeyError, ValueError, msgspec.MsgspecError)
-"""An empty file cannot be mapped: `ValueError`. Arrow says `OSError` without a number about content that makes no sense; with a number it is the system that speaks."""
+"""An empty file cannot be mapped: `ValueError`.
+
+Arrow says `OSError` without a number about content that makes no sense; with a number it is the system that speaks."""
 
 
 @dataclass(frozen=True)
