@@ -41,6 +41,7 @@ from penstock.operators.window_kinds import count_window, session, sliding, tumb
 from penstock.operators.window_process import TimeWindow, WindowProcess
 from penstock.state.backends import FilesystemBackend, MemoryBackend, RocksdbBackend, StateBackend
 from penstock.storage import LocalStorage, Storage
+from penstock.version import __version__
 
 if TYPE_CHECKING:
     from penstock import sinks, sources
@@ -73,7 +74,6 @@ EXACTLY_ONCE = Mode.EXACTLY_ONCE
 DELETE_ON_CANCELLATION = OnCancel.DELETE_ON_CANCELLATION
 RETAIN_ON_CANCELLATION = OnCancel.RETAIN_ON_CANCELLATION
 
-__version__ = "0.1.0"
 
 __all__ = [
     "AT_LEAST_ONCE",

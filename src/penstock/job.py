@@ -21,12 +21,13 @@ from penstock.recovery.restart import RestartStrategy, exponential_delay
 from penstock.state.backends import backend_named
 from penstock.state.backends.base import StateBackend
 from penstock.state.keys import MAX_KEY_GROUPS
-from penstock.storage import Storage, open_job_storage
+from penstock.storage import Storage, open_job_storage, open_storage
 from penstock.streams import Stream
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
+    from penstock.engine.adopting import Savepoint
     from penstock.spark.handle import JobHandle, Status
 
 DEFAULT_MAX_PARALLELISM = 128
@@ -127,12 +128,16 @@ class Job:
         takeover: bool = False,
         drop_state: tuple[str, ...] = (),
         drain: bool = False,
+        savepoint: str | Path | None = None,
+        claim: bool = False,
     ) -> JobHandle:
         """Start the job in the background, from its newest checkpoint if it has one.
 
         `available_now`: end when the input known now is done. `restore`: go on from this retained checkpoint instead of the newest.
         `takeover`: fence off a run that seems to be alive. `drop_state`: uids of operators whose stored state may be lost.
         `drain`, with `available_now`: when the input is done, event time comes to its end: all windows close, all its timers fire.
+        `savepoint`: begin with the savepoint in this folder; a job that has begun with it goes on from its newest checkpoint. `claim`: the
+        savepoint becomes the job's own, and its folder is deleted.
         """
         refuse_while_loading("start()")
         from penstock.spark.handle import JobHandle, StartOptions
@@ -145,7 +150,10 @@ class Job:
                 f"{start_options.drain()} needs {start_options.available_now()}: only an input that ends has an end of its time"
             )
         try:
-            return JobHandle.start(self, StartOptions(available_now, restore, takeover, dropped, drain))
+            begin = _opened_savepoint(savepoint, restore, claim=claim)
+            return JobHandle.start(
+                self, StartOptions(available_now, restore, takeover, dropped, drain, begin)
+            )
         except PenstockError as error:
             failure = shown_alone(error)
         raise failure
@@ -158,6 +166,8 @@ class Job:
         takeover: bool = False,
         drop_state: tuple[str, ...] = (),
         drain: bool = False,
+        savepoint: str | Path | None = None,
+        claim: bool = False,
     ) -> Status:
         """`start`, show how it goes, and wait for the end; returns how it came. Arguments as for `start`.
 
@@ -174,6 +184,8 @@ class Job:
                 takeover=takeover,
                 drop_state=drop_state,
                 drain=drain,
+                savepoint=savepoint,
+                claim=claim,
             )
 
         try:
@@ -181,6 +193,27 @@ class Job:
         except (PenstockError, KeyboardInterrupt) as error:
             failure = shown_alone(error)
         raise failure
+
+
+def _opened_savepoint(savepoint: object, restore: int | None, *, claim: bool) -> Savepoint | None:
+    """The savepoint of a start, read and checked before Spark is asked for anything."""
+    from penstock.engine.adopting import Savepoint
+    from penstock.savepoint.manifest import read_manifest
+
+    if savepoint is None:
+        if claim:
+            raise ConfigError(
+                f"{start_options.claim()} needs {start_options.savepoint('DIR')}: there is nothing to claim"
+            )
+        return None
+    if restore is not None:
+        raise ConfigError(
+            f"{start_options.savepoint(str(savepoint))} and {start_options.restore(restore)} exclude each other: give one of them"
+        )
+    if not isinstance(savepoint, str | Path):
+        raise ConfigError(f"savepoint={savepoint!r} is no folder: give its path", savepoint=savepoint)
+    folder = open_storage(savepoint)
+    return Savepoint(folder, read_manifest(folder), claim)
 
 
 def _checked_uids(drop_state: object) -> tuple[str, ...]:

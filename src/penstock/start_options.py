@@ -32,6 +32,16 @@ def restore(checkpoint: int) -> str:
     return f"--restore {checkpoint}" if _Asked.on_the_command_line else f"restore={checkpoint}"
 
 
+def savepoint(folder: str) -> str:
+    """What begins with a savepoint."""
+    return f"--savepoint {folder}" if _Asked.on_the_command_line else f"savepoint={folder!r}"
+
+
+def claim() -> str:
+    """What makes a savepoint the job's own."""
+    return "--claim" if _Asked.on_the_command_line else "claim=True"
+
+
 def drop_state(*uids: str) -> str:
     """What allows that the state of these operators is lost; without any, the name of the option."""
     if _Asked.on_the_command_line:

@@ -69,7 +69,7 @@ def test_another_format_is_refused() -> None:
     """A file of a later version says so."""
     envelope = msgspec.json.decode(encode(completed(7))) | {"format": 99}
     with pytest.raises(
-        IncompatibleStateError, match="has format 99, this version of Penstock reads format 3"
+        IncompatibleStateError, match="has format 99, this version of Penstock reads format 4"
     ):
         decode(msgspec.json.encode(envelope), "chk-7-r1/_metadata")
 

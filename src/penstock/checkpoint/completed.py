@@ -12,7 +12,7 @@ from penstock.sinks.two_phase_commit import TransactionName
 from penstock.state.handle import StateHandle
 from penstock.state.lifetimes import FAR_AWAY_US
 
-FORMAT = 3
+FORMAT = 4
 
 Upstream = Mapping[str, Sequence[str]]
 """The operators in front of each operator, near and far. Those in front come first in it."""
@@ -126,6 +126,16 @@ class TableColumns(msgspec.Struct, frozen=True):
 
     identity: Columns
     value: Columns
+    schema: bytes = b""
+    """The same columns, exactly: Arrow's own message."""
+    ordered: bool = True
+    by_time: bool = False
+    on_rescale: str = "by key"
+
+    @property
+    def same_rows(self) -> tuple[object, ...]:
+        """What must be the same for a job that goes on with it."""
+        return self.identity, self.value, self.ordered, self.by_time
 
 
 class StoredLifetime(msgspec.Struct, frozen=True):
@@ -149,6 +159,8 @@ class OperatorColumns(msgspec.Struct, frozen=True):
     value: Columns
     tables: dict[str, TableColumns] = {}
     lifetimes: dict[str, StoredLifetime] = {}
+    schema: bytes = b""
+    """The columns of the key and of the row that every key has, exactly: Arrow's own message."""
 
 
 class OperatorState(msgspec.Struct, frozen=True):
@@ -159,11 +171,12 @@ class OperatorState(msgspec.Struct, frozen=True):
     handles: tuple[StateHandle, ...]
     tables: dict[str, TableColumns] = {}
     lifetimes: dict[str, StoredLifetime] = {}
+    schema: bytes = b""
 
     @property
     def columns(self) -> OperatorColumns:
         """What kind of state it is."""
-        return OperatorColumns(self.key, self.value, self.tables, self.lifetimes)
+        return OperatorColumns(self.key, self.value, self.tables, self.lifetimes, self.schema)
 
 
 class Completed(msgspec.Struct, frozen=True, kw_only=True):
@@ -193,6 +206,8 @@ class Completed(msgspec.Struct, frozen=True, kw_only=True):
     """Older checkpoints are subsumed by this one. Said before they are deleted, so that nobody goes back to one meanwhile."""
     now_us: int = 0
     """The time of its batch, by which state expires, in microseconds since the epoch. It never goes back, whatever the clock does."""
+    savepoint: str = ""
+    """The savepoint that it was made of, where a run has adopted one."""
 
     @property
     def id(self) -> CheckpointId:

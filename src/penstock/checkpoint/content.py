@@ -34,6 +34,8 @@ class Identity:
     layouts: dict[str, OperatorColumns]
     upstream: Upstream
     restored_from: CheckpointId = NO_CHECKPOINT
+    savepoint: str = ""
+    """With which the job began."""
 
     def operators(self, handles: Mapping[SubtaskId, StateHandle]) -> dict[str, OperatorState]:
         """The state of every operator."""
@@ -44,6 +46,7 @@ class Identity:
                 tuple(handles[subtask] for subtask in sorted(handles) if subtask.uid == uid),
                 layout.tables,
                 layout.lifetimes,
+                layout.schema,
             )
             for uid, layout in self.layouts.items()
         }
@@ -113,6 +116,7 @@ class Content:
             late_rows=dict(cut.late_rows),
             oldest_retained=retained[0],
             now_us=max(cut.now_us, time_us),
+            savepoint=self._identity.savepoint,
         )
 
     def _duration_s(self, pending: Pending, cut: BatchFinished, now: Now) -> float:

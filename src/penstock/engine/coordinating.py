@@ -35,6 +35,7 @@ def make_coordinator(
         {uid: described(layout, start.switched_on_us.get(uid)) for uid, layout in spec.layouts.items()},
         spec.upstream,
         point.id,
+        point.checkpoint.savepoint if point.checkpoint else "",
     )
     now = Now(clock.monotonic(), clock.wall())
     protocol = Protocol(

@@ -77,6 +77,11 @@ def start_run(
     return replace(start, handles=lifetimes.fading(start.handles))
 
 
+def check_fits(spec: JobSpec, point: RestorePoint, drop_state: tuple[str, ...]) -> None:
+    """Refuse what the job cannot go on from; raises before anything is changed."""
+    _fit(spec, point).check(drop_state)
+
+
 def forget_working_files(spec: JobSpec, start: Start) -> None:
     """At the end of a run; with `local_recovery` the next one may use what is left."""
     if not spec.local_recovery:

@@ -111,7 +111,7 @@ def check_layout(uid: str, stored: OperatorColumns, now: OperatorColumns) -> Non
         )
     for name in sorted(stored.tables.keys() | now.tables.keys()):
         before, after = stored.tables.get(name), now.tables.get(name)
-        if before != after:
+        if (before and before.same_rows) != (after and after.same_rows):
             raise IncompatibleStateError(
                 f"operator {uid!r}: of the state {name!r} the checkpoint has {_rows(before)}, the job {_rows(after)}; {what_to_do}",
                 operator=uid,

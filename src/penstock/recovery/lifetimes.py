@@ -14,9 +14,17 @@ import pyarrow as pa
 
 from penstock.checkpoint.completed import OperatorColumns, StoredLifetime, TableColumns
 from penstock.ids import SubtaskId
-from penstock.state.backends.base import VALUES, StateLayout, TableLayout, visible, with_stamps
+from penstock.state.backends.base import (
+    VALUES,
+    OnRescale,
+    StateLayout,
+    TableLayout,
+    visible,
+    with_stamps,
+)
 from penstock.state.handle import StateHandle
 from penstock.state.lifetimes import LONG_AGO_US, Lifetime, Measure
+from penstock.state.types import spark_type
 
 SwitchedOn = Mapping[str, Mapping[str, int]]
 """For each operator, for each column of stamps, the moment at which the time to live was switched on."""
@@ -30,7 +38,14 @@ def described(layout: StateLayout, switched_on_us: Mapping[str, int] | None = No
     """The columns of an operator's state as the metadata records them."""
     since = switched_on_us or {}
     tables = {
-        table.name: TableColumns(_described(table.identity), _described(table.visible))
+        table.name: TableColumns(
+            _described(table.identity),
+            _described(table.visible),
+            _exactly(table.identity, table.visible),
+            table.ordered,
+            table.by_time,
+            table.on_rescale.value,
+        )
         for table in layout.tables
     }
     lifetimes = {
@@ -45,11 +60,38 @@ def described(layout: StateLayout, switched_on_us: Mapping[str, int] | None = No
         for lifetime in table.lifetimes
     }
     value = visible(layout.value, layout.lifetimes)
-    return OperatorColumns(_described(layout.key), _described(value), tables, lifetimes)
+    exactly = _exactly(layout.key, value)
+    return OperatorColumns(_described(layout.key), _described(value), tables, lifetimes, exactly)
+
+
+def stored_layout(columns: OperatorColumns) -> StateLayout:
+    """The layout of state as a checkpoint records it, with the times to live that it had. Without the job: for those who read state."""
+    key, value = _columns(columns.schema, len(columns.key))
+    tables = tuple(
+        TableLayout(
+            name,
+            *_columns(table.schema, len(table.identity)),
+            ordered=table.ordered,
+            by_time=table.by_time,
+            on_rescale=OnRescale(table.on_rescale),
+        )
+        for name, table in columns.tables.items()
+    )
+    return _with_lifetimes(StateLayout(key, value, tables), columns.lifetimes)
+
+
+def _exactly(identity: pa.Schema, value: pa.Schema) -> bytes:
+    data: bytes = pa.schema([*identity, *value]).remove_metadata().serialize().to_pybytes()
+    return data
+
+
+def _columns(schema: bytes, identity: int) -> tuple[pa.Schema, pa.Schema]:
+    fields = list(pa.ipc.read_schema(pa.py_buffer(schema)))
+    return pa.schema(fields[:identity]), pa.schema(fields[identity:])
 
 
 def _described(schema: pa.Schema) -> dict[str, str]:
-    return {field.name: str(field.type) for field in schema}
+    return {field.name: spark_type(field.type) for field in schema}
 
 
 @dataclass(frozen=True)

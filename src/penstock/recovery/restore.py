@@ -115,15 +115,20 @@ class RestorePoint:
         return self.checkpoint.barrier if self.checkpoint else Barrier()
 
 
+def read_job_record(storage: Storage) -> JobRecord:
+    """What a job in this storage said at its first start; `FileNotFoundError` where none ever ran."""
+    try:
+        return _JOB_RECORDS.decode(storage.get(JOB_FILE))
+    except msgspec.DecodeError as error:
+        raise CorruptStateError(f"{JOB_FILE} in {storage.uri} is not readable: {error}") from error
+
+
 def check_job_record(storage: Storage, record: JobRecord) -> JobRecord:
     """Write `job.json` at the first start, with an identity; later return it, or refuse a job that has changed since."""
     new = msgspec.structs.replace(record, identity=SYSTEM_RANDOMNESS.token(8))
     if storage.create(JOB_FILE, msgspec.json.encode(new)):
         return new
-    try:
-        known = _JOB_RECORDS.decode(storage.get(JOB_FILE))
-    except msgspec.DecodeError as error:
-        raise CorruptStateError(f"{JOB_FILE} in {storage.uri} is not readable: {error}") from error
+    known = read_job_record(storage)
     if (known.job, known.format) != (record.job, record.format):
         raise ConfigError(
             f"{storage.uri} belongs to the job {known.job!r} (format {known.format}), this is {record.job!r} (format "

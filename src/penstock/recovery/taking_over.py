@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import Protocol
 
 import msgspec
 
@@ -32,6 +33,23 @@ class Taken(msgspec.Struct, frozen=True):
 
     handle: StateHandle
     report: SubtaskReport
+
+
+class SubtaskWork(Protocol):
+    """Makes state a subtask's own, before the first batch. Pickled into tasks."""
+
+    @property
+    def local_dir(self) -> Path:
+        """Working files of the run on a machine."""
+        ...
+
+    def at(self, local_dir: Path) -> SubtaskWork:
+        """The same, where a machine has its files elsewhere."""
+        ...
+
+    def __call__(self, handle: StateHandle, attempt: int) -> Taken:
+        """Do it; `handle` is what the subtask has so far."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -55,6 +73,10 @@ class TakeOver:
     """By operators that have state of subtasks: what all former ones had, the first of them first."""
     reached: TimeReached = field(default_factory=TimeReached)
     """How far time had come at the checkpoint."""
+
+    def at(self, local_dir: Path) -> TakeOver:
+        """See `SubtaskWork.at`."""
+        return replace(self, local_dir=local_dir)
 
     def __call__(self, handle: StateHandle, attempt: int) -> Taken:
         """Keep what is the subtask's own, as files of its own; called again, with another attempt, when a task fails."""
@@ -90,5 +112,5 @@ class TakeOver:
         return found
 
 
-PerformAll = Callable[[TakeOver, Sequence[StateHandle]], Sequence[Taken]]
-"""Runs a take-over for every handle, in tasks beside each other, each of them again until it succeeds."""
+PerformAll = Callable[[SubtaskWork, Sequence[StateHandle]], Sequence[Taken]]
+"""Runs such work for every handle, in tasks beside each other, each of them again until it succeeds."""

@@ -13,10 +13,11 @@ from penstock.checkpoint.completed import Completed
 from penstock.clock import SYSTEM_CLOCK
 from penstock.config import Duration, OnCancel, choice, seconds
 from penstock.engine import story
+from penstock.engine.adopting import Savepoint, adopt
 from penstock.engine.job_spec import JobSpec
 from penstock.engine.observer import Observer, Progress
 from penstock.engine.run_ends import RunEnds
-from penstock.engine.start import start_run
+from penstock.engine.start import check_fits, start_run
 from penstock.errors import JobFailedError, shown_alone
 from penstock.guarantee import Guarantee
 from penstock.ownership.claim import Claimant
@@ -64,6 +65,7 @@ class StartOptions:
     takeover: bool = False
     drop_state: tuple[str, ...] = ()
     drain: bool = False
+    savepoint: Savepoint | None = None
 
 
 class JobHandle:
@@ -188,6 +190,7 @@ class JobHandle:
             not self._claimant.has_claimed and not self._options.takeover
         ):  # also when it is long after the start
             refuse_if_running(self._spec.storage, SYSTEM_CLOCK.wall())
+        self._adopt_savepoint()
         start = start_run(
             self._spec,
             claimant=self._claimant,
@@ -211,6 +214,20 @@ class JobHandle:
             available_now=self._options.available_now,
             stopping=self._stopping,
             drain=self._options.drain,
+        )
+
+    def _adopt_savepoint(self) -> None:
+        """Once for this start, before its first run."""
+        savepoint, dropped = self._options.savepoint, self._options.drop_state
+        if savepoint is None or self._claimant.has_claimed:
+            return
+        adopt(
+            self._spec,
+            savepoint,
+            clock=SYSTEM_CLOCK,
+            perform_all=partial(take_over_all, self._compiled.session),
+            check=lambda point: check_fits(self._spec, point, dropped),
+            drop_state=dropped,
         )
 
     def _work(self) -> None:

@@ -19,7 +19,7 @@ from pyspark.sql import SparkSession
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.engine.assignment import Answer, decode_answer, encode_answer
 from penstock.errors import InternalError
-from penstock.recovery.taking_over import Taken, TakeOver
+from penstock.recovery.taking_over import SubtaskWork, Taken
 from penstock.snapshot.mailbox import Address, send
 from penstock.snapshot.merger import MERGER, Merge
 from penstock.snapshot.messages import Message
@@ -132,20 +132,20 @@ def _readable() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class _InATask:
-    take_over: TakeOver
+    work: SubtaskWork
 
     def __call__(self, encoded: bytes) -> bytes:
         with _readable():
-            taken = self.take_over(_HANDLES.decode(encoded), _task().taskAttemptId())
+            taken = self.work(_HANDLES.decode(encoded), _task().taskAttemptId())
             return msgspec.json.encode(taken)
 
 
 def take_over_all(
-    session: SparkSession, take_over: TakeOver, handles: Sequence[StateHandle]
+    session: SparkSession, work: SubtaskWork, handles: Sequence[StateHandle]
 ) -> Sequence[Taken]:
-    """Run a take-over for every handle, as one Spark job."""
+    """Do the work of every handle, as one Spark job."""
     items = [msgspec.json.encode(handle) for handle in handles]
-    results = session.sparkContext.parallelize(items, len(items)).map(_InATask(take_over)).collect()
+    results = session.sparkContext.parallelize(items, len(items)).map(_InATask(work)).collect()
     return [_TAKEN.decode(result) for result in results]
 
 

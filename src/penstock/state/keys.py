@@ -20,6 +20,8 @@ GROUP_SHIFT = 48
 MAX_KEY_GROUPS = 1 << 15
 SORT_KEY = "__sort_key"
 """The column of rows on their way to an operator, and of rows of state."""
+ORDER = "__order"
+"""The column with the second sort number, where a key may have many rows."""
 
 SortKeys = npt.NDArray[np.int64]
 

@@ -256,6 +256,10 @@ class OpenTable(ABC):
     def scan(self) -> Iterator[pa.RecordBatch]:
         """All live rows of the subtask's own key groups, in order: `__sort_key`, identity columns, values. For inspection."""
 
+    @abstractmethod
+    def numbered(self) -> Iterator[pa.RecordBatch]:
+        """The same rows, with `__order` behind `__sort_key` where a key may have many: all that is needed to write them elsewhere."""
+
 
 class OpenState(ABC):
     """The state of one subtask, open at one version, for the length of one batch.

@@ -121,6 +121,15 @@ class RowCodec:
         rest = [key[self._prefix_bytes :] for key in keys]
         return sort_keys, _decode(self._identity, rest, self._layout.identity, label=label)
 
+    def decode_orders(self, keys: Sequence[bytes]) -> SortKeys | None:
+        """The second sort numbers, of keys that `decode_keys` can read; None where a key has one row."""
+        if not self._layout.ordered:
+            return None
+        at = 1 if self._layout.by_time else 1 + NUMBER_BYTES
+        numbers = b"".join(key[at : at + NUMBER_BYTES] for key in keys)
+        turned = np.frombuffer(numbers, dtype=">u8").astype(np.uint64) ^ _SIGN
+        return turned.view(np.int64)
+
     def decode_values(self, values: Sequence[bytes | None], label: str) -> pa.RecordBatch:
         """Value columns, with nulls where there is no value."""
         return _decode(self._value, values, self._layout.value, label=label)

@@ -23,7 +23,7 @@ from penstock.state.backends.base import (
 from penstock.state.backends.equality import rows_equal
 from penstock.state.backends.rocksdb_rows import RowCodec
 from penstock.state.backends.rocksdb_version import WorkingVersion
-from penstock.state.backends.sorted_file import scan_schema
+from penstock.state.backends.sorted_file import numbered_schema, scan_schema
 from penstock.state.backends.write_check import WriteCheck
 from penstock.state.lifetimes import Measure
 from penstock.state.sizes import PART_BYTES
@@ -146,15 +146,25 @@ class RocksdbTable(OpenTable):
         return decoded if own.all() else decoded.filter(pa.array(own))
 
     def _columns(self, rows: list[Row]) -> tuple[npt.NDArray[np.int64], pa.RecordBatch]:
+        sort_keys, live, _ = self._columns_and_kept(rows)
+        return sort_keys, live
+
+    def _columns_and_kept(
+        self, rows: list[Row]
+    ) -> tuple[npt.NDArray[np.int64], pa.RecordBatch, npt.NDArray[np.bool_]]:
+        """Of the rows those that have not expired, and which of them these are."""
         label = self._version.label
         sort_keys, identity = self._codec.decode_keys([key for key, _ in rows], label)
         values = self._codec.decode_values([value for _, value in rows], label)
         schema = pa.schema([*self._layout.identity, *self._layout.value])
         if self._expiry is None:
-            return sort_keys, pa.RecordBatch.from_arrays([*identity.columns, *values.columns], schema=schema)
+            all_rows = pa.RecordBatch.from_arrays([*identity.columns, *values.columns], schema=schema)
+            return sort_keys, all_rows, np.ones(len(rows), dtype=np.bool_)
         columns, gone = self._expiry.applied(values.columns)
         live = pa.RecordBatch.from_arrays([*identity.columns, *columns], schema=schema)
-        return (sort_keys, live) if gone is None else (sort_keys[~gone], live.filter(pa.array(~gone)))
+        if gone is None:
+            return sort_keys, live, np.ones(len(rows), dtype=np.bool_)
+        return sort_keys[~gone], live.filter(pa.array(~gone)), ~gone
 
     @property
     def bounds(self) -> tuple[bytes, bytes]:
@@ -246,6 +256,15 @@ class RocksdbTable(OpenTable):
     def scan(self) -> Iterator[pa.RecordBatch]:
         """See `OpenTable.scan`; writes of this batch are included."""
         return self._scanned(self._version.rows(*self._codec.bounds))
+
+    def numbered(self) -> Iterator[pa.RecordBatch]:
+        """See `OpenTable.numbered`; writes of this batch are included."""
+        schema = numbered_schema(self._layout)
+        for rows in _groups(self._version.rows(*self._codec.bounds)):
+            orders = self._codec.decode_orders([key for key, _ in rows])
+            sort_keys, live, kept = self._columns_and_kept(rows)
+            numbers = [pa.array(sort_keys)] + ([] if orders is None else [pa.array(orders[kept])])
+            yield pa.RecordBatch.from_arrays([*numbers, *live.columns], schema=schema)
 
     def _scanned(self, found: Iterator[Row]) -> Iterator[pa.RecordBatch]:
         schema = scan_schema(self._layout)

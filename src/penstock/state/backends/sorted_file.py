@@ -34,14 +34,13 @@ from penstock.errors import CorruptStateError, IncompatibleStateError, PenstockE
 from penstock.state.backends.base import VALUES, FileRef, StateLayout, TableLayout
 from penstock.state.backends.checksums import HASHED_FILES
 from penstock.state.backends.sorted_rows import SortedBatch, SortedTable, marks
-from penstock.state.keys import SORT_KEY
+from penstock.state.keys import ORDER, SORT_KEY
 from penstock.state.lifetimes import STAMP_TYPE, TIMELESS, Ending, Expiry, StateTime, fading
 from penstock.state.types import spark_type
 from penstock.wording import counted
 
 FORMAT_VERSION = 3
 DELETED = "__deleted"
-ORDER = "__order"
 _HEADER_KEY = b"penstock.sorted_file"
 
 
@@ -244,6 +243,13 @@ def _unreadable(label: str, cause: Exception) -> PenstockError:
 def scan_schema(table: TableLayout) -> pa.Schema:
     """The columns that a scan gives, whatever the backend."""
     return pa.schema([pa.field(SORT_KEY, pa.int64(), nullable=False), *table.identity, *table.value])
+
+
+def numbered_schema(table: TableLayout) -> pa.Schema:
+    """The columns that `OpenTable.numbered` gives, whatever the backend."""
+    orders = [pa.field(ORDER, pa.int64(), nullable=False)] if table.ordered else []
+    sort_key, *others = scan_schema(table)
+    return pa.schema([sort_key, *orders, *others])
 
 
 def file_label(ref: FileRef) -> str:

@@ -21,7 +21,7 @@ from penstock.state.backends.base import (
 from penstock.state.backends.lookup import lookup, lookup_parts
 from penstock.state.backends.merge import Ownership, merge_tables
 from penstock.state.backends.rows_of_keys import KeyRanges, OneSortedKey, rows_of_keys
-from penstock.state.backends.sorted_file import TableHeader, scan_schema
+from penstock.state.backends.sorted_file import TableHeader, numbered_schema, scan_schema
 from penstock.state.backends.sorted_rows import (
     SortedBatch,
     SortedTable,
@@ -111,13 +111,22 @@ class OpenSortedTable(OpenTable):
         """See `OpenTable.scan`; writes of this batch are included."""
         return self._scanned([self.fresh(), *self._stored])
 
+    def numbered(self) -> Iterator[pa.RecordBatch]:
+        """See `OpenTable.numbered`; writes of this batch are included."""
+        schema = numbered_schema(self._layout)
+        for rows in self._merged([self.fresh(), *self._stored]):
+            numbers = [pa.array(one) for one in (rows.sort_keys, rows.orders) if one is not None]
+            yield pa.RecordBatch.from_arrays([*numbers, *rows.keys, *rows.values], schema=schema)
+
     def _scanned(self, tables: Sequence[SortedTable]) -> Iterator[pa.RecordBatch]:
         schema = scan_schema(self._layout)
-        merged = merge_tables(tables, ownership=self._ownership, keep_tombstones=False, expiry=self._expiry)
-        for rows in merged:
+        for rows in self._merged(tables):
             yield pa.RecordBatch.from_arrays(
                 [pa.array(rows.sort_keys), *rows.keys, *rows.values], schema=schema
             )
+
+    def _merged(self, tables: Sequence[SortedTable]) -> Iterator[SortedBatch]:
+        return merge_tables(tables, ownership=self._ownership, keep_tombstones=False, expiry=self._expiry)
 
     def fresh(self) -> SortedTable:
         """What this batch wrote, as the table of a file in memory."""

@@ -1,0 +1,204 @@
+"""Make a savepoint of a completed checkpoint. Driver, or a process beside it; the running job does not notice.
+
+The order is what makes it safe: claim the folder, write every file, and the manifest last. Without the manifest there is no savepoint.
+Whoever calls it sees to it that the checkpoint's files are not deleted meanwhile (`ownership.holds`).
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import xxhash
+
+from penstock.checkpoint.completed import Barrier, Completed, OperatorState, SourceFile
+from penstock.checkpoint.metadata import is_committed
+from penstock.clock import SYSTEM_CLOCK, Clock
+from penstock.errors import ConfigError, CorruptStateError, IncompatibleStateError
+from penstock.recovery.lifetimes import stored_layout
+from penstock.recovery.restore import read_job_record
+from penstock.savepoint.manifest import (
+    MAKING,
+    MANIFEST,
+    Manifest,
+    Origin,
+    SavedFile,
+    SavedOperator,
+    encode,
+    read_manifest,
+)
+from penstock.savepoint.tables import table_folder, write_table
+from penstock.state.backends import backend_named
+from penstock.state.backends.base import StateLayout, Workplace
+from penstock.state.handle import Due, StateHandle
+from penstock.state.lifetimes import LONG_AGO_US, StateTime
+from penstock.storage import Storage
+from penstock.version import __version__
+
+Told = Callable[[int, int], None]
+"""Called with how many files of state are done, and of how many."""
+
+
+def create_savepoint(
+    job_storage: Storage,
+    completed: Completed,
+    to: Storage,
+    *,
+    token: str,
+    clock: Clock = SYSTEM_CLOCK,
+    scratch: Path | None = None,
+    told: Told = lambda _done, _of: None,
+) -> Manifest:
+    """Write the folder `to`, which is empty; `token` is the savepoint's id. Called again with the same token it goes on by itself.
+
+    Raises `ConfigError` where somebody else's files lie, and `IncompatibleStateError` for a checkpoint that has promised transactions of
+    which is not known that they are committed: a savepoint promises nothing.
+    """
+    if completed.transactions and not is_committed(job_storage, completed):
+        raise IncompatibleStateError(
+            f"checkpoint {completed.checkpoint} has promised transactions that are not known to be committed, and a savepoint promises "
+            "nothing; start the job once more, so that it commits them, and make the savepoint then",
+            checkpoint=completed.checkpoint,
+        )
+    if to.size(MANIFEST) is not None and (known := read_manifest(to)).id == token:
+        return known  # made before, and whoever asked was not told
+    _claim_folder(to, token)
+    work = Path(tempfile.mkdtemp(prefix="penstock-savepoint-", dir=scratch))
+    try:
+        made = _Making(job_storage, completed, to, work, clock, told).manifest(token)
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+    data = encode(made)
+    if not to.create(MANIFEST, data):
+        raise ConfigError(f"{to.uri} has a savepoint by now; choose another folder", folder=to.uri)
+    to.delete([MAKING])
+    return made
+
+
+def _claim_folder(to: Storage, token: str) -> None:
+    to.check_place()
+    mine = token.encode()
+    if not to.create(MAKING, mine) and to.get(MAKING) != mine:
+        raise ConfigError(
+            f"{to.uri} holds an unfinished savepoint of somebody else: it is being made, or was given up; choose another folder, or "
+            "delete it",
+            folder=to.uri,
+        )
+    known = (MAKING, MANIFEST)
+    foreign = [
+        name for name in to.names() if name not in known and not name.startswith(("state/", "sources/"))
+    ]
+    if to.size(MANIFEST) is not None or foreign:
+        to.delete([MAKING])
+        what = "a savepoint" if not foreign else f"other files, such as {foreign[0]}"
+        raise ConfigError(f"{to.uri} holds {what}; choose an empty folder", folder=to.uri)
+
+
+@dataclass(frozen=True)
+class _Making:
+    storage: Storage
+    completed: Completed
+    to: Storage
+    scratch: Path
+    clock: Clock
+    told: Told
+
+    def manifest(self, token: str) -> Manifest:
+        completed = self.completed
+        record = read_job_record(self.storage)
+        operators = dict(self._operators())
+        return Manifest(
+            id=token,
+            origin=Origin(completed.job, record.identity, completed.checkpoint, completed.run),
+            checkpoint=completed.checkpoint,
+            mode=completed.mode,
+            parallelism=completed.parallelism,
+            max_parallelism=completed.max_parallelism,
+            made_at=self.clock.wall(),
+            made_by=__version__,
+            now_us=completed.now_us,
+            barrier=self._barrier(),
+            operators=operators,
+            bad_records=completed.bad_records,
+            late_rows=completed.late_rows,
+        )
+
+    def _operators(self) -> Iterator[tuple[str, SavedOperator]]:
+        of = sum(len(state.handles) for state in self.completed.operators.values())
+        done = 0
+        for uid, state in self.completed.operators.items():
+            layout = stored_layout(state.columns)
+            files: dict[str, list[SavedFile]] = {name: [] for name in layout.by_name}
+            for handle in state.handles:
+                for name, file in self._subtask(layout, state, handle):
+                    files[name].append(file)
+                done += 1
+                self.told(done, of)
+            yield (
+                uid,
+                SavedOperator(
+                    state.columns,
+                    {name: tuple(found) for name, found in files.items() if found},
+                    max((handle.generation for handle in state.handles), default=0),
+                    Due.first(handle.due for handle in state.handles),
+                ),
+            )
+
+    def _subtask(
+        self, layout: StateLayout, state: OperatorState, handle: StateHandle
+    ) -> Iterator[tuple[str, SavedFile]]:
+        """All tables of one subtask, as it would read them at the checkpoint."""
+        uid, index = handle.subtask.uid, handle.subtask.index
+        if not handle.refs:
+            return
+        opened = backend_named(handle.backend).open(self._place(state, handle), layout, handle)
+        with closing(opened) as rows:
+            for name, table in layout.by_name.items():
+                path = f"{table_folder(uid, name)}/{index}.parquet"
+                file = write_table(
+                    self.to, path, rows.table(name).numbered(), table, part=index, scratch=self.scratch
+                )
+                if file is not None:
+                    yield name, file
+
+    def _place(self, state: OperatorState, handle: StateHandle) -> Workplace:
+        completed, time, uid = self.completed, self.completed.barrier.time, handle.subtask.uid
+        switched_on = {stamp: one.switched_on_us for stamp, one in state.lifetimes.items()}
+        return Workplace(
+            storage=self.storage,
+            local_dir=self.scratch,
+            subtask=handle.subtask,
+            parallelism=completed.parallelism,
+            max_parallelism=completed.max_parallelism,
+            version=handle.version,
+            stem=f"savepoint-{handle.subtask.index}",
+            clock=self.clock,
+            time=StateTime(
+                completed.now_us,
+                switched_on,
+                time.watermarks_us.get(uid, LONG_AGO_US),
+                time.clock_us or LONG_AGO_US,
+            ),
+        )
+
+    def _barrier(self) -> Barrier:
+        """The same, with copies of what the sources have noted in this folder."""
+        barrier = self.completed.barrier
+        notes = tuple(self._note(number, note) for number, note in enumerate(barrier.source_log))
+        return msgspec.structs.replace(barrier, source_log=notes)
+
+    def _note(self, number: int, note: SourceFile) -> SourceFile:
+        name, data = f"sources/{number}", self.storage.get(note.name)
+        if (len(data), xxhash.xxh3_64_hexdigest(data)) != (note.size, note.checksum):
+            raise CorruptStateError(
+                f"{note.name} in {self.storage.uri} is corrupt: it has not the checksum {note.checksum}; make the savepoint of another "
+                "checkpoint",
+                name=note.name,
+            )
+        self.to.put(name, data)
+        return msgspec.structs.replace(note, name=name)

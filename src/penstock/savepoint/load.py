@@ -1,0 +1,204 @@
+"""Load the tables of a savepoint into the state of a job's subtasks, whatever their number and backend. Executors.
+
+Each new subtask reads the files that may hold rows of its key groups, and writes those that are its own. It does so in portions, each
+frozen by itself: what has to fit into memory is a portion, not the state.
+"""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+
+from penstock.checkpoint.completed import SubtaskReport
+from penstock.ids import RunId
+from penstock.recovery.lifetimes import stored_layout
+from penstock.recovery.taking_over import Taken
+from penstock.savepoint.manifest import Manifest, SavedFile, SavedOperator
+from penstock.savepoint.tables import read_table
+from penstock.state.backends.base import VALUES, OnRescale, StateBackend, StateLayout, TableLayout, Workplace
+from penstock.state.backends.merge import Ownership
+from penstock.state.handle import StateHandle
+from penstock.state.keys import ORDER, SORT_KEY, KeyBatch, share_groups
+from penstock.state.lifetimes import LONG_AGO_US, StateTime
+from penstock.state.local_files import begin_run
+from penstock.state.subtask_rows import RowsByTable, take_over
+from penstock.storage import Storage
+
+PORTION_ROWS = 2_000_000
+PORTION_BYTES = 256 << 20
+"""So much is written before it is frozen as files of its own."""
+
+Portion = dict[str, list[pa.RecordBatch]]
+"""Rows by table."""
+
+
+@dataclass(frozen=True)
+class Load:
+    """What a task needs to know to load the state of a subtask. It is called in tasks, on any machine."""
+
+    folder: Storage
+    manifest: Manifest
+    storage: Storage
+    backend: StateBackend
+    local_dir: Path
+    run: RunId
+    parallelism: int
+    max_parallelism: int
+    left_out: frozenset[str] = field(default_factory=frozenset)
+    """Operators whose state is to be dropped: their subtasks are empty."""
+
+    def at(self, local_dir: Path) -> Load:
+        """See `SubtaskWork.at`."""
+        return replace(self, local_dir=local_dir)
+
+    def __call__(self, handle: StateHandle, attempt: int) -> Taken:
+        """Write what is the subtask's own and store it; called again, with another attempt, when a task fails."""
+        begin_run(self.local_dir, frozenset())
+        uid = handle.subtask.uid
+        operator = self.manifest.operators[uid]
+        scratch = Path(tempfile.mkdtemp(prefix="penstock-load-", dir=self.local_dir))
+        workplace = Workplace.of(
+            self, handle.subtask, version=handle.version, attempt=attempt, time=self._time(uid)
+        )
+        try:
+            loading = _Loading(self, operator, workplace, scratch)
+            loaded = handle if uid in self.left_out else loading.loaded(handle)
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
+        report = SubtaskReport(handle.subtask, host=socket.gethostname(), **asdict(workplace.origins))
+        return Taken(loaded, report)
+
+    def _time(self, uid: str) -> StateTime:
+        time, lifetimes = self.manifest.barrier.time, self.manifest.operators[uid].columns.lifetimes
+        return StateTime(
+            self.manifest.now_us,
+            {stamp: one.switched_on_us for stamp, one in lifetimes.items()},
+            time.watermarks_us.get(uid, LONG_AGO_US),
+            time.clock_us or LONG_AGO_US,
+        )
+
+
+@dataclass(frozen=True)
+class _Loading:
+    load: Load
+    operator: SavedOperator
+    workplace: Workplace
+    scratch: Path
+
+    def loaded(self, handle: StateHandle) -> StateHandle:
+        layout = stored_layout(self.operator.columns)
+        stored: StateHandle | None = None
+        for number, portion in enumerate(self._portions(layout)):
+            place = replace(self.workplace, stem=f"{self.workplace.stem}-{number}")
+            stored = self._written(place, layout, stored, portion)
+        if layout.of_subtasks and self._is_rescaled:
+            stored = self._of_subtasks(self.workplace, layout, stored)
+        if stored is None:
+            return handle
+        generation = max(self.operator.generation, stored.generation)
+        return msgspec.structs.replace(stored, generation=generation, due=self.operator.due)
+
+    @property
+    def _is_rescaled(self) -> bool:
+        return self.workplace.parallelism != self.load.manifest.parallelism
+
+    # ── rows of keys ───────────────────────────────────────────────────────────────────────────
+
+    def _portions(self, layout: StateLayout) -> Iterator[Portion]:
+        portion: Portion = {}
+        rows = size = 0
+        for name, table in layout.by_name.items():
+            if table.on_rescale is not OnRescale.BY_KEY and self._is_rescaled:
+                continue  # dealt out anew
+            for batch in self._own_rows(name, table):
+                portion.setdefault(name, []).append(batch)
+                rows, size = rows + batch.num_rows, size + batch.nbytes
+                if rows >= PORTION_ROWS or size >= PORTION_BYTES:
+                    yield portion
+                    portion, rows, size = {}, 0, 0
+        if portion:
+            yield portion
+
+    def _own_rows(self, name: str, table: TableLayout) -> Iterator[pa.RecordBatch]:
+        mine = Ownership(self.workplace.subtask.index, self.workplace.parallelism)
+        for file in self._files(name):
+            for batch in self._read(file, table):
+                owned = mine.owned(batch.column(SORT_KEY).to_numpy())
+                if owned.any():
+                    yield batch if owned.all() else batch.filter(pa.array(owned))
+
+    def _files(self, name: str) -> Sequence[SavedFile]:
+        """Those that may hold rows of this subtask's key groups."""
+        index, former = self.workplace.subtask.index, self.load.manifest.parallelism
+        files = self.operator.files.get(name, ())
+        return [file for file in files if share_groups(index, self.workplace.parallelism, file.part, former)]
+
+    def _read(self, file: SavedFile, table: TableLayout) -> Iterator[pa.RecordBatch]:
+        return read_table(self.load.folder, file, table, self.scratch)
+
+    def _written(
+        self, place: Workplace, layout: StateLayout, before: StateHandle | None, portion: Portion
+    ) -> StateHandle:
+        with closing(self.load.backend.open(place, layout, before)) as state:
+            for name, batches in portion.items():
+                rows = pa.Table.from_batches(batches).combine_chunks()
+                for keys, values in _in_order(rows, layout.by_name[name]):
+                    (state if name == VALUES else state.table(name)).write(keys, values)
+            return self._stored(place, state.freeze(), before)
+
+    # ── rows of subtasks ───────────────────────────────────────────────────────────────────────
+
+    def _of_subtasks(
+        self, place: Workplace, layout: StateLayout, before: StateHandle | None
+    ) -> StateHandle | None:
+        former = [self._rows_of(part, layout) for part in range(self.load.manifest.parallelism)]
+        if not any(rows.num_rows for tables in former for rows in tables.values()):
+            return before
+        with closing(self.load.backend.open(place, layout, before)) as state:
+            take_over(state, layout, former, subtask=place.subtask.index, parallelism=place.parallelism)
+            return self._stored(place, state.freeze(), before)
+
+    def _rows_of(self, part: int, layout: StateLayout) -> RowsByTable:
+        """What one former subtask had."""
+        found: dict[str, pa.Table] = {}
+        for table in layout.of_subtasks:
+            schema = pa.schema([*table.identity, *table.value])
+            files = [file for file in self.operator.files.get(table.name, ()) if file.part == part]
+            batches = [batch.select(schema.names) for file in files for batch in self._read(file, table)]
+            found[table.name] = pa.Table.from_batches(batches, schema)
+        return found
+
+    def _stored(self, place: Workplace, frozen: StateHandle, before: StateHandle | None) -> StateHandle:
+        for name in sorted(frozen.files - (before.files if before else frozenset())):
+            self.load.storage.upload(place.local_path(name), name)
+        return frozen
+
+
+def _in_order(rows: pa.Table, table: TableLayout) -> Iterator[tuple[KeyBatch, pa.RecordBatch]]:
+    """The rows as a backend takes them: by their sort numbers, and no more at once than an array can hold."""
+    sort_keys = rows.column(SORT_KEY).to_numpy()
+    orders = rows.column(ORDER).to_numpy() if table.ordered else None
+    positions = np.argsort(sort_keys, kind="stable") if orders is None else np.lexsort((orders, sort_keys))
+    if (positions[1:] > positions[:-1]).all():
+        sorted_rows = rows
+    else:
+        sorted_rows = rows.take(pa.array(positions))
+        sort_keys, orders = sort_keys[positions], None if orders is None else orders[positions]
+    at = 0
+    for batch in sorted_rows.to_batches(max_chunksize=256 * 1024):
+        behind = at + batch.num_rows
+        identity, values = batch.select(table.identity.names), batch.select(table.value.names)
+        yield (
+            KeyBatch(sort_keys[at:behind], identity, None if orders is None else orders[at:behind]),
+            values,
+        )
+        at = behind

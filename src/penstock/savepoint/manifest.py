@@ -1,0 +1,180 @@
+"""`savepoint.json`: what a savepoint is, written last and checked when it is read. Driver and executors.
+
+A folder is a savepoint if and only if it has this file. All names in it are relative, and stay below the folder.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import msgspec
+import xxhash
+
+from penstock.checkpoint.completed import Barrier, OperatorColumns
+from penstock.errors import ConfigError, CorruptStateError, IncompatibleStateError
+from penstock.ids import CheckpointId
+from penstock.state.handle import Due
+from penstock.storage import Storage
+
+MANIFEST = "savepoint.json"
+MAKING = "making.json"
+"""Who is about to make a savepoint in this folder."""
+FORMAT = 1
+MOST_BYTES = 256 << 20
+"""A manifest that says it is larger is not read: its size follows the number of files, not that of the state."""
+
+_FILE = re.compile(r"(state/[^/\0]+/[^/\0]+|sources)/[^/\0]+")
+
+
+class SavedFile(msgspec.Struct, frozen=True):
+    """One file of the folder."""
+
+    path: str
+    size: int
+    checksum: str
+    rows: int = 0
+    part: int = 0
+    """The subtask whose rows it holds, of as many as the manifest says."""
+
+
+class SavedOperator(msgspec.Struct, frozen=True):
+    """The state of an operator: its typed columns, and for each table the files that hold its rows."""
+
+    columns: OperatorColumns
+    files: dict[str, tuple[SavedFile, ...]] = {}
+    generation: int = 0
+    due: Due = Due()
+
+    def rows(self, table: str) -> int:
+        """How many rows a table has."""
+        return sum(file.rows for file in self.files.get(table, ()))
+
+
+class Origin(msgspec.Struct, frozen=True):
+    """The checkpoint that a savepoint was made of. `identity` tells two jobs of one name apart."""
+
+    job: str = ""
+    identity: str = ""
+    checkpoint: int = -1
+    run: int = 0
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that a job needs to go on from here, anywhere."""
+
+    id: str
+    """Drawn when it was made: a job that has adopted it knows it by this."""
+    origin: Origin = Origin()
+    checkpoint: int
+    mode: str
+    parallelism: int
+    """Of the files: part i holds the key groups g with g mod parallelism = i."""
+    max_parallelism: int
+    made_at: float = 0.0
+    made_by: str = ""
+    """The version of Penstock."""
+    now_us: int = 0
+    barrier: Barrier = Barrier()
+    """Positions and event time. The names in its source log are those of files in this folder."""
+    operators: dict[str, SavedOperator] = {}
+    bad_records: dict[str, int] = {}
+    late_rows: dict[str, int] = {}
+
+    @property
+    def number(self) -> CheckpointId:
+        """The number with which a job goes on."""
+        return CheckpointId(self.checkpoint)
+
+    @property
+    def files(self) -> Iterator[SavedFile]:
+        """Every file of the folder but the manifest itself."""
+        for operator in self.operators.values():
+            for files in operator.files.values():
+                yield from files
+        for note in self.barrier.source_log:
+            yield SavedFile(note.name, note.size, note.checksum)
+
+    @property
+    def size(self) -> int:
+        """Bytes of all files."""
+        return sum(file.size for file in self.files)
+
+
+class _Envelope(msgspec.Struct, frozen=True):
+    format: int
+    checksum: str
+    savepoint: msgspec.Raw
+
+
+_ENVELOPES = msgspec.json.Decoder(_Envelope)  # made before there are threads, see `snapshot.mailbox`
+_MANIFESTS = msgspec.json.Decoder(Manifest)
+
+
+def encode(manifest: Manifest) -> bytes:
+    """The bytes of `savepoint.json`."""
+    body = msgspec.json.encode(manifest)
+    envelope = _Envelope(FORMAT, xxhash.xxh3_64_hexdigest(body), msgspec.Raw(body))
+    return msgspec.json.format(msgspec.json.encode(envelope), indent=1)
+
+
+def read_manifest(folder: Storage) -> Manifest:
+    """Read and check the manifest; the files it names are looked at when they are used."""
+    data = _read(folder)
+    try:
+        envelope = _ENVELOPES.decode(data)
+        if envelope.format != FORMAT:
+            raise IncompatibleStateError(
+                f"the savepoint {folder.uri} has format {envelope.format}, this version of Penstock reads format {FORMAT}; nothing was "
+                "changed; use the version that made it",
+                format=envelope.format,
+            )
+        body = bytes(envelope.savepoint)
+        found = xxhash.xxh3_64_hexdigest(msgspec.json.format(body, indent=-1))
+        if found != envelope.checksum:
+            raise _corrupt(folder, f"its checksum is {found}, expected {envelope.checksum}")
+        manifest = _MANIFESTS.decode(body)
+    except msgspec.MsgspecError as error:
+        raise _corrupt(folder, str(error)) from error
+    _check(manifest, folder)
+    return manifest
+
+
+def _read(folder: Storage) -> bytes:
+    size = folder.size(MANIFEST)
+    if size is None:
+        half = folder.size(MAKING) is not None
+        raise ConfigError(
+            f"{folder.uri} is no savepoint: it has no {MANIFEST}"
+            + (
+                "; one was being made there, and was never finished: make another"
+                if half
+                else "; check the path"
+            ),
+            folder=folder.uri,
+        )
+    if size > MOST_BYTES:
+        raise _corrupt(folder, f"it has {size} bytes, the most is {MOST_BYTES}")
+    return folder.get(MANIFEST)
+
+
+def _check(manifest: Manifest, folder: Storage) -> None:
+    """What no savepoint of ours says: names that lead elsewhere, parts that do not exist, tables that no operator has."""
+    for file in manifest.files:
+        if not _FILE.fullmatch(file.path) or ".." in file.path.split("/") or "." in file.path.split("/"):
+            raise _corrupt(folder, f"it names {file.path!r}, which is no file of a savepoint")
+        if file.size < 0 or file.rows < 0 or not 0 <= file.part < max(manifest.parallelism, 1):
+            raise _corrupt(folder, f"of {file.path!r} it says impossible things: {file}")
+    if not 0 < manifest.parallelism <= manifest.max_parallelism:
+        raise _corrupt(
+            folder, f"parallelism {manifest.parallelism} of at most {manifest.max_parallelism} cannot be"
+        )
+    if len({file.path for file in manifest.files}) < sum(1 for _ in manifest.files):
+        raise _corrupt(folder, "it names a file twice")
+
+
+def _corrupt(folder: Storage, problem: str) -> CorruptStateError:
+    return CorruptStateError(
+        f"{MANIFEST} in {folder.uri} is corrupt: {problem}; nothing was changed; take another copy of the savepoint",
+        folder=folder.uri,
+    )

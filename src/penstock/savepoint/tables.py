@@ -1,0 +1,114 @@
+"""The tables of a savepoint as Parquet files: written row group by row group, read back checked. Driver and executors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from urllib.parse import quote
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import xxhash
+
+from penstock.errors import CorruptStateError, UnavailableError
+from penstock.savepoint.manifest import SavedFile
+from penstock.state.backends.base import VALUES, TableLayout
+from penstock.state.backends.checksums import fingerprint
+from penstock.state.backends.sorted_file import numbered_schema
+from penstock.storage import Storage
+
+BATCH_ROWS = 128 * 1024
+
+
+def table_folder(operator: str, table: str) -> str:
+    """Where the files of a table lie. Names of tables may have any character."""
+    return f"state/{operator}/{'values' if table == VALUES else 'table-' + quote(table, safe=' ')}"
+
+
+def write_table(
+    folder: Storage,
+    path: str,
+    rows: Iterable[pa.RecordBatch],
+    layout: TableLayout,
+    *,
+    part: int,
+    scratch: Path,
+) -> SavedFile | None:
+    """Store the rows of one subtask in a file; None, and no file, when there are none."""
+    local = scratch / path.replace("/", "-")
+    count = 0
+    with pq.ParquetWriter(local, numbered_schema(layout), compression="zstd", compression_level=1) as writer:
+        for batch in rows:
+            if batch.num_rows:
+                writer.write_batch(batch)
+                count += batch.num_rows
+    if not count:
+        local.unlink()
+        return None
+    size, checksum = fingerprint(local)
+    folder.upload(local, path)
+    local.unlink()
+    return SavedFile(path, size, checksum, count, part)
+
+
+def read_table(
+    folder: Storage, file: SavedFile, layout: TableLayout, scratch: Path
+) -> Iterator[pa.RecordBatch]:
+    """The rows of a file, once it is known to be what the manifest says; their columns are those of the layout."""
+    local = fetched(folder, file, scratch)
+    wanted = numbered_schema(layout)
+    try:
+        with pq.ParquetFile(local) as opened:
+            _check_schema(folder, file, opened.schema_arrow, wanted)
+            if opened.metadata.num_rows != file.rows:
+                raise _corrupt(folder, file, f"it has {opened.metadata.num_rows} rows, expected {file.rows}")
+            for batch in opened.iter_batches(BATCH_ROWS):
+                yield batch.cast(wanted)
+    except (pa.ArrowException, OSError) as error:
+        if isinstance(error, OSError) and error.errno:
+            raise UnavailableError(f"{file.path} cannot be read: {error}", path=file.path) from error
+        raise _corrupt(folder, file, f"it is no readable Parquet file: {error}") from error
+    finally:
+        local.unlink(missing_ok=True)
+
+
+def fetched(folder: Storage, file: SavedFile, scratch: Path) -> Path:
+    """A file of a savepoint on this machine, with the right size and checksum. Its size is looked at before a byte is copied."""
+    size = folder.size(file.path)
+    if size is None:
+        raise _corrupt(folder, file, "it is missing")
+    if size != file.size:
+        raise _corrupt(folder, file, f"it has {size} bytes, expected {file.size}")
+    local = scratch / file.path.replace("/", "-")
+    folder.download(file.path, local)
+    found = fingerprint(local)
+    if found != (file.size, file.checksum):
+        raise _corrupt(folder, file, f"its checksum is {found[1]}, expected {file.checksum}")
+    return local
+
+
+def checked_bytes(folder: Storage, file: SavedFile) -> bytes:
+    """A small file of a savepoint, with the right size and checksum."""
+    size = folder.size(file.path)
+    if size != file.size:
+        raise _corrupt(
+            folder, file, "it is missing" if size is None else f"it has {size} bytes, expected {file.size}"
+        )
+    data = folder.get(file.path)
+    found = xxhash.xxh3_64_hexdigest(data)
+    if found != file.checksum:
+        raise _corrupt(folder, file, f"its checksum is {found}, expected {file.checksum}")
+    return data
+
+
+def _check_schema(folder: Storage, file: SavedFile, found: pa.Schema, wanted: pa.Schema) -> None:
+    if [(one.name, one.type) for one in found] != [(one.name, one.type) for one in wanted]:
+        raise _corrupt(folder, file, f"its columns are {found.names}, the manifest says {wanted.names}")
+
+
+def _corrupt(folder: Storage, file: SavedFile, problem: str) -> CorruptStateError:
+    return CorruptStateError(
+        f"{file.path} of the savepoint {folder.uri} is corrupt: {problem}; nothing was changed; take another copy of the savepoint",
+        file=file.path,
+        folder=folder.uri,
+    )

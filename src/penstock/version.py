@@ -1,0 +1,3 @@
+"""The version of Penstock. Driver and executors."""
+
+__version__ = "0.1.0"
