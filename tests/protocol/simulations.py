@@ -30,7 +30,9 @@ def world(workload: Workload, seed: int, fates: tuple[Fate, ...] = ()) -> Iterat
         shutil.rmtree(root, ignore_errors=True)
 
 
-def workload(mode: Mode = Mode.EXACTLY_ONCE, backend: str = "filesystem") -> Workload:
+def workload(
+    mode: Mode = Mode.EXACTLY_ONCE, backend: str = "filesystem", *, savepoints: bool = False
+) -> Workload:
     checkpoint = Checkpointing(interval="1s", mode=mode)
     return Workload(
         checkpoint=checkpoint,
@@ -41,6 +43,7 @@ def workload(mode: Mode = Mode.EXACTLY_ONCE, backend: str = "filesystem") -> Wor
         parallelisms=(2, 2, 1),
         upload_pace=12.0,
         message_pace=12.0,
+        savepoints=savepoints,
     )
 
 
@@ -51,9 +54,11 @@ def calls_without_a_crash(mode: Mode, backend: str = "filesystem", seed: int = S
         return tuple(undisturbed.calls[0])
 
 
-def come_back(mode: Mode, *fates: Fate, backend: str = "filesystem", seed: int = SEED) -> int:
+def come_back(
+    mode: Mode, *fates: Fate, backend: str = "filesystem", seed: int = SEED, savepoints: bool = False
+) -> int:
     """Run with these fates; returns how many runs it took, without the one that checks that nothing changes."""
-    with world(workload(mode, backend), seed, fates) as crashing:
+    with world(workload(mode, backend, savepoints=savepoints), seed, fates) as crashing:
         try:
             crashing.live()
         except BaseException:

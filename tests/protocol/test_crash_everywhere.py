@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from simulations import SEED, calls_without_a_crash, come_back
+from simulations import SEED, calls_without_a_crash, come_back, workload, world
 
 from penstock.checkpoint.metadata import CheckpointName
 from penstock.config import Mode
@@ -95,3 +95,33 @@ def test_crash_at_calls_with_state_in_rocksdb() -> None:
     calls = calls_without_a_crash(Mode.EXACTLY_ONCE, "rocksdb")
     for call in range(1, len(calls) + 1, 13):
         come_back(Mode.EXACTLY_ONCE, Fate(dies_before=call), backend="rocksdb")
+
+
+def dies_behind_a_commit() -> Fate:
+    """The first run dies when all that a checkpoint promised is committed, and there is more to do."""
+    calls = calls_without_a_crash(Mode.EXACTLY_ONCE)
+    return Fate(
+        dies_after=1
+        + next(at for at, call in enumerate(calls) if call.endswith("/_committed") and call.startswith("put"))
+    )
+
+
+def calls_of_a_start_from_a_savepoint() -> list[str]:
+    with world(workload(savepoints=True), SEED, (dies_behind_a_commit(),)) as undisturbed:
+        undisturbed.live()
+        return undisturbed.calls[1]
+
+
+def test_crash_at_every_call_while_a_savepoint_is_made_and_adopted() -> None:
+    """Before every call, and standing still before some: the next run makes another one, and nothing is lost or doubled."""
+    calls = calls_of_a_start_from_a_savepoint()
+    adopted = max(
+        at for at, call in enumerate(calls) if call.startswith("create") and call.endswith(".restored")
+    )
+    made = next(at for at, call in enumerate(calls) if call == "create savepoint.json")
+    assert 5 < made < adopted < len(calls)
+    for call in range(1, adopted + 12):
+        come_back(Mode.EXACTLY_ONCE, dies_behind_a_commit(), Fate(dies_before=call), savepoints=True)
+    for call in range(1, adopted + 12, 4):
+        zombie = Fate(pauses_before=call, wakes_at=25)
+        come_back(Mode.EXACTLY_ONCE, dies_behind_a_commit(), zombie, savepoints=True)

@@ -22,6 +22,7 @@ BAD_SEEDS = 20
 KIND_SEEDS = 12
 WOKEN_SEEDS = 20
 TIMER_SEEDS = 30
+SAVED_SEEDS = 30
 MANY = int(os.environ.get("PENSTOCK_CHAOS_SEEDS") or 10_000)
 TELL_EVERY = 500
 
@@ -50,6 +51,13 @@ def test_every_kind_of_state_keeps_the_promise(seed: int, backend: str) -> None:
 def test_subtasks_that_are_woken_change_nothing(seed: int) -> None:
     """Whether a subtask runs without rows or not, sinks, state and storage end up as the mode promises."""
     live(seed, wakes_every=2)
+
+
+@pytest.mark.parametrize("seed", SEEDS[:SAVED_SEEDS])
+def test_every_run_begins_with_a_savepoint(seed: int) -> None:
+    """Made of the newest checkpoint and adopted with the next parallelism, whoever dies or wakes up meanwhile."""
+    backend = ("filesystem", "memory", "rocksdb")[seed % 3]
+    live(seed, savepoints=True, every_kind=seed % 2 == 0, backend=backend, interventions=(), modes=())
 
 
 @pytest.mark.parametrize("seed", SEEDS[:TIMER_SEEDS])

@@ -16,7 +16,7 @@ from penstock.ids import NO_CHECKPOINT, RunId, SubtaskId
 from penstock.ownership.claim import newest_run
 from penstock.ownership.descent import in_line_of_descent, read_descents
 from penstock.recovery.begun import last_begun
-from penstock.recovery.restore import RestorePoint
+from penstock.recovery.restore import JOB_FILE, RestorePoint
 from penstock.sinks.two_phase_commit import Transaction
 from penstock.state.backends import backend_named
 from penstock.state.backends.base import Workplace
@@ -116,7 +116,11 @@ class Audit:
         needed = {name for one in found for name in (*one.files, *name_of(one).files)}
         begun = last_begun(storage)
         needed |= begun.barrier.files if begun else set()
-        kept = [name for name in storage.names() if not name.startswith(("runs/", "spark/", "begun/"))]
+        kept = [
+            name
+            for name in storage.names()
+            if not name.startswith(("runs/", "spark/", "begun/")) and name != JOB_FILE
+        ]
         stray = sorted(set(kept) - needed)
         if stray:
             raise Violation(f"these files belong to no checkpoint: {stray}")

@@ -24,6 +24,7 @@ from penstock.testing.simulation.external import Row, SimulatedSink, TableWriter
 from penstock.testing.simulation.flaky_sink import FlakySink
 from penstock.testing.simulation.lifeline import Lifeline
 from penstock.testing.simulation.machines import Machines
+from penstock.testing.simulation.savepoints import SavepointStart
 from penstock.testing.simulation.site import JOB, Conditions, Sinks, Site
 from penstock.testing.simulation.source import Fault, fault_of
 from penstock.testing.simulation.timers import SOURCE, TIME
@@ -52,12 +53,16 @@ class SimulatedRun:
         self._machines = Machines(site.root, site.workload.machines)
         self._sinks = self._make_sinks(lifeline) if site.make_sinks is None else site.make_sinks(lifeline)
         self._spec = self._make_spec(lifeline)
+        self._begins = claimant is None and wanted is None
+        self._savepoint = SavepointStart(site, self._spec, lifeline, conditions.rng)
         self.finished = False
 
     def live(self) -> None:
         """Run to the end; raises what made it impossible."""
         if self._conditions.alone:
             self._damage_working_files()
+        if self._site.workload.savepoints and self._conditions.index and self._begins:
+            self._savepoint.begin(self._take_over_all, self._names)
         start = start_run(
             self._spec,
             claimant=self.claimant,

@@ -73,6 +73,8 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     """The operators set timers, by event time and by the clock, and batches that read nothing come between the others."""
     drains: bool = False
     """In the end event time comes to its end, too: all timers by it fire."""
+    savepoints: bool = False
+    """Every run but the first, unless it is a restart, begins with a savepoint of the newest checkpoint."""
     machines: int = 1
     local_recovery: bool = True
     modes: tuple[Mode, ...] = ()

@@ -1,0 +1,85 @@
+"""A simulated job that is saved and begins with its own savepoint: whatever dies while it is made or adopted, nothing is lost."""
+
+from __future__ import annotations
+
+import logging
+import random
+from pathlib import Path
+
+from penstock.checkpoint.completed import Completed
+from penstock.checkpoint.metadata import is_committed
+from penstock.engine.adopting import Savepoint, adopt
+from penstock.engine.job_spec import JobSpec
+from penstock.engine.start import check_fits
+from penstock.errors import ConfigError, CorruptStateError
+from penstock.ownership.descent import read_descents
+from penstock.randomness import Randomness
+from penstock.recovery.history import read_history
+from penstock.recovery.restore import JobRecord, check_job_record
+from penstock.recovery.taking_over import PerformAll
+from penstock.savepoint.create import create_savepoint
+from penstock.savepoint.manifest import Manifest, read_manifest
+from penstock.storage import Storage
+from penstock.testing.simulation.lifeline import Lifeline
+from penstock.testing.simulation.site import Site
+from penstock.testing.simulation.violation import Violation
+from penstock.testing.simulation.watched_storage import WatchedStorage
+from penstock.testing.virtual_storage import VirtualStorage
+
+
+class SavepointStart:
+    """What somebody does before a run: make a savepoint of the newest checkpoint, and tell the run to begin with it."""
+
+    def __init__(self, site: Site, spec: JobSpec, lifeline: Lifeline, rng: random.Random) -> None:
+        self._site, self._spec = site, spec
+        self._plain = VirtualStorage("virtual://savepoint")
+        self._folder: Storage = WatchedStorage(self._plain, lifeline, rng)
+
+    def begin(self, perform_all: PerformAll, names: Randomness) -> None:
+        """Make it and adopt it, where there is a checkpoint whose promises are kept."""
+        check_job_record(self._site.storage, JobRecord(self._spec.name, self._spec.max_parallelism))
+        newest = self._newest()
+        manifest = None if newest is None else self._made(newest)
+        if manifest is None:
+            return
+        if read_manifest(self._plain) != manifest:
+            raise Violation("a savepoint is not what it was when it was made")
+        try:
+            adopt(
+                self._spec,
+                Savepoint(self._folder, manifest),
+                clock=self._site.clock,
+                perform_all=perform_all,
+                check=lambda point: check_fits(self._spec, point, ()),
+                randomness=names,
+            )
+        except ConfigError as refused:
+            if not self._site.disturbed:
+                raise Violation(
+                    f"nobody else was there, and the savepoint is refused: {refused}"
+                ) from refused
+            logging.getLogger(__name__).info("somebody went on meanwhile: %s", refused)
+
+    def _newest(self) -> Completed | None:
+        storage = self._spec.storage
+        whole = read_history(storage, read_descents(storage)).whole
+        if not whole or (whole[-1].transactions and not is_committed(storage, whole[-1])):
+            return None
+        return whole[-1]
+
+    def _made(self, newest: Completed) -> Manifest | None:
+        scratch = Path(self._site.root / "scratch")
+        scratch.mkdir(exist_ok=True)
+        try:
+            return create_savepoint(
+                self._spec.storage,
+                newest,
+                self._folder,
+                token="simulated",  # noqa: S106 - a name
+                clock=self._site.clock,
+                scratch=scratch,
+            )
+        except (FileNotFoundError, CorruptStateError):
+            if not self._site.disturbed:
+                raise
+            return None  # a run thought dead has subsumed it: nobody holds it here
