@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -10,6 +14,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
+import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -17,11 +22,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from penstock.checkpoint.completed import Barrier, Completed, OperatorState, SourceFile
+from penstock.checkpoint.metadata import write_metadata
 from penstock.errors import ConfigError, CorruptStateError, IncompatibleStateError
 from penstock.ids import RunId, SubtaskId
 from penstock.recovery.lifetimes import described, stored_layout
 from penstock.recovery.restore import JobRecord, check_job_record
 from penstock.savepoint import load
+from penstock.savepoint.beside import create_beside
 from penstock.savepoint.create import create_savepoint
 from penstock.savepoint.load import Load
 from penstock.savepoint.manifest import MAKING, MANIFEST, Manifest, encode, read_manifest
@@ -33,6 +40,7 @@ from penstock.state.lifetimes import Lifetime
 from penstock.state.subtask_rows import SUBTASK
 from penstock.state.types import arrow_schema
 from penstock.storage import LocalStorage
+from services.patience import PATIENCE_S
 
 MAX_PARALLELISM = 8
 BACKENDS = ["filesystem", "memory", "rocksdb"]
@@ -359,3 +367,66 @@ def test_damaged_manifests(saved: LocalStorage, change: Any, error: type[Excepti
 def test_layouts_come_back_from_what_is_recorded() -> None:
     """The metadata of a checkpoint describes state so exactly that nobody needs the job to read it."""
     assert stored_layout(described(LAYOUT)) == LAYOUT
+
+
+def with_metadata(site: Site) -> Completed:
+    """A checkpoint as another process finds it."""
+    completed = site.checkpoint("filesystem", 2, list(range(20)))
+    write_metadata(site.storage, completed)
+    return completed
+
+
+def test_made_by_a_process_beside(site: Site) -> None:
+    """Another process makes the same savepoint, and says how far it is."""
+    completed, told = with_metadata(site), []
+    folder = LocalStorage(site.root / "beside")
+    made = create_beside(
+        site.storage, completed, folder, token="t1", told=lambda done, of: told.append((done, of))
+    )
+    assert told == [(1, 2), (2, 2)]
+    assert made.operators["cards"].rows(VALUES) == 20
+    with pytest.raises(ConfigError, match="holds a savepoint; choose an empty folder"):
+        create_beside(site.storage, completed, folder, token="t2")
+    site.storage.delete(completed.files)
+    with pytest.raises((CorruptStateError, FileNotFoundError), match="state/"):
+        create_beside(site.storage, completed, LocalStorage(site.root / "gone"), token="t3")
+
+
+DRIVER = """
+import sys
+from penstock.checkpoint.metadata import CheckpointName, read_metadata
+from penstock.savepoint import beside
+from penstock.storage import LocalStorage
+
+def killed(done, of):
+    import os, signal
+    os.kill(os.getpid(), signal.SIGKILL)
+
+storage = LocalStorage(sys.argv[1])
+completed = read_metadata(storage, CheckpointName(5, 2))
+beside.create_beside(storage, completed, LocalStorage(sys.argv[2]), token="t1", told=killed)
+"""
+
+
+def test_the_process_beside_ends_with_its_driver(site: Site) -> None:
+    """A driver that is killed in the middle leaves no process behind."""
+    with_metadata(site)
+    to = site.root / "half"
+    driver = subprocess.run(
+        [sys.executable, "-c", DRIVER, str(site.storage.root), str(to)], check=False, timeout=PATIENCE_S
+    )
+    assert driver.returncode == -signal.SIGKILL
+    end = time.monotonic() + PATIENCE_S
+    while alive := [one for one in psutil.process_iter(["cmdline"]) if is_beside(one, site.root)]:
+        assert time.monotonic() < end, alive
+        time.sleep(0.05)
+
+
+def is_beside(process: psutil.Process, root: Path) -> bool:
+    """Only the one that reads this test's storage: other tests run at the same time."""
+    try:
+        return "penstock.savepoint" in (process.info["cmdline"] or ()) and any(
+            str(root) in file.path for file in process.open_files()
+        )
+    except psutil.Error:
+        return False

@@ -196,6 +196,18 @@ def run(
             help="With --available-now: then close all windows and fire all timers by event time.",
         ),
     ] = False,
+    savepoint: Annotated[
+        str | None,
+        typer.Option(
+            "--savepoint",
+            metavar="DIR",
+            help="Begin with this savepoint; a job that has begun with it goes on.",
+            show_default=False,
+        ),
+    ] = None,
+    claim: Annotated[
+        bool, typer.Option("--claim", help="With --savepoint: it becomes the job's own, and is deleted.")
+    ] = False,
 ) -> None:
     """Run the job that a Python file defines, from its newest checkpoint on.
 
@@ -214,6 +226,8 @@ def run(
         takeover=takeover,
         drop_state=dropped,
         drain=drain,
+        savepoint=savepoint,
+        claim=claim,
     )
 
 

@@ -7,7 +7,9 @@ from pathlib import Path
 from penstock.cli.failures import ended_by_ctrl_c
 from penstock.cli.job_file import as_its_own_program, load_job
 from penstock.cli.stated_job import refuse_early
+from penstock.savepoint.manifest import read_manifest
 from penstock.start_options import asked_on_the_command_line
+from penstock.storage import open_storage
 
 
 def run_file(
@@ -19,11 +21,15 @@ def run_file(
     takeover: bool,
     drop_state: tuple[str, ...],
     drain: bool = False,
+    savepoint: str | None = None,
+    claim: bool = False,
 ) -> None:
     """Run the job of a file until it ends, as `Job.run` does; what is to be said names the options of the command line."""
     with asked_on_the_command_line(), as_its_own_program(file):
         if not takeover:
             refuse_early(file)
+        if savepoint is not None:
+            read_manifest(open_storage(savepoint))  # no need to start Spark to find out that it is none
         with ended_by_ctrl_c():
             job = load_job(file, name)
         job.run(
@@ -32,4 +38,6 @@ def run_file(
             takeover=takeover,
             drop_state=drop_state,
             drain=drain,
+            savepoint=savepoint,
+            claim=claim,
         )

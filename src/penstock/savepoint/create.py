@@ -54,7 +54,9 @@ def create_savepoint(
     scratch: Path | None = None,
     told: Told = lambda _done, _of: None,
 ) -> Manifest:
-    """Write the folder `to`, which is empty; `token` is the savepoint's id. Called again with the same token it goes on by itself.
+    """Write the folder `to`, which is empty; `token` is the savepoint's id. Called again with the same token it begins again.
+
+    The classic mistake is one token for two processes: it must be drawn by whoever calls this, and used by nobody else.
 
     Raises `ConfigError` where somebody else's files lie, and `IncompatibleStateError` for a checkpoint that has promised transactions of
     which is not known that they are committed: a savepoint promises nothing.
@@ -81,21 +83,21 @@ def create_savepoint(
 
 
 def _claim_folder(to: Storage, token: str) -> None:
+    """The folder is this attempt's alone, and has nothing in it. What an earlier attempt with the same token left is deleted."""
     to.check_place()
     mine = token.encode()
-    if not to.create(MAKING, mine) and to.get(MAKING) != mine:
-        raise ConfigError(
-            f"{to.uri} holds an unfinished savepoint of somebody else: it is being made, or was given up; choose another folder, or "
-            "delete it",
-            folder=to.uri,
-        )
-    known = (MAKING, MANIFEST)
-    foreign = [
-        name for name in to.names() if name not in known and not name.startswith(("state/", "sources/"))
-    ]
-    if to.size(MANIFEST) is not None or foreign:
+    if not to.create(MAKING, mine):
+        if to.get(MAKING) != mine:
+            raise ConfigError(
+                f"{to.uri} holds an unfinished savepoint of somebody else: it is being made, or was given up; choose another folder, or "
+                "delete it",
+                folder=to.uri,
+            )
+        to.delete([name for name in to.names() if name.startswith(("state/", "sources/"))])
+    foreign = [name for name in to.names() if name != MAKING]
+    if foreign:
         to.delete([MAKING])
-        what = "a savepoint" if not foreign else f"other files, such as {foreign[0]}"
+        what = "a savepoint" if MANIFEST in foreign else f"other files, such as {foreign[0]}"
         raise ConfigError(f"{to.uri} holds {what}; choose an empty folder", folder=to.uri)
 
 

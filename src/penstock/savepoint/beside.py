@@ -1,0 +1,95 @@
+"""Make a savepoint in a process of its own, of lower priority: the driver's Python has batches to plan. Driver.
+
+The process ends with the one that started it: a savepoint whose driver is gone is not finished by anybody.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import msgspec
+
+from penstock import errors
+from penstock.checkpoint.completed import Completed
+from penstock.errors import InternalError, PenstockError, UnavailableError
+from penstock.savepoint.create import Told, create_savepoint
+from penstock.savepoint.manifest import Manifest, read_manifest
+from penstock.storage import LocalStorage, Storage
+
+
+class Wish(msgspec.Struct, frozen=True):
+    """What the process is told on its standard input."""
+
+    storage: str
+    checkpoint: int
+    run: int
+    to: str
+    token: str
+
+
+class Said(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A line of what it says: how far it is, or why it failed."""
+
+    done: int = 0
+    of: int = 0
+    failed: str = ""
+    error: str = ""
+
+
+_SAID = msgspec.json.Decoder(Said)
+
+
+def create_beside(
+    job_storage: Storage,
+    completed: Completed,
+    to: Storage,
+    *,
+    token: str,
+    told: Told = lambda _done, _of: None,
+) -> Manifest:
+    """`create_savepoint`, in another process where another process can reach both places."""
+    if not (isinstance(job_storage, LocalStorage) and isinstance(to, LocalStorage)):
+        return create_savepoint(job_storage, completed, to, token=token, told=told)
+    wish = Wish(job_storage.uri, completed.checkpoint, completed.run, to.uri, token)
+    command = [sys.executable, "-m", "penstock.savepoint"]
+    with subprocess.Popen(  # noqa: S603 - our own interpreter and module
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        try:
+            _listen(process, wish, told)
+        finally:
+            process.kill()
+    return read_manifest(to)
+
+
+def _listen(process: subprocess.Popen[bytes], wish: Wish, told: Told) -> None:
+    if process.stdin is None:
+        raise InternalError("the process that makes a savepoint has no input")
+    process.stdin.write(msgspec.json.encode(wish) + b"\n")
+    process.stdin.flush()  # and stays open: its end tells the process that this one is gone
+    for said in _lines(process):
+        if said.failed:
+            raise _as_raised(said)
+        told(said.done, said.of)
+    if process.wait() != 0:
+        text = b"" if process.stderr is None else process.stderr.read()
+        raise UnavailableError(
+            f"the process that makes the savepoint {wish.to} ended with {process.returncode}: {text.decode(errors='replace')[-500:]}"
+        )
+
+
+def _lines(process: subprocess.Popen[bytes]) -> Iterator[Said]:
+    for line in process.stdout or ():
+        yield _SAID.decode(line)
+
+
+def _as_raised(said: Said) -> Exception:
+    """The same error as if it had been met here."""
+    kind = getattr(errors, said.error, None)
+    if isinstance(kind, type) and issubclass(kind, PenstockError):
+        return kind(said.failed)
+    if said.error == "FileNotFoundError":
+        return FileNotFoundError(said.failed)
+    return InternalError(f"{said.error}: {said.failed}")
