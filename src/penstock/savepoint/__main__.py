@@ -31,6 +31,7 @@ def main() -> None:
             completed,
             open_storage(wish.to),
             token=wish.token,
+            committed=wish.committed,
             told=lambda done, of: _say(Said(done, of)),
         )
     except Exception as error:  # noqa: BLE001 - raised again in the driver

@@ -27,6 +27,7 @@ class Wish(msgspec.Struct, frozen=True):
     run: int
     to: str
     token: str
+    committed: bool = False
 
 
 class Said(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -47,12 +48,13 @@ def create_beside(
     to: Storage,
     *,
     token: str,
+    committed: bool = False,
     told: Told = lambda _done, _of: None,
 ) -> Manifest:
     """`create_savepoint`, in another process where another process can reach both places."""
     if not (isinstance(job_storage, LocalStorage) and isinstance(to, LocalStorage)):
-        return create_savepoint(job_storage, completed, to, token=token, told=told)
-    wish = Wish(job_storage.uri, completed.checkpoint, completed.run, to.uri, token)
+        return create_savepoint(job_storage, completed, to, token=token, committed=committed, told=told)
+    wish = Wish(job_storage.uri, completed.checkpoint, completed.run, to.uri, token, committed)
     command = [sys.executable, "-m", "penstock.savepoint"]
     with subprocess.Popen(  # noqa: S603 - our own interpreter and module
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE

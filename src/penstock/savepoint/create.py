@@ -50,6 +50,7 @@ def create_savepoint(
     to: Storage,
     *,
     token: str,
+    committed: bool = False,
     clock: Clock = SYSTEM_CLOCK,
     scratch: Path | None = None,
     told: Told = lambda _done, _of: None,
@@ -58,10 +59,11 @@ def create_savepoint(
 
     The classic mistake is one token for two processes: it must be drawn by whoever calls this, and used by nobody else.
 
+    `committed`: it is known that all the checkpoint promised is visible, also if nobody has noted it yet.
     Raises `ConfigError` where somebody else's files lie, and `IncompatibleStateError` for a checkpoint that has promised transactions of
     which is not known that they are committed: a savepoint promises nothing.
     """
-    if completed.transactions and not is_committed(job_storage, completed):
+    if completed.transactions and not committed and not is_committed(job_storage, completed):
         raise IncompatibleStateError(
             f"checkpoint {completed.checkpoint} has promised transactions that are not known to be committed, and a savepoint promises "
             "nothing; start the job once more, so that it commits them, and make the savepoint then",
