@@ -16,6 +16,7 @@ import large_state
 import latency
 import postgres_sink
 import process
+import savepoints
 import small_batch
 import time_to_live
 import timer_scale
@@ -58,6 +59,10 @@ MEASUREMENTS = (
     _one("list_append_scale", large_containers.lists),
     _one("timer_scale", timer_scale.measure),
     _several(("checkpoint_scale_bytes", "checkpoint_scale_seconds"), checkpoint_cost.measure),
+    _several(
+        ("savepoint_seconds", "start_from_savepoint_seconds", "rescale_vs_spark", "savepoint_slowdown"),
+        savepoints.measure,
+    ),
     _one("exactly_once_cost", exactly_once.measure),
     _one("small_batch_overhead", small_batch.measure),
     _one("ttl_cost", time_to_live.measure),

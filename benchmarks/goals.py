@@ -165,5 +165,25 @@ FIGURES = {
             PRINTED,
             "Python for a batch of keys at a time, against a key at a time",
         ),
+        Figure(
+            "savepoint_seconds",
+            PRINTED,
+            "a savepoint of 5,000,000 keys, against Spark's own reader of state stores that writes them as Parquet: times as quick",
+        ),
+        Figure(
+            "start_from_savepoint_seconds",
+            "<= 3",
+            "until the first batch is done: a start from that savepoint with another parallelism, over an ordinary restart",
+        ),
+        Figure(
+            "rescale_vs_spark",
+            ">= 3",
+            "until the first batch with another parallelism is done: Spark's offline repartition and restart, over ours; 5,000,000 keys",
+        ),
+        Figure(
+            "savepoint_slowdown",
+            "<= 1.25",
+            "a batch of 100,000 rows while one savepoint after the other is made, over a batch without",
+        ),
     )
 }
