@@ -186,7 +186,7 @@ def _slowdown(site: Site, rows: int) -> Found:
     }
 
 
-def _run(site: Site, look_on: Callable[[JobHandle], None]) -> Callable[[], None]:
+def _run(site: Site, look_on: Callable[[JobHandle], object]) -> Callable[[], None]:
     def run() -> None:
         handle = site.job(parallelism=MORE).start(available_now=True)
         watcher = threading.Thread(target=look_on, args=(handle,))
@@ -197,8 +197,7 @@ def _run(site: Site, look_on: Callable[[JobHandle], None]) -> Callable[[], None]
     return run
 
 
-def _saving(handle: JobHandle, folders: Iterator[Path]) -> int:
-    made = 0
+def _saving(folders: Iterator[Path], made: list[int], handle: JobHandle) -> None:
     while not handle.wait(0.05):
         try:
             handle.savepoint(next(folders))
@@ -206,5 +205,4 @@ def _saving(handle: JobHandle, folders: Iterator[Path]) -> int:
             if not handle.wait(5):
                 raise
         else:
-            made += 1
-    return made
+            made.append(1)
