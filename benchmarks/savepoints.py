@@ -169,9 +169,7 @@ def _slowdown(site: Site, rows: int) -> Found:
     for saving in (False, True, False, True, False):
         site.clicks.changed_keys(rows, site.keys, batches=batches + WARM_UP)
         folders = (site.root / f"loaded {len(made)} {n}" for n in count())
-        run = _run(
-            site, lambda handle, folders=folders: made.append(_saving(handle, folders)) if saving else None
-        )
+        run = _run(site, partial(_saving, folders, made) if saving else JobHandle.wait)
         times = site.bench.watch(
             "with savepoints, batches" if saving else "without, batches", run, batches=batches + WARM_UP
         )

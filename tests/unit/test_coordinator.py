@@ -22,7 +22,7 @@ from penstock.checkpoint.events import (
     SweepTransactions,
     Tick,
 )
-from penstock.checkpoint.metadata import CheckpointName, checkpoint_ids, is_committed
+from penstock.checkpoint.metadata import CheckpointName, checkpoint_ids, is_committed, read_metadata
 from penstock.checkpoint.pending import Now
 from penstock.checkpoint.protocol import Protocol
 from penstock.config import Checkpointing
@@ -35,6 +35,7 @@ from penstock.errors import (
 )
 from penstock.ids import CheckpointId, RunId
 from penstock.ownership.claim import claim
+from penstock.ownership.holds import HOLD_S, put_hold, release_hold
 from penstock.storage import LocalStorage
 from penstock.testing.faulty_storage import Failure, FaultPlan, FaultyStorage
 from penstock.testing.simulation.external import External
@@ -54,6 +55,7 @@ class Scene:
     commits_wait: bool = False
     """Commits have a thread of their own: what calls a sink is put into `calls`."""
     post: Post | None = None
+    left_over: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         self.clock = VirtualClock()
@@ -77,6 +79,7 @@ class Scene:
             clock=self.clock,
             post=self.post,
             run_commit=self.run_commit,
+            left_over=self.left_over,
         )
 
     def run_commit(self, call: SinkCall) -> None:
@@ -419,3 +422,43 @@ def test_what_is_given_back_is_deleted_in_the_end(tmp_path: Path) -> None:
     scene.coordinator.give_back(["state/views/merged"], CheckpointId(1))
     scene.coordinator.handle(JobEnded())
     assert scene.plain.names("state") == ["state/views/0"]
+
+
+def test_nothing_is_deleted_while_somebody_holds(tmp_path: Path) -> None:
+    """Checkpoints and their files stay as long as a hold is good; the first completion behind it subsumes all at once."""
+    scene = Scene(tmp_path)
+    scene.batch(0)
+    put_hold(scene.plain, "ab", scene.clock.wall(), "a test")
+    for number in (1, 2):
+        scene.batch(number)
+        newest = read_metadata(scene.plain, CheckpointName(CheckpointId(number), scene.run))
+        assert newest.oldest_retained == 0
+    assert scene.checkpoints == [0, 1, 2]
+    assert scene.plain.names("state") == [f"state/views/{number}" for number in (0, 1, 2)]
+    scene.clock.advance(HOLD_S)
+    scene.batch(3)
+    assert scene.checkpoints == [3]
+    assert scene.plain.names("state") == ["state/views/3"]
+
+
+def test_who_cannot_see_the_holds_deletes_nothing(tmp_path: Path) -> None:
+    """As long as the listing fails, checkpoints complete and none is subsumed."""
+    plan = FaultPlan(failures=(Failure(pattern="holds", operation="names", times=1),))
+    scene = Scene(tmp_path, plan)
+    for number in (0, 1):
+        scene.batch(number)
+    assert scene.checkpoints == [0, 1]
+    scene.batch(2)
+    assert scene.checkpoints == [2]
+
+
+def test_what_a_start_left_because_of_a_hold_goes_later(tmp_path: Path) -> None:
+    """It is deleted with the first checkpoint that completes when nobody holds any more."""
+    scene = Scene(tmp_path, left_over=("state/views/of-nobody",))
+    scene.plain.put("state/views/of-nobody", b"rows")
+    put_hold(scene.plain, "ab", scene.clock.wall(), "a test")
+    scene.batch(0)
+    assert "state/views/of-nobody" in scene.plain.names("state")
+    release_hold(scene.plain, "ab")
+    scene.batch(1)
+    assert scene.plain.names("state") == ["state/views/1"]

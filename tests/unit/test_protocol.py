@@ -20,7 +20,9 @@ from protocol_story import (
 
 from penstock.checkpoint.completed import Barrier
 from penstock.checkpoint.events import (
+    AnswerTaken,
     BatchFinished,
+    CheckpointWanted,
     Commit,
     Committed,
     Drain,
@@ -785,3 +787,88 @@ def test_the_time_of_later_state_does_not_come_again() -> None:
     actions = story.tell(SnapshotDurable(handle(second, 0, file_of(second, 0))))
     (write,) = only(actions, WriteMetadata)
     assert write.completed.now_us == 200
+
+
+# ── a checkpoint that somebody waits for ───────────────────────────────────────────────────────
+
+
+def answer(story: Story, *, committed: bool = False) -> int | None:
+    found = story.protocol.answer_to("me", committed=committed)
+    return None if found is None else found.checkpoint
+
+
+def test_a_wanted_checkpoint_is_taken_of_the_newest_batch_at_once() -> None:
+    """When no batch comes, the newest finished one is completed, whatever interval and pause say; its commits are waited for on request."""
+    story = Story(interval="1h", min_pause="1h")
+    story.batch(0, transaction(0))
+    story.tick(5)
+    assert not only(story.actions, WriteMetadata)
+    (write,) = only(story.tell(CheckpointWanted("me")), WriteMetadata)
+    assert (write.completed.checkpoint, answer(story)) == (0, None)
+    (commit,) = only(story.written(0), Commit)
+    assert (answer(story), answer(story, committed=True)) == (0, None)
+    story.tell(Committed(commit.transactions))
+    assert answer(story, committed=True) == 0
+    story.tell(AnswerTaken("me"))
+    assert answer(story) is None
+
+
+def test_a_wanted_checkpoint_waits_until_state_is_in_storage() -> None:
+    """What is not stored yet cannot be completed; the next batch carries the barrier, if it comes first."""
+    story = Story(interval="1h")
+    story.begin(0)
+    story.finish(0)
+    assert not story.tell(CheckpointWanted("me"))
+    assert story.begin(1)
+    assert not story.begin(2)
+    story.finish(1)
+    assert [one.completed.checkpoint for one in only(story.store(1), WriteMetadata)] == [1]
+    story.written(1)
+    assert answer(story) == 1
+    assert not story.begin(3)
+
+
+def test_a_checkpoint_that_exists_is_the_answer() -> None:
+    """When the newest batch is in a completed checkpoint, no other is made, also right after a start."""
+    story = Story(restored=(completed(7, "state/a"),), interval="1h")
+    assert story.tell(CheckpointWanted("me")) == []
+    assert answer(story, committed=True) == 7
+    assert not story.begin(8)
+
+
+def test_before_the_first_checkpoint_any_will_do() -> None:
+    """A job that has finished nothing yet answers with the checkpoint of its first batch."""
+    story = Story(interval="1h")
+    assert story.tell(CheckpointWanted("me")) == []
+    assert answer(story) is None
+    assert story.begin(0)
+
+
+def test_a_wanted_checkpoint_keeps_to_the_number_under_way() -> None:
+    """One that is under way and lacks what is wanted ends first; one that has it is waited for."""
+    story = Story(interval="10s", max_concurrent=1)
+    story.begin(0, seconds=10)
+    story.finish(0)
+    story.begin(1)
+    story.finish(1)
+    story.tell(CheckpointWanted("me"))
+    assert not story.begin(2)
+    story.finish(2)
+    story.store(0)
+    story.written(0)
+    assert answer(story) is None
+    story.store(2)
+    assert [one.completed.checkpoint for one in only(story.tick(), WriteMetadata)] == [2]
+    story.written(2)
+    assert answer(story) == 2
+
+
+def test_a_wanted_checkpoint_that_fails_is_tried_again() -> None:
+    """Whoever waits is answered by the next one."""
+    story = Story(interval="1h", tolerable_failures=9)
+    story.tell(CheckpointWanted("me"))
+    assert story.begin(0)
+    story.finish(0)
+    story.tell(declined(0))
+    assert answer(story) is None
+    assert story.begin(1)

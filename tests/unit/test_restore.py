@@ -34,6 +34,7 @@ from penstock.ids import CheckpointId, RunId, checked_name
 from penstock.ownership.claim import Claimant, claim, newest_run
 from penstock.ownership.descent import read_descents
 from penstock.ownership.heartbeat import beat, refuse_if_running
+from penstock.ownership.holds import put_hold, release_hold
 from penstock.recovery.forget import forget_everything
 from penstock.recovery.restore import JobRecord, RestorePoint, check_job_record, check_restorable, restore
 from penstock.storage import LocalStorage, Storage
@@ -716,3 +717,20 @@ def test_a_newest_checkpoint_that_was_deleted_whole_is_noticed(scene: Scene) -> 
         scene.restore()
     assert scene.restore(wanted=3).id == 3
     assert scene.restore().id == 3
+
+
+def test_what_somebody_holds_is_not_deleted_by_a_start(scene: Scene) -> None:
+    """A checkpoint that the start leaves behind, and files that nothing names, are handed on to be deleted later."""
+    scene.checkpoint(3, "state/a")
+    scene.checkpoint(5, "state/b")
+    put_hold(scene.storage, "ab", NOW, "a test")
+    before = [name for name in scene.storage.names() if name.startswith(("chk-", "state/"))]
+    point = scene.restore(wanted=3)
+    assert (point.id, point.left_over) == (3, (chk(5).metadata, "state/b"))
+    assert [name for name in scene.storage.names() if name.startswith(("chk-", "state/"))] == before
+    release_hold(scene.storage, "ab")
+    assert scene.restore().left_over == ()
+    assert [name for name in scene.storage.names() if name.startswith(("chk-", "state/"))] == [
+        chk(3).metadata,
+        "state/a",
+    ]

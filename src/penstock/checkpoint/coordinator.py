@@ -38,6 +38,7 @@ from penstock.errors import (
 )
 from penstock.ids import CheckpointId
 from penstock.ownership.claim import Claim
+from penstock.ownership.holds import find_holds
 from penstock.sinks.two_phase_commit import TwoPhaseCommitSink
 from penstock.state.handle import StateHandle
 from penstock.storage import Storage
@@ -78,6 +79,7 @@ class Coordinator:
         post: Post | None = None,
         run_commit: RunCommit = run_now,
         on_completed: Callable[[Completed], None] = lambda _: None,
+        left_over: Iterable[str] = (),
     ) -> None:
         self._protocol = protocol
         self._lock = threading.Lock()
@@ -92,6 +94,8 @@ class Coordinator:
         self._on_completed = on_completed
         self._forgotten: list[str] = []
         self._unnamed: list[str] = []
+        self._left_over = list(left_over)
+        """What belongs to nothing any more and was held when the run began, in the order of its deletion."""
         self._handed_in: dict[CheckpointId, frozenset[str]] = {}
         """The files of finished batches whose event, while storage holds the coordinator up, waits to be taken."""
 
@@ -156,6 +160,11 @@ class Coordinator:
         with self._lock:
             return self._protocol.settled
 
+    def answer_to(self, token: str, *, committed: bool = False) -> Completed | None:
+        """What somebody waits for who has posted `CheckpointWanted`, see `Protocol.answer_to`."""
+        with self._lock:
+            return self._protocol.answer_to(token, committed=committed)
+
     @property
     def last_completed(self) -> CheckpointId:
         """The newest checkpoint that exists."""
@@ -196,7 +205,7 @@ class Coordinator:
     def _perform(self, action: Action) -> None:
         match action:
             case WriteMetadata():
-                self._complete(action.completed)
+                self._complete(action)
             case Commit():
                 self._committer.commit(action)
             case MarkCommitted():
@@ -213,8 +222,10 @@ class Coordinator:
 
     # ── completing ─────────────────────────────────────────────────────────────────────────────
 
-    def _complete(self, completed: Completed) -> None:
+    def _complete(self, action: WriteMetadata) -> None:
         began_s = self._clock.monotonic()
+        held = (action.kept_if_held is not None or bool(self._left_over)) and self._is_held()
+        completed = action.kept_if_held if held and action.kept_if_held else action.completed
         try:
             self._write(completed)
         except UnavailableError as error:
@@ -230,8 +241,25 @@ class Coordinator:
             *(size(completed.state_bytes), size(completed.new_bytes)),
             counted(len(completed.transactions), "transaction"),
         )
-        self._post(MetadataWritten(completed.id))
+        self._post(MetadataWritten(completed.id, held and action.kept_if_held is not None))
         self._on_completed(completed)
+        if self._left_over and not held:
+            self._forgotten += self._left_over
+            self._left_over.clear()
+            self._discard(Discard((), ()))
+
+    def _is_held(self) -> bool:
+        """Whether somebody reads a checkpoint, so that none is to be deleted. Asked before the metadata says what is subsumed.
+
+        A hold that comes later is for the checkpoint that is being completed, or for one whose deletion was decided before it came.
+        """
+        try:
+            found = find_holds(self._storage, self._clock.wall())
+            self._storage.delete(found.old)
+        except UnavailableError as error:
+            _log.debug("nothing is subsumed, for it cannot be seen whether somebody holds it: %s", error)
+            return True
+        return bool(found.good)
 
     def _write(self, completed: Completed) -> None:
         for left in reversed(range(METADATA_TRIES)):

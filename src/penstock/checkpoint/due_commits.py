@@ -45,6 +45,10 @@ class DueCommits:
             return ()
         return tuple(one for one in self._uncommitted.values() if one.checkpoint <= up_to)
 
+    def are_committed(self, completed: Completed) -> bool:
+        """Whether all that a checkpoint of this run promised is visible. What earlier runs promised was committed before this one began."""
+        return not any(one.name in self._uncommitted for one in completed.transactions)
+
     def batch_finished(self, event: BatchFinished) -> list[Action]:
         """Its transactions count now; those of other attempts never will."""
         self._uncommitted |= {one.name: one for one in event.transactions}

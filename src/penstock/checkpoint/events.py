@@ -59,9 +59,10 @@ class SnapshotDeclined:
 
 @dataclass(frozen=True)
 class MetadataWritten:
-    """The checkpoint exists."""
+    """The checkpoint exists. With a hold in storage it says that older ones are retained, and none may be subsumed by it."""
 
     checkpoint: CheckpointId
+    held: bool = False
 
 
 @dataclass(frozen=True)
@@ -85,6 +86,21 @@ class Tick:
 
 
 @dataclass(frozen=True)
+class CheckpointWanted:
+    """Somebody waits for a checkpoint of all batches that are finished: it is due at once, whatever the interval says."""
+
+    token: str
+    """By which the answer is asked for."""
+
+
+@dataclass(frozen=True)
+class AnswerTaken:
+    """Whoever wanted a checkpoint has it, or does not wait any more."""
+
+    token: str
+
+
+@dataclass(frozen=True)
 class Drain:
     """No more batches will come: complete what there is, whatever the interval says."""
 
@@ -102,6 +118,8 @@ Event = (
     | MetadataFailed
     | Committed
     | Tick
+    | CheckpointWanted
+    | AnswerTaken
     | Drain
     | JobEnded
 )
@@ -114,6 +132,8 @@ class WriteMetadata:
     """Check the fence, then write `_metadata`; answer with `MetadataWritten` or `MetadataFailed`."""
 
     completed: Completed
+    kept_if_held: Completed | None = None
+    """Where older ones are subsumed by it: the same without that, which is to be written while somebody holds them."""
 
 
 @dataclass(frozen=True)

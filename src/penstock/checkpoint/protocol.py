@@ -12,13 +12,17 @@ from __future__ import annotations
 from collections.abc import Iterable
 from itertools import chain
 
+import msgspec
+
 from penstock.checkpoint.completed import Completed
 from penstock.checkpoint.content import Content, Identity
 from penstock.checkpoint.due_commits import DueCommits
 from penstock.checkpoint.events import (
     Action,
     Announce,
+    AnswerTaken,
     BatchFinished,
+    CheckpointWanted,
     Committed,
     Discard,
     Drain,
@@ -65,12 +69,14 @@ class Protocol:
         self._later = LaterVersions(identity.upstream) if may_be_later else None
         self._newest: BatchFinished | None = None
         self._draining = False
+        self._waited_for: dict[str, CheckpointId] = {}
+        """By the tokens of those who wait for a checkpoint: the batch that it has to contain."""
 
     # ── asking ─────────────────────────────────────────────────────────────────────────────────
 
     def begin_batch(self, batch: CheckpointId, now: Now) -> bool:
         """Trigger a checkpoint with this batch's barrier, if one is due; true if so."""
-        if not self._under_way.due(now):
+        if not self._due(now):
             return False
         self._under_way.trigger(batch, now)
         return True
@@ -91,6 +97,16 @@ class Protocol:
         """The newest checkpoint that exists."""
         return self.completed[-1].id if self.completed else NO_CHECKPOINT
 
+    def answer_to(self, token: str, *, committed: bool = False) -> Completed | None:
+        """The newest checkpoint that has what `CheckpointWanted` asked for; `committed`: whose transactions are all visible besides."""
+        at_least = self._waited_for.get(token)
+        for completed in reversed(self.completed):
+            if at_least is None or completed.id < at_least:
+                return None
+            if not committed or self.commits.are_committed(completed):
+                return completed
+        return None
+
     @property
     def settled(self) -> bool:
         """Whether a drain is over: the newest batch is in a completed checkpoint and every transaction is committed.
@@ -102,7 +118,7 @@ class Protocol:
 
     # ── being told ─────────────────────────────────────────────────────────────────────────────
 
-    def handle(self, event: Event, now: Now) -> list[Action]:  # noqa: PLR0911 - one line an event
+    def handle(self, event: Event, now: Now) -> list[Action]:  # noqa: C901, PLR0911 - one line an event
         """Take one event; return what must be done, in this order."""
         match event:
             case BatchFinished():
@@ -112,7 +128,7 @@ class Protocol:
             case SnapshotDeclined():
                 return self._snapshot_declined(event, now)
             case MetadataWritten():
-                return self._metadata_written(event.checkpoint, now)
+                return self._metadata_written(event, now)
             case MetadataFailed():
                 pending = self._under_way.being_written(event.checkpoint)
                 actions = self._give_up(pending, FailureReason.METADATA_FAILED, event.cause, now)
@@ -122,6 +138,8 @@ class Protocol:
             case Tick():
                 late = self._under_way.late(now)
                 return self._give_up_all(late, FailureReason.EXPIRED, now) + self._trigger_idle(now)
+            case CheckpointWanted() | AnswerTaken():
+                return self._somebody_waits(event, now)
             case Drain():
                 self._draining = True
                 return self._trigger_idle(now)
@@ -160,9 +178,10 @@ class Protocol:
             return self._discard()
         return self._give_up(pending, FailureReason.DECLINED, f"{event.subtask}: {event.cause}", now)
 
-    def _metadata_written(self, checkpoint: CheckpointId, now: Now) -> list[Action]:
+    def _metadata_written(self, event: MetadataWritten, now: Now) -> list[Action]:
+        checkpoint = event.checkpoint
         written = self._under_way.complete(checkpoint, now)
-        self.completed.append(written)
+        self.completed.append(self._without_subsuming(written) if event.held else written)
         self.files.completed(written)
         if self._later:
             self._later.forget(checkpoint)
@@ -171,7 +190,16 @@ class Protocol:
         done = f"checkpoint {checkpoint} is complete"
         older = [(one, done) for one in self._under_way.in_order() if one.checkpoint <= checkpoint]
         actions += self._give_up_all(older, FailureReason.SUBSUMED, now)
-        return actions + self._subsume() + self._trigger_idle(now) + self._completions(now)
+        subsumed = [] if event.held else self._subsume()
+        return actions + subsumed + self._trigger_idle(now) + self._completions(now)
+
+    def _somebody_waits(self, event: CheckpointWanted | AnswerTaken, now: Now) -> list[Action]:
+        if isinstance(event, AnswerTaken):
+            self._waited_for.pop(event.token, None)
+            return []
+        newest = self.last_completed if self._newest is None else self._newest.batch
+        self._waited_for[event.token] = max(newest, CheckpointId(0))  # where there is none yet, any will do
+        return self._trigger_idle(now)
 
     def _job_ended(self, now: Now) -> list[Action]:
         """Whether a metadata that is being written exists is for recovery to see, so its files stay."""
@@ -183,12 +211,18 @@ class Protocol:
 
     # ── triggering and completing ──────────────────────────────────────────────────────────────
 
+    def _due(self, now: Now) -> bool:
+        """Whether it is time for a checkpoint: by the settings, or because somebody waits for one and none is under way that has it all."""
+        newest = max([self.last_completed, *self.pending])
+        at_once = any(at_least > newest for at_least in self._waited_for.values())
+        return self._under_way.due(now, at_once=at_once)
+
     def _trigger_idle(self, now: Now) -> list[Action]:
         """Complete the newest finished batch when the interval is over and no new batch takes the barrier along."""
         newest = self._newest
         if newest is None or newest.batch <= self.last_completed or newest.batch in self.pending:
             return []
-        if not self._draining and not (self._under_way.due(now) and not self.files.undurable_working):
+        if not self._draining and not (self._due(now) and not self.files.undurable_working):
             return []
         last = f"checkpoint {newest.batch} is the last one"  # what older ones have it has too
         older = [(one, last) for one in self._under_way.in_the_way()]
@@ -206,7 +240,13 @@ class Protocol:
         if first is None:
             return []
         first.writing = self._content_of(first, now)
-        return [WriteMetadata(first.writing)]
+        subsumes = len(self.completed) >= self._settings.retained
+        return [WriteMetadata(first.writing, self._without_subsuming(first.writing) if subsumes else None)]
+
+    def _without_subsuming(self, completed: Completed) -> Completed:
+        """The same metadata when nothing older may be deleted: what there is stays, until one completes that is not held up."""
+        oldest = self.completed[0].id if self.completed else completed.id
+        return msgspec.structs.replace(completed, oldest_retained=oldest)
 
     def _acknowledge(self, pending: Pending) -> None:
         """Every subtask with a version in storage that the checkpoint may take has acknowledged it."""

@@ -1,7 +1,8 @@
 """The checkpoints under way: when one is triggered, which can complete, which is given up. Pure; driver.
 
 What always holds:
-1. No more than `max_concurrent` are under way at once; between two triggers lies `interval`, after each end `min_pause`.
+1. No more than `max_concurrent` are under way at once; between two triggers lies `interval`, after each end `min_pause`, unless
+   somebody waits for one.
 2. Metadata are written one at a time, the oldest first: each names what those before it leave.
 3. A checkpoint ends once, completed or given up. One whose metadata is being written is not given up: it may exist already.
 """
@@ -33,13 +34,13 @@ class UnderWay:
         """Whether no other may be triggered beside them."""
         return len(self.pending) >= self._settings.max_concurrent
 
-    def due(self, now: Now) -> bool:
-        """Whether it is time for the next one."""
-        return (
+    def due(self, now: Now, *, at_once: bool = False) -> bool:
+        """Whether it is time for the next one. `at_once`: somebody waits for it, so that only `max_concurrent` counts."""
+        in_time = (
             now.monotonic - self._last_trigger >= self._settings.interval_s
             and now.monotonic - self._last_end >= self._settings.min_pause_s
-            and not self.full
         )
+        return (in_time or at_once) and not self.full
 
     def trigger(self, checkpoint: CheckpointId, now: Now) -> Pending:
         """Begin one."""

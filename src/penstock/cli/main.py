@@ -50,6 +50,15 @@ JobVariable = Annotated[
 ]
 
 
+StorageOfJob = Annotated[
+    str, typer.Argument(metavar="STORAGE", help="Path or URI, as in Job(storage=...).", show_default=False)
+]
+NameOfJob = Annotated[str, typer.Argument(metavar="JOB", help="The name of the job.", show_default=False)]
+Patience = Annotated[
+    str, typer.Option("--timeout", metavar="TIME", help="How long to wait for the job, such as 30s or 5min.")
+]
+
+
 def main() -> None:
     """Run the command line and end the process."""
     try:
@@ -229,6 +238,89 @@ def run(
         savepoint=savepoint,
         claim=claim,
     )
+
+
+@app.command(short_help="Make a savepoint of a job, running or not.")
+def savepoint(
+    storage: StorageOfJob,
+    job: NameOfJob,
+    *,
+    to: Annotated[
+        str | None,
+        typer.Option(
+            "--to", metavar="DIR", help="The folder for it; by default a new one in STORAGE/JOB-savepoints."
+        ),
+    ] = None,
+    checkpoint: Annotated[
+        int | None,
+        typer.Option(
+            "--checkpoint", metavar="N", help="Of this retained checkpoint, not of all there is now."
+        ),
+    ] = None,
+    timeout: Patience = "10min",
+) -> None:
+    """Make a savepoint of a job. One that runs goes on meanwhile; of one that does not, the newest checkpoint is taken.
+
+    Prints the folder that it is in.
+    """
+    from penstock.cli.asking import make
+    from penstock.cli.checkpoint_listing import open_job
+
+    if checkpoint is not None:
+        whole_number("--checkpoint", checkpoint, minimum=0)
+    made = make(open_job(storage, job), checkpoint=checkpoint, to=to, timeout=timeout)
+    typer.echo(f"savepoint of checkpoint {made['checkpoint']}, made in {made['took']}", err=True)
+    typer.echo(made["savepoint"])
+
+
+@app.command(short_help="Let a running job complete a checkpoint now.")
+def trigger(storage: StorageOfJob, job: NameOfJob, *, timeout: Patience = "10min") -> None:
+    """Let a running job complete a checkpoint of all that it has processed by now. Prints its number."""
+    from penstock.cli.asking import ask
+    from penstock.cli.checkpoint_listing import open_job
+    from penstock.ownership.requests import Kind
+
+    typer.echo(ask(open_job(storage, job), Kind.CHECKPOINT, timeout)["checkpoint"])
+
+
+@app.command(short_help="Stop a running job in good order.")
+def stop(
+    storage: StorageOfJob,
+    job: NameOfJob,
+    *,
+    savepoint: Annotated[
+        str | None,
+        typer.Option("--savepoint", metavar="DIR", help="Make a savepoint in this folder before it ends."),
+    ] = None,
+    drain: Annotated[
+        bool, typer.Option("--drain", help="Close all windows and fire all timers by event time before.")
+    ] = False,
+    timeout: Patience = "10min",
+) -> None:
+    """Stop a running job: the batch that runs ends, a last checkpoint is completed and committed, and the process ends with code 0.
+
+    Prints the folder of the savepoint, if one was wanted.
+    """
+    from penstock.cli.asking import ask, folder
+    from penstock.cli.checkpoint_listing import open_job
+    from penstock.ownership.requests import Kind
+
+    wish = {"savepoint": savepoint is not None, "to": folder(savepoint), "drain": drain}
+    ended = ask(open_job(storage, job), Kind.STOP, timeout, **wish)
+    typer.echo(f"{ended['status']}, with checkpoint {ended['checkpoint']}", err=True)
+    if "savepoint" in ended:
+        typer.echo(ended["savepoint"])
+
+
+@app.command(short_help="End a running job now, without a last checkpoint.")
+def cancel(storage: StorageOfJob, job: NameOfJob, *, timeout: Patience = "10min") -> None:
+    """End a running job without a last checkpoint. What it keeps is decided by its `checkpoint.on_cancel`."""
+    from penstock.cli.asking import ask
+    from penstock.cli.checkpoint_listing import open_job
+    from penstock.ownership.requests import Kind
+
+    ended = ask(open_job(storage, job), Kind.CANCEL, timeout)
+    typer.echo(f"{ended['status']}; its newest checkpoint was {ended['checkpoint']}", err=True)
 
 
 @app.command(short_help="Print what the job in a Python file promises.")

@@ -51,4 +51,5 @@ def make_coordinator(
         post=post,
         run_commit=run_commit,
         on_completed=on_completed,
+        left_over=point.left_over,
     )

@@ -15,6 +15,8 @@ from penstock.storage import Storage
 def forget_everything(storage: Storage, now: float, claimant: Claimant) -> RunId:
     """Delete all checkpoints, all state and Spark's progress logs. Raises `FencedError` if the job has another owner.
 
+    Nobody's hold keeps anything of it: who cancels a job so wants it gone, and a reader is told that it is.
+
     Called by a start that has had the job: one that never came up has nothing to forget, and whoever has the job is none of its business.
 
     It is a run of its own that goes back to nothing. So whoever takes the job over later starts from nothing too, also while this

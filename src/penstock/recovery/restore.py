@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 
@@ -34,6 +34,7 @@ from penstock.logins import refuses_login
 from penstock.ownership.claim import Claim, Claimant, claim, forget_old_runs, newest_run
 from penstock.ownership.descent import read_descents, record_descent
 from penstock.ownership.heartbeat import beat
+from penstock.ownership.holds import find_holds
 from penstock.randomness import SYSTEM_RANDOMNESS
 from penstock.recovery import begun as begun_batches
 from penstock.recovery.begun import Begun
@@ -75,6 +76,8 @@ class RestorePoint:
     retained: tuple[Completed, ...]
     begun: Begun | None = None
     """What earlier runs had begun, if a checkpoint that is retained knows nothing of it."""
+    left_over: tuple[str, ...] = ()
+    """What belongs to nothing any more, and is kept as long as somebody holds it: the run deletes it later, in this order."""
 
     @property
     def run(self) -> RunId:
@@ -169,11 +172,11 @@ def restore(
         check(point)
         if wanted is not None:
             _warn_of_what_goes(point)
-        _take_over(point, sinks, owner=owner, promised=promised)
+        left_over = _take_over(point, sinks, owner=owner, promised=promised, now=now)
     except Exception:
         beat(storage, mine.run, now, ended=True)  # the next start must not be told that this run is alive
         raise
-    return point
+    return replace(point, left_over=tuple(left_over))
 
 
 def _warn_of_what_goes(point: RestorePoint) -> None:
@@ -231,14 +234,16 @@ def _take_over(
     *,
     owner: str,
     promised: Sequence[PreCommitted],
-) -> None:
+    now: float,
+) -> list[str]:
     storage = point.claim.storage
     record_descent(point.claim, point.id, point.completed_by)
     _commit_promised(point.id, promised, sinks)
     _abort_others(point, promised, sinks, owner)
     begun_batches.take_over(storage, point.run, point.begun)
-    _delete_leftovers(storage, point)
+    left_over = _delete_leftovers(storage, point, now)
     forget_old_runs(storage, point.run)
+    return left_over
 
 
 def _promised(
@@ -298,12 +303,19 @@ def _commit_promised(
         ) from next(iter(failures.values()))
 
 
-def _delete_leftovers(storage: Storage, point: RestorePoint) -> None:
+def _delete_leftovers(storage: Storage, point: RestorePoint, now: float) -> list[str]:
+    """Delete what belongs to nothing any more; returned instead is what cannot go yet, because somebody may be reading it."""
     retained = {name for completed in point.retained for name in name_of(completed).files}
     stale = [name for name in storage.names() if name.startswith("chk-") and name not in retained]
     needed = {name for completed in point.retained for name in completed.files}
     needed |= point.begun_files
     unnamed = [name for name in storage.names("state") if name not in needed]
+    if (stale or unnamed) and find_holds(storage, now).good:
+        _log.info(
+            "%s later: somebody reads a checkpoint",
+            counted(len(stale) + len(unnamed), "file is deleted", "files are deleted"),
+        )
+        return [*stale, *unnamed]
     point.claim.check()
     # Another run may take over in this moment: nothing in the lists is its own, for no name is used twice, and what it goes
     # on from is retained here, for it keeps to the record of this run.
@@ -312,3 +324,4 @@ def _delete_leftovers(storage: Storage, point: RestorePoint) -> None:
     cleaned = storage.clean_temporary(ABANDONED_AFTER_S)
     if cleaned:
         _log.info("deleted %s of dead writers", counted(cleaned, "unfinished file"))
+    return []

@@ -5,25 +5,33 @@ from __future__ import annotations
 import enum
 import logging
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from penstock.checkpoint.completed import Completed
+from penstock.checkpoint.loop import CoordinatorLoop
 from penstock.clock import SYSTEM_CLOCK
 from penstock.config import Duration, OnCancel, choice, seconds
 from penstock.engine import story
 from penstock.engine.adopting import Savepoint, adopt
+from penstock.engine.answering import LOOK_S, Answering
+from penstock.engine.deeds import JobDeeds
 from penstock.engine.job_spec import JobSpec
 from penstock.engine.observer import Observer, Progress
 from penstock.engine.run_ends import RunEnds
 from penstock.engine.start import check_fits, start_run
-from penstock.errors import JobFailedError, shown_alone
+from penstock.errors import ConfigError, JobFailedError, shown_alone
 from penstock.guarantee import Guarantee
 from penstock.ownership.claim import Claimant
 from penstock.ownership.descent import read_descents
 from penstock.ownership.ends import How
 from penstock.ownership.heartbeat import refuse_if_running
+from penstock.ownership.requests import Kind, Request
 from penstock.randomness import SYSTEM_RANDOMNESS
 from penstock.recovery.forget import forget_everything
 from penstock.recovery.history import read_history
@@ -91,6 +99,14 @@ class JobHandle:
         self._claimant = Claimant()
         self._ends = RunEnds(spec.storage, self._claimant, self._observer)
         self._run: QueryRun | None = None
+        self._deeds = JobDeeds(
+            spec.storage, present=self._present_loop, stop=self._stopping.set, cancel=self._begin_to_cancel
+        )
+        self._answering = Answering(
+            spec.storage, self._claimant, self._deeds, in_background=self._in_background
+        )
+        self._helpers: list[threading.Thread] = []
+        """Threads that make what somebody has asked for."""
         self._thread = threading.Thread(target=self._work, name=f"penstock-{job.name}", daemon=True)
 
     @classmethod
@@ -118,6 +134,7 @@ class JobHandle:
             _log.warning("job %s cannot come up yet, it is tried again: %s", job.name, error)
             handle._ends.restarted(error)
         handle._thread.start()
+        threading.Thread(target=handle._look_for_requests, name="penstock-requests", daemon=True).start()
         return handle
 
     # ── what the user can do ───────────────────────────────────────────────────────────────────
@@ -151,17 +168,54 @@ class JobHandle:
             raise failure
         return True
 
-    def stop(self, *, wait: bool = True) -> None:
-        """End after the current batch, with a last checkpoint that is completed and committed. The next run goes on from there."""
-        self._stopping.set()
-        if wait:
-            self.wait()
+    def stop(
+        self, *, wait: bool = True, savepoint: str | Path | bool = False, drain: bool = False
+    ) -> str | None:
+        """End after the current batch, with a last checkpoint that is completed and committed. The next run goes on from there.
+
+        `savepoint`: make one of that checkpoint, in this folder, or with True in a new one beside the job's; returns where it is.
+        `drain`: event time comes to its end before, all windows close, all its timers fire.
+        """
+        token, wish = self._deeds.asked_here(Kind.STOP, 0.0, _folder(savepoint))
+        self._deeds.stop(token, msgspec.structs.replace(wish, savepoint=savepoint is not False, drain=drain))
+        if not wait:
+            return None
+        self.wait()
+        if savepoint is False:
+            return None
+        failure = self._deeds.why_the_stop_failed()
+        if failure is not None:
+            raise shown_alone(failure)
+        return str((self._deeds.how_to_stop.made or {})["savepoint"])
+
+    def savepoint(self, to: str | Path | None = None, *, timeout: Duration = "10min") -> str:
+        """Make a savepoint of all that is processed by now, while the job goes on; returns the folder it is in.
+
+        `to`: a folder that holds none yet; without it a new one beside the job's. `timeout`: for the checkpoint that it is made of.
+        """
+        token, wish = self._asked_here(Kind.SAVEPOINT, timeout, None if to is None else str(to))
+        return str(self._deeds.savepoint(token, wish)["savepoint"])
+
+    def trigger_checkpoint(self, *, timeout: Duration = "10min") -> int:
+        """Complete a checkpoint of all that is processed by now, whatever the interval says; returns its number."""
+        token, wish = self._asked_here(Kind.CHECKPOINT, timeout)
+        return int(self._deeds.checkpoint(token, wish)["checkpoint"])
+
+    def _asked_here(self, kind: Kind, timeout: Duration, to: str | None = None) -> tuple[str, Request]:
+        if self._ended.is_set():
+            raise ConfigError(
+                f"the job {self._job.name} has ended ({self._status.value}): it makes no {kind} any more"
+            )
+        return self._deeds.asked_here(kind, seconds("timeout", timeout), to)
 
     def cancel(self) -> None:
         """End now, without a last checkpoint. What is kept is decided by `checkpoint.on_cancel`."""
+        self._begin_to_cancel()
+        self.wait()
+
+    def _begin_to_cancel(self) -> None:
         self._forgetting = True
         self._end_now()
-        self.wait()
 
     def abandon(self, timeout: float) -> bool:
         """End now, in the middle of a batch, and forget nothing, as if the driver had died; whether it ended within the time."""
@@ -214,6 +268,7 @@ class JobHandle:
             available_now=self._options.available_now,
             stopping=self._stopping,
             drain=self._options.drain,
+            deeds=self._deeds,
         )
 
     def _adopt_savepoint(self) -> None:
@@ -243,10 +298,39 @@ class JobHandle:
         else:
             self._status = self._ended_as()
         try:
+            self._let_helpers_end()
             self._ends.ended(How(self._status.value), met)
+            self._answer_those_who_wait_for_the_end()
             story.LIFE.info(story.ended(self._job.name, self._status.value, self.progress))
         finally:
             self._ended.set()
+
+    # ── what others ask for ────────────────────────────────────────────────────────────────────
+
+    def _look_for_requests(self) -> None:
+        while not self._ended.wait(LOOK_S):
+            self._answering.look()
+
+    def _present_loop(self) -> CoordinatorLoop | None:
+        run = self._run
+        return None if run is None else run.loop
+
+    def _in_background(self, work: Callable[[], None]) -> None:
+        helper = threading.Thread(target=work, name="penstock-savepoint", daemon=True)
+        self._helpers = [*(one for one in self._helpers if one.is_alive()), helper]
+        helper.start()
+
+    def _let_helpers_end(self) -> None:
+        """Who waits for a checkpoint need not; a savepoint that is being written is finished, unless all is to end now."""
+        self._deeds.no_further_run()
+        for helper in self._helpers if not self._cancelled else ():
+            helper.join()
+
+    def _answer_those_who_wait_for_the_end(self) -> None:
+        made = self._deeds.how_to_stop.made or {}
+        facts = {"status": self._status.value, "checkpoint": self.progress.checkpoint, **made}
+        failed = None if self._cancelled else self._failure or self._deeds.why_the_stop_failed()
+        self._answering.ended(facts, failed)
 
     def _ended_as(self) -> Status:
         if self._cancelled:
@@ -339,6 +423,10 @@ class JobHandle:
             self._ends.ended(How.CANCELLED, failed)  # forgetting is a run of its own
             run = forget_everything(storage, SYSTEM_CLOCK.wall(), self._claimant)
             forget_earlier_runs(run_dir(job_dir(self._job.local_dir, self._job.name, storage.uri), run))
+
+
+def _folder(savepoint: str | Path | bool) -> str | None:
+    return None if isinstance(savepoint, bool) else str(savepoint)
 
 
 def _timeout_s(timeout: Duration | float | None) -> float | None:

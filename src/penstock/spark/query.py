@@ -20,6 +20,7 @@ from penstock.clock import SYSTEM_CLOCK
 from penstock.engine import run
 from penstock.engine.assignment import Answer, Assignment
 from penstock.engine.coordinating import make_coordinator
+from penstock.engine.deeds import JobDeeds
 from penstock.engine.job_spec import JobSpec
 from penstock.engine.observer import Observer
 from penstock.engine.run import BatchUnderWay, Run
@@ -70,8 +71,10 @@ class QueryRun:
         available_now: bool,
         stopping: threading.Event,
         drain: bool = False,
+        deeds: JobDeeds | None = None,
     ) -> None:
         self._job = job
+        self._deeds = deeds
         self._compiled = compiled
         self._spec = spec
         self._start = start
@@ -129,6 +132,11 @@ class QueryRun:
         bind, host = places(str(context.master), driver_host, bind_address)
         return Mailbox(bind, self._deliver, host=host)
 
+    @property
+    def loop(self) -> CoordinatorLoop:
+        """For whoever wants a checkpoint of it."""
+        return self._loop
+
     # ── running ────────────────────────────────────────────────────────────────────────────────
 
     def run(self) -> None:
@@ -141,6 +149,8 @@ class QueryRun:
             if self._failure is None and not self._cancelled:
                 self._loop.drain(self._engine.look_after, lambda: self._cancelled)
                 self._engine.check_claim()
+                if self._deeds is not None and not self._cancelled and self._stopping.is_set():
+                    self._deeds.settled()
         except Exception as error:  # noqa: BLE001 - raised below, when everything is closed
             self._fail(error)
         except BaseException as error:
@@ -161,6 +171,9 @@ class QueryRun:
             self._come_to_the_end_of_time()
         finally:
             self._close(query)
+        if self._stopping.is_set() and self._deeds is not None and self._deeds.how_to_stop.drain:
+            self._do_what_is_due(lambda: self._goes_on)
+            self._end_time()
 
     def cancel(self) -> None:
         """End without a last checkpoint; `stopping` must be set next."""
@@ -278,11 +291,19 @@ class QueryRun:
         """All input is read: do what is due by now, and if asked for all that would ever be due in event time."""
         if not self._available_now:
             return
+        self._do_what_is_due(lambda: self._goes_on and not self._stopping.is_set())
+        if self._drain and not self._stopping.is_set():
+            self._end_time()
+
+    def _do_what_is_due(self, goes_on: Callable[[], bool]) -> None:
         until_us = self._engine.time_us
-        while self._goes_on and self._engine.is_due(until_us):
+        while goes_on() and self._engine.is_due(until_us):
             with self._batch_lock:
                 self._run_empty(self._engine.begin_tick)
-        if self._drain and self._goes_on and self._engine.ends_with_event_time:
+
+    def _end_time(self) -> None:
+        """Nothing more is read: close all windows and fire all timers of event time."""
+        if self._goes_on and self._engine.ends_with_event_time:
             with self._batch_lock:
                 self._run_empty(self._engine.begin_end_of_time)
                 if self._failure is None:
@@ -291,7 +312,7 @@ class QueryRun:
 
     @property
     def _goes_on(self) -> bool:
-        return self._failure is None and not self._stopping.is_set() and not self._cancelled
+        return self._failure is None and not self._cancelled
 
     # ── one batch ──────────────────────────────────────────────────────────────────────────────
 

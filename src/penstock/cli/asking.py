@@ -1,0 +1,48 @@
+"""`penstock cancel | stop | trigger | savepoint`: what is asked of a job that runs in another process, and a savepoint of one that does not. Driver."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import typer
+
+from penstock.checkpoint.completed import Completed
+from penstock.clock import SYSTEM_CLOCK
+from penstock.config import seconds
+from penstock.engine.savepoints import make_savepoint
+from penstock.ids import CheckpointId
+from penstock.ownership.asking import Asking, living_run
+from penstock.ownership.requests import ID_DIGITS, Facts, Kind
+from penstock.randomness import SYSTEM_RANDOMNESS
+from penstock.recovery.held_reading import check_committed, read_held
+from penstock.storage import LocalStorage, Storage, open_storage
+
+
+def ask(storage: Storage, kind: Kind, timeout: str, **options: object) -> Facts:
+    """Ask the run that owns the job, and wait; progress is told on standard error."""
+    asking = Asking(storage, tell=lambda line: typer.echo(line, err=True))
+    return asking.ask(kind, timeout_s=seconds("--timeout", timeout), **options)
+
+
+def make(storage: Storage, *, checkpoint: int | None, to: str | None, timeout: str) -> Facts:
+    """A savepoint: asked of the run that owns the job, or made here of a retained checkpoint when none is alive, or one is chosen."""
+    place = folder(to)
+    if checkpoint is None and living_run(storage, SYSTEM_CLOCK.wall()) is not None:
+        return ask(storage, Kind.SAVEPOINT, timeout, to=place)
+    token = SYSTEM_RANDOMNESS.token(ID_DIGITS)
+
+    def read(completed: Completed) -> Facts:
+        check_committed(storage, completed)
+        typer.echo(f"making a savepoint of checkpoint {completed.checkpoint}", err=True)
+        return make_savepoint(storage, completed, to=place, token=token)
+
+    wanted = None if checkpoint is None else CheckpointId(checkpoint)
+    return read_held(storage, read, why=f"savepoint {token}", wanted=wanted)
+
+
+def folder(to: str | None) -> str | None:
+    """A path as the driver can open it, wherever it was started."""
+    if to is None:
+        return None
+    opened = open_storage(to)
+    return str(Path(opened.root)) if isinstance(opened, LocalStorage) else opened.uri

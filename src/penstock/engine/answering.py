@@ -1,0 +1,179 @@
+"""The side of a request that performs it: a start of the job looks for requests, takes them on, and says what came of them. Driver."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from typing import Protocol
+
+from penstock.clock import SYSTEM_CLOCK, Clock
+from penstock.errors import CorruptStateError, FencedError, PenstockError
+from penstock.ownership.claim import Claim, Claimant
+from penstock.ownership.requests import (
+    Done,
+    Facts,
+    Kind,
+    Listing,
+    Request,
+    answer,
+    forget_requests,
+    read_request,
+    take_on,
+)
+from penstock.storage import Storage
+from penstock.wording import duration
+
+_log = logging.getLogger(__name__)
+
+LOOK_S = 1.0
+FORGET_AFTER_S = 3600.0
+"""So long after its answer was first seen a request is left for its asker, who deletes it when it has read the answer."""
+
+
+class Deeds(Protocol):
+    """What a job can be asked for, while it runs and between two of its runs."""
+
+    def checkpoint(self, token: str, request: Request) -> Facts:
+        """Complete a checkpoint of all that is finished now; returns when it exists, raises when that is not possible."""
+        ...
+
+    def savepoint(self, token: str, request: Request) -> Facts:
+        """Make a savepoint while the job goes on; returns when it exists. Called again with the same token when a run died over it."""
+        ...
+
+    def stop(self, token: str, request: Request) -> None:
+        """Begin to end in good order; returns at once. The answer follows when the job has ended, by `Answering.ended`."""
+        ...
+
+    def cancel(self) -> None:
+        """Begin to end now; the same."""
+        ...
+
+
+class Answering:
+    """All requests to one start of a job. `look` is called again and again by one thread, `ended` once, behind the last run."""
+
+    def __init__(
+        self,
+        storage: Storage,
+        claimant: Claimant,
+        deeds: Deeds,
+        *,
+        in_background: Callable[[Callable[[], None]], None],
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        self._storage = storage
+        self._claimant = claimant
+        self._deeds = deeds
+        self._in_background = in_background
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._under_way: dict[str, Request] = {}
+        self._over_since_s: dict[str, float] = {}
+
+    def look(self) -> None:
+        """Take on what there is. Nothing that goes wrong here is in the job's way: the next look tries again."""
+        try:
+            listing = Listing(self._storage)
+            for request in listing.open:
+                if request not in self._under_way:
+                    self._decide(request)
+            self._forget(listing.over)
+        except FencedError:
+            _log.debug("requests in %s are another run's now", self._storage.uri)
+        except PenstockError as error:
+            _log.info("requests in %s wait: %s", self._storage.uri, error)
+
+    def ended(self, facts: Facts, error: BaseException | None = None) -> None:
+        """The job is over: that is what a stop or cancel waits for, and why nothing else can be done. `error`: why a stop failed."""
+        with self._lock:
+            left = dict(self._under_way)
+        for request, wish in left.items():
+            if wish.kind in (Kind.STOP, Kind.CANCEL) and error is None:
+                done = Done(ok=True, facts=facts)
+            elif error is not None:
+                done = Done.failed(error)
+            else:
+                done = Done.failed(f"the job ended ({facts.get('status')}) before the {wish.kind} was made")
+            self._answer(request, done)
+
+    # ── one request ────────────────────────────────────────────────────────────────────────────
+
+    def _decide(self, request: str) -> None:
+        claim = self._claim()
+        if claim is None:
+            return  # nobody has the job yet
+        try:
+            wish = read_request(self._storage, request)
+        except FileNotFoundError:
+            return  # its asker has read the answer of another run
+        except CorruptStateError as error:
+            claim.check()
+            self._answer(request, Done.failed(error))
+            return
+        late_s = self._clock.wall() - wish.until
+        if late_s >= 0:
+            claim.check()
+            self._answer(request, Done.failed(_expired(wish, late_s)))
+            return
+        if not take_on(self._storage, request, claim.run):
+            return  # taken back; its asker answers, and deletes it
+        claim.check()
+        with self._lock:
+            self._under_way[request] = wish
+        _log.info("%s is asked for by %s", wish.kind, wish.by or "somebody")
+        self._begin(request, wish)
+
+    def _claim(self) -> Claim | None:
+        run = self._claimant.newest_run
+        return None if run is None else Claim(self._storage, run, self._claimant.token)
+
+    def _begin(self, request: str, wish: Request) -> None:
+        match wish.kind:
+            case Kind.CHECKPOINT:
+                self._in_background(lambda: self._perform(request, wish, self._deeds.checkpoint))
+            case Kind.SAVEPOINT:
+                self._in_background(lambda: self._perform(request, wish, self._deeds.savepoint))
+            case Kind.STOP:
+                self._deeds.stop(request, wish)
+            case Kind.CANCEL:
+                self._deeds.cancel()
+
+    def _perform(self, request: str, wish: Request, deed: Callable[[str, Request], Facts]) -> None:
+        try:
+            done = Done(ok=True, facts=deed(request, wish))
+        except Exception as error:  # noqa: BLE001 - told to whoever asked
+            _log.warning("a %s that somebody asked for could not be made: %s", wish.kind, error)
+            _log.debug("where the %s failed", wish.kind, exc_info=error)
+            done = Done.failed(error)
+        self._answer(request, done)
+
+    def _answer(self, request: str, done: Done) -> None:
+        """A run that has lost the job says nothing: it is the next one's to answer."""
+        claim = self._claim()
+        try:
+            if claim is not None:
+                claim.check()
+                answer(self._storage, request, done)
+        except FencedError:
+            _log.debug("request %s is left to the run that owns the job", request)
+        except PenstockError as error:
+            _log.warning("what came of request %s could not be written down: %s", request, error)
+        with self._lock:
+            self._under_way.pop(request, None)
+
+    def _forget(self, over: list[str]) -> None:
+        now_s = self._clock.monotonic()
+        self._over_since_s = {request: self._over_since_s.get(request, now_s) for request in over}
+        old = [request for request, since_s in self._over_since_s.items() if now_s - since_s > FORGET_AFTER_S]
+        if old:
+            forget_requests(self._storage, old)
+
+
+def _expired(wish: Request, late_s: float) -> str:
+    waited = duration(wish.until - wish.asked_at)
+    return (
+        f"the {wish.kind} was to begin within {waited} of being asked for, and that was over {duration(late_s)} ago (by the clock of the "
+        "machine that runs the job): it was not begun, or a run died over it"
+    )

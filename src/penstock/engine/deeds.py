@@ -1,0 +1,172 @@
+"""What a job does for whoever asks while it runs: a checkpoint now, a savepoint, a stop with or without one. Driver.
+
+It outlives runs: a checkpoint that was under way when a run failed is asked of the next one.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from penstock.checkpoint.completed import Completed
+from penstock.checkpoint.events import AnswerTaken, CheckpointWanted
+from penstock.checkpoint.loop import CoordinatorLoop
+from penstock.clock import SYSTEM_CLOCK, Clock
+from penstock.engine.savepoints import make_savepoint
+from penstock.errors import ConfigError, PenstockError, UnavailableError
+from penstock.ids import NO_CHECKPOINT
+from penstock.ownership.holds import holding
+from penstock.ownership.requests import ID_DIGITS, Facts, Kind, Request
+from penstock.randomness import SYSTEM_RANDOMNESS
+from penstock.storage import Storage
+
+_log = logging.getLogger(__name__)
+
+POLL_S = 0.05
+LAST_CHECKPOINT_S = 60.0
+"""The last checkpoint of a stop exists already when it is asked for: its event has only to be taken."""
+
+
+@dataclass
+class Stop:
+    """How the job is to end, as whoever stopped it first with a wish has said."""
+
+    drain: bool = False
+    savepoint: bool = False
+    to: str | None = None
+    token: str = ""
+    made: Facts | None = None
+    """Where the savepoint is."""
+    error: BaseException | None = None
+    """Why there is none."""
+
+
+class JobDeeds:
+    """The deeds of one start of a job, see `Deeds`."""
+
+    def __init__(
+        self,
+        storage: Storage,
+        *,
+        present: Callable[[], CoordinatorLoop | None],
+        stop: Callable[[], None],
+        cancel: Callable[[], None],
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        self._storage = storage
+        self._present = present
+        """The loop of the run that there is at the moment."""
+        self._begin_stop = stop
+        self._begin_cancel = cancel
+        self._clock = clock
+        self._over = threading.Event()
+        self.how_to_stop = Stop()
+
+    def asked_here(self, kind: Kind, timeout_s: float, to: str | None = None) -> tuple[str, Request]:
+        """A request of the program that runs the job itself, which needs no storage."""
+        now = self._clock.wall()
+        wish = Request(kind=kind, asked_at=now, until=now + timeout_s, to=to, by="the program itself")
+        return SYSTEM_RANDOMNESS.token(ID_DIGITS), wish
+
+    def no_further_run(self) -> None:
+        """The last run is over: nobody waits for a checkpoint any more."""
+        self._over.set()
+
+    # ── what can be asked for ──────────────────────────────────────────────────────────────────
+
+    def checkpoint(self, token: str, request: Request) -> Facts:
+        """See `Deeds.checkpoint`."""
+        return {"checkpoint": self._checkpoint(token, request.until, committed=False).checkpoint}
+
+    def savepoint(self, token: str, request: Request) -> Facts:
+        """See `Deeds.savepoint`. The hold comes first, so that the checkpoint stays until all it promised is committed, and behind that."""
+        with holding(self._storage, f"savepoint {token}", clock=self._clock):
+            completed = self._checkpoint(token, request.until, committed=True)
+            return make_savepoint(self._storage, completed, to=request.to, token=token)
+
+    def stop(self, token: str, request: Request) -> None:
+        """See `Deeds.stop`. A second stop does not take back what the first has asked for."""
+        how = self.how_to_stop
+        how.drain = how.drain or request.drain
+        if request.savepoint and not how.savepoint:
+            how.savepoint, how.to, how.token = True, request.to, token
+        self._begin_stop()
+
+    def cancel(self) -> None:
+        """See `Deeds.cancel`."""
+        self._begin_cancel()
+
+    def settled(self) -> None:
+        """The run that was stopped has completed and committed its last checkpoint, and is about to end: make what was asked for.
+
+        If that fails the job ends all the same, and its checkpoint is retained: a savepoint can be made of it later.
+        """
+        how = self.how_to_stop
+        if not how.savepoint or how.made is not None:
+            return
+        try:
+            with holding(self._storage, f"savepoint {how.token}", clock=self._clock):
+                self._refuse_if_there_is_nothing()
+                until = self._clock.wall() + LAST_CHECKPOINT_S
+                completed = self._checkpoint(how.token, until, committed=True)
+                how.made = make_savepoint(self._storage, completed, to=how.to, token=how.token)
+                how.error = None
+        except Exception as error:  # noqa: BLE001 - told to whoever stopped the job
+            _log.warning("the job stops, and its savepoint could not be made: %s", error)
+            how.error = error
+
+    def why_the_stop_failed(self) -> BaseException | None:
+        """Behind the last run: why there is no savepoint although one was asked for; None when all is well."""
+        how = self.how_to_stop
+        if not how.savepoint or how.made is not None:
+            return None
+        if isinstance(how.error, PenstockError):
+            return how.error
+        why = (
+            f": {type(how.error).__name__}: {how.error}"
+            if how.error
+            else ": it failed, or was stopping already"
+        )
+        return UnavailableError(
+            f"the job has ended, and no savepoint was made{why}. Nothing is lost. `penstock savepoint STORAGE JOB --to DIR` makes one of "
+            "its last checkpoint; if that is refused, start the job and stop it again"
+        )
+
+    def _refuse_if_there_is_nothing(self) -> None:
+        loop = self._present()
+        if loop is None or loop.coordinator.last_completed == NO_CHECKPOINT:
+            raise ConfigError(
+                "the job has ended before it read anything: there is no checkpoint to make a savepoint of"
+            )
+
+    # ── waiting ────────────────────────────────────────────────────────────────────────────────
+
+    def _checkpoint(self, token: str, until: float, *, committed: bool) -> Completed:
+        asked: CoordinatorLoop | None = None
+        while self._clock.wall() < until and not self._over.is_set():
+            loop = self._present()
+            if loop is not None and loop is not asked:
+                loop.post(CheckpointWanted(token))
+                asked = loop
+            found = None if loop is None else loop.coordinator.answer_to(token, committed=committed)
+            if loop is not None and found is not None:
+                loop.post(AnswerTaken(token))
+                return found
+            self._clock.wait(self._over, POLL_S)
+        raise self._none_came(asked, token)
+
+    def _none_came(self, asked: CoordinatorLoop | None, token: str) -> UnavailableError:
+        if self._over.is_set():
+            return UnavailableError(
+                "the job ended before a checkpoint was there that has all it had processed; its last one is retained, unless it was "
+                "cancelled and deletes what it has: `penstock checkpoints` lists them"
+            )
+        story = "no run of it was up" if asked is None else asked.coordinator.story()
+        if asked is not None:
+            asked.post(AnswerTaken(token))
+        return UnavailableError(
+            f"no checkpoint came in time that has all the job had processed, with all it promised committed; the job goes on ({story}); a "
+            "job that has read nothing yet has nothing to complete"
+        )

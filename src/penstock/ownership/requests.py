@@ -1,0 +1,179 @@
+"""What somebody asks a running job for, from anywhere that reaches its storage. No port is needed. Driver, and whoever asks.
+
+    requests/<id>.json    what is asked for, and until when; written by whoever asks
+    requests/<id>.taken   who has decided about it, created exclusively: the run that performs it, or the asker who does not wait any more
+    requests/<id>.done    what came of it, created exclusively
+
+What always holds:
+1. A request is performed only by the run that owns the job, after it has taken it on and has looked at its claim then.
+2. One that its asker has taken back is never performed, and one that was taken on cannot be taken back.
+3. One whose time is over is answered as such. So is one that cannot be read, or that asks for something unknown.
+4. When a run dies in the middle, the next one performs it again or answers: nothing but the answer ends it.
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+
+from penstock.errors import CorruptStateError
+from penstock.ids import RunId
+from penstock.storage import Storage
+from penstock.wording import storable
+
+ID_DIGITS = 32
+LONGEST_ERROR = 4000
+
+Facts = dict[str, Any]
+"""What an answer says besides yes or no: names with numbers and texts."""
+
+_FILE = re.compile(r"requests/([0-9a-f]{1,64})\.(json|taken|done)")
+
+
+class Kind(enum.StrEnum):
+    """What a job can be asked for."""
+
+    CHECKPOINT = "checkpoint"
+    SAVEPOINT = "savepoint"
+    STOP = "stop"
+    CANCEL = "cancel"
+
+
+class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One wish. A field that this version does not know is refused: it may be what the asker cares about."""
+
+    kind: Kind
+    asked_at: float
+    until: float
+    """Nobody begins to perform it later; by the clock of whoever asks."""
+    savepoint: bool = False
+    """Of a stop: with a savepoint."""
+    to: str | None = None
+    """The folder of the savepoint, as a path or URI that the driver can open; None: a new one beside the job."""
+    drain: bool = False
+    """Of a stop: event time comes to its end before."""
+    by: str = ""
+    """Who asks, for people."""
+
+
+class Taken(msgspec.Struct, frozen=True):
+    """Who has decided: the run that performs it, or None for the asker, who has taken it back."""
+
+    run: int | None
+
+
+class Done(msgspec.Struct, frozen=True):
+    """What came of it: facts, or why not."""
+
+    ok: bool
+    facts: Facts = {}
+    error: str = ""
+    kind: str = ""
+    """The class of the error."""
+
+    @classmethod
+    def failed(cls, error: BaseException | str) -> Done:
+        """The answer to a request that came to nothing."""
+        kind = "" if isinstance(error, str) else type(error).__name__
+        return cls(ok=False, error=storable(str(error))[:LONGEST_ERROR], kind=kind)
+
+
+_REQUESTS = msgspec.json.Decoder(Request)
+_TAKEN = msgspec.json.Decoder(Taken)
+_DONE = msgspec.json.Decoder(Done)
+
+
+class Listing:
+    """What one look at `requests/` shows."""
+
+    def __init__(self, storage: Storage) -> None:
+        self._kinds: dict[str, set[str]] = {}
+        for match in map(_FILE.fullmatch, storage.names("requests")):
+            if match:
+                self._kinds.setdefault(match[1], set()).add(match[2])
+
+    @property
+    def open(self) -> list[str]:
+        """The ids of those that wait for an answer."""
+        return [name for name, kinds in self._kinds.items() if "json" in kinds and "done" not in kinds]
+
+    @property
+    def over(self) -> list[str]:
+        """The ids of those that are answered, or of which only a part is left."""
+        return [name for name in self._kinds if name not in self.open]
+
+
+def files_of(request: str) -> list[str]:
+    """Everything about a request, in the order of deletion: without the first nobody looks at the others."""
+    return [f"requests/{request}.{kind}" for kind in ("json", "taken", "done")]
+
+
+def put_request(storage: Storage, request: str, wish: Request) -> None:
+    """Ask."""
+    storage.put(f"requests/{request}.json", msgspec.json.encode(wish))
+
+
+def read_request(storage: Storage, request: str) -> Request:
+    """What is asked for. Raises `CorruptStateError` when it is not to be understood, `FileNotFoundError` when it is gone."""
+    name = f"requests/{request}.json"
+    try:
+        return _REQUESTS.decode(storage.get(name))
+    except msgspec.DecodeError as error:
+        raise CorruptStateError(
+            f"{name} in {storage.uri} is no request that this version of Penstock understands: {error}; nothing was done; ask with the "
+            "version that runs the job",
+            name=name,
+        ) from error
+
+
+def take_on(storage: Storage, request: str, run: RunId) -> bool:
+    """Decide to perform it; false when its asker has taken it back. True also when an earlier run had decided so, and died.
+
+    The claim is to be checked behind it, before anything is done.
+    """
+    return _decided(storage, request, run) is not None
+
+
+def take_back(storage: Storage, request: str) -> bool:
+    """Decide that it is never performed; false when a run has taken it on."""
+    return _decided(storage, request, None) is None
+
+
+def taken_on_by(storage: Storage, request: str) -> int | None:
+    """The run that has taken it on, if one has."""
+    try:
+        return _TAKEN.decode(storage.get(f"requests/{request}.taken")).run
+    except (FileNotFoundError, msgspec.DecodeError):
+        return None
+
+
+def _decided(storage: Storage, request: str, by: RunId | None) -> int | None:
+    """The decision, which is this one if there was none before. A damaged one counts as the asker's: nothing is done then."""
+    if storage.create(f"requests/{request}.taken", msgspec.json.encode(Taken(by))):
+        return by
+    return taken_on_by(storage, request)
+
+
+def answer(storage: Storage, request: str, done: Done) -> bool:
+    """Say what came of it; false when that was said before."""
+    return storage.create(f"requests/{request}.done", msgspec.json.encode(done))
+
+
+def read_answer(storage: Storage, request: str) -> Done | None:
+    """What came of it; None as long as nobody has said so."""
+    name = f"requests/{request}.done"
+    try:
+        return _DONE.decode(storage.get(name))
+    except FileNotFoundError:
+        return None
+    except msgspec.DecodeError as error:
+        raise CorruptStateError(f"{name} in {storage.uri} is not readable: {error}", name=name) from error
+
+
+def forget_requests(storage: Storage, requests: Iterable[str]) -> None:
+    """Delete all there is about them."""
+    storage.delete([name for request in requests for name in files_of(request)])

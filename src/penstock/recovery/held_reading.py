@@ -1,0 +1,83 @@
+"""Reading a completed checkpoint of a job that may be running, without owning it: with a hold, so that nothing of it goes. Readers."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import TypeVar
+
+from penstock.checkpoint.completed import Completed
+from penstock.checkpoint.metadata import is_committed, name_of
+from penstock.clock import SYSTEM_CLOCK, Clock
+from penstock.errors import ConfigError, PenstockError
+from penstock.ids import CheckpointId
+from penstock.ownership.descent import read_descents
+from penstock.ownership.holds import holding
+from penstock.recovery.history import read_history
+from penstock.storage import Storage
+
+_log = logging.getLogger(__name__)
+
+_T = TypeVar("_T")
+
+LOOKS = 2
+"""One may be deleted, because a newer one is there, between the listing of checkpoints and that of files."""
+
+
+def read_held(
+    storage: Storage,
+    read: Callable[[Completed], _T],
+    *,
+    why: str,
+    wanted: CheckpointId | None = None,
+    clock: Clock = SYSTEM_CLOCK,
+) -> _T:
+    """Put a hold, then hand the newest checkpoint, or the one that is wanted, to `read`.
+
+    If that fails and another one is the newest by then, that one is read: the first was about to be deleted when the hold came.
+    """
+    with holding(storage, why, clock=clock):
+        return read_newest(storage, read, wanted)
+
+
+def read_newest(storage: Storage, read: Callable[[Completed], _T], wanted: CheckpointId | None = None) -> _T:
+    """The same with a hold of the caller's, which must be there already."""
+    first = retained_checkpoint(storage, wanted)
+    try:
+        return read(first)
+    except (PenstockError, OSError) as error:
+        newest = retained_checkpoint(storage, wanted)
+        if name_of(newest) == name_of(first):
+            raise
+        _log.info(
+            "checkpoint %d went while it was read (%s), checkpoint %d is read instead",
+            *(first.checkpoint, error, newest.checkpoint),
+        )
+        return read(newest)
+
+
+def retained_checkpoint(storage: Storage, wanted: CheckpointId | None = None) -> Completed:
+    """The newest whole checkpoint of the job, or the one that is wanted."""
+    for _ in range(LOOKS):
+        whole = read_history(storage, read_descents(storage)).whole
+        for completed in reversed(whole):
+            if wanted is None or completed.id == wanted:
+                return completed
+    there = f"there are {', '.join(str(one.checkpoint) for one in whole)}" if whole else "there is none"
+    raise ConfigError(
+        f"{'no checkpoint' if wanted is None else f'checkpoint {wanted}'} of the job in {storage.uri} can be read: {there}; "
+        "nothing was changed; `penstock checkpoints` lists them, with what is wrong with each",
+        wanted=wanted,
+    )
+
+
+def check_committed(storage: Storage, completed: Completed) -> None:
+    """Refuse a checkpoint of which it is not known that all it promised is visible: who goes on from a copy cannot commit it."""
+    if completed.transactions and not is_committed(storage, completed):
+        raise ConfigError(
+            f"checkpoint {completed.checkpoint} in {storage.uri} promises to commit {len(completed.transactions)} transactions, and it "
+            "is not known that this was done; no savepoint is made of it: a job that starts from one could never commit them. Start the "
+            "job once, which commits them, stop it, and ask again; or choose another checkpoint (`penstock checkpoints` lists them)",
+            checkpoint=completed.checkpoint,
+            transactions=len(completed.transactions),
+        )

@@ -1,0 +1,199 @@
+"""Holds: who reads a checkpoint of a job that runs, and what the job leaves alone meanwhile."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import msgspec
+import pytest
+from protocol_story import Story, completed, discarded, forgotten, only, transaction
+
+from penstock.checkpoint.completed import Completed
+from penstock.checkpoint.events import MetadataWritten, WriteMetadata
+from penstock.checkpoint.metadata import mark_committed, write_metadata
+from penstock.errors import ConfigError, CorruptStateError
+from penstock.ids import CheckpointId
+from penstock.ownership.holds import (
+    BELIEVED_S,
+    HOLD_S,
+    Hold,
+    find_holds,
+    holding,
+    name_of,
+    put_hold,
+    release_hold,
+)
+from penstock.recovery.held_reading import check_committed, read_held, retained_checkpoint
+from penstock.storage import LocalStorage
+from penstock.testing.virtual_clock import EPOCH_S, VirtualClock
+from penstock.testing.virtual_storage import VirtualStorage
+
+NOW = EPOCH_S
+
+
+class RealPause(VirtualClock):
+    """Time stands still; a wait lasts until its event is set."""
+
+    def wait(self, until: threading.Event, seconds: float) -> bool:
+        self.slept.append(seconds)
+        return until.wait()
+
+
+def test_a_hold_ends_by_itself() -> None:
+    """A reader that dies holds nothing up for longer than a hold is good, and its file goes some time later."""
+    storage = VirtualStorage()
+    put_hold(storage, "ab", NOW, "a test")
+    assert [hold.why for hold in find_holds(storage, NOW + HOLD_S - 1).good] == ["a test"]
+    assert find_holds(storage, NOW + HOLD_S) == ([], [])
+    assert find_holds(storage, NOW + HOLD_S + BELIEVED_S) == ([], [name_of("ab")])
+
+
+def test_holds_that_are_not_believed() -> None:
+    """What cannot be read, and what says to be good for ever, holds nothing; other files are left alone."""
+    storage = VirtualStorage()
+    storage.put(name_of("aa"), b"{not json")
+    storage.put(name_of("bb"), msgspec.json.encode(Hold("bb", NOW + 2 * BELIEVED_S)))
+    storage.put("holds/.DS_Store", b"")
+    assert find_holds(storage, NOW) == ([], [name_of("aa"), name_of("bb")])
+
+
+def test_holding_renews_and_releases() -> None:
+    """The hold is there from before the block to its end, renewed meanwhile, and gone behind it."""
+    storage, clock = VirtualStorage(), VirtualClock()
+    renewed = threading.Event()
+
+    class Clock(RealPause):
+        def wait(self, until: threading.Event, seconds: float) -> bool:
+            if clock.wall() < NOW + 3 * HOLD_S:
+                clock.advance(HOLD_S / 2)
+                return False
+            renewed.set()
+            return until.wait()
+
+        def wall(self) -> float:
+            return clock.wall()
+
+    with holding(storage, "a test", clock=Clock()) as token:
+        assert renewed.wait(60)
+        assert [hold.token for hold in find_holds(storage, clock.wall()).good] == [token]
+    assert storage.names() == []
+
+
+def test_a_hold_is_released_when_reading_fails() -> None:
+    """An exception in the block leaves no hold behind."""
+    storage = VirtualStorage()
+    with pytest.raises(ZeroDivisionError), holding(storage, "a test", clock=RealPause()):
+        raise ZeroDivisionError
+    assert storage.names() == []
+    release_hold(storage, "never-was")
+
+
+# ── the protocol ───────────────────────────────────────────────────────────────────────────────
+
+
+def write_of(story: Story, number: int) -> WriteMetadata:
+    (write,) = only(story.batch(number, seconds=10), WriteMetadata)
+    return write
+
+
+def test_a_checkpoint_that_is_held_is_not_said_to_be_subsumed() -> None:
+    """With a hold the metadata says that the older ones are retained, nothing is discarded, and the next one subsumes all at once."""
+    story = Story(retained=1)
+    story.checkpoint(0)
+    for number in (1, 2):
+        write = write_of(story, number)
+        assert write.completed.oldest_retained == number
+        assert write.kept_if_held is not None
+        assert write.kept_if_held.oldest_retained == 0
+        actions = story.tell(MetadataWritten(CheckpointId(number), held=True))
+        assert (forgotten(actions), discarded(actions)) == ([], set())
+    assert [(one.checkpoint, one.oldest_retained) for one in story.protocol.completed] == [
+        (0, 0),
+        (1, 0),
+        (2, 0),
+    ]
+    assert write_of(story, 3).completed.oldest_retained == 3
+    actions = story.written(3)
+    assert forgotten(actions) == [0, 1, 2]
+    assert discarded(actions) == {
+        f"state/views-{subtask}-{number}" for subtask in (0, 1) for number in (0, 1, 2)
+    }
+
+
+def test_nobody_looks_for_holds_when_nothing_is_subsumed() -> None:
+    """A checkpoint that leaves all older ones has nothing to ask for."""
+    story = Story(retained=2)
+    assert write_of(story, 0).kept_if_held is None
+    story.written(0)
+    assert write_of(story, 1).kept_if_held is None
+    story.written(1)
+    assert write_of(story, 2).kept_if_held is not None
+
+
+# ── reading ────────────────────────────────────────────────────────────────────────────────────
+
+
+def put(storage: LocalStorage, number: int, *, oldest_retained: int = -1) -> Completed:
+    file = f"state/views/{number}"
+    storage.put(file, b"rows")
+    one = msgspec.structs.replace(completed(number, file, run=0), oldest_retained=oldest_retained)
+    write_metadata(storage, one)
+    return one
+
+
+def test_a_reader_whose_checkpoint_goes_reads_the_newest(tmp_path: Path) -> None:
+    """It had been decided to delete the first before the hold came; the reader begins again with the one that is the newest then."""
+    storage = LocalStorage(tmp_path)
+    put(storage, 1)
+    seen: list[int] = []
+
+    def read(found: Completed) -> int:
+        seen.append(found.checkpoint)
+        assert find_holds(storage, NOW).good
+        if found.checkpoint == 1:
+            put(storage, 2, oldest_retained=2)
+            raise CorruptStateError("its file is gone")
+        return found.checkpoint
+
+    assert read_held(storage, read, why="a test", clock=RealPause()) == 2
+    assert seen == [1, 2]
+
+
+def test_a_reader_that_fails_otherwise_fails(tmp_path: Path) -> None:
+    """What is wrong with the newest checkpoint itself is said, and it is not read twice."""
+    storage = LocalStorage(tmp_path)
+    put(storage, 1)
+    seen: list[int] = []
+
+    def read(found: Completed) -> None:
+        seen.append(found.checkpoint)
+        raise CorruptStateError("a flipped bit")
+
+    with pytest.raises(CorruptStateError, match=r"flipped"):
+        read_held(storage, read, why="a test", clock=RealPause())
+    assert seen == [1]
+
+
+def test_which_checkpoint_is_read(tmp_path: Path) -> None:
+    """The newest whole one, or the one that is asked for; one that is not there is refused with those that are."""
+    storage = LocalStorage(tmp_path)
+    with pytest.raises(ConfigError, match=r"no checkpoint of the job .* can be read: there is none"):
+        retained_checkpoint(storage)
+    put(storage, 1)
+    put(storage, 2)
+    assert retained_checkpoint(storage).checkpoint == 2
+    assert retained_checkpoint(storage, CheckpointId(1)).checkpoint == 1
+    with pytest.raises(ConfigError, match=r"checkpoint 7 of the job .* there are 1, 2"):
+        retained_checkpoint(storage, CheckpointId(7))
+
+
+def test_only_what_is_known_to_be_committed_is_handed_out(tmp_path: Path) -> None:
+    """A checkpoint that promises transactions is refused until the mark says that they are visible."""
+    storage = LocalStorage(tmp_path)
+    check_committed(storage, completed(1))
+    promising = completed(2, transactions=(transaction(2),))
+    with pytest.raises(ConfigError, match=r"checkpoint 2 .* promises to commit 1 transaction"):
+        check_committed(storage, promising)
+    mark_committed(storage, promising)
+    check_committed(storage, promising)
