@@ -73,6 +73,8 @@ class Barrier(msgspec.Struct, frozen=True):
     source_log: tuple[SourceFile, ...] = ()
     """What the sources need besides: files that were read, or where a first start had decided to begin."""
     time: TimeReached = TimeReached()
+    numbers: dict[str, tuple[int, ...]] = {}
+    """By source: for each of its streams the number under which Spark keeps its notes. Empty: in order, as checkpoints of old had them."""
 
     @property
     def files(self) -> frozenset[str]:
@@ -193,6 +195,8 @@ class Completed(msgspec.Struct, frozen=True, kw_only=True):
     """Older checkpoints are subsumed by this one. Said before they are deleted, so that nobody goes back to one meanwhile."""
     now_us: int = 0
     """The time of its batch, by which state expires, in microseconds since the epoch. It never goes back, whatever the clock does."""
+    positions_set: dict[str, Any] = {}
+    """What its start was told with `positions=`. It is done: a start that is told the same does not do it again."""
 
     @property
     def id(self) -> CheckpointId:

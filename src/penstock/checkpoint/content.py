@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import msgspec
 
@@ -34,6 +35,7 @@ class Identity:
     layouts: dict[str, OperatorColumns]
     upstream: Upstream
     restored_from: CheckpointId = NO_CHECKPOINT
+    positions_set: Mapping[str, Any] = field(default_factory=dict)
 
     def operators(self, handles: Mapping[SubtaskId, StateHandle]) -> dict[str, OperatorState]:
         """The state of every operator."""
@@ -113,6 +115,7 @@ class Content:
             late_rows=dict(cut.late_rows),
             oldest_retained=retained[0],
             now_us=max(cut.now_us, time_us),
+            positions_set=dict(self._identity.positions_set),
         )
 
     def _duration_s(self, pending: Pending, cut: BatchFinished, now: Now) -> float:

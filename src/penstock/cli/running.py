@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from penstock.cli.failures import ended_by_ctrl_c
@@ -17,7 +18,10 @@ def run_file(
     available_now: bool,
     restore: int | None,
     takeover: bool,
-    drop_state: tuple[str, ...],
+    drop_state: tuple[str, ...] = (),
+    drop_sources: tuple[str, ...] = (),
+    rename: Mapping[str, str] | None = None,
+    positions: Mapping[str, object] | None = None,
     drain: bool = False,
 ) -> None:
     """Run the job of a file until it ends, as `Job.run` does; what is to be said names the options of the command line."""
@@ -31,5 +35,8 @@ def run_file(
             restore=restore,
             takeover=takeover,
             drop_state=drop_state,
+            drop_sources=drop_sources,
+            rename=rename,
+            positions=positions,
             drain=drain,
         )

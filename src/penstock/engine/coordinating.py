@@ -35,6 +35,7 @@ def make_coordinator(
         {uid: described(layout, start.switched_on_us.get(uid)) for uid, layout in spec.layouts.items()},
         spec.upstream,
         point.id,
+        start.positions_set,
     )
     now = Now(clock.monotonic(), clock.wall())
     protocol = Protocol(

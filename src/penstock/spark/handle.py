@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import logging
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -24,12 +24,14 @@ from penstock.ownership.descent import read_descents
 from penstock.ownership.ends import How
 from penstock.ownership.heartbeat import refuse_if_running
 from penstock.randomness import SYSTEM_RANDOMNESS
+from penstock.recovery.changes import Changes
 from penstock.recovery.forget import forget_everything
 from penstock.recovery.history import read_history
 from penstock.recovery.repeated import Failure, times_in_a_row, would_come_again
 from penstock.recovery.restore import JobRecord, check_job_record
 from penstock.spark.compiled import Compiled, compile_job, spec_of
 from penstock.spark.inspection import guarantee_of
+from penstock.spark.latest_positions import LatestPositions
 from penstock.spark.query import QueryRun
 from penstock.spark.quiet_logs import quiet_logs, quiet_logs_for
 from penstock.spark.session import is_alive
@@ -64,6 +66,7 @@ class StartOptions:
     takeover: bool = False
     drop_state: tuple[str, ...] = ()
     drain: bool = False
+    changes: Changes = field(default_factory=Changes)
 
 
 class JobHandle:
@@ -88,6 +91,7 @@ class JobHandle:
         self._observer = Observer()
         self._claimant = Claimant()
         self._ends = RunEnds(spec.storage, self._claimant, self._observer)
+        self._latest = LatestPositions(compiled.session, job.graph.sources)
         self._run: QueryRun | None = None
         self._thread = threading.Thread(target=self._work, name=f"penstock-{job.name}", daemon=True)
 
@@ -195,6 +199,8 @@ class JobHandle:
             perform_all=partial(take_over_all, self._compiled.session),
             wanted=self._restore,
             drop_state=self._options.drop_state,
+            changes=self._options.changes,
+            latest=self._latest,
             on_restored=self._observer.restored,
         )
         now = SYSTEM_CLOCK.wall()
