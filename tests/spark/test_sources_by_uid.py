@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 from ledger import Count, Ledger, fail_for_good
-from pyspark.sql import functions as F
 
 import penstock as ps
 
@@ -274,7 +273,7 @@ def test_what_cannot_be_asked_where_it_ends(sites):
     sites.add("files-a", 5)
     sites.run(["files-a"])
     with pytest.raises(
-        ps.ConfigError, match="FileSource.*cannot be asked where it ends; only Kafka and PartitionedLog"
+        ps.ConfigError, match=r"FileSource.*cannot be asked where it ends; only Kafka and PartitionedLog"
     ):
         sites.run(["files-a"], positions={"files-a": "latest"})
     sites.add("files-a", 5)

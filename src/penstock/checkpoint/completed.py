@@ -161,6 +161,8 @@ class OperatorState(msgspec.Struct, frozen=True):
     handles: tuple[StateHandle, ...]
     tables: dict[str, TableColumns] = {}
     lifetimes: dict[str, StoredLifetime] = {}
+    former_uids: tuple[str, ...] = ()
+    """The uids that the operator had before: some of its files may have been written under them."""
 
     @property
     def columns(self) -> OperatorColumns:

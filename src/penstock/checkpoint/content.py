@@ -36,6 +36,7 @@ class Identity:
     upstream: Upstream
     restored_from: CheckpointId = NO_CHECKPOINT
     positions_set: Mapping[str, Any] = field(default_factory=dict)
+    former_uids: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def operators(self, handles: Mapping[SubtaskId, StateHandle]) -> dict[str, OperatorState]:
         """The state of every operator."""
@@ -46,6 +47,7 @@ class Identity:
                 tuple(handles[subtask] for subtask in sorted(handles) if subtask.uid == uid),
                 layout.tables,
                 layout.lifetimes,
+                self.former_uids.get(uid, ()),
             )
             for uid, layout in self.layouts.items()
         }

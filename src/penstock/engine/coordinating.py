@@ -36,6 +36,7 @@ def make_coordinator(
         spec.upstream,
         point.id,
         start.positions_set,
+        point.former_uids,
     )
     now = Now(clock.monotonic(), clock.wall())
     protocol = Protocol(

@@ -229,6 +229,7 @@ class Run:
             local_dir=self._start.local_dir,
             local_recovery=spec.local_recovery,
             mailbox=mailbox,
+            former_uids=self._start.point.former_uids,
         )
 
     def end_batch(

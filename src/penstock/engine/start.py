@@ -198,6 +198,7 @@ def _taken_over(
         lifetimes.brings_back,
         _dealt_out_anew(spec, start),
         start.point.barrier.time,
+        start.point.former_uids,
     )
     taken = perform_all(take_over, list(start.handles.values()))
     for one in taken:

@@ -71,7 +71,8 @@ def renamed_checkpoint(completed: Completed, rename: Rename) -> Completed:
         completed,
         barrier=renamed_barrier(completed.barrier, rename),
         operators={
-            rename.get(uid, uid): _of(rename.get(uid, uid), one) for uid, one in completed.operators.items()
+            rename.get(uid, uid): _known_as(rename[uid], uid, one) if uid in rename else one
+            for uid, one in completed.operators.items()
         },
         transactions=tuple(
             msgspec.structs.replace(one, sink=rename.get(one.sink, one.sink))
@@ -105,12 +106,12 @@ def renamed_barrier(barrier: Barrier, rename: Rename) -> Barrier:
     )
 
 
-def _of(uid: str, state: OperatorState) -> OperatorState:
+def _known_as(new: str, old: str, state: OperatorState) -> OperatorState:
     handles = (
-        msgspec.structs.replace(handle, subtask=SubtaskId(uid, handle.subtask.index))
+        msgspec.structs.replace(handle, subtask=SubtaskId(new, handle.subtask.index))
         for handle in state.handles
     )
-    return msgspec.structs.replace(state, handles=tuple(handles))
+    return msgspec.structs.replace(state, handles=tuple(handles), former_uids=(*state.former_uids, old))
 
 
 def _renamed(by_uid: Mapping[str, _T], rename: Rename) -> dict[str, _T]:

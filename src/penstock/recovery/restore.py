@@ -152,6 +152,12 @@ class RestorePoint:
         return self.checkpoint.positions_set if self.checkpoint else {}
 
     @property
+    def former_uids(self) -> dict[str, tuple[str, ...]]:
+        """Those that operators had before."""
+        operators = self.checkpoint.operators if self.checkpoint else {}
+        return {uid: one.former_uids for uid, one in operators.items() if one.former_uids}
+
+    @property
     def former_sinks(self) -> Mapping[str, str]:
         """The uid that a sink had before, by the one that it has now."""
         return self.fitted.former if self.fitted else {}
