@@ -5,7 +5,7 @@ Everything that can be checked without data is checked here or in `start`, befor
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,6 +17,8 @@ from penstock.graph import Graph, Source
 from penstock.guarantee import Guarantee
 from penstock.ids import checked_name
 from penstock.loading import refuse_while_loading
+from penstock.recovery.changes import Changes
+from penstock.recovery.renaming import Uids
 from penstock.recovery.restart import RestartStrategy, exponential_delay
 from penstock.state.backends import backend_named
 from penstock.state.backends.base import StateBackend
@@ -127,6 +129,9 @@ class Job:
         restore: int | None = None,
         takeover: bool = False,
         drop_state: tuple[str, ...] = (),
+        drop_sources: tuple[str, ...] = (),
+        rename: Mapping[str, str] | None = None,
+        positions: Mapping[str, object] | None = None,
         drain: bool = False,
         savepoint: str | Path | None = None,
         claim: bool = False,
@@ -135,6 +140,9 @@ class Job:
 
         `available_now`: end when the input known now is done. `restore`: go on from this retained checkpoint instead of the newest.
         `takeover`: fence off a run that seems to be alive. `drop_state`: uids of operators whose stored state may be lost.
+        `drop_sources`: uids of sources that the job no longer has and whose positions may be lost. `rename`: new uids by old ones, of
+        sources, operators and sinks. `positions`: where sources go on by choice, each "start", "latest" or a position as a checkpoint shows
+        it; done once, also where the same start is repeated.
         `drain`, with `available_now`: when the input is done, event time comes to its end: all windows close, all its timers fire.
         `savepoint`: begin with the savepoint in this folder; a job that has begun with it goes on from its newest checkpoint. `claim`: the
         savepoint becomes the job's own, and its folder is deleted.
@@ -145,6 +153,8 @@ class Job:
         if restore is not None:
             whole_number("restore", restore, minimum=0)
         dropped = _checked_uids(drop_state)
+        changes = Changes.checked(drop_sources, rename or {}, positions or {})
+        changes.check_names(self._uids())
         if drain and not available_now:
             raise ConfigError(
                 f"{start_options.drain()} needs {start_options.available_now()}: only an input that ends has an end of its time"
@@ -152,11 +162,16 @@ class Job:
         try:
             begin = _opened_savepoint(savepoint, restore, claim=claim)
             return JobHandle.start(
-                self, StartOptions(available_now, restore, takeover, dropped, drain, begin)
+                self, StartOptions(available_now, restore, takeover, dropped, drain, begin, changes)
             )
         except PenstockError as error:
             failure = shown_alone(error)
         raise failure
+
+    def _uids(self) -> Uids:
+        graph = self.graph
+        parts = (graph.sources, graph.operators, graph.outputs)
+        return Uids(*([one.uid for one in kind] for kind in parts))
 
     def run(
         self,
@@ -165,6 +180,9 @@ class Job:
         restore: int | None = None,
         takeover: bool = False,
         drop_state: tuple[str, ...] = (),
+        drop_sources: tuple[str, ...] = (),
+        rename: Mapping[str, str] | None = None,
+        positions: Mapping[str, object] | None = None,
         drain: bool = False,
         savepoint: str | Path | None = None,
         claim: bool = False,
@@ -183,6 +201,9 @@ class Job:
                 restore=restore,
                 takeover=takeover,
                 drop_state=drop_state,
+                drop_sources=drop_sources,
+                rename=rename,
+                positions=positions,
                 drain=drain,
                 savepoint=savepoint,
                 claim=claim,

@@ -49,6 +49,27 @@ def drop_state(*uids: str) -> str:
     return f"drop_state={uids!r}" if uids else "drop_state"
 
 
+def drop_sources(*uids: str) -> str:
+    """What allows that the positions of these sources are lost; without any, the name of the option."""
+    if _Asked.on_the_command_line:
+        return " ".join(f"--drop-source {uid}" for uid in uids) or "--drop-source"
+    return f"drop_sources={uids!r}" if uids else "drop_sources"
+
+
+def rename(old: str = "", new: str = "") -> str:
+    """What says that a uid has become another; without any, the name of the option."""
+    if _Asked.on_the_command_line:
+        return f"--rename {old}={new}" if old else "--rename"
+    return f"rename={{{old!r}: {new!r}}}" if old else "rename"
+
+
+def positions(uid: str = "", value: object = "") -> str:
+    """What sets where a source goes on; without one, the name of the option."""
+    if _Asked.on_the_command_line:
+        return f"--position {uid}={value}" if uid else "--position"
+    return f"positions={{{uid!r}: {value!r}}}" if uid else "positions"
+
+
 def available_now() -> str:
     """What ends the job when the input known now is done."""
     return "--available-now" if _Asked.on_the_command_line else "available_now=True"

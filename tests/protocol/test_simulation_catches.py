@@ -334,7 +334,7 @@ def share_one_progress_log(patch: Patch) -> None:
 @mutation()
 def decide_again_where_to_begin(patch: Patch) -> None:
     patch.setattr(Reading, "_keep_start", lambda self: None)
-    patch.setattr(SourceLog, "take_up", lambda self, folder: None)
+    patch.setattr(SourceLog, "take_up", lambda self, folder, numbers: None)
 
 
 @mutation()

@@ -56,8 +56,8 @@ def test_what_is_discarded_is_not_durable_any_more() -> None:
 def test_what_the_next_run_begins_with_is_held_until_the_batch_is_finished() -> None:
     """Two records of what was begun may count: the older one until the batch of the newer is known to be finished."""
     files = NeededFiles([], [], frozenset({"begun"}))
-    files.hold(CheckpointId(0), read("first"))
-    files.hold(CheckpointId(1), read("second"))
+    files.hold(CheckpointId(0), read("first").files)
+    files.hold(CheckpointId(1), read("second").files)
     assert files.needed(NOTHING) == {"begun", "first", "second"}
     files.batch_finished(finished(1))
     assert files.needed(NOTHING) == {"second"}
@@ -104,6 +104,6 @@ def test_no_batch_is_newer_than_no_checkpoint() -> None:
     files = NeededFiles([], [], frozenset({"begun"}))
     files.batch_finished(finished(NO_CHECKPOINT + 1))
     assert files.needed(NOTHING) == {"begun"}
-    files.hold(CheckpointId(1), read())
+    files.hold(CheckpointId(1), read().files)
     files.batch_finished(finished(1))
     assert files.needed(NOTHING) == set()

@@ -26,6 +26,15 @@ def log(storage, run: int) -> ProgressLog:
     return ProgressLog(storage, RunId(run))
 
 
+UNDECIDED = {"a": [0], "b": [1, 2]}
+
+
+def undecided(storage, *runs: int) -> None:
+    """These runs began with sources that had no position."""
+    for run in runs:
+        log(storage, run).say_who_decides(UNDECIDED)
+
+
 def noted(storage, run: int) -> dict[str, bytes]:
     """What the sources of a run have noted, by path."""
     folder = f"spark/{run}/sources"
@@ -92,7 +101,8 @@ def test_without_a_checkpoint_the_sources_begin_where_they_first_did(storage):
     storage.put("spark/1/sources/2/0", b"at 9, of a zombie that decided later")
     storage.put("spark/2/sources/2/0", b"at 7")
     storage.put("spark/2/sources/1/0", bytes(6))  # what a crash of the machine may leave
-    set_out(log(storage, 3), NO_CHECKPOINT, Barrier())
+    undecided(storage, 1, 2)
+    set_out(log(storage, 3), NO_CHECKPOINT, Barrier(), UNDECIDED)
     assert noted(storage, 3) == {"0/0": b"at 100", "2/0": b"at 7"}
     assert storage.names("spark/3/offsets") == []
 
@@ -103,7 +113,8 @@ def test_a_source_whose_start_was_not_recorded_begins_where_it_first_did(storage
     files = log(storage, 1).source_log().keep()
     storage.put("spark/1/sources/0/1", b"of a batch that is read again")
     storage.put("spark/1/sources/1/0", b"at 500")
-    sources = set_out(log(storage, 2), NO_CHECKPOINT, Barrier({}, "", files))
+    undecided(storage, 1)
+    sources = set_out(log(storage, 2), NO_CHECKPOINT, Barrier({}, "", files), UNDECIDED)
     assert noted(storage, 2) == {"0/0": b"at 100", "1/0": b"at 500"}
     assert {file.path: file.name for file in sources.keep()} == {
         "0/0": "state/_sources/1-0-0",
@@ -119,7 +130,8 @@ def test_the_notes_of_two_runs_are_not_mixed(storage):
     storage.put("spark/1/sources/1/0", b"file c")
     storage.put("spark/2/sources/1/0", b"file d")
     storage.put("spark/2/sources/1/1", bytes(6))  # what a crash of the machine may leave
-    set_out(log(storage, 3), NO_CHECKPOINT, Barrier())
+    undecided(storage, 1, 2)
+    set_out(log(storage, 3), NO_CHECKPOINT, Barrier(), UNDECIDED)
     assert noted(storage, 3) == {"0/0": b"file b", "1/0": b"file c"}
 
 

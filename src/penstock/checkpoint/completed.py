@@ -73,6 +73,8 @@ class Barrier(msgspec.Struct, frozen=True):
     source_log: tuple[SourceFile, ...] = ()
     """What the sources need besides: files that were read, or where a first start had decided to begin."""
     time: TimeReached = TimeReached()
+    numbers: dict[str, tuple[int, ...]] = {}
+    """By source: for each of its streams the number under which Spark keeps its notes. Empty: in order, as checkpoints of old had them."""
 
     @property
     def files(self) -> frozenset[str]:
@@ -172,6 +174,8 @@ class OperatorState(msgspec.Struct, frozen=True):
     tables: dict[str, TableColumns] = {}
     lifetimes: dict[str, StoredLifetime] = {}
     schema: bytes = b""
+    former_uids: tuple[str, ...] = ()
+    """The uids that the operator had before: some of its files may have been written under them."""
 
     @property
     def columns(self) -> OperatorColumns:
@@ -208,6 +212,8 @@ class Completed(msgspec.Struct, frozen=True, kw_only=True):
     """The time of its batch, by which state expires, in microseconds since the epoch. It never goes back, whatever the clock does."""
     savepoint: str = ""
     """The savepoint that it was made of, where a run has adopted one."""
+    positions_set: dict[str, Any] = {}
+    """What its start was told with `positions=`. It is done: a start that is told the same does not do it again."""
 
     @property
     def id(self) -> CheckpointId:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import msgspec
 
@@ -36,6 +37,8 @@ class Identity:
     restored_from: CheckpointId = NO_CHECKPOINT
     savepoint: str = ""
     """With which the job began."""
+    positions_set: Mapping[str, Any] = field(default_factory=dict)
+    former_uids: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def operators(self, handles: Mapping[SubtaskId, StateHandle]) -> dict[str, OperatorState]:
         """The state of every operator."""
@@ -47,6 +50,7 @@ class Identity:
                 layout.tables,
                 layout.lifetimes,
                 layout.schema,
+                self.former_uids.get(uid, ()),
             )
             for uid, layout in self.layouts.items()
         }
@@ -117,6 +121,7 @@ class Content:
             oldest_retained=retained[0],
             now_us=max(cut.now_us, time_us),
             savepoint=self._identity.savepoint,
+            positions_set=dict(self._identity.positions_set),
         )
 
     def _duration_s(self, pending: Pending, cut: BatchFinished, now: Now) -> float:

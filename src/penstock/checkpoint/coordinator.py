@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from penstock.checkpoint.commits import Committer, Post, RunCommit, run_now
-from penstock.checkpoint.completed import Barrier, Completed
+from penstock.checkpoint.completed import Completed
 from penstock.checkpoint.events import (
     Action,
     Announce,
@@ -126,10 +126,10 @@ class Coordinator:
             self._handed_in[event.batch] = event.files
         self._post(event)
 
-    def hold(self, batch: CheckpointId, barrier: Barrier) -> None:
+    def hold(self, batch: CheckpointId, files: frozenset[str]) -> None:
         """Keep what the record of `recovery.begun` names, see `NeededFiles.hold`."""
         with self._lock:
-            self._protocol.files.hold(batch, barrier)
+            self._protocol.files.hold(batch, files)
 
     def give_back(self, files: Iterable[str], batch: CheckpointId) -> None:
         """Merged files that no batch will take: they are discarded when batch `batch`, or the run, is over."""

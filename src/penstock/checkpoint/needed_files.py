@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from collections.abc import Set as AbstractSet
 
-from penstock.checkpoint.completed import Barrier, Completed
+from penstock.checkpoint.completed import Completed
 from penstock.checkpoint.events import BatchFinished
 from penstock.ids import NO_CHECKPOINT, CheckpointId
 from penstock.state.handle import StateHandle
@@ -41,12 +41,12 @@ class NeededFiles:
 
     # ── being told ─────────────────────────────────────────────────────────────────────────────
 
-    def hold(self, batch: CheckpointId, barrier: Barrier) -> None:
+    def hold(self, batch: CheckpointId, files: frozenset[str]) -> None:
         """Keep what the record of `recovery.begun` names: the next run begins there, if it goes back to no newer checkpoint.
 
         What it named before is kept too, until the batch is known to be finished: those before it may not be known of yet.
         """
-        self._held[batch] = barrier.files
+        self._held[batch] = files
 
     def take_durable(self, files: Iterable[str], batch: CheckpointId) -> None:
         """Files that are in storage already and that the handles of this batch may begin with, before anything names them."""

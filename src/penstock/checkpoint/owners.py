@@ -29,7 +29,8 @@ def check_owners(completed: Completed, name: str) -> None:
             )
         for index, ref in _refs(completed, uid):
             writer = _writer(ref)
-            if writer not in (None, SubtaskId(uid, index)):
+            may_be = [SubtaskId(known_as, index) for known_as in (uid, *operator.former_uids)]
+            if writer is not None and writer not in may_be:
                 raise _mixed_up(
                     name,
                     f"{file_label(ref)}, written by {writer}, stands there as state of {SubtaskId(uid, index)}",

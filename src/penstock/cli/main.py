@@ -13,6 +13,7 @@ import typer
 from penstock import __version__
 from penstock.cli.failures import ended_by_ctrl_c, exit_code_of, explain
 from penstock.config import Mode, whole_number
+from penstock.errors import ConfigError
 from penstock.ids import checked_name
 
 app = typer.Typer(
@@ -198,6 +199,33 @@ def run(
             show_default=False,
         ),
     ] = None,
+    drop_source: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--drop-source",
+            metavar="UID",
+            help="A source that the job no longer has; its position may be lost.",
+            show_default=False,
+        ),
+    ] = None,
+    rename: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--rename",
+            metavar="OLD=NEW",
+            help="A uid that has become another; once for each.",
+            show_default=False,
+        ),
+    ] = None,
+    position: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--position",
+            metavar="UID=WHERE",
+            help="Where a source goes on: start, latest, or a position in JSON. Done once.",
+            show_default=False,
+        ),
+    ] = None,
     drain: Annotated[
         bool,
         typer.Option(
@@ -234,6 +262,9 @@ def run(
         restore=restore,
         takeover=takeover,
         drop_state=dropped,
+        drop_sources=tuple(checked_name("uid of --drop-source", uid) for uid in drop_source or ()),
+        rename=dict(_pair("--rename", "OLD=NEW", one) for one in rename or ()),
+        positions=dict(_pair("--position", "UID=WHERE", one) for one in position or ()),
         drain=drain,
         savepoint=savepoint,
         claim=claim,
@@ -321,6 +352,13 @@ def cancel(storage: StorageOfJob, job: NameOfJob, *, timeout: Patience = "10min"
 
     ended = ask(open_job(storage, job), Kind.CANCEL, timeout)
     typer.echo(f"{ended['status']}; its newest checkpoint was {ended['checkpoint']}", err=True)
+
+
+def _pair(option: str, form: str, text: str) -> tuple[str, str]:
+    left, equals, right = text.partition("=")
+    if not (left and equals and right):
+        raise ConfigError(f"{option} {text} is not allowed: write {option} {form}", option=option, value=text)
+    return left, right
 
 
 @app.command(short_help="Print what the job in a Python file promises.")

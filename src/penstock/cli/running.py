@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from penstock.cli.failures import ended_by_ctrl_c
@@ -19,7 +20,10 @@ def run_file(
     available_now: bool,
     restore: int | None,
     takeover: bool,
-    drop_state: tuple[str, ...],
+    drop_state: tuple[str, ...] = (),
+    drop_sources: tuple[str, ...] = (),
+    rename: Mapping[str, str] | None = None,
+    positions: Mapping[str, object] | None = None,
     drain: bool = False,
     savepoint: str | None = None,
     claim: bool = False,
@@ -37,6 +41,9 @@ def run_file(
             restore=restore,
             takeover=takeover,
             drop_state=drop_state,
+            drop_sources=drop_sources,
+            rename=rename,
+            positions=positions,
             drain=drain,
             savepoint=savepoint,
             claim=claim,

@@ -104,7 +104,7 @@ def _adopt(
         mine.run,
         spec.parallelism,
         spec.max_parallelism,
-        left_out,
+        left_out=left_out,
     )
     empty = _empty_handles(spec, manifest)
     loaded = perform_all(load, [handle for handles in empty.values() for handle in handles])

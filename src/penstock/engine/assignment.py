@@ -16,7 +16,7 @@ from penstock.ids import CheckpointId, RunId, SubtaskId
 from penstock.operators.clock import OperatorClock
 from penstock.recovery.lifetimes import SwitchedOn
 from penstock.snapshot.mailbox import Address
-from penstock.state.backends.base import StateBackend
+from penstock.state.backends.base import FormerUids, StateBackend
 from penstock.state.handle import StateHandle
 from penstock.state.lifetimes import StateTime
 from penstock.state.merge_orders import MergeOrder
@@ -39,6 +39,7 @@ class RunPlace:
     local_recovery: bool
     """Whether files that earlier runs left on the machine are used again."""
     mailbox: Address
+    former_uids: FormerUids = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

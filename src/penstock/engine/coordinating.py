@@ -36,6 +36,8 @@ def make_coordinator(
         spec.upstream,
         point.id,
         point.checkpoint.savepoint if point.checkpoint else "",
+        start.positions_set,
+        point.former_uids,
     )
     now = Now(clock.monotonic(), clock.wall())
     protocol = Protocol(

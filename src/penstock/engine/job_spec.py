@@ -8,6 +8,8 @@ from pathlib import Path
 
 from penstock.config import Checkpointing, Mode
 from penstock.graph import EventTime
+from penstock.recovery.renaming import Uids
+from penstock.recovery.source_match import in_order
 from penstock.sinks.two_phase_commit import TwoPhaseCommitSink
 from penstock.state.backends.base import StateBackend, StateLayout
 from penstock.storage import Storage
@@ -35,12 +37,24 @@ class JobSpec:
     sinks: Mapping[str, TwoPhaseCommitSink]
     streams: Mapping[str, int]
     """How many streaming sources Spark sees in each source of the job, in order."""
+    numbers: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    """For each of them the number under which Spark knows it; empty where each has its own, in order. See `source_numbers`."""
     event_times: Mapping[str, EventTime] = field(default_factory=dict)
     """The sources with event time."""
     timed_by: Mapping[str, frozenset[str]] = field(default_factory=dict)
     """For each operator the sources among them whose rows come to it."""
     replayable: Sequence[bool] = ()
     """At most once: for each streaming source whether it can replay."""
+
+    @property
+    def source_numbers(self) -> Mapping[str, Sequence[int]]:
+        """The sources in order; for each of their streams the number under which Spark knows it."""
+        return self.numbers or in_order(self.streams)
+
+    @property
+    def uids(self) -> Uids:
+        """What has a uid."""
+        return Uids(tuple(self.streams), tuple(self.layouts), tuple(self.sinks))
 
     @property
     def mode(self) -> Mode:

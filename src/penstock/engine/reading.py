@@ -7,6 +7,9 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
 
 from penstock.checkpoint.completed import Barrier, SourceFile
 from penstock.clock import Clock
@@ -14,10 +17,11 @@ from penstock.config import Mode
 from penstock.errors import UnavailableError
 from penstock.ids import NO_CHECKPOINT, CheckpointId
 from penstock.recovery import progress_log
-from penstock.recovery.begun import Begun, record_begun
+from penstock.recovery.begun import Begun, Instead, record_begun
 from penstock.recovery.progress_log import ProgressLog
 from penstock.recovery.restore import RestorePoint
 from penstock.recovery.source_log import SourceLog
+from penstock.recovery.source_match import Numbers, without_position
 
 _log = logging.getLogger(__name__)
 
@@ -30,15 +34,16 @@ class Reading:
 
     log: ProgressLog
     sources: SourceLog
-    streams: Mapping[str, int]
-    """How many streaming sources Spark sees in each source of the job, in order."""
+    numbers: Numbers
+    """The sources of the job, in order, with the number under which Spark knows each streaming source in them."""
     point: RestorePoint
     mode: Mode
-    hold: Callable[[CheckpointId, Barrier], None]
+    hold: Callable[[CheckpointId, frozenset[str]], None]
     """Told what to keep in storage for the next run."""
     clock: Clock
+    positions_set: Mapping[str, Any] = field(default_factory=dict)
     _start_is_known: bool = field(init=False)
-    """A batch has begun, in this run or before it: until then a source may still decide, after another has."""
+    """Every source has a position, or a batch has begun in this run: until then a source may still decide, after another has."""
     _recorded: frozenset[SourceFile] = field(init=False)
     _last: CheckpointId = field(init=False)
     """Spark's number of the last batch that was read. In this run it falls behind that of the batch by those that read nothing."""
@@ -48,7 +53,8 @@ class Reading:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
-        self._start_is_known = self.point.last_read != NO_CHECKPOINT
+        known = self.point.last_read != NO_CHECKPOINT
+        self._start_is_known = known and not without_position(self.point.barrier)
         self._recorded = frozenset(self.point.barrier.source_log)
         self._last, self._barrier = self.point.last_read, self.point.barrier
 
@@ -64,14 +70,14 @@ class Reading:
             entry = self.log.entry(batch)
             self._keep_start()
             self._start_is_known = True  # Spark asks every source before it plans the first batch
-            self._barrier = Barrier(self._positions(entry), entry, self.sources.keep())
+            self._barrier = Barrier(self._positions(entry), entry, self.sources.keep(), numbers=self._numbers)
         self._last = batch
         return self._barrier
 
     def begin(self, batch: CheckpointId, barrier: Barrier) -> None:
         """Record what a later run must know of a batch even if this one dies now. Called with the number of the job's own."""
         if self.mode is Mode.AT_MOST_ONCE:
-            self._record(batch, barrier)
+            self._record(Begun(self.log.run, barrier, batch))
 
     def look_for_the_start(self) -> None:
         """Keep where the sources have decided to begin, while no batch comes that would do it."""
@@ -101,12 +107,32 @@ class Reading:
         """The next run, should this one complete no checkpoint, must begin where this one did."""
         files = () if self._start_is_known else self.sources.keep()
         if not self._recorded.issuperset(files):
-            self._record(NO_CHECKPOINT, Barrier(dict.fromkeys(self.streams), "", files))
+            self._record(self._with_start(files))
             self._recorded = frozenset(files)
 
-    def _record(self, batch: CheckpointId, barrier: Barrier) -> None:
-        record_begun(self.log.storage, Begun(self.log.run, barrier, batch))
-        self.hold(batch, barrier)  # not before: until now the record named others
+    def _with_start(self, files: tuple[SourceFile, ...]) -> Begun:
+        """What was recorded when this run began, with what sources have noted since."""
+        run, point = self.log.run, self.point
+        if point.last_read == NO_CHECKPOINT:
+            return Begun(run, Barrier(dict.fromkeys(self.numbers), "", files, numbers=self._numbers))
+        begun = msgspec.structs.replace(point.begun, run=run) if point.begun else Begun(run, Barrier())
+        if point.begun_decides or point.checkpoint is None:
+            return msgspec.structs.replace(
+                begun, barrier=msgspec.structs.replace(begun.barrier, source_log=files)
+            )
+        barrier = msgspec.structs.replace(point.barrier, source_log=files)
+        return msgspec.structs.replace(
+            begun, instead=Instead(point.checkpoint.checkpoint, point.checkpoint.run, barrier)
+        )
+
+    @property
+    def _numbers(self) -> dict[str, tuple[int, ...]]:
+        return {uid: tuple(own) for uid, own in self.numbers.items()}
+
+    def _record(self, begun: Begun) -> None:
+        begun = msgspec.structs.replace(begun, positions_set=dict(self.positions_set))
+        record_begun(self.log.storage, begun)
+        self.hold(begun.id, begun.files)  # not before: until now the record named others
 
     def _check_follows(self, batch: CheckpointId, after: CheckpointId) -> None:
         """The log is this run's alone and says which batch was the last: another number means that rows are missing or come twice."""
@@ -122,7 +148,7 @@ class Reading:
         """The positions by source; a source with several streams in it has a list."""
         found = iter(progress_log.positions(entry))
         result: dict[str, object] = {}
-        for uid, count in self.streams.items():
-            own = [next(found, None) for _ in range(count)]
-            result[uid] = own[0] if count == 1 else own
+        for uid, numbers in self.numbers.items():
+            own = [next(found, None) for _ in numbers]
+            result[uid] = own[0] if len(own) == 1 else own
         return result

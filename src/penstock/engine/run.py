@@ -105,11 +105,12 @@ class Run:
         self._reading = Reading(
             start.log,
             start.source_log,
-            spec.streams,
+            spec.source_numbers,
             start.point,
             mode=spec.mode,
             hold=coordinator.hold,
             clock=clock,
+            positions_set=start.positions_set,
         )
         self._rescue = Rescue(
             spec.storage, start.local_dir, clock, self._stored, self._not_stored, in_background, room
@@ -228,6 +229,7 @@ class Run:
             local_dir=self._start.local_dir,
             local_recovery=spec.local_recovery,
             mailbox=mailbox,
+            former_uids=self._start.point.former_uids,
         )
 
     def end_batch(

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -13,20 +15,25 @@ from penstock.clock import Clock
 from penstock.config import Mode
 from penstock.engine.job_spec import JobSpec
 from penstock.engine.observer import tell_origins
-from penstock.ids import CheckpointId, SubtaskId
+from penstock.ids import NO_CHECKPOINT, CheckpointId, SubtaskId
 from penstock.ownership.claim import Claimant
 from penstock.ownership.heartbeat import beat
 from penstock.randomness import SYSTEM_RANDOMNESS, Randomness
 from penstock.recovery import progress_log
+from penstock.recovery.changes import Changes, Latest
 from penstock.recovery.fit import Fit
+from penstock.recovery.fitting import JobNow, unknown_end
 from penstock.recovery.lifetimes import Lifetimes, SwitchedOn
-from penstock.recovery.progress_log import ProgressLog
+from penstock.recovery.progress_log import NO_POSITION, ProgressLog
 from penstock.recovery.restore import RestorePoint, check_restorable, restore
 from penstock.recovery.source_log import SourceLog
+from penstock.recovery.source_match import lines_by_source, numbers_of
 from penstock.recovery.taking_over import PerformAll, TakeOver
 from penstock.state.handle import StateHandle
 from penstock.state.lifetimes import in_microseconds
 from penstock.state.local_files import begin_run, forget_earlier_runs, make_job_dir, run_dir
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -42,6 +49,8 @@ class Start:
     now_us: int = 0
     """The time at which it begins; that of its batches is never before."""
     switched_on_us: SwitchedOn = field(default_factory=dict)
+    positions_set: Mapping[str, Any] = field(default_factory=dict)
+    """What was asked for with `positions=`, and is done."""
 
 
 def start_run(
@@ -53,14 +62,20 @@ def start_run(
     randomness: Randomness = SYSTEM_RANDOMNESS,
     wanted: int | None = None,
     drop_state: tuple[str, ...] = (),
+    changes: Changes = Changes(),  # noqa: B008 - it is frozen
+    latest: Latest = unknown_end,
     on_restored: Callable[[RestorePoint], None] = lambda _: None,
 ) -> Start:
     """Take the job over and go back to its checkpoint. After this, earlier runs can do nothing any more.
 
     `wanted`: an older retained checkpoint instead of the newest. `perform_all`: how tasks are run, for a change of parallelism.
+    `latest`: where a source ends now.
     """
-    point = _restored(spec, claimant, clock, wanted, drop_state)
+    now = JobNow(spec.source_numbers, spec.uids, changes, latest)
+    point = _restored(spec, claimant, clock, wanted, drop_state=drop_state, now=now)
     beat(spec.storage, point.run, clock.wall())
+    for line in point.fitted.said if point.fitted else ():
+        _log.warning("%s", line)
     on_restored(point)
     drop_state = claimant.still_to_drop(drop_state, point.completed_by)
     now_us = _not_before(point, clock)
@@ -70,16 +85,25 @@ def start_run(
     fit.tell_what_cannot_be_dropped(drop_state)
     log, source_log = _set_out(spec, point)
     local_dir = _begin_local_dir(spec, point, handles, randomness)
-    start = Start(point, handles, local_dir, log, source_log, now_us, lifetimes.switched_on)
+    start = Start(
+        point, handles, local_dir, log, source_log, now_us, lifetimes.switched_on, dict(changes.positions)
+    )
     rescaled = point.checkpoint is not None and point.checkpoint.parallelism != spec.parallelism
     if handles and (rescaled or lifetimes.brings_back):
         start = replace(start, handles=_taken_over(spec, start, lifetimes, perform_all))
     return replace(start, handles=lifetimes.fading(start.handles))
 
 
-def check_fits(spec: JobSpec, point: RestorePoint, drop_state: tuple[str, ...]) -> None:
+def check_fits(
+    spec: JobSpec,
+    point: RestorePoint,
+    drop_state: tuple[str, ...],
+    changes: Changes = Changes(),  # noqa: B008 - it is frozen
+    latest: Latest = unknown_end,
+) -> None:
     """Refuse what the job cannot go on from; raises before anything is changed."""
-    _fit(spec, point).check(drop_state)
+    fitted = JobNow(spec.source_numbers, spec.uids, changes, latest).fit(point, drop_state)
+    _fit(spec, fitted).handles(drop_state)
 
 
 def forget_working_files(spec: JobSpec, start: Start) -> None:
@@ -89,15 +113,26 @@ def forget_working_files(spec: JobSpec, start: Start) -> None:
 
 
 def _restored(
-    spec: JobSpec, claimant: Claimant, clock: Clock, wanted: int | None, drop_state: tuple[str, ...]
+    spec: JobSpec,
+    claimant: Claimant,
+    clock: Clock,
+    wanted: int | None,
+    *,
+    drop_state: tuple[str, ...],
+    now: JobNow,
 ) -> RestorePoint:
     checkpoint = None if wanted is None else CheckpointId(wanted)
 
+    def fitting(point: RestorePoint) -> RestorePoint:
+        return now.fit(point, claimant.still_to_drop(drop_state, point.completed_by))
+
     def check(point: RestorePoint) -> None:
-        _fit(spec, point).check(claimant.still_to_drop(drop_state, point.completed_by))
+        _fit(spec, point).handles(claimant.still_to_drop(drop_state, point.completed_by))
 
     if not claimant.has_claimed:
-        check_restorable(spec.storage, spec.sinks, mode=spec.mode, wanted=checkpoint, check=check)
+        check_restorable(
+            spec.storage, spec.sinks, mode=spec.mode, wanted=checkpoint, fitting=fitting, check=check
+        )
     return restore(
         spec.storage,
         spec.sinks,
@@ -106,12 +141,13 @@ def _restored(
         now=clock.wall(),
         wanted=checkpoint,
         claimant=claimant,
+        fitting=fitting,
         check=check,
     )
 
 
 def _fit(spec: JobSpec, point: RestorePoint, now_us: int = 0) -> Fit:
-    return Fit(point, spec.layouts, tuple(spec.streams), spec.parallelism, spec.backend.name, now_us)
+    return Fit(point, spec.layouts, spec.parallelism, spec.backend.name, now_us)
 
 
 def _not_before(point: RestorePoint, clock: Clock) -> int:
@@ -123,11 +159,20 @@ def _not_before(point: RestorePoint, clock: Clock) -> int:
 def _set_out(spec: JobSpec, point: RestorePoint) -> tuple[ProgressLog, SourceLog]:
     """Fill this run's progress log: Spark goes on after `point.last_read`. Returns it, with what the sources have noted so far."""
     barrier = point.barrier
+    undecided = _undecided(spec, point)
     if spec.mode is Mode.AT_MOST_ONCE:
         entry = progress_log.without_positions(barrier.progress_log, spec.replayable)
         barrier = msgspec.structs.replace(barrier, progress_log=entry)
     log = ProgressLog(spec.storage, point.run)
-    return log, progress_log.set_out(log, point.last_read, barrier)
+    return log, progress_log.set_out(log, point.last_read, barrier, undecided)
+
+
+def _undecided(spec: JobSpec, point: RestorePoint) -> dict[str, list[int]]:
+    """The sources that decide in this run where to begin."""
+    if point.last_read == NO_CHECKPOINT:
+        return {uid: list(own) for uid, own in spec.source_numbers.items()}
+    lines, numbers = lines_by_source(point.barrier), numbers_of(point.barrier)
+    return {uid: list(numbers[uid]) for uid, own in lines.items() if all(line == NO_POSITION for line in own)}
 
 
 def _begin_local_dir(
@@ -165,6 +210,7 @@ def _taken_over(
         lifetimes.brings_back,
         _dealt_out_anew(spec, start),
         start.point.barrier.time,
+        start.point.former_uids,
     )
     taken = perform_all(take_over, list(start.handles.values()))
     for one in taken:

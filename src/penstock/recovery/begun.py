@@ -1,9 +1,11 @@
 """Where the job goes on reading when that is not what a checkpoint says: `begun/<run>.json`. Driver.
 
-Two things are decided before a checkpoint knows of them:
+Three things are decided before a checkpoint knows of them:
 1. At most once, a batch counts as done from the moment it begins: it is recorded first, then performed.
 2. Sources that choose where to begin (the latest messages, say) do so at the job's first start. Until there is a checkpoint, that choice
-   is all there is: without the record the next run would choose again, and miss what came in between.
+   is all there is: without the record the next run would choose again, and miss what came in between. So it is with a source that is
+   added to the job later.
+3. Somebody sets the position of a source by choice. That happens once: the next run goes on there, and does not choose again.
 
 A run takes the record of the run before it over as its own, before it begins anything: so the newest run that has a record knows all.
 It does not matter how the run before it ended, or in which mode it was: what may be visible is not read again.
@@ -15,10 +17,11 @@ from __future__ import annotations
 
 import logging
 import re
+from typing import Any
 
 import msgspec
 
-from penstock.checkpoint.completed import Barrier
+from penstock.checkpoint.completed import Barrier, Completed
 from penstock.errors import CorruptStateError
 from penstock.ids import NO_CHECKPOINT, CheckpointId, RunId
 from penstock.storage import Storage
@@ -28,6 +31,18 @@ _log = logging.getLogger(__name__)
 _NAME = re.compile(r"begun/(\d+)\.json")
 
 
+class Instead(msgspec.Struct, frozen=True):
+    """Where reading goes on for somebody who goes on from this very checkpoint: not at its barrier."""
+
+    checkpoint: int
+    completed_by: int
+    barrier: Barrier
+
+    def is_of(self, completed: Completed) -> bool:
+        """Whether it is about this one."""
+        return (self.checkpoint, self.completed_by) == (completed.checkpoint, completed.run)
+
+
 class Begun(msgspec.Struct, frozen=True):
     """The last batch that must not be read again, and where it ends."""
 
@@ -35,11 +50,20 @@ class Begun(msgspec.Struct, frozen=True):
     barrier: Barrier
     batch: int = NO_CHECKPOINT
     """`NO_CHECKPOINT`: the sources have decided where to begin, and that is all."""
+    instead: Instead | None = None
+    """What was decided beside the newest checkpoint: where new sources begin, and positions that were set by choice."""
+    positions_set: dict[str, Any] = {}
+    """What was set by choice, as `Completed.positions_set` has it."""
 
     @property
     def id(self) -> CheckpointId:
         """The batch's number."""
         return CheckpointId(self.batch)
+
+    @property
+    def files(self) -> frozenset[str]:
+        """The names in storage that must exist to go on there."""
+        return self.barrier.files | (self.instead.barrier.files if self.instead else frozenset())
 
 
 _DECODER = msgspec.json.Decoder(Begun)  # made before there are threads, see `snapshot.mailbox`

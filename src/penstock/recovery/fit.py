@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from penstock import start_options
@@ -26,7 +26,6 @@ class Fit:
 
     point: RestorePoint
     layouts: Mapping[str, StateLayout]
-    sources: Sequence[str]
     parallelism: int
     backend: str
     now_us: int = 0
@@ -44,22 +43,6 @@ class Fit:
     @property
     def _stored(self) -> Mapping[str, OperatorState]:
         return self.point.checkpoint.operators if self.point.checkpoint else {}
-
-    def check(self, drop_state: tuple[str, ...]) -> None:
-        """Refuse a checkpoint that does not fit, while nothing has been changed yet."""
-        self._check_sources()
-        self.handles(drop_state)
-
-    def _check_sources(self) -> None:
-        """Spark records positions by the order of the sources: another order would hand one source the position of another."""
-        stored, now = list(self.point.barrier.positions), list(self.sources)
-        if stored and stored != now:
-            raise IncompatibleStateError(
-                f"the job goes on after batch {self.point.last_read}, which has positions of the sources {', '.join(stored)}, in this "
-                f"order; the job reads {', '.join(now)}; read the same sources in the same order",
-                stored=stored,
-                sources=now,
-            )
 
     def handles(self, drop_state: tuple[str, ...]) -> dict[SubtaskId, StateHandle]:
         """The state of every subtask at the present parallelism; refuses what does not fit the job."""

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from urllib.parse import unquote, urlsplit
 from uuid import NAMESPACE_URL, uuid5
+
+import msgspec
 
 from penstock.checkpoint.completed import Barrier
 from penstock.errors import CorruptStateError
@@ -24,6 +26,11 @@ FOLDER = "spark"
 NO_POSITION = "-"
 """How Spark writes that a source has no position yet."""
 
+Undecided = Mapping[str, Sequence[int]]
+"""Sources that have no position yet, with the numbers of their streams."""
+
+_UNDECIDED = "undecided.json"
+_UNDECIDED_SOURCES = msgspec.json.Decoder(dict[str, list[int]])
 _OF_A_RUN = re.compile(rf"{FOLDER}/(\d+)/.*")
 
 
@@ -67,6 +74,20 @@ class ProgressLog:
         # Spark refuses a log without it. The query is the same one in every run of the job.
         self._put("metadata", json.dumps({"id": str(uuid5(NAMESPACE_URL, self.storage.uri))}))
 
+    def say_who_decides(self, sources: Undecided) -> None:
+        """Before the query starts: which sources have no position, and so decide in this run where to begin."""
+        self._put(_UNDECIDED, json.dumps(sources))
+
+    def who_decides(self) -> dict[str, list[int]]:
+        """The same of an earlier run; none where it had not come so far."""
+        try:
+            return _UNDECIDED_SOURCES.decode(self.storage.get(f"{self.folder}/{_UNDECIDED}"))
+        except (
+            FileNotFoundError,
+            msgspec.DecodeError,
+        ):  # a crash of the machine can leave it empty, as it can what sources note
+            return {}
+
     def _put(self, name: str, text: str) -> None:
         self.storage.put(f"{self.folder}/{name}", text.encode())
 
@@ -79,21 +100,38 @@ class ProgressLog:
         return found
 
 
-def set_out(log: ProgressLog, last_read: CheckpointId, barrier: Barrier) -> SourceLog:
+def set_out(
+    log: ProgressLog, last_read: CheckpointId, barrier: Barrier, undecided: Undecided | None = None
+) -> SourceLog:
     """Fill the folder of a new run: it goes on after batch `last_read`, which ends at the barrier. Folders of earlier runs are deleted.
 
     Nothing of them is needed: what counts is in a checkpoint, or recorded as begun. Only runs that ended before they had begun
-    anything may have left where a source decided to begin, of which the record does not know.
+    anything may have left where a source decided to begin, of which the record does not know. `undecided`: the sources without a position.
     """
     earlier = log.earlier()
     sources = log.source_log()
+    undecided = undecided or {}
+    if undecided:
+        log.say_who_decides(undecided)
     sources.bring_back(barrier.source_log)
     if last_read >= 0:
         log.fill(last_read, barrier.progress_log)
-    else:
-        sources.take_up(f"{FOLDER}/{run}/sources" for run in sorted(earlier, reverse=True))
+    for run in sorted(earlier, reverse=True):
+        before = ProgressLog(log.storage, RunId(run))
+        if undecided:
+            sources.take_up(f"{before.folder}/sources", _same_sources(before.who_decides(), undecided))
     log.storage.delete([name for names in earlier.values() for name in names])
     return sources
+
+
+def _same_sources(before: Undecided, now: Undecided) -> dict[str, str]:
+    """The number now by the number of before, of each stream that had to decide then and has to now."""
+    return {
+        str(old): str(new)
+        for uid in before.keys() & now.keys()
+        if len(before[uid]) == len(now[uid])
+        for old, new in zip(before[uid], now[uid], strict=True)
+    }
 
 
 def positions(entry: str) -> list[object]:
@@ -101,18 +139,30 @@ def positions(entry: str) -> list[object]:
     lines = entry.splitlines()
     if len(lines) < 2 or lines[0] != "v1":  # noqa: PLR2004 - version, metadata, then the sources
         raise CorruptStateError(f"Spark's progress log has an unknown format: {entry[:80]!r}")
-    return [None if line == NO_POSITION else _json(line) for line in lines[2:]]
+    return [position_of(line) for line in lines[2:]]
 
 
-def _json(line: str) -> object:
+def position_of(line: str) -> object:
+    """What a line of an entry says; None for a source that has no position."""
+    if line == NO_POSITION:
+        return None
     try:
         return json.loads(line)
     except json.JSONDecodeError:
         return line
 
 
+def lines_of(entry: str) -> list[str]:
+    """The position of every streaming source as Spark writes it; none in an entry that is empty."""
+    return entry.splitlines()[2:]
+
+
+def entry_of(entry: str, lines: Sequence[str]) -> str:
+    """The entry with these positions instead of its own; one that is empty stays so."""
+    return "\n".join([*entry.splitlines()[:2], *lines]) if entry else ""
+
+
 def without_positions(entry: str, replayable: Sequence[bool]) -> str:
     """The entry with no position for sources that cannot replay: they start anew, at the present."""
-    lines = entry.splitlines()
-    kept = [line if can else NO_POSITION for line, can in zip(lines[2:], replayable, strict=bool(lines))]
-    return "\n".join(lines[:2] + kept)
+    pairs = zip(lines_of(entry), replayable, strict=bool(entry))
+    return entry_of(entry, [line if can else NO_POSITION for line, can in pairs])

@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import msgspec
 
@@ -69,6 +70,22 @@ _JOB_RECORDS = msgspec.json.Decoder(JobRecord)
 
 
 @dataclass(frozen=True)
+class Fitted:
+    """A checkpoint for the job as it is now, see `recovery.fitting`."""
+
+    checkpoint: Completed | None
+    barrier: Barrier
+    former: Mapping[str, str] = field(default_factory=dict)
+    """Old uids by new ones."""
+    said: tuple[str, ...] = ()
+    """What somebody has asked for and should know about, when it is done."""
+
+
+Fitting = Callable[["RestorePoint"], "RestorePoint"]
+"""Makes of what was found what the job as it is now goes on from; raises where it cannot."""
+
+
+@dataclass(frozen=True)
 class RestorePoint:
     """Where a run goes on: its claim, and the retained checkpoints up to the restored one (oldest first, may be empty)."""
 
@@ -78,6 +95,8 @@ class RestorePoint:
     """What earlier runs had begun, if a checkpoint that is retained knows nothing of it."""
     left_over: tuple[str, ...] = ()
     """What belongs to nothing any more, and is kept as long as somebody holds it: the run deletes it later, in this order."""
+    fitted: Fitted | None = None
+    """What all this means for the job as it is now. What is in storage is `retained` and stays as it is."""
 
     @property
     def run(self) -> RunId:
@@ -87,6 +106,8 @@ class RestorePoint:
     @property
     def checkpoint(self) -> Completed | None:
         """The checkpoint to go on from; None for a job that never completed one."""
+        if self.fitted:
+            return self.fitted.checkpoint
         return self.retained[-1] if self.retained else None
 
     @property
@@ -107,15 +128,42 @@ class RestorePoint:
     @property
     def begun_files(self) -> frozenset[str]:
         """What the record of it names."""
-        return self.begun.barrier.files if self.begun else frozenset()
+        return self.begun.files if self.begun else frozenset()
+
+    @property
+    def begun_decides(self) -> bool:
+        """Whether reading goes on where the record says, and not at the end of the checkpoint's batch."""
+        return self.begun is not None and (self.checkpoint is None or self.begun.id > self.id)
 
     @property
     def barrier(self) -> Barrier:
         """Where reading goes on."""
-        if self.begun and (self.checkpoint is None or self.begun.id > self.id):
+        if self.fitted:
+            return self.fitted.barrier
+        if self.begun and self.begun_decides:
             time = self.begun.barrier.time.with_state_of(self.id)
             return msgspec.structs.replace(self.begun.barrier, time=time)
+        if self.begun and self.begun.instead:
+            return self.begun.instead.barrier
         return self.checkpoint.barrier if self.checkpoint else Barrier()
+
+    @property
+    def positions_set(self) -> Mapping[str, Any]:
+        """What was set by choice when the barrier came to be."""
+        if self.begun and (self.begun_decides or self.begun.instead):
+            return self.begun.positions_set
+        return self.checkpoint.positions_set if self.checkpoint else {}
+
+    @property
+    def former_uids(self) -> dict[str, tuple[str, ...]]:
+        """Those that operators had before."""
+        operators = self.checkpoint.operators if self.checkpoint else {}
+        return {uid: one.former_uids for uid, one in operators.items() if one.former_uids}
+
+    @property
+    def former_sinks(self) -> Mapping[str, str]:
+        """The uid that a sink had before, by the one that it has now."""
+        return self.fitted.former if self.fitted else {}
 
 
 def read_job_record(storage: Storage) -> JobRecord:
@@ -159,6 +207,7 @@ def restore(
     now: float,
     wanted: CheckpointId | None = None,
     claimant: Claimant | None = None,
+    fitting: Fitting = lambda point: point,
     check: Callable[[RestorePoint], None] = lambda _: None,
 ) -> RestorePoint:
     """Take the job over and clean up. `wanted` names an older retained checkpoint instead of the newest.
@@ -167,7 +216,7 @@ def restore(
     """
     mine = claim(storage, now, claimant)
     try:
-        point = _choose_point(mine, mode, wanted)
+        point = fitting(_choose_point(mine, mode, wanted))
         promised = _promised(storage, point, sinks)
         check(point)
         if wanted is not None:
@@ -200,6 +249,7 @@ def check_restorable(
     *,
     mode: Mode,
     wanted: CheckpointId | None,
+    fitting: Fitting = lambda point: point,
     check: Callable[[RestorePoint], None],
 ) -> None:
     """Refuse what `restore` would refuse, before the job is claimed: a mistake must not fence off a run that is well.
@@ -208,7 +258,7 @@ def check_restorable(
     """
     try:
         nobodys = Claim(storage, newest_run(storage), token="")
-        point = _choose_point(nobodys, mode, wanted)
+        point = fitting(_choose_point(nobodys, mode, wanted))
         _promised(storage, point, sinks)
         check(point)
     except CorruptStateError as error:
@@ -219,13 +269,24 @@ def _choose_point(claim: Claim, mode: Mode, wanted: CheckpointId | None) -> Rest
     history = read_history(claim.storage, read_descents(claim.storage))
     may_repeat = mode is not Mode.EXACTLY_ONCE
     retained = choose(history, wanted=wanted, may_repeat=may_repeat)
-    return RestorePoint(claim, tuple(retained), _begun_beyond(claim.storage, retained))
+    return RestorePoint(claim, tuple(retained), _begun_beyond(claim.storage, retained, wanted))
 
 
-def _begun_beyond(storage: Storage, retained: Sequence[Completed]) -> Begun | None:
-    """What was begun and is in no checkpoint; also what is in the newest, but not in the oldest that a person can choose."""
+def _begun_beyond(
+    storage: Storage, retained: Sequence[Completed], wanted: CheckpointId | None
+) -> Begun | None:
+    """What was begun and is in no checkpoint; also what is in the newest, but not in the oldest that a person can choose.
+
+    Who chooses a checkpoint gets that one, and not what was decided beside it.
+    """
     begun = begun_batches.last_begun(storage)
-    return None if begun is None or (retained and begun.id <= retained[0].id) else begun
+    if begun is None:
+        return None
+    instead = begun.instead if wanted is None and retained else None
+    begun = msgspec.structs.replace(
+        begun, instead=instead if instead is not None and instead.is_of(retained[-1]) else None
+    )
+    return None if begun.instead is None and retained and begun.id <= retained[0].id else begun
 
 
 def _take_over(
@@ -269,12 +330,18 @@ def _abort_others(
     owner: str,
 ) -> None:
     keep = {one.name for one in promised}
+    former = point.former_sinks
     for uid, sink in sinks.items():
-        for transaction in list(sink.find_transactions(owner, uid)):
-            name = TransactionName.of(uid, transaction)
-            if name.run <= point.run and name not in keep:
-                _log.info("sink %s: transaction %s is aborted, no checkpoint names it", uid, tuple(name[1:]))
-                sink.abort(transaction)
+        for known_as in [former[uid], uid] if uid in former else [uid]:
+            for transaction in list(sink.find_transactions(owner, known_as)):
+                name = TransactionName.of(uid, transaction)
+                if name.run <= point.run and name not in keep:
+                    _log.info(
+                        "sink %s: transaction %s is aborted, no checkpoint names it",
+                        known_as,
+                        tuple(name[1:]),
+                    )
+                    sink.abort(transaction)
 
 
 def _commit_promised(

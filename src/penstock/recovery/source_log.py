@@ -8,7 +8,7 @@ file is copied once, under a name of its own, and a checkpoint names the copies 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 import xxhash
@@ -32,28 +32,30 @@ class SourceLog:
     folder: str
     run: RunId
     _copies: dict[str, SourceFile] = field(default_factory=dict)
+    _known: set[str] = field(default_factory=set)
+    """The sources that have notes from before this run."""
 
     def bring_back(self, files: Iterable[SourceFile]) -> None:
         """Put what a checkpoint names where Spark looks for it."""
         for file in files:
             self.storage.put(f"{self.folder}/{file.path}", self._checked(file))
             self._copies[file.path] = file
+            self._known.add(_source_of(file.path))
 
-    def take_up(self, folders: Iterable[str]) -> None:
-        """Go on with the notes of earlier runs, newest first, for each source of which nothing was brought back.
+    def take_up(self, folder: str, numbers: Mapping[str, str]) -> None:
+        """Go on with the notes of an earlier run, for each source of which nothing is known yet: `numbers` has the new by the old ones.
 
         A source's notes are those of one run: two may have noted the same under different numbers. A crash of the machine may have
         emptied some; then an older run's are taken, or none.
         """
-        known = {_source_of(path) for path in self._copies}
-        for folder in folders:
-            paths = self._paths(folder)
-            for source in {_source_of(path) for path in paths} - known:
-                notes = {path: self._note(folder, path) for path in paths if _source_of(path) == source}
-                if all(data.strip(b"\0") for data in notes.values()):
-                    for path, data in notes.items():
-                        self.storage.put(f"{self.folder}/{path}", data)
-                    known.add(source)
+        paths = self._paths(folder)
+        for old in {_source_of(path) for path in paths} & numbers.keys():
+            new = numbers[old]
+            notes = {path: self._note(folder, path) for path in paths if _source_of(path) == old}
+            if new not in self._known and all(data.strip(b"\0") for data in notes.values()):
+                for path, data in notes.items():
+                    self.storage.put(f"{self.folder}/{new}/{path.partition('/')[2]}", data)
+                self._known.add(new)
 
     def _note(self, folder: str, path: str) -> bytes:
         try:

@@ -20,7 +20,7 @@ import msgspec
 from penstock.checkpoint.completed import SubtaskReport, TimeReached
 from penstock.ids import RunId
 from penstock.recovery.lifetimes import SwitchedOn
-from penstock.state.backends.base import StateBackend, StateLayout, Workplace
+from penstock.state.backends.base import FormerUids, StateBackend, StateLayout, Workplace
 from penstock.state.handle import StateHandle
 from penstock.state.lifetimes import LONG_AGO_US, StateTime
 from penstock.state.local_files import begin_run
@@ -73,6 +73,7 @@ class TakeOver:
     """By operators that have state of subtasks: what all former ones had, the first of them first."""
     reached: TimeReached = field(default_factory=TimeReached)
     """How far time had come at the checkpoint."""
+    former_uids: FormerUids = field(default_factory=dict)
 
     def at(self, local_dir: Path) -> TakeOver:
         """See `SubtaskWork.at`."""

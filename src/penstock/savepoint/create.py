@@ -181,6 +181,7 @@ class _Making:
             max_parallelism=completed.max_parallelism,
             version=handle.version,
             stem=f"savepoint-{handle.subtask.index}",
+            former_uids=state.former_uids,
             clock=self.clock,
             time=StateTime(
                 completed.now_us,

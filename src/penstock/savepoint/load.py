@@ -9,7 +9,7 @@ from __future__ import annotations
 import shutil
 import socket
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -53,6 +53,7 @@ class Load:
     run: RunId
     parallelism: int
     max_parallelism: int
+    former_uids: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     left_out: frozenset[str] = field(default_factory=frozenset)
     """Operators whose state is to be dropped: their subtasks are empty."""
 

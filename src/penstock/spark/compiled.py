@@ -51,7 +51,7 @@ from penstock.spark.compiled_kinds import (
 )
 from penstock.spark.compiled_operator import CompiledOperator, OperatorInput
 from penstock.spark.dead_letters import LETTERS, all_nullable
-from penstock.spark.inspection import leaves, refuse_cleaning, refuse_stateful, replayable_positions
+from penstock.spark.inspection import refuse_cleaning, refuse_stateful, replayable_positions, stream_numbers
 from penstock.spark.joins import dedupe_spec
 from penstock.spark.operator_times import operator_times
 from penstock.spark.shuffles import shuffles
@@ -281,6 +281,7 @@ class _Compiler:
 def spec_of(job: Job, compiled: Compiled, owner: str) -> JobSpec:
     """The job as the engine sees it."""
     at_most_once = job.checkpoint.delivery_mode is Mode.AT_MOST_ONCE
+    numbers = stream_numbers(job.graph.sources)
     return JobSpec(
         name=job.name,
         owner=owner,
@@ -298,6 +299,7 @@ def spec_of(job: Job, compiled: Compiled, owner: str) -> JobSpec:
             source.uid: source.event_time for source in job.graph.sources if source.event_time is not None
         },
         timed_by={operator.uid: job.graph.event_time_sources(operator) for operator in job.graph.operators},
-        streams={source.uid: len(leaves(source.frame)) for source in job.graph.sources},
+        streams={uid: len(own) for uid, own in numbers.items()},
+        numbers=numbers,
         replayable=replayable_positions(job.graph.sources) if at_most_once else (),
     )

@@ -6,7 +6,7 @@ import enum
 import logging
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -33,12 +33,14 @@ from penstock.ownership.ends import How
 from penstock.ownership.heartbeat import refuse_if_running
 from penstock.ownership.requests import Kind, Request
 from penstock.randomness import SYSTEM_RANDOMNESS
+from penstock.recovery.changes import Changes
 from penstock.recovery.forget import forget_everything
 from penstock.recovery.history import read_history
 from penstock.recovery.repeated import Failure, times_in_a_row, would_come_again
 from penstock.recovery.restore import JobRecord, check_job_record
 from penstock.spark.compiled import Compiled, compile_job, spec_of
 from penstock.spark.inspection import guarantee_of
+from penstock.spark.latest_positions import LatestPositions
 from penstock.spark.query import QueryRun
 from penstock.spark.quiet_logs import quiet_logs, quiet_logs_for
 from penstock.spark.session import is_alive
@@ -74,6 +76,7 @@ class StartOptions:
     drop_state: tuple[str, ...] = ()
     drain: bool = False
     savepoint: Savepoint | None = None
+    changes: Changes = field(default_factory=Changes)
 
 
 class JobHandle:
@@ -98,6 +101,7 @@ class JobHandle:
         self._observer = Observer()
         self._claimant = Claimant()
         self._ends = RunEnds(spec.storage, self._claimant, self._observer)
+        self._latest = LatestPositions(compiled.session, job.graph.sources)
         self._run: QueryRun | None = None
         self._deeds = JobDeeds(
             spec.storage, present=self._present_loop, stop=self._stopping.set, cancel=self._begin_to_cancel
@@ -252,6 +256,8 @@ class JobHandle:
             perform_all=partial(take_over_all, self._compiled.session),
             wanted=self._restore,
             drop_state=self._options.drop_state,
+            changes=self._options.changes,
+            latest=self._latest,
             on_restored=self._observer.restored,
         )
         now = SYSTEM_CLOCK.wall()
@@ -281,7 +287,7 @@ class JobHandle:
             savepoint,
             clock=SYSTEM_CLOCK,
             perform_all=partial(take_over_all, self._compiled.session),
-            check=lambda point: check_fits(self._spec, point, dropped),
+            check=lambda point: check_fits(self._spec, point, dropped, self._options.changes, self._latest),
             drop_state=dropped,
         )
 

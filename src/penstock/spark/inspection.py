@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -49,6 +49,33 @@ class Leaf:
 def leaves(frame: DataFrame) -> list[Leaf]:
     """The streaming sources of a DataFrame, in the order in which Spark records their positions."""
     return [Leaf(_source_kind(node)) for node in _walk(_analyzed(frame)) if _is_streaming_leaf(node)]
+
+
+def stream_numbers(sources: Sequence[Source]) -> dict[str, tuple[int, ...]]:
+    """By source, for each streaming source in it, the number under which Spark's query knows it.
+
+    Spark numbers them in the order of the plan. One that is there twice, a DataFrame of which two sources are made, it reads once.
+    """
+    known: list[Any] = []
+
+    def number(leaf: Any) -> int:
+        for at, other in enumerate(known):
+            if leaf.equals(other):
+                return at
+        known.append(leaf)
+        return len(known) - 1
+
+    return {source.uid: tuple(number(leaf) for leaf in streaming_leaves(source.frame)) for source in sources}
+
+
+def streaming_leaves(frame: DataFrame) -> list[Any]:
+    """The streaming sources of a DataFrame as Spark's plan has them, in the same order."""
+    return [node for node in _walk(_analyzed(frame)) if _is_streaming_leaf(node)]
+
+
+def source_kind(leaf: Any) -> str:
+    """What Spark calls it."""
+    return _source_kind(leaf)
 
 
 def leaf_options(frame: DataFrame) -> list[Mapping[str, str]]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol, Self
@@ -101,6 +101,10 @@ class StateLayout:
         return tuple(table for table in self.tables if table.on_rescale is not OnRescale.BY_KEY)
 
 
+FormerUids = Mapping[str, tuple[str, ...]]
+"""By operator: the uids that it had before, under which some of its files may have been written."""
+
+
 class RunOnAMachine(Protocol):
     """What every task of a run is told about it."""
 
@@ -114,6 +118,8 @@ class RunOnAMachine(Protocol):
     def parallelism(self) -> int: ...
     @property
     def max_parallelism(self) -> int: ...
+    @property
+    def former_uids(self) -> FormerUids: ...
 
 
 @dataclass(frozen=True)
@@ -141,6 +147,7 @@ class Workplace:
     clock: Clock = SYSTEM_CLOCK
     origins: Origins = field(default_factory=Origins)
     time: StateTime = TIMELESS
+    former_uids: tuple[str, ...] = ()
 
     @classmethod
     def of(
@@ -168,6 +175,7 @@ class Workplace:
             arriving=arriving,
             clock=clock,
             time=time,
+            former_uids=tuple(place.former_uids.get(subtask.uid, ())),
         )
 
     def new_name(self, suffix: str) -> str:

@@ -65,7 +65,7 @@ def _check_key_groups(workplace: Workplace, header: WriterHeader) -> None:
 def _check_owner(workplace: Workplace, label: str, header: WriterHeader) -> None:
     """Read by another subtask, state would look as if its keys had never been there."""
     mine = workplace.subtask
-    same_operator = header.uid == mine.uid
+    same_operator = header.uid in (mine.uid, *workplace.former_uids)
     if same_operator and share_groups(mine.index, workplace.parallelism, header.subtask, header.parallelism):
         return
     writer = f"{header.uid}-{header.subtask}"
