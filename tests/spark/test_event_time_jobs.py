@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import logging
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -17,6 +18,7 @@ from pyspark.sql import functions as F
 import penstock as ps
 from penstock.checkpoint.metadata import found_checkpoints, read_metadata
 from penstock.engine.source_partitions import ALL_ROWS, partition_name
+from penstock.engine.story import LIFE
 from penstock.graph import EventTime
 from penstock.spark.newest_times import NewestTimes
 from penstock.spark.source_times import TimeOptions
@@ -26,6 +28,7 @@ pytestmark = pytest.mark.spark
 START = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
 START_US = int(START.timestamp()) * 1_000_000
 SECOND_US = 1_000_000
+MICROSECOND = dt.timedelta(microseconds=1)
 COLUMNS = "k string, at timestamp"
 
 
@@ -79,7 +82,9 @@ def wait_for(what: Callable[[], bool], seconds: float = 60) -> None:
         time.sleep(0.1)
 
 
-def test_the_slowest_partition_decides_over_restarts_and_late_rows_are_counted(readings: Readings) -> None:
+def test_the_slowest_partition_decides_over_restarts_and_late_rows_are_counted(
+    readings: Readings, caplog: pytest.LogCaptureFixture
+) -> None:
     """Windows close up to where the slowest partition is, however the input is cut; the watermark comes back; a drain closes the rest."""
     readings.add(0, 1, 12, 23, 34, 95)
     readings.add(1, 2, 13, 31)
@@ -96,7 +101,16 @@ def test_the_slowest_partition_decides_over_restarts_and_late_rows_are_counted(r
     handle.wait()
     assert readings.counts() == {("a", 0): 2, ("a", 10): 2, ("a", 20): 1, ("a", 30): 2}
     assert handle.progress.late_rows == readings.newest().late_rows == {"counts": 2}
-    readings.job(idle_after=None).run(available_now=True, drain=True)
+    assert handle.progress.watermarks == {"counts": at(45) - MICROSECOND}
+    assert handle.progress.due_next == {"counts": at(50) - MICROSECOND}
+    with caplog.at_level(logging.INFO, LIFE.name):
+        readings.job(idle_after=None).run(available_now=True)
+        assert caplog.messages[-1] == (
+            "job pv: watermark 2026-01-01 00:00:45 UTC, still open: counts (next at 2026-01-01 00:00:50 UTC); the next run goes on with it, "
+            "drain=True closes it"
+        )
+        readings.job(idle_after=None).run(available_now=True, drain=True)
+        assert caplog.messages[-1] == "job pv: watermark 2026-01-01 00:00:45 UTC, nothing is open"
     closed = {("a", 0): 2, ("a", 10): 2, ("a", 20): 1, ("a", 30): 2, ("a", 40): 1, ("a", 90): 1}
     assert readings.counts() == closed
     time = readings.newest().barrier.time
