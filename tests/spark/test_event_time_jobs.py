@@ -49,13 +49,13 @@ class Readings:
         rows = pa.table({"k": [key] * len(times), "at": pa.array(times, pa.timestamp("us", "UTC"))})
         self.log.append(partition, rows)
 
-    def job(self, *, rows_per_batch: int | None = None, **time: Any) -> ps.Job:
+    def job(self, *, rows_per_batch: int | None = None, lateness: str = "0s", **time: Any) -> ps.Job:
         job = self.ledger.job(parallelism=2)
         options: dict[str, Any] = {"out_of_order": "0s", "max_ahead": None, **time}
         frame = self.log.read(self.spark, rows_per_batch=rows_per_batch)
         rows = job.read(frame, uid="readings", event_time="at", **options)
-        counts = rows.key_by("k").window(ps.tumbling("10s")).aggregate(uid="counts", n=F.count("*"))
-        counts.write_to(self.ledger.files("counts"), uid="out")
+        windows = rows.key_by("k").window(ps.tumbling("10s"), lateness=lateness)
+        windows.aggregate(uid="counts", n=F.count("*")).write_to(self.ledger.files("counts"), uid="out")
         return job
 
     def counts(self) -> dict[tuple[str, float], int]:
@@ -120,6 +120,31 @@ def test_the_slowest_partition_decides_over_restarts_and_late_rows_are_counted(
     readings.add(1, 103, 125)
     readings.job(idle_after=None).run(available_now=True)
     assert readings.counts() == {**closed, ("a", 100): 2}
+
+
+def test_lateness_and_disorder_may_change(readings: Readings) -> None:
+    """A longer lateness holds for windows that are not over yet; those that are stay over, also after the next start. Time never goes back."""
+
+    def run(**settings: Any) -> tuple[list[tuple[float, int]], int]:
+        readings.job(idle_after=None, **settings).run(available_now=True)
+        rows = readings.ledger.rows("counts")
+        found = sorted(((row["window_start"] - START).total_seconds(), row["n"]) for row in rows)
+        return found, sum(readings.newest().late_rows.values())
+
+    readings.add(0, 1, 12)
+    readings.add(1, 3, 13)
+    assert run() == ([(0, 2)], 0)
+    readings.add(0, 5, 24)  # the window of 5 is over: nobody knows any more what was in it
+    readings.add(1, 25)
+    assert run(lateness="1h", out_of_order="20s") == ([(0, 2)], 1)
+    assert readings.newest().barrier.time.watermarks_us == {"counts": START_US + 12 * SECOND_US - 1}
+    readings.add(0, 6, 60)
+    readings.add(1, 61)
+    assert run(lateness="1h", out_of_order="20s") == ([(0, 2), (10, 2), (20, 2)], 2)
+    readings.add(1, 14)  # late, and within the lateness that held when its window closed
+    assert run(lateness="1h", out_of_order="0s") == ([(0, 2), (10, 2), (10, 3), (20, 2)], 2)
+    readings.add(1, 15)
+    assert run(lateness="0s", out_of_order="0s") == ([(0, 2), (10, 2), (10, 3), (20, 2)], 3)
 
 
 def test_windows_close_when_no_data_comes(readings: Readings) -> None:

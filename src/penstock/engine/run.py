@@ -98,6 +98,7 @@ class Run:
             start.point.barrier.time,
             self._now_us,
             spec.upstream,
+            lateness_us=spec.lateness_us,
         )
         known = named_partitions(start.point.barrier.positions, spec.event_times)
         self._watermarks.know(known, self._now_us)
