@@ -169,6 +169,39 @@ def test_windows_close_when_no_data_comes(readings: Readings) -> None:
     assert again.progress.late_rows == {}
 
 
+def test_what_came_while_a_batch_ran_is_not_late_by_a_tick_behind_it(readings: Readings) -> None:
+    """A batch takes longer than partitions may be silent, and Spark looks again only after a while: until then nobody is idle."""
+    readings.add(0, 1, 12)
+    readings.add(1, 2)
+    batches: list[DataFrame] = []
+
+    def long_batch(rows: DataFrame) -> DataFrame:
+        if readings.spark.sparkContext.getLocalProperty("streaming.sql.batchId") == "0" and not batches:
+            batches.append(rows)
+            readings.add(1, 5)  # Spark has planned the batch, and finds this with its next look
+            time.sleep(0.5)
+        return rows
+
+    job = readings.ledger.job(parallelism=2, trigger="2s")
+    read = job.read(
+        readings.log.read(readings.spark),
+        uid="readings",
+        event_time="at",
+        out_of_order="0s",
+        idle_after="200ms",
+    )
+    windows = read.transform(long_batch).key_by("k").window(ps.tumbling("10s"))
+    windows.aggregate(uid="counts", n=F.count("*")).write_to(readings.ledger.files("counts"), uid="out")
+    handle = job.start()
+    try:
+        wait_for(lambda: ("a", 0) in readings.counts())
+    finally:
+        handle.stop()
+    assert len(batches) == 1
+    assert readings.counts()["a", 0] == 3
+    assert handle.progress.late_rows == {}
+
+
 def test_times_that_cannot_be_believed(readings: Readings) -> None:
     """They count as late and do not carry the watermark away; where that is asked for they end the run."""
     absurd = dt.datetime(9999, 1, 1, tzinfo=dt.UTC)
@@ -271,8 +304,10 @@ def test_what_read_refuses(spark: SparkSession, readings: Readings) -> None:
         readings.job().start(drain=True)
 
 
-def test_how_partitions_are_found_out(spark: SparkSession, readings: Readings) -> None:
-    """By the source's own column, as long as it is still that; otherwise there is one watermark for all of it."""
+def test_how_partitions_are_found_out(
+    spark: SparkSession, readings: Readings, caplog: pytest.LogCaptureFixture
+) -> None:
+    """By the source's own column, as long as it is still that; otherwise there is one watermark for all of it, and that is said."""
     frame = readings.log.read(spark)
 
     def partition(of: DataFrame, by: str | None = None) -> tuple[tuple[str, ...] | None, bool]:
@@ -281,9 +316,15 @@ def test_how_partitions_are_found_out(spark: SparkSession, readings: Readings) -
         return time.partition, time.in_positions
 
     assert partition(frame.where("k <> 'x'").select("*", F.lit(1))) == (("partition",), True)
-    assert partition(frame.withColumn("partition", F.lit(1))) == ((), False)
-    assert partition(frame.drop("partition")) == ((), False)
     assert partition(frame, by="k") == (("k",), False)
+    assert partition(frame.drop("partition"), by="k") == (("k",), False)
+    assert not caplog.messages
+    for without in (frame.withColumn("partition", F.lit(1)), frame.drop("partition")):
+        caplog.clear()
+        assert partition(without) == ((), False)
+        (said,) = caplog.messages
+        assert said.startswith("source 's': its rows do not tell their partitions any more")
+        assert "Keep the column partition until read()" in said
     assert partition(frame.union(frame)) == ((), False)
 
 
