@@ -59,12 +59,12 @@ def _counts(progress: Progress) -> Iterator[str]:
 
 def _left_out(progress: Progress) -> Iterator[str]:
     """From the job's first batch on."""
-    for kind, found in (("bad", progress.bad_records), ("late", progress.late_rows)):
+    for kind, found in (("bad row", progress.bad_records), ("late row", progress.late_rows)):
         rows = {uid: number for uid, number in sorted(found.items()) if number}
         if len(rows) == 1:
-            yield f"{counted(sum(rows.values()), f'{kind} row')}"
+            yield counted(sum(rows.values()), kind)
         elif rows:  # no sum: one row may be among those of several
-            yield f"{kind} rows ({'; '.join(f'{uid} {number:,}' for uid, number in rows.items())})"
+            yield f"{kind}s ({'; '.join(f'{uid} {number:,}' for uid, number in rows.items())})"
 
 
 def event_time_left(job: str, progress: Progress, *, drainable: bool) -> str:
