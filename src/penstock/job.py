@@ -25,6 +25,7 @@ from penstock.state.backends.base import StateBackend
 from penstock.state.keys import MAX_KEY_GROUPS
 from penstock.storage import Storage, open_job_storage, open_storage
 from penstock.streams import Stream
+from penstock.wrong_words import checked_arguments
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -78,6 +79,7 @@ class Job:
         self.local_recovery = local_recovery
         self.graph = Graph(on_bad_record=checked_policy(on_bad_record))
 
+    @checked_arguments
     def read(
         self,
         frame: DataFrame,

@@ -23,6 +23,7 @@ from penstock.operators.window_process import WindowProcess
 from penstock.own_code import add_process
 from penstock.streams import Stream, check_same_job, say_policy
 from penstock.windowed import WindowPlan, add_window_aggregate, add_window_process, window_options
+from penstock.wrong_words import Steps, checked_arguments
 
 if TYPE_CHECKING:
     from pyspark.sql import Column
@@ -33,7 +34,7 @@ MAX_TOP = 10_000
 """What `top` keeps and emits of a key; whoever wants more wants all of it."""
 
 
-class _WithOwnCode:
+class _WithOwnCode(Steps):
     """What own code can be put behind: a stream with a key, or one beside which there is a broadcast stream."""
 
     def __init__(
@@ -140,6 +141,7 @@ class KeyedStream(_WithOwnCode):
         self._graph.operators.append(node)
         return Stream(self._graph, node)
 
+    @checked_arguments
     def window(
         self,
         windows: Windows,
@@ -175,7 +177,7 @@ class KeyedStream(_WithOwnCode):
         return ConnectedStream(self._graph, self._node, self._keys, connected(self._graph, other))
 
 
-class ConnectedStreams:
+class ConnectedStreams(Steps):
     """Two streams that have no key yet: what `connect` returns."""
 
     def __init__(self, left: Stream, right: Stream) -> None:
@@ -187,7 +189,7 @@ class ConnectedStreams:
         return self._left.key_by(*columns).connect(self._right.key_by(*columns))
 
 
-class ConnectedKeyedStreams:
+class ConnectedKeyedStreams(Steps):
     """Two streams whose rows are grouped by the same key: what `connect` and `key_by` return."""
 
     def __init__(self, left: KeyedStream, right: KeyedStream) -> None:
@@ -229,7 +231,7 @@ class ConnectedKeyedStreams:
         return Stream(self._graph, added)
 
 
-class WindowedStream:
+class WindowedStream(Steps):
     """The rows of each key, cut into windows: what `window` returns."""
 
     def __init__(self, graph: Graph, plan: WindowPlan) -> None:
@@ -277,7 +279,7 @@ class ConnectedStream(_WithOwnCode):
     """A stream, with or without a key, whose operator sees a broadcast stream beside it: what `connect` returns."""
 
 
-class BroadcastStream:
+class BroadcastStream(Steps):
     """A small stream of which every subtask sees all rows: what `broadcast` returns, and `connect` takes."""
 
     def __init__(self, graph: Graph, broadcast: Broadcast) -> None:

@@ -41,6 +41,7 @@ from penstock.two_inputs import (
     add_lookup,
     late_input,
 )
+from penstock.wrong_words import Steps, checked_arguments
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -49,7 +50,7 @@ if TYPE_CHECKING:
     from penstock.state.declared import Columns
 
 
-class Stream:
+class Stream(Steps):
     """Rows on their way: what `read`, `transform`, `aggregate` and `process` return."""
 
     def __init__(self, graph: Graph, node: Node) -> None:
@@ -142,6 +143,7 @@ class Stream:
             )
         return Stream(self._graph, self._graph.bad_records(self._node))
 
+    @checked_arguments
     def dedupe(
         self,
         *,
@@ -164,6 +166,7 @@ class Stream:
         say_policy(self._graph, uid, on_bad_record)
         return Stream(self._graph, node)
 
+    @checked_arguments
     def join(
         self,
         other: Stream,

@@ -517,7 +517,9 @@ def forget_with_a_run_how_far_time_had_come(patch: Patch) -> None:
     patch.setattr(
         run,
         "Watermarks",
-        lambda sources, timed_by, reached, *rest: Watermarks(sources, timed_by, TimeReached(), *rest),
+        lambda sources, timed_by, reached, *rest, **named: Watermarks(
+            sources, timed_by, TimeReached(), *rest, **named
+        ),
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import logging
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -17,6 +18,7 @@ from pyspark.sql import functions as F
 import penstock as ps
 from penstock.checkpoint.metadata import found_checkpoints, read_metadata
 from penstock.engine.source_partitions import ALL_ROWS, partition_name
+from penstock.engine.story import LIFE
 from penstock.graph import EventTime
 from penstock.spark.newest_times import NewestTimes
 from penstock.spark.source_times import TimeOptions
@@ -26,6 +28,7 @@ pytestmark = pytest.mark.spark
 START = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
 START_US = int(START.timestamp()) * 1_000_000
 SECOND_US = 1_000_000
+MICROSECOND = dt.timedelta(microseconds=1)
 COLUMNS = "k string, at timestamp"
 
 
@@ -46,13 +49,13 @@ class Readings:
         rows = pa.table({"k": [key] * len(times), "at": pa.array(times, pa.timestamp("us", "UTC"))})
         self.log.append(partition, rows)
 
-    def job(self, *, rows_per_batch: int | None = None, **time: Any) -> ps.Job:
+    def job(self, *, rows_per_batch: int | None = None, lateness: str = "0s", **time: Any) -> ps.Job:
         job = self.ledger.job(parallelism=2)
         options: dict[str, Any] = {"out_of_order": "0s", "max_ahead": None, **time}
         frame = self.log.read(self.spark, rows_per_batch=rows_per_batch)
         rows = job.read(frame, uid="readings", event_time="at", **options)
-        counts = rows.key_by("k").window(ps.tumbling("10s")).aggregate(uid="counts", n=F.count("*"))
-        counts.write_to(self.ledger.files("counts"), uid="out")
+        windows = rows.key_by("k").window(ps.tumbling("10s"), lateness=lateness)
+        windows.aggregate(uid="counts", n=F.count("*")).write_to(self.ledger.files("counts"), uid="out")
         return job
 
     def counts(self) -> dict[tuple[str, float], int]:
@@ -79,7 +82,9 @@ def wait_for(what: Callable[[], bool], seconds: float = 60) -> None:
         time.sleep(0.1)
 
 
-def test_the_slowest_partition_decides_over_restarts_and_late_rows_are_counted(readings: Readings) -> None:
+def test_the_slowest_partition_decides_over_restarts_and_late_rows_are_counted(
+    readings: Readings, caplog: pytest.LogCaptureFixture
+) -> None:
     """Windows close up to where the slowest partition is, however the input is cut; the watermark comes back; a drain closes the rest."""
     readings.add(0, 1, 12, 23, 34, 95)
     readings.add(1, 2, 13, 31)
@@ -96,7 +101,16 @@ def test_the_slowest_partition_decides_over_restarts_and_late_rows_are_counted(r
     handle.wait()
     assert readings.counts() == {("a", 0): 2, ("a", 10): 2, ("a", 20): 1, ("a", 30): 2}
     assert handle.progress.late_rows == readings.newest().late_rows == {"counts": 2}
-    readings.job(idle_after=None).run(available_now=True, drain=True)
+    assert handle.progress.watermarks == {"counts": at(45) - MICROSECOND}
+    assert handle.progress.due_next == {"counts": at(50) - MICROSECOND}
+    with caplog.at_level(logging.INFO, LIFE.name):
+        readings.job(idle_after=None).run(available_now=True)
+        assert caplog.messages[-1] == (
+            "job pv: watermark 2026-01-01 00:00:45 UTC, still open: counts (next at 2026-01-01 00:00:50 UTC); the next run goes on with it, "
+            "drain=True closes it"
+        )
+        readings.job(idle_after=None).run(available_now=True, drain=True)
+        assert caplog.messages[-1] == "job pv: watermark 2026-01-01 00:00:45 UTC, nothing is open"
     closed = {("a", 0): 2, ("a", 10): 2, ("a", 20): 1, ("a", 30): 2, ("a", 40): 1, ("a", 90): 1}
     assert readings.counts() == closed
     time = readings.newest().barrier.time
@@ -106,6 +120,31 @@ def test_the_slowest_partition_decides_over_restarts_and_late_rows_are_counted(r
     readings.add(1, 103, 125)
     readings.job(idle_after=None).run(available_now=True)
     assert readings.counts() == {**closed, ("a", 100): 2}
+
+
+def test_lateness_and_disorder_may_change(readings: Readings) -> None:
+    """A longer lateness holds for windows that are not over yet; those that are stay over, also after the next start. Time never goes back."""
+
+    def run(**settings: Any) -> tuple[list[tuple[float, int]], int]:
+        readings.job(idle_after=None, **settings).run(available_now=True)
+        rows = readings.ledger.rows("counts")
+        found = sorted(((row["window_start"] - START).total_seconds(), row["n"]) for row in rows)
+        return found, sum(readings.newest().late_rows.values())
+
+    readings.add(0, 1, 12)
+    readings.add(1, 3, 13)
+    assert run() == ([(0, 2)], 0)
+    readings.add(0, 5, 24)  # the window of 5 is over: nobody knows any more what was in it
+    readings.add(1, 25)
+    assert run(lateness="1h", out_of_order="20s") == ([(0, 2)], 1)
+    assert readings.newest().barrier.time.watermarks_us == {"counts": START_US + 12 * SECOND_US - 1}
+    readings.add(0, 6, 60)
+    readings.add(1, 61)
+    assert run(lateness="1h", out_of_order="20s") == ([(0, 2), (10, 2), (20, 2)], 2)
+    readings.add(1, 14)  # late, and within the lateness that held when its window closed
+    assert run(lateness="1h", out_of_order="0s") == ([(0, 2), (10, 2), (10, 3), (20, 2)], 2)
+    readings.add(1, 15)
+    assert run(lateness="0s", out_of_order="0s") == ([(0, 2), (10, 2), (10, 3), (20, 2)], 3)
 
 
 def test_windows_close_when_no_data_comes(readings: Readings) -> None:
@@ -128,6 +167,39 @@ def test_windows_close_when_no_data_comes(readings: Readings) -> None:
     again.wait()
     assert readings.counts() == {("a", 0): 2, ("a", 10): 1, ("a", 1000): 1}
     assert again.progress.late_rows == {}
+
+
+def test_what_came_while_a_batch_ran_is_not_late_by_a_tick_behind_it(readings: Readings) -> None:
+    """A batch takes longer than partitions may be silent, and Spark looks again only after a while: until then nobody is idle."""
+    readings.add(0, 1, 12)
+    readings.add(1, 2)
+    batches: list[DataFrame] = []
+
+    def long_batch(rows: DataFrame) -> DataFrame:
+        if readings.spark.sparkContext.getLocalProperty("streaming.sql.batchId") == "0" and not batches:
+            batches.append(rows)
+            readings.add(1, 5)  # Spark has planned the batch, and finds this with its next look
+            time.sleep(0.5)
+        return rows
+
+    job = readings.ledger.job(parallelism=2, trigger="2s")
+    read = job.read(
+        readings.log.read(readings.spark),
+        uid="readings",
+        event_time="at",
+        out_of_order="0s",
+        idle_after="200ms",
+    )
+    windows = read.transform(long_batch).key_by("k").window(ps.tumbling("10s"))
+    windows.aggregate(uid="counts", n=F.count("*")).write_to(readings.ledger.files("counts"), uid="out")
+    handle = job.start()
+    try:
+        wait_for(lambda: ("a", 0) in readings.counts())
+    finally:
+        handle.stop()
+    assert len(batches) == 1
+    assert readings.counts()["a", 0] == 3
+    assert handle.progress.late_rows == {}
 
 
 def test_times_that_cannot_be_believed(readings: Readings) -> None:
@@ -232,8 +304,10 @@ def test_what_read_refuses(spark: SparkSession, readings: Readings) -> None:
         readings.job().start(drain=True)
 
 
-def test_how_partitions_are_found_out(spark: SparkSession, readings: Readings) -> None:
-    """By the source's own column, as long as it is still that; otherwise there is one watermark for all of it."""
+def test_how_partitions_are_found_out(
+    spark: SparkSession, readings: Readings, caplog: pytest.LogCaptureFixture
+) -> None:
+    """By the source's own column, as long as it is still that; otherwise there is one watermark for all of it, and that is said."""
     frame = readings.log.read(spark)
 
     def partition(of: DataFrame, by: str | None = None) -> tuple[tuple[str, ...] | None, bool]:
@@ -242,9 +316,15 @@ def test_how_partitions_are_found_out(spark: SparkSession, readings: Readings) -
         return time.partition, time.in_positions
 
     assert partition(frame.where("k <> 'x'").select("*", F.lit(1))) == (("partition",), True)
-    assert partition(frame.withColumn("partition", F.lit(1))) == ((), False)
-    assert partition(frame.drop("partition")) == ((), False)
     assert partition(frame, by="k") == (("k",), False)
+    assert partition(frame.drop("partition"), by="k") == (("k",), False)
+    assert not caplog.messages
+    for without in (frame.withColumn("partition", F.lit(1)), frame.drop("partition")):
+        caplog.clear()
+        assert partition(without) == ((), False)
+        (said,) = caplog.messages
+        assert said.startswith("source 's': its rows do not tell their partitions any more")
+        assert "Keep the column partition until read()" in said
     assert partition(frame.union(frame)) == ((), False)
 
 

@@ -1,4 +1,4 @@
-"""From Kafka to Kafka on Spark: positions, a kill -9 in between, a partition that is added, a topic that is deleted."""
+"""From Kafka to Kafka on Spark: positions, a kill -9 in between, a partition that is added, a topic that is deleted, event time."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ import msgspec
 import pytest
 from confluent_kafka.admin import NewPartitions, NewTopic
 
+from penstock.engine.source_partitions import partition_name
 from services import quick_spark
 from services.kafka_broker import KafkaBroker
 from services.maven import JarsMissingError
@@ -97,12 +98,18 @@ class Pipeline:
         self.kafka.produce_each(self.source, clicks)
         self.sent.update(dict.fromkeys(users, 10))
 
-    def order(self, mode: str) -> kafka_job.Order:
-        return kafka_job.Order(mode, self.kafka.address, self.source, self.target, str(self.folder))
+    def order(self, mode: str, **options: Any) -> kafka_job.Order:
+        return kafka_job.Order(
+            mode, self.kafka.address, self.source, self.target, str(self.folder), **options
+        )
 
-    def run(self, mode: str = "available_now") -> dict[str, Any]:
+    def run(self, mode: str = "available_now", **options: Any) -> dict[str, Any]:
         """Run the job to the end of the input known now."""
-        self.jobs.begin(self.order(mode))
+        self.jobs.begin(self.order(mode, **options))
+        return self.answer()
+
+    def answer(self) -> dict[str, Any]:
+        """What the job says that was begun last."""
         answer = self.jobs.answer()
         assert "error" not in answer, answer
         return answer
@@ -116,13 +123,52 @@ class Pipeline:
         """Whether it is recorded where the source begins."""
         return any("0/0" in path.read_text() for path in self.folder.glob("storage/*/begun/1.json"))
 
-    def results(self) -> Counter[tuple[str, int]]:
+    def values(self) -> list[dict[str, Any]]:
         """What a reader with read_committed sees."""
-        values = [json.loads(message.value()) for message in self.kafka.read(self.target)]
-        return Counter((value["user"], value["n"]) for value in values)
+        return [json.loads(message.value()) for message in self.kafka.read(self.target)]
+
+    def results(self) -> Counter[tuple[str, int]]:
+        return Counter((value["user"], value["n"]) for value in self.values())
 
     def expected(self) -> Counter[tuple[str, int]]:
         return Counter((user, n) for user, clicks in self.sent.items() for n in range(1, clicks + 1))
+
+
+class Windows:
+    """Clicks with times of their own, which a `Pipeline` counts in windows of a minute. All times are tenths of minutes."""
+
+    START_S = 1_767_225_600
+    UNIT_S = 6
+
+    def __init__(self, pipeline: Pipeline) -> None:
+        self._pipeline = pipeline
+        self.truth: Counter[int] = Counter()
+
+    def send(self, partition: int, *times: int, late: bool = False) -> None:
+        options = {"value": b"page", "key": "ann", "partition": partition}
+        clicks = [{**options, "timestamp": self.us(time) // 1000} for time in times]
+        self._pipeline.kafka.produce_each(self._pipeline.source, clicks)
+        self.truth.update(() if late else [time // 10 * 10 for time in times])
+
+    def us(self, time: int) -> int:
+        return (self.START_S + time * self.UNIT_S) * 1_000_000
+
+    def closed(self) -> dict[int, int]:
+        """Where each window begins that gave its result, and how many clicks; none gave two."""
+        values = self._pipeline.values()
+        found = {(value["start_s"] - self.START_S) // self.UNIT_S: value["n"] for value in values}
+        assert len(found) == len(values)
+        return found
+
+    def newest(self, report: dict[str, Any]) -> dict[str, int]:
+        """By partition, as the checkpoint of a report has it."""
+        found: dict[str, int] = report["time"]["sources"]["clicks"]["newest_us"]
+        return found
+
+    def named(self, *times: int) -> dict[str, int]:
+        """These times of the first partitions, in the same form."""
+        source = self._pipeline.source
+        return {partition_name([source, number]): self.us(time) for number, time in enumerate(times)}
 
 
 @pytest.fixture(scope="module")
@@ -207,3 +253,36 @@ def test_a_source_topic_that_was_deleted(pipeline: Pipeline) -> None:
     pipeline.send(["bob"], partition=0)
     pipeline.run()
     assert pipeline.results() == pipeline.expected()
+
+
+def test_event_time_by_partition(pipeline: Pipeline) -> None:
+    """The slowest partition decides, however far ahead the others are and over restarts; one that is silent does not hold time for ever."""
+    windows = Windows(pipeline)
+    windows.send(0, 1, 12, 23, 90)
+    windows.send(1, 2, 13, 31)
+    report = pipeline.run(kafka_job.WINDOWS)
+    assert windows.closed() == {0: 2, 10: 2, 20: 1}
+    assert report["time"]["watermarks_us"] == {"counts": windows.us(31) - 1}
+    assert windows.newest(report) == windows.named(90, 31)
+    windows.send(1, 32, 45)  # in time, although the other partition is far ahead
+    windows.send(1, 5, late=True)
+    report = pipeline.run(kafka_job.WINDOWS)
+    assert windows.closed() == {0: 2, 10: 2, 20: 1, 30: 2}
+    assert report["late_rows"] == {"counts": 1}
+
+    admin = pipeline.kafka.admin()
+    admin.create_partitions([NewPartitions(pipeline.source, 3)])[pipeline.source].result(PATIENCE_S)
+    pipeline.jobs.begin(pipeline.order(kafka_job.WINDOWS, until=1, idle_after="1s"))
+
+    def goes_on_without_the_others() -> bool:
+        windows.send(0, 90)  # which closes nothing by itself
+        return 40 in windows.closed()
+
+    pipeline.jobs.wait_for(goes_on_without_the_others)
+    report = pipeline.answer()
+    assert windows.newest(report) == windows.named(90, 45)
+    windows.send(2, 101)
+    report = pipeline.run(kafka_job.WINDOWS, drain=True)
+    assert windows.closed() == windows.truth
+    assert windows.newest(report) == windows.named(90, 45, 101)
+    assert report["late_rows"] == {"counts": 1}

@@ -36,7 +36,7 @@ from penstock.state.backends import backend_named
 from penstock.state.backends.base import OpenState, StateLayout, Workplace
 from penstock.state.handle import Due, FileRef, StateHandle
 from penstock.state.keys import GROUP_SHIFT, SORT_KEY, key_groups, owners
-from penstock.state.lifetimes import TIMELESS, Moment, StateTime
+from penstock.state.lifetimes import LONG_AGO_US, TIMELESS, Moment, StateTime
 from penstock.state.merge_orders import Merged, replaced
 from penstock.storage import LocalStorage
 
@@ -96,6 +96,8 @@ class OperatorCluster:
         """What the next batch takes for the time of the clock."""
         self.clock = OperatorClock()
         """Event time and the clock in the last batch. It is part of the checkpoint."""
+        self.over_us = LONG_AGO_US
+        """Windows up to it are over, also if the lateness is longer now."""
         self.event_time: str | None = None
         """The column of the rows with their event time."""
         self.skips_idle = False
@@ -128,7 +130,8 @@ class OperatorCluster:
     def _next_clock(self, watermark_us: int | None) -> OperatorClock:
         before = self.clock
         reached = before.watermark_us if watermark_us is None else max(watermark_us, before.watermark_us)
-        return OperatorClock(before.watermark_us, reached, before.now_us, max(self.now_us, before.now_us))
+        now_us = max(self.now_us, before.now_us)
+        return OperatorClock(before.watermark_us, reached, before.now_us, now_us, over_us=self.over_us)
 
     def _runs_without_rows(self, operator: Operator, before: StateHandle | None) -> bool:
         uses_time = operator.uses_time if isinstance(operator, BuiltIn) else takes_timers(operator)

@@ -126,6 +126,20 @@ def test_what_passes_is_what_the_model_lets_pass(
         assert operator.late == []
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_how_long_a_value_is_remembered_may_change(tmp_path: Path, backend: str) -> None:
+    """It holds for all that is remembered; what had been forgotten stays so."""
+    cluster = OperatorCluster(tmp_path, COLUMNS, backend)
+
+    def passed(within_us: int, rows: list[Row], watermark_us: int) -> list[int]:
+        return sorted(row["n"] for row in cluster.batch(Dedupe(within_us), table(rows), watermark_us))
+
+    assert passed(10, [("a", 100, 0), ("b", 115, 1)], 112) == [0, 1]
+    assert passed(50, [("a", 120, 2), ("b", 130, 3)], 120) == [2]  # that a passed at 100 was over at 110
+    assert passed(50, [("a", 140, 4), ("b", 164, 5)], 120) == []
+    assert passed(10, [("a", 141, 6), ("b", 128, 7)], 120) == [6, 7]
+
+
 def test_late_rows_are_put_aside() -> None:
     """A row before the watermark of the batch before does not pass; nor does one without a time, or with an absurd one."""
     with tempfile.TemporaryDirectory(dir=RAM_DISK) as root:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from datetime import UTC, datetime
 from pathlib import Path
 
 import msgspec
@@ -11,7 +12,7 @@ import pytest
 import penstock as ps
 from penstock.checkpoint.completed import Barrier, Completed, OperatorState, PreCommitted, SubtaskReport
 from penstock.engine.observer import Observer, Progress
-from penstock.engine.story import Rate, ended, live_line, started
+from penstock.engine.story import Rate, ended, event_time_left, live_line, started
 from penstock.guarantee import Guarantee
 from penstock.ids import RunId, SubtaskId
 from penstock.ownership.claim import Claim
@@ -89,8 +90,36 @@ def test_the_end() -> None:
     )
     lossy = dataclasses.replace(BUSY, bad_records={"views": 1}, late_rows={"views": 1_000, "windows": 234})
     assert ended("views", "stopped", lossy) == (
-        "job views stopped: run 3, 24 batches, 1,200,000 rows in, 1 bad row, 1,234 late rows, last checkpoint 41"
+        "job views stopped: run 3, 24 batches, 1,200,000 rows in, 1 bad row, late rows (views 1,000; windows 234), last checkpoint 41"
     )
+    lossy = dataclasses.replace(BUSY, bad_records={"views": 0}, late_rows={"views": 1_234, "windows": 0})
+    assert ended("views", "stopped", lossy) == (
+        "job views stopped: run 3, 24 batches, 1,200,000 rows in, 1,234 late rows, last checkpoint 41"
+    )
+
+
+def test_what_is_open_at_the_end() -> None:
+    """How far event time came and what waits for it, and how to close it where that can be; nothing where nothing goes by it."""
+    at, later = (datetime(2026, 1, 1, 0, 0, second, 999_999, UTC) for second in (30, 39))
+    assert event_time_left("views", BUSY, drainable=True) == ""
+    done = dataclasses.replace(BUSY, watermarks={"counts": at})
+    assert event_time_left("views", done, drainable=True) == (
+        "job views: watermark 2026-01-01 00:00:31 UTC, nothing is open"
+    )
+    left = dataclasses.replace(done, due_next={"counts": later})
+    still = (
+        "job views: watermark 2026-01-01 00:00:31 UTC, still open: counts (next at 2026-01-01 00:00:40 UTC)"
+    )
+    assert event_time_left("views", left, drainable=False) == still
+    assert event_time_left("views", left, drainable=True) == (
+        f"{still}; the next run goes on with it, drain=True closes it"
+    )
+    two = dataclasses.replace(BUSY, watermarks={"counts": at, "alarms": None}, due_next={"alarms": later})
+    assert event_time_left("views", two, drainable=False) == (
+        "job views: watermarks (alarms none yet; counts 2026-01-01 00:00:31 UTC), still open: alarms (next at 2026-01-01 00:00:40 UTC)"
+    )
+    last = dataclasses.replace(BUSY, watermarks={"counts": datetime.max.replace(tzinfo=UTC)})
+    assert "9999-12-31 23:59:59" in event_time_left("views", last, drainable=False)
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from penstock.engine.source_partitions import (
 from penstock.engine.watermarks import Newest, Watermarks
 from penstock.graph import EventTime
 from penstock.ids import CheckpointId
+from penstock.operators.clock import OperatorClock
 from penstock.state.lifetimes import FAR_AWAY_US, LONG_AGO_US
 
 IDLE_US = 100
@@ -342,6 +343,40 @@ def test_a_change_of_what_tells_partitions_apart_keeps_the_watermark_only() -> N
     assert story.batch({"s": {ALL_ROWS: 90}}) == 89
     back = Story({"s": source(idle=None)}, {"s": ("a",)}, story.marks.reached())
     assert back.batch({"s": {"a": 95}}) == 94
+    told = EventTime("ts", 0, None, None, ("k",))
+    other = Story({"s": told}, reached=back.marks.reached())
+    assert other.batch({"s": {"x": 120, "y": 97}}) == 96
+    assert other.restored().batch({"s": {"x": 130}}) == 96  # the same columns: y is waited for
+
+
+def test_windows_that_were_over_stay_over_when_the_lateness_grows() -> None:
+    """So it is after every later start, until time has passed the longer lateness, too; a drain does not count."""
+    sources = {"s": source(idle=None)}
+
+    def start(lateness_us: int, reached: TimeReached) -> Watermarks:
+        marks = Watermarks(sources, {OP: ("s",), "other": ("s",)}, reached, 0, lateness_us={OP: lateness_us})
+        marks.know({"s": ("a",)}, 0)
+        return marks
+
+    def batch(marks: Watermarks, newest_us: int) -> OperatorClock:
+        clock = marks.begin(1, reads=("s",))[OP]
+        marks.finish({"s": {"a": newest_us}})
+        return clock
+
+    marks = start(10, TimeReached())
+    assert batch(marks, 100).windows_over_us(10) == LONG_AGO_US
+    batch(marks, 100)
+    assert batch(marks, 100).windows_over_us(10) == 99 - 10
+    for lateness_us in (50, 60):
+        marks = start(lateness_us, marks.reached())
+        assert batch(marks, 120).windows_over_us(lateness_us) == 99 - 10
+    batch(marks, 300)
+    batch(marks, 300)
+    assert batch(marks, 300).windows_over_us(60) == 299 - 60
+    marks.begin_end_of_time(2)
+    marks.finish({})
+    assert marks.reached().over_us == {OP: 299 - 60}
+    assert start(0, marks.reached()).begin(3)["other"].over_us == LONG_AGO_US
 
 
 def test_positions_name_partitions() -> None:

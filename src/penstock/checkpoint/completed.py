@@ -33,6 +33,8 @@ class SourceTime(msgspec.Struct, frozen=True):
 
     watermark_us: int
     newest_us: dict[str, int] = {}
+    told_by: tuple[str, ...] | None = None
+    """The columns that tell its partitions apart; None: nobody has noted them."""
 
 
 class TimeReached(msgspec.Struct, frozen=True):
@@ -46,6 +48,8 @@ class TimeReached(msgspec.Struct, frozen=True):
     """The time of the batch: timers by the clock up to it have fired."""
     to_go_on_from_us: dict[str, int] = {}
     """By operator, where time has come to its end: the watermark before that, with which a job goes on all the same."""
+    over_us: dict[str, int] = {}
+    """By operator with windows in event time: those that end up to it are forgotten, for a lateness that is longer now comes too late."""
     anew_in: int = NO_CHECKPOINT
     """The last batch that removed what had lived by event time, after its end."""
 

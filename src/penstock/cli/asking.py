@@ -1,4 +1,4 @@
-"""`penstock cancel | stop | trigger | savepoint`: what is asked of a job in another process; a savepoint also of one that is not. Driver."""
+"""`penstock cancel | stop | trigger | savepoint`: what is asked of a job in another process, or of what it has left. Driver."""
 
 from __future__ import annotations
 

@@ -43,6 +43,8 @@ class JobSpec:
     """The sources with event time."""
     timed_by: Mapping[str, frozenset[str]] = field(default_factory=dict)
     """For each operator the sources among them whose rows come to it."""
+    lateness_us: Mapping[str, int] = field(default_factory=dict)
+    """For each operator with windows in event time, how long they are kept after they have closed."""
     replayable: Sequence[bool] = ()
     """At most once: for each streaming source whether it can replay."""
 

@@ -6,6 +6,7 @@ import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 
 from penstock.checkpoint.completed import Completed, PreCommitted, SubtaskReport
 from penstock.ids import CheckpointId
@@ -50,7 +51,11 @@ class Progress:
     bad_records: dict[str, int] = field(default_factory=dict)
     """Rows that were bad and did not end the job, by operator or sink, from its first batch on."""
     late_rows: dict[str, int] = field(default_factory=dict)
-    """Rows that came too late, by operator, from its first batch on."""
+    """Rows that came too late, by operator, from its first batch on. A row may be late for several operators, and counts for each."""
+    watermarks: dict[str, datetime | None] = field(default_factory=dict)
+    """How far event time has come, by operator; None where no row has brought it anywhere. Those whose sources have none are not named."""
+    due_next: dict[str, datetime] = field(default_factory=dict)
+    """The operators in which something waits for event time (a window, a timer, a row without a partner), and the first moment of each."""
 
 
 @dataclass
@@ -100,6 +105,13 @@ class Observer:
         """Some rows came too late, in this run or before it."""
         with self._lock:
             self.progress.late_rows = dict(so_far)
+        self.on_change(self.progress)
+
+    def event_time(self, watermarks: Mapping[str, datetime | None], due_next: Mapping[str, datetime]) -> None:
+        """Event time has come so far, and this waits for it."""
+        with self._lock:
+            self.progress.watermarks = dict(watermarks)
+            self.progress.due_next = dict(due_next)
         self.on_change(self.progress)
 
     def completed(self, completed: Completed) -> None:

@@ -33,6 +33,7 @@ from penstock.engine.waiting import living_by_event_time, refuse_waiting, waitin
 from penstock.engine.watermarks import Newest, Watermarks
 from penstock.ids import NO_CHECKPOINT, CheckpointId, SubtaskId
 from penstock.operators.clock import OperatorClock
+from penstock.operators.timers import moment, watermark
 from penstock.snapshot.mailbox import Address
 from penstock.snapshot.messages import MergeDone, MergeFailed, Message, TaskFailed, UploadDone, UploadFailed
 from penstock.snapshot.rescue import Rescue
@@ -97,9 +98,11 @@ class Run:
             start.point.barrier.time,
             self._now_us,
             spec.upstream,
+            lateness_us=spec.lateness_us,
         )
         known = named_partitions(start.point.barrier.positions, spec.event_times)
         self._watermarks.know(known, self._now_us)
+        self._show_event_time()
         self._accounts = Accounts()
         self._merge_orders = MergeOrders(choose_merge or spec.backend.choose_merge)
         self._reading = Reading(
@@ -265,10 +268,21 @@ class Run:
                 self._late_rows.so_far,
             )
         )
+        self._show_event_time()
         seconds = self._clock.monotonic() - batch.began
         self._observer.batch_done(plan.batch, done.transactions, seconds)
 
     # ── time ───────────────────────────────────────────────────────────────────────────────────
+
+    def _show_event_time(self) -> None:
+        timed = {uid for uid, sources in self._spec.timed_by.items() if sources}
+        if timed:
+            reached = self._watermarks.reached().watermarks_us
+            waiting = waiting_in_event_time(self._handles.values())
+            self._observer.event_time(
+                {uid: watermark(us) for uid, us in reached.items() if uid in timed},
+                {uid: moment(us) for uid, us in waiting.items() if uid in timed},
+            )
 
     @property
     def time_us(self) -> int:

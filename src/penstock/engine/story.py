@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from datetime import datetime, timedelta
 
+from penstock import start_options
 from penstock.engine.observer import Progress
 from penstock.guarantee import Guarantee
 from penstock.recovery.restore import RestorePoint
@@ -57,9 +59,36 @@ def _counts(progress: Progress) -> Iterator[str]:
 
 def _left_out(progress: Progress) -> Iterator[str]:
     """From the job's first batch on."""
-    for kind, rows in (("bad", progress.bad_records), ("late", progress.late_rows)):
-        if any(rows.values()):
-            yield f"{counted(sum(rows.values()), f'{kind} row')}"
+    for kind, found in (("bad row", progress.bad_records), ("late row", progress.late_rows)):
+        rows = {uid: number for uid, number in sorted(found.items()) if number}
+        if len(rows) == 1:
+            yield counted(sum(rows.values()), kind)
+        elif rows:  # no sum: one row may be among those of several
+            yield f"{kind}s ({'; '.join(f'{uid} {number:,}' for uid, number in rows.items())})"
+
+
+def event_time_left(job: str, progress: Progress, *, drainable: bool) -> str:
+    """How far event time came, and what is still open; '' where nothing goes by it. `drainable`: whether a drain would have closed that."""
+    if not progress.watermarks:
+        return ""
+    still_open = [f"{uid} (next at {_utc(at)})" for uid, at in sorted(progress.due_next.items())]
+    what = f"still open: {', '.join(still_open)}" if still_open else "nothing is open"
+    advice = f"; the next run goes on with it, {start_options.drain()} closes it" if drainable else ""
+    return f"job {job}: {_reached(progress.watermarks)}, {what}{advice if still_open else ''}"
+
+
+def _reached(watermarks: Mapping[str, datetime | None]) -> str:
+    shown = {uid: "none yet" if at is None else _utc(at) for uid, at in sorted(watermarks.items())}
+    if len(set(shown.values())) == 1:
+        return f"watermark {next(iter(shown.values()))}"
+    return f"watermarks ({'; '.join(f'{uid} {at}' for uid, at in shown.items())})"
+
+
+def _utc(at: datetime) -> str:
+    """A watermark, or the last moment of a window, is a microsecond before the time that people know it by."""
+    nearly = at.replace(tzinfo=None)
+    whole = nearly if nearly == datetime.max else nearly + timedelta(microseconds=1)  # noqa: DTZ901 - without a zone, as the other
+    return f"{whole:%Y-%m-%d %H:%M:%S} UTC"
 
 
 def _last_checkpoint(progress: Progress) -> str:

@@ -91,6 +91,8 @@ class Watermarks:
         reached: TimeReached,
         now_us: int,
         upstream: Upstream | None = None,
+        *,
+        lateness_us: Mapping[str, int] | None = None,
     ) -> None:
         self._upstream = upstream or {}
         in_order = sorted(timed_by, key=lambda operator: len(self._upstream.get(operator, ())))
@@ -100,6 +102,10 @@ class Watermarks:
         }
         self._applied = {
             operator: reached.watermarks_us.get(operator, LONG_AGO_US) for operator in self._timed_by
+        }
+        self._lateness_us = lateness_us or {}
+        self._over_us = {
+            operator: reached.over_us.get(operator, LONG_AGO_US) for operator in self._lateness_us
         }
         self._to_go_on_from = dict(reached.to_go_on_from_us)
         self._anew_in = reached.anew_in
@@ -139,7 +145,12 @@ class Watermarks:
         self._see_how_far_sources_are()
         before = dict(self._applied)
         self._applied, self._silences = self._ahead(self._looked_us, self._reads, waiting)
-        return self._clocks(before, self._applied, now_us)
+        clocks = self._clocks(before, self._applied, now_us)
+        self._over_us = {
+            operator: max(over_us, self._applied[operator] - self._lateness_us[operator])
+            for operator, over_us in self._over_us.items()
+        }
+        return clocks
 
     def begin_end_of_time(self, now_us: int) -> dict[str, OperatorClock]:
         """No row will come any more: time goes on to its end. What it had come to is kept, for a job that goes on all the same."""
@@ -206,11 +217,19 @@ class Watermarks:
             uid: SourceTime(
                 source.watermark_us,
                 {name: one.newest_us for name, one in source.partitions.items() if one.newest_us is not None},
+                source.settings.partition or (),
             )
             for uid, source in self._sources.items()
         }
         to_go_on_from = dict(self._to_go_on_from)
-        return TimeReached(dict(self._applied), sources, max(self._fired_us, 0), to_go_on_from, self._anew_in)
+        return TimeReached(
+            dict(self._applied),
+            sources,
+            max(self._fired_us, 0),
+            to_go_on_from,
+            {operator: us for operator, us in self._over_us.items() if us > LONG_AGO_US},
+            self._anew_in,
+        )
 
     def _ahead(
         self, looked_us: Mapping[str, int], reads: frozenset[str], waiting: Collection[str]
@@ -262,6 +281,7 @@ class Watermarks:
                 now_us,
                 max((latest_us(one, now_us) for one in own), default=FAR_AWAY_US),
                 any(one.refuses_absurd for one in own),
+                self._over_us.get(operator, LONG_AGO_US),
             )
         return clocks
 
@@ -278,7 +298,8 @@ def latest_us(settings: EventTime, now_us: int) -> int:
 
 def _restored(settings: EventTime, reached: SourceTime | None, now_us: int) -> _Source:
     """What was known of partitions counts only where they are still told apart in the same way; the watermark counts anyway."""
-    newest = {} if reached is None else reached.newest_us
+    same = reached is not None and reached.told_by in (None, settings.partition or ())
+    newest = reached.newest_us if reached is not None and same else {}
     partitions = {name: _Partition(us, now_us) for name, us in newest.items() if name != ALL_ROWS}
     if not settings.partition:
         partitions = {ALL_ROWS: _Partition(newest.get(ALL_ROWS), now_us)}

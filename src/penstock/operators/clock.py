@@ -30,10 +30,16 @@ class OperatorClock:
     """An event time behind this one is absurd: such a row counts as late."""
     refuses_absurd: bool = False
     """Whether a row with an absurd event time, or none, ends the run instead."""
+    over_us: int = LONG_AGO_US
+    """Windows that end up to it had been forgotten when the batch began, also if the lateness has become longer since."""
+
+    def windows_over_us(self, lateness_us: int) -> int:
+        """The last moment of windows that no row of the batch can reach any more, nor one before it."""
+        return max(self.before_us - lateness_us, self.over_us)
 
     def at_any_time(self) -> OperatorClock:
         """The same where no row is late for its time alone."""
-        return replace(self, before_us=LONG_AGO_US)
+        return replace(self, before_us=LONG_AGO_US, over_us=LONG_AGO_US)
 
     @property
     def touched_us(self) -> int:

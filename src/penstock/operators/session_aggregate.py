@@ -192,7 +192,7 @@ class SessionRun:
         changed = np.add.reduceat(is_new.astype(np.int64), starts[:-1]) > 0
         session_of = np.repeat(np.arange(len(starts) - 1), np.diff(starts))
         last = np.maximum.reduceat(lasts[order], starts[:-1])
-        is_late = last <= self._clock.before_us - self._spec.lateness_us
+        is_late = last <= self._clock.windows_over_us(self._spec.lateness_us)
         self._update(piece.keys, new, old, _Joined(order, session_of, last, changed & ~is_late))
         late = np.zeros(len(new.starts), dtype=np.bool_)
         late[order[is_new]] = is_late[session_of[is_new]]

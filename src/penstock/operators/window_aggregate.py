@@ -141,7 +141,7 @@ class WindowRun:
         if not rows.num_rows:
             return
         at, lasts = self._spec.windows.windows_of(rows.column(PANE).to_numpy())
-        open_ = lasts > self._clock.before_us - self._spec.lateness_us
+        open_ = lasts > self._clock.windows_over_us(self._spec.lateness_us)
         at, lasts = at[open_], lasts[open_]
         sort_keys = rows.column(SORT_KEY).to_numpy()[at]
         table = widened(

@@ -90,9 +90,8 @@ class _Run:
         times = RowTimes.of(rows, self.spec.time, self.clock, operator=self.context.operator)
         windows = self.spec.windows
         newest = times.numbers - (times.numbers - windows.offset_us) % windows.every_us
-        in_time = times.sensible & (
-            newest + windows.size_us - 1 > self.clock.before_us - self.spec.lateness_us
-        )
+        over_us = self.clock.windows_over_us(self.spec.lateness_us)
+        in_time = times.sensible & (newest + windows.size_us - 1 > over_us)
         late = rows.filter(pa.array(~in_time))
         new = self._by_window(rows, np.flatnonzero(in_time), times.numbers)
         stored = chain(self._updated(new.until(self.clock.before_us)), self._due())
@@ -110,7 +109,7 @@ class _Run:
         """The rows of the batch, once for each window that they are in and that is awaited."""
         pane = times[at] - (times[at] - self.spec.windows.offset_us) % self.spec.windows.pane_us
         of, lasts = self.spec.windows.windows_of(pane)
-        open_ = lasts > self.clock.before_us - self.spec.lateness_us
+        open_ = lasts > self.clock.windows_over_us(self.spec.lateness_us)
         at, lasts = at[of[open_]], lasts[open_]
         rows = widened(rows).combine_chunks()
         return NewRows.in_order(rows, at, lasts, places(self.state.generation, at), table_row_bytes(rows))

@@ -299,6 +299,7 @@ def spec_of(job: Job, compiled: Compiled, owner: str) -> JobSpec:
             source.uid: source.event_time for source in job.graph.sources if source.event_time is not None
         },
         timed_by={operator.uid: job.graph.event_time_sources(operator) for operator in job.graph.operators},
+        lateness_us={node.uid: node.lateness_us for node in job.graph.operators if isinstance(node, Window)},
         streams={uid: len(own) for uid, own in numbers.items()},
         numbers=numbers,
         replayable=replayable_positions(job.graph.sources) if at_most_once else (),

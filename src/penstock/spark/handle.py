@@ -308,8 +308,17 @@ class JobHandle:
             self._ends.ended(How(self._status.value), met)
             self._answer_those_who_wait_for_the_end()
             story.LIFE.info(story.ended(self._job.name, self._status.value, self.progress))
+            self._tell_what_is_open()
         finally:
             self._ended.set()
+
+    def _tell_what_is_open(self) -> None:
+        if self._status not in (Status.FINISHED, Status.STOPPED):
+            return
+        drainable = self._status is Status.FINISHED and not self._options.drain
+        told = story.event_time_left(self._job.name, self.progress, drainable=drainable)
+        if told:
+            story.LIFE.info(told)
 
     # ── what others ask for ────────────────────────────────────────────────────────────────────
 

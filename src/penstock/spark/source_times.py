@@ -15,7 +15,7 @@ from penstock.graph import EventTime
 from penstock.spark.inspection import kept_columns
 from penstock.spark.log_source import FORMAT as LOG
 from penstock.state.lifetimes import in_microseconds
-from penstock.wording import with_article
+from penstock.wording import named, with_article
 
 LATE, FAIL = "late", "fail"
 
@@ -110,8 +110,8 @@ def _partition(frame: DataFrame, uid: str, given: object) -> tuple[tuple[str, ..
     if wanted and not kept.issuperset(wanted):
         _log.warning(
             "source %r: its rows do not tell their partitions any more, so one watermark holds for all: rows of a slow partition can be "
-            "late. Keep the columns %s until read(), and drop them behind it with transform(...)",
-            *(uid, " and ".join(wanted)),
+            "late. Keep the %s until read(), and drop what is not needed behind it with transform(...)",
+            *(uid, named(wanted, "column")),
         )
         return (), False
     return wanted, bool(wanted)
