@@ -27,6 +27,7 @@ from penstock.recovery.taking_over import PerformAll, TakeOver
 from penstock.state.handle import StateHandle
 from penstock.state.lifetimes import in_microseconds
 from penstock.state.local_files import begin_run, forget_earlier_runs, make_job_dir, run_dir
+from penstock.state.rewriting import StateChange
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ def start_run(
 ) -> Start:
     """Take the job over and go back to its checkpoint. After this, earlier runs can do nothing any more.
 
-    `wanted`: an older retained checkpoint instead of the newest. `perform_all`: how tasks are run, for a change of parallelism.
+    `wanted`: an older retained checkpoint instead of the newest. `perform_all`: how tasks are run that take state over.
     """
     point = _restored(spec, claimant, clock, wanted, drop_state)
     beat(spec.storage, point.run, clock.wall())
@@ -66,14 +67,14 @@ def start_run(
     now_us = _not_before(point, clock)
     fit = _fit(spec, point, now_us)
     lifetimes = fit.lifetimes(drop_state)
-    handles = fit.handles(drop_state)
+    handles, changes = fit.handles(drop_state), fit.changes(drop_state)
     fit.tell_what_cannot_be_dropped(drop_state)
     log, source_log = _set_out(spec, point)
     local_dir = _begin_local_dir(spec, point, handles, randomness)
     start = Start(point, handles, local_dir, log, source_log, now_us, lifetimes.switched_on)
     rescaled = point.checkpoint is not None and point.checkpoint.parallelism != spec.parallelism
-    if handles and (rescaled or lifetimes.brings_back):
-        start = replace(start, handles=_taken_over(spec, start, lifetimes, perform_all))
+    if handles and (rescaled or lifetimes.brings_back or changes):
+        start = replace(start, handles=_taken_over(spec, start, lifetimes, changes, perform_all))
     return replace(start, handles=lifetimes.fading(start.handles))
 
 
@@ -147,7 +148,11 @@ def _files(handles: Mapping[SubtaskId, StateHandle]) -> frozenset[str]:
 
 
 def _taken_over(
-    spec: JobSpec, start: Start, lifetimes: Lifetimes, perform_all: PerformAll
+    spec: JobSpec,
+    start: Start,
+    lifetimes: Lifetimes,
+    changes: Mapping[str, StateChange],
+    perform_all: PerformAll,
 ) -> dict[SubtaskId, StateHandle]:
     """The handles with which the first batch begins, when every subtask has to make what it takes over its own first."""
     layouts, switched_on_us = lifetimes.former
@@ -165,6 +170,8 @@ def _taken_over(
         lifetimes.brings_back,
         _dealt_out_anew(spec, start),
         start.point.barrier.time,
+        changes,
+        lifetimes.switched_on,
     )
     taken = perform_all(take_over, list(start.handles.values()))
     for one in taken:
