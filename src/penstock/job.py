@@ -134,7 +134,8 @@ class Job:
         """Start the job in the background, from its newest checkpoint if it has one.
 
         `available_now`: end when the input known now is done. `restore`: go on from this retained checkpoint instead of the newest.
-        `takeover`: fence off a run that seems to be alive. `drop_state`: uids of operators whose stored state may be lost.
+        `takeover`: fence off a run that seems to be alive. `drop_state`: uids of operators whose stored state may be lost,
+        or single states of theirs, as "views.seen".
         `drain`, with `available_now`: when the input is done, event time comes to its end: all windows close, all its timers fire.
         `savepoint`: begin with the savepoint in this folder; a job that has begun with it goes on from its newest checkpoint. `claim`: the
         savepoint becomes the job's own, and its folder is deleted.
@@ -220,7 +221,8 @@ def _checked_uids(drop_state: object) -> tuple[str, ...]:
     uids = tuple(drop_state) if isinstance(drop_state, tuple | list | set | frozenset) else None
     if uids is None or not all(isinstance(uid, str) and uid for uid in uids):
         raise ConfigError(
-            f"drop_state={drop_state!r} is not allowed: it takes uids of operators, such as drop_state=('views',)",
+            f"drop_state={drop_state!r} is not allowed: it takes uids of operators, such as drop_state=('views',), or states of theirs, "
+            "such as drop_state=('views.seen',)",
             drop_state=drop_state,
         )
     return uids
