@@ -141,7 +141,8 @@ class Job:
         """Start the job in the background, from its newest checkpoint if it has one.
 
         `available_now`: end when the input known now is done. `restore`: go on from this retained checkpoint instead of the newest.
-        `takeover`: fence off a run that seems to be alive. `drop_state`: uids of operators whose stored state may be lost.
+        `takeover`: fence off a run that seems to be alive. `drop_state`: uids of operators whose stored state may be lost,
+        or single states of theirs, as "views.seen".
         `drop_sources`: uids of sources that the job no longer has and whose positions may be lost. `rename`: new uids by old ones, of
         sources, operators and sinks. `positions`: where sources go on by choice, each "start", "latest" or a position as a checkpoint shows
         it; done once, also where the same start is repeated.
@@ -243,7 +244,8 @@ def _checked_uids(drop_state: object) -> tuple[str, ...]:
     uids = tuple(drop_state) if isinstance(drop_state, tuple | list | set | frozenset) else None
     if uids is None or not all(isinstance(uid, str) and uid for uid in uids):
         raise ConfigError(
-            f"drop_state={drop_state!r} is not allowed: it takes uids of operators, such as drop_state=('views',)",
+            f"drop_state={drop_state!r} is not allowed: it takes uids of operators, such as drop_state=('views',), or states of theirs, "
+            "such as drop_state=('views.seen',)",
             drop_state=drop_state,
         )
     return uids

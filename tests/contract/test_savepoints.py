@@ -27,11 +27,11 @@ from penstock.errors import ConfigError, CorruptStateError, IncompatibleStateErr
 from penstock.ids import RunId, SubtaskId
 from penstock.recovery.lifetimes import described, stored_layout
 from penstock.recovery.restore import JobRecord, check_job_record
-from penstock.savepoint import load
 from penstock.savepoint.beside import create_beside
 from penstock.savepoint.create import create_savepoint
 from penstock.savepoint.load import Load
 from penstock.savepoint.manifest import MAKING, MANIFEST, Manifest, encode, read_manifest
+from penstock.state import rewriting
 from penstock.state.backends import backend_named
 from penstock.state.backends.base import VALUES, OnRescale, StateLayout, TableLayout, Workplace, with_stamps
 from penstock.state.handle import Due, StateHandle
@@ -216,7 +216,7 @@ def test_what_was_saved_is_loaded(tmp_path_factory, backends, parallelisms, numb
         site.storage, site.checkpoint(before, former, numbers), LocalStorage(site.root / "saved"), token="t1"
     )
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(load, "PORTION_ROWS", portion)
+        patch.setattr(rewriting, "PORTION_ROWS", portion)
         handles = site.loaded(manifest, after, parallelism)
     assert {handle.generation >= 9 for handle in handles if handle.refs} <= {True}
     truth, found = rows_of(numbers), {name: [] for name in LAYOUT.by_name}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -69,12 +70,12 @@ def test_a_missing_subtask_is_refused() -> None:
         rescaled([former(3)[0], former(3)[2]], 2)
 
 
-def test_another_backend_is_refused() -> None:
-    """The refusal names both backends and what to set."""
-    with pytest.raises(
-        IncompatibleStateError, match="'filesystem', the job has 'memory'; set backend='filesystem'"
-    ):
-        rescaled(former(1), 1, backend="memory")
+def test_what_another_backend_wrote_is_read_by_that_one() -> None:
+    """A handle names the backend that wrote its files; files of two backends in one state are refused."""
+    assert {one.backend for one in rescaled(former(2), 3, backend="memory").values()} == {"filesystem"}
+    other = msgspec.structs.replace(former(2)[1], backend="rocksdb")
+    with pytest.raises(IncompatibleStateError, match="backends filesystem and rocksdb"):
+        rescaled([former(2)[0], other], 1)
 
 
 def test_another_backend_for_empty_state() -> None:

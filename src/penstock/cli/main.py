@@ -194,8 +194,8 @@ def run(
         list[str] | None,
         typer.Option(
             "--drop-state",
-            metavar="UID",
-            help="An operator whose stored state may be lost; once for each.",
+            metavar="UID[.STATE]",
+            help="An operator, or one of its states, of which what is stored may be lost; once for each.",
             show_default=False,
         ),
     ] = None,
@@ -254,7 +254,9 @@ def run(
 
     if restore is not None:
         whole_number("--restore", restore, minimum=0)
-    dropped = tuple(checked_name("uid of --drop-state", uid) for uid in drop_state or ())
+    dropped = tuple(drop_state or ())
+    for name in dropped:
+        checked_name("uid of --drop-state", name.partition(".")[0])
     run_file(
         file,
         job,

@@ -32,6 +32,7 @@ from penstock.recovery.taking_over import PerformAll, TakeOver
 from penstock.state.handle import StateHandle
 from penstock.state.lifetimes import in_microseconds
 from penstock.state.local_files import begin_run, forget_earlier_runs, make_job_dir, run_dir
+from penstock.state.rewriting import StateChange
 
 _log = logging.getLogger(__name__)
 
@@ -68,7 +69,7 @@ def start_run(
 ) -> Start:
     """Take the job over and go back to its checkpoint. After this, earlier runs can do nothing any more.
 
-    `wanted`: an older retained checkpoint instead of the newest. `perform_all`: how tasks are run, for a change of parallelism.
+    `wanted`: an older retained checkpoint instead of the newest. `perform_all`: how tasks are run that take state over.
     `latest`: where a source ends now.
     """
     now = JobNow(spec.source_numbers, spec.uids, changes, latest)
@@ -81,7 +82,7 @@ def start_run(
     now_us = _not_before(point, clock)
     fit = _fit(spec, point, now_us)
     lifetimes = fit.lifetimes(drop_state)
-    handles = fit.handles(drop_state)
+    handles, changed = fit.handles(drop_state), fit.changes(drop_state)
     fit.tell_what_cannot_be_dropped(drop_state)
     log, source_log = _set_out(spec, point)
     local_dir = _begin_local_dir(spec, point, handles, randomness)
@@ -89,8 +90,8 @@ def start_run(
         point, handles, local_dir, log, source_log, now_us, lifetimes.switched_on, dict(changes.positions)
     )
     rescaled = point.checkpoint is not None and point.checkpoint.parallelism != spec.parallelism
-    if handles and (rescaled or lifetimes.brings_back):
-        start = replace(start, handles=_taken_over(spec, start, lifetimes, perform_all))
+    if handles and (rescaled or lifetimes.brings_back or changed):
+        start = replace(start, handles=_taken_over(spec, start, lifetimes, changed, perform_all))
     return replace(start, handles=lifetimes.fading(start.handles))
 
 
@@ -192,7 +193,11 @@ def _files(handles: Mapping[SubtaskId, StateHandle]) -> frozenset[str]:
 
 
 def _taken_over(
-    spec: JobSpec, start: Start, lifetimes: Lifetimes, perform_all: PerformAll
+    spec: JobSpec,
+    start: Start,
+    lifetimes: Lifetimes,
+    changes: Mapping[str, StateChange],
+    perform_all: PerformAll,
 ) -> dict[SubtaskId, StateHandle]:
     """The handles with which the first batch begins, when every subtask has to make what it takes over its own first."""
     layouts, switched_on_us = lifetimes.former
@@ -211,6 +216,8 @@ def _taken_over(
         _dealt_out_anew(spec, start),
         start.point.barrier.time,
         start.point.former_uids,
+        changes,
+        lifetimes.switched_on,
     )
     taken = perform_all(take_over, list(start.handles.values()))
     for one in taken:

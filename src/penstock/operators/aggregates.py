@@ -17,6 +17,7 @@ last digits depend on the order of additions, in Spark as well.
 from __future__ import annotations
 
 import decimal
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -75,12 +76,21 @@ class AggregateSpec:
     distinct: tuple[pa.DataType, ...] = ()
 
 
+_PARTIAL = re.compile(rf"__(?P<aggregate>.+)_(?P<rule>{'|'.join(Kind)})", re.DOTALL)
+"""No rule ends as another one does behind a `_`: a name can be read in one way only."""
+
 Rule = Callable[[pa.Array, pa.Array, AggregateSpec], pa.Array]
 
 
 def partial_name(aggregate: str, rule: Kind) -> str:
     """The name of a state column; it depends on nothing but its own aggregate, so others may come and go."""
     return f"__{aggregate}_{rule.value}"
+
+
+def aggregate_of(column: str) -> tuple[str, Kind] | None:
+    """The aggregate that a state column with such a name belongs to, and what the column is in it."""
+    found = _PARTIAL.fullmatch(column)
+    return None if found is None else (found["aggregate"], Kind(found["rule"]))
 
 
 def state_schema(specs: Sequence[AggregateSpec]) -> pa.Schema:

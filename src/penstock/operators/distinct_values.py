@@ -7,6 +7,7 @@ Spark gives the values of all such aggregates among the aggregates of the batch,
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 import numpy as np
@@ -19,7 +20,7 @@ from penstock.operators.grouping import Grouped
 from penstock.operators.table_rows import PieceRows, RowIds
 from penstock.operators.time_to_live import TimeToLive
 from penstock.operators.wide_columns import as_batch
-from penstock.state.backends.base import OpenState, StateLayout, TableLayout, with_stamps
+from penstock.state.backends.base import OpenState, Parts, StateLayout, TableLayout, with_stamps
 from penstock.state.sizes import in_batches
 from penstock.wording import counted
 
@@ -28,6 +29,8 @@ WHOSE = "__penstock_distinct"
 
 VALUES_BYTES = 64 << 20
 """So many bytes of values are looked up at once."""
+
+_TABLE = re.compile(r"__(?P<aggregate>.+)_distinct", re.DOTALL)
 
 Positions = npt.NDArray[np.int64]
 
@@ -61,7 +64,7 @@ def aggregate_layout(
                 column=lifetime.stamp,
             )
     tables = tuple(_table(spec, key) for spec in distinct)
-    return StateLayout(key, with_stamps(state_schema(specs), mortal), tables, lifetimes=mortal)
+    return StateLayout(key, with_stamps(state_schema(specs), mortal), tables, mortal, Parts.AGGREGATES)
 
 
 def _table(spec: AggregateSpec, key: pa.Schema) -> TableLayout:
@@ -71,6 +74,12 @@ def _table(spec: AggregateSpec, key: pa.Schema) -> TableLayout:
 
 def _table_name(spec: AggregateSpec) -> str:
     return f"__{spec.name}_distinct"
+
+
+def distinct_aggregate_of(table: str) -> str | None:
+    """The aggregate whose distinct values a table with such a name holds."""
+    found = _TABLE.fullmatch(table)
+    return None if found is None else found["aggregate"]
 
 
 def partials_with_counts(

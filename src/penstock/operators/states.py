@@ -30,7 +30,7 @@ from penstock.operators.table_cells import TableCell
 from penstock.operators.table_rows import PieceRows
 from penstock.operators.time_to_live import TTL, time_to_live
 from penstock.operators.timers import timer_tables
-from penstock.state.backends.base import OpenState, StateLayout, TableLayout, with_stamps
+from penstock.state.backends.base import OpenState, Parts, StateLayout, TableLayout, with_stamps
 from penstock.state.declared import type_ddl
 from penstock.state.keys import KeyBatch
 from penstock.state.lifetimes import Lifetime, Measure
@@ -250,7 +250,7 @@ def state_layout(operator: object, key: pa.Schema) -> StateLayout:
                 "rename the column",
                 column=lifetime.stamp,
             )
-    return StateLayout(key, with_stamps(value, lifetimes), tables, lifetimes)
+    return StateLayout(key, with_stamps(value, lifetimes), tables, lifetimes, Parts.STATES)
 
 
 def column_lifetimes(operator: object) -> tuple[Lifetime, ...]:

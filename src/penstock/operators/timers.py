@@ -96,6 +96,11 @@ def timer_tables(operator: object, key: pa.Schema) -> tuple[TableLayout, ...]:
     return tuple(timer_table(by, key) for by in KINDS) if takes_timers(operator) else ()
 
 
+def is_timer_table(name: str) -> bool:
+    """Whether a table of state with this name holds timers."""
+    return any(name == table for table, _ in _TABLES.values())
+
+
 def moment(us: int) -> datetime:
     """As user code sees it; what Python's calendar does not reach is its first or last moment."""
     try:

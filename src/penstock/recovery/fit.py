@@ -7,17 +7,22 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from penstock import start_options
-from penstock.checkpoint.completed import OperatorColumns, OperatorState, TableColumns
+from penstock.checkpoint.completed import OperatorState
 from penstock.errors import IncompatibleStateError
 from penstock.ids import CheckpointId, SubtaskId
-from penstock.recovery.lifetimes import Lifetimes, described
+from penstock.recovery.changed_state import ChangedState, changed_state, states_of
+from penstock.recovery.lifetimes import Lifetimes, stored_layout
 from penstock.recovery.rescale import redistribute
 from penstock.recovery.restore import RestorePoint
 from penstock.state.backends.base import StateLayout
 from penstock.state.handle import StateHandle
+from penstock.state.rewriting import StateChange
 from penstock.wording import named
 
 _log = logging.getLogger(__name__)
+
+_OF = "."
+"""Between the uid of an operator and the name of one of its states."""
 
 
 @dataclass(frozen=True)
@@ -54,22 +59,48 @@ class Fit:
                 f"{'its uid' if len(orphans) == 1 else 'their uids'}, or allow the loss with {start_options.drop_state(*orphans)}"
             )
         handles: dict[SubtaskId, StateHandle] = {}
-        for uid, layout in self.layouts.items():
-            if uid in stored and uid not in drop_state:
-                check_layout(uid, stored[uid].columns, described(layout))
-                handles |= redistribute(
-                    stored[uid].handles,
-                    uid=uid,
-                    parallelism=self.parallelism,
-                    version=self.point.id,
-                    backend=self.backend,
-                )
+        for uid, found in self._compared(drop_state).items():
+            found.check(uid, self.point.id)
+            handles |= redistribute(
+                stored[uid].handles,
+                uid=uid,
+                parallelism=self.parallelism,
+                version=self.point.id,
+                backend=self.backend,
+            )
         return handles
 
+    def changes(self, drop_state: tuple[str, ...]) -> dict[str, StateChange]:
+        """How the state of operators becomes what the job wants, where it is stored in another form or by another backend."""
+        found: dict[str, StateChange] = {}
+        for uid, compared in self._compared(drop_state).items():
+            former = {handle.backend for handle in self._stored[uid].handles if handle.refs}
+            if compared.is_other_form or former - {self.backend}:
+                found[uid] = compared.change
+            if compared.differences:
+                shown = "; ".join(map(str, compared.differences))
+                _log.info("operator %s: its state is written in another form: %s", uid, shown)
+        return found
+
+    def _compared(self, drop_state: tuple[str, ...]) -> dict[str, ChangedState]:
+        """The state of each operator that has some, beside what the job keeps."""
+        return {
+            uid: changed_state(
+                stored_layout(self._stored[uid].columns), layout, _states_named(drop_state, uid)
+            )
+            for uid, layout in self.layouts.items()
+            if uid in self._stored and uid not in drop_state
+        }
+
     def tell_what_cannot_be_dropped(self, drop_state: tuple[str, ...]) -> None:
-        """Say which uids are no operators of the job or of the checkpoint: likely they are misspelt."""
-        stored = self._stored
-        _tell_unknown(set(drop_state) - set(stored), set(self.layouts), self.point.id)
+        """Say which names are no operators or states of the job or of the checkpoint: likely they are misspelt."""
+        known = set(self._stored)
+        for uid, layout in self.layouts.items():
+            states = states_of(layout, layout.parts)
+            if uid in self._stored:
+                states |= states_of(stored_layout(self._stored[uid].columns), layout.parts)
+            known |= {f"{uid}{_OF}{state}" for state in states}
+        _tell_unknown(set(drop_state) - known, set(self.layouts), self.point.id)
 
 
 def _tell_unknown(not_stored: set[str], operators: set[str], checkpoint: CheckpointId) -> None:
@@ -83,24 +114,7 @@ def _tell_unknown(not_stored: set[str], operators: set[str], checkpoint: Checkpo
         )
 
 
-def check_layout(uid: str, stored: OperatorColumns, now: OperatorColumns) -> None:
-    """Refuse stored state that is not what the operator keeps."""
-    what_to_do = f"change the job back, give the operator another uid, or allow the loss with {start_options.drop_state(uid)}"
-    if (stored.key, stored.value) != (now.key, now.value):
-        raise IncompatibleStateError(
-            f"operator {uid!r}: its state has key {stored.key} and values {stored.value}, the job has {now.key} and {now.value}; "
-            f"{what_to_do}",
-            operator=uid,
-        )
-    for name in sorted(stored.tables.keys() | now.tables.keys()):
-        before, after = stored.tables.get(name), now.tables.get(name)
-        if (before and before.same_rows) != (after and after.same_rows):
-            raise IncompatibleStateError(
-                f"operator {uid!r}: of the state {name!r} the checkpoint has {_rows(before)}, the job {_rows(after)}; {what_to_do}",
-                operator=uid,
-                state=name,
-            )
-
-
-def _rows(table: TableColumns | None) -> str:
-    return "nothing" if table is None else f"rows {table.identity} with {table.value}"
+def _states_named(drop_state: tuple[str, ...], uid: str) -> frozenset[str]:
+    """The states of an operator that may be lost. A uid has no dot in it, the name of a state may."""
+    parted = (name.partition(_OF) for name in drop_state)
+    return frozenset(state for operator, dot, state in parted if dot and operator == uid)

@@ -117,9 +117,11 @@ class Lifetimes:
         }
 
     def _now_by(self, uid: str, lifetime: StoredLifetime) -> int:
-        """What is stored without a stamp counts from now on; an operator without stored state has none of that."""
+        """What is stored without a stamp counts from now on; an operator without stored state has none of that, nor are there timers."""
         if Measure(lifetime.measure) is Measure.CLOCK:
             return self.now_us
+        if Measure(lifetime.measure) is Measure.FIRED:
+            return LONG_AGO_US
         return self.watermarks_us.get(uid, LONG_AGO_US) if uid in self.stored else LONG_AGO_US
 
     @property
@@ -170,7 +172,7 @@ class Lifetimes:
 def _with_lifetimes(layout: StateLayout, stored: _Stored) -> StateLayout:
     values = _of_table(layout.by_name[VALUES], stored)
     tables = tuple(_of_table(table, stored) for table in layout.tables)
-    return StateLayout(layout.key, values.value, tables, values.lifetimes)
+    return replace(layout, value=values.value, tables=tables, lifetimes=values.lifetimes)
 
 
 def _of_table(table: TableLayout, stored: _Stored) -> TableLayout:

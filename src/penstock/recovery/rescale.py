@@ -17,24 +17,26 @@ from penstock.state.keys import share_groups
 def redistribute(
     handles: Sequence[StateHandle], *, uid: str, parallelism: int, version: CheckpointId, backend: str
 ) -> dict[SubtaskId, StateHandle]:
-    """One handle for each new subtask, all at the restored version."""
+    """One handle for each new subtask, all at the restored version. `backend` is for state of which there is none yet.
+
+    What another backend has written is read by that one: whoever begins with it writes it anew first, see `recovery/taking_over.py`.
+    """
     by_index = {handle.subtask.index: handle for handle in handles}
     if sorted(by_index) != list(range(len(by_index))):
         raise IncompatibleStateError(
             f"operator {uid}: the checkpoint holds subtasks {sorted(by_index)}, some are missing"
         )
-    for handle in handles:
-        if handle.refs and handle.backend != backend:
-            raise IncompatibleStateError(
-                f"operator {uid}: its state was written by the backend {handle.backend!r}, the job has {backend!r}; "
-                f"set backend={handle.backend!r}",
-            )
+    writers = sorted({handle.backend for handle in handles if handle.refs})
+    if len(writers) > 1:
+        raise IncompatibleStateError(
+            f"operator {uid}: its state was written by the backends {' and '.join(writers)}, of which each reads only its own"
+        )
     # Nobody knows any more whose it is: each subtask looks, and says what its own waits for.
     due = Due.first(handle.due for handle in handles)
     return {
         SubtaskId(uid, index): StateHandle(
             SubtaskId(uid, index),
-            backend,
+            writers[0] if writers else backend,
             version,
             tuple(ref for old in _sources(index, parallelism, len(by_index)) for ref in by_index[old].refs),
             max((handle.generation for handle in handles), default=0),

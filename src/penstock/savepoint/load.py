@@ -1,7 +1,6 @@
 """Load the tables of a savepoint into the state of a job's subtasks, whatever their number and backend. Executors.
 
-Each new subtask reads the files that may hold rows of its key groups, and writes those that are its own. It does so in portions, each
-frozen by itself: what has to fit into memory is a portion, not the state.
+Each new subtask reads the files that may hold rows of its key groups, and writes those that are its own.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 import msgspec
-import numpy as np
 import pyarrow as pa
 
 from penstock.checkpoint.completed import SubtaskReport
@@ -24,21 +22,15 @@ from penstock.recovery.lifetimes import stored_layout
 from penstock.recovery.taking_over import Taken
 from penstock.savepoint.manifest import Manifest, SavedFile, SavedOperator
 from penstock.savepoint.tables import read_table
-from penstock.state.backends.base import VALUES, OnRescale, StateBackend, StateLayout, TableLayout, Workplace
+from penstock.state.backends.base import OnRescale, StateBackend, StateLayout, TableLayout, Workplace
 from penstock.state.backends.merge import Ownership
 from penstock.state.handle import StateHandle
-from penstock.state.keys import ORDER, SORT_KEY, KeyBatch, share_groups
+from penstock.state.keys import SORT_KEY, share_groups
 from penstock.state.lifetimes import LONG_AGO_US, StateTime
 from penstock.state.local_files import begin_run
+from penstock.state.rewriting import upload_new, write_rows
 from penstock.state.subtask_rows import RowsByTable, take_over
 from penstock.storage import Storage
-
-PORTION_ROWS = 2_000_000
-PORTION_BYTES = 256 << 20
-"""So much is written before it is frozen as files of its own."""
-
-Portion = dict[str, list[pa.RecordBatch]]
-"""Rows by table."""
 
 
 @dataclass(frozen=True)
@@ -97,10 +89,7 @@ class _Loading:
 
     def loaded(self, handle: StateHandle) -> StateHandle:
         layout = stored_layout(self.operator.columns)
-        stored: StateHandle | None = None
-        for number, portion in enumerate(self._portions(layout)):
-            place = replace(self.workplace, stem=f"{self.workplace.stem}-{number}")
-            stored = self._written(place, layout, stored, portion)
+        stored = write_rows(self._rows(layout), layout, self.load.backend, self.workplace)
         if layout.of_subtasks and self._is_rescaled:
             stored = self._of_subtasks(self.workplace, layout, stored)
         if stored is None:
@@ -114,20 +103,11 @@ class _Loading:
 
     # ── rows of keys ───────────────────────────────────────────────────────────────────────────
 
-    def _portions(self, layout: StateLayout) -> Iterator[Portion]:
-        portion: Portion = {}
-        rows = size = 0
+    def _rows(self, layout: StateLayout) -> Iterator[tuple[str, pa.RecordBatch]]:
         for name, table in layout.by_name.items():
-            if table.on_rescale is not OnRescale.BY_KEY and self._is_rescaled:
-                continue  # dealt out anew
-            for batch in self._own_rows(name, table):
-                portion.setdefault(name, []).append(batch)
-                rows, size = rows + batch.num_rows, size + batch.nbytes
-                if rows >= PORTION_ROWS or size >= PORTION_BYTES:
-                    yield portion
-                    portion, rows, size = {}, 0, 0
-        if portion:
-            yield portion
+            if table.on_rescale is OnRescale.BY_KEY or not self._is_rescaled:  # others are dealt out anew
+                for batch in self._own_rows(name, table):
+                    yield name, batch
 
     def _own_rows(self, name: str, table: TableLayout) -> Iterator[pa.RecordBatch]:
         mine = Ownership(self.workplace.subtask.index, self.workplace.parallelism)
@@ -146,16 +126,6 @@ class _Loading:
     def _read(self, file: SavedFile, table: TableLayout) -> Iterator[pa.RecordBatch]:
         return read_table(self.load.folder, file, table, self.scratch)
 
-    def _written(
-        self, place: Workplace, layout: StateLayout, before: StateHandle | None, portion: Portion
-    ) -> StateHandle:
-        with closing(self.load.backend.open(place, layout, before)) as state:
-            for name, batches in portion.items():
-                rows = pa.Table.from_batches(batches).combine_chunks()
-                for keys, values in _in_order(rows, layout.by_name[name]):
-                    (state if name == VALUES else state.table(name)).write(keys, values)
-            return self._stored(place, state.freeze(), before)
-
     # ── rows of subtasks ───────────────────────────────────────────────────────────────────────
 
     def _of_subtasks(
@@ -166,7 +136,7 @@ class _Loading:
             return before
         with closing(self.load.backend.open(place, layout, before)) as state:
             take_over(state, layout, former, subtask=place.subtask.index, parallelism=place.parallelism)
-            return self._stored(place, state.freeze(), before)
+            return upload_new(place, state.freeze(), before)
 
     def _rows_of(self, part: int, layout: StateLayout) -> RowsByTable:
         """What one former subtask had."""
@@ -177,29 +147,3 @@ class _Loading:
             batches = [batch.select(schema.names) for file in files for batch in self._read(file, table)]
             found[table.name] = pa.Table.from_batches(batches, schema)
         return found
-
-    def _stored(self, place: Workplace, frozen: StateHandle, before: StateHandle | None) -> StateHandle:
-        for name in sorted(frozen.files - (before.files if before else frozenset())):
-            self.load.storage.upload(place.local_path(name), name)
-        return frozen
-
-
-def _in_order(rows: pa.Table, table: TableLayout) -> Iterator[tuple[KeyBatch, pa.RecordBatch]]:
-    """The rows as a backend takes them: by their sort numbers, and no more at once than an array can hold."""
-    sort_keys = rows.column(SORT_KEY).to_numpy()
-    orders = rows.column(ORDER).to_numpy() if table.ordered else None
-    positions = np.argsort(sort_keys, kind="stable") if orders is None else np.lexsort((orders, sort_keys))
-    if (positions[1:] > positions[:-1]).all():
-        sorted_rows = rows
-    else:
-        sorted_rows = rows.take(pa.array(positions))
-        sort_keys, orders = sort_keys[positions], None if orders is None else orders[positions]
-    at = 0
-    for batch in sorted_rows.to_batches(max_chunksize=256 * 1024):
-        behind = at + batch.num_rows
-        identity, values = batch.select(table.identity.names), batch.select(table.value.names)
-        yield (
-            KeyBatch(sort_keys[at:behind], identity, None if orders is None else orders[at:behind]),
-            values,
-        )
-        at = behind

@@ -44,6 +44,17 @@ class OnRescale(enum.Enum):
     """Everyone has the same rows already; a new subtask gets those of one former."""
 
 
+class Parts(enum.Enum):
+    """Of what the state of an operator consists, for whoever changes the operator."""
+
+    WHOLE = "whole"
+    """It has no parts: none may be added, and none taken away."""
+    STATES = "states"
+    """Each column and each table is a state of own code, by its name. What is missing reads as if it had never been set."""
+    AGGREGATES = "aggregates"
+    """Each column and each table belongs to an aggregate, by its name."""
+
+
 @dataclass(frozen=True)
 class TableLayout:
     """One table of an operator's state: `identity` are the columns that tell its rows apart, the operator's key first.
@@ -88,6 +99,7 @@ class StateLayout:
     value: pa.Schema
     tables: tuple[TableLayout, ...] = ()
     lifetimes: tuple[Lifetime, ...] = ()
+    parts: Parts = Parts.WHOLE
 
     @property
     def by_name(self) -> dict[str, TableLayout]:
@@ -368,6 +380,7 @@ __all__ = [
     "OneKey",
     "OpenState",
     "OpenTable",
+    "Parts",
     "RowsOfKeys",
     "StateBackend",
     "StateHandle",
