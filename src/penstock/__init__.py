@@ -65,6 +65,7 @@ if TYPE_CHECKING:
         no_restart,
     )
     from penstock.spark.handle import JobHandle, Status
+    from penstock.spark.saved_state import SavedState, read_savepoint, read_state
     from penstock.spark.session import local_session
     from penstock.streams import Stream, Written
 
@@ -134,6 +135,7 @@ __all__ = [
     "Row",
     "Rows",
     "RunningAlreadyError",
+    "SavedState",
     "SideOutput",
     "SourceLostError",
     "StateBackend",
@@ -156,6 +158,8 @@ __all__ = [
     "fixed_delay",
     "local_session",
     "no_restart",
+    "read_savepoint",
+    "read_state",
     "session",
     "sinks",
     "sliding",
@@ -178,6 +182,7 @@ _LATE_NAMES = LateNames(
         "KeyedStream": "keyed_streams",
         "Progress": "engine.observer",
         "RestartStrategy": "recovery.restart",
+        "SavedState": "spark.saved_state",
         "Status": "spark.handle",
         "Stream": "streams",
         "WindowedStream": "keyed_streams",
@@ -187,6 +192,8 @@ _LATE_NAMES = LateNames(
         "fixed_delay": "recovery.restart",
         "local_session": "spark.session",
         "no_restart": "recovery.restart",
+        "read_savepoint": "spark.saved_state",
+        "read_state": "spark.saved_state",
         "sinks": "sinks",
         "sources": "sources",
     },

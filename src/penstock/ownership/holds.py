@@ -1,0 +1,126 @@
+"""Holds: somebody who does not own the job reads a checkpoint of it, and asks that nothing of it is deleted meanwhile. Driver, readers.
+
+`holds/<token>.json` says until when it is good, and is renewed by whoever put it there. The run that owns the job looks for good ones
+before it subsumes checkpoints, see `Coordinator`. So a reader puts its hold first, and then chooses the newest checkpoint. Should that
+one be deleted all the same, its deletion was decided before; the newest then, chosen with the same hold, stays. A reader that dies
+holds nothing up: its hold ends by itself.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import msgspec
+
+from penstock.clock import SYSTEM_CLOCK, Clock
+from penstock.errors import PenstockError, UnavailableError
+from penstock.randomness import SYSTEM_RANDOMNESS
+from penstock.storage import Storage
+
+_log = logging.getLogger(__name__)
+
+HOLD_S = 120.0
+"""So long a hold is good without being renewed: the clocks of two machines may differ, and storage may be away for a while."""
+RENEW_S = 20.0
+BELIEVED_S = 3600.0
+"""A hold that says to be good for longer than this is not one of ours, or a clock is wrong: it must not keep checkpoints for ever."""
+TOKEN_DIGITS = 32
+
+_FILE = re.compile(r"holds/([0-9a-f]{1,64})\.json")
+
+
+class Hold(msgspec.Struct, frozen=True):
+    """What lies in storage."""
+
+    token: str
+    until: float
+    """Seconds since the epoch, by the clock of whoever holds."""
+    why: str = ""
+
+    def is_good(self, now: float) -> bool:
+        """Whether it is to be respected."""
+        return now < self.until < now + BELIEVED_S
+
+
+_HOLDS = msgspec.json.Decoder(Hold)
+
+
+def name_of(token: str) -> str:
+    """Where a hold lies."""
+    return f"holds/{token}.json"
+
+
+def put_hold(storage: Storage, token: str, now: float, why: str = "") -> None:
+    """Put a hold there, or renew it."""
+    storage.put(name_of(token), msgspec.json.encode(Hold(token, now + HOLD_S, why)))
+
+
+def release_hold(storage: Storage, token: str) -> None:
+    """Take it away; one that is gone already is no error."""
+    storage.delete([name_of(token)])
+
+
+class FoundHolds(NamedTuple):
+    """What one look at `holds/` shows."""
+
+    good: list[Hold]
+    """To be respected."""
+    old: list[str]
+    """Files of dead readers, and what nobody can read: whoever owns the job may delete them."""
+
+
+def find_holds(storage: Storage, now: float) -> FoundHolds:
+    """Look. One listing, where nobody holds."""
+    names = [name for name in storage.names("holds") if _FILE.fullmatch(name)]
+    found = {name: _read(storage, name) for name in names}
+    good = [hold for hold in found.values() if hold is not None and hold.is_good(now)]
+    return FoundHolds(good, [name for name, hold in found.items() if not _may_come_back(hold, now)])
+
+
+def _may_come_back(hold: Hold | None, now: float) -> bool:
+    """Whether its reader may be one that stood still for a while, and renews it."""
+    return hold is not None and abs(hold.until - now) < BELIEVED_S
+
+
+def _read(storage: Storage, name: str) -> Hold | None:
+    try:
+        return _HOLDS.decode(storage.get(name))
+    except FileNotFoundError:
+        return None  # released in this moment
+    except msgspec.DecodeError as error:
+        _log.warning("%s in %s is not readable, it holds nothing: %s", name, storage.uri, error)
+        return None
+
+
+@contextmanager
+def holding(
+    storage: Storage, why: str, *, token: str | None = None, clock: Clock = SYSTEM_CLOCK
+) -> Iterator[str]:
+    """Hold until the end of the block, however long that takes. Checkpoints must be listed inside. Gives the token."""
+    token = token or SYSTEM_RANDOMNESS.token(TOKEN_DIGITS)
+    ended = threading.Event()
+
+    def renew() -> None:
+        while not clock.wait(ended, RENEW_S):
+            try:
+                put_hold(storage, token, clock.wall(), why)
+            except PenstockError as error:
+                _log.warning("a hold on checkpoints in %s could not be renewed: %s", storage.uri, error)
+
+    put_hold(storage, token, clock.wall(), why)
+    thread = threading.Thread(target=renew, name="penstock-hold", daemon=True)
+    thread.start()
+    try:
+        yield token
+    finally:
+        ended.set()
+        thread.join()
+        try:
+            release_hold(storage, token)
+        except UnavailableError as error:
+            _log.warning("a hold on checkpoints in %s is left to end by itself: %s", storage.uri, error)
