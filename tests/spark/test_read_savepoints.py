@@ -32,7 +32,7 @@ pytestmark = pytest.mark.spark
 BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
 COLUMNS = "shop string, at timestamp, amount long, price decimal(8,2)"
 SHOPS = "abcdef"
-ROWS = [
+ROWS: list[dict[str, Any]] = [
     {"shop": SHOPS[n % 6], "at": BEGIN + timedelta(minutes=n), "amount": n % 7, "price": Decimal(n) / 4}
     for n in range(48)
 ]

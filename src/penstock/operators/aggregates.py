@@ -54,9 +54,6 @@ class Kind(StrEnum):
     COUNT_DISTINCT = "count_distinct"
 
 
-_PARTIAL = re.compile(f"__(.+)_({'|'.join(sorted(Kind, key=len, reverse=True))})")
-
-
 @dataclass(frozen=True)
 class Partial:
     """A column of the state, which Spark computes anew for every batch, and the rule that merges the two."""
@@ -81,12 +78,21 @@ class AggregateSpec:
     distinct: tuple[pa.DataType, ...] = ()
 
 
+_PARTIAL = re.compile(rf"__(?P<aggregate>.+)_(?P<rule>{'|'.join(Kind)})", re.DOTALL)
+"""No rule ends as another one does behind a `_`: a name can be read in one way only."""
+
 Rule = Callable[[pa.Array, pa.Array, AggregateSpec], pa.Array]
 
 
 def partial_name(aggregate: str, rule: Kind) -> str:
     """The name of a state column; it depends on nothing but its own aggregate, so others may come and go."""
     return f"__{aggregate}_{rule.value}"
+
+
+def aggregate_of(column: str) -> tuple[str, Kind] | None:
+    """The aggregate that a state column with such a name belongs to, and what the column is in it."""
+    found = _PARTIAL.fullmatch(column)
+    return None if found is None else (found["aggregate"], Kind(found["rule"]))
 
 
 def state_schema(specs: Sequence[AggregateSpec]) -> pa.Schema:
@@ -103,9 +109,9 @@ def stored_aggregates(state: Sequence[pa.Field]) -> list[AggregateSpec]:
     """The aggregates that stored columns belong to, in their order, without the job: for those who read state."""
     found: dict[str, list[tuple[Kind, pa.Field]]] = {}
     for field in state:
-        named = _PARTIAL.fullmatch(field.name)
-        if named is not None:
-            found.setdefault(named[1], []).append((Kind(named[2]), field))
+        whose = aggregate_of(field.name)
+        if whose is not None:
+            found.setdefault(whose[0], []).append((whose[1], field))
     return [_stored_aggregate(name, columns) for name, columns in found.items()]
 
 
@@ -115,6 +121,8 @@ def _stored_aggregate(name: str, columns: Sequence[tuple[Kind, pa.Field]]) -> Ag
     average = (first.metadata or {}).get(_AVERAGE)
     if average is not None:
         return AggregateSpec(name, Kind.AVG, partials, arrow_type(average.decode()), ansi=False)
+    if len(partials) > 1 and pa.types.is_floating(first.type):  # a sum of these would have no count
+        return AggregateSpec(name, Kind.AVG, partials, pa.float64(), ansi=False)
     return AggregateSpec(name, kind, partials, first.type)
 
 

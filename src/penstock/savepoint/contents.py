@@ -218,17 +218,22 @@ def _check_sizes(folder: Storage, manifest: Manifest) -> None:
 
 
 @contextmanager
-def held_checkpoint(storage: Storage, job: str, checkpoint: int | None = None) -> Iterator[Contents]:
+def held_checkpoint(storage: Storage, checkpoint: int | None = None) -> Iterator[Contents]:
     """What is in the newest completed checkpoint, or in a certain one. Inside the block nothing of it is deleted, whatever the job does."""
     with holding(storage, "its state is read"):
-        wanted = None if checkpoint is None else CheckpointId(checkpoint)
-        found = choose(read_history(storage, read_descents(storage)), wanted=wanted)
-        if not found:
-            raise ConfigError(
-                f"job {job!r} in {storage.uri} has no completed checkpoint, so there is no state to read; wait for its first one",
-                job=job,
-            )
-        yield checkpoint_contents(storage, found[-1])
+        yield newest_contents(storage, checkpoint)
+
+
+def newest_contents(storage: Storage, checkpoint: int | None = None) -> Contents:
+    """The same for those who read no rows."""
+    wanted = None if checkpoint is None else CheckpointId(checkpoint)
+    found = choose(read_history(storage, read_descents(storage)), wanted=wanted)
+    if not found:
+        raise ConfigError(
+            f"the job in {storage.uri} has no completed checkpoint, so there is no state to read; wait for its first one",
+            storage=storage.uri,
+        )
+    return checkpoint_contents(storage, found[-1])
 
 
 def checkpoint_contents(storage: Storage, completed: Completed) -> Contents:

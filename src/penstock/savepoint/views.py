@@ -1,15 +1,16 @@
 """What a user sees of stored state: by the names that the job has declared, in columns that a user knows. Pure; driver and executors.
 
 State is stored in tables, and not all that is in them means something to a user: sort numbers, stamps of times to live, sums and counts
-that are parts of an average. A view is one state of an operator, out of one table. Which views there are follows from the columns alone, as the
-metadata of a checkpoint or savepoint describes them: the job is not needed, and nothing that was stored is unpickled.
+that are parts of an average. A view is one state of an operator, out of one table. Which views there are follows from the columns alone, as
+the metadata of a checkpoint or savepoint describes them: the job is not needed, and nothing that was stored is unpickled.
 """
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
@@ -32,7 +33,7 @@ from penstock.state.backends.base import VALUES, OnRescale, TableLayout
 from penstock.state.backends.sorted_file import numbered_schema
 from penstock.state.keys import SORT_KEY
 from penstock.state.subtask_rows import SUBTASK
-from penstock.wording import did_you_mean, exactly_said
+from penstock.wording import did_you_mean, in_so_many_us
 
 ROW = ""
 """The name of the view with the row of every key: all its values side by side."""
@@ -40,6 +41,7 @@ _NO_KEY = pa.schema([])
 _TIMERS = {timer_table(EVENT_TIME, _NO_KEY).name: "timers", timer_table(CLOCK, _NO_KEY).name: "clock_timers"}
 _ROWS_OF_SESSIONS = "__penstock_rows"
 _HIDDEN = (PLACE, AWAITED)
+_SIZE = re.compile(r"(?:rows of )?windows of (\d+ \w+)")
 
 
 # ── columns ────────────────────────────────────────────────────────────────────────────────────────
@@ -217,7 +219,8 @@ def views_of(columns: OperatorColumns) -> dict[str, View]:
     of_key = tuple(layout.key.names)
     made = [view for table in layout.tables if (view := _of_table(table, of_key)) is not None]
     for view in sorted(made, key=lambda view: view.name != view.table.name):  # declared names first
-        found[view.table.name if view.name in found else view.name] = view
+        name = view.table.name if view.name in found else view.name
+        found[name] = replace(view, name=name)
     return found
 
 
@@ -323,7 +326,8 @@ def _of_windows(name: str, names: Sequence[str], value: tuple[Shown, ...]) -> _T
         return "windows", "windows", (Moment(WINDOW_START, START), Moment(WINDOW_END, LAST, 1)), value
     if LAST not in names:
         return None
-    size_us = exactly_said(name.removeprefix("rows of ").removeprefix("windows of ")) or 0
+    said = _SIZE.match(name)
+    size_us = (in_so_many_us(said[1]) if said else None) or 0
     bounds = (Moment(WINDOW_START, LAST, 1 - size_us), Moment(WINDOW_END, LAST, 1))
     called = ("rows", "rows of windows") if PLACE in names else ("windows", "windows")
     return *called, bounds, value
@@ -348,7 +352,8 @@ def _of_rows(table: TableLayout, own: Sequence[pa.Field], value: tuple[Shown, ..
     shown = _plain(field for field in own if field.name not in (*_HIDDEN, TIME))
     if side is not None:
         return side, "rows of a join", shown, value
-    return ("top" if name.startswith("top ") else "rows"), "rows", shown, value
+    short = next((word for word in ("top", "rows") if name.startswith(f"{word} ")), name)
+    return short, "rows", shown, value
 
 
 def _of_subtasks(table: TableLayout) -> View:

@@ -57,7 +57,7 @@ def read_state(
     """
     held = ExitStack()
     folder = open_job_storage(storage, checked_name("job name", job))
-    return SavedState(spark, held.enter_context(held_checkpoint(folder, job, checkpoint)), held)
+    return SavedState(spark, held.enter_context(held_checkpoint(folder, checkpoint)), held)
 
 
 class SavedState:
