@@ -64,6 +64,7 @@ if TYPE_CHECKING:
         fixed_delay,
         no_restart,
     )
+    from penstock.savepoint.contents import OperatorContents
     from penstock.spark.handle import JobHandle, Status
     from penstock.spark.saved_state import SavedState, read_savepoint, read_state
     from penstock.spark.session import local_session
@@ -124,6 +125,7 @@ __all__ = [
     "Mode",
     "OnBadRecord",
     "OnCancel",
+    "OperatorContents",
     "OperatorListState",
     "PenstockError",
     "Process",
@@ -180,6 +182,7 @@ _LATE_NAMES = LateNames(
         "Job": "job",
         "JobHandle": "spark.handle",
         "KeyedStream": "keyed_streams",
+        "OperatorContents": "savepoint.contents",
         "Progress": "engine.observer",
         "RestartStrategy": "recovery.restart",
         "SavedState": "spark.saved_state",

@@ -411,7 +411,6 @@ rows = [[row.card, row.n, row.seen is not None] for row in found.itertuples()]
 @pytest.mark.parametrize("reader", READERS)
 def test_tables_can_be_read_without_penstock(tmp_path: Path, reader: str) -> None:
     """DuckDB or pandas alone reads the state of a savepoint, in a process that has not imported Penstock."""
-    pytest.importorskip(reader)
     folder = save(tmp_path, list(range(20)))
     code = ALONE.format(read=READERS[reader])
     result = subprocess.run(
