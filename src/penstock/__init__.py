@@ -64,7 +64,9 @@ if TYPE_CHECKING:
         fixed_delay,
         no_restart,
     )
+    from penstock.savepoint.contents import OperatorContents
     from penstock.spark.handle import JobHandle, Status
+    from penstock.spark.saved_state import SavedState, read_savepoint, read_state
     from penstock.spark.session import local_session
     from penstock.streams import Stream, Written
 
@@ -123,6 +125,7 @@ __all__ = [
     "Mode",
     "OnBadRecord",
     "OnCancel",
+    "OperatorContents",
     "OperatorListState",
     "PenstockError",
     "Process",
@@ -134,6 +137,7 @@ __all__ = [
     "Row",
     "Rows",
     "RunningAlreadyError",
+    "SavedState",
     "SideOutput",
     "SourceLostError",
     "StateBackend",
@@ -156,6 +160,8 @@ __all__ = [
     "fixed_delay",
     "local_session",
     "no_restart",
+    "read_savepoint",
+    "read_state",
     "session",
     "sinks",
     "sliding",
@@ -176,8 +182,10 @@ _LATE_NAMES = LateNames(
         "Job": "job",
         "JobHandle": "spark.handle",
         "KeyedStream": "keyed_streams",
+        "OperatorContents": "savepoint.contents",
         "Progress": "engine.observer",
         "RestartStrategy": "recovery.restart",
+        "SavedState": "spark.saved_state",
         "Status": "spark.handle",
         "Stream": "streams",
         "WindowedStream": "keyed_streams",
@@ -187,6 +195,8 @@ _LATE_NAMES = LateNames(
         "fixed_delay": "recovery.restart",
         "local_session": "spark.session",
         "no_restart": "recovery.restart",
+        "read_savepoint": "spark.saved_state",
+        "read_state": "spark.saved_state",
         "sinks": "sinks",
         "sources": "sources",
     },

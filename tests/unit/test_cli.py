@@ -116,10 +116,14 @@ def test_version(penstock: Penstock) -> None:
 def test_help_names_every_command(penstock: Penstock) -> None:
     """`--help` lists the commands."""
     shown = penstock("--help").out
-    assert all(command in shown for command in ("demo", "checkpoints", "runs", "run", "guarantee"))
+    assert all(
+        command in shown for command in ("demo", "checkpoints", "runs", "inspect", "diff", "run", "guarantee")
+    )
 
 
-@pytest.mark.parametrize("command", [(), ("demo",), ("checkpoints",), ("runs",), ("run",), ("guarantee",)])
+@pytest.mark.parametrize(
+    "command", [(), ("demo",), ("checkpoints",), ("runs",), ("inspect",), ("diff",), ("run",), ("guarantee",)]
+)
 def test_help_shows_no_type_behind_a_flag(penstock: Penstock, command: tuple[str, ...]) -> None:
     """An option that takes no value stands alone; what a command does is not cut."""
     shown = penstock(*command, "--help").out

@@ -32,6 +32,7 @@ USED = [
         ps.ConnectedStream,
         ps.ConnectedKeyedStreams,
         ps.JobHandle,
+        ps.SavedState,
         ps.Checkpointing,
     ),
     *(ps.KeyedProcess, ps.KeyedCoProcess, ps.BatchProcess, ps.Process),
@@ -50,7 +51,15 @@ def signatures(thing: object) -> list[inspect.Signature]:
 
 @pytest.mark.parametrize(
     "thing",
-    [*USED, *STRATEGIES, *SINKS, ps.sources.PartitionedLog, ps.local_session],
+    [
+        *USED,
+        *STRATEGIES,
+        *SINKS,
+        ps.sources.PartitionedLog,
+        ps.local_session,
+        ps.read_savepoint,
+        ps.read_state,
+    ],
     ids=lambda one: one.__name__,
 )
 def test_what_a_signature_names_is_exported(thing: object) -> None:
@@ -70,6 +79,7 @@ def test_what_a_signature_names_is_exported(thing: object) -> None:
         "StartOptions",
         "Graph",
         "Broadcast",
+        "Contents",
     }  # what a handle and a stream are made of
     of_others = {
         "Column",

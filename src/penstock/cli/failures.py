@@ -19,6 +19,10 @@ class JobFileError(ConfigError):
     """The user's file cannot be loaded."""
 
 
+class CouldNotError(ConfigError):
+    """A command that says something with exit code 1, as diff does, could not be done."""
+
+
 def exit_code_of(error: BaseException) -> int:
     """2 for what is wrong in the command or the job, 1 for everything that failed."""
     return WRONG_SETTING if isinstance(error, ConfigError) else FAILED

@@ -31,8 +31,10 @@ import pyarrow.compute as pc
 from penstock.errors import BadRecordError, CorruptStateError, IncompatibleStateError
 from penstock.operators.time_to_live import TimeToLive
 from penstock.state.lifetimes import Lifetime
-from penstock.state.types import spark_type
+from penstock.state.types import arrow_type, spark_type
 
+_AVERAGE = b"penstock.average"
+"""Beside the columns of an average: the type of its result."""
 _COUNT_AS_DECIMAL = pa.decimal256(19, 0)
 
 
@@ -94,8 +96,34 @@ def aggregate_of(column: str) -> tuple[str, Kind] | None:
 
 
 def state_schema(specs: Sequence[AggregateSpec]) -> pa.Schema:
-    """The value columns of the operator's state."""
-    return pa.schema([(partial.name, partial.type) for spec in specs for partial in spec.partials])
+    """The value columns of the operator's state. What is a part of an average says so: a sum of decimals is a sum and a count, too."""
+    return pa.schema([_field(spec, partial) for spec in specs for partial in spec.partials])
+
+
+def _field(spec: AggregateSpec, partial: Partial) -> pa.Field:
+    said = {_AVERAGE: spark_type(spec.output)} if spec.kind is Kind.AVG else None
+    return pa.field(partial.name, partial.type, metadata=said)
+
+
+def stored_aggregates(state: Sequence[pa.Field]) -> list[AggregateSpec]:
+    """The aggregates that stored columns belong to, in their order, without the job: for those who read state."""
+    found: dict[str, list[tuple[Kind, pa.Field]]] = {}
+    for field in state:
+        whose = aggregate_of(field.name)
+        if whose is not None:
+            found.setdefault(whose[0], []).append((whose[1], field))
+    return [_stored_aggregate(name, columns) for name, columns in found.items()]
+
+
+def _stored_aggregate(name: str, columns: Sequence[tuple[Kind, pa.Field]]) -> AggregateSpec:
+    partials = tuple(Partial(field.name, rule, field.type) for rule, field in columns)
+    kind, first = columns[0]
+    average = (first.metadata or {}).get(_AVERAGE)
+    if average is not None:
+        return AggregateSpec(name, Kind.AVG, partials, arrow_type(average.decode()), ansi=False)
+    if len(partials) > 1 and pa.types.is_floating(first.type):  # a sum of these would have no count
+        return AggregateSpec(name, Kind.AVG, partials, pa.float64(), ansi=False)
+    return AggregateSpec(name, kind, partials, first.type)
 
 
 def lifetimes(specs: Sequence[AggregateSpec], ttl: TimeToLive | None) -> tuple[Lifetime, ...]:

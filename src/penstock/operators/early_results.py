@@ -21,7 +21,8 @@ from penstock.state.lifetimes import FAR_AWAY_US, Lifetime, Measure
 AWAITED = "__penstock_awaited"
 """Beside the aggregates of a window: when its next early result is due, by the clock. What is past means nothing."""
 _DUE = "__penstock_due"
-_NAME = "early results"
+EARLY = "early results"
+"""The name of the table."""
 _STAMP = "__penstock_due_at"
 
 
@@ -29,7 +30,7 @@ def early_table(identity: pa.Schema) -> TableLayout:
     """Which windows, by what tells them apart, are to give an early result when."""
     lifetime = Lifetime((), _STAMP, 0, Measure.FIRED)
     return TableLayout(
-        _NAME,
+        EARLY,
         pa.schema([*identity, (_DUE, pa.int64())]),
         with_stamps(pa.schema([]), (lifetime,)),
         by_time=True,
@@ -43,7 +44,7 @@ class EarlyResults:
     def __init__(self, identity: pa.Schema, every_us: int, state: OpenState, clock: OperatorClock) -> None:
         self._identity, self._every_us, self._clock = identity, every_us, clock
         self._layout = early_table(identity)
-        self._table = state.table(_NAME)
+        self._table = state.table(EARLY)
         self._waits_for = FAR_AWAY_US
 
     def changed(self, windows: KeyBatch, awaited: Numbers, open_: Flags) -> tuple[Numbers, Flags]:

@@ -32,11 +32,10 @@ from penstock.savepoint.manifest import (
     encode,
     read_manifest,
 )
+from penstock.savepoint.stored_rows import StoredSubtask
 from penstock.savepoint.tables import table_folder, write_table
-from penstock.state.backends import backend_named
-from penstock.state.backends.base import StateLayout, Workplace
+from penstock.state.backends.base import StateLayout
 from penstock.state.handle import Due, StateHandle
-from penstock.state.lifetimes import LONG_AGO_US, StateTime
 from penstock.storage import Storage
 from penstock.version import __version__
 
@@ -160,8 +159,8 @@ class _Making:
         uid, index = handle.subtask.uid, handle.subtask.index
         if not handle.refs:
             return
-        opened = backend_named(handle.backend).open(self._place(state, handle), layout, handle)
-        with closing(opened) as rows:
+        subtask = StoredSubtask.of(self.storage, self.completed, state, handle)
+        with closing(subtask.open(self.scratch, self.clock)) as rows:
             for name, table in layout.by_name.items():
                 path = f"{table_folder(uid, name)}/{index}.parquet"
                 file = write_table(
@@ -169,27 +168,6 @@ class _Making:
                 )
                 if file is not None:
                     yield name, file
-
-    def _place(self, state: OperatorState, handle: StateHandle) -> Workplace:
-        completed, time, uid = self.completed, self.completed.barrier.time, handle.subtask.uid
-        switched_on = {stamp: one.switched_on_us for stamp, one in state.lifetimes.items()}
-        return Workplace(
-            storage=self.storage,
-            local_dir=self.scratch,
-            subtask=handle.subtask,
-            parallelism=completed.parallelism,
-            max_parallelism=completed.max_parallelism,
-            version=handle.version,
-            stem=f"savepoint-{handle.subtask.index}",
-            former_uids=state.former_uids,
-            clock=self.clock,
-            time=StateTime(
-                completed.now_us,
-                switched_on,
-                time.watermarks_us.get(uid, LONG_AGO_US),
-                time.clock_us or LONG_AGO_US,
-            ),
-        )
 
     def _barrier(self) -> Barrier:
         """The same, with copies of what the sources have noted in this folder."""

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from urllib.parse import quote
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import xxhash
@@ -15,6 +16,7 @@ from penstock.savepoint.manifest import SavedFile
 from penstock.state.backends.base import VALUES, TableLayout
 from penstock.state.backends.checksums import fingerprint
 from penstock.state.backends.sorted_file import numbered_schema
+from penstock.state.keys import SORT_KEY, SortKeys
 from penstock.storage import Storage
 
 BATCH_ROWS = 128 * 1024
@@ -52,9 +54,12 @@ def write_table(
 
 
 def read_table(
-    folder: Storage, file: SavedFile, layout: TableLayout, scratch: Path
+    folder: Storage, file: SavedFile, layout: TableLayout, scratch: Path, sort_keys: SortKeys | None = None
 ) -> Iterator[pa.RecordBatch]:
-    """The rows of a file, once it is known to be what the manifest says; their columns are those of the layout."""
+    """The rows of a file, once it is known to be what the manifest says; their columns are those of the layout.
+
+    With `sort_keys`, which are in ascending order, only the row groups that may hold one of them.
+    """
     local = fetched(folder, file, scratch)
     wanted = numbered_schema(layout)
     try:
@@ -62,7 +67,8 @@ def read_table(
             _check_schema(folder, file, opened.schema_arrow, wanted)
             if opened.metadata.num_rows != file.rows:
                 raise _corrupt(folder, file, f"it has {opened.metadata.num_rows} rows, expected {file.rows}")
-            for batch in opened.iter_batches(BATCH_ROWS):
+            groups = row_groups(opened.metadata, sort_keys)
+            for batch in opened.iter_batches(BATCH_ROWS, row_groups=groups) if groups else ():
                 yield batch.cast(wanted)
     except (pa.ArrowException, OSError) as error:
         if isinstance(error, OSError) and error.errno:
@@ -70,6 +76,20 @@ def read_table(
         raise _corrupt(folder, file, f"it is no readable Parquet file: {error}") from error
     finally:
         local.unlink(missing_ok=True)
+
+
+def row_groups(metadata: pq.FileMetaData, sort_keys: SortKeys | None) -> list[int]:
+    """The row groups that may hold one of these sort keys, by what the file says about each."""
+    every = range(metadata.num_row_groups)
+    return [at for at in every if sort_keys is None or _may_hold(metadata.row_group(at).column(0), sort_keys)]
+
+
+def _may_hold(column: pq.ColumnChunkMetaData, sort_keys: SortKeys) -> bool:
+    known = column.statistics
+    if column.path_in_schema != SORT_KEY or known is None or not known.has_min_max:
+        return True
+    first, behind = np.searchsorted(sort_keys, known.min), np.searchsorted(sort_keys, known.max, side="right")
+    return bool(first < behind)
 
 
 def fetched(folder: Storage, file: SavedFile, scratch: Path) -> Path:

@@ -1,0 +1,170 @@
+"""How the contents of a savepoint or checkpoint are printed: tables for people, JSON for programs. Driver; no Spark."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from typing import Any
+
+from rich.table import Table
+
+from penstock.cli.checkpoint_listing import open_job
+from penstock.cli.console import table_console
+from penstock.recovery.restore import JOB_FILE
+from penstock.savepoint.contents import (
+    Contents,
+    OperatorContents,
+    held_checkpoint,
+    newest_contents,
+    savepoint_contents,
+)
+from penstock.savepoint.manifest import MANIFEST
+from penstock.savepoint.views import ROW, View
+from penstock.state.types import spark_type
+from penstock.storage import open_storage
+from penstock.wording import size
+
+
+def contents_at(path: str, job: str | None = None) -> Contents:
+    """What is in the savepoint at a path, or in the newest checkpoint of the job whose folder, or storage and name, it is."""
+    if job is not None:
+        return newest_contents(open_job(path, job))
+    return newest_contents(open_storage(path)) if _is_job(path) else savepoint_contents(path)
+
+
+@contextmanager
+def readable_at(path: str) -> Iterator[Contents]:
+    """The same for those who read rows: inside the block nothing of it is deleted."""
+    if _is_job(path):
+        with held_checkpoint(open_storage(path)) as contents:
+            yield contents
+    else:
+        yield savepoint_contents(path)
+
+
+def _is_job(path: str) -> bool:
+    folder = open_storage(path)
+    return folder.size(MANIFEST) is None and folder.size(JOB_FILE) is not None
+
+
+# ── for programs ───────────────────────────────────────────────────────────────────────────────────
+
+
+def print_json(contents: Contents) -> None:
+    """Print one object; units are in the names."""
+    json.dump(as_json(contents), sys.stdout, indent=2, default=str)
+    sys.stdout.write("\n")
+
+
+def as_json(contents: Contents) -> dict[str, Any]:
+    """What `--json` prints."""
+    return {
+        "what": contents.what,
+        "uri": contents.uri,
+        "id": contents.id or None,
+        "job": contents.job,
+        "checkpoint": contents.checkpoint,
+        "run": contents.run,
+        "mode": contents.mode,
+        "parallelism": contents.parallelism,
+        "max_parallelism": contents.max_parallelism,
+        "made_at": contents.made_at.isoformat(timespec="milliseconds"),
+        "made_by": contents.made_by or None,
+        "state_bytes": contents.size,
+        "positions": contents.positions,
+        "watermarks": {uid: _iso(at) for uid, at in contents.watermarks.items()},
+        "source_watermarks": {uid: _iso(at) for uid, at in contents.source_watermarks.items()},
+        "bad_records": dict(contents.bad_records),
+        "late_rows": dict(contents.late_rows),
+        "operators": {uid: _operator(one) for uid, one in contents.operators.items()},
+    }
+
+
+def _operator(operator: OperatorContents) -> dict[str, Any]:
+    return {
+        "key": operator.key,
+        "state_bytes": operator.size,
+        "states": {
+            name: {"kind": view.kind, "table": view.table.name, "columns": _columns(view)}
+            for name, view in operator.views.items()
+            if name != ROW
+        },
+        "tables": {
+            name: {"rows": table.rows, "bytes": table.size, "files": len(table.parts)}
+            for name, table in operator.tables.items()
+        },
+    }
+
+
+def _columns(view: View) -> dict[str, str]:
+    return {column.name: spark_type(column.type) for column in view.columns}
+
+
+def _iso(at: datetime | None) -> str | None:
+    return None if at is None else at.isoformat()
+
+
+# ── for people ─────────────────────────────────────────────────────────────────────────────────────
+
+
+def print_contents(contents: Contents) -> None:
+    """Print what it is, then a table of sources and one of states."""
+    console = table_console()
+    console.print(str(contents), soft_wrap=True, highlight=False)
+    shared_out = f"parallelism {contents.parallelism} of at most {contents.max_parallelism}"
+    console.print(f"{contents.mode}, {shared_out}, {size(contents.size)} of state", highlight=False)
+    if contents.positions:
+        console.print(_sources(contents))
+    if contents.operators:
+        console.print(_states(contents))
+    for what, found in (("bad rows", contents.bad_records), ("late rows", contents.late_rows)):
+        if found:
+            counts = ", ".join(f"{uid} {rows:,}" for uid, rows in sorted(found.items()))
+            console.print(f"{what} so far: {counts}", style="yellow", soft_wrap=True, highlight=False)
+
+
+def _sources(contents: Contents) -> Table:
+    table = Table(title="sources", title_justify="left", title_style="bold")
+    table.add_column("source", no_wrap=True)
+    table.add_column("reading goes on at", overflow="fold")
+    table.add_column("event time (UTC)", no_wrap=True)
+    for uid, at in contents.positions.items():
+        table.add_row(uid, json.dumps(at, default=str), moment(contents.source_watermarks.get(uid)))
+    return table
+
+
+def _states(contents: Contents) -> Table:
+    table = Table(title="state", title_justify="left", title_style="bold")
+    for name in ("operator", "state", "kind"):
+        table.add_column(name, no_wrap=True)
+    table.add_column("columns", overflow="fold")
+    table.add_column("rows", justify="right", no_wrap=True)
+    table.add_column("size", justify="right", no_wrap=True)
+    table.add_column("event time (UTC)", no_wrap=True)
+    for uid, operator in contents.operators.items():
+        reached = moment(contents.watermarks.get(uid))
+        table.add_row(uid, "", "", "by " + _said(operator.key), "", size(operator.size), reached)
+        for view in operator.views.values():
+            if view.name != ROW:
+                table.add_row("", view.name, view.kind, _said(_columns(view)), *_amounts(operator, view), "")
+    return table
+
+
+def _said(columns: dict[str, str]) -> str:
+    return ", ".join(f"{name} {kind}" for name, kind in columns.items())
+
+
+def _amounts(operator: OperatorContents, view: View) -> tuple[str, str]:
+    """Rows and bytes of its table; a row of values has several states, of which each may have fewer."""
+    table = operator.tables[view.table.name]
+    if table.rows is None or table.size is None:
+        return "", ""
+    return f"{table.rows:,}" if not view.without_null else f"<= {table.rows:,}", size(table.size)
+
+
+def moment(at: datetime | None) -> str:
+    """As tables show it."""
+    return "" if at is None else at.strftime("%Y-%m-%d %H:%M:%S")

@@ -1,0 +1,338 @@
+"""Two savepoints or checkpoints side by side: which rows appeared, changed and went, state by state. Driver; no Spark.
+
+Rows are matched by what tells them apart, whatever the parallelism, backend and `max_parallelism` of either side. Large tables are first
+dealt out into files by the hash of their keys, and compared pair by pair: what has to fit into memory is a pair of files, not the state.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from penstock.operators.grouping import equal_rows
+from penstock.savepoint.contents import Contents, OperatorContents
+from penstock.savepoint.views import ROW, View
+from penstock.state.backends.equality import Flags, rows_equal
+from penstock.state.keys import GROUP_SHIFT, ORDER, SORT_KEY
+from penstock.state.types import spark_type
+
+PORTION_ROWS = 1_000_000
+"""So many rows of both sides are compared at once."""
+EXAMPLES = 5
+APPEARED, CHANGED, WENT = "appeared", "changed", "went"
+
+_HASH = (1 << GROUP_SHIFT) - 1
+Row = dict[str, Any]
+Positions = npt.NDArray[np.int64]
+
+
+@dataclass
+class StateDifference:
+    """How a state differs. Examples are rows as a user sees them; of what changed, before and after."""
+
+    operator: str
+    state: str
+    before: int = 0
+    after: int = 0
+    """Rows."""
+    counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys((APPEARED, CHANGED, WENT), 0))
+    examples: dict[str, list[Row]] = field(default_factory=lambda: {APPEARED: [], CHANGED: [], WENT: []})
+    refused: str = ""
+    """Why rows could not be compared: their columns are others."""
+
+    @property
+    def is_same(self) -> bool:
+        """Whether nothing differs."""
+        return not self.refused and not any(self.counts.values())
+
+
+@dataclass(frozen=True)
+class Difference:
+    """All states of both sides."""
+
+    states: tuple[StateDifference, ...]
+    positions: dict[str, tuple[Any, Any]]
+    """Where reading goes on, by source, where that differs; None where a side has no such source."""
+
+    @property
+    def is_same(self) -> bool:
+        """Whether all state is the same. Positions may differ: rows that were read need not have changed anything."""
+        return all(state.is_same for state in self.states)
+
+
+def compare(before: Contents, after: Contents, *, examples: int = EXAMPLES) -> Difference:
+    """Read all state of both, and compare."""
+    uids = [*before.operators, *(uid for uid in after.operators if uid not in before.operators)]
+    states = [
+        found
+        for uid in uids
+        for found in _operator(uid, before.operators.get(uid), after.operators.get(uid), examples)
+    ]
+    sources = {**before.positions, **after.positions}
+    pairs = {uid: (before.positions.get(uid), after.positions.get(uid)) for uid in sources}
+    return Difference(tuple(states), {uid: pair for uid, pair in pairs.items() if pair[0] != pair[1]})
+
+
+def _operator(
+    uid: str, before: OperatorContents | None, after: OperatorContents | None, examples: int
+) -> Iterator[StateDifference]:
+    one, other = (_tables(side) for side in (before, after))
+    for name in [*one, *(name for name in other if name not in one)]:
+        yield from _Table(uid, (before, one.get(name)), (after, other.get(name)), examples).states()
+
+
+def _tables(side: OperatorContents | None) -> dict[str, View]:
+    """One view for each stored table. That of the row of a key stands for all states in it."""
+    found: dict[str, View] = {}
+    for view in () if side is None else side.views.values():
+        found.setdefault(view.table.name, view)
+    return found
+
+
+_Side = tuple[OperatorContents | None, View | None]
+
+
+class _Table:
+    """One table of both sides."""
+
+    def __init__(self, uid: str, before: _Side, after: _Side, examples: int) -> None:
+        self._uid, self._sides, self._most = uid, (before, after), examples
+        self._views = [view for _, view in (before, after) if view is not None]
+        self._found = {name: StateDifference(uid, name) for name in self._names()}
+
+    def _names(self) -> list[str]:
+        """A row of values is several states, everything else is one."""
+        every = [one.name for view in self._views for one in view.value] if self._is_row else []
+        return list(dict.fromkeys(every)) if self._is_row else [self._views[0].name]
+
+    @property
+    def _is_row(self) -> bool:
+        return self._views[0].name == ROW
+
+    def states(self) -> list[StateDifference]:
+        """Compare them."""
+        refused = self._refused()
+        if refused:
+            for state in self._found.values():
+                state.refused = refused
+        else:
+            with ExitStack() as stack:
+                for portion in self._portions(stack):
+                    self._compare(*portion)
+        return list(self._found.values())
+
+    def _refused(self) -> str:
+        """Rows whose columns have other types cannot be matched, or are all different."""
+        if len(self._views) == 1:
+            return ""
+        one, other = (_types(view) for view in self._views)
+        known = [name for name in one if name in other] if self._is_row else list({**one, **other})
+        differs = [name for name in known if one.get(name) != other.get(name)]
+        if not differs:
+            return ""
+        said = ", ".join(
+            f"{name} is {one.get(name, 'not there')} and {other.get(name, 'not there')}" for name in differs
+        )
+        return f"the columns differ: {said}"
+
+    # ── rows in portions ───────────────────────────────────────────────────────────────────────
+
+    def _portions(self, stack: ExitStack) -> Iterator[tuple[pa.Table, pa.Table]]:
+        number = self._how_many()
+        if number == 1:
+            yield self._whole(0), self._whole(1)
+            return
+        folder = Path(tempfile.mkdtemp(prefix="penstock-diff-"))
+        stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        for side in (0, 1):
+            self._deal_out(side, folder, number)
+        for at in range(number):
+            yield self._dealt(0, folder, at), self._dealt(1, folder, at)
+
+    def _how_many(self) -> int:
+        rows = 0
+        for side, view in self._sides:
+            if side is not None and view is not None:
+                known = side.rows_of(view)
+                rows += (
+                    side.size // 16 if known is None else known
+                )  # nobody has counted: rather too many portions
+        return max(1, -(-rows // PORTION_ROWS))
+
+    def _stored(self, side: int) -> Iterator[pa.RecordBatch]:
+        """Rows with the hash of their key, what tells them apart as it is stored, and the columns that a user sees."""
+        contents, view = self._sides[side]
+        if contents is None or view is None:
+            return
+        schema = _schema(view)
+        for part in contents.parts_of(view):
+            for batch in view.whole(part.rows()):
+                hashes = pa.array(batch.column(SORT_KEY).to_numpy() & _HASH)
+                order = (
+                    batch.column(ORDER) if view.table.ordered else pa.array(np.zeros(len(batch), np.int64))
+                )
+                identity = [batch.column(name) for name in view.table.identity.names]
+                shown = view.shown(batch).columns
+                yield pa.RecordBatch.from_arrays([hashes, order, *identity, *shown], schema=schema)
+
+    def _whole(self, side: int) -> pa.Table:
+        view = self._sides[side][1] or self._views[0]
+        return pa.Table.from_batches(self._stored(side), _schema(view))
+
+    def _deal_out(self, side: int, folder: Path, number: int) -> None:
+        view = self._sides[side][1]
+        if view is None:
+            return
+        with ExitStack() as stack:
+            writers = [
+                stack.enter_context(pa.ipc.new_file(folder / f"{side}-{at}", _schema(view)))
+                for at in range(number)
+            ]
+            for batch in self._stored(side):
+                owner = batch.column(0).to_numpy() % number
+                for at in np.unique(owner).tolist():
+                    writers[at].write_batch(batch.filter(pa.array(owner == at)))
+
+    def _dealt(self, side: int, folder: Path, at: int) -> pa.Table:
+        view = self._sides[side][1]
+        if view is None:
+            return _schema(self._views[0]).empty_table()
+        with pa.ipc.open_file(folder / f"{side}-{at}") as file:
+            return file.read_all()
+
+    # ── one portion ────────────────────────────────────────────────────────────────────────────
+
+    def _compare(self, before: pa.Table, after: pa.Table) -> None:
+        identity = 2 + len(self._views[0].table.identity)
+        matched = _matched(before, after, identity)
+        for name, state in self._found.items():
+            columns = [name] if self._is_row else [one.name for one in self._views[0].value]
+            one, other = (_values(table, columns) for table in (before, after))
+            if self._is_row:
+                present = tuple(
+                    _present(values, len(table)) for values, table in ((one, before), (other, after))
+                )
+            else:
+                present = np.ones(len(before), np.bool_), np.ones(len(after), np.bool_)
+            self._count(state, matched.with_values(one, other, *present), before, after)
+
+    def _count(self, state: StateDifference, found: _Found, before: pa.Table, after: pa.Table) -> None:
+        state.before += found.before
+        state.after += found.after
+        shown = [one.name for one in self._views[0].identity]
+        columns = [*shown, *([state.state] if self._is_row else [one.name for one in self._views[0].value])]
+        for what, rows, table in ((APPEARED, found.appeared, after), (WENT, found.went, before)):
+            state.counts[what] += len(rows)
+            wanted = rows[: self._most - len(state.examples[what])]
+            state.examples[what] += _rows(table, wanted, columns)
+        state.counts[CHANGED] += len(found.changed_before)
+        most = self._most - len(state.examples[CHANGED])
+        pairs = zip(
+            _rows(before, found.changed_before[:most], columns),
+            _rows(after, found.changed_after[:most], columns),
+            strict=True,
+        )
+        for one, other in pairs:
+            key = {name: one[name] for name in shown}
+            values = [{name: row[name] for name in columns if name not in shown} for row in (one, other)]
+            state.examples[CHANGED].append({**key, "before": values[0], "after": values[1]})
+
+
+@dataclass(frozen=True)
+class _Found:
+    before: int
+    after: int
+    appeared: Positions
+    went: Positions
+    changed_before: Positions
+    changed_after: Positions
+
+
+@dataclass(frozen=True)
+class _Matched:
+    """Which rows of two tables are the same by what tells them apart: pairs, and those alone."""
+
+    pairs: tuple[Positions, Positions]
+    alone: tuple[Positions, Positions]
+
+    def with_values(
+        self, one: list[pa.Array], other: list[pa.Array], has_one: Flags, has_other: Flags
+    ) -> _Found:
+        """The same with what they hold; a row without a value of the state is none of it."""
+        left, right = self.pairs
+        there, then = has_one[left], has_other[right]
+        both = there & then
+        differs = both.copy()
+        if one and other:
+            at = np.flatnonzero(both)
+            same = rows_equal(
+                [column.take(pa.array(left[at])) for column in one],
+                [column.take(pa.array(right[at])) for column in other],
+            )
+            differs[at] = ~same
+        else:
+            differs[:] = False
+        went = np.concatenate([self.alone[0][has_one[self.alone[0]]], left[there & ~then]])
+        appeared = np.concatenate([self.alone[1][has_other[self.alone[1]]], right[then & ~there]])
+        return _Found(int(has_one.sum()), int(has_other.sum()), appeared, went, left[differs], right[differs])
+
+
+def _matched(before: pa.Table, after: pa.Table, identity: int) -> _Matched:
+    both = pa.concat_tables([_identity(table, identity) for table in (before, after)]).combine_chunks()
+    columns = [_one_array(column) for column in both.columns]
+    order, starts = equal_rows([columns[0].to_numpy(), columns[1].to_numpy()], columns[2:])
+    pairs = np.diff(starts) > 1
+    first, second = order[starts[:-1][pairs]], order[starts[:-1][pairs] + 1]
+    lone = order[starts[:-1][~pairs]]
+    size = len(before)
+    return _Matched((first, second - size), (lone[lone < size], lone[lone >= size] - size))
+
+
+def _identity(table: pa.Table, columns: int) -> pa.Table:
+    """By position: two columns may have one name. Named the same on both sides."""
+    found = table.select(list(range(columns)))
+    return found.rename_columns([str(at) for at in range(columns)])
+
+
+def _schema(view: View) -> pa.Schema:
+    stored = [pa.field(f"__identity_{one.name}", one.type) for one in view.table.identity]
+    numbers = [pa.field("__hash", pa.int64()), pa.field("__order", pa.int64())]
+    return pa.schema([*numbers, *stored, *view.schema])
+
+
+def _types(view: View) -> dict[str, str]:
+    stored = {one.name: spark_type(one.type) for one in view.table.identity}
+    return stored | {one.name: spark_type(one.type) for one in view.columns}
+
+
+def _values(table: pa.Table, names: Sequence[str]) -> list[pa.Array]:
+    return [_one_array(table.column(name)) for name in names if name in table.column_names]
+
+
+def _present(values: Sequence[pa.Array], rows: int) -> Flags:
+    """Where a key has a value of the state; nowhere on a side that has no such state."""
+    if not values:
+        return np.zeros(rows, np.bool_)
+    found: Flags = values[0].is_valid().to_numpy(zero_copy_only=False)
+    return found
+
+
+def _one_array(column: pa.ChunkedArray) -> pa.Array:
+    if column.num_chunks == 1:
+        return column.chunk(0)
+    return pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
+
+
+def _rows(table: pa.Table, at: Positions, columns: Sequence[str]) -> list[Row]:
+    names = [name for name in columns if name in table.column_names]
+    rows: list[Row] = table.select(names).take(pa.array(at)).to_pylist()
+    return rows

@@ -1,0 +1,238 @@
+"""State as DataFrames: `read_savepoint`, and `read_state` for the newest checkpoint of a job. Driver; rows are read in tasks.
+
+Each task reads one part, the rows of one former subtask, through Penstock's own code: so every file is checked before a row of it is used,
+what has expired stays away, and a storage that Spark itself cannot reach will do. A running job's state is read where it lies, without a
+copy, and only the operators and keys that are asked for; a hold keeps the files until the object is closed.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import pyarrow as pa
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - PySpark's own convention
+from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.types import StructType
+
+from penstock.errors import ConfigError
+from penstock.ids import checked_name
+from penstock.savepoint.contents import (
+    Contents,
+    OperatorContents,
+    Watermarks,
+    held_checkpoint,
+    savepoint_contents,
+)
+from penstock.savepoint.stored_rows import Part, owning
+from penstock.savepoint.views import View
+from penstock.spark.key_columns import float_keys, normalised, quoted, sort_key
+from penstock.state.keys import SORT_KEY, SortKeys
+from penstock.storage import open_job_storage
+
+
+def read_savepoint(spark: SparkSession, path: str | Path) -> SavedState:
+    """Look into the savepoint at a path: what it holds, and each state in it as a DataFrame.
+
+    The manifest is read and checked now, and the rows when Spark runs: each file is compared with its checksum before.
+    """
+    return SavedState(spark, savepoint_contents(path), ExitStack())
+
+
+def read_state(
+    spark: SparkSession, storage: str | Path, job: str, *, checkpoint: int | None = None
+) -> SavedState:
+    """Look into the newest completed checkpoint of a job, running or not, or into another retained one.
+
+    Use it in a `with` block, or call `close()`: until then none of the job's checkpoints is deleted, so that what is read stays there.
+    The job itself does not notice.
+    """
+    held = ExitStack()
+    folder = open_job_storage(storage, checked_name("job name", job))
+    return SavedState(spark, held.enter_context(held_checkpoint(folder, checkpoint)), held)
+
+
+class SavedState:
+    """What a savepoint or a checkpoint holds. `state("views", "pv")` is the state `pv` of the operator `views`, as a DataFrame."""
+
+    def __init__(self, spark: SparkSession, contents: Contents, held: ExitStack) -> None:
+        self._spark = spark
+        self._contents = contents
+        self._let_go = weakref.finalize(self, held.close)
+
+    # ── what it is ─────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def job(self) -> str:
+        """The name of the job whose state it is."""
+        return self._contents.job
+
+    @property
+    def checkpoint(self) -> int:
+        """The number of the checkpoint."""
+        return self._contents.checkpoint
+
+    @property
+    def made_at(self) -> datetime:
+        """When it was made, or the checkpoint was completed."""
+        return self._contents.made_at
+
+    @property
+    def made_by(self) -> str:
+        """The version of Penstock that made a savepoint; '' for a checkpoint."""
+        return self._contents.made_by
+
+    @property
+    def mode(self) -> str:
+        """The promise of the job: exactly-once, at-least-once or at-most-once."""
+        return self._contents.mode
+
+    @property
+    def parallelism(self) -> int:
+        """Over how many subtasks the state is shared out."""
+        return self._contents.parallelism
+
+    @property
+    def max_parallelism(self) -> int:
+        """Over how many it can be."""
+        return self._contents.max_parallelism
+
+    @property
+    def positions(self) -> dict[str, Any]:
+        """Where reading goes on, by source."""
+        return self._contents.positions
+
+    @property
+    def watermarks(self) -> Watermarks:
+        """How far event time has come, by operator and by source; None where nobody knows."""
+        return {**self._contents.source_watermarks, **self._contents.watermarks}
+
+    @property
+    def operators(self) -> Mapping[str, OperatorContents]:
+        """The operators with state, by uid: their keys, states, tables, rows and sizes."""
+        return self._contents.operators
+
+    @property
+    def size(self) -> int:
+        """Bytes of all state."""
+        return self._contents.size
+
+    def __repr__(self) -> str:
+        return "\n".join(self._contents.described())
+
+    # ── how long ───────────────────────────────────────────────────────────────────────────────
+
+    def close(self) -> None:
+        """Nothing is read any more: checkpoints of the job may be deleted again. A savepoint needs no closing."""
+        self._let_go()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # ── its rows ───────────────────────────────────────────────────────────────────────────────
+
+    def state(
+        self,
+        operator: str,
+        name: str | None = None,
+        *,
+        keys: Iterable[Any] | None = None,
+        internal: bool = False,
+    ) -> DataFrame:
+        """A state of an operator as a DataFrame: the columns of the key, then what belongs to the state.
+
+        Without a name: the row of every key, with all its values. `keys` are the only keys wanted, each a value, or a tuple or
+        dictionary where the key has several columns: only the files and row groups are read in which they can be.
+        `internal` shows the table as it is stored, with sort numbers, and with parts of aggregates instead of their results.
+        """
+        self._check_open()
+        contents = self._contents.operator(operator)
+        view = contents.find(name, internal=internal)
+        parts = contents.parts_of(view)
+        if keys is None:
+            return self._frame(view, parts, None)
+        if not set(contents.key) <= {column.name for column in view.identity}:
+            raise ConfigError(
+                f"the state {view.name!r} of {operator!r} belongs to subtasks and not to keys, so it cannot be read by key; leave out "
+                "keys=",
+                operator=operator,
+                state=view.name,
+            )
+        wanted = self._wanted(view, contents, list(keys))
+        numbers = np.unique(np.array([row[0] for row in wanted.select(SORT_KEY).collect()], dtype=np.int64))
+        rows = self._frame(view, owning(parts, numbers, self.parallelism), numbers)
+        same = [rows[quoted(key)].eqNullSafe(wanted[quoted(key)]) for key in contents.key]
+        return rows.join(F.broadcast(wanted), same, "left_semi")  # two keys may share a sort key
+
+    def _check_open(self) -> None:
+        if not self._let_go.alive:
+            raise ConfigError(
+                f"{self._contents} was closed, and its files may be gone; call read_state(...) again"
+                if self._contents.what == "checkpoint"
+                else f"{self._contents} was closed; call read_savepoint(...) again"
+            )
+
+    def _frame(self, view: View, parts: Sequence[Part], sort_keys: SortKeys | None) -> DataFrame:
+        schema: StructType = from_arrow_schema(view.schema, prefer_timestamp_ntz=True)
+        if not parts:
+            return self._spark.createDataFrame([], schema)
+        numbered = self._spark.range(0, len(parts), 1, len(parts))
+        return numbered.mapInArrow(_Read(view, tuple(parts), sort_keys), schema)
+
+    def _wanted(self, view: View, contents: OperatorContents, keys: Sequence[Any]) -> DataFrame:
+        """The keys as rows, with their sort keys, computed as for rows of the stream."""
+        names = tuple(contents.key)
+        fields = [pa.field(one.name, one.type) for one in view.identity if one.name in names]
+        schema = from_arrow_schema(pa.schema(fields), prefer_timestamp_ntz=True)
+        try:
+            frame = self._spark.createDataFrame([_as_key(key, names) for key in keys], schema)
+            frame = normalised(frame, float_keys(frame, names))
+            return frame.select(*map(quoted, names), sort_key(names, self.max_parallelism)).distinct()
+        except PySparkException as error:
+            said = ", ".join(f"{name} {kind}" for name, kind in contents.key.items())
+            raise ConfigError(f"keys={keys[:3]!r} do not fit the key ({said}): {error}") from error
+
+
+def _as_key(key: Any, names: Sequence[str]) -> tuple[Any, ...]:
+    """One key as the user gives it."""
+    if isinstance(key, Row):
+        key = key.asDict()
+    if isinstance(key, Mapping):
+        found = tuple(key.get(name) for name in names)
+        fits = set(key) == set(names)
+    elif len(names) == 1 and not isinstance(key, tuple):
+        return (key,)
+    else:
+        fits = isinstance(key, tuple | list) and len(key) == len(names)
+        found = tuple(key) if fits else ()
+    if not fits:
+        raise ConfigError(
+            f"{key!r} is no key: give a value for each of {', '.join(names)}, as a tuple or dictionary",
+            key=key,
+        )
+    return found
+
+
+@dataclass(frozen=True)
+class _Read:
+    """What a task does: the numbers of parts in, their rows out."""
+
+    view: View
+    parts: tuple[Part, ...]
+    sort_keys: SortKeys | None
+
+    def __call__(self, numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in numbers:
+            for number in batch.column(0).to_pylist():
+                yield from self.view.rows(self.parts[number].rows(self.sort_keys))

@@ -1,0 +1,435 @@
+"""State of every kind, read back as DataFrames: of a savepoint, and of the newest checkpoint of a job."""
+
+from __future__ import annotations
+
+import json
+import operator
+import shutil
+import time
+from collections import Counter, defaultdict
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from ledger import Ledger
+from pyspark.errors import PythonException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+import penstock as ps
+from penstock.ownership.descent import read_descents
+from penstock.ownership.holds import find_holds
+from penstock.recovery.history import read_history
+from penstock.savepoint.create import create_savepoint
+from penstock.savepoint.manifest import read_manifest
+from penstock.storage import LocalStorage
+
+pytestmark = pytest.mark.spark
+
+BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
+COLUMNS = "shop string, at timestamp, amount long, price decimal(8,2)"
+SHOPS = "abcdef"
+ROWS: list[dict[str, Any]] = [
+    {"shop": SHOPS[n % 6], "at": BEGIN + timedelta(minutes=n), "amount": n % 7, "price": Decimal(n) / 4}
+    for n in range(48)
+]
+
+
+class Mean(ps.AggregateFunction):
+    def create(self) -> Any:
+        return {"sum": 0, "n": 0}
+
+    def add(self, accumulator: Any, value: Any) -> Any:
+        return {"sum": accumulator["sum"] + value, "n": accumulator["n"] + 1}
+
+    def merge(self, accumulator: Any, other: Any) -> Any:
+        return {name: accumulator[name] + other[name] for name in accumulator}
+
+    def result(self, accumulator: Any) -> Any:
+        return accumulator["sum"] / accumulator["n"]
+
+
+class Kinds(ps.KeyedProcess):
+    rows = ps.ValueState("long", default=0, ttl="1000h")
+    first = ps.ValueState("string")
+    total = ps.ReducingState("long", operator.add)
+    mean = ps.AggregatingState("struct<sum:long,n:long>", Mean)
+    raw = ps.RawState(encode=lambda one: json.dumps(one).encode(), decode=json.loads)
+    by_amount = ps.MapState("long", "long", ttl="1000h")
+    recent = ps.ListState("long")
+    rules = ps.BroadcastState("string", "long")
+
+    def process_broadcast(self, rows: Any, ctx: ps.Context) -> None:
+        for row in rows:
+            self.rules[row.rule] = row.limit
+
+    def process(self, key: str, rows: Any, ctx: ps.Context) -> Any:
+        for row in rows:
+            self.rows.value += 1
+            self.total.add(row.amount)
+            self.mean.add(row.amount)
+            self.by_amount[row.amount] = self.by_amount.get(row.amount, 0) + 1
+            self.recent.append(row.amount)
+            if len(self.recent) > 3:
+                del self.recent[0]
+        if key == "a":
+            self.first.value = "only a"
+        self.raw.value = [key]
+        ctx.set_timer(datetime(2027, 1, 1, tzinfo=UTC))
+        ctx.set_timer(datetime(2999, 1, 1, tzinfo=UTC), by="clock")
+        yield key, self.rows.value
+
+    def on_timer(self, key: str, timer: ps.Timer, ctx: ps.Context) -> None:
+        return None
+
+
+class Waiting(ps.Process):
+    waiting = ps.OperatorListState("string")
+
+    def process(self, rows: Any, ctx: ps.Context) -> Any:
+        for row in rows:
+            self.waiting.append(row.shop)
+        yield (len(self.waiting),)
+
+
+class Listed(ps.WindowProcess):
+    def process(self, key: Any, window: Any, rows: Any, ctx: ps.Context) -> Any:
+        yield key, len(rows)
+
+
+class Shop:
+    """A job with every kind of state, run once, and a savepoint of it."""
+
+    def __init__(self, spark: SparkSession, root: Path) -> None:
+        self.spark, self.root = spark, root
+        self.ledger = Ledger(root)
+        self.log = ps.sources.PartitionedLog(root / "payments", COLUMNS, partitions=1)
+        self.rules = ps.sources.PartitionedLog(root / "rules", "rule string, limit long", partitions=1)
+        self.rules.append(0, [{"rule": "most", "limit": 5}, {"rule": "least", "limit": 1}])
+        self.log.append(0, ROWS)
+        self.job().run(available_now=True)
+        self.storage = LocalStorage(root / "store" / "pv")
+        self.folder = root / "saved"
+        completed = read_history(self.storage, read_descents(self.storage)).whole[-1]
+        create_savepoint(self.storage, completed, LocalStorage(self.folder), token="5a")
+
+    def job(self) -> ps.Job:
+        job = self.ledger.job(parallelism=2)
+        rows = self.log.read(self.spark, rows_per_batch=24).select("shop", "at", "amount", "price")
+        read = job.read(rows, uid="payments", event_time="at", out_of_order="100h", max_ahead=None)
+        rules = job.read(self.rules.read(self.spark), uid="rules")
+        right = read.transform(lambda frame: frame.select("shop", F.col("at").alias("paid_at"), "price"))
+        keyed = read.key_by("shop")
+        results = {
+            "views": keyed.aggregate(
+                uid="views",
+                pv=F.count("*"),
+                amounts=F.count_distinct("amount"),
+                mean=F.avg("amount"),
+                most=F.max("at"),
+                total=F.sum("price"),
+                price=F.avg("price"),
+            ),
+            "kinds": keyed.connect(rules.broadcast()).process(
+                Kinds(), uid="kinds", schema="shop string, n long", order_by="at"
+            ),
+            "waiting": read.process(Waiting(), uid="waiting", schema="n long"),
+            "hourly": keyed.window(ps.sliding("1h", "30min")).aggregate(
+                uid="hourly", n=F.count("*"), price=F.avg("price")
+            ),
+            "visits": keyed.window(ps.session("10min")).aggregate(uid="visits", n=F.count("*")),
+            "lists": keyed.window(ps.tumbling("1h")).process(
+                Listed(), uid="lists", schema="shop string, n long"
+            ),
+            "stretches": keyed.window(ps.session("10min")).process(
+                Listed(), uid="stretches", schema="shop string, n long"
+            ),
+            "fives": keyed.window(ps.count_window(5)).aggregate(uid="fives", n=F.sum("amount")),
+            "paid": read.transform(lambda frame: frame.drop("price")).join(
+                right, on="shop", within=("0s", "1min"), how="left", event_time=("at", "paid_at"), uid="paid"
+            ),
+            "once": read.dedupe(on="amount", within="100h", uid="once"),
+            "best": keyed.top(2, by="price desc", uid="best"),
+            "known": read.transform(lambda frame: frame.select("shop", "amount")).lookup(
+                right, on="shop", uid="known", order_by="paid_at"
+            ),
+        }
+        for uid, result in results.items():
+            result.write_to(self.ledger.files(uid), uid=f"{uid}-out")
+        return job
+
+
+@pytest.fixture(scope="module")
+def shop(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Shop:
+    return Shop(spark, tmp_path_factory.mktemp("read"))
+
+
+@pytest.fixture(params=["savepoint", "checkpoint"])
+def saved(request: pytest.FixtureRequest, spark: SparkSession, shop: Shop) -> Any:
+    """Both ways must show the same."""
+    is_savepoint = request.param == "savepoint"
+    store = shop.root / "store"
+    found = ps.read_savepoint(spark, shop.folder) if is_savepoint else ps.read_state(spark, store, "pv")
+    with found:
+        yield found
+
+
+def rows(frame: DataFrame) -> list[tuple[Any, ...]]:
+    return sorted(tuple(row) for row in frame.collect())
+
+
+def of(shop: str) -> list[dict[str, Any]]:
+    return [row for row in ROWS if row["shop"] == shop]
+
+
+def naive(at: datetime) -> datetime:
+    return at.astimezone().replace(tzinfo=None)
+
+
+def test_what_it_is(saved: ps.SavedState) -> None:
+    """Everything is known without reading a row: the job, positions, event time, operators with their keys and states."""
+    assert (saved.job, saved.mode, saved.parallelism) == ("pv", "exactly-once", 2)
+    assert saved.checkpoint > 0
+    assert saved.positions["payments"] == {"0": 48}
+    reached = ROWS[-1]["at"] - timedelta(hours=100, microseconds=1)
+    assert saved.watermarks["payments"] == reached
+    assert saved.operators["kinds"].key == {"shop": "string"}
+    assert saved.operators["kinds"].states == {
+        "first": "value",
+        "mean": "value",
+        "raw": "value",
+        "rows": "value",
+        "total": "value",
+        "by_amount": "map",
+        "recent": "list",
+        "rules": "broadcast",
+        "timers": "timers",
+        "clock_timers": "timers",
+    }
+    assert saved.operators["views"].states["amounts"] == "aggregate"
+    said = repr(saved)
+    assert "operator kinds by (shop string)" in said
+    assert "source payments: {'0': 48}" in said
+
+
+def test_counts_and_origin_of_a_savepoint(spark: SparkSession, shop: Shop) -> None:
+    """A savepoint knows how many rows each table has, and who made it."""
+    saved = ps.read_savepoint(spark, shop.folder)
+    assert saved.made_by == ps.__version__
+    assert saved.made_at.tzinfo is UTC
+    assert saved.operators["views"].tables["__values"].rows == 6
+    assert saved.operators["kinds"].tables["by_amount"].rows == len({(r["shop"], r["amount"]) for r in ROWS})
+    assert saved.size == sum(one.size for one in saved.operators.values()) > 0
+
+
+def test_aggregates(saved: ps.SavedState, shop: Shop) -> None:
+    """The row of every key has the results that Spark's own groupBy gives, with its types."""
+    frame = saved.state("views")
+    judge = (
+        shop.spark.createDataFrame(ROWS, COLUMNS)
+        .groupBy("shop")
+        .agg(
+            F.count("*").alias("pv"),
+            F.count_distinct("amount").alias("amounts"),
+            F.avg("amount").alias("mean"),
+            F.max("at").alias("most"),
+            F.sum("price").alias("total"),
+            F.avg("price").alias("price"),
+        )
+    )
+    assert dict(frame.dtypes) == dict(judge.dtypes)
+    assert rows(frame.select(judge.columns)) == rows(judge)
+    assert saved.state("views", "pv").columns == ["shop", "pv"]
+    assert rows(saved.state("views", "pv")) == [(one, 8) for one in SHOPS]
+    distinct = saved.state("views", "amounts_values")
+    assert rows(distinct) == sorted({(row["shop"], row["amount"]) for row in ROWS})
+
+
+def test_state_of_own_code(saved: ps.SavedState) -> None:
+    """Each state by its name: values, accumulators, bytes as they are, entries, elements with their places from 0 on, timers."""
+    frame = saved.state("kinds")
+    assert frame.dtypes == [
+        ("shop", "string"),
+        ("first", "string"),
+        ("mean", "struct<sum:bigint,n:bigint>"),
+        ("raw", "binary"),
+        ("rows", "bigint"),
+        ("total", "bigint"),
+    ]
+    assert frame.count() == 6
+    assert rows(saved.state("kinds", "first")) == [("a", "only a")]
+    totals = {one: sum(row["amount"] for row in of(one)) for one in SHOPS}
+    assert rows(saved.state("kinds", "total")) == sorted(totals.items())
+    assert [tuple(row[1]) for row in rows(saved.state("kinds", "mean"))] == [
+        (totals[one], 8) for one in SHOPS
+    ]
+    assert [(k, bytes(v)) for k, v in rows(saved.state("kinds", "raw"))] == [
+        (one, json.dumps([one]).encode()) for one in SHOPS
+    ]
+    entries = Counter((row["shop"], row["amount"]) for row in ROWS)
+    found = saved.state("kinds", "by_amount")
+    assert found.columns == ["shop", "by_amount_key", "by_amount"]
+    assert rows(found) == sorted((*entry, n) for entry, n in entries.items())
+    found = saved.state("kinds", "recent")
+    assert found.columns == ["shop", "recent_position", "recent"]
+    last = {one: [row["amount"] for row in of(one)][-3:] for one in SHOPS}
+    assert rows(found) == [(one, at, amount) for one in SHOPS for at, amount in enumerate(last[one])]
+    assert rows(saved.state("kinds", "rules")) == [("least", 1), ("most", 5)]
+    at = naive(datetime(2027, 1, 1, tzinfo=UTC))
+    assert rows(saved.state("kinds", "timers")) == [(one, at) for one in SHOPS]
+    assert saved.state("kinds", "clock_timers").columns == ["shop", "at"]
+    assert rows(saved.state("kinds", "clock_timers")) == [
+        (one, naive(datetime(2999, 1, 1, tzinfo=UTC))) for one in SHOPS
+    ]
+
+
+def test_lists_of_subtasks(saved: ps.SavedState) -> None:
+    """The list of each subtask, in its order."""
+    found = saved.state("waiting")
+    assert found.columns == ["subtask", "waiting_position", "waiting"]
+    by_subtask: dict[int, list[tuple[int, str]]] = defaultdict(list)
+    for subtask, at, element in rows(found):
+        by_subtask[subtask].append((at, element))
+    assert all([at for at, _ in one] == list(range(len(one))) for one in by_subtask.values())
+    assert sorted(element for one in by_subtask.values() for _, element in one) == sorted(
+        row["shop"] for row in ROWS
+    )
+
+
+def test_windows(saved: ps.SavedState, shop: Shop) -> None:
+    """Open windows have their bounds and the aggregates so far, as Spark's own windows have over the same rows."""
+    every = shop.spark.createDataFrame(ROWS, COLUMNS)
+    bounds = (F.col("window.start").alias("window_start"), F.col("window.end").alias("window_end"))
+    judge = every.groupBy("shop", F.window("at", "1 hour", "30 minutes").alias("window")).agg(
+        F.count("*").alias("n"), F.avg("price").alias("price")
+    )
+    assert saved.state("hourly").columns == ["shop", "window_start", "window_end", "n", "price"]
+    assert rows(saved.state("hourly", "windows")) == rows(judge.select("shop", *bounds, "n", "price"))
+    judge = every.groupBy("shop", F.session_window("at", "10 minutes").alias("window")).agg(
+        F.count("*").alias("n")
+    )
+    assert rows(saved.state("visits")) == rows(judge.select("shop", *bounds, "n"))
+    lists = every.select("shop", F.window("at", "1 hour").alias("window"), "at", "amount", "price")
+    assert rows(saved.state("lists")) == rows(lists.select("shop", *bounds, "at", "amount", "price"))
+    stretches = saved.state("stretches", "rows")
+    assert stretches.columns == ["shop", "at", "amount", "price"]
+    assert rows(stretches) == rows(every)
+    assert saved.state("stretches", "windows").columns == ["shop", "window_start", "window_end", "rows"]
+    assert rows(saved.state("fives")) == [
+        (one, 3, sum(row["amount"] for row in of(one)[5:])) for one in SHOPS
+    ]
+    assert saved.state("fives").columns == ["shop", "rows", "n"]
+
+
+def test_rows_of_the_stream(saved: ps.SavedState, shop: Shop) -> None:
+    """Joins, top, dedupe and lookup show the rows they keep, without anything that only Penstock knows."""
+    every = shop.spark.createDataFrame(ROWS, COLUMNS)
+    left, right = saved.state("paid", "left"), saved.state("paid", "right")
+    assert left.columns == ["shop", "at", "amount", "matched"]
+    assert rows(left.drop("matched")) == rows(every.select("shop", "at", "amount"))
+    assert rows(right) == rows(every.select("shop", "at", "price"))
+    assert right.columns == ["shop", "paid_at", "price"]
+    best = saved.state("best")
+    assert best.columns == ["shop", "at", "amount", "price"]
+    assert rows(best.select("shop", "price")) == sorted(
+        (one, row["price"]) for one in SHOPS for row in of(one)[-2:]
+    )
+    once = saved.state("once")
+    assert rows(once) == [(n, naive(BEGIN + timedelta(minutes=n))) for n in range(7)]
+    assert rows(saved.state("known")) == [
+        (one, naive(of(one)[-1]["at"]), of(one)[-1]["price"]) for one in SHOPS
+    ]
+
+
+def test_internal_columns(saved: ps.SavedState) -> None:
+    """`internal=True` shows the table as it is stored."""
+    assert not [name for name in saved.state("kinds").columns if name.startswith("__")]
+    stored = saved.state("kinds", internal=True)
+    assert stored.columns[:2] == ["__sort_key", "shop"]
+    assert "__touched_rows" in stored.columns
+    parts = saved.state("views", internal=True)
+    assert {"__mean_sum", "__mean_count", "__pv_count"} <= set(parts.columns)
+    assert saved.state("kinds", "recent", internal=True).columns[:2] == ["__sort_key", "__order"]
+    assert saved.state("visits", "ends of sessions", internal=True).count() > 0
+
+
+def test_names_that_are_not_there(saved: ps.SavedState) -> None:
+    """A wrong name says which there are."""
+    with pytest.raises(ps.ConfigError, match=r"no operator 'view' has state.*did you mean 'views'"):
+        saved.state("view")
+    with pytest.raises(
+        ps.ConfigError, match=r"no state of 'views' is called 'amount'.*did you mean 'amounts'"
+    ):
+        saved.state("views", "amount")
+    with pytest.raises(ps.ConfigError, match="say which state: there are 'left', 'right'"):
+        saved.state("paid")
+    with pytest.raises(ps.ConfigError, match="belongs to subtasks"):
+        saved.state("waiting", keys=["a"])
+
+
+def test_only_some_keys(saved: ps.SavedState) -> None:
+    """`keys` gives the rows of these keys and no others, whatever form the keys have."""
+    assert rows(saved.state("views", "pv", keys=["a", "d", "never"])) == [("a", 8), ("d", 8)]
+    assert rows(saved.state("views", "pv", keys=[("b",), {"shop": "c"}, "b"])) == [("b", 8), ("c", 8)]
+    assert saved.state("kinds", "recent", keys=["f"]).count() == 3
+    assert saved.state("hourly", keys=["f"]).select("shop").distinct().collect() == [("f",)]
+    assert saved.state("views", "pv", keys=[]).count() == 0
+    with pytest.raises(ps.ConfigError, match="is no key: give a value for each of shop"):
+        saved.state("views", keys=[("a", "b")])
+
+
+def test_keys_read_only_their_files(spark: SparkSession, shop: Shop, tmp_path: Path) -> None:
+    """Of two files only the one that owns the key is read: the other may be ruined."""
+    copy = tmp_path / "copy"
+    shutil.copytree(shop.folder, copy)
+    files = read_manifest(LocalStorage(copy)).operators["views"].files["__values"]
+    owners = {
+        key: part
+        for part, file in enumerate(files)
+        for key in pq.read_table(copy / file.path)["shop"].to_pylist()
+    }
+    assert set(owners.values()) == {0, 1}
+    for part, file in enumerate(files):
+        path = copy / file.path
+        data = path.read_bytes()
+        path.write_bytes(data[:40] + bytes([data[40] ^ 255]) + data[41:])
+        fine = [key for key, owner in owners.items() if owner != part]
+        saved = ps.read_savepoint(spark, copy)
+        assert rows(saved.state("views", "pv", keys=fine)) == sorted((key, 8) for key in fine)
+        with pytest.raises(
+            PythonException, match=rf"{file.path} of the savepoint .* is corrupt: its checksum is"
+        ):
+            saved.state("views", "pv").collect()
+        path.write_bytes(data)
+
+
+def test_a_file_that_is_missing(spark: SparkSession, shop: Shop, tmp_path: Path) -> None:
+    """What is missing or too short is said before Spark reads anything."""
+    copy = tmp_path / "copy"
+    shutil.copytree(shop.folder, copy)
+    path = copy / read_manifest(LocalStorage(copy)).operators["views"].files["__values"][0].path
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(ps.CorruptStateError, match=r"views/values.*bytes, expected"):
+        ps.read_savepoint(spark, copy)
+
+
+def test_checkpoints_are_held_until_it_is_closed(spark: SparkSession, shop: Shop) -> None:
+    """A hold lies in the job's storage while its state is being read, and nothing is left of it."""
+    with ps.read_state(spark, shop.root / "store", "pv") as state:
+        (hold,) = find_holds(shop.storage, time.time()).good
+        assert hold.why
+        assert state.state("views").count() == 6
+    assert shop.storage.names("holds") == []
+    with pytest.raises(ps.ConfigError, match="was closed"):
+        state.state("views")
+
+
+def test_a_job_without_a_checkpoint(spark: SparkSession, tmp_path: Path) -> None:
+    """There is nothing to read, and no hold is left."""
+    LocalStorage(tmp_path / "new").put("job.json", b"{}")
+    with pytest.raises(ps.ConfigError, match="has no completed checkpoint"):
+        ps.read_state(spark, tmp_path, "new")
+    assert LocalStorage(tmp_path / "new").names("holds") == []
