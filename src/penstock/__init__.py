@@ -65,6 +65,7 @@ if TYPE_CHECKING:
         no_restart,
     )
     from penstock.spark.handle import JobHandle, Status
+    from penstock.spark.savepoint_writing import write_savepoint
     from penstock.spark.session import local_session
     from penstock.streams import Stream, Written
 
@@ -161,6 +162,7 @@ __all__ = [
     "sliding",
     "sources",
     "tumbling",
+    "write_savepoint",
 ]
 
 
@@ -189,6 +191,7 @@ _LATE_NAMES = LateNames(
         "no_restart": "recovery.restart",
         "sinks": "sinks",
         "sources": "sources",
+        "write_savepoint": "spark.savepoint_writing",
     },
 )
 """What only a driver needs. Whatever lives in the spark package is among it: the rest works without PySpark being imported."""
