@@ -65,6 +65,7 @@ if TYPE_CHECKING:
         no_restart,
     )
     from penstock.spark.handle import JobHandle, Status
+    from penstock.spark.savepoint_rewriting import rewrite_savepoint
     from penstock.spark.savepoint_writing import write_savepoint
     from penstock.spark.session import local_session
     from penstock.streams import Stream, Written
@@ -157,6 +158,7 @@ __all__ = [
     "fixed_delay",
     "local_session",
     "no_restart",
+    "rewrite_savepoint",
     "session",
     "sinks",
     "sliding",
@@ -189,6 +191,7 @@ _LATE_NAMES = LateNames(
         "fixed_delay": "recovery.restart",
         "local_session": "spark.session",
         "no_restart": "recovery.restart",
+        "rewrite_savepoint": "spark.savepoint_rewriting",
         "sinks": "sinks",
         "sources": "sources",
         "write_savepoint": "spark.savepoint_writing",

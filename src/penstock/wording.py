@@ -33,18 +33,22 @@ def with_article(noun: str) -> str:
     return f"{'an' if noun[0] in 'aeiou' else 'a'} {noun}"
 
 
+_UNITS_US = {"d": 86_400_000_000, "h": 3_600_000_000, "min": 60_000_000, "s": 1_000_000, "ms": 1_000}
+
+
 def exactly(us: int) -> str:
     """A duration in the largest unit that gives a whole number: two of them are the same if, and only if, this is."""
-    for unit, length in (
-        ("d", 86_400_000_000),
-        ("h", 3_600_000_000),
-        ("min", 60_000_000),
-        ("s", 1_000_000),
-        ("ms", 1_000),
-    ):
+    for unit, length in _UNITS_US.items():
         if us and us % length == 0:
             return f"{us // length} {unit}"
     return f"{us} us"
+
+
+def in_so_many_us(said: str) -> int | None:
+    """The duration of which `exactly` says this, in microseconds; None for what it never says."""
+    number, _, unit = said.partition(" ")
+    length = {**_UNITS_US, "us": 1}.get(unit)
+    return None if length is None or not number.isdecimal() else int(number) * length
 
 
 def duration(seconds: float) -> str:

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import sqlite3
+from collections import Counter
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.dataset as ds
 import pytest
 from pyspark.sql import functions as F
 
 import penstock as ps
+from penstock.errors import ConfigError
+from penstock.ownership.descent import read_descents
+from penstock.recovery.history import read_history
+from penstock.savepoint.create import create_savepoint
+from penstock.storage import LocalStorage
 
 pytestmark = pytest.mark.spark
 
@@ -128,3 +136,151 @@ def test_bootstrapped_from_history(spark: Any, site: Site) -> None:
     site.job(spark, "all").run(available_now=True)
     for table in ("visits", "views"):
         assert site.found("new", table) == site.found("all", table)
+
+
+def test_repaired(spark: Any, site: Site) -> None:
+    """A key is deleted, values, an entry and a list are corrected, key groups are changed: the job goes on in its own storage with that."""
+    site.job(spark, "a").run(available_now=True)
+    saved_of(site.root / "a/store/visits", site.root / "saved")
+    before, after = site.root / "saved", site.root / "repaired"
+    corrected = {
+        "count": spark.createDataFrame([("app1", 1000), ("elsewhere", 5)], "app string, count int"),
+        "by_user": spark.createDataFrame([("app1", {3: 7})], "app string, by_user map<long,long>"),
+        "recent": spark.createDataFrame([("app2", [5, 4, 3])], "app string, recent array<int>"),
+    }
+    counts = ps.rewrite_savepoint(
+        spark,
+        before,
+        after,
+        delete={"visits": ["app0"], "views": spark.createDataFrame([("app0",)], "app string")},
+        state={"visits": corrected, "views": spark.createDataFrame([("app1", 77)], "app string, n long")},
+        max_parallelism=512,
+    )
+    assert counts["visits"]["values"] == 23
+    assert counts["views"]["values"] == 22
+    was, views = site.found("a", "visits"), site.found("a", "views")
+    for app in range(3):
+        site.log.append(0, pa.table({"app": [f"app{app}"], "user": pa.array([3], pa.int64())}))
+    site.log.append(0, pa.table({"app": ["elsewhere"], "user": pa.array([3], pa.int64())}))
+    site.job(spark, "a", max_parallelism=512, parallelism=3).run(available_now=True, savepoint=after)
+    found = site.found("a", "visits")
+    assert found["app0"] == (1, 3, "3:1", str(ROWS // 2))
+    assert found["app1"][:2] == (1001, was["app1"][1] + 3)
+    assert "3:8" in found["app1"][2].split(",")
+    assert [one for one in found["app1"][2].split(",") if one[:2] != "3:"] == [
+        one for one in was["app1"][2].split(",") if one[:2] != "3:"
+    ]
+    assert found["app2"][3] == f"5,4,3,{ROWS // 2 + 2}"
+    assert found["elsewhere"] == (6, 3, "3:1", str(ROWS // 2 + 3))
+    assert found["app3"] == was["app3"]
+    assert site.found("a", "views")["app0"][:2] == (1, 3)
+    assert site.found("a", "views")["app1"][:2] == (78, views["app1"][1] + 3)
+    with pytest.raises(ConfigError, match="was started with 512"):
+        site.job(spark, "a", max_parallelism=128).start(available_now=True)
+
+
+def saved_of(storage: Path, to: Path) -> None:
+    """A savepoint of the newest checkpoint."""
+    opened = LocalStorage(storage)
+    newest = read_history(opened, read_descents(opened)).whole[-1]
+    create_savepoint(opened, newest, LocalStorage(to), token=to.name)
+
+
+class Numbers(ps.Process):
+    """Remembers what its subtask has seen."""
+
+    seen = ps.OperatorListState("long")
+
+    def process(self, rows: Any, ctx: ps.Context) -> Any:
+        self.seen.extend(row.n for row in rows)
+        yield ctx.subtask, len(self.seen)
+
+
+class Later(ps.KeyedProcess):
+    """Says at the end of time what it has seen."""
+
+    seen = ps.ReducingState("long", lambda one, other: one + other)
+
+    def process(self, key: str, rows: Any, ctx: ps.Context) -> None:
+        self.seen.add(len(rows))
+        ctx.set_timer(datetime(2030, 1, 1, tzinfo=UTC))
+
+    def on_timer(self, key: str, timer: ps.Timer, ctx: ps.Context) -> Any:
+        yield key, self.seen.value
+
+
+class Timed:
+    """A job with all kinds of tables: by time, by key and window, of subtasks."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.log = ps.sources.PartitionedLog(root / "log", "app string, n long, at timestamp", 2)
+
+    def fill(self, first: int, rows: int) -> None:
+        for partition in range(2):
+            numbers = range(first, first + rows)
+            at = [datetime(2025, 1, 1, tzinfo=UTC) + timedelta(minutes=n % 300) for n in numbers]
+            apps = [f"app{n % 40}" for n in numbers]
+            self.log.append(
+                partition,
+                pa.table({"app": apps, "n": list(numbers), "at": pa.array(at, pa.timestamp("us", "UTC"))}),
+            )
+
+    def job(self, spark: Any, name: str, **settings: Any) -> ps.Job:
+        job = ps.Job(
+            "timed",
+            storage=self.root / name / "store",
+            local_dir=self.root / name / "local",
+            checkpoint=ps.Checkpointing(interval="1ms"),
+            restart=ps.no_restart(),
+            **settings,
+        )
+        rows = job.read(
+            self.log.read(spark), uid="clicks", event_time="at", out_of_order="1d", idle_after=None
+        )
+        keyed = rows.key_by("app")
+        counted = keyed.window(ps.tumbling("1h")).aggregate(n=F.count("*"), uid="hours")
+        counted.write_to(ps.sinks.Files(self.root / name / "hours"), uid="hours-out")
+        keyed.process(Later(), schema="app string, n long", uid="later").write_to(
+            ps.sinks.Files(self.root / name / "later"), uid="later-out"
+        )
+        rows.process(Numbers(), schema="subtask int, n long", uid="numbers").write_to(
+            ps.sinks.Files(self.root / name / "numbers"), uid="numbers-out"
+        )
+        return job
+
+    def rows(self, name: str, of: str) -> list[dict[str, Any]]:
+        return ds.dataset(self.root / name / of, format="parquet").to_table().to_pylist()
+
+
+def test_other_key_groups(spark: Any, tmp_path: Path) -> None:
+    """128, then 512, then 16 key groups, each with another parallelism, more than 16 among them: every count is right at the end."""
+    timed = Timed(tmp_path)
+    saved: dict[str, Any] = {}
+    for step, (groups, parallelism) in enumerate([(128, 20), (512, 3), (16, 5)]):
+        timed.fill(step * 300, 300)
+        job = timed.job(spark, str(step), max_parallelism=groups, parallelism=parallelism)
+        job.run(available_now=True, drain=groups == 16, **saved)
+        if groups == 128:  # to fewer key groups than the files have parts, and back
+            saved_of(tmp_path / "0/store/timed", tmp_path / "saved 0")
+            ps.rewrite_savepoint(
+                spark, tmp_path / "saved 0", tmp_path / "few", max_parallelism=4, rename={"later": "x"}
+            )
+            ps.rewrite_savepoint(
+                spark, tmp_path / "few", tmp_path / "many", max_parallelism=30_000, rename={"x": "later"}
+            )
+            saved = {"savepoint": tmp_path / "many"}
+        else:
+            saved_of(tmp_path / f"{step}/store/timed", tmp_path / f"saved {step}")
+            saved = {"savepoint": tmp_path / f"saved {step}"}
+        leftovers = LocalStorage(tmp_path / f"{step}/store/timed").names("state/_rekeyed")
+        assert leftovers == []
+    hours = Counter()
+    for row in timed.log.table().to_pylist():
+        hours[row["app"], row["at"].replace(minute=0)] += 1
+    assert {(row["app"], row["window_start"]): row["n"] for row in timed.rows("2", "hours")} == hours
+    assert {row["app"]: row["n"] for row in timed.rows("2", "later")} == {f"app{n}": 45 for n in range(40)}
+    newest: dict[int, int] = {}
+    for row in timed.rows("2", "numbers"):
+        newest[row["subtask"]] = max(row["n"], newest.get(row["subtask"], 0))
+    assert sum(newest.values()) <= 1800

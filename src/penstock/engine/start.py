@@ -13,6 +13,7 @@ from penstock.clock import Clock
 from penstock.config import Mode
 from penstock.engine.job_spec import JobSpec
 from penstock.engine.observer import tell_origins
+from penstock.errors import IncompatibleStateError
 from penstock.ids import CheckpointId, SubtaskId
 from penstock.ownership.claim import Claimant
 from penstock.ownership.heartbeat import beat
@@ -79,7 +80,19 @@ def start_run(
 
 def check_fits(spec: JobSpec, point: RestorePoint, drop_state: tuple[str, ...]) -> None:
     """Refuse what the job cannot go on from; raises before anything is changed."""
+    _check_key_groups(spec, point)
     _fit(spec, point).check(drop_state)
+
+
+def _check_key_groups(spec: JobSpec, point: RestorePoint) -> None:
+    """A crash may have come between a savepoint that changed them and the record of the job."""
+    checkpoint = point.checkpoint
+    if checkpoint is not None and checkpoint.max_parallelism != spec.max_parallelism:
+        raise IncompatibleStateError(
+            f"checkpoint {point.id} has max_parallelism={checkpoint.max_parallelism}, the job {spec.max_parallelism}: key groups would not "
+            f"match; set it to {checkpoint.max_parallelism}, or start it with the savepoint that changed it",
+            setting="max_parallelism",
+        )
 
 
 def forget_working_files(spec: JobSpec, start: Start) -> None:
@@ -94,7 +107,7 @@ def _restored(
     checkpoint = None if wanted is None else CheckpointId(wanted)
 
     def check(point: RestorePoint) -> None:
-        _fit(spec, point).check(claimant.still_to_drop(drop_state, point.completed_by))
+        check_fits(spec, point, claimant.still_to_drop(drop_state, point.completed_by))
 
     if not claimant.has_claimed:
         check_restorable(spec.storage, spec.sinks, mode=spec.mode, wanted=checkpoint, check=check)

@@ -26,16 +26,21 @@ from penstock.errors import ConfigError
 from penstock.operators.aggregates import Kind, partial_name
 from penstock.operators.time_column import TimeColumn
 from penstock.operators.timers import AT, KINDS, timer_table
+from penstock.operators.window_kinds import size_of_tumbling
+from penstock.operators.window_tables import LAST
 from penstock.spark.event_times import in_microseconds
 from penstock.spark.key_columns import check_keys, normal, quoted, sort_key
 from penstock.spark.safe_casts import loses_nothing
-from penstock.spark.savepoint_files import OperatorTable
+from penstock.spark.savepoint_files import WRONG_HASH, OperatorTable
 from penstock.state.backends.base import VALUES, OnRescale, StateLayout, TableLayout
-from penstock.state.keys import SORT_KEY
+from penstock.state.keys import GROUP_SHIFT, SORT_KEY
 from penstock.wording import did_you_mean
 
 TIMERS = {f"timers by {by}": timer_table(by, pa.schema([])).name for by in KINDS}
 """What a user calls the tables with timers."""
+
+_START = "start"
+"""On the way, the start of a window."""
 
 Given = DataFrame | Mapping[str, DataFrame]
 """The state of an operator: values in one DataFrame, or a DataFrame for each state."""
@@ -52,7 +57,7 @@ class OperatorRows:
     @property
     def states(self) -> list[str]:
         """What a user can give rows for."""
-        shown = [*self._columns_by_state, *(t.name for t in self.layout.tables if _is_list(t) or _is_map(t))]
+        shown = [*self._columns_by_state, *(t.name for t in self.layout.tables if is_list(t) or _is_map(t))]
         return [*shown, *(name for name, table in TIMERS.items() if table in self.layout.by_name)]
 
     @property
@@ -73,8 +78,8 @@ class OperatorRows:
 
     # ── what was given ─────────────────────────────────────────────────────────────────────────
 
-    def tables(self, given: Given) -> dict[str, DataFrame]:
-        """The rows of each table that was given something, as `savepoint_files` takes them, without their sort key."""
+    def tables(self, given: Given) -> dict[str, list[DataFrame]]:
+        """The rows of each table that was given something, prepared; values may come in several parts, each with columns of its own."""
         if isinstance(given, DataFrame):
             return {VALUES: self._values({"": given})}
         if not isinstance(given, Mapping) or not all(isinstance(one, DataFrame) for one in given.values()):
@@ -89,7 +94,7 @@ class OperatorRows:
         for name, frame in given.items():
             if name not in values:
                 table = self._table(TIMERS.get(name, name))
-                found[table.layout.name] = self._rows_of(name, table, frame)
+                found[table.layout.name] = [self._rows_of(name, table, frame)]
         return found
 
     def _table(self, name: str) -> OperatorTable:
@@ -108,12 +113,12 @@ class OperatorRows:
             why = f"does not exist; there {_are(self.states)}" + (f"; {close}" if close else "")
         raise ConfigError(f"operator {self.uid!r}: the state {name!r} {why}", operator=self.uid, state=name)
 
-    def _values(self, given: Mapping[str, DataFrame]) -> DataFrame:
-        """Of all values of a key one row, from one or several DataFrames."""
+    def _values(self, given: Mapping[str, DataFrame]) -> list[DataFrame]:
+        """The values of keys, with those that are null."""
         table = self._table(VALUES)
         parts, seen = [], set[str]()
         for name, frame in given.items():
-            self._check_keys(frame, name)
+            self.check_keys(frame, name)
             own = [one for one in frame.columns if one not in self.layout.key.names]
             if name and own != [name]:
                 raise self._other_columns(name, frame, [name])
@@ -123,19 +128,17 @@ class OperatorRows:
                     raise self._other_columns(name, frame, list(self._columns_by_state))
             seen.update(own)
             columns = {self._columns_by_state[one]: one for one in own}
-            part = self.prepared(frame, table, columns)
-            known = [F.col(one).isNotNull() for one in part.columns if one not in table.identity]
-            if not known:
+            if not own:
                 raise self._other_columns(name, frame, list(self._columns_by_state))
-            parts.append(part.where(reduce(or_, known)))
-        return reduce(lambda one, other: one.join(other, on=table.identity, how="outer"), parts)
+            parts.append(self.prepared(frame, table, columns))
+        return parts
 
     def _rows_of(self, name: str, table: OperatorTable, frame: DataFrame) -> DataFrame:
-        self._check_keys(frame, name)
+        self.check_keys(frame, name)
         if name in TIMERS:
             return self._timers(name, table, frame)
         frame = self._exploded(name, table, frame)
-        if not _is_list(table.layout):
+        if not is_list(table.layout):
             sub = f"{name}_key"
             self._check_columns(name, frame, [sub, name])
             return self.prepared(frame, table, {sub: sub, name: name})
@@ -164,15 +167,16 @@ class OperatorRows:
         keys = [F.col(quoted(key)) for key in self.layout.key.names]
         kind = frame.schema[name].dataType if name in frame.columns else None
         own = [one for one in frame.columns if one not in self.layout.key.names]
-        if own != [name] or not isinstance(kind, ArrayType if _is_list(table.layout) else MapType):
+        if own != [name] or not isinstance(kind, ArrayType if is_list(table.layout) else MapType):
             return frame
-        if _is_list(table.layout):
+        if is_list(table.layout):
             return frame.select(*keys, F.posexplode(F.col(quoted(name))).alias(f"{name}_position", name))
         return frame.select(*keys, F.explode(F.col(quoted(name))).alias(f"{name}_key", name))
 
     # ── columns ────────────────────────────────────────────────────────────────────────────────
 
-    def _check_keys(self, frame: DataFrame, name: str) -> None:
+    def check_keys(self, frame: DataFrame, name: str) -> None:
+        """Refuse rows without the key; `name` is the state that they are of."""
         missing = [key for key in self.layout.key.names if key not in frame.columns]
         if missing:
             raise ConfigError(
@@ -221,14 +225,44 @@ class OperatorRows:
 
     def placed(self, rows: DataFrame, table: OperatorTable) -> DataFrame:
         """Prepared rows with their sort key; columns that are not among them are null, and a count is 0."""
-        keys = tuple(table.names[: table.keys])
+        keys, rows = self._hashed(rows, table)
+        number = sort_key(keys, self.max_parallelism)
+        if (
+            SORT_KEY in rows.columns
+        ):  # rows that were stored before: whatever the key group, the hash of the key is the same
+            before, low = F.col(SORT_KEY), F.lit((1 << GROUP_SHIFT) - 1)
+            differs = before.bitwiseAND(low) != number.bitwiseAND(low)
+            number = F.when(before.isNotNull() & differs, F.lit(WRONG_HASH).cast("long")).otherwise(number)
         columns = [
             _filled(
                 field, F.col(plain) if plain in rows.columns else F.lit(None).cast(spark_type(field.type))
             ).alias(plain)
             for field, plain in zip(table.fields, table.names, strict=True)
         ]
-        return rows.select(sort_key(keys, self.max_parallelism).alias(SORT_KEY), *columns)
+        return rows.select(number.alias(SORT_KEY), *columns)
+
+    def _hashed(self, rows: DataFrame, table: OperatorTable) -> tuple[tuple[str, ...], DataFrame]:
+        """The columns that say where a row goes: those of the key, and the start of a window that is a key of its own."""
+        keys = tuple(table.names[: table.keys])
+        sizes = [size_of_tumbling(one.name) for one in self.layout.tables if one.by_time]
+        size_us = next((size for size in sizes if size is not None), None)
+        names = table.layout.identity.names
+        if size_us is None or len(names) == len(keys) or names[len(keys)] != LAST:
+            return keys, rows
+        start = F.col(table.names[len(keys)]) - F.lit(size_us - 1)
+        return (*keys, _START), rows.withColumn(_START, start)
+
+
+def joined(parts: Sequence[DataFrame], table: OperatorTable) -> DataFrame:
+    """One row a key of parts that have columns of their own, without keys of which all is null."""
+    rows = reduce(lambda one, other: one.join(other, on=table.identity, how="outer"), parts)
+    return with_values(rows, table)
+
+
+def with_values(rows: DataFrame, table: OperatorTable) -> DataFrame:
+    """Of rows of values those that have any."""
+    values = [one for one in table.names[len(table.identity) :] if one in rows.columns]
+    return rows.where(reduce(or_, (F.col(one).isNotNull() for one in values))) if values else rows
 
 
 def _filled(field: pa.Field, column: Column) -> Column:
@@ -243,7 +277,8 @@ def spark_type(kind: pa.DataType) -> DataType:
     return found
 
 
-def _is_list(table: TableLayout) -> bool:
+def is_list(table: TableLayout) -> bool:
+    """Whether it holds the elements of lists."""
     return table.on_rescale is OnRescale.BY_KEY and table.identity.names[-1] == f"{table.name}_position"
 
 

@@ -27,7 +27,7 @@ from penstock.randomness import SYSTEM_RANDOMNESS
 from penstock.recovery.lifetimes import described
 from penstock.recovery.progress_log import NO_POSITION
 from penstock.savepoint.folder import claim_folder, finish, give_up, leave_only
-from penstock.savepoint.manifest import Manifest, SavedFile, SavedOperator
+from penstock.savepoint.manifest import Manifest, SavedOperator
 from penstock.spark.causes import in_brief
 from penstock.spark.compiled import compile_job
 from penstock.spark.compiled_operator import CompiledOperator
@@ -36,7 +36,7 @@ from penstock.spark.inspection import leaves
 from penstock.spark.key_columns import check_keys, normalised, quoted
 from penstock.spark.quiet_logs import quiet_logs_for
 from penstock.spark.savepoint_files import Answer, OperatorTable, Target, store_rows
-from penstock.spark.savepoint_rows import Given, OperatorRows
+from penstock.spark.savepoint_rows import Given, OperatorRows, joined
 from penstock.state.backends.base import VALUES, StateLayout
 from penstock.state.handle import Due
 from penstock.state.lifetimes import LONG_AGO_US, Measure, in_microseconds
@@ -189,7 +189,13 @@ class _Filling:
 
     def from_state(self, given: Given) -> dict[str, DataFrame]:
         """Rows of tables, with their sort keys."""
-        return self._placed(self.rows.tables(given))
+        values = OperatorTable.of(self.uid, self.layout, VALUES)
+        return self._placed(
+            {
+                name: joined(parts, values) if name == VALUES else parts[0]
+                for name, parts in self.rows.tables(given).items()
+            }
+        )
 
     def from_history(self, frame: DataFrame) -> dict[str, DataFrame]:
         """The same of an aggregate, from the rows of the past."""
@@ -262,19 +268,28 @@ class _Filling:
 
     def saved(self, tables: Mapping[str, DataFrame], to: Target, now_us: int) -> SavedOperator:
         """Write its tables."""
-        files: dict[str, tuple[SavedFile, ...]] = {}
-        first: dict[str, int] = {}
-        for name, rows in tables.items():
-            answers = checked_answers(
+        written = {
+            name: checked_answers(
                 store_rows(rows, to, OperatorTable.of(self.uid, self.layout, name)), self.uid, name
             )
-            files[name] = tuple(answer.file for answer in answers if answer.file is not None)
-            moments = [answer.first for answer in answers if answer.first is not None]
-            if moments:
-                first[name] = min(moments)
-        due = Due(*(first.get(timer_table(by, self.layout.key).name) for by in KINDS))
-        kept = {name: found for name, found in files.items() if found}
-        return SavedOperator(described(self.layout, _switched_on(self.layout, now_us)), kept, 1, due)
+            for name, rows in tables.items()
+        }
+        files = {name: tuple(one.file for one in found if one.file) for name, found in written.items()}
+        return SavedOperator(
+            described(self.layout, _switched_on(self.layout, now_us)),
+            {name: found for name, found in files.items() if found},
+            generation=1,
+            due=first_timers(written, self.layout),
+        )
+
+
+def first_timers(written: Mapping[str, Sequence[Answer]], layout: StateLayout) -> Due:
+    """The first moments for which timers were written."""
+    moments = {
+        name: min((one.first for one in answers if one.first is not None), default=None)
+        for name, answers in written.items()
+    }
+    return Due(*(moments.get(timer_table(by, layout.key).name) for by in KINDS))
 
 
 def checked_answers(answers: Sequence[Answer], uid: str, table: str) -> Sequence[Answer]:
@@ -339,10 +354,10 @@ def _lines(uid: str, kinds: Sequence[str], position: Any) -> list[str]:
             f"source {uid!r} is made of {len(kinds)} streams ({', '.join(kinds)}): give a list with a position for each",
             source=uid,
         )
-    return [NO_POSITION if one is None else _line(uid, one) for one in several]
+    return [NO_POSITION if one is None else position_line(uid, one) for one in several]
 
 
-def _line(uid: str, position: Any) -> str:
+def position_line(uid: str, position: Any) -> str:
     """As Spark writes it: JSON in one line, whether it was given as text or as what it stands for."""
     try:
         value = json.loads(position) if isinstance(position, str) else position
