@@ -14,10 +14,11 @@ import pytest
 from pyspark.sql import functions as F
 
 import penstock as ps
-from penstock.errors import ConfigError
+from penstock.errors import ConfigError, CorruptStateError
 from penstock.ownership.descent import read_descents
 from penstock.recovery.history import read_history
 from penstock.savepoint.create import create_savepoint
+from penstock.savepoint.manifest import read_manifest
 from penstock.storage import LocalStorage
 
 pytestmark = pytest.mark.spark
@@ -275,12 +276,87 @@ def test_other_key_groups(spark: Any, tmp_path: Path) -> None:
             saved = {"savepoint": tmp_path / f"saved {step}"}
         leftovers = LocalStorage(tmp_path / f"{step}/store/timed").names("state/_rekeyed")
         assert leftovers == []
-    hours = Counter()
+    hours: Counter[tuple[str, datetime]] = Counter()
     for row in timed.log.table().to_pylist():
         hours[row["app"], row["at"].replace(minute=0)] += 1
     assert {(row["app"], row["window_start"]): row["n"] for row in timed.rows("2", "hours")} == hours
-    assert {row["app"]: row["n"] for row in timed.rows("2", "later")} == {f"app{n}": 45 for n in range(40)}
-    newest: dict[int, int] = {}
-    for row in timed.rows("2", "numbers"):
-        newest[row["subtask"]] = max(row["n"], newest.get(row["subtask"], 0))
-    assert sum(newest.values()) <= 1800
+    by_app = Counter(timed.log.table()["app"].to_pylist())
+    assert {row["app"]: row["n"] for row in timed.rows("2", "later")} == by_app
+    last = read_manifest(LocalStorage(tmp_path / "saved 2")).operators["numbers"]
+    assert last.rows("seen") == timed.log.table().num_rows
+
+
+def refusals(spark: Any, site: Site) -> dict[str, tuple[str, dict[str, Any]]]:
+    """What is refused, by what is said of it, while nothing has run yet."""
+
+    def frame(columns: str, *rows: Any) -> Any:
+        return spark.createDataFrame(list(rows), columns)
+
+    past = site.past(spark)
+    counts = past.groupBy("app").agg(F.count("*").alias("count"))
+    return {
+        "no operator": ("no operator 'visit'; .* did you mean 'visits'", {"state": {"visit": {"count": counts}}}),
+        "no state": ("'counts' does not exist; there are .*; did you mean 'count'", {"state": {"visits": {"counts": counts}}}),
+        "no key": ("no column 'app', which is part of the key", {"state": {"visits": frame("apps string, count long")}}),
+        "key type": ("the column 'app' is int, the job has string", {"state": {"visits": frame("app int, count long")}}),
+        "value type": ("the column 'count' is double, the job has bigint", {"state": {"visits": frame("app string, count double")}}),
+        "more columns": ("have the columns app, count, x", {"state": {"visits": {"count": frame("app string, count long, x int")}}}),
+        "no order": ("take the key .app. and recent_position, recent", {"state": {"visits": {"recent": frame("app string, recent long")}}}),
+        "an average": ("'mean' keeps more than its result", {"state": {"views": frame("app string, mean double")}}),
+        "distinct": ("'users' keeps more than its result", {"state": {"views": frame("app string, users long")}}),
+        "no frame": ("is given as 3", {"state": {"visits": 3}}),
+        "history of code": ("is no aggregate", {"history": {"visits": past}}),
+        "history without a column": ("no column 'user', which it aggregates", {"history": {"views": past.drop("user")}}),
+        "history of a stream": ("its history is a stream", {"history": {"views": site.log.read(spark)}}),
+        "both": ("is in state and in history", {"state": {"views": frame("app string, n long")}, "history": {"views": past}}),
+        "no source": ("positions names 'click'.*did you mean 'clicks'", {"positions": {"click": {0: 1}}}),
+        "no position": ("is no position", {"positions": {"clicks": "first"}}),
+        "parts": ("parallelism", {"parallelism": 1000}),
+    }  # fmt: skip
+
+
+def test_wrong_use(spark: Any, tmp_path: Path) -> None:
+    """What cannot be is refused before anything is written, with both sides named; what only the rows show leaves the folder empty."""
+    site = Site(tmp_path)
+    site.fill(20)
+    job = site.job(spark, "new")
+    for said, given in refusals(spark, site).values():
+        with pytest.raises(ConfigError, match=said):
+            ps.write_savepoint(tmp_path / "refused", job, **given)
+        assert not (tmp_path / "refused").exists(), said
+    shown = {
+        "the key column 'app' is null in app=None": "select cast(null as string) app, 1L count",
+        "app='b' is there twice": "select * from values ('a', 1L), ('b', 1L), ('b', 2L) as t(app, count)",
+    }
+    for said, rows in shown.items():
+        with pytest.raises(ConfigError, match=f"operator 'visits', its values: {said}"):
+            ps.write_savepoint(tmp_path / "refused", job, {"visits": spark.sql(rows)})
+        assert LocalStorage(tmp_path / "refused").names() == []
+    twice = spark.sql("select 'a' app, 1L by_user_key, explode(array(1L, 2L)) by_user")
+    with pytest.raises(ConfigError, match=r"the state 'by_user': app='a', by_user_key=1 is there twice"):
+        ps.write_savepoint(tmp_path / "refused", job, {"visits": {"by_user": twice}})
+    ps.write_savepoint(tmp_path / "written", job, {"visits": spark.sql("select 'a' app, 1L count, 2L total")})
+    with pytest.raises(ConfigError, match="holds a savepoint; choose an empty folder"):
+        ps.write_savepoint(tmp_path / "written", job)
+    wrong: list[tuple[str, dict[str, Any]]] = [
+        ("no operator 'visit'", {"delete": {"visit": ["a"]}}),
+        (r"\('a', 1\) is no key of it; its key is \(app\)", {"delete": {"visits": [("a", 1)]}}),
+        ("two operators would be called", {"rename": {"visits": "same-1", "views": "same-1"}}),
+        ("max_parallelism", {"max_parallelism": 0}),
+        ("the savepoint has the source clicks", {"positions": {"x": 1}}),
+        ("'counts' does not exist", {"state": {"visits": spark.sql("select 'a' app, 1L counts")}}),
+    ]
+    ps.write_savepoint(
+        tmp_path / "two",
+        job,
+        {"visits": spark.sql("select 'a' app, 1L count"), "views": spark.sql("select 'a' app, 1L n")},
+    )
+    for said, given in wrong:
+        with pytest.raises(ConfigError, match=said):
+            ps.rewrite_savepoint(spark, tmp_path / "two", tmp_path / "refused", **given)
+        assert LocalStorage(tmp_path / "refused").names() == []
+    part = next((tmp_path / "two/state/visits/values").glob("*.parquet"))
+    part.write_bytes(part.read_bytes()[:-9] + b"surprised")
+    with pytest.raises(CorruptStateError, match="is corrupt"):
+        ps.rewrite_savepoint(spark, tmp_path / "two", tmp_path / "refused", max_parallelism=7)
+    assert LocalStorage(tmp_path / "refused").names() == []

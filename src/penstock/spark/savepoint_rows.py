@@ -210,17 +210,8 @@ class OperatorRows:
         return frame.select(*selected)
 
     def _cast(self, frame: DataFrame, name: str, wanted: pa.Field, *, is_identity: bool) -> Column:
-        column, found, kind = F.col(quoted(name)), frame.schema[name].dataType, spark_type(wanted.type)
-        if not loses_nothing(found, kind):
-            raise ConfigError(
-                f"operator {self.uid!r}: the column {name!r} is {found.simpleString()}, the state has {kind.simpleString()}, and not every "
-                "value of the one is a value of the other; cast it yourself",
-                operator=self.uid,
-                column=name,
-                found=found.simpleString(),
-                wanted=kind.simpleString(),
-            )
-        cast = column if found == kind else column.cast(kind)
+        kind = spark_type(wanted.type)
+        cast = safely_cast(frame, name, kind, self.uid)
         return normal(cast, kind) if is_identity else cast
 
     def placed(self, rows: DataFrame, table: OperatorTable) -> DataFrame:
@@ -269,6 +260,21 @@ def _filled(field: pa.Field, column: Column) -> Column:
     """An aggregate that counts never has null."""
     counts = field.name.startswith("__") and field.name.endswith(("_count", "_count_distinct"))
     return F.coalesce(column, F.lit(0).cast("long")) if counts and field.type == pa.int64() else column
+
+
+def safely_cast(frame: DataFrame, name: str, kind: DataType, uid: str) -> Column:
+    """A column of the operator `uid` as another type, where nothing can be lost."""
+    column, found = F.col(quoted(name)), frame.schema[name].dataType
+    if not loses_nothing(found, kind):
+        raise ConfigError(
+            f"operator {uid!r}: the column {name!r} is {found.simpleString()}, the job has {kind.simpleString()}, and not every value of "
+            "the one is a value of the other; cast it yourself",
+            operator=uid,
+            column=name,
+            found=found.simpleString(),
+            wanted=kind.simpleString(),
+        )
+    return column if found == kind else column.cast(kind)
 
 
 def spark_type(kind: pa.DataType) -> DataType:

@@ -7,6 +7,7 @@ one, each by as many tasks as there are parts, and the manifest last.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from pyspark.sql import functions as F  # noqa: N812 - PySpark's own convention
 from penstock.checkpoint.completed import Barrier
 from penstock.clock import SYSTEM_CLOCK
 from penstock.config import OnBadRecord, whole_number
-from penstock.errors import ConfigError, PenstockError, shown_alone
+from penstock.errors import ConfigError, CorruptStateError, PenstockError, shown_alone
 from penstock.graph import Aggregate
 from penstock.operators.distinct_values import WHOSE, counting_distinct, distinct_table
 from penstock.operators.timers import KINDS, timer_table
@@ -32,11 +33,11 @@ from penstock.spark.causes import in_brief
 from penstock.spark.compiled import compile_job
 from penstock.spark.compiled_operator import CompiledOperator
 from penstock.spark.dead_letters import grouped_with_bad_rows, has_no_key
-from penstock.spark.inspection import leaves
-from penstock.spark.key_columns import check_keys, normalised, quoted
+from penstock.spark.inspection import leaves, looked_at
+from penstock.spark.key_columns import normalised, quoted
 from penstock.spark.quiet_logs import quiet_logs_for
 from penstock.spark.savepoint_files import Answer, OperatorTable, Target, store_rows
-from penstock.spark.savepoint_rows import Given, OperatorRows, joined
+from penstock.spark.savepoint_rows import Given, OperatorRows, joined, safely_cast
 from penstock.state.backends.base import VALUES, StateLayout
 from penstock.state.handle import Due
 from penstock.state.lifetimes import LONG_AGO_US, Measure, in_microseconds
@@ -54,6 +55,7 @@ FIRST_CHECKPOINT = 0
 """The number that a job goes on from: it has read no batch yet, and its first is the one behind it."""
 _NOTES = "FileSource"
 """The kind of source whose position says nothing without the list of files that it has read."""
+_CORRUPT = re.compile(rf"^(?:[\w.]+\.)?{CorruptStateError.__name__}: (.*)$", re.MULTILINE)
 _VALUES_SHOWN = "values"
 
 
@@ -148,7 +150,13 @@ def being_made(to: Storage, token: str) -> Iterator[None]:
         give_up(to)
         if isinstance(error, PenstockError) or not isinstance(error, Exception):
             raise
-        raise in_brief(error) from error
+        raise _in_brief(error) from error
+
+
+def _in_brief(error: Exception) -> BaseException:
+    """What a task has said of a file that is not what it should be, or what Spark says."""
+    found = _CORRUPT.search(str(error))
+    return CorruptStateError(found[1]) if found else in_brief(error)
 
 
 def _check_operators(
@@ -212,27 +220,42 @@ class _Filling:
                 "DataFrame of a batch: spark.read",
                 operator=self.uid,
             )
-        check_keys(frame, node.keys, self.uid)
-        try:
-            return self._placed(self._aggregated(node, frame))
-        except PenstockError:
-            raise
-        except Exception as error:
+        return self._placed(self._aggregated(node, self._needed(node, frame)))
+
+    def _needed(self, node: Aggregate, frame: DataFrame) -> DataFrame:
+        """Of the rows of the past the columns that are looked at, with the types of the stream.
+
+        A name that is not there must not be left to Spark: it may be that of a function, as `user` is.
+        """
+        empty = frame.sparkSession.createDataFrame(
+            frame.sparkSession.sparkContext.emptyRDD(), self.operator.rows
+        )
+        grouped = self._grouped(node, empty)
+        names = [name for name in self.operator.rows.names if name in looked_at(grouped)]
+        missing = [name for name in names if name not in frame.columns]
+        if missing:
             raise ConfigError(
-                f"operator {self.uid!r}: its history has not the rows that it aggregates: {in_brief(error)}",
+                f"operator {self.uid!r}: its history has no column {missing[0]!r}, which it aggregates; it has "
+                f"{', '.join(frame.columns)}",
                 operator=self.uid,
-            ) from error
+                column=missing[0],
+            )
+        return frame.select(
+            *(
+                safely_cast(frame, name, self.operator.rows[name].dataType, self.uid).alias(name)
+                for name in names
+            )
+        )
+
+    def _grouped(self, node: Aggregate, frame: DataFrame) -> DataFrame:
+        """As a batch does it, with the same expressions."""
+        rows, policy = normalised(frame, self.operator.float_keys), self.operator.on_bad_record
+        if policy is not OnBadRecord.FAIL:
+            rows, policy = rows.where(~has_no_key(node.keys)), OnBadRecord.SKIP
+        return grouped_with_bad_rows(rows, node.keys, self.operator.partials, policy, self.operator.distinct)
 
     def _aggregated(self, node: Aggregate, frame: DataFrame) -> dict[str, DataFrame]:
-        """As a batch does it, with the same expressions."""
-        rows = normalised(frame, self.operator.float_keys)
-        policy = self.operator.on_bad_record
-        if policy is not OnBadRecord.FAIL:
-            rows = rows.where(~has_no_key(node.keys))
-        distinct = counting_distinct(self.operator.specs)
-        grouped = grouped_with_bad_rows(
-            rows, node.keys, self.operator.partials, policy, self.operator.distinct
-        )
+        grouped, distinct = self._grouped(node, frame), counting_distinct(self.operator.specs)
         found: dict[str, DataFrame] = {}
         for number, spec in enumerate(distinct, 1):
             table = OperatorTable.of(self.uid, self.layout, distinct_table(spec))
