@@ -67,6 +67,8 @@ if TYPE_CHECKING:
     from penstock.savepoint.contents import OperatorContents
     from penstock.spark.handle import JobHandle, Status
     from penstock.spark.saved_state import SavedState, read_savepoint, read_state
+    from penstock.spark.savepoint_rewriting import rewrite_savepoint
+    from penstock.spark.savepoint_writing import write_savepoint
     from penstock.spark.session import local_session
     from penstock.streams import Stream, Written
 
@@ -162,11 +164,13 @@ __all__ = [
     "no_restart",
     "read_savepoint",
     "read_state",
+    "rewrite_savepoint",
     "session",
     "sinks",
     "sliding",
     "sources",
     "tumbling",
+    "write_savepoint",
 ]
 
 
@@ -197,8 +201,10 @@ _LATE_NAMES = LateNames(
         "no_restart": "recovery.restart",
         "read_savepoint": "spark.saved_state",
         "read_state": "spark.saved_state",
+        "rewrite_savepoint": "spark.savepoint_rewriting",
         "sinks": "sinks",
         "sources": "sources",
+        "write_savepoint": "spark.savepoint_writing",
     },
 )
 """What only a driver needs. Whatever lives in the spark package is among it: the rest works without PySpark being imported."""

@@ -68,7 +68,7 @@ class Job:
         if parallelism > max_parallelism:
             raise ConfigError(
                 f"parallelism={parallelism} is more than max_parallelism={max_parallelism}: there are only that many key groups to "
-                "share out; lower parallelism (max_parallelism can be chosen only before the first run)",
+                "share out; lower parallelism, or choose a larger max_parallelism (later it can be changed only with a savepoint)",
                 parallelism=parallelism,
                 max_parallelism=max_parallelism,
             )

@@ -30,7 +30,7 @@ from penstock.ownership.heartbeat import beat
 from penstock.randomness import SYSTEM_RANDOMNESS, Randomness
 from penstock.recovery.begun import last_begun
 from penstock.recovery.history import History, read_history
-from penstock.recovery.restore import RestorePoint, read_job_record
+from penstock.recovery.restore import RestorePoint, read_job_record, record_key_groups
 from penstock.recovery.source_log import COPIES
 from penstock.recovery.taking_over import PerformAll
 from penstock.savepoint.load import Load
@@ -39,11 +39,16 @@ from penstock.savepoint.tables import checked_bytes
 from penstock.state.handle import StateHandle
 from penstock.state.local_files import make_job_dir, run_dir
 from penstock.storage import Storage
+from penstock.storage.subfolder import Subfolder
 
 _log = logging.getLogger(__name__)
 
 Check = Callable[[RestorePoint], None]
 """Refuses, by raising, a checkpoint that the job cannot go on from."""
+
+
+REKEYED = "state/_rekeyed"
+"""Where tables lie meanwhile whose key groups are others. No checkpoint names them: they are deleted with other leftovers."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +61,10 @@ class Savepoint:
     """Whether it becomes the job's own: then its folder is deleted when it was adopted."""
 
 
+Rekey = Callable[[Savepoint, Storage, int], Manifest]
+"""Writes the tables of a savepoint into a folder, for another max_parallelism. Sort keys are Spark's, of which the engine knows nothing."""
+
+
 def adopt(
     spec: JobSpec,
     savepoint: Savepoint,
@@ -63,20 +72,24 @@ def adopt(
     clock: Clock,
     perform_all: PerformAll,
     check: Check,
+    rekey: Rekey | None = None,
     drop_state: tuple[str, ...] = (),
     randomness: Randomness = SYSTEM_RANDOMNESS,
 ) -> bool:
     """Make the savepoint the job's newest checkpoint, unless it has adopted it before; true if it was done now."""
     if not _may_adopt(spec.storage, savepoint.manifest):
+        _record_key_groups_again(spec)
         return False
-    _check_fits(spec, savepoint.manifest, check)
+    _check_fits(spec, savepoint.manifest, check, may_rekey=rekey is not None)
     mine = claim(spec.storage, clock.wall(), Claimant())
     try:
         if not _may_adopt(spec.storage, savepoint.manifest):
             return False
         make_job_dir(spec.working_folder)
         local_dir = run_dir(spec.working_folder, mine.run, randomness.token(8))
-        _adopt(spec, savepoint, mine, perform_all, left_out=frozenset(drop_state), local_dir=local_dir)
+        fitting = _with_key_groups(spec, savepoint, mine, rekey)
+        loading = _loading(spec, fitting, mine, frozenset(drop_state), local_dir)
+        _adopt(spec, savepoint, mine, loading, perform_all)
     finally:
         beat(spec.storage, mine.run, clock.wall(), ended=True)  # the start itself is a run of its own
     _log.info("job %s begins with the savepoint %s", spec.name, savepoint.folder.uri)
@@ -85,19 +98,24 @@ def adopt(
     return True
 
 
-def _adopt(
-    spec: JobSpec,
-    savepoint: Savepoint,
-    mine: Claim,
-    perform_all: PerformAll,
-    *,
-    left_out: frozenset[str],
-    local_dir: Path,
-) -> None:
-    manifest = savepoint.manifest
-    load = Load(
+def _with_key_groups(spec: JobSpec, savepoint: Savepoint, mine: Claim, rekey: Rekey | None) -> Savepoint:
+    """The savepoint with the key groups of the job: itself, or a copy that is the job's."""
+    if rekey is None or savepoint.manifest.max_parallelism == spec.max_parallelism:
+        return savepoint
+    _log.info(
+        "the savepoint has max_parallelism=%d, the job %d: its keys are hashed anew",
+        *(savepoint.manifest.max_parallelism, spec.max_parallelism),
+    )
+    to = Subfolder(spec.storage, f"{REKEYED}/{mine.run}")
+    return Savepoint(to, rekey(savepoint, to, spec.max_parallelism))
+
+
+def _loading(
+    spec: JobSpec, savepoint: Savepoint, mine: Claim, left_out: frozenset[str], local_dir: Path
+) -> Load:
+    return Load(
         savepoint.folder,
-        manifest,
+        savepoint.manifest,
         spec.storage,
         spec.backend,
         local_dir,
@@ -106,6 +124,10 @@ def _adopt(
         spec.max_parallelism,
         left_out=left_out,
     )
+
+
+def _adopt(spec: JobSpec, savepoint: Savepoint, mine: Claim, load: Load, perform_all: PerformAll) -> None:
+    manifest = savepoint.manifest
     empty = _empty_handles(spec, manifest)
     loaded = perform_all(load, [handle for handles in empty.values() for handle in handles])
     by_uid: dict[str, list[StateHandle]] = {uid: [] for uid in manifest.operators}
@@ -115,6 +137,14 @@ def _adopt(
     mine.check()
     write_metadata(spec.storage, _as_checkpoint(spec, manifest, mine.run, by_uid, barrier))
     record_descent(mine, NO_CHECKPOINT, 0)
+    record_key_groups(spec.storage, spec.max_parallelism)
+
+
+def _record_key_groups_again(spec: JobSpec) -> None:
+    """A crash may have come before it was done."""
+    newest = read_history(spec.storage, read_descents(spec.storage)).whole[-1]
+    if newest.max_parallelism == spec.max_parallelism:
+        record_key_groups(spec.storage, spec.max_parallelism)
 
 
 def _may_adopt(storage: Storage, manifest: Manifest) -> bool:
@@ -157,9 +187,9 @@ def _refuse_what_was_begun(storage: Storage, history: History, manifest: Manifes
         )
 
 
-def _check_fits(spec: JobSpec, manifest: Manifest, check: Check) -> None:
+def _check_fits(spec: JobSpec, manifest: Manifest, check: Check, *, may_rekey: bool) -> None:
     """As a checkpoint of the job it would be refused for the same reasons: before it is one."""
-    if manifest.max_parallelism != spec.max_parallelism:
+    if manifest.max_parallelism != spec.max_parallelism and not may_rekey:
         raise ConfigError(
             f"the savepoint has max_parallelism={manifest.max_parallelism}, the job {spec.max_parallelism}: key groups would no longer "
             "match",

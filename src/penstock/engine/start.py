@@ -15,6 +15,7 @@ from penstock.clock import Clock
 from penstock.config import Mode
 from penstock.engine.job_spec import JobSpec
 from penstock.engine.observer import tell_origins
+from penstock.errors import IncompatibleStateError
 from penstock.ids import NO_CHECKPOINT, CheckpointId, SubtaskId
 from penstock.ownership.claim import Claimant
 from penstock.ownership.heartbeat import beat
@@ -103,8 +104,20 @@ def check_fits(
     latest: Latest = unknown_end,
 ) -> None:
     """Refuse what the job cannot go on from; raises before anything is changed."""
+    _check_key_groups(spec, point)
     fitted = JobNow(spec.source_numbers, spec.uids, changes, latest).fit(point, drop_state)
     _fit(spec, fitted).handles(drop_state)
+
+
+def _check_key_groups(spec: JobSpec, point: RestorePoint) -> None:
+    """A crash may have come between a savepoint that changed them and the record of the job."""
+    checkpoint = point.checkpoint
+    if checkpoint is not None and checkpoint.max_parallelism != spec.max_parallelism:
+        raise IncompatibleStateError(
+            f"checkpoint {point.id} has max_parallelism={checkpoint.max_parallelism}, the job {spec.max_parallelism}: key groups would not "
+            f"match; set it to {checkpoint.max_parallelism}, or start it with the savepoint that changed it",
+            setting="max_parallelism",
+        )
 
 
 def forget_working_files(spec: JobSpec, start: Start) -> None:
@@ -128,6 +141,7 @@ def _restored(
         return now.fit(point, claimant.still_to_drop(drop_state, point.completed_by))
 
     def check(point: RestorePoint) -> None:
+        _check_key_groups(spec, point)
         _fit(spec, point).handles(claimant.still_to_drop(drop_state, point.completed_by))
 
     if not claimant.has_claimed:

@@ -69,10 +69,11 @@ def aggregate_layout(
 
 def _table(spec: AggregateSpec, key: pa.Schema) -> TableLayout:
     values = [pa.field(name, kind) for name, kind in zip(value_names(spec), spec.distinct, strict=True)]
-    return TableLayout(_table_name(spec), pa.schema([*key, *values]), pa.schema([]))
+    return TableLayout(distinct_table(spec), pa.schema([*key, *values]), pa.schema([]))
 
 
-def _table_name(spec: AggregateSpec) -> str:
+def distinct_table(spec: AggregateSpec) -> str:
+    """The table with the values of one of them."""
     return f"__{spec.name}_distinct"
 
 

@@ -49,7 +49,7 @@ class RowIds:
     def of(cls, key_index: Positions, subs: pa.RecordBatch) -> RowIds:
         """As they are stored: every NaN is one, and -0.0 is 0.0."""
         columns = [_one_zero_and_nan(column) for column in subs.columns]
-        return cls(key_index, pa.RecordBatch.from_arrays(columns, schema=subs.schema), _orders(columns))
+        return cls(key_index, pa.RecordBatch.from_arrays(columns, schema=subs.schema), sub_orders(columns))
 
     def __len__(self) -> int:
         return len(self.key_index)
@@ -191,7 +191,7 @@ class PieceRows:
     def _stored_batch(self, key_index: Positions, rows: pa.RecordBatch) -> Iterator[SortedBatch]:
         first, behind = len(self._layout.identity) - len(self.sub), len(self._layout.identity)
         subs = pa.RecordBatch.from_arrays(rows.columns[first:behind], schema=self.sub)
-        ids = RowIds(key_index, subs, _orders(subs.columns))
+        ids = RowIds(key_index, subs, sub_orders(subs.columns))
         return self._batch(ids, rows.columns[behind : behind + len(self.value)])
 
     def _batch(self, ids: RowIds, values: Sequence[pa.Array]) -> Iterator[SortedBatch]:
@@ -245,7 +245,7 @@ class PieceRows:
         changes = merge_tables([*layers, forgotten], ownership=_EVERYTHING, keep_tombstones=True)
         for batch in changes:
             subs = pa.RecordBatch.from_arrays(list(batch.keys), schema=self.sub)
-            orders = batch.orders if batch.orders is not None else _orders(subs.columns)
+            orders = batch.orders if batch.orders is not None else sub_orders(subs.columns)
             values = (
                 pa.RecordBatch.from_arrays(list(batch.values), schema=self.value)
                 if len(self.value)
@@ -306,7 +306,7 @@ def _without(batch: SortedBatch, unwanted: Flags) -> SortedBatch:
     return batch.take(np.flatnonzero(~drop)) if drop.any() else batch
 
 
-def _orders(subs: Sequence[pa.Array]) -> SortKeys:
+def sub_orders(subs: Sequence[pa.Array]) -> SortKeys:
     """The second sort number, a function of the values alone: that of a null is 0."""
     if not len(subs[0]):
         return np.zeros(0, dtype=np.int64)

@@ -11,6 +11,7 @@ watermark has come to that.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from math import gcd
 
@@ -20,7 +21,7 @@ import numpy.typing as npt
 from penstock.config import Duration, seconds, whole_number
 from penstock.errors import ConfigError
 from penstock.state.lifetimes import in_microseconds
-from penstock.wording import exactly
+from penstock.wording import exactly, in_so_many_us
 
 WINDOW_START, WINDOW_END = "window_start", "window_end"
 """The columns that an aggregate of windows adds."""
@@ -83,6 +84,14 @@ class CountWindows:
 
 
 Windows = TimeWindows | SessionWindows | CountWindows
+
+_ONE_BEHIND_THE_OTHER = re.compile(r"windows of (\d+ \w+)(?: from \d+ \w+ on)?")
+
+
+def size_of_tumbling(said: str) -> int | None:
+    """The size of windows that lie one behind the other, as `str` says them; None for others, and for what are no windows."""
+    found = _ONE_BEHIND_THE_OTHER.fullmatch(said)
+    return None if found is None else in_so_many_us(found[1])
 
 
 def tumbling(size: Duration, *, offset: Duration = "0s") -> TimeWindows:

@@ -174,8 +174,13 @@ def read_job_record(storage: Storage) -> JobRecord:
         raise CorruptStateError(f"{JOB_FILE} in {storage.uri} is not readable: {error}") from error
 
 
-def check_job_record(storage: Storage, record: JobRecord) -> JobRecord:
-    """Write `job.json` at the first start, with an identity; later return it, or refuse a job that has changed since."""
+def check_job_record(
+    storage: Storage, record: JobRecord, *, may_have_other_groups: bool = False
+) -> JobRecord:
+    """Write `job.json` at the first start, with an identity; later return it, or refuse a job that has changed since.
+
+    `may_have_other_groups`: it begins with a savepoint, with which `max_parallelism` may change; see `record_key_groups`.
+    """
     new = msgspec.structs.replace(record, identity=SYSTEM_RANDOMNESS.token(8))
     if storage.create(JOB_FILE, msgspec.json.encode(new)):
         return new
@@ -187,15 +192,26 @@ def check_job_record(storage: Storage, record: JobRecord) -> JobRecord:
             job=record.job,
             expected=known.job,
         )
-    if known.max_parallelism != record.max_parallelism:
+    if known.max_parallelism != record.max_parallelism and not may_have_other_groups:
         raise ConfigError(
             f"max_parallelism={record.max_parallelism} but the job in {storage.uri} was started with "
-            f"{known.max_parallelism}; key groups would no longer match, so it can never change: set it back",
+            f"{known.max_parallelism}; key groups would no longer match: set it back, or stop the job with a savepoint and start it from "
+            "that, which may change it",
             setting="max_parallelism",
             value=record.max_parallelism,
             expected=known.max_parallelism,
         )
     return known
+
+
+def record_key_groups(storage: Storage, max_parallelism: int) -> None:
+    """The job has begun with state of other key groups. Until this is written, a start without the savepoint is refused."""
+    if storage.size(JOB_FILE) is None:
+        return  # whoever has no record has none that could be wrong
+    known = read_job_record(storage)
+    if known.max_parallelism != max_parallelism:
+        changed = msgspec.structs.replace(known, max_parallelism=max_parallelism)
+        storage.put(JOB_FILE, msgspec.json.encode(changed))
 
 
 def restore(

@@ -19,17 +19,16 @@ import xxhash
 from penstock.checkpoint.completed import Barrier, Completed, OperatorState, SourceFile
 from penstock.checkpoint.metadata import is_committed
 from penstock.clock import SYSTEM_CLOCK, Clock
-from penstock.errors import ConfigError, CorruptStateError, IncompatibleStateError
+from penstock.errors import CorruptStateError, IncompatibleStateError
 from penstock.recovery.lifetimes import stored_layout
 from penstock.recovery.restore import read_job_record
+from penstock.savepoint.folder import claim_folder, finish
 from penstock.savepoint.manifest import (
-    MAKING,
     MANIFEST,
     Manifest,
     Origin,
     SavedFile,
     SavedOperator,
-    encode,
     read_manifest,
 )
 from penstock.savepoint.stored_rows import StoredSubtask
@@ -70,36 +69,14 @@ def create_savepoint(
         )
     if to.size(MANIFEST) is not None and (known := read_manifest(to)).id == token:
         return known  # made before, and whoever asked was not told
-    _claim_folder(to, token)
+    claim_folder(to, token)
     work = Path(tempfile.mkdtemp(prefix="penstock-savepoint-", dir=scratch))
     try:
         made = _Making(job_storage, completed, to, work, clock, told).manifest(token)
     finally:
         shutil.rmtree(work, ignore_errors=True)
-    data = encode(made)
-    if not to.create(MANIFEST, data):
-        raise ConfigError(f"{to.uri} has a savepoint by now; choose another folder", folder=to.uri)
-    to.delete([MAKING])
+    finish(to, made)
     return made
-
-
-def _claim_folder(to: Storage, token: str) -> None:
-    """The folder is this attempt's alone, and has nothing in it. What an earlier attempt with the same token left is deleted."""
-    to.check_place()
-    mine = token.encode()
-    if not to.create(MAKING, mine):
-        if to.get(MAKING) != mine:
-            raise ConfigError(
-                f"{to.uri} holds an unfinished savepoint of somebody else: it is being made, or was given up; choose another folder, or "
-                "delete it",
-                folder=to.uri,
-            )
-        to.delete([name for name in to.names() if name.startswith(("state/", "sources/"))])
-    foreign = [name for name in to.names() if name != MAKING]
-    if foreign:
-        to.delete([MAKING])
-        what = "a savepoint" if MANIFEST in foreign else f"other files, such as {foreign[0]}"
-        raise ConfigError(f"{to.uri} holds {what}; choose an empty folder", folder=to.uri)
 
 
 @dataclass(frozen=True)

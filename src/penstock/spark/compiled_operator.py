@@ -65,6 +65,8 @@ class CompiledOperator:
     late_right: pa.Schema | None = None
     """The same for those of its second input."""
     times: OperatorTimes = field(default_factory=OperatorTimes)
+    rows: StructType = field(default_factory=StructType)
+    """The columns of its input."""
 
     @property
     def top_spec(self) -> TopSpec:
@@ -117,5 +119,11 @@ class OperatorInput:
     def operator(self, node: Keyed, layout: StateLayout, result: StructType) -> CompiledOperator:
         """What all kinds have; the caller adds what its own has."""
         return CompiledOperator(
-            node, layout, result, self.on_bad_record, self.float_keys, beside=self.letters
+            node,
+            layout,
+            result,
+            self.on_bad_record,
+            self.float_keys,
+            beside=self.letters,
+            rows=self.frame.schema,
         )

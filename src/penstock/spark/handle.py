@@ -38,6 +38,7 @@ from penstock.recovery.forget import forget_everything
 from penstock.recovery.history import read_history
 from penstock.recovery.repeated import Failure, times_in_a_row, would_come_again
 from penstock.recovery.restore import JobRecord, check_job_record
+from penstock.savepoint.manifest import Manifest
 from penstock.spark.compiled import Compiled, compile_job, spec_of
 from penstock.spark.inspection import guarantee_of
 from penstock.spark.latest_positions import LatestPositions
@@ -47,6 +48,7 @@ from penstock.spark.session import is_alive
 from penstock.spark.tasks import take_over_all
 from penstock.spark.verdicts import add_what_follows, given_up, is_final, may_come_up, restart_line
 from penstock.state.local_files import forget_earlier_runs, job_dir, make_job_dir, run_dir
+from penstock.storage import Storage
 from penstock.wording import counted
 
 if TYPE_CHECKING:
@@ -126,7 +128,11 @@ class JobHandle:
             compiled = compile_job(job.graph)
         job.storage.check_writable()
         make_job_dir(job_dir(job.local_dir, job.name, job.storage.uri))
-        record = check_job_record(job.storage, JobRecord(job.name, job.max_parallelism))
+        record = check_job_record(
+            job.storage,
+            JobRecord(job.name, job.max_parallelism),
+            may_have_other_groups=options.savepoint is not None,
+        )
         handle = cls(job, compiled, spec_of(job, compiled, record.owner), guarantee, options)
         try:
             handle._run = handle._prepared_run()
@@ -288,8 +294,14 @@ class JobHandle:
             clock=SYSTEM_CLOCK,
             perform_all=partial(take_over_all, self._compiled.session),
             check=lambda point: check_fits(self._spec, point, dropped, self._options.changes, self._latest),
+            rekey=self._rekey,
             drop_state=dropped,
         )
+
+    def _rekey(self, savepoint: Savepoint, to: Storage, max_parallelism: int) -> Manifest:
+        from penstock.spark.savepoint_rewriting import rekeyed
+
+        return rekeyed(self._compiled.session, savepoint.folder, savepoint.manifest, to, max_parallelism)
 
     def _work(self) -> None:
         met: BaseException | None

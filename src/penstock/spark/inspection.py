@@ -89,6 +89,16 @@ def _options(leaf: Any) -> Mapping[str, str]:
     return dict(leaf.extraOptions().asCaseSensitiveMap())
 
 
+def looked_at(frame: DataFrame) -> frozenset[str]:
+    """The names of all columns that something in the optimised plan of a DataFrame looks at: what is not needed is not among them."""
+    found: set[str] = set()
+    for node in _walk(frame._jdf.queryExecution().optimizedPlan()):
+        names = node.references().iterator()
+        while names.hasNext():
+            found.add(str(names.next().name()))
+    return frozenset(found)
+
+
 def kept_columns(frame: DataFrame) -> tuple[str, frozenset[str]]:
     """The kind of its streaming source, and which of the source's columns are still there, as they were; '' where it has several."""
     found = [node for node in _walk(_analyzed(frame)) if _is_streaming_leaf(node)]

@@ -115,12 +115,13 @@ class Readable:
     task: Task
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:  # noqa: D102 - Spark calls it
-        with _readable():
+        with readable():
             yield from self.task(batches)
 
 
 @contextmanager
-def _readable() -> Iterator[None]:
+def readable() -> Iterator[None]:
+    """What is raised inside can be read by Spark."""
     try:
         yield
     except Exception as error:
@@ -135,7 +136,7 @@ class _InATask:
     work: SubtaskWork
 
     def __call__(self, encoded: bytes) -> bytes:
-        with _readable():
+        with readable():
             taken = self.work(_HANDLES.decode(encoded), _task().taskAttemptId())
             return msgspec.json.encode(taken)
 

@@ -51,14 +51,14 @@ def take_over(
 ) -> None:
     """Write what a subtask gets of what all former subtasks had, the first of these first; `state` has the rest already."""
     for table in layout.of_subtasks:
-        share = _share(table, [rows[table.name] for rows in former], subtask, parallelism)
+        share = share_of(table, [rows[table.name] for rows in former], subtask, parallelism)
         opened = state.table(table.name)
         _write(opened, table, _outdated(opened, table, share, subtask), gone=True)
         _write(opened, table, share, gone=False)
 
 
-def _share(table: TableLayout, former: Sequence[pa.Table], subtask: int, parallelism: int) -> pa.Table:
-    """The rows of the new subtask, as its own."""
+def share_of(table: TableLayout, former: Sequence[pa.Table], subtask: int, parallelism: int) -> pa.Table:
+    """The rows of the new subtask of what all former ones had, as its own."""
     if table.on_rescale is OnRescale.COPY:
         return _owned_by(subtask, former[subtask % len(former)])
     rows = pa.concat_tables(former)

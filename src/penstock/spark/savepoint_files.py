@@ -1,0 +1,300 @@
+"""Rows of state between the files of a savepoint and DataFrames, in Spark's tasks. Driver and executors.
+
+On the way columns have plain names by their place, `c0`, `c1` and so on: identity first, then values, whatever they are called. In front of
+them is the sort key, which Spark computes. A file is one part: the rows of the key groups g with g mod parallelism = part, in order.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - PySpark's own convention
+from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.types import BinaryType, LongType, StructField, StructType
+
+from penstock.operators.table_rows import sub_orders
+from penstock.savepoint.manifest import SavedFile
+from penstock.savepoint.tables import BATCH_ROWS, read_table, table_folder, write_table
+from penstock.spark.key_columns import subtask_of
+from penstock.spark.tasks import Readable
+from penstock.spark.versions import partition_by_number, repartitioned
+from penstock.state.backends.base import StateLayout, TableLayout
+from penstock.state.backends.equality import rows_equal
+from penstock.state.backends.sorted_file import numbered_schema
+from penstock.state.keys import ORDER, SORT_KEY, key_groups, owners
+from penstock.storage import Storage
+
+PIECE_BYTES = 64 << 20
+"""So much of a part is in memory before it is written."""
+WRONG_HASH = -1
+"""In place of a sort key: the key has not the hash with which it is stored."""
+_ANSWER = StructType([StructField("answer", BinaryType())])
+
+
+@dataclass(frozen=True)
+class OperatorTable:
+    """One table of an operator, the first so many of whose columns are the operator's key."""
+
+    uid: str
+    layout: TableLayout
+    keys: int
+
+    @classmethod
+    def of(cls, uid: str, layout: StateLayout, name: str) -> OperatorTable:
+        """One of the tables of a layout."""
+        return cls(uid, layout.by_name[name], len(layout.key))
+
+    @property
+    def fields(self) -> list[pa.Field]:
+        """Its columns: what tells rows apart, then values."""
+        return [*self.layout.identity, *self.layout.value]
+
+    @property
+    def names(self) -> list[str]:
+        """What they are called on the way."""
+        return [f"c{at}" for at in range(len(self.fields))]
+
+    @property
+    def identity(self) -> list[str]:
+        """Of these names those of the columns that tell rows apart."""
+        return self.names[: len(self.layout.identity)]
+
+    @property
+    def schema(self) -> StructType:
+        """The same with Spark's types, the sort key in front."""
+        fields = [field.with_name(name) for field, name in zip(self.fields, self.names, strict=True)]
+        columns: StructType = from_arrow_schema(
+            pa.schema([(SORT_KEY, pa.int64()), *fields]), prefer_timestamp_ntz=True
+        )
+        return columns
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """What a task has written, or why it has not."""
+
+    file: SavedFile | None = None
+    first: int | None = None
+    """The smallest second sort number, where there is one."""
+    problem: str = ""
+
+
+_FILES = msgspec.json.Decoder(SavedFile)
+_ANSWERS = msgspec.json.Decoder(Answer)
+
+
+# ── from files ─────────────────────────────────────────────────────────────────────────────────
+
+
+def stored_rows(
+    session: SparkSession, folder: Storage, files: Sequence[SavedFile], table: OperatorTable
+) -> DataFrame:
+    """The rows of a table, read by one task a file; a file that is not what the manifest says makes it fail."""
+    columns = table.schema
+    if not files:
+        return session.createDataFrame([], columns)
+    items = [(bytearray(msgspec.json.encode(file)),) for file in files]
+    spread = session.sparkContext.parallelize(items, len(items))
+    named = session.createDataFrame(spread, StructType([StructField("file", BinaryType())]))
+    return named.mapInArrow(Readable(_Reading(folder, table)), columns)
+
+
+@dataclass(frozen=True)
+class _Reading:
+    folder: Storage
+    table: OperatorTable
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        names = [SORT_KEY, *self.table.names]
+        wanted = [SORT_KEY, *(field.name for field in self.table.fields)]
+        with _scratch() as scratch:
+            for encoded in (one for batch in batches for one in batch.column(0).to_pylist()):
+                for rows in read_table(self.folder, _FILES.decode(encoded), self.table.layout, Path(scratch)):
+                    yield rows.select(wanted).rename_columns(names)
+
+
+# ── to files ───────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True)
+class Target:
+    """Where tables go, in how many parts."""
+
+    folder: Storage
+    parallelism: int
+
+
+def store_rows(rows: DataFrame, to: Target, table: OperatorTable) -> list[Answer]:
+    """Write the rows of a table (columns as in its `schema`), one file a part; an answer for each, or for what is wrong."""
+    session, has_orders = rows.sparkSession, table.layout.ordered
+    numbers = [SORT_KEY, ORDER] if has_orders else [SORT_KEY]
+    rows = (_with_orders(rows, table) if has_orders else rows).select(*numbers, *table.names)
+    place = partition_by_number(session, subtask_of(to.parallelism), to.parallelism)
+    placed = repartitioned(rows, to.parallelism, place)
+    # those that share their numbers are side by side if they are the same: so one that is there twice is found
+    in_order = placed.sortWithinPartitions(*numbers, *table.identity)
+    answers = in_order.mapInArrow(Readable(_Writing(to, table)), _ANSWER).collect()
+    return [_ANSWERS.decode(bytes(row["answer"])) for row in answers]
+
+
+def _with_orders(rows: DataFrame, table: OperatorTable) -> DataFrame:
+    """The second sort number beside each row. That of a whole number is the number itself, which Spark knows, too."""
+    subs = table.identity[table.keys :]
+    if [rows.schema[name].dataType for name in subs] == [LongType()]:
+        return rows.withColumn(ORDER, F.coalesce(F.col(subs[0]), F.lit(0)))
+    schema = StructType([*rows.schema.fields, StructField(ORDER, LongType())])
+    return rows.mapInArrow(Readable(_Ordering(tuple(subs))), schema)
+
+
+@dataclass(frozen=True)
+class _Ordering:
+    subs: tuple[str, ...]
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            orders = sub_orders([batch.column(name) for name in self.subs])
+            yield pa.RecordBatch.from_arrays(
+                [*batch.columns, pa.array(orders)], names=[*batch.schema.names, ORDER]
+            )
+
+
+@dataclass(frozen=True)
+class _Writing:
+    to: Target
+    table: OperatorTable
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        rest = iter(batches)
+        checked = _Checked(self.table, self.to.parallelism)
+        pieces = checked.pieces(rest)
+        first = next(pieces, None)
+        answer = None
+        if first is not None:
+            answer = self._written(checked, first, pieces)
+        for _ in rest:  # Spark hands over all rows of a task
+            pass
+        if checked.problem:
+            answer = Answer(problem=checked.problem)
+        if answer is not None:
+            yield pa.record_batch({"answer": pa.array([msgspec.json.encode(answer)], pa.binary())})
+
+    def _written(self, checked: _Checked, first: pa.RecordBatch, others: Iterator[pa.RecordBatch]) -> Answer:
+        part = int(owners(key_groups(first.column(SORT_KEY).to_numpy()[:1]), self.to.parallelism)[0])
+        task = TaskContext.get()
+        attempt = 0 if task is None else task.taskAttemptId()
+        path = f"{table_folder(self.table.uid, self.table.layout.name)}/{part}-{attempt}.parquet"
+        with _scratch() as scratch:
+            rows = checked.of_part(part, _chained(first, others))
+            file = write_table(
+                self.to.folder, path, rows, self.table.layout, part=part, scratch=Path(scratch)
+            )
+        return Answer(file, checked.first)
+
+
+def _chained(first: pa.RecordBatch, others: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    yield first
+    yield from others
+
+
+class _Checked:
+    """The rows of a task as they are stored, in pieces, up to the first that cannot be: then `problem` says why."""
+
+    def __init__(self, table: OperatorTable, parallelism: int) -> None:
+        self._parallelism = parallelism
+        self._schema = numbered_schema(table.layout)
+        self._identity = table.layout.identity.names
+        self._keys = self._identity[: table.keys]
+        self._last: pa.RecordBatch | None = None
+        self.first: int | None = None
+        self.problem = ""
+
+    def pieces(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Row groups of about `BATCH_ROWS`."""
+        waiting: list[pa.RecordBatch] = []
+        for batch in batches:
+            rows = self._as_stored(batch)
+            self._look_at(rows)
+            if self.problem:
+                return
+            waiting.append(rows)
+            if (
+                sum(one.num_rows for one in waiting) >= BATCH_ROWS
+                or sum(one.nbytes for one in waiting) >= PIECE_BYTES
+            ):
+                yield _joined(waiting)
+                waiting = []
+        if waiting:
+            yield _joined(waiting)
+
+    def of_part(self, part: int, pieces: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """All of them are of one part, as Spark was asked for."""
+        for piece in pieces:
+            if (owners(key_groups(piece.column(SORT_KEY).to_numpy()), self._parallelism) != part).any():
+                self.problem = (
+                    f"Spark has put rows of another part into part {part}: this is a bug, report it"
+                )
+                return
+            yield piece
+
+    def _as_stored(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        columns = [
+            column if column.type == field.type else column.cast(field.type)
+            for column, field in zip(batch.columns, self._schema, strict=True)
+        ]
+        return pa.RecordBatch.from_arrays(columns, schema=self._schema)
+
+    def _look_at(self, rows: pa.RecordBatch) -> None:
+        if not rows.num_rows:
+            return
+        for name in self._keys:
+            if rows.column(name).null_count:
+                at = int(np.flatnonzero(np.asarray(rows.column(name).is_null()))[0])
+                self.problem = f"the key column {name!r} is null in {self._shown(rows, at)}"
+                return
+        wrong = np.flatnonzero(rows.column(SORT_KEY).to_numpy() == WRONG_HASH)
+        if len(wrong):
+            self.problem = f"{self._shown(rows, int(wrong[0]))} has not the hash with which it is stored"
+            return
+        twice = self._twice(rows)
+        if len(twice):
+            self.problem = f"{self._shown(rows, int(twice[0]))} is there twice"
+            return
+        if ORDER in rows.schema.names:
+            least = int(rows.column(ORDER).to_numpy().min())
+            self.first = least if self.first is None else min(self.first, least)
+
+    def _twice(self, rows: pa.RecordBatch) -> npt.NDArray[np.int64]:
+        """The rows that are the same as the one before."""
+        identity = rows.select(self._identity)
+        together = identity if self._last is None else _joined([self._last, identity])
+        before, after = together.slice(0, together.num_rows - 1), together.slice(1)
+        self._last = identity.slice(identity.num_rows - 1)
+        same: npt.NDArray[np.int64] = np.flatnonzero(rows_equal(before.columns, after.columns))
+        same += 1 - (together.num_rows - identity.num_rows)
+        return same
+
+    def _shown(self, rows: pa.RecordBatch, at: int) -> str:
+        (values,) = rows.select(self._identity).slice(at, 1).to_pylist()
+        return ", ".join(f"{name}={value!r}" for name, value in values.items())
+
+
+def _joined(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
+    if len(batches) == 1:
+        return batches[0]
+    columns = [
+        pa.concat_arrays([batch.column(at) for batch in batches]) for at in range(batches[0].num_columns)
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=batches[0].schema)
+
+
+def _scratch() -> tempfile.TemporaryDirectory[str]:
+    """A folder of this machine that is gone in the end."""
+    return tempfile.TemporaryDirectory(prefix="penstock-savepoint-", ignore_cleanup_errors=True)

@@ -1,0 +1,422 @@
+"""`rewrite_savepoint`: a savepoint made of another one, repaired, renamed or with other key groups. Driver and executors.
+
+What is not changed is copied file by file. A table that is changed is read, joined with what is given, and written anew; for another
+`max_parallelism` every table of keys is, as the key group is in the sort key. The hash of each key is compared with the one it was stored
+with: a key that would be put elsewhere than the job looks for it makes the rewriting fail, and is never written.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - PySpark's own convention
+from pyspark.sql.types import StructField, StructType
+
+from penstock.checkpoint.completed import Barrier, SourceFile
+from penstock.clock import SYSTEM_CLOCK
+from penstock.config import whole_number
+from penstock.errors import ConfigError, PenstockError, shown_alone
+from penstock.ids import checked_name
+from penstock.randomness import SYSTEM_RANDOMNESS
+from penstock.recovery.lifetimes import stored_layout
+from penstock.recovery.progress_log import NO_POSITION
+from penstock.savepoint.folder import finish, leave_only
+from penstock.savepoint.manifest import Manifest, SavedFile, SavedOperator, read_manifest
+from penstock.savepoint.tables import checked_bytes, fetched, read_table, table_folder, write_table
+from penstock.spark.savepoint_files import Answer, OperatorTable, Target, store_rows, stored_rows
+from penstock.spark.savepoint_rows import Given, OperatorRows, is_list, spark_type, with_values
+from penstock.spark.savepoint_writing import (
+    Counts,
+    being_made,
+    checked_answers,
+    counts_of,
+    first_timers,
+    position_line,
+)
+from penstock.spark.tasks import readable
+from penstock.state.backends.base import VALUES, OnRescale, StateLayout
+from penstock.state.backends.sorted_file import numbered_schema
+from penstock.state.handle import Due
+from penstock.state.keys import MAX_KEY_GROUPS, SORT_KEY
+from penstock.state.lifetimes import LONG_AGO_US, Measure
+from penstock.state.order_numbers import order_numbers
+from penstock.state.subtask_rows import share_of, subtask_sort_key
+from penstock.storage import Storage, open_storage
+from penstock.version import __version__
+from penstock.wording import did_you_mean, named
+
+_GIVEN, _NEW = "given", "new_"
+"""On the way: whether a row is corrected, and its corrected columns."""
+
+Keys = DataFrame | Sequence[Any]
+"""Keys of an operator: a DataFrame with its key columns, or a list of tuples, dictionaries or, where the key is one column, values."""
+
+
+def rewrite_savepoint(
+    spark: SparkSession,
+    source: str | Path,
+    target: str | Path,
+    *,
+    delete: Mapping[str, Keys] | None = None,
+    state: Mapping[str, Given] | None = None,
+    rename: Mapping[str, str] | None = None,
+    max_parallelism: int | None = None,
+    positions: Mapping[str, Any] | None = None,
+) -> Counts:
+    """Write into the empty folder `target` what the savepoint `source` has, changed as asked for. `source` stays as it is.
+
+    `delete`: by the uid of an operator the keys to forget, all of their state: `{"views": ["app1", "app2"]}`, or a DataFrame. `state`: by
+    the uid of an operator corrected state, in the form of `write_savepoint`: values and entries of maps that are named are set, lists that
+    are named are replaced, keys that were not there are added. `rename`: new uids of operators. `max_parallelism`: another number of key
+    groups. `positions`: by the uid of a source where it goes on instead.
+
+    The result has an id of its own. As `source` it can be started in the storage of the job that was saved, unless that has gone on since.
+    Returns how many rows each table has.
+    """
+    try:
+        folder = open_storage(source)
+        manifest = read_manifest(folder)
+        changes = _Changes(spark, manifest, delete or {}, state or {}, dict(rename or {}))
+        groups = manifest.max_parallelism if max_parallelism is None else max_parallelism
+        whole_number("max_parallelism", groups, minimum=1, maximum=MAX_KEY_GROUPS)
+        barrier = moved_to(manifest.barrier, positions or {})
+        return _rewritten(folder, open_storage(target), changes, groups, barrier)
+    except PenstockError as error:
+        failure = shown_alone(error)
+    raise failure
+
+
+def _rewritten(folder: Storage, to: Storage, changes: _Changes, groups: int, barrier: Barrier) -> Counts:
+    manifest, token = changes.manifest, SYSTEM_RANDOMNESS.token()
+    rewriting = Rewriting(changes.session, folder, manifest, to, groups, changes)
+    plans = rewriting.plans()
+    with being_made(to, token):
+        made = msgspec.structs.replace(
+            renamed(rewriting.written(plans), changes.rename),
+            id=token,
+            made_at=SYSTEM_CLOCK.wall(),
+            made_by=__version__,
+            barrier=msgspec.structs.replace(
+                renamed_time(barrier, changes.rename),
+                source_log=tuple(_noted(folder, to, barrier.source_log)),
+            ),
+        )
+        leave_only(to, made)
+        finish(to, made)
+    return counts_of(made)
+
+
+def rekeyed(
+    session: SparkSession, folder: Storage, manifest: Manifest, to: Storage, max_parallelism: int
+) -> Manifest:
+    """The tables for another number of key groups, as files in `to`. The savepoint is the same; what sources have noted is not copied."""
+    rewriting = Rewriting(session, folder, manifest, to, max_parallelism, _Changes(session, manifest))
+    return rewriting.written(rewriting.plans())
+
+
+def _noted(folder: Storage, to: Storage, notes: Sequence[SourceFile]) -> Iterator[SourceFile]:
+    for note in notes:
+        to.put(note.name, checked_bytes(folder, SavedFile(note.name, note.size, note.checksum)))
+        yield note
+
+
+# ── what is asked for ──────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True)
+class _Changes:
+    """What to change, checked against the operators that there are."""
+
+    session: SparkSession
+    manifest: Manifest
+    delete: Mapping[str, Keys] = field(default_factory=dict)
+    state: Mapping[str, Given] = field(default_factory=dict)
+    rename: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        there = self.manifest.operators
+        for uid in (*self.delete, *self.state, *self.rename):
+            if uid not in there:
+                close = did_you_mean(str(uid), there)
+                raise ConfigError(
+                    f"the savepoint has no operator {uid!r}; it has the {named(list(there), 'operator')}{f'; {close}' if close else ''}",
+                    operator=uid,
+                )
+        for uid, new in self.rename.items():
+            checked_name("uid", new)
+            taken = new in there and new not in self.rename
+            if taken or list(self.rename.values()).count(new) > 1:
+                raise ConfigError(
+                    f"rename: two operators would be called {new!r}; choose another uid for {uid!r}",
+                    operator=uid,
+                )
+
+
+@dataclass(frozen=True)
+class Rewriting:
+    """From one folder into another one."""
+
+    session: SparkSession
+    folder: Storage
+    manifest: Manifest
+    to: Storage
+    max_parallelism: int
+    changes: _Changes
+
+    @property
+    def parallelism(self) -> int:
+        """Into how many parts: as before, unless there are fewer key groups now."""
+        return min(self.manifest.parallelism, self.max_parallelism)
+
+    def plans(self) -> dict[str, dict[str, DataFrame]]:
+        """The tables that are written anew, with their rows. Nothing runs yet: what does not fit is refused here."""
+        return {uid: dict(self._plans(uid, saved)) for uid, saved in self.manifest.operators.items()}
+
+    def _plans(self, uid: str, saved: SavedOperator) -> Iterator[tuple[str, DataFrame]]:
+        layout = stored_layout(saved.columns)
+        operator = OperatorRows(uid, layout, self.max_parallelism)
+        given = operator.tables(self.changes.state[uid]) if uid in self.changes.state else {}
+        gone = self._gone(operator) if uid in self.changes.delete else None
+        other_groups = self.max_parallelism != self.manifest.max_parallelism
+        for name, kind in layout.by_name.items():
+            there = bool(saved.files.get(name))
+            changed = other_groups or gone is not None
+            if kind.on_rescale is not OnRescale.BY_KEY or not (name in given or (there and changed)):
+                continue
+            table = OperatorTable.of(uid, layout, name)
+            rows = stored_rows(self.session, self.folder, saved.files.get(name, ()), table)
+            if gone is not None:
+                rows = rows.join(gone, on=table.names[: table.keys], how="left_anti")
+            for part in given.get(name, ()):
+                rows = self._corrected(rows, part, table)
+            if name == VALUES and name in given:
+                rows = with_values(rows, table)
+            yield name, operator.placed(rows, table)
+
+    def _gone(self, operator: OperatorRows) -> DataFrame:
+        """The keys to forget, under the names of key columns on the way."""
+        given, table = (
+            self.changes.delete[operator.uid],
+            OperatorTable.of(operator.uid, operator.layout, VALUES),
+        )
+        key = operator.layout.key
+        if not isinstance(given, DataFrame):
+            schema = StructType([StructField(one.name, spark_type(one.type)) for one in key])
+            given = self.session.createDataFrame(
+                [_as_key(one, key.names, operator.uid) for one in given], schema
+            )
+        operator.check_keys(given, "")
+        return operator.prepared(given, table, {}).distinct()
+
+    def _corrected(self, rows: DataFrame, given: DataFrame, table: OperatorTable) -> DataFrame:
+        """The rows with those that are given in their place; of a list all elements of the keys that are given."""
+        stamps = self._stamps(table)
+        if is_list(table.layout):
+            keys = table.names[: table.keys]
+            kept = rows.join(given.select(*keys).distinct(), on=keys, how="left_anti")
+            new = given.withColumns({name: F.lit(moment).cast("long") for name, moment in stamps.items()})
+            return kept.unionByName(new, allowMissingColumns=True)
+        values = {name: F.col(name) for name in given.columns if name not in table.identity}
+        values |= {
+            name: F.lit(moment).cast("long")
+            for name, moment in stamps.items()
+            if name not in values and self._concerns(table, name, values)
+        }
+        new = given.select(
+            *table.identity,
+            *(value.alias(_NEW + name) for name, value in values.items()),
+            F.lit(True).alias(_GIVEN),  # noqa: FBT003
+        )
+        both = rows.join(new, on=table.identity, how="outer")
+        corrected = [
+            F.when(F.col(_GIVEN), F.col(_NEW + name)).otherwise(F.col(name)).alias(name)
+            if name in values
+            else F.col(name)
+            for name in table.names[len(table.identity) :]
+        ]
+        return both.select(SORT_KEY, *table.identity, *corrected)
+
+    def _stamps(self, table: OperatorTable) -> dict[str, int | None]:
+        """What is corrected counts as touched at the savepoint."""
+        watermark = self.manifest.barrier.time.counted_from_us.get(table.uid, LONG_AGO_US)
+        by_event = None if watermark <= LONG_AGO_US else watermark
+        plain = dict(zip((one.name for one in table.fields), table.names, strict=True))
+        return {
+            plain[one.stamp]: self.manifest.now_us if one.measure is Measure.CLOCK else by_event
+            for one in table.layout.lifetimes
+        }
+
+    @staticmethod
+    def _concerns(table: OperatorTable, stamp: str, values: Mapping[str, object]) -> bool:
+        names = dict(zip(table.names, (one.name for one in table.fields), strict=True))
+        corrected = {names[value] for value in values}
+        return any(
+            one.stamp == names[stamp] and corrected & set(one.columns) for one in table.layout.lifetimes
+        )
+
+    # ── writing ────────────────────────────────────────────────────────────────────────────────
+
+    def written(self, plans: Mapping[str, Mapping[str, DataFrame]]) -> Manifest:
+        """Write all files; returns what is in them, under the id that the savepoint had."""
+        operators = {
+            uid: self._operator(uid, saved, plans[uid]) for uid, saved in self.manifest.operators.items()
+        }
+        return msgspec.structs.replace(
+            self.manifest,
+            operators=operators,
+            parallelism=self.parallelism,
+            max_parallelism=self.max_parallelism,
+        )
+
+    def _operator(self, uid: str, saved: SavedOperator, plans: Mapping[str, DataFrame]) -> SavedOperator:
+        layout, new_uid = stored_layout(saved.columns), self.changes.rename.get(uid, uid)
+        target = Target(self.to, self.parallelism)
+        files: dict[str, tuple[SavedFile, ...]] = {}
+        written: dict[str, Sequence[Answer]] = {}
+        for name, kind in layout.by_name.items():
+            if name in plans:
+                table = OperatorTable.of(new_uid, layout, name)
+                written[name] = checked_answers(store_rows(plans[name], target, table), uid, name)
+                files[name] = tuple(one.file for one in written[name] if one.file is not None)
+            elif kind.on_rescale is OnRescale.BY_KEY or self.parallelism == self.manifest.parallelism:
+                files[name] = self._copied(new_uid, name, saved.files.get(name, ()))
+            else:
+                files[name] = tuple(self._dealt_out(new_uid, layout, name, saved.files.get(name, ())))
+        due = Due.first([saved.due, first_timers(written, layout)])
+        kept = {name: found for name, found in files.items() if found}
+        return msgspec.structs.replace(saved, files=kept, due=due, generation=max(saved.generation, 1))
+
+    def _copied(self, uid: str, name: str, files: Sequence[SavedFile]) -> tuple[SavedFile, ...]:
+        """The same files, by one task each."""
+        if not files:
+            return ()
+        copies = [
+            msgspec.structs.replace(file, path=f"{table_folder(uid, name)}/{Path(file.path).name}")
+            for file in files
+        ]
+        pairs = [(msgspec.json.encode(one), two.path) for one, two in zip(files, copies, strict=True)]
+        spread = self.session.sparkContext.parallelize(pairs, len(pairs))
+        spread.map(_Copying(self.folder, self.to)).collect()
+        return tuple(copies)
+
+    def _dealt_out(
+        self, uid: str, layout: StateLayout, name: str, files: Sequence[SavedFile]
+    ) -> Iterator[SavedFile]:
+        """Rows of subtasks, of which there are fewer now. They are small."""
+        kind = layout.by_name[name]
+        schema = pa.schema([*kind.identity, *kind.value])
+        with tempfile.TemporaryDirectory(prefix="penstock-savepoint-") as scratch:
+            former = [
+                pa.Table.from_batches(
+                    [
+                        batch.select(schema.names)
+                        for file in files
+                        if file.part == part
+                        for batch in read_table(self.folder, file, kind, Path(scratch))
+                    ],
+                    schema,
+                )
+                for part in range(self.manifest.parallelism)
+            ]
+            for part in range(self.parallelism):
+                share = share_of(kind, former, part, self.parallelism).combine_chunks()
+                columns = [column.chunk(0) for column in share.columns] if share.num_rows else []
+                if not columns:
+                    continue
+                numbers = [np.full(share.num_rows, subtask_sort_key(part)), order_numbers(columns[1])]
+                batch = pa.RecordBatch.from_arrays(
+                    [*map(pa.array, numbers), *columns], schema=numbered_schema(kind)
+                )
+                path = f"{table_folder(uid, name)}/{part}.parquet"
+                file = write_table(self.to, path, [batch], kind, part=part, scratch=Path(scratch))
+                if file is not None:
+                    yield file
+
+
+_FILES = msgspec.json.Decoder(SavedFile)
+
+
+@dataclass(frozen=True)
+class _Copying:
+    """A file of one savepoint becomes one of another, once it is known to be right. In a task."""
+
+    folder: Storage
+    to: Storage
+
+    def __call__(self, pair: tuple[bytes, str]) -> None:
+        encoded, path = pair
+        with readable(), tempfile.TemporaryDirectory(prefix="penstock-savepoint-") as scratch:
+            self.to.upload(fetched(self.folder, _FILES.decode(encoded), Path(scratch)), path)
+
+
+def _as_key(given: Any, names: Sequence[str], uid: str) -> tuple[Any, ...]:
+    if isinstance(given, Mapping) and set(given) == set(names):
+        return tuple(given[name] for name in names)
+    if isinstance(given, tuple | list) and len(given) == len(names):
+        return tuple(given)
+    if len(names) == 1 and not isinstance(given, Mapping | tuple | list):
+        return (given,)
+    raise ConfigError(
+        f"operator {uid!r}: {given!r} is no key of it; its key is ({', '.join(names)})", operator=uid
+    )
+
+
+# ── names and positions ────────────────────────────────────────────────────────────────────────
+
+
+def renamed(manifest: Manifest, rename: Mapping[str, str]) -> Manifest:
+    """The manifest with operators under their new uids."""
+    return msgspec.structs.replace(
+        manifest,
+        operators=_under(manifest.operators, rename),
+        bad_records=_under(manifest.bad_records, rename),
+        late_rows=_under(manifest.late_rows, rename),
+    )
+
+
+def renamed_time(barrier: Barrier, rename: Mapping[str, str]) -> Barrier:
+    """The same for how far time has come."""
+    time = msgspec.structs.replace(
+        barrier.time,
+        watermarks_us=_under(barrier.time.watermarks_us, rename),
+        to_go_on_from_us=_under(barrier.time.to_go_on_from_us, rename),
+    )
+    return msgspec.structs.replace(barrier, time=time)
+
+
+def _under(by_uid: Mapping[str, Any], rename: Mapping[str, str]) -> dict[str, Any]:
+    return {rename.get(uid, uid): one for uid, one in by_uid.items()}
+
+
+def moved_to(barrier: Barrier, positions: Mapping[str, Any]) -> Barrier:
+    """The barrier with other positions of some sources."""
+    if not positions:
+        return barrier
+    unknown = sorted(set(positions) - set(barrier.positions))
+    if unknown:
+        raise ConfigError(
+            f"positions names {unknown[0]!r}, and the savepoint has the {named(list(barrier.positions), 'source')}",
+            source=unknown[0],
+        )
+    lines = barrier.progress_log.splitlines()
+    streams = len(lines) - 2
+    if streams != len(barrier.positions):
+        raise ConfigError(
+            f"the sources of the savepoint are made of {streams} streams, {len(barrier.positions)} sources in all; give positions when the "
+            "job is started instead"
+        )
+    own = {uid: NO_POSITION if one is None else position_line(uid, one) for uid, one in positions.items()}
+    kept = [own.get(uid, line) for uid, line in zip(barrier.positions, lines[2:], strict=True)]
+    shown = {uid: None if line == NO_POSITION else json.loads(line) for uid, line in own.items()}
+    return msgspec.structs.replace(
+        barrier, positions={**barrier.positions, **shown}, progress_log="\n".join([*lines[:2], *kept])
+    )

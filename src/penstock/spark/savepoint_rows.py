@@ -1,0 +1,302 @@
+"""DataFrames of a user as rows of the tables of an operator: columns checked, cast and named, keys hashed. Driver.
+
+What a DataFrame has, by the kind of state; the key columns come with it, and nothing else may:
+
+    values (also several at once)     a column for each
+    the result of an aggregate        a column of its name, where the result is all that is kept: count, sum, min, max and the like
+    map                               `name_key` and `name`, one row an entry; or `name` alone, with whole maps
+    list                              `name_position`, by which elements are ordered, and `name`; or `name` alone, with whole arrays
+    timers                            `at`
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from operator import or_
+
+import pyarrow as pa
+from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import functions as F  # noqa: N812 - PySpark's own convention
+from pyspark.sql.pandas.types import from_arrow_type
+from pyspark.sql.types import ArrayType, DataType, MapType, TimestampNTZType, TimestampType
+
+from penstock.errors import ConfigError
+from penstock.operators.aggregates import Kind, partial_name
+from penstock.operators.time_column import TimeColumn
+from penstock.operators.timers import AT, KINDS, timer_table
+from penstock.operators.window_kinds import size_of_tumbling
+from penstock.operators.window_tables import LAST
+from penstock.spark.event_times import in_microseconds
+from penstock.spark.key_columns import check_keys, normal, quoted, sort_key
+from penstock.spark.safe_casts import loses_nothing
+from penstock.spark.savepoint_files import WRONG_HASH, OperatorTable
+from penstock.state.backends.base import VALUES, OnRescale, StateLayout, TableLayout
+from penstock.state.keys import GROUP_SHIFT, SORT_KEY
+from penstock.wording import did_you_mean
+
+TIMERS = {f"timers by {by}": timer_table(by, pa.schema([])).name for by in KINDS}
+"""What a user calls the tables with timers."""
+
+_START = "start"
+"""On the way, the start of a window."""
+
+Given = DataFrame | Mapping[str, DataFrame]
+"""The state of an operator: values in one DataFrame, or a DataFrame for each state."""
+
+
+@dataclass(frozen=True)
+class OperatorRows:
+    """The tables of one operator, filled by a user."""
+
+    uid: str
+    layout: StateLayout
+    max_parallelism: int
+
+    @property
+    def states(self) -> list[str]:
+        """What a user can give rows for."""
+        shown = [*self._columns_by_state, *(t.name for t in self.layout.tables if is_list(t) or _is_map(t))]
+        return [*shown, *(name for name, table in TIMERS.items() if table in self.layout.by_name)]
+
+    @property
+    def _columns_by_state(self) -> dict[str, str]:
+        """Stored columns by the names that a user knows: the states themselves, or the aggregates of which one number is kept."""
+        stored = [field.name for field in self.layout.by_name[VALUES].visible]
+        found = {name: name for name in stored if not name.startswith("__")}
+        for kind in Kind:
+            for name in stored:
+                prefix, suffix = partial_name("", kind)[:2], partial_name("", kind)[2:]
+                if not name.startswith(prefix) or not name.endswith(suffix):
+                    continue
+                aggregate = name[len(prefix) : -len(suffix)]
+                known = [one for one in stored if one in {partial_name(aggregate, other) for other in Kind}]
+                if known == [name] and kind is not Kind.COUNT_DISTINCT:
+                    found[aggregate] = name
+        return found
+
+    # ── what was given ─────────────────────────────────────────────────────────────────────────
+
+    def tables(self, given: Given) -> dict[str, list[DataFrame]]:
+        """The rows of each table that was given something, prepared; values may come in several parts, each with columns of its own."""
+        if isinstance(given, DataFrame):
+            return {VALUES: self._values({"": given})}
+        if not isinstance(given, Mapping) or not all(isinstance(one, DataFrame) for one in given.values()):
+            raise ConfigError(
+                f"operator {self.uid!r}: its state is given as {given!r}; give a DataFrame, or a dictionary with one for each state",
+                operator=self.uid,
+            )
+        for name in given:
+            self._check_known(name)
+        values = {name: frame for name, frame in given.items() if name in self._columns_by_state}
+        found = {VALUES: self._values(values)} if values else {}
+        for name, frame in given.items():
+            if name not in values:
+                table = self._table(TIMERS.get(name, name))
+                found[table.layout.name] = [self._rows_of(name, table, frame)]
+        return found
+
+    def _table(self, name: str) -> OperatorTable:
+        return OperatorTable.of(self.uid, self.layout, name)
+
+    def _check_known(self, name: str) -> None:
+        if name in self.states:
+            return
+        table = self.layout.by_name.get(name)
+        if table is not None and table.on_rescale is not OnRescale.BY_KEY:
+            why = "is a state of subtasks, of no key, which cannot be written; let the job begin without it"
+        elif any(partial_name(name, kind) in self.layout.value.names for kind in Kind):
+            why = "keeps more than its result; give the rows of the past instead, with history={...}"
+        else:
+            close = did_you_mean(name, self.states)
+            why = f"does not exist; there {_are(self.states)}" + (f"; {close}" if close else "")
+        raise ConfigError(f"operator {self.uid!r}: the state {name!r} {why}", operator=self.uid, state=name)
+
+    def _values(self, given: Mapping[str, DataFrame]) -> list[DataFrame]:
+        """The values of keys, with those that are null."""
+        table = self._table(VALUES)
+        parts, seen = [], set[str]()
+        for name, frame in given.items():
+            self.check_keys(frame, name)
+            own = [one for one in frame.columns if one not in self.layout.key.names]
+            if name and own != [name]:
+                raise self._other_columns(name, frame, [name])
+            for one in own:
+                self._check_known(one)
+                if one not in self._columns_by_state or one in seen:
+                    raise self._other_columns(name, frame, list(self._columns_by_state))
+            seen.update(own)
+            columns = {self._columns_by_state[one]: one for one in own}
+            if not own:
+                raise self._other_columns(name, frame, list(self._columns_by_state))
+            parts.append(self.prepared(frame, table, columns))
+        return parts
+
+    def _rows_of(self, name: str, table: OperatorTable, frame: DataFrame) -> DataFrame:
+        self.check_keys(frame, name)
+        if name in TIMERS:
+            return self._timers(name, table, frame)
+        frame = self._exploded(name, table, frame)
+        if not is_list(table.layout):
+            sub = f"{name}_key"
+            self._check_columns(name, frame, [sub, name])
+            return self.prepared(frame, table, {sub: sub, name: name})
+        place = f"{name}_position"
+        self._check_columns(name, frame, [place, name])
+        keys = [F.col(quoted(key)) for key in self.layout.key.names]
+        in_order = Window.partitionBy(*keys).orderBy(F.col(quoted(place)))
+        numbered = frame.withColumn(place, F.row_number().over(in_order).cast("long") - F.lit(1))
+        return self.prepared(numbered, table, {place: place, name: name})
+
+    def _timers(self, name: str, table: OperatorTable, frame: DataFrame) -> DataFrame:
+        self._check_columns(name, frame, ["at"])
+        if not isinstance(frame.schema["at"].dataType, TimestampType | TimestampNTZType):
+            raise ConfigError(
+                f"operator {self.uid!r}: the column 'at' of {name!r} is {frame.schema['at'].dataType.simpleString()}, not a timestamp",
+                operator=self.uid,
+            )
+        (stamp,) = table.layout.value.names
+        timed = frame.where(F.col("at").isNotNull()).withColumn(
+            "at", in_microseconds(TimeColumn("at"), frame)
+        )
+        return self.prepared(timed, table, {AT: "at", stamp: "at"})
+
+    def _exploded(self, name: str, table: OperatorTable, frame: DataFrame) -> DataFrame:
+        """One row an entry, or an element, of whole maps or arrays."""
+        keys = [F.col(quoted(key)) for key in self.layout.key.names]
+        kind = frame.schema[name].dataType if name in frame.columns else None
+        own = [one for one in frame.columns if one not in self.layout.key.names]
+        if own != [name] or not isinstance(kind, ArrayType if is_list(table.layout) else MapType):
+            return frame
+        if is_list(table.layout):
+            return frame.select(*keys, F.posexplode(F.col(quoted(name))).alias(f"{name}_position", name))
+        return frame.select(*keys, F.explode(F.col(quoted(name))).alias(f"{name}_key", name))
+
+    # ── columns ────────────────────────────────────────────────────────────────────────────────
+
+    def check_keys(self, frame: DataFrame, name: str) -> None:
+        """Refuse rows without the key; `name` is the state that they are of."""
+        missing = [key for key in self.layout.key.names if key not in frame.columns]
+        if missing:
+            raise ConfigError(
+                f"operator {self.uid!r}: the rows {_of(name)}have no column {missing[0]!r}, which is part of the key; they have "
+                f"{', '.join(frame.columns)}",
+                operator=self.uid,
+                column=missing[0],
+            )
+        check_keys(frame, tuple(self.layout.key.names), self.uid)
+
+    def _check_columns(self, name: str, frame: DataFrame, wanted: Sequence[str]) -> None:
+        if sorted(frame.columns) != sorted([*self.layout.key.names, *wanted]):
+            raise self._other_columns(name, frame, wanted)
+
+    def _other_columns(self, name: str, frame: DataFrame, wanted: Sequence[str]) -> ConfigError:
+        return ConfigError(
+            f"operator {self.uid!r}: the rows {_of(name)}have the columns {', '.join(frame.columns)}; they take the key "
+            f"({', '.join(self.layout.key.names)}) and {', '.join(wanted)}",
+            operator=self.uid,
+            columns=tuple(frame.columns),
+        )
+
+    def prepared(self, frame: DataFrame, table: OperatorTable, columns: Mapping[str, str]) -> DataFrame:
+        """The key and some columns of a table, under the names that they have on the way; `columns` says how the user calls them."""
+        sources = {**{key: key for key in self.layout.key.names}, **columns}
+        selected = [
+            self._cast(frame, sources[field.name], field, is_identity=plain in table.identity).alias(plain)
+            for field, plain in zip(table.fields, table.names, strict=True)
+            if field.name in sources
+        ]
+        return frame.select(*selected)
+
+    def _cast(self, frame: DataFrame, name: str, wanted: pa.Field, *, is_identity: bool) -> Column:
+        kind = spark_type(wanted.type)
+        cast = safely_cast(frame, name, kind, self.uid)
+        return normal(cast, kind) if is_identity else cast
+
+    def placed(self, rows: DataFrame, table: OperatorTable) -> DataFrame:
+        """Prepared rows with their sort key; columns that are not among them are null, and a count is 0."""
+        keys, rows = self._hashed(rows, table)
+        number = sort_key(keys, self.max_parallelism)
+        if (
+            SORT_KEY in rows.columns
+        ):  # rows that were stored before: whatever the key group, the hash of the key is the same
+            before, low = F.col(SORT_KEY), F.lit((1 << GROUP_SHIFT) - 1)
+            differs = before.bitwiseAND(low) != number.bitwiseAND(low)
+            number = F.when(before.isNotNull() & differs, F.lit(WRONG_HASH).cast("long")).otherwise(number)
+        columns = [
+            _filled(
+                field, F.col(plain) if plain in rows.columns else F.lit(None).cast(spark_type(field.type))
+            ).alias(plain)
+            for field, plain in zip(table.fields, table.names, strict=True)
+        ]
+        return rows.select(number.alias(SORT_KEY), *columns)
+
+    def _hashed(self, rows: DataFrame, table: OperatorTable) -> tuple[tuple[str, ...], DataFrame]:
+        """The columns that say where a row goes: those of the key, and the start of a window that is a key of its own."""
+        keys = tuple(table.names[: table.keys])
+        sizes = [size_of_tumbling(one.name) for one in self.layout.tables if one.by_time]
+        size_us = next((size for size in sizes if size is not None), None)
+        names = table.layout.identity.names
+        if size_us is None or len(names) == len(keys) or names[len(keys)] != LAST:
+            return keys, rows
+        start = F.col(table.names[len(keys)]) - F.lit(size_us - 1)
+        return (*keys, _START), rows.withColumn(_START, start)
+
+
+def joined(parts: Sequence[DataFrame], table: OperatorTable) -> DataFrame:
+    """One row a key of parts that have columns of their own, without keys of which all is null."""
+    rows = reduce(lambda one, other: one.join(other, on=table.identity, how="outer"), parts)
+    return with_values(rows, table)
+
+
+def with_values(rows: DataFrame, table: OperatorTable) -> DataFrame:
+    """Of rows of values those that have any."""
+    values = [one for one in table.names[len(table.identity) :] if one in rows.columns]
+    return rows.where(reduce(or_, (F.col(one).isNotNull() for one in values))) if values else rows
+
+
+def _filled(field: pa.Field, column: Column) -> Column:
+    """An aggregate that counts never has null."""
+    counts = field.name.startswith("__") and field.name.endswith(("_count", "_count_distinct"))
+    return F.coalesce(column, F.lit(0).cast("long")) if counts and field.type == pa.int64() else column
+
+
+def safely_cast(frame: DataFrame, name: str, kind: DataType, uid: str) -> Column:
+    """A column of the operator `uid` as another type, where nothing can be lost."""
+    column, found = F.col(quoted(name)), frame.schema[name].dataType
+    if not loses_nothing(found, kind):
+        raise ConfigError(
+            f"operator {uid!r}: the column {name!r} is {found.simpleString()}, the job has {kind.simpleString()}, and not every value of "
+            "the one is a value of the other; cast it yourself",
+            operator=uid,
+            column=name,
+            found=found.simpleString(),
+            wanted=kind.simpleString(),
+        )
+    return column if found == kind else column.cast(kind)
+
+
+def spark_type(kind: pa.DataType) -> DataType:
+    """A type of a state as Spark's."""
+    found: DataType = from_arrow_type(kind, prefer_timestamp_ntz=True)
+    return found
+
+
+def is_list(table: TableLayout) -> bool:
+    """Whether it holds the elements of lists."""
+    return table.on_rescale is OnRescale.BY_KEY and table.identity.names[-1] == f"{table.name}_position"
+
+
+def _is_map(table: TableLayout) -> bool:
+    return table.on_rescale is OnRescale.BY_KEY and table.identity.names[-1] == f"{table.name}_key"
+
+
+def _of(name: str) -> str:
+    return f"of {name!r} " if name else ""
+
+
+def _are(names: Sequence[str]) -> str:
+    if not names:
+        return "is none that could be written"
+    return f"{'is' if len(names) == 1 else 'are'} {', '.join(names)}"

@@ -1,0 +1,392 @@
+"""`write_savepoint`: a savepoint from DataFrames, with which a new job begins as if it had read the past itself. Driver.
+
+Everything that can be known without running a Spark job is checked first, against what the job will want. Then tables are written one by
+one, each by as many tasks as there are parts, and the manifest last.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F  # noqa: N812 - PySpark's own convention
+
+from penstock.checkpoint.completed import Barrier
+from penstock.clock import SYSTEM_CLOCK
+from penstock.config import OnBadRecord, whole_number
+from penstock.errors import ConfigError, CorruptStateError, PenstockError, shown_alone
+from penstock.graph import Aggregate
+from penstock.operators.distinct_values import WHOSE, counting_distinct, distinct_table
+from penstock.operators.timers import KINDS, timer_table
+from penstock.randomness import SYSTEM_RANDOMNESS
+from penstock.recovery.lifetimes import described
+from penstock.recovery.progress_log import NO_POSITION
+from penstock.savepoint.folder import claim_folder, finish, give_up, leave_only
+from penstock.savepoint.manifest import Manifest, SavedOperator
+from penstock.spark.causes import in_brief
+from penstock.spark.compiled import compile_job
+from penstock.spark.compiled_operator import CompiledOperator
+from penstock.spark.dead_letters import grouped_with_bad_rows, has_no_key
+from penstock.spark.inspection import leaves, looked_at
+from penstock.spark.key_columns import normalised, quoted
+from penstock.spark.quiet_logs import quiet_logs_for
+from penstock.spark.savepoint_files import Answer, OperatorTable, Target, store_rows
+from penstock.spark.savepoint_rows import Given, OperatorRows, joined, safely_cast
+from penstock.state.backends.base import VALUES, StateLayout
+from penstock.state.handle import Due
+from penstock.state.lifetimes import LONG_AGO_US, Measure, in_microseconds
+from penstock.storage import Storage, open_storage
+from penstock.version import __version__
+from penstock.wording import did_you_mean, named
+
+if TYPE_CHECKING:
+    from penstock.job import Job
+
+Counts = dict[str, dict[str, int]]
+"""Rows by operator and table."""
+
+FIRST_CHECKPOINT = 0
+"""The number that a job goes on from: it has read no batch yet, and its first is the one behind it."""
+_NOTES = "FileSource"
+"""The kind of source whose position says nothing without the list of files that it has read."""
+_CORRUPT = re.compile(rf"^(?:[\w.]+\.)?{CorruptStateError.__name__}: (.*)$", re.MULTILINE)
+_VALUES_SHOWN = "values"
+
+
+def write_savepoint(
+    path: str | Path,
+    job: Job,
+    state: Mapping[str, Given] | None = None,
+    *,
+    history: Mapping[str, DataFrame] | None = None,
+    positions: Mapping[str, Any] | None = None,
+    parallelism: int | None = None,
+) -> Counts:
+    """Write a savepoint into the empty folder `path`, with which `job.start(savepoint=path)` begins.
+
+    `state`: by the uid of an operator its state, as a DataFrame with the key and values, or a dictionary with a DataFrame for each state:
+    `{"visits": {"count": counts, "by_shop": entries}}`. `history`: by the uid of an `aggregate` the rows of the past, as a batch
+    DataFrame with the columns that the operator sees; the job's own aggregates are computed over them. `positions`: by the uid of a source
+    where the stream goes on, as Spark writes it: for Kafka `{"topic": {"0": 17}}`, for a `PartitionedLog` `{0: 17, 1: 12}`. A source
+    that is not named begins at its own start. `parallelism`: into how many parts tables are cut, as the job by default.
+
+    Operators that are not named begin empty. Returns how many rows each table has. Whatever does not fit is refused, and the
+    folder left empty: an unknown operator or state, another type, a null key, a key that is there twice.
+    """
+    try:
+        return _written(
+            path, job, state or {}, history or {}, positions=positions or {}, parallelism=parallelism
+        )
+    except PenstockError as error:
+        failure = shown_alone(error)
+    raise failure
+
+
+def _written(
+    path: str | Path,
+    job: Job,
+    state: Mapping[str, Given],
+    history: Mapping[str, DataFrame],
+    *,
+    positions: Mapping[str, Any],
+    parallelism: int | None,
+) -> Counts:
+    to = open_storage(path)
+    parts = whole_number(
+        "parallelism", parallelism or job.parallelism, minimum=1, maximum=job.max_parallelism
+    )
+    with quiet_logs_for(job.graph.sources):
+        operators = compile_job(job.graph).operators
+    _check_operators(operators, state, history)
+    filling = [_Filling.of(uid, operators[uid], job.max_parallelism) for uid in (*state, *history)]
+    tables = {
+        one.uid: one.from_history(history[one.uid]) if one.uid in history else one.from_state(state[one.uid])
+        for one in filling
+    }
+    barrier = barrier_at(job, positions)
+    now_us = in_microseconds(SYSTEM_CLOCK.wall())
+    token = SYSTEM_RANDOMNESS.token()
+    with being_made(to, token):
+        target = Target(to, parts)
+        saved = {one.uid: one.saved(tables[one.uid], target, now_us) for one in filling}
+        manifest = Manifest(
+            id=token,
+            checkpoint=FIRST_CHECKPOINT,
+            mode=job.checkpoint.delivery_mode.value,
+            parallelism=parts,
+            max_parallelism=job.max_parallelism,
+            made_at=SYSTEM_CLOCK.wall(),
+            made_by=__version__,
+            now_us=now_us,
+            barrier=barrier,
+            operators=saved,
+        )
+        leave_only(to, manifest)
+        finish(to, manifest)
+    return counts_of(manifest)
+
+
+def counts_of(manifest: Manifest) -> Counts:
+    """How many rows each table has."""
+    return {
+        uid: {_VALUES_SHOWN if name == VALUES else name: operator.rows(name) for name in operator.files}
+        for uid, operator in manifest.operators.items()
+    }
+
+
+@contextmanager
+def being_made(to: Storage, token: str) -> Iterator[None]:
+    """The folder is claimed; when something fails it is empty again, and Spark's words are made short."""
+    claim_folder(to, token)
+    try:
+        yield
+    except BaseException as error:
+        give_up(to)
+        if isinstance(error, PenstockError) or not isinstance(error, Exception):
+            raise
+        raise _in_brief(error) from error
+
+
+def _in_brief(error: Exception) -> BaseException:
+    """What a task has said of a file that is not what it should be, or what Spark says."""
+    found = _CORRUPT.search(str(error))
+    return CorruptStateError(found[1]) if found else in_brief(error)
+
+
+def _check_operators(
+    operators: Mapping[str, CompiledOperator], state: Mapping[str, object], history: Mapping[str, object]
+) -> None:
+    for uid in (*state, *history):
+        if uid not in operators:
+            close = did_you_mean(str(uid), operators)
+            raise ConfigError(
+                f"the job has no operator {uid!r}; it has the {named(list(operators), 'operator')}{f'; {close}' if close else ''}",
+                operator=uid,
+            )
+    both = sorted(set(state) & set(history))
+    if both:
+        raise ConfigError(
+            f"operator {both[0]!r} is in state and in history; give one of them", operator=both[0]
+        )
+
+
+# ── one operator ───────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True)
+class _Filling:
+    """An operator whose state is written."""
+
+    uid: str
+    operator: CompiledOperator
+    rows: OperatorRows
+
+    @classmethod
+    def of(cls, uid: str, operator: CompiledOperator, max_parallelism: int) -> _Filling:
+        return cls(uid, operator, OperatorRows(uid, operator.layout, max_parallelism))
+
+    @property
+    def layout(self) -> StateLayout:
+        return self.operator.layout
+
+    def from_state(self, given: Given) -> dict[str, DataFrame]:
+        """Rows of tables, with their sort keys."""
+        values = OperatorTable.of(self.uid, self.layout, VALUES)
+        return self._placed(
+            {
+                name: joined(parts, values) if name == VALUES else parts[0]
+                for name, parts in self.rows.tables(given).items()
+            }
+        )
+
+    def from_history(self, frame: DataFrame) -> dict[str, DataFrame]:
+        """The same of an aggregate, from the rows of the past."""
+        node = self.operator.node
+        if not isinstance(node, Aggregate):
+            raise ConfigError(
+                f"operator {self.uid!r} is no aggregate, so that its state cannot be computed from history; compute it yourself, and "
+                f"give it as state={{{self.uid!r}: ...}}",
+                operator=self.uid,
+            )
+        if not isinstance(frame, DataFrame) or frame.isStreaming:
+            raise ConfigError(
+                f"operator {self.uid!r}: its history is {'a stream' if isinstance(frame, DataFrame) else repr(frame)}, and has to be a "
+                "DataFrame of a batch: spark.read",
+                operator=self.uid,
+            )
+        return self._placed(self._aggregated(node, self._needed(node, frame)))
+
+    def _needed(self, node: Aggregate, frame: DataFrame) -> DataFrame:
+        """Of the rows of the past the columns that are looked at, with the types of the stream.
+
+        A name that is not there must not be left to Spark: it may be that of a function, as `user` is.
+        """
+        empty = frame.sparkSession.createDataFrame(
+            frame.sparkSession.sparkContext.emptyRDD(), self.operator.rows
+        )
+        grouped = self._grouped(node, empty)
+        names = [name for name in self.operator.rows.names if name in looked_at(grouped)]
+        missing = [name for name in names if name not in frame.columns]
+        if missing:
+            raise ConfigError(
+                f"operator {self.uid!r}: its history has no column {missing[0]!r}, which it aggregates; it has "
+                f"{', '.join(frame.columns)}",
+                operator=self.uid,
+                column=missing[0],
+            )
+        return frame.select(
+            *(
+                safely_cast(frame, name, self.operator.rows[name].dataType, self.uid).alias(name)
+                for name in names
+            )
+        )
+
+    def _grouped(self, node: Aggregate, frame: DataFrame) -> DataFrame:
+        """As a batch does it, with the same expressions."""
+        rows, policy = normalised(frame, self.operator.float_keys), self.operator.on_bad_record
+        if policy is not OnBadRecord.FAIL:
+            rows, policy = rows.where(~has_no_key(node.keys)), OnBadRecord.SKIP
+        return grouped_with_bad_rows(rows, node.keys, self.operator.partials, policy, self.operator.distinct)
+
+    def _aggregated(self, node: Aggregate, frame: DataFrame) -> dict[str, DataFrame]:
+        grouped, distinct = self._grouped(node, frame), counting_distinct(self.operator.specs)
+        found: dict[str, DataFrame] = {}
+        for number, spec in enumerate(distinct, 1):
+            table = OperatorTable.of(self.uid, self.layout, distinct_table(spec))
+            names = [field.name for field in table.fields]
+            mine = grouped.where(F.col(WHOSE) == number).select(*map(quoted, names))
+            found[table.layout.name] = self.rows.prepared(mine, table, {name: name for name in names})
+        if distinct:
+            grouped = self._one_row_a_key(node, grouped)
+        values = OperatorTable.of(self.uid, self.layout, VALUES)
+        partials = {field.name: field.name for field in values.layout.visible}
+        return {VALUES: self.rows.prepared(grouped, values, partials), **found}
+
+    def _one_row_a_key(self, node: Aggregate, grouped: DataFrame) -> DataFrame:
+        """Rows stand for aggregates, or for distinct values: the aggregates, and how many values there are."""
+        distinct = counting_distinct(self.operator.specs)
+        counts = [
+            F.count(F.when(F.col(WHOSE) == number, F.lit(1))).alias(spec.partials[0].name)
+            for number, spec in enumerate(distinct, 1)
+        ]
+        others = [
+            F.max(F.when(F.col(WHOSE) == 0, F.col(quoted(partial.name)))).alias(partial.name)
+            for spec in self.operator.specs
+            if not spec.distinct
+            for partial in spec.partials
+        ]
+        return grouped.groupBy(*map(quoted, node.keys)).agg(*others, *counts)
+
+    def _placed(self, tables: Mapping[str, DataFrame]) -> dict[str, DataFrame]:
+        return {
+            name: self.rows.placed(rows, OperatorTable.of(self.uid, self.layout, name))
+            for name, rows in tables.items()
+        }
+
+    def saved(self, tables: Mapping[str, DataFrame], to: Target, now_us: int) -> SavedOperator:
+        """Write its tables."""
+        written = {
+            name: checked_answers(
+                store_rows(rows, to, OperatorTable.of(self.uid, self.layout, name)), self.uid, name
+            )
+            for name, rows in tables.items()
+        }
+        files = {name: tuple(one.file for one in found if one.file) for name, found in written.items()}
+        return SavedOperator(
+            described(self.layout, _switched_on(self.layout, now_us)),
+            {name: found for name, found in files.items() if found},
+            generation=1,
+            due=first_timers(written, self.layout),
+        )
+
+
+def first_timers(written: Mapping[str, Sequence[Answer]], layout: StateLayout) -> Due:
+    """The first moments for which timers were written."""
+    moments = {
+        name: min((one.first for one in answers if one.first is not None), default=None)
+        for name, answers in written.items()
+    }
+    return Due(*(moments.get(timer_table(by, layout.key).name) for by in KINDS))
+
+
+def checked_answers(answers: Sequence[Answer], uid: str, table: str) -> Sequence[Answer]:
+    """Raises what a task has found to be wrong."""
+    problem = next((answer.problem for answer in answers if answer.problem), "")
+    if problem:
+        what = "its values" if table == VALUES else f"the state {table!r}"
+        raise ConfigError(
+            f"operator {uid!r}, {what}: {problem}. Nothing was written", operator=uid, state=table
+        )
+    return answers
+
+
+def _switched_on(layout: StateLayout, now_us: int) -> dict[str, int]:
+    """What expires counts from now on; in event time it stays until it is touched."""
+    return {
+        one.stamp: now_us if one.measure is Measure.CLOCK else LONG_AGO_US
+        for table in layout.by_name.values()
+        for one in table.lifetimes
+    }
+
+
+# ── positions ──────────────────────────────────────────────────────────────────────────────────
+
+
+def barrier_at(job: Job, positions: Mapping[str, Any]) -> Barrier:
+    """Where every source of the job goes on, as Spark's progress log says it."""
+    sources = job.graph.sources
+    unknown = sorted(set(positions) - {source.uid for source in sources})
+    if unknown:
+        uids = [source.uid for source in sources]
+        close = did_you_mean(unknown[0], uids)
+        raise ConfigError(
+            f"positions names {unknown[0]!r}, and the job has the {named(uids, 'source')}{f'; {close}' if close else ''}",
+            source=unknown[0],
+        )
+    lines: list[str] = []
+    shown: dict[str, Any] = {}
+    for source in sources:
+        kinds = [leaf.kind for leaf in leaves(source.frame)]
+        own = _lines(source.uid, kinds, positions.get(source.uid))
+        lines += own
+        values = [None if line == NO_POSITION else json.loads(line) for line in own]
+        shown[source.uid] = values[0] if len(values) == 1 else values
+    metadata = json.dumps({"batchWatermarkMs": 0, "batchTimestampMs": 0, "conf": {}})
+    return Barrier(shown, "\n".join(["v1", metadata, *lines]))
+
+
+def _lines(uid: str, kinds: Sequence[str], position: Any) -> list[str]:
+    """The lines of one source: one for each stream that Spark sees in it."""
+    if position is None:
+        return [NO_POSITION] * len(kinds)
+    if any(kind.startswith(_NOTES) for kind in kinds):
+        raise ConfigError(
+            f"source {uid!r} reads files, of which a position says nothing without the list of those that were read; leave it out, and "
+            "keep the files of the past elsewhere",
+            source=uid,
+        )
+    several = position if len(kinds) > 1 else [position]
+    if not isinstance(several, Sequence) or isinstance(several, str) or len(several) != len(kinds):
+        raise ConfigError(
+            f"source {uid!r} is made of {len(kinds)} streams ({', '.join(kinds)}): give a list with a position for each",
+            source=uid,
+        )
+    return [NO_POSITION if one is None else position_line(uid, one) for one in several]
+
+
+def position_line(uid: str, position: Any) -> str:
+    """As Spark writes it: JSON in one line, whether it was given as text or as what it stands for."""
+    try:
+        value = json.loads(position) if isinstance(position, str) else position
+        return json.dumps(value, separators=(",", ":"))
+    except (TypeError, ValueError) as error:
+        raise ConfigError(
+            f"source {uid!r}: {position!r} is no position: give what Spark writes into its log, as JSON or as a dictionary ({error})",
+            source=uid,
+        ) from error
