@@ -80,7 +80,7 @@ def test_killed_python_workers(spark, site, seed):
         try:
             wait_for_checkpoints(site, handle)
             killed = 0
-            for number in range(max(KILLS, 5)):
+            for number in range(max(KILLS, len(WORKING))):
                 moment = WORKING[number % len(WORKING)]
                 wait_for_moment(site, handle, moment)
                 hesitate(rng, moment)
