@@ -67,9 +67,13 @@ def log_level() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
-    session = local_session("penstock-tests", cores=2)
-    yield session
-    session.stop()
+    from services import quick_spark
+
+    with quick_spark.source_runners() as in_reach:
+        with in_reach():
+            session = local_session("penstock-tests", cores=2)
+        yield session
+        session.stop()
 
 
 @pytest.fixture(scope="session")

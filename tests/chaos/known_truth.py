@@ -19,6 +19,7 @@ import pyarrow.dataset as ds
 import penstock as ps
 from penstock.checkpoint.completed import Completed
 from penstock.checkpoint.metadata import name_of
+from penstock.job import DEFAULT_MAX_PARALLELISM
 from penstock.ownership.descent import read_descents
 from penstock.recovery.history import read_history
 from penstock.recovery.restore import JobRecord, check_job_record, restore
@@ -228,7 +229,7 @@ def assert_nothing_left_after_recovery(traffic: Traffic, *, shuffled: bool = Fal
             "letters-out": site.letters_sink(),
             "echoes-out": site.echoes_sink(),
         }
-    record = check_job_record(site.storage, JobRecord(JOB, ps.job.DEFAULT_MAX_PARALLELISM))
+    record = check_job_record(site.storage, JobRecord(JOB, DEFAULT_MAX_PARALLELISM))
     restore(site.storage, sinks, owner=record.owner, mode=ps.EXACTLY_ONCE, now=time.time())
     assert_nothing_left(traffic)
 

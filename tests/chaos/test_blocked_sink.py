@@ -20,7 +20,7 @@ def test_commits_wait_for_a_locked_database(spark, site, seed, caplog):
     """While another program locks the database, commits are retried and checkpoints go on; then every row is there once."""
     caplog.set_level(logging.DEBUG, logger="penstock.checkpoint")
     with Traffic(site, seed) as traffic:
-        handle = build_job(site, spark, busy_timeout="500ms").start()
+        handle = build_job(site, spark, busy_timeout="100ms").start()
         try:
             wait_for("the first commit", handle, lambda: site.database_path.exists() and _has_views(site))
             with closing(

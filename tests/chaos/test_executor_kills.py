@@ -40,7 +40,7 @@ def test_killed_executors(site, seed):
     with drivers_of(site) as drivers, Traffic(site, seed, bad_share=0) as traffic:
         driver = drivers.start(master=CLUSTER, config=FETCHED_ONCE, shape=SHUFFLED)
         drivers.wait_for("a checkpoint", lambda: newest_checkpoint(site) >= 0, driver)
-        for _ in range(max(2, KILLS // 5)):
+        for _ in range(max(1, KILLS // 5)):
             kill_an_executor(drivers, site, driver, rng)
         traffic.stop()
         site.finish_path.touch()

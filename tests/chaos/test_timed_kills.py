@@ -9,7 +9,7 @@ from contextlib import suppress
 import pytest
 from chaos_job import TIMED
 from known_truth import Site, Traffic, assert_nothing_left
-from moments import KILLS, Moment, first_batch_done, hesitate, look
+from moments import KILLS, Moment, first_batch_done, hesitate, look, newest_checkpoint
 from processes import GONE, Driver, Drivers, drivers_of
 from timed_job import assert_timed_outputs_exact
 
@@ -41,9 +41,10 @@ def test_time_goes_on_over_kills(site, seed):
     traffic = Traffic(site, seed, bad_share=0)
     with drivers_of(site) as drivers:
         with traffic:
-            for number in range(max(2, KILLS - 1)):
+            for number in range(max(1, KILLS - 2)):
                 driver = drivers.start(shape=TIMED)
                 drivers.wait_for("the first batch", lambda: first_batch_done(site), driver)
+                drivers.wait_for("something to go back to", lambda: newest_checkpoint(site) >= 0, driver)
                 for victim in ("the workers", "the driver with all its children"):
                     moment = rng.choice(MOMENTS)
                     wait_for(drivers, site, moment, driver)

@@ -11,7 +11,7 @@ import pytest
 from chaos_job import build_job
 from known_truth import Site, Traffic, assert_exact, assert_nothing_left_after_recovery
 from moments import KILLS, Moment, hesitate, look, newest_checkpoint
-from processes import GONE, until
+from processes import GONE, POLL_S, until
 
 from penstock.spark.handle import JobHandle
 from services import quick_spark
@@ -22,15 +22,16 @@ DAEMONS = ("pyspark.daemon", quick_spark.DAEMON)
 WORKING = [Moment.BATCH_PLANNED, Moment.ROWS_STAGED, Moment.STATE_STORED, Moment.COMPLETED]
 
 
-def wait_for(what: str, handle: JobHandle, condition) -> None:
-    met = until(lambda: condition() or handle.wait(0), poll_s=0.002)
+def wait_for(what: str, handle: JobHandle, condition, *, poll_s: float = POLL_S) -> None:
+    """Asked not too often: who looks into storage all the time takes from the job the processor that it needs."""
+    met = until(lambda: condition() or handle.wait(0), poll_s=poll_s)
     met = met and condition()
     assert met, f"waited in vain for {what}: {handle.status}, {handle.progress}"
 
 
 def wait_for_moment(site: Site, handle: JobHandle, moment: Moment) -> None:
     before = look(site, moment)
-    wait_for(moment.value, handle, lambda: look(site, moment) - before)
+    wait_for(moment.value, handle, lambda: look(site, moment) - before, poll_s=0.002)
 
 
 def wait_for_checkpoints(site: Site, handle: JobHandle, count: int = 1) -> None:
@@ -79,7 +80,7 @@ def test_killed_python_workers(spark, site, seed):
         try:
             wait_for_checkpoints(site, handle)
             killed = 0
-            for number in range(max(KILLS, 5)):
+            for number in range(max(KILLS, len(WORKING))):
                 moment = WORKING[number % len(WORKING)]
                 wait_for_moment(site, handle, moment)
                 hesitate(rng, moment)

@@ -89,7 +89,7 @@ def test_a_driver_held_before_its_metadata_completes_nothing(spark, site, seed, 
 def test_a_live_driver_is_taken_over(spark, site, seed, former_owners):
     """A job taken from a driver that is alive and goes on reading loses and doubles nothing."""
     with Traffic(site, seed) as traffic:
-        former = former_owners.run(site, interval="3s")
+        former = former_owners.run(site, interval="1s")
         former_owners.wait_for("a checkpoint", lambda: newest_checkpoint(site) >= 0, former)
         with new_owner(spark, site, takeover=True) as owner:
             assert_fenced(former_owners, site, former)

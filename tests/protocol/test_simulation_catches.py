@@ -151,7 +151,7 @@ def never_discard_a_file(patch: Patch) -> None:
     patch.setattr(NeededFiles, "discard", lambda self, wanted: ())
 
 
-@mutation()
+@mutation(2)
 def never_forget_a_checkpoint(patch: Patch) -> None:
     patch.setattr(Protocol, "_subsume", lambda self: [])
 
@@ -214,7 +214,7 @@ def acknowledge_exactly_once_with_a_later_version(patch: Patch) -> None:
     patch.setattr(LaterVersions, "cut", lambda self, pending: pending.batch)
 
 
-@mutation(29, **LATE)
+@mutation(35, **LATE)
 def promise_at_least_once_only_what_lies_before_the_cut(patch: Patch) -> None:
     patch.setattr(Pending, "last_version", property(lambda self: self.checkpoint))
 
@@ -225,7 +225,7 @@ def take_an_earlier_version_behind_a_later_one(patch: Patch) -> None:
     patch.setattr(LaterVersions, "__init__", lambda self, upstream: made(self, dict.fromkeys(upstream, ())))
 
 
-@mutation(16)
+@mutation(29)
 def write_an_older_checkpoint_behind_a_newer_one(patch: Patch) -> None:
     def eager(self: Protocol, now):
         actions = []
@@ -239,12 +239,12 @@ def write_an_older_checkpoint_behind_a_newer_one(patch: Patch) -> None:
     patch.setattr(Protocol, "_completions", eager)
 
 
-@mutation()
+@mutation(9)
 def take_files_for_durable_that_nobody_has_uploaded(patch: Patch) -> None:
     patch.setattr(NeededFiles, "undurable", lambda self, files: self._working - self._durable)
 
 
-@mutation()
+@mutation(2)
 def leave_out_files_that_an_earlier_snapshot_did_not_upload(patch: Patch) -> None:
     missing = Upload.missing.fget
     patch.setattr(
@@ -265,7 +265,7 @@ def end_a_drain_before_the_last_batch_is_known(patch: Patch) -> None:
     patch.setattr(Protocol, "settled", property(settled))
 
 
-@mutation(253)
+@mutation(276)
 def give_up_at_the_end_of_the_job_what_is_being_written(patch: Patch) -> None:
     ended = Protocol._job_ended
 
@@ -277,7 +277,7 @@ def give_up_at_the_end_of_the_job_what_is_being_written(patch: Patch) -> None:
     patch.setattr(Protocol, "_job_ended", ruthless)
 
 
-@mutation()
+@mutation(2)
 def sweep_what_is_still_to_be_committed(patch: Patch) -> None:
     sweep = Committer.sweep
     patch.setattr(
@@ -285,7 +285,7 @@ def sweep_what_is_still_to_be_committed(patch: Patch) -> None:
     )
 
 
-@mutation()
+@mutation(4)
 def never_sweep(patch: Patch) -> None:
     patch.setattr(Committer, "sweep", lambda self, action: None)
 
@@ -342,12 +342,12 @@ def leave_what_sources_have_noted_out_of_the_checkpoint(patch: Patch) -> None:
     patch.setattr(SourceLog, "keep", lambda self: ())
 
 
-@mutation()
+@mutation(16)
 def let_go_of_what_the_next_run_begins_with(patch: Patch) -> None:
     patch.setattr(NeededFiles, "hold", lambda self, batch, barrier: None)
 
 
-@mutation()
+@mutation(2)
 def discard_a_merged_file_before_its_batch_is_finished(patch: Patch) -> None:
     def take(self: NeededFiles, files, batch) -> None:
         self._durable.update(files)
@@ -366,7 +366,7 @@ def say_that_the_input_is_done_without_owning_the_job(patch: Patch) -> None:
     patch.setattr(Run, "check_claim", lambda self: None)
 
 
-@mutation()
+@mutation(2)
 def wait_for_no_file_of_another_machine(patch: Patch) -> None:
     patch.setattr(fetch, "_await_arrival", lambda workplace, ref: None)
 
@@ -378,7 +378,7 @@ def take_what_ran_twice(patch: Patch) -> None:
     patch.setattr(acknowledgements, "_check_written_once", lambda given, batch: None)
 
 
-@mutation()
+@mutation(2)
 def put_a_merged_file_in_front(patch: Patch) -> None:
     def in_front(handle, merged):
         rest = tuple(ref for ref in handle.refs if ref.name not in merged.replaced)
@@ -471,7 +471,7 @@ def keep_results_and_drop_letters_of_a_sink(patch: Patch) -> None:
     patch.setattr(sink_writer.BadRecords, "letters", lambda self: [])
 
 
-@mutation(**BAD)
+@mutation(5, **BAD)
 def count_from_nothing_after_a_recovery(patch: Patch) -> None:
     patch.setattr(run, "BadRecordCounts", lambda restored: BadRecordCounts({}))
 
@@ -487,7 +487,7 @@ def leave_what_a_call_emitted_to_the_next_one(patch: Patch) -> None:
 TIMED: dict[str, Any] = {"mode": Mode.EXACTLY_ONCE, "timers": True, "interventions": (), "emits_once": False}
 
 
-@mutation(**TIMED)
+@mutation(2, **TIMED)
 def wait_for_a_moment_that_is_too_late(patch: Patch) -> None:
     patch.setattr(ProcessTask, "due", lambda self, state: Due(10**15, 10**16))
 
@@ -507,12 +507,12 @@ def wait_for_nothing_after_a_change_of_parallelism(patch: Patch) -> None:
     patch.setattr(Due, "first", staticmethod(lambda of: Due()))
 
 
-@mutation(**TIMED)
+@mutation(2, **TIMED)
 def leave_it_to_rows_to_bring_time_on(patch: Patch) -> None:
     patch.setattr(Run, "is_due", lambda self, by_us=None, **looked: False)
 
 
-@mutation(**TIMED, troubled_runs=4)
+@mutation(2, **TIMED, troubled_runs=4)
 def forget_with_a_run_how_far_time_had_come(patch: Patch) -> None:
     patch.setattr(
         run,
@@ -523,7 +523,7 @@ def forget_with_a_run_how_far_time_had_come(patch: Patch) -> None:
     )
 
 
-@mutation(**{**TIMED, "mode": Mode.AT_MOST_ONCE}, troubled_runs=4)
+@mutation(5, **{**TIMED, "mode": Mode.AT_MOST_ONCE}, troubled_runs=4)
 def begin_a_batch_at_most_once_without_its_time(patch: Patch) -> None:
     begin = Reading.begin
 
@@ -533,7 +533,7 @@ def begin_a_batch_at_most_once_without_its_time(patch: Patch) -> None:
     patch.setattr(Reading, "begin", timeless)
 
 
-@mutation(**TIMED, troubled_runs=4)
+@mutation(2, **TIMED, troubled_runs=4)
 def end_a_batch_that_reads_nothing_where_the_run_began(patch: Patch) -> None:
     patch.setattr(
         Reading,

@@ -3,11 +3,15 @@
 The same Java and the same Spark, told by environment variables that Spark itself reads, so that drivers which tests start as
 processes of their own hear it too: one compiler, the quick one; one thread for garbage; Spark's classes mapped from an archive,
 which is made once for a Java and a Spark, wherever that is installed, and kept in the cache. It is made in the background: a Spark
-that starts meanwhile starts without it. What Spark does with a query is left as it is.
+that starts meanwhile starts without it. What Spark does with a query is left as it is, but for the way of its logs to the disk.
 
 Python workers were dearer than Java: a driver starts tens of them, and each took a second to import the same modules, PySpark's
 from a zip, so that they were compiled again. Here they find everything compiled (`_home`), also where the environment forbids to
-write bytecode, and those that run tasks are forks of a process that has imported it (`workers/quick_daemon.py`).
+write bytecode, and those that run tasks are forks of a process that has imported it (`workers/quick_daemon.py`). So are those that
+come with each query of the session that tests share (`workers/quick_source_runners.py`).
+
+And Spark's logs were dear: Hadoop's `FileContext` starts a `readlink` some thirty times a batch, so here Spark writes them through
+Hadoop's `FileSystem`, as it does on an object store; and Java starts processes without a helper process in between.
 
 `PENSTOCK_PRODUCTION_JVM=1` leaves all this as it is, as `make chaos` does; `without` does so for one process that a test starts.
 """
@@ -21,7 +25,9 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 
 import pyspark
@@ -31,11 +37,14 @@ from services.maven import SPARK_JARS
 from services.one_at_a_time import one_at_a_time
 
 PRODUCTION = "PENSTOCK_PRODUCTION_JVM"
-_QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+_QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Djdk.lang.Process.launchMechanism=VFORK"
 _SILENT = "-Xlog:disable -Xlog:all=error:stderr"  # an archive that does not fit is not used; that is no news
 _DRIVER = "SPARK_SUBMIT_OPTS"
 _SUBMIT = "PYSPARK_SUBMIT_ARGS"
 _HOME = "SPARK_HOME"
+_LAUNCHER = "SPARK_LAUNCHER_OPTS"  # of the Java that only finds out how to start Java
+_LOGS = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
+_SOURCE_RUNNERS = "PENSTOCK_QUICK_SOURCE_RUNNERS"  # known to workers/sitecustomize.py
 _WORKERS = Path(__file__).with_name("workers")
 DAEMON = "quick_daemon"
 """The module there that Spark starts instead of `pyspark.daemon`."""
@@ -62,14 +71,45 @@ def _ours() -> bool:
 def _tell(archive: Path | None) -> None:
     options = f"{_QUICK} {_SILENT}" + (f" -XX:SharedArchiveFile={archive}" if archive else "")
     os.environ[_DRIVER] = options
-    settings = {"spark.executor.extraJavaOptions": options, "spark.python.daemon.module": DAEMON}
+    os.environ[_LAUNCHER] = _QUICK
+    settings = {
+        "spark.executor.extraJavaOptions": options,
+        "spark.python.daemon.module": DAEMON,
+        "spark.sql.streaming.checkpointFileManagerClass": _LOGS,
+    }
     given = " ".join(f'--conf "{name}={value}"' for name, value in settings.items())
     os.environ[_SUBMIT] = f"{given} pyspark-shell"
 
 
 def without(environment: Mapping[str, str]) -> dict[str, str]:
     """An environment for a child that runs Spark as users do."""
-    return {name: value for name, value in environment.items() if name not in {_DRIVER, _SUBMIT, _HOME}}
+    return {
+        name: value for name, value in environment.items() if name not in {_DRIVER, _SUBMIT, _HOME, _LAUNCHER}
+    }
+
+
+@contextmanager
+def source_runners() -> Iterator[Callable[[], AbstractContextManager[None]]]:
+    """What makes the processes that come with each query; a session that is started within what it yields has them from there."""
+    if not _ours():
+        yield nullcontext
+        return
+    with tempfile.TemporaryDirectory(prefix="penstock-sources-") as folder:
+        address = f"{folder}/socket"
+        nursery = subprocess.Popen(
+            [sys.executable, "-m", "quick_source_runners", address],
+            stdin=subprocess.PIPE,
+            start_new_session=True,
+        )
+        yield lambda: _named(address)
+        nursery.communicate()
+
+
+@contextmanager
+def _named(address: str) -> Iterator[None]:
+    os.environ[_SOURCE_RUNNERS] = address
+    yield
+    del os.environ[_SOURCE_RUNNERS]
 
 
 def _home() -> Path:

@@ -13,7 +13,7 @@ from pathlib import Path
 import penstock as ps
 from penstock.storage import Storage
 
-DIES_IN = 2
+DIES_IN = 1
 """The checkpoint whose commits are cut in two."""
 
 

@@ -62,8 +62,10 @@ run("term-once")
 run("int-twice")
 run("term-twice")
 """
-STARTING = "from penstock.spark.session import local_session\nlocal_session('signals')\n"
-STARTING_JOB = "from pyspark.sql import SparkSession\nSparkSession.builder.getOrCreate()\n"
+STAYING = "import signal; signal.pause()\n"
+"""Until the signal: whoever looks late, on a slow machine, finds its Java all the same."""
+STARTING = f"from penstock.spark.session import local_session\nlocal_session('signals')\n{STAYING}"
+STARTING_JOB = f"from pyspark.sql import SparkSession\nSparkSession.builder.getOrCreate()\n{STAYING}"
 
 
 def until(condition: Callable[[], object], what: str) -> None:

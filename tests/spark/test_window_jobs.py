@@ -135,8 +135,9 @@ def test_windows_are_sparks_own(payments: Payments) -> None:
             .agg(*(column.alias(one) for one, column in aggregates().items()))
             .select("shop", "w.start", "w.end", *aggregates())
         )
-        assert_same(payments.ledger.rows(name), [tuple(row) for row in expected.collect()])
-        listed = [(row[0], row[1], row[2], row[3], row[5] or 0) for row in expected.collect()]
+        rows = expected.collect()
+        assert_same(payments.ledger.rows(name), [tuple(row) for row in rows])
+        listed = [(row[0], row[1], row[2], row[3], row[5] or 0) for row in rows]
         assert_same(payments.ledger.rows(f"{name}-code"), listed)
     tens = payments.ledger.rows("tens")
     assert {row["n"] for row in tens} == {10}
