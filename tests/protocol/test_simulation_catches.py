@@ -537,7 +537,7 @@ def end_a_batch_that_reads_nothing_where_the_run_began(patch: Patch) -> None:
         Reading,
         "barrier",
         property(
-            lambda self: self.point.barrier if self.point.barrier.positions.get("source") else self._barrier
+            lambda self: self.point.barrier if self.point.barrier.positions.get("source-0") else self._barrier
         ),
     )
 
