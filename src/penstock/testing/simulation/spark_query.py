@@ -39,6 +39,7 @@ class SimulatedQuery:
         self._reads = self._read_until(self.next_batch - 1) if self.next_batch else {}
         """How many batches each source has noted; batches of the job that read nothing are not among them."""
         self._noted = self._reads
+        self._check_where_it_is()
         self._check_what_was_read()
 
     def plan(self, choose_end: Callable[[], Positions]) -> None:
@@ -76,6 +77,11 @@ class SimulatedQuery:
             self._refuse_if_replaced()  # of what a zombie decides nobody hears
             self._storage.put(name, json.dumps(self._source.decide_start(uid)).encode())
         return int(json.loads(self._storage.get(name)))
+
+    def _check_where_it_is(self) -> None:
+        """The position of another source may lie where this one has nothing."""
+        if any(at > end for at, end in zip(self.positions, self.end, strict=True)):
+            raise Violation(f"{self._folder} goes on at {self.positions}, behind the end {self.end}")
 
     def _check_what_was_read(self) -> None:
         """A file source that misses an entry since the last compacted one would read files again."""
