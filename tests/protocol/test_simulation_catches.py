@@ -34,8 +34,9 @@ from penstock.operators import keyed_process
 from penstock.operators.side_outputs import SideRows
 from penstock.ownership import claim
 from penstock.ownership.claim import Claim
-from penstock.recovery import begun, forget, history, restore
-from penstock.recovery.progress_log import ProgressLog
+from penstock.recovery import begun, fitting, forget, history, progress_log, restore
+from penstock.recovery.begun import Instead
+from penstock.recovery.progress_log import ProgressLog, lines_of
 from penstock.recovery.source_log import SourceLog
 from penstock.snapshot.uploader import Upload
 from penstock.state import merge_orders
@@ -337,6 +338,46 @@ def decide_again_where_to_begin(patch: Patch) -> None:
     patch.setattr(SourceLog, "take_up", lambda self, folder, numbers: None)
 
 
+OTHER_SOURCES: dict[str, Any] = {
+    "partitions": 3,
+    "joins": (1, 2),
+    "reorders": 1,
+    "troubled_runs": 4,
+    "interventions": (),
+}
+
+
+@mutation(**OTHER_SOURCES)
+def go_by_the_order_of_the_sources(patch: Patch) -> None:
+    matched = fitting.for_sources
+
+    def by_order(barrier, sources, **options):
+        right = matched(barrier, sources, **options)
+        return msgspec.structs.replace(
+            right,
+            progress_log=progress_log.entry_of(right.progress_log, sorted(lines_of(right.progress_log))),
+        )
+
+    patch.setattr(fitting, "for_sources", by_order)
+
+
+@mutation(**OTHER_SOURCES)
+def leave_the_notes_of_sources_where_they_are(patch: Patch) -> None:
+    matched = fitting.for_sources
+
+    def unmoved(barrier, sources, **options):
+        return msgspec.structs.replace(matched(barrier, sources, **options), source_log=barrier.source_log)
+
+    patch.setattr(fitting, "for_sources", unmoved)
+
+
+@mutation(**OTHER_SOURCES)
+def decide_again_where_a_new_source_begins(patch: Patch) -> None:
+    """What is recorded beside a checkpoint counts for nothing, and what was noted is not looked for."""
+    patch.setattr(Instead, "is_of", lambda self, completed: False)
+    patch.setattr(SourceLog, "take_up", lambda self, folder, numbers: None)
+
+
 @mutation()
 def leave_what_sources_have_noted_out_of_the_checkpoint(patch: Patch) -> None:
     patch.setattr(SourceLog, "keep", lambda self: ())
@@ -539,7 +580,7 @@ def end_a_batch_that_reads_nothing_where_the_run_began(patch: Patch) -> None:
         Reading,
         "barrier",
         property(
-            lambda self: self.point.barrier if self.point.barrier.positions.get("source") else self._barrier
+            lambda self: self.point.barrier if self.point.barrier.positions.get("source-0") else self._barrier
         ),
     )
 

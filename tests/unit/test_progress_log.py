@@ -122,6 +122,15 @@ def test_a_source_whose_start_was_not_recorded_begins_where_it_first_did(storage
     }
 
 
+def test_notes_are_taken_up_by_the_source_that_made_them(storage):
+    """Whatever its number is now; one that had a position then, and has none by choice, has not begun there."""
+    log(storage, 1).say_who_decides({"new": [1]})
+    storage.put("spark/1/sources/0/0", b"of a source that had a position")
+    storage.put("spark/1/sources/1/0", b"new began at 500")
+    set_out(log(storage, 2), LAST, Barrier({}, entry("-", "3", "-")), {"new": [0], "anew": [2]})
+    assert noted(storage, 2) == {"0/0": b"new began at 500"}
+
+
 def test_the_notes_of_two_runs_are_not_mixed(storage):
     """A file that one run has listed as its first and a zombie as its second would be read twice."""
     storage.put("spark/1/sources/0/0", b"file a")

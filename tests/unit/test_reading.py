@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
+from protocol_story import completed
 
 from penstock.checkpoint.completed import Barrier, TimeReached
 from penstock.clock import SYSTEM_CLOCK
@@ -113,6 +115,36 @@ def test_what_an_earlier_run_recorded_of_the_start_is_added_to(storage):
     storage.put("spark/2/sources/1/0", b"began at 500")
     reading(storage, begun=Begun(RUN, Barrier(source_log=files)))[0].look_for_the_start()
     assert recorded(storage) == ["0/0", "1/0"]
+
+
+def test_where_a_new_source_begins_is_recorded_beside_the_checkpoint(storage):
+    """The next run that goes on from the same checkpoint begins there, with all else as the checkpoint says; another does not."""
+    numbers = {"clicks": (0,), "two": (1, 2)}
+    entry = 'v1\n{"batchWatermarkMs":0}\n{"0":5}\n-\n-'
+    at = Barrier({"clicks": {"0": 5}, "two": [None, None]}, entry, numbers=numbers)
+    four = msgspec.structs.replace(completed(4, run=1), barrier=at)
+    log = ProgressLog(storage, RUN)
+    point = RestorePoint(Claim(storage, RUN, "token"), (four,))
+    storage.put("spark/2/sources/1/0", b"began at 500")
+    one = Reading(
+        log,
+        log.source_log(),
+        numbers,
+        point,
+        mode=Mode.EXACTLY_ONCE,
+        hold=lambda _, files: None,
+        clock=SYSTEM_CLOCK,
+    )
+    one.look_for_the_start()
+    begun = last_begun(storage)
+    assert begun is not None
+    assert begun.instead is not None
+    assert begun.instead.is_of(four)
+    assert not begun.instead.is_of(msgspec.structs.replace(four, run=2))
+    again = RestorePoint(Claim(storage, RUN, "token"), (four,), begun)
+    assert (again.barrier.progress_log, again.last_read) == (entry, 4)
+    assert [file.path for file in again.barrier.source_log] == ["0/0", "1/0"]
+    assert again.begun_files == again.barrier.files
 
 
 @pytest.mark.parametrize("batch", [-1, 0])

@@ -35,7 +35,10 @@ from penstock.ownership.claim import Claimant, claim, newest_run
 from penstock.ownership.descent import read_descents
 from penstock.ownership.heartbeat import beat, refuse_if_running
 from penstock.ownership.holds import put_hold, release_hold
+from penstock.recovery.changes import Changes
+from penstock.recovery.fitting import JobNow
 from penstock.recovery.forget import forget_everything
+from penstock.recovery.renaming import Uids
 from penstock.recovery.restore import JobRecord, RestorePoint, check_job_record, check_restorable, restore
 from penstock.storage import LocalStorage, Storage
 from penstock.storage.forwarding import ForwardingStorage, Operation
@@ -100,6 +103,25 @@ def test_the_first_run_starts_from_nothing(scene: Scene) -> None:
     point = scene.restore()
     assert (point.run, point.checkpoint, point.id) == (2, None, -1)
     assert [one.restored_from for one in read_descents(scene.storage)] == [-1, -1]
+
+
+def test_a_sink_that_was_renamed_keeps_its_promises(scene: Scene) -> None:
+    """What was promised under the old uid is committed, and what nothing names is aborted, under both."""
+    promised, stray = (scene.sink.stage(JOB, "old", run=1, batch=batch) for batch in (3, 4))
+    own = scene.stage(4)
+    scene.checkpoint(3, promises=(promised,))
+    now = JobNow({}, Uids((), (), (UID,)), Changes(rename={"old": UID}))
+    restore(
+        scene.storage,
+        {UID: scene.sink},
+        owner=JOB,
+        mode=Mode.EXACTLY_ONCE,
+        now=NOW,
+        fitting=now.fit,
+    )
+    assert visible(scene.external) == [(1, 3, 0)]
+    assert staged(scene.external) == []
+    assert {stray.sink, own.sink} == {"old", UID}
 
 
 def test_newest_checkpoint(scene: Scene) -> None:

@@ -248,6 +248,21 @@ def test_the_slowest_source_decides_and_an_idle_one_does_not() -> None:
     assert story.tick(IDLE_US + 7) == 59 + 7
 
 
+def test_a_source_that_is_new_holds_operators_where_they_were() -> None:
+    """Added to a job that goes on: until it speaks, or is idle, time stands still; it goes neither back nor on without it."""
+    reached = TimeReached({OP: 500}, {"old": SourceTime(500, {ALL_ROWS: 500})})
+    story = Story({"old": source(parts=False), "new": source(parts=False)}, reached=reached)
+    assert story.next() == 500
+    assert story.batch({"old": {ALL_ROWS: 900}}) == 500
+    assert (
+        story.batch({"old": {ALL_ROWS: 950}, "new": {ALL_ROWS: 100}}) == 500
+    )  # older rows of it are late, as any are
+    assert story.batch({"new": {ALL_ROWS: 800}}) == 799
+    silent = Story({"old": source(parts=False), "new": source(parts=False)}, reached=reached)
+    silent.batch({"old": {ALL_ROWS: 900}})
+    assert silent.batch({"old": {ALL_ROWS: 901}}, after=IDLE_US) == 900
+
+
 def test_a_busy_source_does_not_keep_a_silent_one_from_its_end() -> None:
     """Each operator goes on with the clock when nothing comes of its own sources, whatever others read; Spark looks at all of them."""
     sources = {"busy": source(parts=False), "silent": source(parts=False)}

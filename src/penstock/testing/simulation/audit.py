@@ -115,7 +115,7 @@ class Audit:
         found = self.checkpoints()
         needed = {name for one in found for name in (*one.files, *name_of(one).files)}
         begun = last_begun(storage)
-        needed |= begun.barrier.files if begun else set()
+        needed |= begun.files if begun else set()
         kept = [
             name
             for name in storage.names()
@@ -137,7 +137,7 @@ class Audit:
     # ── parts ──────────────────────────────────────────────────────────────────────────────────
 
     def _all_input_is_in(self) -> None:
-        at = [tuple(completed.barrier.positions["source"]) for completed in self.checkpoints()]
+        at = [self._site.source.at(completed.barrier.positions) for completed in self.checkpoints()]
         if not at or at[-1] != self._site.source.end:
             raise Violation(
                 f"the job is finished, but its checkpoints are at {at}, not at {self._site.source.end}"
@@ -151,8 +151,8 @@ class Audit:
     def _state_is_right(self, completed: Completed) -> None:
         if self._site.workload.bad_records:
             return  # which rows share a bad one's fate depends on the batches: see `_bad_records_are_apart`
-        until = completed.barrier.positions["source"]
         source, topology = self._site.source, self._site.topology
+        until = source.at(completed.barrier.positions)
         read = list(source.between(source.start, until))
         for uid in topology.operators:
             found = Counter(dict(self._scan(completed, uid)))

@@ -93,7 +93,7 @@ class Driver:
         self._until_us: int | None = None
         """The time at which all input was read: what is due by the clock later is left to the next run."""
         self._drained = not site.workload.drains
-        self._query = SimulatedQuery(site.storage, start.log.folder, site.source)
+        self._query = SimulatedQuery(site.storage, start.log.folder, site.source, tuple(spec.streams))
         self._batch: Iterator[None] | None = None
         self._draining = False
 
@@ -221,7 +221,7 @@ class Driver:
 
     def _next_batch(self) -> Iterator[None] | None:
         """What begins next; None when the input is done, and nothing else is left to do."""
-        engine, done = self._engine, self._query.positions == self._site.source.end
+        engine, done = self._engine, self._query.positions == self._query.end
         if engine.time_is_over:
             if (
                 self._drained
@@ -255,7 +255,7 @@ class Driver:
 
     def _run_batch(self) -> Iterator[None]:
         query, source = self._query, self._site.source
-        query.plan(lambda: source.cut(query.positions, self._work.batch_size, self._rng))
+        query.plan(lambda: source.cut(query.positions, query.end, self._work.batch_size, self._rng))
         records = list(source.between(query.positions, query.until))
         yield from self._run(self._engine.begin_batch(query.next_batch, NO_MAILBOX), records)
         query.done()

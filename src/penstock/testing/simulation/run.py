@@ -27,7 +27,7 @@ from penstock.testing.simulation.machines import Machines
 from penstock.testing.simulation.savepoints import SavepointStart
 from penstock.testing.simulation.site import JOB, Conditions, Sinks, Site
 from penstock.testing.simulation.source import Fault, fault_of
-from penstock.testing.simulation.timers import SOURCE, TIME
+from penstock.testing.simulation.timers import TIME
 from penstock.testing.simulation.topology import echoes_of, letters_of, sink_of
 from penstock.testing.simulation.violation import Violation
 from penstock.testing.simulation.watched_storage import WatchedStorage
@@ -76,7 +76,7 @@ class SimulatedRun:
             self._site, self._conditions, self._spec, start, sinks=self._sinks, machines=self._machines
         )
         try:
-            self.finished = driver.work_on()
+            self.finished = driver.work_on() and len(self._spec.streams) == self._site.workload.partitions
         except SimulatedCrash:
             raise  # which leaves its working files
         except BaseException as error:
@@ -94,6 +94,7 @@ class SimulatedRun:
     def _make_spec(self, lifeline: Lifeline) -> JobSpec:
         work, run = self._site.workload, self._conditions.index
         topology, conditions = self._site.topology, self._conditions
+        sources = work.sources(run, self._site.source.uids)
         storage = WatchedStorage(self._site.storage, lifeline, conditions.rng, flakiness=conditions.flakiness)
         return JobSpec(
             name=JOB,
@@ -108,10 +109,10 @@ class SimulatedRun:
             layouts=dict.fromkeys(topology.operators, topology.layout),
             upstream=topology.upstream,
             sinks={uid: sink for sinks in self._sinks.values() for uid, sink in sinks.items()},
-            streams={SOURCE: 1},
-            event_times={SOURCE: TIME} if work.timers else {},
-            timed_by=dict.fromkeys(topology.operators, frozenset({SOURCE} if work.timers else ())),
-            replayable=(True,),
+            streams=dict.fromkeys(sources, 1),
+            event_times=dict.fromkeys(sources, TIME) if work.timers else {},
+            timed_by=dict.fromkeys(topology.operators, frozenset(sources if work.timers else ())),
+            replayable=[True] * len(sources),
         )
 
     def _make_sinks(self, lifeline: Lifeline) -> Sinks:

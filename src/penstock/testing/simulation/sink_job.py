@@ -136,7 +136,7 @@ class SinkJob:
         if not done:
             return []
         source = self._site.source
-        return self._numbers(source.between(source.start, done[-1].barrier.positions["source"]))
+        return self._numbers(source.between(source.start, source.at(done[-1].barrier.positions)))
 
     def all_rows(self) -> list[int]:
         """What must be visible in the end."""

@@ -6,7 +6,7 @@ It reads and writes that log as Spark does: without syncing, without asking who 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 
 from penstock.errors import UnavailableError
 from penstock.ids import CheckpointId
@@ -17,38 +17,44 @@ from penstock.testing.simulation.source import Positions, ScriptedSource
 from penstock.testing.simulation.violation import Violation
 
 COMPACT_EVERY = 3
-READ = "sources/0"
-"""Where the source lists what it has read; a query that goes on needs all of it."""
-START = "sources/1/0"
-"""Where the source notes from where it decided to read, at the first start."""
 
 
 class SimulatedQuery:
-    """Starts on the folder of a run, and goes on after the last batch that is noted there as done."""
+    """Starts on the folder of a run, and goes on after the last batch that is noted there as done.
 
-    def __init__(self, storage: Storage, folder: str, source: ScriptedSource) -> None:
+    Each source lists what it has read, and notes from where it decided to read when it had no position: `sources/<its place>/...`.
+    """
+
+    def __init__(self, storage: Storage, folder: str, source: ScriptedSource, uids: Sequence[str]) -> None:
         self._storage = storage
         self._folder = folder
         self._source = source
+        self._uids = uids
+        """The sources of the query, in its order."""
         last = max((number for number, name in self._numbered("offsets")), default=-1)
         done = last >= 0 and f"{folder}/commits/{last}" in storage.names(f"{folder}/commits")
         self.next_batch = CheckpointId(last + 1 if done else max(last, 0))
-        start = self._decide_where_to_begin()
-        self.positions = self._end_of(self.next_batch - 1) if self.next_batch else start
-        self._reads = self._read_until(self.next_batch - 1) if self.next_batch else 0
-        """How many batches the source has noted; batches of the job that read nothing are not among them."""
+        self.end = source.end_of(uids)
+        self.positions = self._begin(self._entry(self.next_batch - 1) if self.next_batch else {})
+        self._reads = self._read_until(self.next_batch - 1) if self.next_batch else {}
+        """How many batches each source has noted; batches of the job that read nothing are not among them."""
         self._noted = self._reads
+        self._check_where_it_is()
         self._check_what_was_read()
 
     def plan(self, choose_end: Callable[[], Positions]) -> None:
         """Note where the next batch ends; one that was noted before is repeated as it was."""
         batch = self.next_batch
         if batch not in dict(self._numbered("offsets")):
-            until = choose_end()
-            self._put(f"offsets/{batch}", f'v1\n{{"reads":{self._reads + 1}}}\n{json.dumps(until)}')
-            compacts = self._reads % COMPACT_EVERY == COMPACT_EVERY - 1
-            self._put(f"{READ}/{self._reads}{'.compact' if compacts else ''}", json.dumps(until))
-        self.until, self._noted = self._end_of(batch), self._read_until(batch)
+            until = dict(zip(self._source.uids, choose_end(), strict=True))
+            reads = {uid: self._reads.get(uid, 0) + 1 for uid in self._uids}
+            lines = [json.dumps(until[uid]) for uid in self._uids]
+            self._put(f"offsets/{batch}", "\n".join(["v1", json.dumps({"reads": reads}), *lines]))
+            for place, uid in enumerate(self._uids):
+                read = reads[uid] - 1
+                compacts = read % COMPACT_EVERY == COMPACT_EVERY - 1
+                self._put(f"{_read(place)}/{read}{'.compact' if compacts else ''}", json.dumps(until[uid]))
+        self.until, self._noted = self._source.at(self._entry(batch)), self._read_until(batch)
 
     def done(self) -> None:
         """The batch is over."""
@@ -56,30 +62,53 @@ class SimulatedQuery:
         self._reads = self._noted
         self.positions, self.next_batch = self.until, CheckpointId(self.next_batch + 1)
 
-    def _decide_where_to_begin(self) -> Positions:
+    def _begin(self, entry: Mapping[str, object]) -> Positions:
+        """Where each source goes on, or begins."""
+        known = {
+            uid: self._decide_where_to_begin(place, uid) if entry.get(uid) is None else entry[uid]
+            for place, uid in enumerate(self._uids)
+        }
+        return self._source.at(known)
+
+    def _decide_where_to_begin(self, place: int, uid: str) -> int:
         """As with 'latest': whoever decides again, later, finds himself at the end."""
-        name = f"{self._folder}/{START}"
+        name = f"{self._folder}/sources/{place}/start/0"
         if name not in self._storage.names(f"{self._folder}/sources"):
-            self._storage.put(name, json.dumps(self._source.decide_start()).encode())
-        return tuple(json.loads(self._storage.get(name)))
+            self._refuse_if_replaced()  # of what a zombie decides nobody hears
+            self._storage.put(name, json.dumps(self._source.decide_start(uid)).encode())
+        return int(json.loads(self._storage.get(name)))
+
+    def _check_where_it_is(self) -> None:
+        """The position of another source may lie where this one has nothing."""
+        if any(at > end for at, end in zip(self.positions, self.end, strict=True)):
+            raise Violation(f"{self._folder} goes on at {self.positions}, behind the end {self.end}")
 
     def _check_what_was_read(self) -> None:
         """A file source that misses an entry since the last compacted one would read files again."""
-        entries = dict(self._numbered(READ))
-        compacted = max((number for number, name in entries.items() if name.endswith(".compact")), default=0)
-        missing = set(range(compacted, self._reads)) - set(entries)
-        if missing and newest_run(self._storage) > int(self._folder.rpartition("/")[2]):
+        for place, uid in enumerate(self._uids):
+            entries = dict(self._numbered(_read(place)))
+            compacted = max(
+                (number for number, name in entries.items() if name.endswith(".compact")), default=0
+            )
+            missing = set(range(compacted, self._reads.get(uid, 0))) - set(entries)
+            if missing:
+                self._refuse_if_replaced()
+                raise Violation(
+                    f"{self._folder} goes on with batch {self.next_batch} without {uid}/{missing}"
+                )
+
+    def _refuse_if_replaced(self) -> None:
+        if newest_run(self._storage) > int(self._folder.rpartition("/")[2]):
             raise UnavailableError(f"{self._folder} is not whole: another run has taken the job over")
-        if missing:
-            raise Violation(f"{self._folder} goes on with batch {self.next_batch} without {READ}/{missing}")
 
-    def _read_until(self, batch: int) -> int:
+    def _read_until(self, batch: int) -> dict[str, int]:
         entry = self._storage.get(f"{self._folder}/offsets/{batch}").decode()
-        return int(json.loads(entry.splitlines()[1])["reads"])
+        reads: dict[str, int] = json.loads(entry.splitlines()[1])["reads"]
+        return reads
 
-    def _end_of(self, batch: int) -> Positions:
-        [found] = positions(self._storage.get(f"{self._folder}/offsets/{batch}").decode())
-        return tuple(found)  # type: ignore[arg-type]
+    def _entry(self, batch: int) -> dict[str, object]:
+        found = positions(self._storage.get(f"{self._folder}/offsets/{batch}").decode())
+        return dict(zip(self._uids, found, strict=True))
 
     def _numbered(self, folder: str) -> list[tuple[int, str]]:
         names = self._storage.names(f"{self._folder}/{folder}")
@@ -87,3 +116,7 @@ class SimulatedQuery:
 
     def _put(self, name: str, text: str) -> None:
         self._storage.put(f"{self._folder}/{name}", text.encode())
+
+
+def _read(place: int) -> str:
+    return f"sources/{place}/read"

@@ -18,16 +18,15 @@ from penstock.operators.rows import Rows
 from penstock.operators.timers import CLOCK, EVENT_TIME, Timer
 from penstock.testing.simulation.counting import SET, Counting
 from penstock.testing.simulation.external import Row
-from penstock.testing.simulation.source import Record
+from penstock.testing.simulation.source import Record, source_of
 from penstock.testing.simulation.violation import Violation
 
-SOURCE = "source"
 _SECOND_US = 1_000_000
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 LATEST_S = 6
 """So much later than its place in the partition says the time of a record may be: records are out of order."""
 TIME = EventTime("at", 2 * _SECOND_US, 5 * _SECOND_US, None, ("partition",))
-"""Of the source; that some records are late is no matter to timers."""
+"""Of each source; that some records are late is no matter to timers."""
 
 
 def event_time_us(record: str) -> int | None:
@@ -53,12 +52,13 @@ def _drawn(record: str, purpose: str) -> int:
 
 def newest_of(records: Iterable[Record]) -> Newest:
     """What a batch of records says about time."""
-    found: dict[str, int] = {}
+    found: dict[str, dict[str, int]] = {}
     for record in records:
         partition, time_us = partition_name([record.id.partition(":")[0]]), event_time_us(record.id)
         if time_us is not None:
-            found[partition] = max(time_us, found.get(partition, time_us))
-    return {SOURCE: found} if found else {}
+            of_source = found.setdefault(source_of(record.id), {})
+            of_source[partition] = max(time_us, of_source.get(partition, time_us))
+    return found
 
 
 class CountingWithTimers(Counting):
@@ -106,8 +106,8 @@ def check_timers(
 
 def _watermark_us(records: list[Record]) -> int:
     """As far as time has come at least when all records are read: none is so much older than the newest of its partition."""
-    newest = newest_of(records).get(SOURCE, {})
-    return min(newest.values()) - TIME.out_of_order_us - 1 if newest else 0
+    newest = [us for of_source in newest_of(records).values() for us in of_source.values()]
+    return min(newest) - TIME.out_of_order_us - 1 if newest else 0
 
 
 def _compare(

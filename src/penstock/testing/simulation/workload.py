@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import random
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +15,7 @@ from penstock.config import Checkpointing, Mode
 MAX_PARALLELISM = 8
 MOST_KEEP_THEIR_MODE = 0.75
 MOST_ARE_LEFT_ALONE = 0.85
+MOST_KEEP_THEIR_SOURCES = 0.5
 
 
 class SinkKind(enum.Enum):
@@ -85,6 +87,10 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     """The same for the time between checkpoints."""
     restarts: float = 0.0
     """How likely a driver whose run failed lives on and starts the next one; otherwise somebody starts another driver."""
+    joins: tuple[int, ...] = ()
+    """Of each source but the first: the index of the run at which it joins the job; those not named here are there from the first."""
+    reorders: int = 0
+    """In which orders the sources come; 0: always in the same."""
     interventions: tuple[Intervention | None, ...] = ()
     """Before the first run, the second, ...; never in a job at most once."""
 
@@ -128,6 +134,14 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
         """Of the run with this index, from 0."""
         return self.parallelisms[min(run, len(self.parallelisms) - 1)]
 
+    def sources(self, run: int, uids: Sequence[str]) -> list[str]:
+        """Those of the run with this index, in its order."""
+        since = dict(zip(uids[1:], self.joins, strict=False))
+        joined = [uid for uid in uids if since.get(uid, 0) <= run]
+        if self.reorders:
+            random.Random(f"order {self.reorders} of {run}").shuffle(joined)  # noqa: S311 - replayable on purpose
+        return joined
+
 
 def random_workload(seed: int) -> Workload:
     """A workload that follows from the seed."""
@@ -170,10 +184,23 @@ def random_workload(seed: int) -> Workload:
         drawn.upload_pace < 1 or drawn.message_pace < 1
     ):  # with a short time-out no checkpoint would ever be complete
         drawn = msgspec.structs.replace(drawn, checkpoint=replace(drawn.checkpoint, timeout="10min"))
-    drawn = _with_interventions(drawn, seed)
+    drawn = _with_other_sources(_with_interventions(drawn, seed), seed)
     if drawn.emits_once:  # which tells little when every key is seen in the first batch
         return msgspec.structs.replace(drawn, keys=rng.choice([drawn.keys, drawn.records]))
     return drawn
+
+
+def _with_other_sources(drawn: Workload, seed: int) -> Workload:
+    """Now and then somebody changes the sources between runs. Who goes back to a time without one makes it begin anew, at the end."""
+    rng = random.Random(f"sources {seed}")  # noqa: S311 - replayable on purpose
+    if rng.random() < MOST_KEEP_THEIR_SOURCES:
+        return drawn
+    joins = (
+        ()
+        if any(drawn.interventions)
+        else tuple(rng.choice([0, 1, 2, 3]) for _ in range(drawn.partitions - 1))
+    )
+    return msgspec.structs.replace(drawn, joins=joins, reorders=rng.randint(1, 1000))
 
 
 def _with_interventions(drawn: Workload, seed: int) -> Workload:
