@@ -13,7 +13,7 @@ import pytest
 from simulations import calls_without_a_crash, come_back, world
 
 from penstock.checkpoint.commits import Committer, commit_in_order
-from penstock.checkpoint.completed import Completed, TimeReached
+from penstock.checkpoint.completed import TimeReached
 from penstock.checkpoint.coordinator import Coordinator
 from penstock.checkpoint.due_commits import DueCommits
 from penstock.checkpoint.events import BatchFinished, SweepTransactions, WriteMetadata
@@ -21,7 +21,7 @@ from penstock.checkpoint.later_versions import LaterVersions
 from penstock.checkpoint.needed_files import NeededFiles
 from penstock.checkpoint.pending import Pending
 from penstock.checkpoint.protocol import Protocol
-from penstock.config import Mode
+from penstock.config import Checkpointing, Mode
 from penstock.engine import acknowledgements, reading, run, sink_writer
 from penstock.engine.bad_records import BadRecordCounts
 from penstock.engine.reading import Reading
@@ -35,6 +35,7 @@ from penstock.operators.side_outputs import SideRows
 from penstock.ownership import claim
 from penstock.ownership.claim import Claim
 from penstock.recovery import begun, forget, history, restore
+from penstock.recovery.held_reading import retained_checkpoint
 from penstock.recovery.progress_log import ProgressLog
 from penstock.recovery.source_log import SourceLog
 from penstock.snapshot.uploader import Upload
@@ -43,7 +44,7 @@ from penstock.state.backends import fetch
 from penstock.state.backends.checksums import HashedFiles
 from penstock.state.backends.sorted_state import SortedState
 from penstock.state.handle import Due
-from penstock.testing.simulation import Fate, Intervention, Violation, Workload, random_workload
+from penstock.testing.simulation import Fate, Intervention, Violation, Workload, random_workload, reader
 from penstock.testing.simulation.workload import SinkKind
 
 Patch = pytest.MonkeyPatch
@@ -103,9 +104,9 @@ class Unchecked(Claim):
 def commit_before_the_metadata_is_written(patch: Patch) -> None:
     complete = Coordinator._complete
 
-    def hasty(self: Coordinator, completed: Completed) -> None:
-        commit_in_order(self._committer._sinks, completed.transactions)
-        complete(self, completed)
+    def hasty(self: Coordinator, action: WriteMetadata) -> None:
+        commit_in_order(self._committer._sinks, action.completed.transactions)
+        complete(self, action)
 
     patch.setattr(Coordinator, "_complete", hasty)
 
@@ -583,6 +584,30 @@ def record_time_as_going_on_before_its_end_is_cleared_away(patch: Patch) -> None
         return clocks
 
     patch.setattr(Watermarks, "begin_anew", hasty)
+
+
+HELD: dict[str, Any] = {
+    "checkpoint": Checkpointing(interval="1s"),
+    "readers": 0.1,
+    "backend": "filesystem",
+    "records": 60,
+    "batch_size": 3,
+    "modes": (),
+    "retained": (),
+    "interventions": (),
+    "troubled_runs": 1,
+}
+"""Many checkpoints, of which one is retained, and somebody who reads them."""
+
+
+@mutation(8, **HELD)
+def subsume_what_somebody_holds(patch: Patch) -> None:
+    patch.setattr(Coordinator, "_is_held", lambda self: False)
+
+
+@mutation(14, **HELD)
+def read_without_beginning_again(patch: Patch) -> None:
+    patch.setattr(reader, "read_newest", lambda storage, read: read(retained_checkpoint(storage)))
 
 
 def job(seed: int, common: dict[str, Any]) -> Workload:

@@ -1,4 +1,4 @@
-"""`penstock cancel | stop | trigger | savepoint`: what is asked of a job that runs in another process, and a savepoint of one that does not. Driver."""
+"""`penstock cancel`, `stop`, `trigger`, `savepoint`: asked of a job that runs elsewhere; a savepoint also of one that does not. Driver."""
 
 from __future__ import annotations
 

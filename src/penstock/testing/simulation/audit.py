@@ -116,7 +116,9 @@ class Audit:
         needed = {name for one in found for name in (*one.files, *name_of(one).files)}
         begun = last_begun(storage)
         needed |= begun.barrier.files if begun else set()
-        kept = [name for name in storage.names() if not name.startswith(("runs/", "spark/", "begun/"))]
+        kept = [
+            name for name in storage.names() if not name.startswith(("runs/", "spark/", "begun/", "holds/"))
+        ]
         stray = sorted(set(kept) - needed)
         if stray:
             raise Violation(f"these files belong to no checkpoint: {stray}")
