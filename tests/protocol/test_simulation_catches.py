@@ -173,13 +173,13 @@ def restore_without_looking_again_whether_it_still_owns_the_job(patch: Patch) ->
     patch.setattr(
         restore,
         "_delete_leftovers",
-        lambda storage, point: delete(storage, replace(point, claim=Unchecked.of(point.claim))),
+        lambda storage, point, now: delete(storage, replace(point, claim=Unchecked.of(point.claim)), now),
     )
 
 
 @mutation()
 def restore_without_deleting_leftovers(patch: Patch) -> None:
-    patch.setattr(restore, "_delete_leftovers", lambda storage, point: None)
+    patch.setattr(restore, "_delete_leftovers", lambda storage, point, now: [])
 
 
 @mutation()
