@@ -25,6 +25,7 @@ KIND_SEEDS = 12
 WOKEN_SEEDS = 20
 TIMER_SEEDS = 30
 READER_SEEDS = 30
+WANTED_SEEDS = 30
 MANY = int(os.environ.get("PENSTOCK_CHAOS_SEEDS") or 10_000)
 TELL_EVERY = 500
 
@@ -72,6 +73,14 @@ def test_who_holds_a_checkpoint_can_read_it(seed: int) -> None:
         back = (None, Intervention.GO_FAR_BACK) * 2
         changed |= {"interventions": back, "troubled_runs": 5, "flakiness": 0.004}
     live(seed, readers=0.05, **changed)
+
+
+@pytest.mark.parametrize("seed", SEEDS[:WANTED_SEEDS])
+def test_who_wants_a_checkpoint_gets_it(seed: int) -> None:
+    """It has all that was finished when it was wanted, with all it promised committed, however long the interval is; nobody waits in vain."""
+    drawn = random_workload(seed)
+    interval = ["1h", "1s"][seed % 2]
+    live(seed, wants=1.0, checkpoint=replace(drawn.checkpoint, interval=interval), intervals_s=())
 
 
 def live(seed: int, **changed: object) -> None:

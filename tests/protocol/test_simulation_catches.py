@@ -610,6 +610,22 @@ def read_without_beginning_again(patch: Patch) -> None:
     patch.setattr(reader, "read_newest", lambda storage, read: read(retained_checkpoint(storage)))
 
 
+@mutation(wants=1.0)
+def answer_with_an_older_checkpoint(patch: Patch) -> None:
+    patch.setattr(
+        Protocol,
+        "answer_to",
+        lambda self, token, *, committed: (
+            self.completed[-1] if token in self._waited_for and self.completed else None
+        ),
+    )
+
+
+@mutation(wants=1.0, commit_pace=0.2)
+def answer_before_all_is_committed(patch: Patch) -> None:
+    patch.setattr(DueCommits, "are_committed", lambda self, completed: True)
+
+
 def job(seed: int, common: dict[str, Any]) -> Workload:
     """A random job with what the search wants. RocksDB has threads of its own, so that a seed does not tell all there."""
     fields = dict(common)

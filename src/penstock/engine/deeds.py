@@ -124,8 +124,8 @@ class JobDeeds:
         how = self.how_to_stop
         if how.drain and not how.drained:
             return UnavailableError(
-                "the job has ended before event time came to its end: it failed, or was stopping already. Nothing is lost. Start it, and stop "
-                "it again with the drain"
+                "the job has ended before event time came to its end: it failed, or was stopping already. Nothing is lost. Start it, and "
+                "stop it again with the drain"
             )
         if not how.savepoint or how.made is not None:
             return None

@@ -85,6 +85,8 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     """How likely a driver whose run failed lives on and starts the next one; otherwise somebody starts another driver."""
     interventions: tuple[Intervention | None, ...] = ()
     """Before the first run, the second, ...; never in a job at most once."""
+    wants: float = 0.0
+    """How soon somebody wants a checkpoint at once, as a weight among everything that may happen next."""
     readers: float = 0.0
     """How likely, at an I/O call, somebody begins to read the newest checkpoint with a hold, one after the other."""
 
