@@ -19,7 +19,7 @@ from penstock.errors import ConfigError, UnavailableError
 from penstock.ids import NO_CHECKPOINT
 from penstock.ownership.holds import find_holds
 from penstock.ownership.requests import Kind, Request
-from penstock.storage import LocalStorage
+from penstock.storage import LocalStorage, Storage
 from penstock.testing.virtual_clock import VirtualClock
 
 TOKEN = "0123456789abcdef"
@@ -85,8 +85,16 @@ class Scene:
         return Request(kind=kind, asked_at=now, until=now + 60, **options)
 
 
+def create(job_storage: Storage, made_of: Completed, to: Storage, *, token: str) -> None:
+    """In place of reading all state: only a manifest, which tells who has asked for it."""
+    del job_storage, made_of
+    if not to.create(MANIFEST, token.encode()) and to.get(MANIFEST) != token.encode():
+        raise ConfigError("the folder holds a savepoint already")
+
+
 @pytest.fixture
-def scene(tmp_path: Path) -> Scene:
+def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scene:
+    monkeypatch.setattr(savepoints, "_create", create)
     return Scene(tmp_path)
 
 
