@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 
 import msgspec
 import pytest
 from simulations import SEED as SMALL_SEED
 from simulations import workload, world
 
+from penstock.config import Mode
 from penstock.recovery.restore import RestorePoint
-from penstock.testing.simulation import Fate, Violation, random_workload
+from penstock.testing.simulation import Fate, Intervention, Violation, random_workload
 from penstock.testing.simulation.workload import SinkKind
 
 SEED = os.environ.get("PENSTOCK_SEED")
@@ -23,6 +25,8 @@ KIND_SEEDS = 12
 WOKEN_SEEDS = 20
 TIMER_SEEDS = 30
 SAVED_SEEDS = 30
+READER_SEEDS = 30
+WANTED_SEEDS = 30
 MANY = int(os.environ.get("PENSTOCK_CHAOS_SEEDS") or 10_000)
 TELL_EVERY = 500
 
@@ -64,6 +68,27 @@ def test_every_run_begins_with_a_savepoint(seed: int) -> None:
 def test_timers_fire_as_often_as_promised(seed: int) -> None:
     """In event time and by the clock, in batches with rows and without, with the end of time behind every other job."""
     live(seed, timers=True, drains=seed % 2 == 1)
+
+
+@pytest.mark.parametrize("seed", SEEDS[:READER_SEEDS])
+def test_who_holds_a_checkpoint_can_read_it(seed: int) -> None:
+    """Somebody reads the newest checkpoint with a hold while the job completes others, crashes and comes back: no file goes meanwhile."""
+    drawn = random_workload(seed)
+    goes_back = seed % 3 == 0 and drawn.promise is not Mode.AT_MOST_ONCE
+    settings = replace(drawn.checkpoint, interval="1s", retained=3 if goes_back else 1 + seed % 2)
+    changed: dict[str, object] = {"checkpoint": settings, "retained": (), "records": 60, "interventions": ()}
+    if goes_back:
+        back = (None, Intervention.GO_FAR_BACK) * 2
+        changed |= {"interventions": back, "troubled_runs": 5, "flakiness": 0.004}
+    live(seed, readers=0.05, **changed)
+
+
+@pytest.mark.parametrize("seed", SEEDS[:WANTED_SEEDS])
+def test_who_wants_a_checkpoint_gets_it(seed: int) -> None:
+    """It has all that was finished when it was wanted, with all it promised committed, however long the interval is; nobody waits in vain."""
+    drawn = random_workload(seed)
+    interval = ["1h", "1s"][seed % 2]
+    live(seed, wants=1.0, checkpoint=replace(drawn.checkpoint, interval=interval), intervals_s=())
 
 
 def live(seed: int, **changed: object) -> None:

@@ -13,7 +13,7 @@ import pytest
 from simulations import calls_without_a_crash, come_back, world
 
 from penstock.checkpoint.commits import Committer, commit_in_order
-from penstock.checkpoint.completed import Completed, TimeReached
+from penstock.checkpoint.completed import TimeReached
 from penstock.checkpoint.coordinator import Coordinator
 from penstock.checkpoint.due_commits import DueCommits
 from penstock.checkpoint.events import BatchFinished, SweepTransactions, WriteMetadata
@@ -21,7 +21,7 @@ from penstock.checkpoint.later_versions import LaterVersions
 from penstock.checkpoint.needed_files import NeededFiles
 from penstock.checkpoint.pending import Pending
 from penstock.checkpoint.protocol import Protocol
-from penstock.config import Mode
+from penstock.config import Checkpointing, Mode
 from penstock.engine import acknowledgements, reading, run, sink_writer
 from penstock.engine.bad_records import BadRecordCounts
 from penstock.engine.reading import Reading
@@ -36,6 +36,7 @@ from penstock.ownership import claim
 from penstock.ownership.claim import Claim
 from penstock.recovery import begun, fitting, forget, history, progress_log, restore
 from penstock.recovery.begun import Instead
+from penstock.recovery.held_reading import retained_checkpoint
 from penstock.recovery.progress_log import ProgressLog, lines_of
 from penstock.recovery.source_log import SourceLog
 from penstock.snapshot.uploader import Upload
@@ -44,7 +45,7 @@ from penstock.state.backends import fetch
 from penstock.state.backends.checksums import HashedFiles
 from penstock.state.backends.sorted_state import SortedState
 from penstock.state.handle import Due
-from penstock.testing.simulation import Fate, Intervention, Violation, Workload, random_workload
+from penstock.testing.simulation import Fate, Intervention, Violation, Workload, random_workload, reader
 from penstock.testing.simulation.workload import SinkKind
 
 Patch = pytest.MonkeyPatch
@@ -104,9 +105,9 @@ class Unchecked(Claim):
 def commit_before_the_metadata_is_written(patch: Patch) -> None:
     complete = Coordinator._complete
 
-    def hasty(self: Coordinator, completed: Completed) -> None:
-        commit_in_order(self._committer._sinks, completed.transactions)
-        complete(self, completed)
+    def hasty(self: Coordinator, action: WriteMetadata) -> None:
+        commit_in_order(self._committer._sinks, action.completed.transactions)
+        complete(self, action)
 
     patch.setattr(Coordinator, "_complete", hasty)
 
@@ -173,13 +174,13 @@ def restore_without_looking_again_whether_it_still_owns_the_job(patch: Patch) ->
     patch.setattr(
         restore,
         "_delete_leftovers",
-        lambda storage, point: delete(storage, replace(point, claim=Unchecked.of(point.claim))),
+        lambda storage, point, now: delete(storage, replace(point, claim=Unchecked.of(point.claim)), now),
     )
 
 
 @mutation()
 def restore_without_deleting_leftovers(patch: Patch) -> None:
-    patch.setattr(restore, "_delete_leftovers", lambda storage, point: None)
+    patch.setattr(restore, "_delete_leftovers", lambda storage, point, now: [])
 
 
 @mutation()
@@ -626,6 +627,46 @@ def record_time_as_going_on_before_its_end_is_cleared_away(patch: Patch) -> None
         return clocks
 
     patch.setattr(Watermarks, "begin_anew", hasty)
+
+
+HELD: dict[str, Any] = {
+    "checkpoint": Checkpointing(interval="1s"),
+    "readers": 0.1,
+    "backend": "filesystem",
+    "records": 60,
+    "batch_size": 3,
+    "modes": (),
+    "retained": (),
+    "interventions": (),
+    "troubled_runs": 1,
+}
+"""Many checkpoints, of which one is retained, and somebody who reads them."""
+
+
+@mutation(8, **HELD)
+def subsume_what_somebody_holds(patch: Patch) -> None:
+    patch.setattr(Coordinator, "_is_held", lambda self: False)
+
+
+@mutation(14, **HELD)
+def read_without_beginning_again(patch: Patch) -> None:
+    patch.setattr(reader, "read_newest", lambda storage, read: read(retained_checkpoint(storage)))
+
+
+@mutation(wants=1.0)
+def answer_with_an_older_checkpoint(patch: Patch) -> None:
+    patch.setattr(
+        Protocol,
+        "answer_to",
+        lambda self, token, *, committed: (
+            self.completed[-1] if token in self._waited_for and self.completed else None
+        ),
+    )
+
+
+@mutation(wants=1.0, commit_pace=0.2)
+def answer_before_all_is_committed(patch: Patch) -> None:
+    patch.setattr(DueCommits, "are_committed", lambda self, completed: True)
 
 
 def job(seed: int, common: dict[str, Any]) -> Workload:

@@ -54,6 +54,10 @@ class Ledger:
         with sqlite3.connect(self.root / "out.db") as database:
             return dict(database.execute(f"select * from {table}").fetchall())
 
+    def rows_of(self, table: str) -> list[Any]:
+        with sqlite3.connect(self.root / "out.db") as database:
+            return database.execute(f"select * from {table}").fetchall()
+
     def rows(self, name: str = "files") -> list[dict[str, Any]]:
         if not any((self.root / name).glob("*.parquet")):
             return []

@@ -1,4 +1,4 @@
-"""`penstock cancel | stop | trigger | savepoint`: what is asked of a job in another process, or of what it has left. Driver."""
+"""`penstock cancel`, `stop`, `trigger`, `savepoint`: asked of a job that runs elsewhere; a savepoint also of one that does not. Driver."""
 
 from __future__ import annotations
 
@@ -46,3 +46,16 @@ def folder(to: str | None) -> str | None:
         return None
     opened = open_storage(to)
     return str(Path(opened.root)) if isinstance(opened, LocalStorage) else opened.uri
+
+
+def how_it_ended(facts: Facts) -> str:
+    """A line about the end of the job."""
+    newest = (
+        f"its newest checkpoint is {facts['checkpoint']}"
+        if facts["checkpoint"] >= 0
+        else "it has no checkpoint"
+    )
+    failing = (
+        f"; it was failing, and has no last checkpoint: {facts['failing']}" if "failing" in facts else ""
+    )
+    return f"{facts['status']}; {newest}{failing}"

@@ -392,13 +392,13 @@ def stop(
 
     Prints the folder of the savepoint, if one was wanted.
     """
-    from penstock.cli.asking import ask, folder
+    from penstock.cli.asking import ask, folder, how_it_ended
     from penstock.cli.checkpoint_listing import open_job
     from penstock.ownership.requests import Kind
 
     wish = {"savepoint": savepoint is not None, "to": folder(savepoint), "drain": drain}
     ended = ask(open_job(storage, job), Kind.STOP, timeout, **wish)
-    typer.echo(f"{ended['status']}, with checkpoint {ended['checkpoint']}", err=True)
+    typer.echo(how_it_ended(ended), err=True)
     if "savepoint" in ended:
         typer.echo(ended["savepoint"])
 
@@ -406,12 +406,12 @@ def stop(
 @app.command(short_help="End a running job now, without a last checkpoint.")
 def cancel(storage: StorageOfJob, job: NameOfJob, *, timeout: Patience = "10min") -> None:
     """End a running job without a last checkpoint. What it keeps is decided by its `checkpoint.on_cancel`."""
-    from penstock.cli.asking import ask
+    from penstock.cli.asking import ask, how_it_ended
     from penstock.cli.checkpoint_listing import open_job
     from penstock.ownership.requests import Kind
 
     ended = ask(open_job(storage, job), Kind.CANCEL, timeout)
-    typer.echo(f"{ended['status']}; its newest checkpoint was {ended['checkpoint']}", err=True)
+    typer.echo(how_it_ended(ended), err=True)
 
 
 def _pair(option: str, form: str, text: str) -> tuple[str, str]:

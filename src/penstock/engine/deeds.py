@@ -34,6 +34,8 @@ class Stop:
     """How the job is to end, as whoever stopped it first with a wish has said."""
 
     drain: bool = False
+    drained: bool = False
+    """Whether event time has come to its end."""
     savepoint: bool = False
     to: str | None = None
     token: str = ""
@@ -118,8 +120,13 @@ class JobDeeds:
             how.error = error
 
     def why_the_stop_failed(self) -> BaseException | None:
-        """Behind the last run: why there is no savepoint although one was asked for; None when all is well."""
+        """Behind the last run: why there is no savepoint, or was no drain, although it was asked for; None when all is well."""
         how = self.how_to_stop
+        if how.drain and not how.drained:
+            return UnavailableError(
+                "the job has ended before event time came to its end: it failed, or was stopping already. Nothing is lost. Start it, and "
+                "stop it again with the drain"
+            )
         if not how.savepoint or how.made is not None:
             return None
         if isinstance(how.error, PenstockError):

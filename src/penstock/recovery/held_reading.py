@@ -15,6 +15,7 @@ from penstock.ownership.descent import read_descents
 from penstock.ownership.holds import holding
 from penstock.recovery.history import read_history
 from penstock.storage import Storage
+from penstock.wording import counted
 
 _log = logging.getLogger(__name__)
 
@@ -73,9 +74,10 @@ def retained_checkpoint(storage: Storage, wanted: CheckpointId | None = None) ->
 
 def check_committed(storage: Storage, completed: Completed) -> None:
     """Refuse a checkpoint of which it is not known that all it promised is visible: who goes on from a copy cannot commit it."""
+    promised = counted(len(completed.transactions), "transaction")
     if completed.transactions and not is_committed(storage, completed):
         raise ConfigError(
-            f"checkpoint {completed.checkpoint} in {storage.uri} promises to commit {len(completed.transactions)} transactions, and it "
+            f"checkpoint {completed.checkpoint} in {storage.uri} promises to commit {promised}, and it "
             "is not known that this was done; no savepoint is made of it: a job that starts from one could never commit them. Start the "
             "job once, which commits them, stop it, and ask again; or choose another checkpoint (`penstock checkpoints` lists them)",
             checkpoint=completed.checkpoint,

@@ -31,7 +31,7 @@ from penstock.ownership.claim import Claimant
 from penstock.ownership.descent import read_descents
 from penstock.ownership.ends import How
 from penstock.ownership.heartbeat import refuse_if_running
-from penstock.ownership.requests import Kind, Request
+from penstock.ownership.requests import Facts, Kind, Request
 from penstock.randomness import SYSTEM_RANDOMNESS
 from penstock.recovery.changes import Changes
 from penstock.recovery.forget import forget_everything
@@ -191,12 +191,10 @@ class JobHandle:
         if not wait:
             return None
         self.wait()
-        if savepoint is False:
-            return None
         failure = self._deeds.why_the_stop_failed()
-        if failure is not None:
+        if failure is not None and (savepoint is not False or drain):
             raise shown_alone(failure)
-        return str((self._deeds.how_to_stop.made or {})["savepoint"])
+        return None if savepoint is False else str((self._deeds.how_to_stop.made or {})["savepoint"])
 
     def savepoint(self, to: str | Path | None = None, *, timeout: Duration = "10min") -> str:
         """Make a savepoint of all that is processed by now, while the job goes on; returns the folder it is in.
@@ -318,7 +316,7 @@ class JobHandle:
         try:
             self._let_helpers_end()
             self._ends.ended(How(self._status.value), met)
-            self._answer_those_who_wait_for_the_end()
+            self._answer_those_who_wait_for_the_end(met)
             story.LIFE.info(story.ended(self._job.name, self._status.value, self.progress))
             self._tell_what_is_open()
         finally:
@@ -353,9 +351,10 @@ class JobHandle:
         for helper in self._helpers if not self._cancelled else ():
             helper.join()
 
-    def _answer_those_who_wait_for_the_end(self) -> None:
-        made = self._deeds.how_to_stop.made or {}
-        facts = {"status": self._status.value, "checkpoint": self.progress.checkpoint, **made}
+    def _answer_those_who_wait_for_the_end(self, met: BaseException | None) -> None:
+        facts: Facts = {"status": self._status.value, "checkpoint": self.progress.checkpoint}
+        facts |= {} if met is None else {"failing": f"{type(met).__name__}: {met}"}
+        facts |= self._deeds.how_to_stop.made or {}
         failed = None if self._cancelled else self._failure or self._deeds.why_the_stop_failed()
         self._answering.ended(facts, failed)
 

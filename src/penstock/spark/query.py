@@ -172,8 +172,7 @@ class QueryRun:
         finally:
             self._close(query)
         if self._stopping.is_set() and self._deeds is not None and self._deeds.how_to_stop.drain:
-            self._do_what_is_due(lambda: self._goes_on)
-            self._end_time()
+            self._drain_behind_the_stop(self._deeds)
 
     def cancel(self) -> None:
         """End without a last checkpoint; `stopping` must be set next."""
@@ -309,6 +308,14 @@ class QueryRun:
                 if self._failure is None:
                     self._engine.check_nothing_waits()
                     self._run_empty(self._engine.begin_anew)
+
+    def _drain_behind_the_stop(self, deeds: JobDeeds) -> None:
+        """Spark reads nothing more. A batch that was broken off lets go of the lock when it has failed, and then there is no drain."""
+        if self._batch_lock.acquire(timeout=BATCH_GRACE_S):
+            self._batch_lock.release()
+            self._do_what_is_due(lambda: self._goes_on)
+            self._end_time()
+            deeds.how_to_stop.drained = self._goes_on
 
     @property
     def _goes_on(self) -> bool:

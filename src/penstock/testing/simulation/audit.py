@@ -119,7 +119,7 @@ class Audit:
         kept = [
             name
             for name in storage.names()
-            if not name.startswith(("runs/", "spark/", "begun/")) and name != JOB_FILE
+            if not name.startswith(("runs/", "spark/", "begun/", "holds/")) and name != JOB_FILE
         ]
         stray = sorted(set(kept) - needed)
         if stray:

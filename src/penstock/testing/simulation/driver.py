@@ -11,14 +11,14 @@ from itertools import count
 from pathlib import Path
 
 from penstock.checkpoint.commits import SinkCall
-from penstock.checkpoint.events import Drain, Event, JobEnded, Tick
+from penstock.checkpoint.events import AnswerTaken, CheckpointWanted, Drain, Event, JobEnded, Tick
 from penstock.engine.coordinating import make_coordinator
 from penstock.engine.job_spec import JobSpec
 from penstock.engine.observer import Observer
 from penstock.engine.run import BatchUnderWay, Run
 from penstock.engine.start import Start
 from penstock.errors import CheckpointFailedError, FencedError, PenstockError, UnavailableError
-from penstock.ids import CheckpointId
+from penstock.ids import NO_CHECKPOINT, CheckpointId
 from penstock.snapshot.mailbox import Address
 from penstock.snapshot.messages import Message
 from penstock.snapshot.uploader import Upload
@@ -95,6 +95,10 @@ class Driver:
         self._drained = not site.workload.drains
         self._query = SimulatedQuery(site.storage, start.log.folder, site.source, tuple(spec.streams))
         self._batch: Iterator[None] | None = None
+        self._finished = NO_CHECKPOINT
+        """The last batch of this run that is finished."""
+        self._wanted: dict[str, CheckpointId] = {}
+        """Who waits for a checkpoint, and what had to be in it when it was asked for."""
         self._draining = False
 
     def work_on(self) -> bool:
@@ -108,8 +112,11 @@ class Driver:
 
     def _take_turns(self) -> bool:
         for _ in range(MOST_STEPS):
-            if self._draining and self._coordinator.settled:
+            self._look_for_answers()
+            heard = not (self._wanted and self._events)  # whoever waits has been heard
+            if self._draining and self._coordinator.settled and heard:
                 self._engine.check_claim()
+                self._nobody_waits_in_vain()
                 self._stop()
                 return True
             if self._trouble(1 / 20):
@@ -141,6 +148,7 @@ class Driver:
         choices += [(self._in_background, 2)] if self._background else []
         choices += [(self._advance_batch, 8)] if not self._draining else []
         choices += [(self._orphan, 1)] if self._site.orphans else []
+        choices += [(self._want, work.wants)] if work.wants and not self._draining else []
         actions, weights = zip(*choices, strict=True)
         self._rng.choices(actions, weights)[0]()
 
@@ -155,6 +163,30 @@ class Driver:
 
     def _handle_event(self) -> None:
         self._coordinator.handle(self._events.popleft())
+
+    def _want(self) -> None:
+        """Somebody asks for a checkpoint of all that is finished."""
+        token = f"{self._run_number}-{next(self._attempts)}"
+        self._wanted[token] = self._finished
+        self._events.append(CheckpointWanted(token))
+
+    def _look_for_answers(self) -> None:
+        for token, at_least in list(self._wanted.items()):
+            found = self._coordinator.answer_to(token, committed=True)
+            if found is None:
+                continue
+            del self._wanted[token]
+            self._events.append(AnswerTaken(token))
+            promised = {one.transaction["id"] for one in found.transactions if "id" in one.transaction}
+            hidden = sorted(promised - set(self._site.external.visible))
+            if found.id < at_least or hidden:
+                raise Violation(
+                    f"a checkpoint of batch {at_least} was wanted with all it promised, and the answer is {found.id} without {hidden}"
+                )
+
+    def _nobody_waits_in_vain(self) -> None:
+        if any(at_least > NO_CHECKPOINT for at_least in self._wanted.values()):
+            raise Violation(f"all is settled, and somebody waits for checkpoints of {self._wanted}")
 
     def _deliver(self) -> None:
         """Messages overtake each other."""
@@ -278,6 +310,7 @@ class Driver:
         yield
         yield from batch.steps(records)
         self._engine.end_batch(under_way, batch.answers, newest_of(records) if self._work.timers else {})
+        self._finished = under_way.assignment.batch
 
     # ── ending ─────────────────────────────────────────────────────────────────────────────────
 

@@ -93,6 +93,10 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     """In which orders the sources come; 0: always in the same."""
     interventions: tuple[Intervention | None, ...] = ()
     """Before the first run, the second, ...; never in a job at most once."""
+    wants: float = 0.0
+    """How soon somebody wants a checkpoint at once, as a weight among everything that may happen next."""
+    readers: float = 0.0
+    """How likely, at an I/O call, somebody begins to read the newest checkpoint with a hold, one after the other."""
 
     @property
     def promise(self) -> Mode:

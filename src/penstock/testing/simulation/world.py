@@ -11,12 +11,14 @@ from penstock.config import Mode
 from penstock.errors import CheckpointFailedError, FencedError, PenstockError, UnavailableError
 from penstock.ids import NO_CHECKPOINT, CheckpointId
 from penstock.ownership.claim import Claimant
+from penstock.ownership.holds import HOLD_S
 from penstock.recovery.restore import RestorePoint
 from penstock.testing.faulty_storage import SimulatedCrash
 from penstock.testing.simulation.audit import Audit
 from penstock.testing.simulation.driver import EXPECTED_FAILURES
 from penstock.testing.simulation.intervention import belongs_to, far_back, forget
 from penstock.testing.simulation.lifeline import Fate, Lifeline, Process
+from penstock.testing.simulation.reader import Reader
 from penstock.testing.simulation.run import SimulatedRun
 from penstock.testing.simulation.site import Conditions, Site
 from penstock.testing.simulation.source import ScriptedSource
@@ -26,6 +28,9 @@ from penstock.testing.simulation.workload import Intervention, Workload
 MOST_RUNS = 60
 ZOMBIE_MOVES = 0.08
 """How likely a zombie moves at an I/O call of the run that replaced it."""
+READER_MOVES = 0.1
+READER_DIES = 0.001
+"""The same for somebody who reads with a hold, and for its death."""
 
 RESTARTED = (UnavailableError, CheckpointFailedError)
 """After these a living driver starts its next run by itself."""
@@ -48,6 +53,12 @@ class World:
         self._fates = list(fates)
         self._zombies: dict[Process, SimulatedRun] = {}
         self._restarts = self._random("restarts")
+        self._reading = self._random("readers")
+        self._reader: Reader | None = None
+        self._finished = False
+        """Whether the input is done: what comes then is only to see that nothing is left, and nobody reads any more."""
+        self.readings = 0
+        """How many readers there were so far."""
         self._forgotten = False
         self._living: Claimant | None = None
         """Of a driver that lives on although its last run has failed."""
@@ -64,6 +75,7 @@ class World:
         if not self.site.disturbed and index >= self._workload.troubled_runs:
             self.audit.nothing_left_over()
         self._let_zombies_finish()
+        self._let_the_reader_finish()
         self.audit.finished()
         visible = list(self.site.external.visible)
         self.site.orphans.clear()
@@ -88,7 +100,7 @@ class World:
     def _run(self, index: int, fate: Fate) -> bool:
         lifeline = Lifeline(fate, self._disturb)
         self.calls.append(lifeline.calls)
-        self.site.disturbed = False
+        self.site.disturbed = self.readings > 0  # what somebody held may be left over
         wanted = self._intervene(index)
         restarting = self._restarting() if wanted is None else None
         run = SimulatedRun(self.site, self._conditions(index), lifeline, restarting, wanted)
@@ -175,7 +187,8 @@ class World:
     # ── zombies ────────────────────────────────────────────────────────────────────────────────
 
     def _disturb(self) -> None:
-        """Called at every I/O call of the run that owns the job: now and then a run thought dead moves."""
+        """Called at every I/O call of the run that owns the job: now and then a run thought dead moves, or somebody who reads."""
+        self._read_on()
         if not self._zombies:
             return
         zombie = self._rng.choice(list(self._zombies))
@@ -218,8 +231,38 @@ class World:
         while self._zombies:
             self._let_move(next(iter(self._zombies)), None)
 
+    # ── readers ────────────────────────────────────────────────────────────────────────────────
+
+    def _read_on(self) -> None:
+        rng, likely = self._reading, self._workload.readers
+        if not likely or self._finished:
+            return
+        if self._reader is None:
+            if rng.random() < likely:
+                self.site.disturbed = True
+                self.readings += 1
+                self._reader = Reader(self.site, f"{self.readings:x}", rng)
+            return
+        self._reader.renew()
+        if rng.random() < READER_DIES:
+            self._reader.die()
+        elif rng.random() < READER_MOVES:
+            self._reader.go_on(rng.choice([1, 1, 2, 15]))
+        if not self._reader.alive:
+            self._reader = None
+
+    def _let_the_reader_finish(self) -> None:
+        self._finished = True
+        if self._reader is not None:
+            self._reader.go_on(None)
+            self._reader = None
+        if self.readings:
+            self.site.clock.advance(HOLD_S)  # those that died hold nothing any more
+
     def close(self) -> None:
         """End what still stands still."""
+        if self._reader is not None:
+            self._reader.die()
         for zombie in self._zombies:
             zombie.kill()
 

@@ -1,0 +1,227 @@
+"""What a job does for whoever asks: checkpoints and savepoints over several runs, and the last wish of a stop."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from protocol_story import Story, completed
+
+from penstock.checkpoint.completed import Completed
+from penstock.checkpoint.loop import CoordinatorLoop
+from penstock.engine import savepoints
+from penstock.engine.deeds import JobDeeds
+from penstock.engine.savepoints import MANIFEST
+from penstock.errors import ConfigError, UnavailableError
+from penstock.ids import NO_CHECKPOINT
+from penstock.ownership.holds import find_holds
+from penstock.ownership.requests import Kind, Request
+from penstock.storage import LocalStorage, Storage
+from penstock.testing.virtual_clock import VirtualClock
+
+TOKEN = "0123456789abcdef"
+
+
+class Run:
+    """A run whose protocol is told everything at once, in place of a loop with threads."""
+
+    def __init__(self, *restored: Completed) -> None:
+        self.story = Story(restored=restored, interval="1h")
+        self.coordinator = self
+
+    def post(self, event: Any) -> None:
+        self.story.tell(event)
+
+    def answer_to(self, token: str, *, committed: bool = False) -> Completed | None:
+        return self.story.protocol.answer_to(token, committed=committed)
+
+    @property
+    def last_completed(self) -> int:
+        return self.story.protocol.last_completed
+
+
+class Clock(VirtualClock):
+    """While somebody waits for a checkpoint, other things happen; a hold is not renewed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.happens: Callable[[], None] = lambda: None
+
+    def wait(self, until: threading.Event, seconds: float) -> bool:
+        if threading.current_thread() is not threading.main_thread():
+            return until.wait()
+        self.happens()
+        return super().wait(until, seconds)
+
+
+class Scene:
+    """A job in a folder, and whatever run of it there is."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.storage = LocalStorage(root / "store" / "story")
+        self.clock = Clock()
+        self.run: Run | None = None
+        self.stopped: list[str] = []
+        self.deeds = JobDeeds(
+            self.storage,
+            present=lambda: cast("CoordinatorLoop | None", self.run),
+            stop=lambda: self.stopped.append("stop"),
+            cancel=lambda: self.stopped.append("cancel"),
+            clock=self.clock,
+        )
+
+    def restored(self, number: int) -> Run:
+        """A run that has this checkpoint."""
+        name = f"state/views/{number}"
+        self.storage.put(name, b"rows")
+        return Run(completed(number, name))
+
+    def wish(self, kind: Kind = Kind.SAVEPOINT, **options: Any) -> Request:
+        now = self.clock.wall()
+        return Request(kind=kind, asked_at=now, until=now + 60, **options)
+
+
+def create(job_storage: Storage, made_of: Completed, to: Storage, *, token: str) -> None:
+    """In place of reading all state: only a manifest, which tells who has asked for it."""
+    del job_storage, made_of
+    if not to.create(MANIFEST, token.encode()) and to.get(MANIFEST) != token.encode():
+        raise ConfigError("the folder holds a savepoint already")
+
+
+@pytest.fixture
+def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scene:
+    monkeypatch.setattr(savepoints, "_create", create)
+    return Scene(tmp_path)
+
+
+def test_a_savepoint_beside_the_job(scene: Scene) -> None:
+    """Without a folder of choice it lies beside the job's, under checkpoint and token; nothing is held behind it."""
+    scene.run = scene.restored(7)
+    made = scene.deeds.savepoint(TOKEN, scene.wish())
+    folder = scene.root / "store" / "story-savepoints" / "7-01234567"
+    assert (made["savepoint"], made["checkpoint"]) == (str(folder), 7)
+    assert (folder / MANIFEST).exists()
+    assert scene.storage.names("holds") == []
+
+
+def test_the_same_request_again_finds_what_it_has_made(scene: Scene) -> None:
+    """A run that died before it could answer has made it; the next one, with a newer checkpoint, makes no other."""
+    scene.run = scene.restored(7)
+    first = scene.deeds.savepoint(TOKEN, scene.wish())
+    scene.run = scene.restored(9)
+    assert scene.deeds.savepoint(TOKEN, scene.wish())["savepoint"] == first["savepoint"]
+    assert scene.deeds.savepoint("fedcba9876543210", scene.wish())["checkpoint"] == 9
+
+
+def test_a_folder_of_choice_is_used_once(scene: Scene) -> None:
+    """Another savepoint in it is left as it is; the same request may ask again."""
+    scene.run = scene.restored(7)
+    wish = scene.wish(to=str(scene.root / "here"))
+    for _ in range(2):
+        assert scene.deeds.savepoint(TOKEN, wish)["savepoint"] == str(scene.root / "here")
+    with pytest.raises(ConfigError, match="holds a savepoint already"):
+        scene.deeds.savepoint("fedcba9876543210", wish)
+
+
+def test_the_checkpoint_is_held_while_the_savepoint_is_made(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From before the checkpoint is chosen until the folder is whole."""
+    seen = []
+
+    def create(*_: object, **__: object) -> None:
+        seen.append(len(find_holds(scene.storage, scene.clock.wall()).good))
+
+    monkeypatch.setattr(savepoints, "_create", create)
+    scene.run = scene.restored(7)
+    scene.deeds.savepoint(TOKEN, scene.wish())
+    assert seen == [1]
+
+
+def test_a_run_that_fails_meanwhile_is_followed_by_the_next(scene: Scene) -> None:
+    """The checkpoint is wanted from the next run, when there is one."""
+    first = scene.run = Run()
+    following = scene.restored(3)
+    runs: list[Run | None] = [first, None, following]
+
+    def happens() -> None:
+        scene.run = runs.pop(0) if runs else following
+
+    scene.clock.happens = happens
+    assert scene.deeds.checkpoint(TOKEN, scene.wish(Kind.CHECKPOINT)) == {"checkpoint": 3}
+
+
+def test_no_checkpoint_in_time(scene: Scene) -> None:
+    """A job that reads nothing has nothing to complete, and says so."""
+    with pytest.raises(UnavailableError, match="no run of it was up"):
+        scene.deeds.checkpoint(TOKEN, scene.wish(Kind.CHECKPOINT))
+
+
+def test_nobody_waits_behind_the_last_run(scene: Scene) -> None:
+    """The end of the job ends every waiting."""
+    scene.clock.happens = scene.deeds.no_further_run
+    with pytest.raises(UnavailableError, match="the job ended before a checkpoint was there"):
+        scene.deeds.savepoint(TOKEN, scene.wish())
+
+
+def test_a_stop_with_a_savepoint(scene: Scene) -> None:
+    """It is made when the last checkpoint is committed, once, where the first who asked for one wants it."""
+    scene.run = scene.restored(7)
+    first, second = str(scene.root / "first"), str(scene.root / "second")
+    scene.deeds.stop(TOKEN, scene.wish(Kind.STOP))
+    scene.deeds.stop(TOKEN, scene.wish(Kind.STOP, savepoint=True, to=first))
+    scene.deeds.stop("fedcba9876543210", scene.wish(Kind.STOP, savepoint=True, to=second, drain=True))
+    assert scene.stopped == ["stop"] * 3
+    assert scene.deeds.how_to_stop.drain
+    assert "before event time came to its end" in str(scene.deeds.why_the_stop_failed())
+    scene.deeds.how_to_stop.drained = True
+    assert "no savepoint was made" in str(scene.deeds.why_the_stop_failed())
+    for _ in range(2):
+        scene.deeds.settled()
+    assert (scene.root / "first" / MANIFEST).exists()
+    assert not (scene.root / "second").exists()
+    assert scene.deeds.why_the_stop_failed() is None
+
+
+def test_a_plain_stop_makes_none(scene: Scene) -> None:
+    """Nor is it a failure that there is none."""
+    scene.run = scene.restored(7)
+    scene.deeds.stop(TOKEN, scene.wish(Kind.STOP))
+    scene.deeds.settled()
+    assert scene.deeds.how_to_stop.made is None
+    assert scene.deeds.why_the_stop_failed() is None
+
+
+def test_a_savepoint_that_fails_does_not_keep_the_job_from_ending(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The reason is kept for whoever stopped it, and says what to do."""
+
+    def create(*_: object, **__: object) -> None:
+        raise OSError("no space left")
+
+    monkeypatch.setattr(savepoints, "_create", create)
+    scene.run = scene.restored(7)
+    scene.deeds.stop(TOKEN, scene.wish(Kind.STOP, savepoint=True))
+    scene.deeds.settled()
+    failure = str(scene.deeds.why_the_stop_failed())
+    assert "no savepoint was made: OSError: no space left. Nothing is lost. `penstock savepoint" in failure
+
+
+def test_a_job_that_never_read_anything_has_nothing_to_save(scene: Scene) -> None:
+    """That is said at once."""
+    scene.run = Run()
+    assert scene.run.last_completed == NO_CHECKPOINT
+    scene.deeds.stop(TOKEN, scene.wish(Kind.STOP, savepoint=True))
+    scene.deeds.settled()
+    assert "before it read anything" in str(scene.deeds.why_the_stop_failed())
+
+
+def test_a_cancel_is_handed_on(scene: Scene) -> None:
+    """It is the handle that cancels."""
+    scene.deeds.cancel()
+    assert scene.stopped == ["cancel"]

@@ -1,0 +1,425 @@
+"""Requests through storage: who takes them on, who takes them back, and what is said in the end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import msgspec
+import pytest
+
+from penstock.engine.answering import FORGET_AFTER_S, Answering
+from penstock.errors import ConfigError, UnavailableError
+from penstock.ids import RunId
+from penstock.ownership.asking import Asking
+from penstock.ownership.claim import Claimant, claim
+from penstock.ownership.ends import How, end_of, record_end
+from penstock.ownership.heartbeat import STALE_AFTER_S, beat
+from penstock.ownership.requests import (
+    Done,
+    Facts,
+    Kind,
+    Listing,
+    Request,
+    answer,
+    put_request,
+    read_answer,
+    take_back,
+    take_on,
+    taken_on_by,
+)
+from penstock.storage import Storage
+from penstock.testing.virtual_clock import VirtualClock
+from penstock.testing.virtual_storage import VirtualStorage
+
+ID = "ab12"
+
+
+@dataclass
+class Job:
+    """A start of the job that does what it is asked for at once, and notes it."""
+
+    storage: Storage
+    clock: VirtualClock
+    performed: list[str] = field(default_factory=list)
+    error: Exception | None = None
+    background: list[Callable[[], None]] = field(default_factory=list)
+    waits: bool = False
+    """What takes its time is left in `background`."""
+
+    def __post_init__(self) -> None:
+        self.claimant = Claimant()
+        self.claim = claim(self.storage, self.clock.wall(), self.claimant)
+        beat(self.storage, self.claim.run, self.clock.wall())
+        self.answering = Answering(
+            self.storage, self.claimant, self, in_background=self._in_background, clock=self.clock
+        )
+
+    def _in_background(self, work: Callable[[], None]) -> None:
+        if self.waits:
+            self.background.append(work)
+        else:
+            work()
+
+    def checkpoint(self, token: str, request: Request) -> Facts:
+        return self._did("checkpoint", token, {"checkpoint": 7})
+
+    def savepoint(self, token: str, request: Request) -> Facts:
+        return self._did("savepoint", token, {"savepoint": request.to})
+
+    def _did(self, what: str, token: str, facts: Facts) -> Facts:
+        self.performed.append(f"{what} {token}")
+        if self.error is not None:
+            raise self.error
+        return facts
+
+    def stop(self, token: str, request: Request) -> None:
+        self.performed.append(f"stop {token}")
+
+    def cancel(self) -> None:
+        self.performed.append("cancel")
+
+
+@pytest.fixture
+def clock() -> VirtualClock:
+    return VirtualClock()
+
+
+@pytest.fixture
+def job(clock: VirtualClock) -> Job:
+    return Job(VirtualStorage(), clock)
+
+
+def put(job: Job, kind: Kind = Kind.CHECKPOINT, *, good_for_s: float = 60.0, to: str | None = None) -> None:
+    now = job.clock.wall()
+    put_request(job.storage, ID, Request(kind=kind, asked_at=now, until=now + good_for_s, to=to))
+
+
+def said(job: Job) -> Done:
+    done = read_answer(job.storage, ID)
+    assert done is not None
+    return done
+
+
+# ── the side that performs ─────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("kind", "facts"),
+    [(Kind.CHECKPOINT, {"checkpoint": 7}), (Kind.SAVEPOINT, {"savepoint": "/there"})],
+)
+def test_a_request_is_performed_once_and_answered(job: Job, kind: Kind, facts: Facts) -> None:
+    """It is taken on by the run, performed, answered with facts, and not looked at again."""
+    put(job, kind, to="/there")
+    job.answering.look()
+    job.answering.look()
+    assert job.performed == [f"{kind} {ID}"]
+    assert said(job) == Done(ok=True, facts=facts)
+    assert taken_on_by(job.storage, ID) == job.claim.run
+
+
+def test_what_takes_its_time_is_begun_once(job: Job) -> None:
+    """While it is under way the next look leaves it alone."""
+    job.waits = True
+    put(job)
+    job.answering.look()
+    job.answering.look()
+    (work,) = job.background
+    work()
+    assert said(job).ok
+
+
+@pytest.mark.parametrize("kind", [Kind.STOP, Kind.CANCEL])
+def test_an_end_is_answered_when_it_has_come(job: Job, kind: Kind) -> None:
+    """A stop or cancel is begun by the look, and answered with how the job ended."""
+    put(job, kind)
+    job.answering.look()
+    assert len(job.performed) == 1
+    assert read_answer(job.storage, ID) is None
+    job.answering.ended({"status": "stopped"})
+    assert said(job) == Done(ok=True, facts={"status": "stopped"})
+
+
+def test_a_stop_that_failed_says_why(job: Job) -> None:
+    """The error of the end is the answer."""
+    put(job, Kind.STOP)
+    job.answering.look()
+    job.answering.ended({"status": "stopped"}, UnavailableError("no savepoint"))
+    assert said(job) == Done(ok=False, error="no savepoint", kind="UnavailableError")
+
+
+def test_a_job_that_ends_leaves_no_request_open(job: Job) -> None:
+    """What it had taken on and could not finish is answered so."""
+    job.waits = True
+    put(job, Kind.SAVEPOINT)
+    job.answering.look()
+    job.answering.ended({"status": "finished"})
+    assert said(job).error == "the job ended (finished) before the savepoint was made"
+    job.background[0]()
+    assert not said(job).ok  # the first word stays
+
+
+def test_an_error_is_the_answer(job: Job) -> None:
+    """What goes wrong is told to whoever asked, with its class."""
+    job.error = ConfigError("this folder holds a savepoint already")
+    put(job, Kind.SAVEPOINT)
+    job.answering.look()
+    assert said(job) == Done(ok=False, error="this folder holds a savepoint already", kind="ConfigError")
+
+
+def test_a_request_that_is_too_old_is_not_performed(job: Job) -> None:
+    """A run that comes up later than its time says so."""
+    put(job, Kind.CANCEL, good_for_s=5)
+    job.clock.advance(5)
+    job.answering.look()
+    assert job.performed == []
+    assert "was to begin within 5 s" in said(job).error
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"{half",
+        b'{"kind": "format the disk", "asked_at": 0, "until": 99999999999}',
+        b'{"kind": "cancel", "asked_at": 0, "until": 99999999999, "but_only_if": "it rains"}',
+        b'{"kind": "cancel", "asked_at": 0, "until": "tomorrow"}',
+        b'{"kind": "cancel"}',
+    ],
+)
+def test_what_is_not_understood_is_answered_and_not_performed(job: Job, data: bytes) -> None:
+    """Damaged requests, unknown kinds and unknown fields get an error."""
+    job.storage.put(f"requests/{ID}.json", data)
+    job.answering.look()
+    assert job.performed == []
+    assert "is no request that this version of Penstock understands" in said(job).error
+
+
+def test_other_files_are_left_alone(job: Job) -> None:
+    """Only names of requests are looked at."""
+    names = ["requests/.DS_Store", "requests/x/etc.json", "requests/NOHEX.json"]
+    for name in names:
+        job.storage.put(name, b"{}")
+    job.answering.look()
+    assert job.storage.names("requests") == sorted(names)
+
+
+def test_what_was_taken_back_is_never_performed(job: Job) -> None:
+    """One file decides: who created it first."""
+    put(job, Kind.CANCEL)
+    assert take_back(job.storage, ID)
+    job.answering.look()
+    assert job.performed == []
+    assert read_answer(job.storage, ID) is None  # its asker says so
+
+
+def test_what_was_taken_on_cannot_be_taken_back(job: Job) -> None:
+    """The asker learns that the run is at it."""
+    put(job)
+    assert take_on(job.storage, ID, RunId(1))
+    assert not take_back(job.storage, ID)
+
+
+def test_a_run_that_lost_the_job_performs_nothing(job: Job) -> None:
+    """It looks at its claim after it has taken the request on; the owner performs it all the same."""
+    put(job, Kind.CANCEL)
+    owner = Job(job.storage, job.clock)
+    job.answering.look()
+    assert job.performed == []
+    owner.answering.look()
+    assert owner.performed == ["cancel"]
+    job.answering.ended({"status": "fenced"})
+    owner.answering.ended({"status": "cancelled"})
+    assert said(job).facts == {"status": "cancelled"}
+
+
+def test_a_run_that_was_replaced_meanwhile_does_not_answer(job: Job) -> None:
+    """What it made is the next run's to say, under the same id."""
+    job.waits = True
+    put(job, Kind.SAVEPOINT, to="/there")
+    job.answering.look()
+    owner = Job(job.storage, job.clock)
+    job.background[0]()
+    assert read_answer(job.storage, ID) is None
+    owner.answering.look()
+    assert owner.performed == [f"savepoint {ID}"]
+    assert said(owner).facts == {"savepoint": "/there"}
+
+
+def test_the_next_run_performs_what_a_dead_one_had_taken_on(job: Job) -> None:
+    """Nothing but an answer ends a request."""
+    job.waits = True
+    put(job)
+    job.answering.look()
+    following = Job(job.storage, job.clock)
+    following.answering.look()
+    assert following.performed == [f"checkpoint {ID}"]
+    assert said(following).ok
+
+
+def test_storage_that_is_away_is_not_in_the_jobs_way(job: Job) -> None:
+    """A look that fails is tried again."""
+
+    class Away(VirtualStorage):
+        def names(self, prefix: str = "") -> list[str]:
+            raise UnavailableError("away")
+
+    Answering(Away(), job.claimant, job, in_background=lambda work: work(), clock=job.clock).look()
+    assert job.performed == []
+
+
+def test_answers_that_nobody_fetches_are_forgotten(job: Job) -> None:
+    """An hour later nothing of the request is left."""
+    put(job)
+    job.answering.look()
+    job.answering.look()
+    job.clock.advance(FORGET_AFTER_S + 1)
+    job.answering.look()
+    assert job.storage.names("requests") == []
+
+
+# ── the side that asks ─────────────────────────────────────────────────────────────────────────
+
+
+class Meanwhile(VirtualClock):
+    """While somebody waits, other things happen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.happens: Callable[[], None] = lambda: None
+
+    def sleep(self, seconds: float) -> None:
+        super().sleep(seconds)
+        self.happens()
+
+
+class Asked:
+    """A request to a job under a clock in which the job moves when its asker sleeps."""
+
+    def __init__(self) -> None:
+        self.clock = Meanwhile()
+        self.job = Job(VirtualStorage(), self.clock)
+        self.told: list[str] = []
+        self.clock.happens = self.live
+
+    def live(self) -> None:
+        beat(self.job.storage, self.job.claim.run, self.clock.wall())
+        self.job.answering.look()
+
+    def ask(self, kind: Kind = Kind.CHECKPOINT, timeout_s: float = 30.0, **options: object) -> Facts:
+        return Asking(self.job.storage, clock=self.clock, tell=self.told.append).ask(
+            kind, timeout_s=timeout_s, **options
+        )
+
+    @property
+    def left(self) -> list[str]:
+        return self.job.storage.names("requests")
+
+
+def test_asking_a_job_that_runs() -> None:
+    """The facts come back, and nothing of the request stays."""
+    asked = Asked()
+    assert asked.ask(Kind.SAVEPOINT, to="/there") == {"savepoint": "/there"}
+    assert asked.told == ["asked run 1 for a savepoint"]
+    assert asked.left == []
+
+
+def test_asking_for_something_that_fails() -> None:
+    """The error is raised here as what it was there."""
+    asked = Asked()
+    asked.job.error = ConfigError("that folder is taken")
+    with pytest.raises(ConfigError, match="that folder is taken"):
+        asked.ask(Kind.SAVEPOINT)
+    asked.job.error = ZeroDivisionError("division by zero")
+    with pytest.raises(UnavailableError, match="division by zero"):
+        asked.ask(Kind.SAVEPOINT)
+
+
+def test_asking_a_job_that_does_not_run() -> None:
+    """It is refused at once, with how the last run ended, and nothing is written."""
+    asked = Asked()
+    record_end(asked.job.storage, end_of(asked.job.claim.run, How.FAILED, asked.clock.wall()))
+    asked.clock.advance(STALE_AFTER_S)
+    with pytest.raises(
+        ConfigError, match=r"is not running: its last run, 1, is over: failed; nothing was asked for"
+    ):
+        asked.ask()
+    assert asked.left == []
+
+
+def test_a_run_that_dies_before_it_takes_the_request_on() -> None:
+    """The request is taken back as soon as nobody is alive."""
+    asked = Asked()
+    asked.clock.happens = lambda: None
+    with pytest.raises(
+        UnavailableError, match=r"run 1 .* ended before it took the request on; the request is taken back"
+    ):
+        asked.ask()
+    assert asked.left == []
+    asked.live()
+    assert asked.job.performed == []
+
+
+def test_a_run_that_dies_in_the_middle_is_followed_by_the_next() -> None:
+    """Whoever asks is told, and waits for the next run."""
+    asked = Asked()
+    asked.job.waits = True
+    dead_at_s = 2.0
+
+    def happens() -> None:
+        if asked.clock.monotonic() < dead_at_s:
+            asked.live()
+        elif asked.clock.monotonic() > dead_at_s + 2 * STALE_AFTER_S and asked.job.waits:
+            asked.job = Job(asked.job.storage, asked.clock)
+        elif not asked.job.waits:
+            asked.live()
+
+    asked.clock.happens = happens
+    assert asked.ask(timeout_s=120) == {"checkpoint": 7}
+    assert any("no run is alive now: the next one goes on with it" in line for line in asked.told)
+
+
+def test_nobody_takes_it_on_in_time() -> None:
+    """The request is taken back, so that it is never performed later."""
+    asked = Asked()
+    asked.clock.happens = lambda: beat(asked.job.storage, asked.job.claim.run, asked.clock.wall())
+    with pytest.raises(
+        UnavailableError, match=r"after 30 s no run .* has taken the request on; it is taken back"
+    ):
+        asked.ask()
+    asked.live()
+    assert (asked.left, asked.job.performed) == ([], [])
+
+
+def test_what_takes_longer_goes_on() -> None:
+    """The asker is told that it is not taken back, and where the answer will be."""
+    asked = Asked()
+    asked.job.waits = True
+    with pytest.raises(UnavailableError, match="after 30 s run 1 is still at it") as caught:
+        asked.ask()
+    (work,) = asked.job.background
+    work()
+    assert f"requests/{caught.value.facts['request']}.done" in asked.left
+
+
+def test_an_asker_who_is_interrupted_takes_its_request_back() -> None:
+    """Ctrl-C leaves nothing that is performed later."""
+    asked = Asked()
+
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    asked.clock.happens = interrupted
+    with pytest.raises(KeyboardInterrupt):
+        asked.ask(Kind.CANCEL)
+    asked.live()
+    assert asked.job.performed == []
+
+
+def test_the_first_answer_stays() -> None:
+    """Two runs that both think to own a request cannot contradict each other."""
+    storage = VirtualStorage()
+    assert answer(storage, ID, Done(ok=True))
+    assert not answer(storage, ID, Done.failed("no"))
+    assert read_answer(storage, ID) == Done(ok=True)
+    assert Listing(storage).open == []
+    assert msgspec.json.decode(storage.get(f"requests/{ID}.done"))["ok"] is True
