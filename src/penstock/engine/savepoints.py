@@ -7,40 +7,41 @@ import logging
 from penstock.checkpoint.completed import Completed
 from penstock.clock import Stopwatch
 from penstock.ownership.requests import Facts
+from penstock.randomness import SYSTEM_RANDOMNESS
 from penstock.savepoint.beside import create_beside
-from penstock.savepoint.manifest import MANIFEST
+from penstock.savepoint.manifest import MANIFEST, Manifest, read_manifest
 from penstock.storage import LocalStorage, Storage, open_storage
 from penstock.wording import duration
 
 _log = logging.getLogger(__name__)
 
 TOKEN_DIGITS = 8
+ATTEMPT_DIGITS = 8
 
 
 def make_savepoint(job_storage: Storage, completed: Completed, *, to: str | None, token: str) -> Facts:
-    """Make one of a checkpoint that is committed and held; says where it is. The same token again finds what it has made before."""
-    made = _made_before(job_storage, completed.job, token) if to is None else None
-    place = made or savepoint_place(job_storage, completed, to=to, token=token)
+    """Make one of a checkpoint that is committed and held; says where it is. The same token again finds what was made for it before.
+
+    Each attempt has a name of its own: one of a run that was thought dead, and one of the run that replaced it, never write the same files.
+    """
     watch = Stopwatch()
+    place, made = _made_before(job_storage, completed.job, to, token)
     if made is None:
-        _create(job_storage, completed, place, token=token)
-    _log.info(
-        "savepoint of checkpoint %d of job %s is in %s", completed.checkpoint, completed.job, shown(place)
-    )
-    return {
-        "savepoint": shown(place),
-        "checkpoint": completed.checkpoint,
-        "took": duration(watch.seconds),
-    }
+        attempt = f"{token}-{SYSTEM_RANDOMNESS.token(ATTEMPT_DIGITS)}"
+        place = place or savepoint_place(job_storage, completed, to=None, token=attempt)
+        made = create_beside(job_storage, completed, place, token=attempt, committed=True)
+    where = "" if place is None else shown(place)
+    _log.info("savepoint of checkpoint %d of job %s is in %s", made.checkpoint, completed.job, where)
+    return {"savepoint": where, "checkpoint": made.checkpoint, "took": duration(watch.seconds)}
 
 
 def savepoint_place(job_storage: Storage, completed: Completed, *, to: str | None, token: str) -> Storage:
     """The folder that somebody has named, or a new one beside that of the job."""
     if to is not None:
         return open_storage(to)
-    return open_storage(
-        f"{_beside(job_storage, completed.job)}/{completed.checkpoint}-{token[:TOKEN_DIGITS]}"
-    )
+    request, _, attempt = token.partition("-")
+    name = "-".join(part[:TOKEN_DIGITS] for part in (request, attempt) if part)
+    return open_storage(f"{_beside(job_storage, completed.job)}/{completed.checkpoint}-{name}")
 
 
 def shown(place: Storage) -> str:
@@ -53,16 +54,23 @@ def _beside(job_storage: Storage, job: str) -> str:
     return f"{folder}/{job}-savepoints"
 
 
-def _made_before(job_storage: Storage, job: str, token: str) -> Storage | None:
-    """What a run that died before it could say so has made for the same request; of another checkpoint perhaps."""
+def _made_before(
+    job_storage: Storage, job: str, to: str | None, token: str
+) -> tuple[Storage | None, Manifest | None]:
+    """The place, where somebody named one, and what a run that died before it could say so has made for the same request."""
+    places = [open_storage(to)] if to is not None else _made_beside(job_storage, job, token)
+    for place in places:
+        made = read_manifest(place) if place.size(MANIFEST) is not None else None
+        if made is not None and made.id.startswith(f"{token}-"):
+            return place, made
+    return (places[0] if to is not None else None), None
+
+
+def _made_beside(job_storage: Storage, job: str, token: str) -> list[Storage]:
     beside = _beside(job_storage, job)
-    end = f"-{token[:TOKEN_DIGITS]}/{MANIFEST}"
-    for name in open_storage(beside).names():
-        if name.endswith(end):
-            return open_storage(f"{beside}/{name.removesuffix(f'/{MANIFEST}')}")
-    return None
-
-
-def _create(job_storage: Storage, completed: Completed, to: Storage, *, token: str) -> None:
-    """In a process of its own. Whoever asks knows that all the checkpoint promised is committed, also if it is not noted yet."""
-    create_beside(job_storage, completed, to, token=token, committed=True)
+    folders = (
+        name.removesuffix(f"/{MANIFEST}")
+        for name in open_storage(beside).names()
+        if name.endswith(f"/{MANIFEST}")
+    )
+    return [open_storage(f"{beside}/{folder}") for folder in folders if f"-{token[:TOKEN_DIGITS]}-" in folder]
