@@ -14,11 +14,12 @@ from penstock.checkpoint.completed import Completed
 from penstock.checkpoint.loop import CoordinatorLoop
 from penstock.engine import savepoints
 from penstock.engine.deeds import JobDeeds
-from penstock.engine.savepoints import MANIFEST
 from penstock.errors import ConfigError, UnavailableError
 from penstock.ids import NO_CHECKPOINT
 from penstock.ownership.holds import find_holds
 from penstock.ownership.requests import Kind, Request
+from penstock.savepoint.folder import claim_folder, finish
+from penstock.savepoint.manifest import MANIFEST, Manifest, read_manifest
 from penstock.storage import LocalStorage, Storage
 from penstock.testing.virtual_clock import VirtualClock
 
@@ -85,16 +86,21 @@ class Scene:
         return Request(kind=kind, asked_at=now, until=now + 60, **options)
 
 
-def create(job_storage: Storage, made_of: Completed, to: Storage, *, token: str) -> None:
-    """In place of reading all state: only a manifest, which tells who has asked for it."""
-    del job_storage, made_of
-    if not to.create(MANIFEST, token.encode()) and to.get(MANIFEST) != token.encode():
-        raise ConfigError("the folder holds a savepoint already")
+def create(job_storage: Storage, made_of: Completed, to: Storage, *, token: str, committed: bool) -> Manifest:
+    """Without reading any state."""
+    assert committed
+    del job_storage
+    claim_folder(to, token)
+    made = Manifest(
+        id=token, checkpoint=made_of.checkpoint, mode="exactly-once", parallelism=1, max_parallelism=1
+    )
+    finish(to, made)
+    return made
 
 
 @pytest.fixture
 def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scene:
-    monkeypatch.setattr(savepoints, "_create", create)
+    monkeypatch.setattr(savepoints, "create_beside", create)
     return Scene(tmp_path)
 
 
@@ -102,9 +108,10 @@ def test_a_savepoint_beside_the_job(scene: Scene) -> None:
     """Without a folder of choice it lies beside the job's, under checkpoint and token; nothing is held behind it."""
     scene.run = scene.restored(7)
     made = scene.deeds.savepoint(TOKEN, scene.wish())
-    folder = scene.root / "store" / "story-savepoints" / "7-01234567"
-    assert (made["savepoint"], made["checkpoint"]) == (str(folder), 7)
-    assert (folder / MANIFEST).exists()
+    folder = Path(made["savepoint"])
+    assert folder.parent == scene.root / "store" / "story-savepoints"
+    assert folder.name.startswith("7-01234567-")
+    assert made["checkpoint"] == read_manifest(LocalStorage(folder)).checkpoint == 7
     assert scene.storage.names("holds") == []
 
 
@@ -123,7 +130,7 @@ def test_a_folder_of_choice_is_used_once(scene: Scene) -> None:
     wish = scene.wish(to=str(scene.root / "here"))
     for _ in range(2):
         assert scene.deeds.savepoint(TOKEN, wish)["savepoint"] == str(scene.root / "here")
-    with pytest.raises(ConfigError, match="holds a savepoint already"):
+    with pytest.raises(ConfigError, match="holds a savepoint; choose an empty folder"):
         scene.deeds.savepoint("fedcba9876543210", wish)
 
 
@@ -133,10 +140,11 @@ def test_the_checkpoint_is_held_while_the_savepoint_is_made(
     """From before the checkpoint is chosen until the folder is whole."""
     seen = []
 
-    def create(*_: object, **__: object) -> None:
+    def watched(*given: Any, **options: Any) -> Manifest:
         seen.append(len(find_holds(scene.storage, scene.clock.wall()).good))
+        return create(*given, **options)
 
-    monkeypatch.setattr(savepoints, "_create", create)
+    monkeypatch.setattr(savepoints, "create_beside", watched)
     scene.run = scene.restored(7)
     scene.deeds.savepoint(TOKEN, scene.wish())
     assert seen == [1]
@@ -204,7 +212,7 @@ def test_a_savepoint_that_fails_does_not_keep_the_job_from_ending(
     def create(*_: object, **__: object) -> None:
         raise OSError("no space left")
 
-    monkeypatch.setattr(savepoints, "_create", create)
+    monkeypatch.setattr(savepoints, "create_beside", create)
     scene.run = scene.restored(7)
     scene.deeds.stop(TOKEN, scene.wish(Kind.STOP, savepoint=True))
     scene.deeds.settled()
