@@ -30,9 +30,9 @@ COLUMNS = "app string, count long, total long, by_user string, recent string"
 class Visits(ps.KeyedProcess):
     """Every kind of state that a key has."""
 
-    count = ps.ValueState("long", default=0)
+    count = ps.ValueState("long", default=0, ttl="365d")
     total = ps.ReducingState("long", lambda one, other: one + other)
-    by_user = ps.MapState("long", "long")
+    by_user = ps.MapState("long", "long", ttl="365d")
     recent = ps.ListState("long")
 
     def process(self, key: str, rows: Any, ctx: ps.Context) -> Any:
@@ -208,6 +208,29 @@ class Later(ps.KeyedProcess):
 
     def on_timer(self, key: str, timer: ps.Timer, ctx: ps.Context) -> Any:
         yield key, self.seen.value
+
+
+def test_timers_are_written(spark: Any, tmp_path: Path) -> None:
+    """A timer of a key that never has a row again fires when its time has come."""
+    timed = Timed(tmp_path)
+    timed.fill(0, 1)
+    job = timed.job(spark, "new")
+    ps.write_savepoint(
+        tmp_path / "boot",
+        job,
+        {
+            "later": {
+                "seen": spark.sql("select 'silent' app, 7 seen"),
+                "timers by event_time": spark.sql("select 'silent' app, timestamp '2025-06-01 00:00:00' at"),
+            }
+        },
+        positions={"clicks": {"0": 1, "1": 0}},
+    )
+    manifest = read_manifest(LocalStorage(tmp_path / "boot"))
+    assert manifest.operators["later"].due.event_us is not None
+    job.run(available_now=True, drain=True, savepoint=tmp_path / "boot")
+    found = sorted((row["app"], row["n"]) for row in timed.rows("new", "later"))
+    assert found == [("app0", 1), ("silent", 7)]
 
 
 class Timed:

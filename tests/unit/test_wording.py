@@ -62,3 +62,11 @@ def test_names_have_their_noun_in_the_right_number() -> None:
 def test_a_noun_has_its_article() -> None:
     """An operator, a sink."""
     assert [wording.with_article(noun) for noun in ("operator", "sink")] == ["an operator", "a sink"]
+
+
+@pytest.mark.parametrize("us", [1, 999, 1_000, 60_000_000, 90_000_000, 3_600_000_000, 86_400_000_000 * 7])
+def test_an_exact_duration_is_understood_again(us: int) -> None:
+    """What is said of a duration is the duration, whatever its unit; other words are none."""
+    assert wording.in_so_many_us(wording.exactly(us)) == us
+    assert wording.in_so_many_us(f"{us} weeks") is None
+    assert wording.in_so_many_us("some d") is None

@@ -1,0 +1,88 @@
+"""The folder of a savepoint while it is being made: whole or none, wherever a maker dies."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import xxhash
+
+from penstock.checkpoint.completed import OperatorColumns
+from penstock.errors import ConfigError
+from penstock.operators.window_kinds import size_of_tumbling, sliding, tumbling
+from penstock.savepoint.folder import claim_folder, finish, give_up, leave_only
+from penstock.savepoint.manifest import MAKING, MANIFEST, Manifest, SavedFile, SavedOperator, read_manifest
+from penstock.storage import LocalStorage, Storage
+from penstock.testing.faulty_storage import FaultPlan, FaultyStorage, SimulatedCrash
+
+DATA = b"rows"
+FILE = SavedFile("state/views/values/0-7.parquet", len(DATA), xxhash.xxh3_64_hexdigest(DATA), 1)
+MADE = Manifest(
+    id="t1",
+    checkpoint=0,
+    mode="exactly-once",
+    parallelism=1,
+    max_parallelism=8,
+    operators={"views": SavedOperator(OperatorColumns({}, {}), {"__values": (FILE,)})},
+)
+
+
+def make(to: Storage) -> None:
+    claim_folder(to, "t1")
+    to.put("state/views/values/0-6.parquet", b"of an attempt whose answer was lost")
+    to.put(FILE.path, DATA)
+    leave_only(to, MADE)
+    finish(to, MADE)
+
+
+def test_whole_or_none(tmp_path: Path) -> None:
+    """Crashed before or after any call, a folder is a whole savepoint or none; the same maker goes on, another one is refused."""
+    counting = FaultyStorage(LocalStorage(tmp_path / "counted"))
+    make(counting)
+    for call in range(1, len(counting.calls) + 1):
+        for plan in (FaultPlan(crash_before=call), FaultPlan(crash_after=call)):
+            root = tmp_path / f"{call}-{plan.crash_before}"
+            with pytest.raises(SimulatedCrash):
+                make(FaultyStorage(LocalStorage(root), plan))
+            folder = LocalStorage(root)
+            if folder.size(MANIFEST) is None:
+                with pytest.raises(ConfigError, match="is no savepoint"):
+                    read_manifest(folder)
+                if folder.size(MAKING) is not None:
+                    with pytest.raises(ConfigError, match="unfinished savepoint of somebody else"):
+                        claim_folder(folder, "t2")
+                make(folder)
+            assert read_manifest(folder) == MADE
+            assert {FILE.path, MANIFEST} <= set(folder.names()) <= {FILE.path, MANIFEST, MAKING}
+
+
+def test_what_lies_there_is_not_touched(tmp_path: Path) -> None:
+    """Files below the names of ours that somebody else has put there are refused, and left alone."""
+    folder = LocalStorage(tmp_path)
+    folder.put("state/thesis.txt", b"years of work")
+    with pytest.raises(ConfigError, match=r"other files, such as state/thesis\.txt"):
+        claim_folder(folder, "t1")
+    assert folder.names() == ["state/thesis.txt"]
+
+
+def test_given_up(tmp_path: Path) -> None:
+    """What was written is gone, and the folder can be used again."""
+    folder = LocalStorage(tmp_path)
+    claim_folder(folder, "t1")
+    folder.put(FILE.path, DATA)
+    give_up(folder)
+    assert folder.names() == []
+    make(folder)
+
+
+def test_the_size_is_in_the_name() -> None:
+    """The name of a table of tumbling windows says how long they are; other names say nothing of the kind."""
+    assert size_of_tumbling(str(tumbling("90s"))) == 90_000_000
+    assert size_of_tumbling(str(tumbling("1d", offset="3h"))) == 86_400_000_000
+    for other in (
+        str(sliding("1h", "10min")),
+        f"rows of {tumbling('1h')}",
+        "windows of 3 rows",
+        "early results",
+    ):
+        assert size_of_tumbling(other) is None
