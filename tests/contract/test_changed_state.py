@@ -19,8 +19,10 @@ from hypothesis import strategies as st
 
 from penstock.errors import IncompatibleStateError
 from penstock.ids import CheckpointId, RunId, SubtaskId
+from penstock.operators.keyed_process import KeyedProcess
+from penstock.operators.states import ValueState, state_layout
 from penstock.recovery.changed_state import ChangedState, changed_state
-from penstock.recovery.lifetimes import described, stored_layout
+from penstock.recovery.lifetimes import Lifetimes, described, stored_layout
 from penstock.recovery.rescale import redistribute
 from penstock.recovery.taking_over import TakeOver
 from penstock.state import rewriting
@@ -38,7 +40,7 @@ from penstock.state.backends.sorted_file import numbered_schema
 from penstock.state.conversions import conversion
 from penstock.state.handle import Due, StateHandle
 from penstock.state.keys import GROUP_SHIFT, KeyBatch, owners
-from penstock.state.lifetimes import Lifetime, StateTime
+from penstock.state.lifetimes import LONG_AGO_US, Lifetime, StateTime
 from penstock.state.subtask_rows import SUBTASK
 from penstock.state.types import arrow_schema, arrow_type
 from penstock.storage import LocalStorage
@@ -257,6 +259,7 @@ class Site:
             for name in handle.files:
                 if self.storage.size(name) is None:
                     self.storage.upload(place.local_path(name), name)
+        assert handle is not None
         return msgspec.structs.replace(handle, generation=9, due=Due(event_us=index + 1))
 
     def changed(self) -> ChangedState:
@@ -311,7 +314,7 @@ def _write(state: Any, table: TableLayout, batch: pa.RecordBatch) -> None:
     (state if table.name == VALUES else state.table(table.name)).write(keys, batch.select(table.value.names))
 
 
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@settings(max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(
     states=st.dictionaries(st.sampled_from(["a", "b", "c", "d", "e"]), kinds_of_state(), max_size=5),
     backends=st.tuples(st.sampled_from(BACKENDS), st.sampled_from(BACKENDS)),
@@ -500,3 +503,37 @@ def test_inside_operators_numbers_may_become_wider() -> None:
     more = layout("", table("rows", "at long", "n int, s struct<a:int>, m int"), parts=Parts.WHOLE)
     with pytest.raises(IncompatibleStateError, match=r"drop_state=\('op',\)"):
         changed_state(stored, more).check("op", 7)
+
+
+class Plain(KeyedProcess):
+    n = ValueState("long")
+
+    def process(self, key: Any, rows: Any, ctx: Any) -> Any:
+        return ()
+
+
+class Timed(Plain):
+    def on_timer(self, key: Any, timer: Any, ctx: Any) -> Any:
+        return ()
+
+
+def test_timers_come_and_go_as_states_do() -> None:
+    """`on_timer` may be added; where it is gone, the timers that were set have to be allowed to be lost."""
+    plain, timed = (state_layout(made, arrow_schema("k string")) for made in (Plain(), Timed()))
+    added = changed_state(plain, timed)
+    added.check("op", 7)
+    assert [str(one) for one in added.differences] == ["timers: timers, clock timers (new, begins empty)"]
+    with pytest.raises(
+        IncompatibleStateError, match=r"timers, clock timers \(gone\)(?s:.)*drop_state=\('op.timers',\)"
+    ):
+        changed_state(timed, plain).check("op", 7)
+    changed_state(timed, plain, {"timers"}).check("op", 7)
+
+
+def test_timers_by_the_clock_do_not_live_by_event_time() -> None:
+    """In an operator that gets timers, those by the clock count from no watermark: it may be far ahead of them, and they would stay."""
+    timed = state_layout(Timed(), arrow_schema("k string"))
+    switched_on = Lifetimes({"op": timed}, {"op": {}}, now_us=5, watermarks_us={"op": 1 << 60}).switched_on[
+        "op"
+    ]
+    assert switched_on == {"__timers_at": 1 << 60, "__clock_timers_at": LONG_AGO_US}

@@ -21,6 +21,7 @@ from penstock import errors, sinks, sources
 from penstock.checkpoint.completed import FORMAT as METADATA_FORMAT
 from penstock.cli.main import app
 from penstock.recovery.restore import JobRecord
+from penstock.savepoint.manifest import FORMAT as SAVEPOINT_FORMAT
 from penstock.sources.partitioned_log import _FORMAT as LOG_FORMAT
 from penstock.state.backends.sorted_file import FORMAT_VERSION as SORTED_FILE_FORMAT
 from penstock.testing.sink_contract import SinkContract
@@ -209,11 +210,17 @@ def test_state_formats() -> None:
             cells for line, cells in _plain_rows("CHANGELOG.md") if line.startswith("`PartitionedLog")
         )
     }
+    table |= {
+        "savepoints": next(
+            cells for line, cells in _plain_rows("CHANGELOG.md") if line.startswith("savepoints (")
+        )
+    }
     formats = {
         "job.json": JobRecord("", 1).format,
         "chk-<n>-r<run>/_metadata": METADATA_FORMAT,
         "sorted files": SORTED_FILE_FORMAT,
         "log": LOG_FORMAT,
+        "savepoints": SAVEPOINT_FORMAT,
     }
     assert {name: table[name][0] for name in formats} == {
         name: str(number) for name, number in formats.items()

@@ -22,6 +22,7 @@ SEEDS = [*range(200), *PINNED] if SEED is None else [int(SEED)]
 """As many as take a minute, and some that once failed."""
 BAD_SEEDS = 20
 KIND_SEEDS = 12
+CHANGING_SEEDS = 12
 WOKEN_SEEDS = 20
 TIMER_SEEDS = 30
 SAVED_SEEDS = 30
@@ -49,6 +50,12 @@ def test_every_record_is_in_one_of_two_outputs(seed: int) -> None:
 def test_every_kind_of_state_keeps_the_promise(seed: int, backend: str) -> None:
     """Values, reduced and aggregated ones, bytes, maps and lists say what the count says, in every checkpoint of every seed."""
     live(seed, every_kind=True, backend=backend)
+
+
+@pytest.mark.parametrize("seed", SEEDS[:CHANGING_SEEDS])
+def test_a_job_that_changes_keeps_the_promise(seed: int) -> None:
+    """Each run has another backend and another set of states than the one before, whatever happens while state is written anew."""
+    live(seed, changes=True)
 
 
 @pytest.mark.parametrize("seed", SEEDS[:WOKEN_SEEDS])

@@ -179,7 +179,7 @@ def test_an_aggregate_may_be_added_by_name(spark, tmp_path):
     top = F.max(F.col("user").cast("int"))
     job(pv=F.count("*"), top=top).run(available_now=True)
     ledger.append(0, "app1", 3, user=500)
-    wider = {
+    wider: dict[str, Any] = {
         "users": F.count_distinct("user"),
         "top": F.max("user"),
         "mean": F.avg("user"),

@@ -14,6 +14,7 @@ from penstock.recovery.changed_state import ChangedState, changed_state, states_
 from penstock.recovery.lifetimes import Lifetimes, stored_layout
 from penstock.recovery.rescale import redistribute
 from penstock.recovery.restore import RestorePoint
+from penstock.state.backends import backend_named
 from penstock.state.backends.base import StateLayout
 from penstock.state.handle import StateHandle
 from penstock.state.rewriting import StateChange
@@ -61,6 +62,8 @@ class Fit:
         handles: dict[SubtaskId, StateHandle] = {}
         for uid, found in self._compared(drop_state).items():
             found.check(uid, self.point.id)
+            for backend in self._other_backends(uid):
+                backend_named(backend)  # refused where it is not installed
             handles |= redistribute(
                 stored[uid].handles,
                 uid=uid,
@@ -74,13 +77,16 @@ class Fit:
         """How the state of operators becomes what the job wants, where it is stored in another form or by another backend."""
         found: dict[str, StateChange] = {}
         for uid, compared in self._compared(drop_state).items():
-            former = {handle.backend for handle in self._stored[uid].handles if handle.refs}
-            if compared.is_other_form or former - {self.backend}:
+            if compared.is_other_form or self._other_backends(uid):
                 found[uid] = compared.change
             if compared.differences:
                 shown = "; ".join(map(str, compared.differences))
                 _log.info("operator %s: its state is written in another form: %s", uid, shown)
         return found
+
+    def _other_backends(self, uid: str) -> set[str]:
+        """What has written the state, where it is not the backend of the job."""
+        return {handle.backend for handle in self._stored[uid].handles if handle.refs} - {self.backend}
 
     def _compared(self, drop_state: tuple[str, ...]) -> dict[str, ChangedState]:
         """The state of each operator that has some, beside what the job keeps."""

@@ -16,6 +16,7 @@ from penstock.ids import NO_CHECKPOINT, RunId, SubtaskId
 from penstock.ownership.claim import newest_run
 from penstock.ownership.descent import in_line_of_descent, read_descents
 from penstock.recovery.begun import last_begun
+from penstock.recovery.lifetimes import stored_layout
 from penstock.recovery.restore import JOB_FILE, RestorePoint
 from penstock.sinks.two_phase_commit import Transaction
 from penstock.state.backends import backend_named
@@ -178,7 +179,7 @@ class Audit:
                 version=handle.version,
                 stem="audit",
             )
-            layout = self._site.topology.layout
+            layout = stored_layout(completed.operators[uid].columns)
             with closing(backend_named(handle.backend).open(workplace, layout, handle)) as state:
                 counts = scan(state)
                 if self._site.topology.every_kind:

@@ -299,7 +299,7 @@ class Driver:
     def _run(self, under_way: BatchUnderWay, records: list[Record]) -> Iterator[None]:
         batch = Batch(
             under_way.assignment,
-            self._site.topology,
+            self._site.topology_of(self._conditions.index),
             self._sinks,
             self._conditions,
             self._machines,

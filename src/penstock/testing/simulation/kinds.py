@@ -68,6 +68,22 @@ class CountingInEveryKind(Counting):
         yield from super().process(key, rows, ctx)
 
 
+class CountingMore(Counting):
+    """The next version of the operator, which keeps more; the one after it does not."""
+
+    aside = ReducingState("long", operator.add)
+    passed = MapState("long", "long")
+
+    def process(self, key: str, rows: Rows, ctx: Context) -> Iterator[tuple[object, ...]]:
+        """See `KeyedProcess.process`."""
+        before, passed = self.n.value or 0, dict(self.passed.items())
+        if max(passed, default=-1) >= before or sum(passed.values()) != (self.aside.value or 0):
+            raise Violation(f"{key} has counted to {before}, passed {passed}, and {self.aside.value} aside")
+        self.passed[before] = self.passed.get(before, 0) + 1
+        self.aside.add(1)
+        yield from super().process(key, rows, ctx)
+
+
 def check_kinds(state: OpenState, counts: Mapping[str, int]) -> None:
     """Every kind of state says what the counts say; raises `Violation`."""
     found: dict[str, dict[str, Any]] = defaultdict(lambda: {"marks": {}, "last": []})

@@ -70,6 +70,7 @@ class SimulatedRun:
             perform_all=self._take_over_all,
             randomness=self._names,
             wanted=self._wanted,
+            drop_state=self._site.topology.may_be_lost if self._site.workload.changes else (),
             on_restored=self._restored,
         )
         driver = Driver(
@@ -93,14 +94,14 @@ class SimulatedRun:
 
     def _make_spec(self, lifeline: Lifeline) -> JobSpec:
         work, run = self._site.workload, self._conditions.index
-        topology, conditions = self._site.topology, self._conditions
+        topology, conditions = self._site.topology_of(run), self._conditions
         sources = work.sources(run, self._site.source.uids)
         storage = WatchedStorage(self._site.storage, lifeline, conditions.rng, flakiness=conditions.flakiness)
         return JobSpec(
             name=JOB,
             owner=JOB,
             storage=storage,
-            backend=backend_named(work.backend),
+            backend=backend_named(work.backend_of(run)),
             checkpoint=work.settings(run),
             parallelism=work.parallelism(run),
             max_parallelism=MAX_PARALLELISM,

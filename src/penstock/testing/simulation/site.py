@@ -54,6 +54,10 @@ class Site:
             work.operators, work.in_sequence, work.emits_once, work.bad_records, work.every_kind, work.timers
         )
 
+    def topology_of(self, run: int) -> Topology:
+        """The same in the version of a run."""
+        return self.topology.of_run(run, changes=self.workload.changes)
+
     @property
     def staging(self) -> Path:
         """Where sinks keep rows that wait for a checkpoint."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from penstock.operators.states import state_layout
 from penstock.state.backends.base import StateLayout
 from penstock.testing.simulation.counting import KEY, LAYOUT, Counting, first_sight
-from penstock.testing.simulation.kinds import CountingInEveryKind
+from penstock.testing.simulation.kinds import CountingInEveryKind, CountingMore
 from penstock.testing.simulation.source import Fault, Item, Record, fault_of
 from penstock.testing.simulation.timers import CountingWithTimers
 from penstock.testing.simulation.workload import SinkKind
@@ -21,7 +21,7 @@ _KINDS = ("key", "group", "half")
 _GROUPS = (3, 2)
 """How many keys an operator has at most; the first has those of the source."""
 EVERY_KIND = state_layout(CountingInEveryKind(random.Random(0), once=False), KEY)  # noqa: S311 - never drawn from
-
+MORE = state_layout(CountingMore(random.Random(0), once=False), KEY)  # noqa: S311 - never drawn from
 WITH_TIMERS = state_layout(CountingWithTimers(random.Random(0), once=False), KEY)  # noqa: S311 - never drawn from
 
 
@@ -54,12 +54,16 @@ class Topology:
     """They count in every kind of state."""
     timers: bool = False
     """They set timers."""
+    keeps_more: bool = False
+    """The other version of a job that changes."""
 
     @property
     def counting(self) -> type[Counting]:
         """The code of each operator."""
         if self.timers:
             return CountingWithTimers
+        if self.keeps_more:
+            return CountingMore
         return CountingInEveryKind if self.every_kind else Counting
 
     @property
@@ -67,12 +71,23 @@ class Topology:
         """The state of each operator."""
         if self.timers:
             return WITH_TIMERS
+        if self.keeps_more:
+            return MORE
         return EVERY_KIND if self.every_kind else LAYOUT
 
     @property
     def operators(self) -> tuple[str, ...]:
         """Their uids, in order."""
         return OPERATORS[: self.number]
+
+    @property
+    def may_be_lost(self) -> tuple[str, ...]:
+        """The states that only some versions have."""
+        return tuple(f"{uid}.{state}" for uid in self.operators for state in ("aside", "passed"))
+
+    def of_run(self, run: int, *, changes: bool) -> Topology:
+        """The version of a run, from 0."""
+        return replace(self, keeps_more=changes and run % 2 == 1)
 
     @property
     def upstream(self) -> dict[str, tuple[str, ...]]:

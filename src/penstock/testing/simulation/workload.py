@@ -34,6 +34,9 @@ class Intervention(enum.Enum):
     FORGET = "cancel it, with all that it has kept"
 
 
+BACKENDS = ("filesystem", "memory", "rocksdb")
+
+
 class Workload(msgspec.Struct, frozen=True, kw_only=True):
     """One job of counting operators, each with its sinks, and the trouble it gets into."""
 
@@ -67,6 +70,8 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     """Behind each operator."""
     every_kind: bool = False
     """The operators count in every kind of state, not only in one value."""
+    changes: bool = False
+    """Every other run keeps more than those between them, and each has another backend than the one before."""
     bad_records: float = 0.0
     """How likely a record is one that user code, or a sink, cannot take; it goes to dead letters then."""
     wakes_every: int = 0
@@ -134,6 +139,12 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
             changed["interval"] = f"{self.intervals_s[run]}s"
         return replace(self.checkpoint, **changed)
 
+    def backend_of(self, run: int) -> str:
+        """Of the run with this index, from 0."""
+        return (
+            BACKENDS[(BACKENDS.index(self.backend) + run) % len(BACKENDS)] if self.changes else self.backend
+        )
+
     def parallelism(self, run: int) -> int:
         """Of the run with this index, from 0."""
         return self.parallelisms[min(run, len(self.parallelisms) - 1)]
@@ -163,7 +174,7 @@ def random_workload(seed: int) -> Workload:
         checkpoint=checkpoint,
         modes=_modes(checkpoint.delivery_mode, seed),
         restarts=random.Random(f"restarts {seed}").choice([0.0, 0.0, 0.8]),  # noqa: S311 - replayable on purpose
-        backend=rng.choices(["filesystem", "memory", "rocksdb"], [6, 3, 1])[0],
+        backend=rng.choices(BACKENDS, [6, 3, 1])[0],
         partitions=rng.randint(1, 3),
         records=rng.randint(5, 60),
         keys=rng.randint(1, 8),
