@@ -17,7 +17,7 @@ import penstock as ps
 
 DAY = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
 ROWS = 60
-ROWS_PER_BATCH = 40
+ROWS_PER_BATCH = 25
 
 
 class Count(ps.KeyedProcess):

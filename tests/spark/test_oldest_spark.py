@@ -37,6 +37,6 @@ def test_a_job_on_the_oldest_spark(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
     assert found["spark"].startswith(f"{OLDEST}.")
-    assert found["batches"] == [2, 2], "60 rows each, 40 at a time"
+    assert found["batches"] == [3, 3], "60 rows each, 25 at a time"
     assert found["by_app"] == found["true_by_app"]
     assert found["by_day"] == found["true_by_day"]
