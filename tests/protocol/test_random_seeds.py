@@ -134,6 +134,8 @@ def test_many_seeds(capsys: pytest.CaptureFixture[str]) -> None:
     for seed in range(MANY):
         try:
             live(seed)
+            if seed % 10 == 0:
+                live(seed, savepoints=True, interventions=(), modes=())
         except (Violation, Exception) as error:  # noqa: BLE001 - all of them are told
             broken[seed] = f"{type(error).__name__}: {error}"
         if (seed + 1) % TELL_EVERY == 0:
