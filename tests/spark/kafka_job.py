@@ -29,6 +29,7 @@ class Order(msgspec.Struct, frozen=True):
     source: str
     target: str
     folder: str
+    positions: dict[str, Any] = {}
 
 
 class Number(ps.KeyedProcess):
@@ -91,7 +92,7 @@ def run(spark: SparkSession, order: Order) -> dict[str, Any]:
     )
     numbered.write_to(sink, uid="out")
     try:
-        handle = job.start(available_now=mode != "until killed")
+        handle = job.start(available_now=mode != "until killed", positions=order.positions)
         handle.wait()
     except PenstockError as error:
         return {"error": traceback.format_exception_only(error)[0].strip()}

@@ -100,9 +100,9 @@ class Pipeline:
     def order(self, mode: str) -> kafka_job.Order:
         return kafka_job.Order(mode, self.kafka.address, self.source, self.target, str(self.folder))
 
-    def run(self, mode: str = "available_now") -> dict[str, Any]:
+    def run(self, mode: str = "available_now", positions: dict[str, Any] | None = None) -> dict[str, Any]:
         """Run the job to the end of the input known now."""
-        self.jobs.begin(self.order(mode))
+        self.jobs.begin(msgspec.structs.replace(self.order(mode), positions=positions or {}))
         answer = self.jobs.answer()
         assert "error" not in answer, answer
         return answer
@@ -206,4 +206,22 @@ def test_a_source_topic_that_was_deleted(pipeline: Pipeline) -> None:
     pipeline.run("without lost")
     pipeline.send(["bob"], partition=0)
     pipeline.run()
+    assert pipeline.results() == pipeline.expected()
+
+
+def test_positions_by_choice(pipeline: Pipeline) -> None:
+    """What Kafka has at the start is skipped with 'latest', once; with offsets, and from its start, it is read again."""
+    pipeline.send(["ann"], partition=0)
+    pipeline.run()
+    pipeline.kafka.produce(pipeline.source, [b"page"] * 5, key="skipped", partition=1)
+    pipeline.run(positions={"clicks": "latest"})
+    pipeline.send(["bob"], partition=1)
+    report = pipeline.run(positions={"clicks": "latest"})  # as a supervisor does
+    assert report["positions"] == {pipeline.source: {"0": 10, "1": 15}}
+    assert pipeline.results() == pipeline.expected()
+    pipeline.run(positions={"clicks": {pipeline.source: {"0": 7, "1": 15}}})
+    pipeline.sent["ann"] += 3
+    assert pipeline.results() == pipeline.expected()
+    pipeline.run(positions={"clicks": "start"})
+    pipeline.sent.update({"ann": 10, "bob": 10, "skipped": 5})
     assert pipeline.results() == pipeline.expected()

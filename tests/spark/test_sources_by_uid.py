@@ -76,7 +76,9 @@ class Sites:
         return job
 
     def run(self, names: Iterable[str], **start: Any) -> Any:
-        settings = {name: start.pop(name) for name in ("uids", "mode", "views", "restart") if name in start}
+        settings: dict[str, Any] = {
+            name: start.pop(name) for name in ("uids", "mode", "views", "restart") if name in start
+        }
         if "mode" in settings:
             settings["checkpoint"] = ps.Checkpointing(interval="1ms", mode=settings.pop("mode"))
         handle = self.job(names, **settings).start(available_now=True, **start)
