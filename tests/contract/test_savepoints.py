@@ -219,7 +219,8 @@ def test_what_was_saved_is_loaded(tmp_path_factory, backends, parallelisms, numb
         patch.setattr(rewriting, "PORTION_ROWS", portion)
         handles = site.loaded(manifest, after, parallelism)
     assert {handle.generation >= 9 for handle in handles if handle.refs} <= {True}
-    truth, found = rows_of(numbers), {name: [] for name in LAYOUT.by_name}
+    truth = rows_of(numbers)
+    found: Tables = {name: [] for name in LAYOUT.by_name}
     for index, name, table in site.content(handles):
         if name != "rules / all":
             groups = table["__sort_key"].to_numpy() >> GROUP_SHIFT

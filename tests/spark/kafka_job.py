@@ -36,6 +36,7 @@ class Order(msgspec.Struct, frozen=True):
     until: int = 0
     """In windows: run without an end until there are so many results in this run; 0: until the input known now is done."""
     idle_after: str | None = None
+    positions: dict[str, Any] = {}
 
 
 class Number(ps.KeyedProcess):
@@ -89,7 +90,9 @@ def run(spark: SparkSession, order: Order) -> dict[str, Any]:
     )
     results.write_to(sink, uid="out")
     try:
-        handle = job.start(available_now=not live and not order.until, drain=order.drain)
+        handle = job.start(
+            available_now=not live and not order.until, drain=order.drain, positions=order.positions
+        )
         while order.until and handle.progress.rows_out.get("out", 0) < order.until and not handle.wait(0.1):
             pass
         if order.until:

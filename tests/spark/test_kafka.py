@@ -286,3 +286,21 @@ def test_event_time_by_partition(pipeline: Pipeline) -> None:
     assert windows.closed() == windows.truth
     assert windows.newest(report) == windows.named(90, 45, 101)
     assert report["late_rows"] == {"counts": 1}
+
+
+def test_positions_by_choice(pipeline: Pipeline) -> None:
+    """What Kafka has at the start is skipped with 'latest', once; with offsets, and from its start, it is read again."""
+    pipeline.send(["ann"], partition=0)
+    pipeline.run()
+    pipeline.kafka.produce(pipeline.source, [b"page"] * 5, key="skipped", partition=1)
+    pipeline.run(positions={"clicks": "latest"})
+    pipeline.send(["bob"], partition=1)
+    report = pipeline.run(positions={"clicks": "latest"})  # as a supervisor does
+    assert report["positions"] == {pipeline.source: {"0": 10, "1": 15}}
+    assert pipeline.results() == pipeline.expected()
+    pipeline.run(positions={"clicks": {pipeline.source: {"0": 7, "1": 15}}})
+    pipeline.sent["ann"] += 3
+    assert pipeline.results() == pipeline.expected()
+    pipeline.run(positions={"clicks": "start"})
+    pipeline.sent.update({"ann": 10, "bob": 10, "skipped": 5})
+    assert pipeline.results() == pipeline.expected()

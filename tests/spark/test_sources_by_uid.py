@@ -76,7 +76,11 @@ class Sites:
         return job
 
     def run(self, names: Iterable[str], **start: Any) -> Any:
-        settings = {name: start.pop(name) for name in ("uids", "mode", "views", "restart") if name in start}
+        settings: dict[str, Any] = {
+            name: start.pop(name)
+            for name in ("uids", "mode", "views", "restart", "backend", "parallelism")
+            if name in start
+        }
         if "mode" in settings:
             settings["checkpoint"] = ps.Checkpointing(interval="1ms", mode=settings.pop("mode"))
         handle = self.job(names, **settings).start(available_now=True, **start)
@@ -133,10 +137,11 @@ def test_another_order_one_more_one_less_and_one_renamed(sites):
     assert again.progress.restored_from >= 0
 
 
-def test_everything_renamed(sites):
-    """An operator keeps its state, and a sink what was promised, under their new uids."""
+@pytest.mark.parametrize("backend", ["filesystem", "memory", "rocksdb"])
+def test_everything_renamed(sites, backend):
+    """An operator keeps its state, and a sink what was promised, under their new uids; also with another parallelism."""
     sites.add("log-a", 20)
-    sites.run(["log-a"])
+    sites.run(["log-a"], backend=backend)
     sites.add("log-a", 10)
     uids = {"log-a": "new-a", "views": "new-views", "rows-out": "new-rows", "counts-out": "new-counts"}
     with pytest.raises(ps.PenstockError, match="no longer"):
@@ -149,11 +154,11 @@ def test_everything_renamed(sites):
             uids=uids,
             rename={**{old: new for old, new in uids.items() if old != "views"}, "view": "new-views"},
         )
-    for _ in range(2):  # the second time there is nothing to rename
-        sites.run(["log-a"], uids=uids, rename=uids)
+    for parallelism in (2, 3):  # the second time there is nothing to rename
+        sites.run(["log-a"], uids=uids, rename=uids, backend=backend, parallelism=parallelism)
         sites.check()
         sites.add("log-a", 10)
-    sites.run(["log-a"], uids=uids)
+    sites.run(["log-a"], uids=uids, backend=backend)
     sites.check()
 
 
