@@ -315,7 +315,7 @@ def test_inspect_prints_what_there_is(penstock: Penstock, tmp_path: Path) -> Non
     assert code == 0
     assert "savepoint of job fraud at checkpoint 5, made " in out
     assert "by Penstock " in out
-    assert "card string, shop long, shops_key string, shops array<long>" in out
+    assert "│ shops       │ map           │ shops_key string, shops array<long> " in out
     code, out, _ = penstock("inspect", folder, "--json")
     told = json.loads(out)
     assert (told["what"], told["job"], told["checkpoint"], told["positions"]) == (

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import operator
 import shutil
 import time
 from collections import Counter, defaultdict
+from collections.abc import Callable
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from ledger import Ledger
@@ -20,11 +25,21 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 import penstock as ps
+from penstock.checkpoint.completed import Barrier, Completed, OperatorState
+from penstock.ids import SubtaskId
 from penstock.ownership.descent import read_descents
 from penstock.ownership.holds import find_holds
 from penstock.recovery.history import read_history
+from penstock.recovery.lifetimes import described
+from penstock.recovery.restore import JobRecord, check_job_record
 from penstock.savepoint.create import create_savepoint
 from penstock.savepoint.manifest import read_manifest
+from penstock.spark import saved_state
+from penstock.spark.key_columns import sort_key
+from penstock.state.backends import backend_named
+from penstock.state.backends.base import StateLayout, Workplace
+from penstock.state.keys import KeyBatch
+from penstock.state.types import arrow_schema
 from penstock.storage import LocalStorage
 
 pytestmark = pytest.mark.spark
@@ -379,6 +394,8 @@ def test_only_some_keys(saved: ps.SavedState) -> None:
     assert saved.state("views", "pv", keys=[]).count() == 0
     with pytest.raises(ps.ConfigError, match="is no key: give a value for each of shop"):
         saved.state("views", keys=[("a", "b")])
+    with pytest.raises(ps.ConfigError, match=r"keys=\[17\] do not fit the key \(shop string\)"):
+        saved.state("views", keys=[17])
 
 
 def test_keys_read_only_their_files(spark: SparkSession, shop: Shop, tmp_path: Path) -> None:
@@ -425,6 +442,53 @@ def test_checkpoints_are_held_until_it_is_closed(spark: SparkSession, shop: Shop
     assert shop.storage.names("holds") == []
     with pytest.raises(ps.ConfigError, match="was closed"):
         state.state("views")
+
+
+def test_a_frame_outlives_the_object_it_was_made_of(
+    spark: SparkSession, shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever forgets to close holds on until the process ends: a DataFrame can be read as long."""
+    at_the_end: list[Callable[[], None]] = []
+    monkeypatch.setattr(saved_state.atexit, "register", at_the_end.append)
+    frame = ps.read_state(spark, shop.root / "store", "pv").state("views")
+    gc.collect()
+    assert find_holds(shop.storage, time.time()).good
+    assert frame.count() == 6
+    at_the_end.pop()()
+    assert shop.storage.names("holds") == []
+
+
+def test_keys_of_any_type(spark: SparkSession, tmp_path: Path) -> None:
+    """Keys are found by Spark's own hash, also those with several columns, with NaN, with both zeros and with nulls inside."""
+    keys = [("a", float("nan")), ("a", 0.0), ("b", 1.5), (None, 2.0)]
+    frame = spark.createDataFrame(keys, "card string, x double")
+    table = frame.select("card", "x", sort_key(("card", "x"), 8)).toArrow()
+    table = table.take(pa.array(np.argsort(table["__sort_key"].to_numpy())))
+    layout = StateLayout(arrow_schema("card string, x double"), arrow_schema("n long"))
+    storage = LocalStorage(tmp_path / "job")
+    record = check_job_record(storage, JobRecord("job", 8))
+    place = Workplace(storage, tmp_path / "local", SubtaskId("op", 0), 1, 8, version=1, stem="1-1-0-0")
+    with closing(backend_named("memory").open(place, layout, None)) as state:
+        (columns,) = table.select(["card", "x"]).combine_chunks().to_batches()
+        values = pa.record_batch([pa.array(range(4), pa.int64())], schema=layout.value)
+        state.write(KeyBatch(table["__sort_key"].to_numpy(), columns), values)
+        handle = state.freeze()
+    told = described(layout)
+    completed = Completed(
+        job=record.job, checkpoint=1, run=1, mode="exactly-once", max_parallelism=8, parallelism=1, barrier=Barrier(),
+        operators={"op": OperatorState(told.key, told.value, (handle,), schema=told.schema)},
+    )  # fmt: skip
+    create_savepoint(storage, completed, LocalStorage(tmp_path / "saved"), token="5a")
+    saved = ps.read_savepoint(spark, tmp_path / "saved")
+    assert saved.state("op").count() == 4
+    for wanted, found in [
+        (("a", float("nan")), ("a", float("nan"))),
+        (("a", -0.0), ("a", 0.0)),
+        ({"x": 1.5, "card": "b"}, ("b", 1.5)),
+        ((None, 2.0), (None, 2.0)),
+    ]:
+        ((card, x, _),) = saved.state("op", keys=[wanted]).collect()
+        assert repr((card, x)) == repr(found)
 
 
 def test_a_job_without_a_checkpoint(spark: SparkSession, tmp_path: Path) -> None:

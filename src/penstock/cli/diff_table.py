@@ -104,4 +104,6 @@ def _row(row: dict[str, Any]) -> str:
 def _value(value: object) -> str:
     if isinstance(value, bytes):
         return value[:_MOST_BYTES].hex() + ("..." if len(value) > _MOST_BYTES else "")
+    if isinstance(value, dict | list):
+        return json.dumps(value, default=_text, ensure_ascii=False)
     return value.isoformat() if isinstance(value, datetime) else str(value)

@@ -17,12 +17,14 @@ from penstock.recovery.restore import JOB_FILE
 from penstock.savepoint.contents import (
     Contents,
     OperatorContents,
+    TableContents,
     held_checkpoint,
     newest_contents,
     savepoint_contents,
 )
 from penstock.savepoint.manifest import MANIFEST
 from penstock.savepoint.views import ROW, View
+from penstock.state.backends.base import VALUES
 from penstock.state.types import spark_type
 from penstock.storage import open_storage
 from penstock.wording import size
@@ -146,10 +148,12 @@ def _states(contents: Contents) -> Table:
     table.add_column("event time (UTC)", no_wrap=True)
     for uid, operator in contents.operators.items():
         reached = moment(contents.watermarks.get(uid))
-        table.add_row(uid, "", "", "by " + _said(operator.key), "", size(operator.size), reached)
+        keys = _rows(operator.tables.get(VALUES)) if ROW in operator.views else ""
+        table.add_row(uid, "", "", "by " + _said(operator.key), keys, size(operator.size), reached)
         for view in operator.views.values():
             if view.name != ROW:
-                table.add_row("", view.name, view.kind, _said(_columns(view)), *_amounts(operator, view), "")
+                beyond = {name: kind for name, kind in _columns(view).items() if name not in operator.key}
+                table.add_row("", view.name, view.kind, _said(beyond), *_amounts(operator, view), "")
     return table
 
 
@@ -158,11 +162,15 @@ def _said(columns: dict[str, str]) -> str:
 
 
 def _amounts(operator: OperatorContents, view: View) -> tuple[str, str]:
-    """Rows and bytes of its table; a row of values has several states, of which each may have fewer."""
+    """Rows and bytes of a table; states that share the row of the key have none of their own."""
     table = operator.tables[view.table.name]
-    if table.rows is None or table.size is None:
+    if view.without_null or table.size is None:
         return "", ""
-    return f"{table.rows:,}" if not view.without_null else f"<= {table.rows:,}", size(table.size)
+    return _rows(table), size(table.size)
+
+
+def _rows(table: TableContents | None) -> str:
+    return "" if table is None or table.rows is None else f"{table.rows:,}"
 
 
 def moment(at: datetime | None) -> str:

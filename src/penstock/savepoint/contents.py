@@ -23,8 +23,6 @@ from penstock.savepoint.views import View, find_view, stored_view, views_of
 from penstock.storage import Storage, open_storage
 from penstock.wording import counted, did_you_mean, size
 
-Watermarks = dict[str, datetime | None]
-
 
 @dataclass(frozen=True)
 class TableContents:
@@ -108,12 +106,12 @@ class Contents:
         return dict(self.barrier.positions)
 
     @property
-    def watermarks(self) -> Watermarks:
+    def watermarks(self) -> dict[str, datetime | None]:
         """How far event time has come, by operator; None where nobody knows."""
         return {uid: watermark(us) for uid, us in self.barrier.time.counted_from_us.items()}
 
     @property
-    def source_watermarks(self) -> Watermarks:
+    def source_watermarks(self) -> dict[str, datetime | None]:
         """The same by source."""
         return {uid: watermark(one.watermark_us) for uid, one in self.barrier.time.sources.items()}
 

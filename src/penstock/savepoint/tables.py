@@ -20,6 +20,7 @@ from penstock.state.keys import SORT_KEY, SortKeys
 from penstock.storage import Storage
 
 BATCH_ROWS = 128 * 1024
+"""Of a row group at most: what is read at once, also for the sake of one key."""
 
 
 def table_folder(operator: str, table: str) -> str:
@@ -42,7 +43,7 @@ def write_table(
     with pq.ParquetWriter(local, numbered_schema(layout), compression="zstd", compression_level=1) as writer:
         for batch in rows:
             if batch.num_rows:
-                writer.write_batch(batch)
+                writer.write_batch(batch, row_group_size=BATCH_ROWS)
                 count += batch.num_rows
     if not count:
         local.unlink()

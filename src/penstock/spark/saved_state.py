@@ -7,7 +7,7 @@ copy, and only the operators and keys that are asked for; a hold keeps the files
 
 from __future__ import annotations
 
-import weakref
+import atexit
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -17,7 +17,6 @@ from typing import Any, Self
 
 import numpy as np
 import pyarrow as pa
-from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - PySpark's own convention
 from pyspark.sql.pandas.types import from_arrow_schema
@@ -28,7 +27,6 @@ from penstock.ids import checked_name
 from penstock.savepoint.contents import (
     Contents,
     OperatorContents,
-    Watermarks,
     held_checkpoint,
     savepoint_contents,
 )
@@ -66,7 +64,9 @@ class SavedState:
     def __init__(self, spark: SparkSession, contents: Contents, held: ExitStack) -> None:
         self._spark = spark
         self._contents = contents
-        self._let_go = weakref.finalize(self, held.close)
+        self._held: ExitStack | None = held
+        # not when nobody has this object any more: a DataFrame that was made of it may still be read
+        atexit.register(held.close)
 
     # ── what it is ─────────────────────────────────────────────────────────────────────────────
 
@@ -111,7 +111,7 @@ class SavedState:
         return self._contents.positions
 
     @property
-    def watermarks(self) -> Watermarks:
+    def watermarks(self) -> dict[str, datetime | None]:
         """How far event time has come, by operator and by source; None where nobody knows."""
         return {**self._contents.source_watermarks, **self._contents.watermarks}
 
@@ -132,7 +132,10 @@ class SavedState:
 
     def close(self) -> None:
         """Nothing is read any more: checkpoints of the job may be deleted again. A savepoint needs no closing."""
-        self._let_go()
+        held, self._held = self._held, None
+        if held is not None:
+            atexit.unregister(held.close)
+            held.close()
 
     def __enter__(self) -> Self:
         return self
@@ -162,7 +165,7 @@ class SavedState:
         parts = contents.parts_of(view)
         if keys is None:
             return self._frame(view, parts, None)
-        if not set(contents.key) <= {column.name for column in view.identity}:
+        if not contents.key or not set(contents.key) <= {column.name for column in view.identity}:
             raise ConfigError(
                 f"the state {view.name!r} of {operator!r} belongs to subtasks and not to keys, so it cannot be read by key; leave out "
                 "keys=",
@@ -176,7 +179,7 @@ class SavedState:
         return rows.join(F.broadcast(wanted), same, "left_semi")  # two keys may share a sort key
 
     def _check_open(self) -> None:
-        if not self._let_go.alive:
+        if self._held is None:
             raise ConfigError(
                 f"{self._contents} was closed, and its files may be gone; call read_state(...) again"
                 if self._contents.what == "checkpoint"
@@ -193,15 +196,16 @@ class SavedState:
     def _wanted(self, view: View, contents: OperatorContents, keys: Sequence[Any]) -> DataFrame:
         """The keys as rows, with their sort keys, computed as for rows of the stream."""
         names = tuple(contents.key)
-        fields = [pa.field(one.name, one.type) for one in view.identity if one.name in names]
-        schema = from_arrow_schema(pa.schema(fields), prefer_timestamp_ntz=True)
+        schema = pa.schema([pa.field(one.name, one.type) for one in view.identity if one.name in names])
+        rows = [dict(zip(names, _as_key(key, names), strict=True)) for key in keys]
         try:
-            frame = self._spark.createDataFrame([_as_key(key, names) for key in keys], schema)
-            frame = normalised(frame, float_keys(frame, names))
-            return frame.select(*map(quoted, names), sort_key(names, self.max_parallelism)).distinct()
-        except PySparkException as error:
+            given = pa.Table.from_pylist(rows, schema)
+        except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
             said = ", ".join(f"{name} {kind}" for name, kind in contents.key.items())
-            raise ConfigError(f"keys={keys[:3]!r} do not fit the key ({said}): {error}") from error
+            raise ConfigError(f"keys={list(keys[:3])!r} do not fit the key ({said}): {error}") from error
+        frame = self._spark.createDataFrame(given)
+        frame = normalised(frame, float_keys(frame, names))
+        return frame.select(*map(quoted, names), sort_key(names, self.max_parallelism))
 
 
 def _as_key(key: Any, names: Sequence[str]) -> tuple[Any, ...]:
