@@ -44,6 +44,7 @@ def workload(
         upload_pace=12.0,
         message_pace=12.0,
         savepoints=savepoints,
+        reorders=1,  # every run has its sources in another order
     )
 
 
