@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import aggregate
+import bootstrap
 import checkpoint_cost
 import exactly_once
 import first_batch
@@ -71,6 +72,7 @@ MEASUREMENTS = (
     _one("first_batch_seconds", first_batch.measure),
     _one("postgres_vs_spark_jdbc", postgres_sink.measure),
     _one("kafka_vs_spark", kafka_sink.measure),
+    _one("bootstrap", bootstrap.measure),
     _one("result_latency_exactly_over_at_least_once", latency.measure),
     _one("filesystem_vs_rocksdb", process.backends),
     _one("process_batch_vs_process", process.vectorised),

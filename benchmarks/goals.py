@@ -151,6 +151,12 @@ FIGURES = {
             "readable with read_committed",
         ),
         Figure(
+            "bootstrap",
+            PRINTED,
+            "a job over 5,000,000 rows of the past and 100,000 new ones: streaming all of it, over a savepoint written by a batch "
+            "and a start from it",
+        ),
+        Figure(
             "result_latency_exactly_over_at_least_once",
             PRINTED,
             "time until a result is seen, with a checkpoint every 2 s",

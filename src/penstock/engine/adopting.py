@@ -239,6 +239,7 @@ def _as_checkpoint(
         operators=operators,
         bad_records=manifest.bad_records,
         late_rows=manifest.late_rows,
+        completed_at=manifest.made_at,
         now_us=manifest.now_us,
         savepoint=manifest.id,
     )

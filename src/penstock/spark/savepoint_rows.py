@@ -107,7 +107,7 @@ class OperatorRows:
         if table is not None and table.on_rescale is not OnRescale.BY_KEY:
             why = "is a state of subtasks, of no key, which cannot be written; let the job begin without it"
         elif any(partial_name(name, kind) in self.layout.value.names for kind in Kind):
-            why = "keeps more than its result; give the rows of the past instead, with history={...}"
+            why = "keeps more than its result, which alone cannot be set; write_savepoint computes it from history={...}"
         else:
             close = did_you_mean(name, self.states)
             why = f"does not exist; there {_are(self.states)}" + (f"; {close}" if close else "")

@@ -230,8 +230,8 @@ class _Filling:
         empty = frame.sparkSession.createDataFrame(
             frame.sparkSession.sparkContext.emptyRDD(), self.operator.rows
         )
-        grouped = self._grouped(node, empty)
-        names = [name for name in self.operator.rows.names if name in looked_at(grouped)]
+        needed = looked_at(self._grouped(node, empty))
+        names = [name for name in self.operator.rows.names if name in needed]
         missing = [name for name in names if name not in frame.columns]
         if missing:
             raise ConfigError(
