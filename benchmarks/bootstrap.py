@@ -30,15 +30,16 @@ def measure(bench: Bench) -> Found:
     """Seconds until the job has read all, from nothing."""
     rows, keys, new = bench.size(ROWS_KEYS_NEW, QUICK)
     with bench.scratch() as root:
+        spark = bench.spark
         log = ps.sources.PartitionedLog(root / "log", "user long, amount long", CORES)
         past = _filled(root, log, rows, keys)
         ends = log.end_offsets()
         _append(log, _rows(rows, new, keys))
-        written_s = _seconds(lambda: _write(bench.spark, root, log, past, ends))
+        written_s = _seconds(lambda: _write(spark, root, log, past, ends))
         started_s = _seconds(
-            lambda: _job(bench.spark, root, "boot", log).run(available_now=True, savepoint=root / "boot")
+            lambda: _job(spark, root, "boot", log).run(available_now=True, savepoint=root / "boot")
         )
-        streamed_s = _seconds(lambda: _job(bench.spark, root, "all", log).run(available_now=True))
+        streamed_s = _seconds(lambda: _job(spark, root, "all", log).run(available_now=True))
         found, wanted = (_results(root / name) for name in ("from-boot", "from-all"))
         if not found.equals(wanted.filter(pc.is_in(wanted["user"], found["user"]))):
             raise RuntimeError(
