@@ -51,7 +51,7 @@ if hangs:
     def create(*given, **named):
         (root / "hangs").touch()
         threading.Event().wait()
-    savepoints._create = create
+    savepoints.create_beside = create
 
 spark = local_session("asked")
 for name in names:
