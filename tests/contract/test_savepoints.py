@@ -426,7 +426,8 @@ def test_the_process_beside_ends_with_its_driver(site: Site) -> None:
 def is_beside(process: psutil.Process, root: Path) -> bool:
     """Only the one that reads this test's storage: other tests run at the same time."""
     try:
-        return "penstock.savepoint" in (process.info["cmdline"] or ()) and any(
+        command = " ".join(process.info["cmdline"] or ())
+        return "penstock.savepoint" in command and any(
             str(root) in file.path for file in process.open_files()
         )
     except psutil.Error:

@@ -7,6 +7,7 @@ import sys
 import threading
 
 import msgspec
+import pyarrow as pa
 
 from penstock.checkpoint.metadata import CheckpointName, read_metadata
 from penstock.ids import CheckpointId, RunId
@@ -14,14 +15,12 @@ from penstock.savepoint.beside import Said, Wish
 from penstock.savepoint.create import create_savepoint
 from penstock.storage import open_storage
 
-NICE = 10
-
 
 def main() -> None:
     """Read the wish, make the savepoint, say how it goes."""
     wish = msgspec.json.decode(sys.stdin.buffer.readline(), type=Wish)
     threading.Thread(target=_end_with_the_driver, daemon=True).start()
-    os.nice(NICE)
+    pa.set_cpu_count(1)  # one core is enough to take from the job
     try:
         storage = open_storage(wish.storage)
         name = CheckpointName(CheckpointId(wish.checkpoint), RunId(wish.run))

@@ -39,6 +39,8 @@ class Said(msgspec.Struct, frozen=True, omit_defaults=True):
     error: str = ""
 
 
+_MODESTLY = "import os, runpy; os.nice(15); runpy.run_module('penstock.savepoint', run_name='__main__')"
+"""Its priority is low before it imports anything: imports cost as much as a small savepoint."""
 _SAID = msgspec.json.Decoder(Said)
 
 
@@ -55,7 +57,7 @@ def create_beside(
     if not (isinstance(job_storage, LocalStorage) and isinstance(to, LocalStorage)):
         return create_savepoint(job_storage, completed, to, token=token, committed=committed, told=told)
     wish = Wish(job_storage.uri, completed.checkpoint, completed.run, to.uri, token, committed)
-    command = [sys.executable, "-m", "penstock.savepoint"]
+    command = [sys.executable, "-c", _MODESTLY]
     with subprocess.Popen(  # noqa: S603 - our own interpreter and module
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     ) as process:
