@@ -35,6 +35,11 @@ class SubtaskId(msgspec.Struct, frozen=True, order=True):
         return f"{self.uid}-{self.index}"
 
 
+def is_name(value: str) -> bool:
+    """Whether this can be the uid of something, or the name of a job."""
+    return _NAME.fullmatch(value) is not None
+
+
 def checked_name(kind: str, value: object) -> str:
     """Return `value` if it can stand in a file name, a table name and a log line alike."""
     if not isinstance(value, str) or not _NAME.fullmatch(value):

@@ -347,6 +347,22 @@ def test_names_that_lead_elsewhere(site: Site, saved: LocalStorage, name: str) -
         read_manifest(saved)
 
 
+def test_uids_and_notes_that_lead_elsewhere(saved: LocalStorage) -> None:
+    """Names of operators and of what sources have noted are names of files of the job that adopts it."""
+    manifest = read_manifest(saved)
+    operator, note = manifest.operators["cards"], manifest.barrier.source_log[0]
+    climbing = msgspec.structs.replace(
+        manifest.barrier, source_log=(msgspec.structs.replace(note, path="0/../../offsets/5"),)
+    )
+    for hostile, said in (
+        (msgspec.structs.replace(manifest, operators={"../cards": operator}), "is no uid of an operator"),
+        (msgspec.structs.replace(manifest, barrier=climbing), "which no source of Spark's makes"),
+    ):
+        saved.put(MANIFEST, encode(hostile))
+        with pytest.raises(CorruptStateError, match=said):
+            read_manifest(saved)
+
+
 @pytest.mark.parametrize(
     ("change", "error", "said"),
     [

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 from protocol_story import completed, transaction
 
+from penstock.checkpoint.completed import Barrier, OperatorState, SourceFile
 from penstock.checkpoint.metadata import (
     checkpoint_ids,
     decode,
@@ -20,6 +21,8 @@ from penstock.checkpoint.metadata import (
     write_metadata,
 )
 from penstock.errors import CorruptStateError, IncompatibleStateError, InternalError, UnavailableError
+from penstock.ids import SubtaskId
+from penstock.state.handle import FileRef, StateHandle
 from penstock.storage import LocalStorage
 from penstock.testing.faulty_storage import Failure, FaultPlan, FaultyStorage
 
@@ -123,3 +126,28 @@ def test_committed_mark(storage: LocalStorage) -> None:
     assert is_committed(storage, completed(7, run=1))
     assert not is_committed(storage, completed(7, run=2))
     assert name_of(completed(7)).files[-1] == name_of(completed(7)).metadata
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "runs/1.json",
+        "job.json",
+        "state/../runs/1.json",
+        "/etc/passwd",
+        "../other-job/state/views/1-1-0-0.arrow",
+        "chk-7-r1/_metadata",
+    ],
+)
+def test_names_of_other_files_are_refused(name: str) -> None:
+    """What a checkpoint names is deleted when it is subsumed: metadata with a right checksum that names other files is corrupt."""
+    handle = StateHandle(SubtaskId("views", 0), "filesystem", 7, (FileRef(1, 1, "0", name),))
+    hostile = msgspec.structs.replace(
+        completed(7), parallelism=1, operators={"views": OperatorState({}, {}, (handle,))}
+    )
+    with pytest.raises(CorruptStateError, match="is no file of state; nothing was read or deleted"):
+        decode(encode(hostile), "chk-7-r1/_metadata")
+    note = SourceFile("0/../../../x", "state/_sources/1", 1, "0")
+    climbing = msgspec.structs.replace(completed(7), barrier=Barrier(source_log=(note,)))
+    with pytest.raises(CorruptStateError, match="which is no file of state"):
+        decode(encode(climbing), "chk-7-r1/_metadata")

@@ -14,6 +14,7 @@ import xxhash
 
 from penstock.checkpoint.completed import FORMAT, Completed
 from penstock.checkpoint.owners import check_owners
+from penstock.checkpoint.stored_names import check_names
 from penstock.errors import CorruptStateError, IncompatibleStateError, InternalError
 from penstock.ids import CheckpointId, RunId
 from penstock.storage import Storage
@@ -102,6 +103,7 @@ def decode(data: bytes, name: str) -> Completed:
         completed = _COMPLETED.decode(envelope.checkpoint)
     except msgspec.DecodeError as error:
         raise CorruptStateError(f"{name} is corrupt: {error}", name=name) from error
+    check_names(completed, name)
     check_owners(completed, name)
     return completed
 

@@ -12,8 +12,9 @@ import msgspec
 import xxhash
 
 from penstock.checkpoint.completed import Barrier, OperatorColumns
+from penstock.checkpoint.stored_names import is_note
 from penstock.errors import ConfigError, CorruptStateError, IncompatibleStateError
-from penstock.ids import CheckpointId
+from penstock.ids import CheckpointId, is_name
 from penstock.state.handle import Due
 from penstock.storage import Storage
 
@@ -165,6 +166,12 @@ def _check(manifest: Manifest, folder: Storage) -> None:
             raise _corrupt(folder, f"it names {file.path!r}, which is no file of a savepoint")
         if file.size < 0 or file.rows < 0 or not 0 <= file.part < max(manifest.parallelism, 1):
             raise _corrupt(folder, f"of {file.path!r} it says impossible things: {file}")
+    for uid in manifest.operators:
+        if not is_name(uid):
+            raise _corrupt(folder, f"it has state of {uid!r}, which is no uid of an operator")
+    for note in manifest.barrier.source_log:
+        if not is_note(note.path):
+            raise _corrupt(folder, f"it has a note {note.path!r}, which no source of Spark's makes")
     if not 0 < manifest.parallelism <= manifest.max_parallelism:
         raise _corrupt(
             folder, f"parallelism {manifest.parallelism} of at most {manifest.max_parallelism} cannot be"
