@@ -66,3 +66,18 @@ def come_back(
             print(f"fates {fates}", *crashing.log, sep="\n  ")
             raise
         return len(crashing.calls) - 1
+
+
+def dies_behind_a_commit() -> Fate:
+    """The first run dies when all that a checkpoint promised is committed, and there is more to do."""
+    calls = calls_without_a_crash(Mode.EXACTLY_ONCE)
+    return Fate(
+        dies_after=1
+        + next(at for at, call in enumerate(calls) if call.endswith("/_committed") and call.startswith("put"))
+    )
+
+
+def calls_of_a_start_from_a_savepoint() -> list[str]:
+    with world(workload(savepoints=True), SEED, (dies_behind_a_commit(),)) as undisturbed:
+        undisturbed.live()
+        return undisturbed.calls[1]

@@ -5,7 +5,13 @@ from __future__ import annotations
 import random
 
 import pytest
-from simulations import SEED, calls_without_a_crash, come_back, workload, world
+from simulations import (
+    SEED,
+    calls_of_a_start_from_a_savepoint,
+    calls_without_a_crash,
+    come_back,
+    dies_behind_a_commit,
+)
 
 from penstock.checkpoint.metadata import CheckpointName
 from penstock.config import Mode
@@ -95,21 +101,6 @@ def test_crash_at_calls_with_state_in_rocksdb() -> None:
     calls = calls_without_a_crash(Mode.EXACTLY_ONCE, "rocksdb")
     for call in range(1, len(calls) + 1, 13):
         come_back(Mode.EXACTLY_ONCE, Fate(dies_before=call), backend="rocksdb")
-
-
-def dies_behind_a_commit() -> Fate:
-    """The first run dies when all that a checkpoint promised is committed, and there is more to do."""
-    calls = calls_without_a_crash(Mode.EXACTLY_ONCE)
-    return Fate(
-        dies_after=1
-        + next(at for at, call in enumerate(calls) if call.endswith("/_committed") and call.startswith("put"))
-    )
-
-
-def calls_of_a_start_from_a_savepoint() -> list[str]:
-    with world(workload(savepoints=True), SEED, (dies_behind_a_commit(),)) as undisturbed:
-        undisturbed.live()
-        return undisturbed.calls[1]
 
 
 def test_crash_at_every_call_while_a_savepoint_is_made_and_adopted() -> None:

@@ -10,10 +10,16 @@ from typing import Any, NamedTuple
 
 import msgspec
 import pytest
-from simulations import calls_without_a_crash, come_back, world
+from simulations import (
+    calls_of_a_start_from_a_savepoint,
+    calls_without_a_crash,
+    come_back,
+    dies_behind_a_commit,
+    world,
+)
 
 from penstock.checkpoint.commits import Committer, commit_in_order
-from penstock.checkpoint.completed import TimeReached
+from penstock.checkpoint.completed import Completed, TimeReached
 from penstock.checkpoint.coordinator import Coordinator
 from penstock.checkpoint.due_commits import DueCommits
 from penstock.checkpoint.events import BatchFinished, SweepTransactions, WriteMetadata
@@ -22,29 +28,31 @@ from penstock.checkpoint.needed_files import NeededFiles
 from penstock.checkpoint.pending import Pending
 from penstock.checkpoint.protocol import Protocol
 from penstock.config import Checkpointing, Mode
-from penstock.engine import acknowledgements, reading, run, sink_writer
+from penstock.engine import acknowledgements, adopting, reading, run, sink_writer
 from penstock.engine.bad_records import BadRecordCounts
 from penstock.engine.reading import Reading
 from penstock.engine.run import Run
 from penstock.engine.subtask import ProcessTask
 from penstock.engine.watermarks import Watermarks
 from penstock.errors import PenstockError
-from penstock.ids import NO_CHECKPOINT
+from penstock.ids import NO_CHECKPOINT, RunId
 from penstock.operators import keyed_process
 from penstock.operators.side_outputs import SideRows
 from penstock.ownership import claim
-from penstock.ownership.claim import Claim
+from penstock.ownership.claim import Claim, read_run
 from penstock.recovery import begun, fitting, forget, history, progress_log, restore
 from penstock.recovery.begun import Instead
 from penstock.recovery.held_reading import retained_checkpoint
 from penstock.recovery.progress_log import ProgressLog, lines_of
 from penstock.recovery.source_log import SourceLog
+from penstock.savepoint import load
 from penstock.snapshot.uploader import Upload
 from penstock.state import merge_orders
 from penstock.state.backends import fetch
 from penstock.state.backends.checksums import HashedFiles
 from penstock.state.backends.sorted_state import SortedState
 from penstock.state.handle import Due
+from penstock.storage import Storage
 from penstock.testing.simulation import Fate, Intervention, Violation, Workload, random_workload, reader
 from penstock.testing.simulation.workload import SinkKind
 
@@ -669,6 +677,24 @@ def answer_before_all_is_committed(patch: Patch) -> None:
     patch.setattr(DueCommits, "are_committed", lambda self, completed: True)
 
 
+SAVED = {
+    "checkpoint": Checkpointing(interval="1s"),
+    "savepoints": True,
+    "backend": "filesystem",
+    "modes": (),
+    "interventions": (),
+    "troubled_runs": 4,
+}
+"""Every run begins with a savepoint of the newest checkpoint."""
+
+
+@mutation(**SAVED)
+def load_only_one_part(patch: Patch) -> None:
+    """Of the files that may hold rows of a subtask the first alone is read."""
+    files = load._Loading._files
+    patch.setattr(load._Loading, "_files", lambda self, name: files(self, name)[:1])
+
+
 def job(seed: int, common: dict[str, Any]) -> Workload:
     """A random job with what the search wants. RocksDB has threads of its own, so that a seed does not tell all there."""
     fields = dict(common)
@@ -747,3 +773,25 @@ def test_discarding_without_looking_whether_another_run_owns_the_job_is_found(
     monkeypatch.setattr(Coordinator, "_discard", careless)
     with pytest.raises((Violation, PenstockError)):
         wake_with_many_seeds()
+
+
+def die_at_every_call_of_a_start_from_a_savepoint() -> None:
+    calls = calls_of_a_start_from_a_savepoint()
+    first = next(at for at, call in enumerate(calls, 1) if call.startswith("create chk-"))
+    for call in range(first, first + 8):
+        come_back(Mode.EXACTLY_ONCE, dies_behind_a_commit(), Fate(dies_before=call), savepoints=True)
+
+
+def test_a_line_that_begins_before_its_checkpoint_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that adopts a savepoint, and dies between the record of its line and the checkpoint, would leave a job without a history."""
+    write, record = adopting.write_metadata, adopting.record_descent
+
+    def recorded_first(storage: Storage, completed: Completed) -> None:
+        run = RunId(completed.run)
+        record(Claim(storage, run, read_run(storage, run).claimant), NO_CHECKPOINT, 0)
+        write(storage, completed)
+
+    monkeypatch.setattr(adopting, "write_metadata", recorded_first)
+    monkeypatch.setattr(adopting, "record_descent", lambda *_: None)
+    with pytest.raises((Violation, PenstockError)):
+        die_at_every_call_of_a_start_from_a_savepoint()

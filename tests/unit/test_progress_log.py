@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
+
 import pytest
 
 from penstock.checkpoint.completed import Barrier
@@ -147,3 +150,32 @@ def test_the_notes_of_two_runs_are_not_mixed(storage):
 def test_spark_finds_the_log_whatever_the_folder_is_called(tmp_path):
     """The location has a scheme, or Spark would look for it where `fs.defaultFS` says, and no escapes, which Hadoop takes literally."""
     assert log(LocalStorage("/data/a b%20#c"), 3).location == "file:///data/a b%20#c/spark/3"
+
+
+class Moving(LocalStorage):
+    """At a listing of one folder somebody moves what lies in another: a run that was replaced, and does not know it yet."""
+
+    then: Callable[[], None] | None = None
+
+    def names(self, prefix: str = "") -> list[str]:
+        found = super().names(prefix)
+        if prefix == "spark/5/sources" and self.then is not None:
+            move, self.then = self.then, None
+            move()
+        return found
+
+
+def test_notes_that_are_being_moved_are_found(tmp_path: Path) -> None:
+    """A run that takes over while another one copies the notes of a third, and deletes them there, finds them in one of the two."""
+    storage = Moving(tmp_path)
+    storage.put("spark/1/undecided.json", b'{"a":[0]}')
+    storage.put("spark/1/sources/0/0", b"from here")
+    storage.put("spark/5/undecided.json", b'{"a":[0]}')
+
+    def move() -> None:
+        storage.put("spark/5/sources/0/0", b"from here")
+        storage.delete(["spark/1/sources/0/0"])
+
+    storage.then = move
+    set_out(log(storage, 6), CheckpointId(-1), Barrier(), {"a": [0]})
+    assert storage.get("spark/6/sources/0/0") == b"from here"

@@ -17,7 +17,7 @@ from uuid import NAMESPACE_URL, uuid5
 import msgspec
 
 from penstock.checkpoint.completed import Barrier
-from penstock.errors import CorruptStateError
+from penstock.errors import CorruptStateError, UnavailableError
 from penstock.ids import CheckpointId, RunId
 from penstock.recovery.source_log import SourceLog
 from penstock.storage import Storage
@@ -31,6 +31,7 @@ Undecided = Mapping[str, Sequence[int]]
 
 _UNDECIDED = "undecided.json"
 _UNDECIDED_SOURCES = msgspec.json.Decoder(dict[str, list[int]])
+MOST_LOOKS = 20
 _OF_A_RUN = re.compile(rf"{FOLDER}/(\d+)/.*")
 
 
@@ -116,12 +117,41 @@ def set_out(
     sources.bring_back(barrier.source_log)
     if last_read >= 0:
         log.fill(last_read, barrier.progress_log)
-    for run in sorted(earlier, reverse=True):
-        before = ProgressLog(log.storage, RunId(run))
-        if undecided:
-            sources.take_up(f"{before.folder}/sources", _same_sources(before.who_decides(), undecided))
+    if undecided:
+        earlier, left = _left_by(log, sources)
+        for before, notes in left:
+            sources.take_up(notes, _same_sources(before, undecided))
     log.storage.delete([name for names in earlier.values() for name in names])
     return sources
+
+
+def _left_by(
+    log: ProgressLog, sources: SourceLog
+) -> tuple[dict[int, list[str]], Sequence[tuple[Undecided, dict[str, bytes]]]]:
+    """All files of earlier runs, and for each run, the newest first, who had to decide and what was noted.
+
+    A run that was replaced, and does not know it yet, may be taking over what an older one has left: it copies it and then deletes it.
+    Who looks into the one folder before that, and into the other behind it, sees it nowhere. So one looks again, until nothing has moved.
+    """
+    for _ in range(MOST_LOOKS):
+        earlier = log.earlier()
+        runs = [ProgressLog(log.storage, RunId(run)) for run in sorted(earlier, reverse=True)]
+        try:
+            left = [(run.who_decides(), sources.notes_of(f"{run.folder}/sources")) for run in runs]
+        except FileNotFoundError:
+            continue
+        if _noted_in(log.earlier()) == _noted_in(earlier):
+            return earlier, left
+    raise UnavailableError(
+        f"what earlier runs have left in {log.storage.uri}/{FOLDER} changes all the time: another run has taken the job over, or somebody "
+        "is deleting it",
+        folder=FOLDER,
+    )
+
+
+def _noted_in(folders: Mapping[int, Sequence[str]]) -> list[str]:
+    """The names of notes: what else a query writes goes on where a run does not know yet that it was replaced."""
+    return [name for names in folders.values() for name in names if "/sources/" in name]
 
 
 def _same_sources(before: Undecided, now: Undecided) -> dict[str, str]:

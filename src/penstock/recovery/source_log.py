@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import xxhash
 
 from penstock.checkpoint.completed import SourceFile
-from penstock.errors import CorruptStateError, UnavailableError
+from penstock.errors import CorruptStateError
 from penstock.ids import RunId
 from penstock.storage import Storage
 
@@ -42,30 +42,23 @@ class SourceLog:
             self._copies[file.path] = file
             self._known.add(_source_of(file.path))
 
-    def take_up(self, folder: str, numbers: Mapping[str, str]) -> None:
+    def notes_of(self, folder: str) -> dict[str, bytes]:
+        """What the sources of an earlier run have noted, by path; raises `FileNotFoundError` where it is being taken away."""
+        return {path: self.storage.get(f"{folder}/{path}") for path in self._paths(folder)}
+
+    def take_up(self, found: Mapping[str, bytes], numbers: Mapping[str, str]) -> None:
         """Go on with the notes of an earlier run, for each source of which nothing is known yet: `numbers` has the new by the old ones.
 
         A source's notes are those of one run: two may have noted the same under different numbers. A crash of the machine may have
         emptied some; then an older run's are taken, or none.
         """
-        paths = self._paths(folder)
-        for old in {_source_of(path) for path in paths} & numbers.keys():
+        for old in {_source_of(path) for path in found} & numbers.keys():
             new = numbers[old]
-            notes = {path: self._note(folder, path) for path in paths if _source_of(path) == old}
+            notes = {path: data for path, data in found.items() if _source_of(path) == old}
             if new not in self._known and all(data.strip(b"\0") for data in notes.values()):
                 for path, data in notes.items():
                     self.storage.put(f"{self.folder}/{new}/{path.partition('/')[2]}", data)
                 self._known.add(new)
-
-    def _note(self, folder: str, path: str) -> bytes:
-        try:
-            return self.storage.get(f"{folder}/{path}")
-        except FileNotFoundError as gone:
-            raise UnavailableError(
-                f"{folder}/{path} in {self.storage.uri} is gone in this moment: another run has taken the job over, or somebody has "
-                "deleted it",
-                folder=folder,
-            ) from gone
 
     def keep(self) -> tuple[SourceFile, ...]:
         """Copy what is new; returns all that a query needs that goes on from the batch under way."""
