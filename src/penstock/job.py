@@ -163,7 +163,7 @@ class Job:
                 f"{start_options.drain()} needs {start_options.available_now()}: only an input that ends has an end of its time"
             )
         try:
-            begin = _opened_savepoint(savepoint, restore, claim=claim)
+            begin = _opened_savepoint(self.storage, savepoint, restore, claim=claim)
             return JobHandle.start(
                 self, StartOptions(available_now, restore, takeover, dropped, drain, begin, changes)
             )
@@ -219,10 +219,12 @@ class Job:
         raise failure
 
 
-def _opened_savepoint(savepoint: object, restore: int | None, *, claim: bool) -> Savepoint | None:
-    """The savepoint of a start, read and checked before Spark is asked for anything."""
-    from penstock.engine.adopting import Savepoint
-    from penstock.savepoint.manifest import read_manifest
+def _opened_savepoint(
+    storage: Storage, savepoint: object, restore: int | None, *, claim: bool
+) -> Savepoint | None:
+    """The savepoint of a start, read and checked before Spark is asked for anything; None where there is nothing to begin with."""
+    from penstock.engine.adopting import Savepoint, delete_claimed, has_claimed
+    from penstock.savepoint.manifest import MANIFEST, read_manifest
 
     if savepoint is None:
         if claim:
@@ -237,6 +239,9 @@ def _opened_savepoint(savepoint: object, restore: int | None, *, claim: bool) ->
     if not isinstance(savepoint, str | Path):
         raise ConfigError(f"savepoint={savepoint!r} is no folder: give its path", savepoint=savepoint)
     folder = open_storage(savepoint)
+    if claim and folder.size(MANIFEST) is None and has_claimed(storage, folder):
+        delete_claimed(folder)  # what a crash may have left of it
+        return None
     return Savepoint(folder, read_manifest(folder), claim)
 
 

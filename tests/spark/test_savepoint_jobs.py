@@ -40,13 +40,21 @@ class Place:
     def __init__(self, root: Path, ledger: Ledger) -> None:
         self.root, self.ledger = root, ledger
 
-    def job(self, spark: Any, *, operator: str = "visits", name: str = "pv", **settings: Any) -> ps.Job:
+    def job(
+        self,
+        spark: Any,
+        *,
+        operator: str = "visits",
+        name: str = "pv",
+        mode: ps.Mode = ps.EXACTLY_ONCE,
+        **settings: Any,
+    ) -> ps.Job:
         settings.setdefault("restart", ps.no_restart())
         job = ps.Job(
             name,
             storage=self.root / "store",
             local_dir=self.root / "local",
-            checkpoint=ps.Checkpointing(interval="1ms"),
+            checkpoint=ps.Checkpointing(interval="1ms", mode=mode),
             **settings,
         )
         keyed = job.read(self.ledger.log.read(spark), uid="clicks").key_by("app")
@@ -147,6 +155,35 @@ def test_claimed(spark, tmp_path, ledger) -> None:
     Place(tmp_path / "c", ledger).job(spark).run(available_now=True, savepoint=tmp_path / "saved", claim=True)
     assert not [path for path in tmp_path.joinpath("saved").rglob("*") if path.is_file()]
     Place(tmp_path / "c", ledger).check()
+    ledger.fill(10)
+    place = Place(tmp_path / "c", ledger)
+    place.job(spark).run(available_now=True, savepoint=tmp_path / "saved", claim=True)  # as a supervisor does
+    place.check()
+    with pytest.raises(ConfigError, match="is no savepoint"):
+        Place(tmp_path / "d", ledger).job(spark).start(savepoint=tmp_path / "saved", claim=True)
+
+
+def test_what_is_dropped_is_dropped_once(spark, tmp_path, ledger) -> None:
+    """A supervisor that repeats a start with drop_state keeps what the first one has counted since."""
+    Place(tmp_path / "a", ledger).job(spark).run(available_now=True)
+    Place(tmp_path / "a", ledger).saved(tmp_path / "saved")
+    before = ledger.truth()
+    place = Place(tmp_path / "b", ledger)
+    for rows in (20, 30):
+        ledger.fill(rows)
+        place.job(spark).run(available_now=True, savepoint=tmp_path / "saved", drop_state=("visits",))
+    since = {app: n - before[app] for app, n in ledger.truth().items()}
+    assert place.counts() == {app: (n, n, n) for app, n in since.items()}
+
+
+def test_another_mode(spark, tmp_path, ledger) -> None:
+    """A job goes on from a savepoint of another mode."""
+    Place(tmp_path / "a", ledger).job(spark).run(available_now=True)
+    Place(tmp_path / "a", ledger).saved(tmp_path / "saved")
+    ledger.fill(20)
+    place = Place(tmp_path / "b", ledger)
+    place.job(spark, mode=ps.AT_LEAST_ONCE).run(available_now=True, savepoint=tmp_path / "saved")
+    place.check()
 
 
 def test_what_is_refused_changes_nothing(spark, tmp_path, ledger) -> None:

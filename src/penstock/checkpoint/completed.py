@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -53,6 +53,24 @@ class TimeReached(msgspec.Struct, frozen=True):
     anew_in: int = NO_CHECKPOINT
     """The last batch that removed what had lived by event time, after its end."""
 
+    def renamed(self, names: Mapping[str, str]) -> TimeReached:
+        """The same where operators and sources have other uids: new ones by old ones."""
+
+        def under(by_uid: dict[str, Any]) -> dict[str, Any]:
+            return {names.get(uid, uid): one for uid, one in by_uid.items()}
+
+        return msgspec.structs.replace(
+            self, sources=under(self.sources), **{name: under(getattr(self, name)) for name in _BY_OPERATOR}
+        )
+
+    def without(self, operators: Collection[str]) -> TimeReached:
+        """The same for operators that begin anew: no time has come for them."""
+        kept = {
+            name: {uid: us for uid, us in getattr(self, name).items() if uid not in operators}
+            for name in _BY_OPERATOR
+        }
+        return msgspec.structs.replace(self, **kept)
+
     @property
     def counted_from_us(self) -> dict[str, int]:
         """By operator: the watermark with which it goes on, also where time has come to its end."""
@@ -64,6 +82,10 @@ class TimeReached(msgspec.Struct, frozen=True):
             return self
         over = dict.fromkeys(self.watermarks_us, FAR_AWAY_US)
         return msgspec.structs.replace(self, watermarks_us=over, to_go_on_from_us=dict(self.watermarks_us))
+
+
+_BY_OPERATOR = ("watermarks_us", "to_go_on_from_us", "over_us")
+"""What `TimeReached` says of each operator."""
 
 
 class Barrier(msgspec.Struct, frozen=True):
@@ -216,6 +238,10 @@ class Completed(msgspec.Struct, frozen=True, kw_only=True):
     """The time of its batch, by which state expires, in microseconds since the epoch. It never goes back, whatever the clock does."""
     savepoint: str = ""
     """The savepoint that it was made of, where a run has adopted one."""
+    claimed: str = ""
+    """The folder of that savepoint, where it became the job's own."""
+    dropped: tuple[str, ...] = ()
+    """What its start was told with `drop_state=`. It is done: a start that is told the same does not do it again."""
     positions_set: dict[str, Any] = {}
     """What its start was told with `positions=`. It is done: a start that is told the same does not do it again."""
 

@@ -37,6 +37,8 @@ class Identity:
     restored_from: CheckpointId = NO_CHECKPOINT
     savepoint: str = ""
     """With which the job began."""
+    claimed: str = ""
+    dropped: tuple[str, ...] = ()
     positions_set: Mapping[str, Any] = field(default_factory=dict)
     former_uids: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
@@ -121,6 +123,8 @@ class Content:
             oldest_retained=retained[0],
             now_us=max(cut.now_us, time_us),
             savepoint=self._identity.savepoint,
+            claimed=self._identity.claimed,
+            dropped=self._identity.dropped,
             positions_set=dict(self._identity.positions_set),
         )
 

@@ -32,7 +32,7 @@ def run_file(
     with asked_on_the_command_line(), as_its_own_program(file):
         if not takeover:
             refuse_early(file)
-        if savepoint is not None:
+        if savepoint is not None and not claim:  # one that was claimed may be gone
             read_manifest(open_storage(savepoint))  # no need to start Spark to find out that it is none
         with ended_by_ctrl_c():
             job = load_job(file, name)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,7 +23,7 @@ from penstock.checkpoint.completed import Barrier, Completed, OperatorState, Sou
 from penstock.checkpoint.metadata import write_metadata
 from penstock.clock import Clock
 from penstock.engine.job_spec import JobSpec
-from penstock.errors import ConfigError, IncompatibleStateError
+from penstock.errors import ConfigError, IncompatibleStateError, UnavailableError
 from penstock.ids import NO_CHECKPOINT, RunId, SubtaskId
 from penstock.ownership.claim import Claim, Claimant, claim, newest_run
 from penstock.ownership.descent import read_descents, record_descent
@@ -43,6 +44,7 @@ from penstock.storage.subfolder import Subfolder
 
 _log = logging.getLogger(__name__)
 
+Alive = Callable[[Claim], AbstractContextManager[None]]
 Check = Callable[[RestorePoint], None]
 """Refuses, by raising, a checkpoint that the job cannot go on from."""
 
@@ -75,13 +77,20 @@ def adopt(
     rekey: Rekey | None = None,
     drop_state: tuple[str, ...] = (),
     randomness: Randomness = SYSTEM_RANDOMNESS,
+    token: str = "",
+    alive: Alive = lambda _: nullcontext(),
 ) -> bool:
-    """Make the savepoint the job's newest checkpoint, unless it has adopted it before; true if it was done now."""
+    """Make the savepoint the job's newest checkpoint, unless it has adopted it before; true if it was done now.
+
+    `token`: that of the start's claimant, to which the run of the adoption belongs. `alive`: says that it is, while it loads.
+    """
     if not _may_adopt(spec.storage, savepoint.manifest):
         _record_key_groups_again(spec)
+        if savepoint.claim:  # a crash may have come before it was done
+            delete_claimed(savepoint.folder)
         return False
     _check_fits(spec, savepoint.manifest, check, may_rekey=rekey is not None)
-    mine = claim(spec.storage, clock.wall(), Claimant())
+    mine = claim(spec.storage, clock.wall(), Claimant(token) if token else Claimant())
     try:
         if not _may_adopt(spec.storage, savepoint.manifest):
             return False
@@ -89,13 +98,22 @@ def adopt(
         local_dir = run_dir(spec.working_folder, mine.run, randomness.token(8))
         fitting = _with_key_groups(spec, savepoint, mine, rekey)
         loading = _loading(spec, fitting, mine, frozenset(drop_state), local_dir)
-        _adopt(spec, savepoint, mine, loading, perform_all)
+        with alive(mine):
+            _adopt(spec, savepoint, mine, loading, perform_all)
     finally:
-        beat(spec.storage, mine.run, clock.wall(), ended=True)  # the start itself is a run of its own
+        _say_that_it_ended(mine, clock)
     _log.info("job %s begins with the savepoint %s", spec.name, savepoint.folder.uri)
     if savepoint.claim:
-        _delete(savepoint)
+        delete_claimed(savepoint.folder)
     return True
+
+
+def _say_that_it_ended(mine: Claim, clock: Clock) -> None:
+    """The start itself is a run of its own. Storage may be away, which must not hide why the adoption failed."""
+    try:
+        beat(mine.storage, mine.run, clock.wall(), ended=True)
+    except UnavailableError as error:
+        _log.warning("run %d has ended, and could not say so: %s", mine.run, error)
 
 
 def _with_key_groups(spec: JobSpec, savepoint: Savepoint, mine: Claim, rekey: Rekey | None) -> Savepoint:
@@ -135,7 +153,9 @@ def _adopt(spec: JobSpec, savepoint: Savepoint, mine: Claim, load: Load, perform
         by_uid[one.handle.subtask.uid].append(one.handle)
     barrier = _brought_in(spec.storage, savepoint, mine.run)
     mine.check()
-    write_metadata(spec.storage, _as_checkpoint(spec, manifest, mine.run, by_uid, barrier))
+    adopted = _as_checkpoint(spec, manifest, mine.run, by_uid, barrier)
+    claimed = savepoint.folder.uri if savepoint.claim else ""
+    write_metadata(spec.storage, msgspec.structs.replace(adopted, claimed=claimed))
     record_descent(mine, NO_CHECKPOINT, 0)
     record_key_groups(spec.storage, spec.max_parallelism)
 
@@ -179,7 +199,7 @@ def _is_origin(storage: Storage, newest: Completed, manifest: Manifest) -> bool:
 def _refuse_what_was_begun(storage: Storage, history: History, manifest: Manifest) -> None:
     """At most once, batches count as read from their beginning: none may be read again."""
     begun = last_begun(storage)
-    if begun is not None and begun.id > manifest.number and begun.id > history.newest:
+    if begun is not None and begun.id > history.newest:
         raise ConfigError(
             f"the job in {storage.uri} has begun batch {begun.id}, which the savepoint of batch {manifest.number} would read again. "
             "Nothing was changed. Give the job a storage of its own",
@@ -257,7 +277,13 @@ def _brought_in(storage: Storage, savepoint: Savepoint, run: RunId) -> Barrier:
     return msgspec.structs.replace(barrier, source_log=tuple(notes))
 
 
-def _delete(savepoint: Savepoint) -> None:
-    """The manifest first: what is left of it then is no savepoint."""
-    savepoint.folder.delete([MANIFEST])
-    savepoint.folder.delete([file.path for file in savepoint.manifest.files])
+def delete_claimed(folder: Storage) -> None:
+    """Delete a savepoint that is the job's own. The manifest first: what is left of it then is no savepoint."""
+    folder.delete([MANIFEST])
+    folder.delete([name for name in folder.names() if name.startswith(("state/", "sources/"))])
+
+
+def has_claimed(storage: Storage, folder: Storage) -> bool:
+    """Whether the job's history began with the savepoint in this folder, which became its own and is gone."""
+    whole = read_history(storage, read_descents(storage)).whole
+    return bool(whole) and whole[-1].claimed == folder.uri

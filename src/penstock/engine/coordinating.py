@@ -35,9 +35,11 @@ def make_coordinator(
         {uid: described(layout, start.switched_on_us.get(uid)) for uid, layout in spec.layouts.items()},
         spec.upstream,
         point.id,
-        point.checkpoint.savepoint if point.checkpoint else "",
-        start.positions_set,
-        point.former_uids,
+        savepoint=point.checkpoint.savepoint if point.checkpoint else "",
+        claimed=point.checkpoint.claimed if point.checkpoint else "",
+        dropped=start.dropped,
+        positions_set=start.positions_set,
+        former_uids=point.former_uids,
     )
     now = Now(clock.monotonic(), clock.wall())
     protocol = Protocol(

@@ -53,6 +53,8 @@ class Start:
     switched_on_us: SwitchedOn = field(default_factory=dict)
     positions_set: Mapping[str, Any] = field(default_factory=dict)
     """What was asked for with `positions=`, and is done."""
+    dropped: tuple[str, ...] = ()
+    """The same for `drop_state=`."""
 
 
 def start_run(
@@ -79,7 +81,7 @@ def start_run(
     for line in point.fitted.said if point.fitted else ():
         _log.warning("%s", line)
     on_restored(point)
-    drop_state = claimant.still_to_drop(drop_state, point.completed_by)
+    asked, drop_state = drop_state, _still_to_drop(drop_state, claimant, point)
     now_us = _not_before(point, clock)
     fit = _fit(spec, point, now_us)
     lifetimes = fit.lifetimes(drop_state)
@@ -88,7 +90,9 @@ def start_run(
     log, source_log = _set_out(spec, point)
     local_dir = _begin_local_dir(spec, point, handles, randomness)
     start = Start(
-        point, handles, local_dir, log, source_log, now_us, lifetimes.switched_on, dict(changes.positions)
+        *(point, handles, local_dir, log, source_log, now_us, lifetimes.switched_on),
+        positions_set=dict(changes.positions),
+        dropped=asked,
     )
     rescaled = point.checkpoint is not None and point.checkpoint.parallelism != spec.parallelism
     if handles and (rescaled or lifetimes.brings_back or changed):
@@ -120,6 +124,12 @@ def _check_key_groups(spec: JobSpec, point: RestorePoint) -> None:
         )
 
 
+def _still_to_drop(asked: tuple[str, ...], claimant: Claimant, point: RestorePoint) -> tuple[str, ...]:
+    """What was dropped when the checkpoint came to be is not dropped again: a supervisor repeats its command."""
+    done = point.checkpoint.dropped if point.checkpoint else ()
+    return tuple(name for name in claimant.still_to_drop(asked, point.completed_by) if name not in done)
+
+
 def forget_working_files(spec: JobSpec, start: Start) -> None:
     """At the end of a run; with `local_recovery` the next one may use what is left."""
     if not spec.local_recovery:
@@ -138,11 +148,11 @@ def _restored(
     checkpoint = None if wanted is None else CheckpointId(wanted)
 
     def fitting(point: RestorePoint) -> RestorePoint:
-        return now.fit(point, claimant.still_to_drop(drop_state, point.completed_by))
+        return now.fit(point, _still_to_drop(drop_state, claimant, point))
 
     def check(point: RestorePoint) -> None:
         _check_key_groups(spec, point)
-        _fit(spec, point).handles(claimant.still_to_drop(drop_state, point.completed_by))
+        _fit(spec, point).handles(_still_to_drop(drop_state, claimant, point))
 
     if not claimant.has_claimed:
         check_restorable(

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import logging
 import platform
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import msgspec
 
 from penstock import start_options
-from penstock.errors import RunningAlreadyError
+from penstock.clock import Clock
+from penstock.errors import RunningAlreadyError, UnavailableError
 from penstock.ids import NO_CHECKPOINT, CheckpointId, RunId
 from penstock.ownership.claim import RunRecord, newest_run, process_start, read_run
 from penstock.ownership.records import read_record
 from penstock.storage import Storage
+
+_log = logging.getLogger(__name__)
 
 HEARTBEAT_S = 2.0
 STALE_AFTER_S = 10.0
@@ -48,13 +55,38 @@ def last_completed(storage: Storage, run: RunId) -> CheckpointId:
     return NO_CHECKPOINT if heartbeat is None else CheckpointId(heartbeat.completed)
 
 
-def refuse_if_running(storage: Storage, now: float) -> None:
-    """Raise `RunningAlreadyError` when the newest run is alive. A courtesy, asked before anything is done and right before the claim."""
+@contextmanager
+def beating(storage: Storage, run: RunId, clock: Clock) -> Iterator[None]:
+    """Inside, the run is seen to be alive, however long it takes."""
+    over = threading.Event()
+
+    def work() -> None:
+        while not over.is_set():
+            try:
+                beat(storage, run, clock.wall())
+            except UnavailableError as error:
+                _log.debug("no heartbeat of run %d: %s", run, error)
+            clock.wait(over, HEARTBEAT_S)
+
+    thread = threading.Thread(target=work, name="penstock-heart", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def refuse_if_running(storage: Storage, now: float, own: str = "") -> None:
+    """Raise `RunningAlreadyError` when the newest run is alive. A courtesy, asked before anything is done and right before the claim.
+
+    `own`: the token of the claimant that asks, whose own runs do not count.
+    """
     newest = newest_run(storage)
     if newest == 0:
         return
     record = read_run(storage, newest)
-    if seems_alive(record, last_beat(storage, newest), now):
+    if (not own or record.claimant != own) and seems_alive(record, last_beat(storage, newest), now):
         raise RunningAlreadyError(
             f"the job in {storage.uri} is running already: run {record.run}, pid {record.pid} on {record.host}; "
             f"stop it first, or start with {start_options.takeover()} to fence it off",

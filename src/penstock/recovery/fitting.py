@@ -71,6 +71,7 @@ class JobNow:
                 barrier=renamed_barrier(begun.barrier, rename),
                 instead=instead
                 and msgspec.structs.replace(instead, barrier=renamed_barrier(instead.barrier, rename)),
+                positions_set={rename.get(uid, uid): one for uid, one in begun.positions_set.items()},
             )
         renamed: Completed | None = checkpoint and renamed_checkpoint(checkpoint, rename)
         unfitted = replace(point, begun=begun, fitted=None)
@@ -129,14 +130,4 @@ class JobNow:
 
 
 def _without_time_of(operators: tuple[str, ...], barrier: Barrier) -> Barrier:
-    time = barrier.time
-    if not operators:
-        return barrier
-    return msgspec.structs.replace(
-        barrier,
-        time=msgspec.structs.replace(
-            time,
-            watermarks_us={uid: us for uid, us in time.watermarks_us.items() if uid not in operators},
-            to_go_on_from_us={uid: us for uid, us in time.to_go_on_from_us.items() if uid not in operators},
-        ),
-    )
+    return msgspec.structs.replace(barrier, time=barrier.time.without(operators)) if operators else barrier

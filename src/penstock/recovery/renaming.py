@@ -92,17 +92,11 @@ def renamed_checkpoint(completed: Completed, rename: Rename) -> Completed:
 
 def renamed_barrier(barrier: Barrier, rename: Rename) -> Barrier:
     """The same for where a batch ended."""
-    time = barrier.time
     return msgspec.structs.replace(
         barrier,
         positions=_renamed(barrier.positions, rename),
         numbers=_renamed(barrier.numbers, rename),
-        time=msgspec.structs.replace(
-            time,
-            watermarks_us=_renamed(time.watermarks_us, rename),
-            sources=_renamed(time.sources, rename),
-            to_go_on_from_us=_renamed(time.to_go_on_from_us, rename),
-        ),
+        time=barrier.time.renamed(rename),
     )
 
 

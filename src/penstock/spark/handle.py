@@ -30,7 +30,7 @@ from penstock.guarantee import Guarantee
 from penstock.ownership.claim import Claimant
 from penstock.ownership.descent import read_descents
 from penstock.ownership.ends import How
-from penstock.ownership.heartbeat import refuse_if_running
+from penstock.ownership.heartbeat import beating, refuse_if_running
 from penstock.ownership.requests import Facts, Kind, Request
 from penstock.randomness import SYSTEM_RANDOMNESS
 from penstock.recovery.changes import Changes
@@ -251,7 +251,7 @@ class JobHandle:
         if (
             not self._claimant.has_claimed and not self._options.takeover
         ):  # also when it is long after the start
-            refuse_if_running(self._spec.storage, SYSTEM_CLOCK.wall())
+            refuse_if_running(self._spec.storage, SYSTEM_CLOCK.wall(), self._claimant.token)
         self._adopt_savepoint()
         start = start_run(
             self._spec,
@@ -293,6 +293,8 @@ class JobHandle:
             perform_all=partial(take_over_all, self._compiled.session),
             check=lambda point: check_fits(self._spec, point, dropped, self._options.changes, self._latest),
             rekey=self._rekey,
+            token=self._claimant.token,
+            alive=lambda mine: beating(mine.storage, mine.run, SYSTEM_CLOCK),
             drop_state=dropped,
         )
 
