@@ -23,8 +23,10 @@ from hypothesis import strategies as st
 
 from penstock.checkpoint.completed import Barrier, Completed, OperatorState, SourceFile
 from penstock.checkpoint.metadata import write_metadata
+from penstock.engine.adopting import _may_adopt
 from penstock.errors import ConfigError, CorruptStateError, IncompatibleStateError
 from penstock.ids import RunId, SubtaskId
+from penstock.recovery.begun import Begun, Instead, record_begun, refuse_if_begun_beyond
 from penstock.recovery.lifetimes import described, stored_layout
 from penstock.recovery.restore import JobRecord, check_job_record
 from penstock.savepoint.beside import create_beside
@@ -308,6 +310,28 @@ def test_promises_must_be_kept_first(site: Site) -> None:
     with pytest.raises(IncompatibleStateError, match="not known to be committed"):
         create_savepoint(site.storage, completed, folder, token="t1")
     assert folder.names() == []
+
+
+def test_positions_that_were_set_beside_the_checkpoint(site: Site) -> None:
+    """Where a start has set a position by choice, and no checkpoint came since, the savepoint has the position, not that before it."""
+    completed = site.checkpoint("memory", 1, [1])
+    chosen = Instead(completed.checkpoint, completed.run, Barrier({"clicks": 900}, "v1\n{}\n900"))
+    record_begun(site.storage, Begun(completed.run + 1, Barrier(), instead=chosen))
+    made = create_savepoint(site.storage, completed, LocalStorage(site.root / "chosen"), token="t1")
+    assert made.barrier.positions == {"clicks": 900}
+
+
+def test_what_was_begun_at_most_once_is_not_read_again(site: Site) -> None:
+    """Of a job that does not run, a checkpoint behind which batches were begun is refused; so is a storage with more begun batches."""
+    completed = site.checkpoint("memory", 1, [1])
+    manifest = create_savepoint(site.storage, completed, LocalStorage(site.root / "early"), token="t1")
+    record_begun(site.storage, Begun(3, Barrier({"clicks": 900}), completed.checkpoint + 2))
+    with pytest.raises(ConfigError, match="has begun batch 7 at most once, behind checkpoint 5"):
+        refuse_if_begun_beyond(site.storage, completed)
+    other = LocalStorage(site.root / "elsewhere")
+    record_begun(other, Begun(1, Barrier({"clicks": 900}), 3))  # fewer batches, more rows
+    with pytest.raises(ConfigError, match="has begun batch 3"):
+        _may_adopt(other, manifest)
 
 
 @pytest.mark.parametrize("what", ["flipped", "truncated", "missing", "longer"])

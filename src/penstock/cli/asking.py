@@ -14,6 +14,7 @@ from penstock.ids import CheckpointId
 from penstock.ownership.asking import Asking, living_run
 from penstock.ownership.requests import ID_DIGITS, Facts, Kind
 from penstock.randomness import SYSTEM_RANDOMNESS
+from penstock.recovery.begun import refuse_if_begun_beyond
 from penstock.recovery.held_reading import check_committed, read_held
 from penstock.storage import LocalStorage, Storage, open_storage
 
@@ -33,6 +34,8 @@ def make(storage: Storage, *, checkpoint: int | None, to: str | None, timeout: s
 
     def read(completed: Completed) -> Facts:
         check_committed(storage, completed)
+        if checkpoint is None:
+            refuse_if_begun_beyond(storage, completed)
         typer.echo(f"making a savepoint of checkpoint {completed.checkpoint}", err=True)
         return make_savepoint(storage, completed, to=place, token=token)
 

@@ -22,7 +22,7 @@ from typing import Any
 import msgspec
 
 from penstock.checkpoint.completed import Barrier, Completed
-from penstock.errors import CorruptStateError
+from penstock.errors import ConfigError, CorruptStateError
 from penstock.ids import NO_CHECKPOINT, CheckpointId, RunId
 from penstock.storage import Storage
 
@@ -91,6 +91,27 @@ def last_begun(storage: Storage) -> Begun | None:
         else:
             return None if found == Begun(found.run, Barrier()) else found
     return None
+
+
+def reading_goes_on_at(storage: Storage, completed: Completed) -> Barrier:
+    """Where a run that goes on from this checkpoint reads on: at its end, or where that was decided otherwise beside it."""
+    begun = last_begun(storage)
+    instead = begun.instead if begun else None
+    if instead is not None and (instead.checkpoint, instead.run) == (completed.checkpoint, completed.run):
+        return instead.barrier
+    return completed.barrier
+
+
+def refuse_if_begun_beyond(storage: Storage, completed: Completed) -> None:
+    """For those who go on elsewhere from a checkpoint of a job that does not run: what it has begun behind it must not be read again."""
+    begun = last_begun(storage)
+    if begun is not None and begun.id > completed.id:
+        raise ConfigError(
+            f"the job in {storage.uri} has begun batch {begun.id} at most once, behind checkpoint {completed.checkpoint}: who goes on from "
+            "that would read it again. Start the job once more and stop it: its last checkpoint has all it has begun",
+            batch=begun.id,
+            checkpoint=completed.checkpoint,
+        )
 
 
 def take_over(storage: Storage, run: RunId, begun: Begun | None) -> None:

@@ -20,6 +20,7 @@ from penstock.checkpoint.completed import Barrier, Completed, OperatorState, Sou
 from penstock.checkpoint.metadata import is_committed
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.errors import CorruptStateError, IncompatibleStateError
+from penstock.recovery.begun import reading_goes_on_at
 from penstock.recovery.lifetimes import stored_layout
 from penstock.recovery.restore import read_job_record
 from penstock.savepoint.folder import claim_folder, finish
@@ -148,7 +149,7 @@ class _Making:
 
     def _barrier(self) -> Barrier:
         """The same, with copies of what the sources have noted in this folder."""
-        barrier = self.completed.barrier
+        barrier = reading_goes_on_at(self.storage, self.completed)
         notes = tuple(self._note(number, note) for number, note in enumerate(barrier.source_log))
         return msgspec.structs.replace(barrier, source_log=notes)
 
