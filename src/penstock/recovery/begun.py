@@ -97,9 +97,7 @@ def reading_goes_on_at(storage: Storage, completed: Completed) -> Barrier:
     """Where a run that goes on from this checkpoint reads on: at its end, or where that was decided otherwise beside it."""
     begun = last_begun(storage)
     instead = begun.instead if begun else None
-    if instead is not None and (instead.checkpoint, instead.run) == (completed.checkpoint, completed.run):
-        return instead.barrier
-    return completed.barrier
+    return instead.barrier if instead is not None and instead.is_of(completed) else completed.barrier
 
 
 def refuse_if_begun_beyond(storage: Storage, completed: Completed) -> None:
