@@ -11,7 +11,8 @@ from penstock import start_options
 from penstock.engine.observer import Progress
 from penstock.guarantee import Guarantee
 from penstock.recovery.restore import RestorePoint
-from penstock.wording import counted, duration
+from penstock.savepoint.manifest import Manifest
+from penstock.wording import counted, duration, size
 
 LIFE = logging.getLogger("penstock.job")
 """Tells when a run begins and from where, and how the job ends."""
@@ -29,6 +30,20 @@ def started(job: str, parallelism: int, guarantee: Guarantee, point: RestorePoin
     if point.last_read > point.id:
         parts.append(f"batches up to {point.last_read} are not read again")
     return f"job {job}, run {point.run}, {'; '.join(parts)}; {guarantee}"
+
+
+def given(job: str, folder: str, manifest: Manifest) -> str:
+    """What a start was given to begin with."""
+    of = manifest.origin.job
+    made_of = f" of job {of}, checkpoint {manifest.checkpoint}" if of else ""
+    return f"job {job} was given the savepoint {folder}{made_of}, {size(manifest.size)}"
+
+
+def adopted(job: str, *, now: bool) -> str:
+    """Whether it begins with it, or goes on."""
+    if now:
+        return f"job {job} begins with this savepoint: its state is loaded"
+    return f"job {job} has begun with this savepoint before: it goes on from its newest checkpoint"
 
 
 def _origin(point: RestorePoint, now: float) -> str:

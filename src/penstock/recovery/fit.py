@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from penstock import start_options
@@ -57,7 +57,8 @@ class Fit:
         if orphans:
             raise IncompatibleStateError(
                 f"checkpoint {self.point.id} holds state of the {named(orphans, 'operator')}, which the job no longer has; keep "
-                f"{'its uid' if len(orphans) == 1 else 'their uids'}, or allow the loss with {start_options.drop_state(*orphans)}"
+                f"{'its uid' if len(orphans) == 1 else 'their uids'}{self._may_be_renamed(orphans)}, or allow the loss with "
+                f"{start_options.drop_state(*orphans)}; nothing was changed"
             )
         handles: dict[SubtaskId, StateHandle] = {}
         for uid, found in self._compared(drop_state).items():
@@ -97,6 +98,14 @@ class Fit:
             for uid, layout in self.layouts.items()
             if uid in self._stored and uid not in drop_state
         }
+
+    def _may_be_renamed(self, orphans: Sequence[str]) -> str:
+        """Operators that are new may be old ones under another name."""
+        new = sorted(set(self.layouts) - set(self._stored))
+        if not new:
+            return ""
+        are = "is new" if len(new) == 1 else "are new"
+        return f" ({', '.join(new)} {are}: if it is the same one, say so with {start_options.rename(orphans[0], new[0])})"
 
     def tell_what_cannot_be_dropped(self, drop_state: tuple[str, ...]) -> None:
         """Say which names are no operators or states of the job or of the checkpoint: likely they are misspelt."""

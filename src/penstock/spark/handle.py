@@ -286,7 +286,8 @@ class JobHandle:
         savepoint, dropped = self._options.savepoint, self._options.drop_state
         if savepoint is None or self._claimant.has_claimed:
             return
-        adopt(
+        story.LIFE.info(story.given(self._spec.name, savepoint.folder.uri, savepoint.manifest))
+        done = adopt(
             self._spec,
             savepoint,
             clock=SYSTEM_CLOCK,
@@ -297,6 +298,7 @@ class JobHandle:
             alive=lambda mine: beating(mine.storage, mine.run, SYSTEM_CLOCK),
             drop_state=dropped,
         )
+        story.LIFE.info(story.adopted(self._spec.name, now=done))
 
     def _rekey(self, savepoint: Savepoint, to: Storage, max_parallelism: int) -> Manifest:
         from penstock.spark.savepoint_rewriting import rekeyed

@@ -57,7 +57,7 @@ def refuse_blocked(path: Path, what: str) -> None:
         if kind is not None:
             whole = f"is {kind}" if part == path else f"lies below {part}, which is {kind}"
             raise ConfigError(
-                f"{what} {path} {whole}: it must be a folder, or a path where one can be made; remove it or choose another path",
+                f"{what} {path} {whole}: it must be a folder, or a path where one can be made; choose another path",
                 path=str(path),
                 blocked_by=str(part),
             )
