@@ -22,6 +22,7 @@ from penstock.ownership.requests import (
     Listing,
     Request,
     answer,
+    forget_requests,
     put_request,
     read_answer,
     take_back,
@@ -29,6 +30,7 @@ from penstock.ownership.requests import (
     taken_on_by,
 )
 from penstock.storage import Storage
+from penstock.storage.forwarding import ForwardingStorage
 from penstock.testing.virtual_clock import VirtualClock
 from penstock.testing.virtual_storage import VirtualStorage
 
@@ -210,6 +212,48 @@ def test_what_was_taken_back_is_never_performed(job: Job) -> None:
     job.answering.look()
     assert job.performed == []
     assert read_answer(job.storage, ID) is None  # its asker says so
+
+
+class StandsStill(ForwardingStorage):
+    """A run that stands still right before it takes a request on, while other things happen."""
+
+    def __init__(self, inner: Storage, happens: Callable[[], None]) -> None:
+        super().__init__(inner)
+        self.happens = happens
+
+    def create(self, name: str, data: bytes) -> bool:
+        if name.endswith(".taken"):
+            self.happens()
+        return super().create(name, data)
+
+
+@pytest.mark.parametrize("kind", list(Kind))
+def test_what_was_taken_back_and_deleted_is_never_performed(clock: VirtualClock, kind: Kind) -> None:
+    """A run that stood still meanwhile finds nothing in its way, and sees that nobody asks any more."""
+    plain = VirtualStorage()
+
+    def taken_back() -> None:
+        assert take_back(plain, ID)
+        forget_requests(plain, [ID])
+
+    job = Job(StandsStill(plain, taken_back), clock)
+    put(job, kind)
+    job.answering.look()
+    assert job.performed == []
+    job.answering.look()
+    job.clock.advance(FORGET_AFTER_S + 1)
+    job.answering.look()
+    assert plain.names("requests") == []
+
+
+def test_what_was_taken_on_too_late_is_not_performed(clock: VirtualClock) -> None:
+    """A run that stood still until the time was over says so."""
+    plain = VirtualStorage()
+    job = Job(StandsStill(plain, lambda: clock.advance(60)), clock)
+    put(job, Kind.STOP, good_for_s=60)
+    job.answering.look()
+    assert job.performed == []
+    assert "was to begin within 1 min" in said(job).error
 
 
 def test_what_was_taken_on_cannot_be_taken_back(job: Job) -> None:

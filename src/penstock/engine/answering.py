@@ -18,6 +18,7 @@ from penstock.ownership.requests import (
     Request,
     answer,
     forget_requests,
+    is_asked_for,
     read_request,
     take_on,
 )
@@ -112,18 +113,25 @@ class Answering:
             claim.check()
             self._answer(request, Done.failed(error))
             return
-        late_s = self._clock.wall() - wish.until
-        if late_s >= 0:
-            claim.check()
-            self._answer(request, Done.failed(_expired(wish, late_s)))
+        if self._is_late(request, wish, claim) or not take_on(self._storage, request, claim.run):
+            return  # taken back: its asker answers, and deletes it
+        # This run may have stood still since it read the request, so that its file is the first one once more, behind the deletion.
+        if not is_asked_for(self._storage, request) or self._is_late(request, wish, claim):
             return
-        if not take_on(self._storage, request, claim.run):
-            return  # taken back; its asker answers, and deletes it
         claim.check()
         with self._lock:
             self._under_way[request] = wish
         _log.info("%s is asked for by %s", wish.kind, wish.by or "somebody")
         self._begin(request, wish)
+
+    def _is_late(self, request: str, wish: Request, claim: Claim) -> bool:
+        """Whether its time is over, which is its answer then."""
+        late_s = self._clock.wall() - wish.until
+        if late_s < 0:
+            return False
+        claim.check()
+        self._answer(request, Done.failed(_expired(wish, late_s)))
+        return True
 
     def _claim(self) -> Claim | None:
         run = self._claimant.newest_run

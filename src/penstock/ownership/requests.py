@@ -6,7 +6,8 @@
 
 What always holds:
 1. A request is performed only by the run that owns the job, after it has taken it on and has looked at its claim then.
-2. One that its asker has taken back is never performed, and one that was taken on cannot be taken back.
+2. One that its asker has taken back is never performed, and one that was taken on cannot be taken back. Its asker deletes all three
+   files then, the request first: so who has taken it on looks whether the request is still there, before anything is done.
 3. One whose time is over is answered as such. So is one that cannot be read, or that asks for something unknown.
 4. When a run dies in the middle, the next one performs it again or answers: nothing but the answer ends it.
 """
@@ -130,10 +131,15 @@ def read_request(storage: Storage, request: str) -> Request:
         ) from error
 
 
+def is_asked_for(storage: Storage, request: str) -> bool:
+    """Whether it is still there. Behind `take_on` that is final: a decision is deleted after its request."""
+    return storage.size(f"requests/{request}.json") is not None
+
+
 def take_on(storage: Storage, request: str, run: RunId) -> bool:
     """Decide to perform it; false when its asker has taken it back. True also when an earlier run had decided so, and died.
 
-    The claim is to be checked behind it, before anything is done.
+    `is_asked_for` and the claim are to be checked behind it, before anything is done.
     """
     return _decided(storage, request, run) is not None
 
