@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -159,6 +160,33 @@ def test_a_job_that_ends_leaves_no_request_open(job: Job) -> None:
     assert said(job).error == "the job ended (finished) before the savepoint was made"
     job.background[0]()
     assert not said(job).ok  # the first word stays
+
+
+def test_nothing_is_taken_on_behind_the_end(job: Job) -> None:
+    """Nobody would answer it, and a stop would end the next start; that one answers what it finds."""
+    job.answering.ended({"status": "finished"})
+    put(job, Kind.STOP)
+    job.answering.look()
+    assert job.performed == []
+    assert taken_on_by(job.storage, ID) is None
+    assert take_back(job.storage, ID)
+
+
+def test_what_is_being_taken_on_when_the_job_ends_is_answered(clock: VirtualClock) -> None:
+    """The end waits until it is known whether a request was taken on, so that none is left without an answer."""
+    plain = VirtualStorage()
+    end = threading.Thread(target=lambda: job.answering.ended({"status": "finished"}))
+
+    def ends() -> None:
+        end.start()
+        end.join(0.1)  # time for an end that does not wait to come too early
+
+    job = Job(StandsStill(plain, ends), clock)
+    put(job, Kind.STOP)
+    job.answering.look()
+    end.join()
+    assert job.performed == [f"stop {ID}"]
+    assert said(job) == Done(ok=True, facts={"status": "finished"})
 
 
 def test_an_error_is_the_answer(job: Job) -> None:

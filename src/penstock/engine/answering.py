@@ -70,6 +70,9 @@ class Answering:
         self._in_background = in_background
         self._clock = clock
         self._lock = threading.Lock()
+        self._deciding = threading.Lock()
+        """Held while a request is taken on and begun: the end comes before that, or behind it, and then answers it."""
+        self._is_closed = False
         self._under_way: dict[str, Request] = {}
         self._over_since_s: dict[str, float] = {}
 
@@ -79,15 +82,21 @@ class Answering:
             listing = Listing(self._storage)
             for request in listing.open:
                 if request not in self._under_way:
-                    self._decide(request)
+                    self._decide_unless_closed(request)
             self._forget(listing.over)
         except FencedError:
             _log.debug("requests in %s are another run's now", self._storage.uri)
         except PenstockError as error:
             _log.info("requests in %s wait: %s", self._storage.uri, error)
 
+    def close(self) -> None:
+        """The last run is over: nothing is taken on from here on. What comes is left to whoever asks, and to the next start."""
+        with self._deciding:
+            self._is_closed = True
+
     def ended(self, facts: Facts, error: BaseException | None = None) -> None:
         """The job is over: that is what a stop or cancel waits for, and why nothing else can be done. `error`: why a stop failed."""
+        self.close()
         with self._lock:
             left = dict(self._under_way)
         for request, wish in left.items():
@@ -100,6 +109,11 @@ class Answering:
             self._answer(request, done)
 
     # ── one request ────────────────────────────────────────────────────────────────────────────
+
+    def _decide_unless_closed(self, request: str) -> None:
+        with self._deciding:
+            if not self._is_closed:
+                self._decide(request)
 
     def _decide(self, request: str) -> None:
         claim = self._claim()

@@ -346,7 +346,11 @@ class JobHandle:
         helper.start()
 
     def _let_helpers_end(self) -> None:
-        """Who waits for a checkpoint need not; a savepoint that is being written is finished, unless all is to end now."""
+        """Who waits for a checkpoint need not; a savepoint that is being written is finished, unless all is to end now.
+
+        Nothing more is taken on: how the job ends is decided, and there is to be no helper that nobody waits for.
+        """
+        self._answering.close()
         self._deeds.no_further_run()
         for helper in self._helpers if not self._cancelled else ():
             helper.join()
