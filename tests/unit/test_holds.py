@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from penstock.ownership.holds import (
     put_hold,
     release_hold,
 )
+from penstock.ownership.small_files import LARGEST_BYTES
 from penstock.recovery.held_reading import check_committed, read_held, retained_checkpoint
 from penstock.storage import LocalStorage
 from penstock.testing.virtual_clock import EPOCH_S, VirtualClock
@@ -56,6 +58,16 @@ def test_holds_that_are_not_believed() -> None:
     storage.put(name_of("bb"), msgspec.json.encode(Hold("bb", NOW + 2 * BELIEVED_S)))
     storage.put("holds/.DS_Store", b"")
     assert find_holds(storage, NOW) == ([], [name_of("aa"), name_of("bb")])
+
+
+def test_holds_of_enemies(tmp_path: Path) -> None:
+    """What is too deep or too large holds nothing and may be deleted; a pipe is not read, for it would never end."""
+    storage = LocalStorage(tmp_path)
+    storage.put(name_of("aa"), b'{"token": "aa", "until": 0, "x": ' + b"[" * 200_000 + b"}")
+    good = msgspec.json.encode(Hold("bb", NOW + 1))
+    storage.put(name_of("bb"), good + b" " * LARGEST_BYTES)
+    os.mkfifo(tmp_path / name_of("cc"))
+    assert find_holds(storage, NOW) == ([], [name_of("aa"), name_of("bb"), name_of("cc")])
 
 
 def test_holding_renews_and_releases() -> None:

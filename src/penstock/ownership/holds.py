@@ -19,6 +19,7 @@ import msgspec
 
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.errors import PenstockError, UnavailableError
+from penstock.ownership.small_files import read_small
 from penstock.randomness import SYSTEM_RANDOMNESS
 from penstock.storage import Storage
 
@@ -89,9 +90,9 @@ def _may_come_back(hold: Hold | None, now: float) -> bool:
 
 def _read(storage: Storage, name: str) -> Hold | None:
     try:
-        return _HOLDS.decode(storage.get(name))
+        return read_small(storage, name, _HOLDS)
     except FileNotFoundError:
-        return None  # released in this moment
+        return None  # released in this moment, or no file
     except msgspec.DecodeError as error:
         _log.warning("%s in %s is not readable, it holds nothing: %s", name, storage.uri, error)
         return None

@@ -23,11 +23,14 @@ import msgspec
 
 from penstock.errors import CorruptStateError
 from penstock.ids import RunId
+from penstock.ownership.small_files import read_small
 from penstock.storage import Storage
 from penstock.wording import storable
 
 ID_DIGITS = 32
 LONGEST_ERROR = 4000
+LATEST = 1e11
+"""No time is later, in seconds since the epoch: some thousand years."""
 
 Facts = dict[str, Any]
 """What an answer says besides yes or no: names with numbers and texts."""
@@ -122,13 +125,19 @@ def read_request(storage: Storage, request: str) -> Request:
     """What is asked for. Raises `CorruptStateError` when it is not to be understood, `FileNotFoundError` when it is gone."""
     name = f"requests/{request}.json"
     try:
-        return _REQUESTS.decode(storage.get(name))
+        return _clamped(read_small(storage, name, _REQUESTS))
     except msgspec.DecodeError as error:
         raise CorruptStateError(
             f"{name} in {storage.uri} is no request that this version of Penstock understands: {error}; nothing was done; ask with the "
             "version that runs the job",
             name=name,
         ) from error
+
+
+def _clamped(wish: Request) -> Request:
+    """Times with which one can reckon, whatever was written."""
+    asked_at, until = (min(max(0.0, time), LATEST) for time in (wish.asked_at, wish.until))
+    return msgspec.structs.replace(wish, asked_at=asked_at, until=until)
 
 
 def is_asked_for(storage: Storage, request: str) -> bool:
@@ -152,7 +161,7 @@ def take_back(storage: Storage, request: str) -> bool:
 def taken_on_by(storage: Storage, request: str) -> int | None:
     """The run that has taken it on, if one has."""
     try:
-        return _TAKEN.decode(storage.get(f"requests/{request}.taken")).run
+        return read_small(storage, f"requests/{request}.taken", _TAKEN).run
     except (FileNotFoundError, msgspec.DecodeError):
         return None
 
@@ -173,7 +182,7 @@ def read_answer(storage: Storage, request: str) -> Done | None:
     """What came of it; None as long as nobody has said so."""
     name = f"requests/{request}.done"
     try:
-        return _DONE.decode(storage.get(name))
+        return read_small(storage, name, _DONE)
     except FileNotFoundError:
         return None
     except msgspec.DecodeError as error:
