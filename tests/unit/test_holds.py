@@ -15,6 +15,8 @@ from penstock.checkpoint.events import MetadataWritten, WriteMetadata
 from penstock.checkpoint.metadata import mark_committed, write_metadata
 from penstock.errors import ConfigError, CorruptStateError
 from penstock.ids import CheckpointId
+from penstock.ownership.claim import claim
+from penstock.ownership.heartbeat import beat
 from penstock.ownership.holds import (
     BELIEVED_S,
     HOLD_S,
@@ -90,6 +92,26 @@ def test_holding_renews_and_releases() -> None:
         assert renewed.wait(60)
         assert [hold.token for hold in find_holds(storage, clock.wall()).good] == [token]
     assert storage.names() == []
+
+
+@pytest.mark.parametrize(("behind_s", "warned"), [(HOLD_S, True), (1.0, False)])
+def test_a_reader_whose_clock_is_behind_is_told(
+    behind_s: float, warned: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its hold is over, by the clock of the job, before it is put there."""
+    storage = VirtualStorage()
+    mine = claim(storage, NOW)
+    beat(storage, mine.run, NOW + behind_s)
+    with holding(storage, "a test", clock=RealPause()):
+        assert ("2 min behind that of run 1" in caplog.text) == warned
+
+
+def test_a_reader_whose_clock_is_ahead_is_told_of_by_the_job(caplog: pytest.LogCaptureFixture) -> None:
+    """Its hold says to be good for longer than is believed."""
+    storage = VirtualStorage()
+    put_hold(storage, "ab", NOW + 2 * BELIEVED_S, "a test")
+    assert find_holds(storage, NOW).good == []
+    assert "holds/ab.json in virtual://storage is not believed: it is to be good for 2 h 2 min" in caplog.text
 
 
 def test_a_hold_is_released_when_reading_fails() -> None:

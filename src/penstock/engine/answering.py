@@ -9,7 +9,7 @@ from typing import Protocol
 
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.errors import CorruptStateError, FencedError, PenstockError, UnavailableError
-from penstock.ownership.claim import Claim, Claimant
+from penstock.ownership.claim import Claim, Claimant, newest_claim
 from penstock.ownership.requests import (
     Done,
     Facts,
@@ -172,8 +172,7 @@ class Answering:
         return True
 
     def _claim(self) -> Claim | None:
-        run = self._claimant.newest_run
-        return None if run is None else Claim(self._storage, run, self._claimant.token)
+        return newest_claim(self._storage, self._claimant)
 
     def _begin(self, request: str, wish: Request) -> None:
         match wish.kind:

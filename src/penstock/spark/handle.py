@@ -106,7 +106,11 @@ class JobHandle:
         self._latest = LatestPositions(compiled.session, job.graph.sources)
         self._run: QueryRun | None = None
         self._deeds = JobDeeds(
-            spec.storage, present=self._present_loop, stop=self._stopping.set, cancel=self._begin_to_cancel
+            spec.storage,
+            self._claimant,
+            present=self._present_loop,
+            stop=self._stopping.set,
+            cancel=self._begin_to_cancel,
         )
         self._answering = Answering(
             spec.storage, self._claimant, self._deeds, in_background=self._in_background
