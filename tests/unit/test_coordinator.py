@@ -35,7 +35,7 @@ from penstock.errors import (
 )
 from penstock.ids import CheckpointId, RunId
 from penstock.ownership.claim import claim
-from penstock.ownership.holds import HOLD_S, put_hold, release_hold
+from penstock.ownership.holds import BELIEVED_S, HOLD_S, put_hold, release_hold
 from penstock.storage import LocalStorage
 from penstock.testing.faulty_storage import Failure, FaultPlan, FaultyStorage
 from penstock.testing.simulation.external import External
@@ -450,6 +450,35 @@ def test_who_cannot_see_the_holds_deletes_nothing(tmp_path: Path) -> None:
     assert scene.checkpoints == [0, 1]
     scene.batch(2)
     assert scene.checkpoints == [2]
+
+
+def test_a_dead_hold_that_cannot_be_deleted_holds_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is another user's file: checkpoints are subsumed all the same, and the log says so once."""
+    plan = FaultPlan(failures=(Failure(pattern="holds/*", operation="delete", times=99),))
+    scene = Scene(tmp_path, plan)
+    put_hold(scene.plain, "ab", scene.clock.wall() - HOLD_S - 2 * BELIEVED_S, "a reader of another user")
+    for number in range(4):
+        scene.batch(number)
+    assert scene.checkpoints == [3]
+    warned = [one.getMessage() for one in caplog.records if "hold" in one.getMessage()]
+    assert len(warned) == 1
+    assert "holds/ab.json" in warned[0]
+
+
+def test_holds_that_can_never_be_seen_are_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Nothing is deleted then, for as long as that lasts: a warning says why storage fills, and not at every checkpoint."""
+    plan = FaultPlan(failures=(Failure(pattern="holds", operation="names", times=3),))
+    scene = Scene(tmp_path, plan)
+    for number in range(4):
+        scene.batch(number)
+    assert scene.checkpoints == [0, 1, 2, 3]
+    warned = [one.getMessage() for one in caplog.records if one.levelno == logging.WARNING]
+    assert len(warned) == 1
+    assert "checkpoints are not deleted, for it cannot be seen whether somebody reads them" in warned[0]
+    scene.batch(4)
+    assert scene.checkpoints == [4]
 
 
 def test_what_a_start_left_because_of_a_hold_goes_later(tmp_path: Path) -> None:

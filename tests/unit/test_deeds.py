@@ -14,8 +14,9 @@ from penstock.checkpoint.completed import Completed
 from penstock.checkpoint.loop import CoordinatorLoop
 from penstock.engine import savepoints
 from penstock.engine.deeds import JobDeeds
-from penstock.errors import ConfigError, UnavailableError
+from penstock.errors import ConfigError, FencedError, UnavailableError
 from penstock.ids import NO_CHECKPOINT
+from penstock.ownership.claim import Claimant, claim
 from penstock.ownership.holds import find_holds
 from penstock.ownership.requests import Kind, Request
 from penstock.savepoint.folder import claim_folder, finish
@@ -67,8 +68,10 @@ class Scene:
         self.clock = Clock()
         self.run: Run | None = None
         self.stopped: list[str] = []
+        self.claimant = Claimant()
         self.deeds = JobDeeds(
             self.storage,
+            self.claimant,
             present=lambda: cast("CoordinatorLoop | None", self.run),
             stop=lambda: self.stopped.append("stop"),
             cancel=lambda: self.stopped.append("cancel"),
@@ -148,6 +151,38 @@ def test_the_checkpoint_is_held_while_the_savepoint_is_made(
     scene.run = scene.restored(7)
     scene.deeds.savepoint(TOKEN, scene.wish())
     assert seen == [1]
+
+
+def test_a_start_that_has_lost_the_job_makes_none(scene: Scene) -> None:
+    """Also when the program that runs it asks: what it would save is another run's by now."""
+    claim(scene.storage, 0.0, scene.claimant)
+    scene.run = scene.restored(7)
+    wish = scene.wish(to=str(scene.root / "here"))
+    claim(scene.storage, 0.0)
+    with pytest.raises(FencedError, match="was replaced by run 2"):
+        scene.deeds.savepoint(TOKEN, wish)
+    with pytest.raises(FencedError, match="was replaced by run 2"):
+        scene.deeds.checkpoint(TOKEN, scene.wish(Kind.CHECKPOINT))
+    scene.deeds.stop(TOKEN, scene.wish(Kind.STOP, savepoint=True, to=str(scene.root / "here")))
+    scene.deeds.settled()
+    assert isinstance(scene.deeds.why_the_stop_failed(), FencedError)
+    assert not (scene.root / "here").exists()
+
+
+def test_a_start_that_loses_the_job_meanwhile_does_not_say_that_it_has_made_one(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its checkpoint may have been of a time when it had lost the job already."""
+
+    def replaced(*given: Any, **options: Any) -> Manifest:
+        claim(scene.storage, 0.0)
+        return create(*given, **options)
+
+    monkeypatch.setattr(savepoints, "create_beside", replaced)
+    claim(scene.storage, 0.0, scene.claimant)
+    scene.run = scene.restored(7)
+    with pytest.raises(FencedError, match="was replaced by run 2"):
+        scene.deeds.savepoint(TOKEN, scene.wish())
 
 
 def test_a_run_that_fails_meanwhile_is_followed_by_the_next(scene: Scene) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from pathlib import Path
 
@@ -14,6 +15,8 @@ from penstock.checkpoint.events import MetadataWritten, WriteMetadata
 from penstock.checkpoint.metadata import mark_committed, write_metadata
 from penstock.errors import ConfigError, CorruptStateError
 from penstock.ids import CheckpointId
+from penstock.ownership.claim import claim
+from penstock.ownership.heartbeat import beat
 from penstock.ownership.holds import (
     BELIEVED_S,
     HOLD_S,
@@ -24,6 +27,7 @@ from penstock.ownership.holds import (
     put_hold,
     release_hold,
 )
+from penstock.ownership.small_files import LARGEST_BYTES
 from penstock.recovery.held_reading import check_committed, read_held, retained_checkpoint
 from penstock.storage import LocalStorage
 from penstock.testing.virtual_clock import EPOCH_S, VirtualClock
@@ -58,6 +62,16 @@ def test_holds_that_are_not_believed() -> None:
     assert find_holds(storage, NOW) == ([], [name_of("aa"), name_of("bb")])
 
 
+def test_holds_of_enemies(tmp_path: Path) -> None:
+    """What is too deep or too large holds nothing and may be deleted; a pipe is not read, for it would never end."""
+    storage = LocalStorage(tmp_path)
+    storage.put(name_of("aa"), b'{"token": "aa", "until": 0, "x": ' + b"[" * 200_000 + b"}")
+    good = msgspec.json.encode(Hold("bb", NOW + 1))
+    storage.put(name_of("bb"), good + b" " * LARGEST_BYTES)
+    os.mkfifo(tmp_path / name_of("cc"))
+    assert find_holds(storage, NOW) == ([], [name_of("aa"), name_of("bb"), name_of("cc")])
+
+
 def test_holding_renews_and_releases() -> None:
     """The hold is there from before the block to its end, renewed meanwhile, and gone behind it."""
     storage, clock = VirtualStorage(), VirtualClock()
@@ -78,6 +92,26 @@ def test_holding_renews_and_releases() -> None:
         assert renewed.wait(60)
         assert [hold.token for hold in find_holds(storage, clock.wall()).good] == [token]
     assert storage.names() == []
+
+
+@pytest.mark.parametrize(("behind_s", "warned"), [(HOLD_S, True), (1.0, False)])
+def test_a_reader_whose_clock_is_behind_is_told(
+    behind_s: float, warned: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its hold is over, by the clock of the job, before it is put there."""
+    storage = VirtualStorage()
+    mine = claim(storage, NOW)
+    beat(storage, mine.run, NOW + behind_s)
+    with holding(storage, "a test", clock=RealPause()):
+        assert ("2 min behind that of run 1" in caplog.text) == warned
+
+
+def test_a_reader_whose_clock_is_ahead_is_told_of_by_the_job(caplog: pytest.LogCaptureFixture) -> None:
+    """Its hold says to be good for longer than is believed."""
+    storage = VirtualStorage()
+    put_hold(storage, "ab", NOW + 2 * BELIEVED_S, "a test")
+    assert find_holds(storage, NOW).good == []
+    assert "holds/ab.json in virtual://storage is not believed: it is to be good for 2 h 2 min" in caplog.text
 
 
 def test_a_hold_is_released_when_reading_fails() -> None:

@@ -35,6 +35,7 @@ from penstock.checkpoint.events import (
     SweepTransactions,
     WriteMetadata,
 )
+from penstock.checkpoint.under_way import PAUSE_AFTER_FAILURE_S
 from penstock.config import Mode
 from penstock.errors import InternalError
 from penstock.ids import CheckpointId
@@ -871,4 +872,45 @@ def test_a_wanted_checkpoint_that_fails_is_tried_again() -> None:
     story.finish(0)
     story.tell(declined(0))
     assert answer(story) is None
-    assert story.begin(1)
+    assert not story.begin(1)
+    assert story.begin(1, seconds=PAUSE_AFTER_FAILURE_S)
+
+
+def test_asking_uses_up_no_tolerance() -> None:
+    """What fails while somebody waits is tried again after a pause, and the job does not go back sooner than by its interval."""
+    story = Story(interval="1h", min_pause="1min", tolerable_failures=1)
+    story.batch(0)
+    story.tell(CheckpointWanted("me"))
+    tried = []
+    for _ in range(30):
+        for write in only(story.actions, WriteMetadata)[len(tried) :]:
+            tried.append(story.now.monotonic)
+            story.tell(MetadataFailed(write.completed.id, "storage is away"))
+        story.tick(10)
+    assert tried == [0.0, 60.0, 120.0, 180.0, 240.0]
+    assert not only(story.actions, FailJob)
+
+
+def test_asking_does_not_put_off_the_count() -> None:
+    """Checkpoints of the interval come in their time beside those that fail for whoever waits, and count."""
+    story = Story(interval="10s", tolerable_failures=1)
+    story.batch(0)
+    story.tell(CheckpointWanted("me"))
+    writes = 0
+    while not only(story.actions, FailJob):
+        assert story.now.monotonic < 60
+        for write in only(story.actions, WriteMetadata)[writes:]:
+            writes += 1
+            story.tell(MetadataFailed(write.completed.id, "storage is away"))
+        story.tick(1)
+    assert story.now.monotonic - 1 == 20
+
+
+def test_the_interval_counts_from_a_wanted_checkpoint_that_is_complete() -> None:
+    """No other comes right behind it."""
+    story = Story(interval="10s")
+    story.batch(0, seconds=9)
+    story.tell(CheckpointWanted("me"))
+    story.written(0)
+    assert not story.begin(1, seconds=2)
+    assert story.begin(1, seconds=8)

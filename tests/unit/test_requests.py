@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import logging
+import os
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import msgspec
 import pytest
 
 from penstock.engine.answering import FORGET_AFTER_S, Answering
-from penstock.errors import ConfigError, UnavailableError
+from penstock.errors import ConfigError, CorruptStateError, UnavailableError
 from penstock.ids import RunId
 from penstock.ownership.asking import Asking
 from penstock.ownership.claim import Claimant, claim
@@ -22,13 +26,16 @@ from penstock.ownership.requests import (
     Listing,
     Request,
     answer,
+    forget_requests,
     put_request,
     read_answer,
     take_back,
     take_on,
     taken_on_by,
 )
-from penstock.storage import Storage
+from penstock.ownership.small_files import LARGEST_BYTES
+from penstock.storage import LocalStorage, Storage
+from penstock.storage.forwarding import ForwardingStorage
 from penstock.testing.virtual_clock import VirtualClock
 from penstock.testing.virtual_storage import VirtualStorage
 
@@ -159,6 +166,33 @@ def test_a_job_that_ends_leaves_no_request_open(job: Job) -> None:
     assert not said(job).ok  # the first word stays
 
 
+def test_nothing_is_taken_on_behind_the_end(job: Job) -> None:
+    """Nobody would answer it, and a stop would end the next start; that one answers what it finds."""
+    job.answering.ended({"status": "finished"})
+    put(job, Kind.STOP)
+    job.answering.look()
+    assert job.performed == []
+    assert taken_on_by(job.storage, ID) is None
+    assert take_back(job.storage, ID)
+
+
+def test_what_is_being_taken_on_when_the_job_ends_is_answered(clock: VirtualClock) -> None:
+    """The end waits until it is known whether a request was taken on, so that none is left without an answer."""
+    plain = VirtualStorage()
+    end = threading.Thread(target=lambda: job.answering.ended({"status": "finished"}))
+
+    def ends() -> None:
+        end.start()
+        end.join(0.1)  # time for an end that does not wait to come too early
+
+    job = Job(StandsStill(plain, ends), clock)
+    put(job, Kind.STOP)
+    job.answering.look()
+    end.join()
+    assert job.performed == [f"stop {ID}"]
+    assert said(job) == Done(ok=True, facts={"status": "finished"})
+
+
 def test_an_error_is_the_answer(job: Job) -> None:
     """What goes wrong is told to whoever asked, with its class."""
     job.error = ConfigError("this folder holds a savepoint already")
@@ -184,6 +218,8 @@ def test_a_request_that_is_too_old_is_not_performed(job: Job) -> None:
         b'{"kind": "cancel", "asked_at": 0, "until": 99999999999, "but_only_if": "it rains"}',
         b'{"kind": "cancel", "asked_at": 0, "until": "tomorrow"}',
         b'{"kind": "cancel"}',
+        b'{"kind": "cancel", "asked_at": 0, "until": 1e309}',
+        b'{"kind": "cancel", "asked_at": 0, "until": 99999999999, "by": "' + b"x" * LARGEST_BYTES + b'"}',
     ],
 )
 def test_what_is_not_understood_is_answered_and_not_performed(job: Job, data: bytes) -> None:
@@ -192,6 +228,98 @@ def test_what_is_not_understood_is_answered_and_not_performed(job: Job, data: by
     job.answering.look()
     assert job.performed == []
     assert "is no request that this version of Penstock understands" in said(job).error
+
+
+@pytest.mark.parametrize(("asked_at", "until"), [("-1e308", "1"), ("1e308", "-1e308"), ("1e308", "1")])
+def test_times_beyond_all_measure_are_late(job: Job, asked_at: str, until: str) -> None:
+    """Numbers with which nobody can reckon are answered like others."""
+    job.storage.put(
+        f"requests/{ID}.json", f'{{"kind": "stop", "asked_at": {asked_at}, "until": {until}}}'.encode()
+    )
+    job.answering.look()
+    assert job.performed == []
+    assert "was to begin within" in said(job).error
+
+
+NESTED = b'{"run": 1, "x": ' + b"[" * 200_000 + b"}"
+
+
+def test_a_decision_that_cannot_be_read_is_not_performed(job: Job) -> None:
+    """However it is damaged, it counts as the asker's."""
+    put(job, Kind.STOP)
+    job.storage.put(f"requests/{ID}.taken", NESTED)
+    job.answering.look()
+    assert job.performed == []
+    assert taken_on_by(job.storage, ID) is None
+
+
+def test_an_answer_that_cannot_be_read_is_said_to_be_so(job: Job) -> None:
+    """Its asker gets an error of ours."""
+    job.storage.put(f"requests/{ID}.done", NESTED)
+    with pytest.raises(CorruptStateError, match="nested too deeply"):
+        read_answer(job.storage, ID)
+
+
+def test_only_files_are_read(tmp_path: Path, clock: VirtualClock) -> None:
+    """A pipe in the folder would never end: it is left alone, and keeps nothing from being performed."""
+    job = Job(LocalStorage(tmp_path), clock)
+    (tmp_path / "requests").mkdir()
+    os.mkfifo(tmp_path / "requests" / "00.json")
+    put(job)
+    job.answering.look()
+    assert job.performed == [f"checkpoint {ID}"]
+
+
+def test_a_request_that_breaks_the_look_is_answered_with_an_error(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What nobody has thought of is told to its asker; the others are performed."""
+
+    def breaks(token: str, request: Request) -> None:
+        raise ZeroDivisionError("division by zero")
+
+    monkeypatch.setattr(job, "stop", breaks)
+    put(job, Kind.STOP)
+    now = job.clock.wall()
+    put_request(job.storage, "ff", Request(kind=Kind.CHECKPOINT, asked_at=now, until=now + 60))
+    job.answering.look()
+    assert said(job) == Done(ok=False, error="division by zero", kind="ZeroDivisionError")
+    assert job.performed == ["checkpoint ff"]
+
+
+def test_a_request_that_cannot_be_reached_keeps_no_other_waiting(
+    clock: VirtualClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It may be a file of another user; it is told once."""
+
+    class Closed(ForwardingStorage):
+        def get(self, name: str) -> bytes:
+            if name == f"requests/{ID}.json":
+                raise UnavailableError(f"could not get {name}: permission denied")
+            return super().get(name)
+
+    job = Job(Closed(VirtualStorage()), clock)
+    put(job)
+    now = job.clock.wall()
+    put_request(job.storage, "ff", Request(kind=Kind.CHECKPOINT, asked_at=now, until=now + 60))
+    with caplog.at_level(logging.INFO, "penstock"):
+        job.answering.look()
+        job.answering.look()
+    assert job.performed == ["checkpoint ff"]
+    assert caplog.text.count("permission denied") == 1
+
+
+def test_nothing_ends_the_looking(job: Job, caplog: pytest.LogCaptureFixture) -> None:
+    """The thread that looks for requests is there as long as the job is; what breaks is told once."""
+
+    class Broken(VirtualStorage):
+        def names(self, prefix: str = "") -> list[str]:
+            raise ZeroDivisionError("division by zero")
+
+    answering = Answering(Broken(), job.claimant, job, in_background=lambda work: work(), clock=job.clock)
+    for _ in range(2):
+        answering.look()
+    assert caplog.text.count("division by zero") == 1
 
 
 def test_other_files_are_left_alone(job: Job) -> None:
@@ -210,6 +338,48 @@ def test_what_was_taken_back_is_never_performed(job: Job) -> None:
     job.answering.look()
     assert job.performed == []
     assert read_answer(job.storage, ID) is None  # its asker says so
+
+
+class StandsStill(ForwardingStorage):
+    """A run that stands still right before it takes a request on, while other things happen."""
+
+    def __init__(self, inner: Storage, happens: Callable[[], None]) -> None:
+        super().__init__(inner)
+        self.happens = happens
+
+    def create(self, name: str, data: bytes) -> bool:
+        if name.endswith(".taken"):
+            self.happens()
+        return super().create(name, data)
+
+
+@pytest.mark.parametrize("kind", list(Kind))
+def test_what_was_taken_back_and_deleted_is_never_performed(clock: VirtualClock, kind: Kind) -> None:
+    """A run that stood still meanwhile finds nothing in its way, and sees that nobody asks any more."""
+    plain = VirtualStorage()
+
+    def taken_back() -> None:
+        assert take_back(plain, ID)
+        forget_requests(plain, [ID])
+
+    job = Job(StandsStill(plain, taken_back), clock)
+    put(job, kind)
+    job.answering.look()
+    assert job.performed == []
+    job.answering.look()
+    job.clock.advance(FORGET_AFTER_S + 1)
+    job.answering.look()
+    assert plain.names("requests") == []
+
+
+def test_what_was_taken_on_too_late_is_not_performed(clock: VirtualClock) -> None:
+    """A run that stood still until the time was over says so."""
+    plain = VirtualStorage()
+    job = Job(StandsStill(plain, lambda: clock.advance(60)), clock)
+    put(job, Kind.STOP, good_for_s=60)
+    job.answering.look()
+    assert job.performed == []
+    assert "was to begin within 1 min" in said(job).error
 
 
 def test_what_was_taken_on_cannot_be_taken_back(job: Job) -> None:

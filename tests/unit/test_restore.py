@@ -741,6 +741,21 @@ def test_a_newest_checkpoint_that_was_deleted_whole_is_noticed(scene: Scene) -> 
     assert scene.restore().id == 3
 
 
+@pytest.mark.parametrize("failure", [("holds", "names"), ("holds/*", "get")])
+def test_holds_that_cannot_be_seen_do_not_keep_a_job_from_starting(
+    scene: Scene, failure: tuple[str, Operation], caplog: pytest.LogCaptureFixture
+) -> None:
+    """They are another user's files: what somebody may be reading is left to the run."""
+    scene.storage.put("state/left", b"rows")
+    put_hold(scene.storage, "ab", NOW, "a reader of another user")
+    pattern, operation = failure
+    plan = FaultPlan(failures=(Failure(pattern=pattern, operation=operation, times=99),))
+    point = scene.restore(storage=FaultyStorage(scene.storage, plan))
+    assert list(point.left_over) == ["state/left"]
+    assert scene.storage.names("state") == ["state/left"]
+    assert "it cannot be seen whether somebody reads" in caplog.text
+
+
 def test_what_somebody_holds_is_not_deleted_by_a_start(scene: Scene) -> None:
     """A checkpoint that the start leaves behind, and files that nothing names, are handed on to be deleted later."""
     scene.checkpoint(3, "state/a")

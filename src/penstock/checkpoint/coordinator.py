@@ -96,6 +96,7 @@ class Coordinator:
         self._unnamed: list[str] = []
         self._left_over = list(left_over)
         """What belongs to nothing any more and was held when the run began, in the order of its deletion."""
+        self._warned: set[str] = set()
         self._handed_in: dict[CheckpointId, frozenset[str]] = {}
         """The files of finished batches whose event, while storage holds the coordinator up, waits to be taken."""
 
@@ -255,11 +256,23 @@ class Coordinator:
         """
         try:
             found = find_holds(self._storage, self._clock.wall())
+        except UnavailableError as error:
+            self._warn_once(
+                "checkpoints are not deleted, for it cannot be seen whether somebody reads them: %s. Storage fills as long as that lasts. "
+                "Let the job's user read the folder holds there, or delete it when nobody reads the job's state",
+                error,
+            )
+            return True
+        try:
             self._storage.delete(found.old)
         except UnavailableError as error:
-            _log.debug("nothing is subsumed, for it cannot be seen whether somebody holds it: %s", error)
-            return True
+            self._warn_once("holds of readers that are gone stay, and hold nothing: %s", error)
         return bool(found.good)
+
+    def _warn_once(self, text: str, error: UnavailableError) -> None:
+        """What lasts is not told at every checkpoint."""
+        _log.log(logging.DEBUG if text in self._warned else logging.WARNING, text, error)
+        self._warned.add(text)
 
     def _write(self, completed: Completed) -> None:
         for left in reversed(range(METADATA_TRIES)):

@@ -78,7 +78,7 @@ class Protocol:
         """Trigger a checkpoint with this batch's barrier, if one is due; true if so."""
         if not self._due(now):
             return False
-        self._under_way.trigger(batch, now)
+        self._trigger(batch, now)
         return True
 
     @property
@@ -217,6 +217,11 @@ class Protocol:
         at_once = any(at_least > newest for at_least in self._waited_for.values())
         return self._under_way.due(now, at_once=at_once)
 
+    def _trigger(self, batch: CheckpointId, now: Now) -> Pending:
+        return self._under_way.trigger(
+            batch, now, ahead=not self._draining and not self._under_way.is_time(now)
+        )
+
     def _trigger_idle(self, now: Now) -> list[Action]:
         """Complete the newest finished batch when the interval is over and no new batch takes the barrier along."""
         newest = self._newest
@@ -229,7 +234,7 @@ class Protocol:
         actions = self._give_up_all(older, FailureReason.SUBSUMED, now)
         if self._under_way.full:
             return actions
-        self._under_way.trigger(newest.batch, now).attach(newest)
+        self._trigger(newest.batch, now).attach(newest)
         return self._completions(now) + actions
 
     def _completions(self, now: Now) -> list[Action]:

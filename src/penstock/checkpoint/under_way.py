@@ -2,7 +2,8 @@
 
 What always holds:
 1. No more than `max_concurrent` are under way at once; between two triggers lies `interval`, after each end `min_pause`, unless
-   somebody waits for one.
+   somebody waits for one. One that was triggered ahead of its time for that reason, and fails, changes nothing: the next comes when
+   the interval says, and `tolerable_failures` counts what would have failed had nobody asked.
 2. Metadata are written one at a time, the oldest first: each names what those before it leave.
 3. A checkpoint ends once, completed or given up. One whose metadata is being written is not given up: it may exist already.
 """
@@ -16,6 +17,9 @@ from penstock.config import Checkpointing
 from penstock.errors import InternalError
 from penstock.ids import CheckpointId
 
+PAUSE_AFTER_FAILURE_S = 5.0
+"""So long, or `min_pause`, whoever waits for a checkpoint waits for the next when one has failed."""
+
 
 class UnderWay:
     """The pending checkpoints of one run, and what is known of those that ended."""
@@ -24,6 +28,9 @@ class UnderWay:
         self._settings = settings
         self._last_trigger = started.monotonic
         self._last_end = float("-inf")
+        self._last_failure = float("-inf")
+        self._ahead: set[CheckpointId] = set()
+        """Those that are triggered before it was time, because somebody waits for them."""
         self._failures_in_a_row = 0
         self.pending: dict[CheckpointId, Pending] = {}
 
@@ -34,17 +41,25 @@ class UnderWay:
         """Whether no other may be triggered beside them."""
         return len(self.pending) >= self._settings.max_concurrent
 
-    def due(self, now: Now, *, at_once: bool = False) -> bool:
-        """Whether it is time for the next one. `at_once`: somebody waits for it, so that only `max_concurrent` counts."""
-        in_time = (
+    def is_time(self, now: Now) -> bool:
+        """Whether the settings want the next one."""
+        return (
             now.monotonic - self._last_trigger >= self._settings.interval_s
             and now.monotonic - self._last_end >= self._settings.min_pause_s
         )
-        return (in_time or at_once) and not self.full
 
-    def trigger(self, checkpoint: CheckpointId, now: Now) -> Pending:
-        """Begin one."""
-        self._last_trigger = now.monotonic
+    def due(self, now: Now, *, at_once: bool = False) -> bool:
+        """Whether the next one may begin. `at_once`: somebody waits for it, who is not to wait for the interval."""
+        pause_s = max(PAUSE_AFTER_FAILURE_S, self._settings.min_pause_s)
+        may_be_ahead = at_once and now.monotonic - self._last_failure >= pause_s
+        return (may_be_ahead or self.is_time(now)) and not self.full
+
+    def trigger(self, checkpoint: CheckpointId, now: Now, *, ahead: bool = False) -> Pending:
+        """Begin one. `ahead`: only because somebody waits for it."""
+        if ahead:
+            self._ahead.add(checkpoint)
+        else:
+            self._last_trigger = now.monotonic
         self.pending[checkpoint] = Pending(checkpoint, now)
         return self.pending[checkpoint]
 
@@ -94,6 +109,7 @@ class UnderWay:
         """The metadata with this number is written: the checkpoint exists."""
         pending, written = self._being_written(checkpoint)
         self._end(pending, now)
+        self._last_trigger = max(self._last_trigger, pending.triggered.monotonic)
         self._failures_in_a_row = 0
         return written
 
@@ -101,9 +117,11 @@ class UnderWay:
         self, pending: Pending, reason: FailureReason, detail: str, now: Now, back_to: CheckpointId
     ) -> list[FailJob]:
         """It never will. If that is more than is tolerated, the job goes `back_to` its last checkpoint."""
+        counts = reason.counts and pending.checkpoint not in self._ahead
         self._end(pending, now)
-        self._failures_in_a_row += reason.counts
-        if not reason.counts or self._failures_in_a_row <= self._settings.tolerable_failures:
+        self._last_failure = now.monotonic if reason.counts else self._last_failure
+        self._failures_in_a_row += counts
+        if not counts or self._failures_in_a_row <= self._settings.tolerable_failures:
             return []
         text = (
             f"checkpoint {pending.checkpoint} {reason.text} ({detail}); it is failure {self._failures_in_a_row} in a row and "
@@ -114,4 +132,5 @@ class UnderWay:
 
     def _end(self, pending: Pending, now: Now) -> None:
         del self.pending[pending.checkpoint]
+        self._ahead.discard(pending.checkpoint)
         self._last_end = now.monotonic

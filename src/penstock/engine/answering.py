@@ -8,8 +8,8 @@ from collections.abc import Callable
 from typing import Protocol
 
 from penstock.clock import SYSTEM_CLOCK, Clock
-from penstock.errors import CorruptStateError, FencedError, PenstockError
-from penstock.ownership.claim import Claim, Claimant
+from penstock.errors import CorruptStateError, FencedError, PenstockError, UnavailableError
+from penstock.ownership.claim import Claim, Claimant, newest_claim
 from penstock.ownership.requests import (
     Done,
     Facts,
@@ -18,6 +18,7 @@ from penstock.ownership.requests import (
     Request,
     answer,
     forget_requests,
+    is_asked_for,
     read_request,
     take_on,
 )
@@ -29,6 +30,9 @@ _log = logging.getLogger(__name__)
 LOOK_S = 1.0
 FORGET_AFTER_S = 3600.0
 """So long after its answer was first seen a request is left for its asker, who deletes it when it has read the answer."""
+
+MOST_TOLD = 1000
+"""Beyond so many different troubles with requests some are told again."""
 
 
 class Deeds(Protocol):
@@ -69,6 +73,10 @@ class Answering:
         self._in_background = in_background
         self._clock = clock
         self._lock = threading.Lock()
+        self._deciding = threading.Lock()
+        """Held while a request is taken on and begun: the end comes before that, or behind it, and then answers it."""
+        self._is_closed = False
+        self._told: set[tuple[str, str, str]] = set()
         self._under_way: dict[str, Request] = {}
         self._over_since_s: dict[str, float] = {}
 
@@ -78,15 +86,46 @@ class Answering:
             listing = Listing(self._storage)
             for request in listing.open:
                 if request not in self._under_way:
-                    self._decide(request)
+                    self._look_at(request)
             self._forget(listing.over)
         except FencedError:
             _log.debug("requests in %s are another run's now", self._storage.uri)
         except PenstockError as error:
-            _log.info("requests in %s wait: %s", self._storage.uri, error)
+            self._tell_once(logging.INFO, "requests in %s wait: %s", self._storage.uri, error)
+        except Exception as error:  # noqa: BLE001 - anybody may write there, and the thread that looks must not end
+            self._tell_once(
+                logging.WARNING, "requests in %s wait, for looking failed: %r", self._storage.uri, error
+            )
+
+    def _look_at(self, request: str) -> None:
+        """One request that is not what it should be is not in the way of the others."""
+        try:
+            with self._deciding:
+                if not self._is_closed:
+                    self._decide(request)
+        except FencedError:
+            raise
+        except UnavailableError as error:
+            self._tell_once(logging.INFO, "request %s waits: %s", request, error)
+        except Exception as error:  # noqa: BLE001 - told to whoever asked
+            self._tell_once(logging.WARNING, "request %s came to nothing: %r", request, error)
+            self._answer(request, Done.failed(error))
+
+    def _tell_once(self, level: int, text: str, about: str, error: Exception) -> None:
+        """What lasts is not told at every look."""
+        told = (text, about, str(error))
+        _log.log(logging.DEBUG if told in self._told else level, text, about, error)
+        if len(self._told) < MOST_TOLD:
+            self._told.add(told)
+
+    def close(self) -> None:
+        """The last run is over: nothing is taken on from here on. What comes is left to whoever asks, and to the next start."""
+        with self._deciding:
+            self._is_closed = True
 
     def ended(self, facts: Facts, error: BaseException | None = None) -> None:
         """The job is over: that is what a stop or cancel waits for, and why nothing else can be done. `error`: why a stop failed."""
+        self.close()
         with self._lock:
             left = dict(self._under_way)
         for request, wish in left.items():
@@ -112,22 +151,28 @@ class Answering:
             claim.check()
             self._answer(request, Done.failed(error))
             return
-        late_s = self._clock.wall() - wish.until
-        if late_s >= 0:
-            claim.check()
-            self._answer(request, Done.failed(_expired(wish, late_s)))
+        if self._is_late(request, wish, claim) or not take_on(self._storage, request, claim.run):
+            return  # taken back: its asker answers, and deletes it
+        # This run may have stood still since it read the request, so that its file is the first one once more, behind the deletion.
+        if not is_asked_for(self._storage, request) or self._is_late(request, wish, claim):
             return
-        if not take_on(self._storage, request, claim.run):
-            return  # taken back; its asker answers, and deletes it
         claim.check()
         with self._lock:
             self._under_way[request] = wish
         _log.info("%s is asked for by %s", wish.kind, wish.by or "somebody")
         self._begin(request, wish)
 
+    def _is_late(self, request: str, wish: Request, claim: Claim) -> bool:
+        """Whether its time is over, which is its answer then."""
+        late_s = self._clock.wall() - wish.until
+        if late_s < 0:
+            return False
+        claim.check()
+        self._answer(request, Done.failed(_expired(wish, late_s)))
+        return True
+
     def _claim(self) -> Claim | None:
-        run = self._claimant.newest_run
-        return None if run is None else Claim(self._storage, run, self._claimant.token)
+        return newest_claim(self._storage, self._claimant)
 
     def _begin(self, request: str, wish: Request) -> None:
         match wish.kind:
@@ -172,7 +217,7 @@ class Answering:
 
 
 def _expired(wish: Request, late_s: float) -> str:
-    waited = duration(wish.until - wish.asked_at)
+    waited = duration(max(0.0, wish.until - wish.asked_at))
     return (
         f"the {wish.kind} was to begin within {waited} of being asked for, and that was over {duration(late_s)} ago (by the clock of the "
         "machine that runs the job): it was not begun, or a run died over it"

@@ -17,6 +17,7 @@ from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.engine.savepoints import make_savepoint
 from penstock.errors import ConfigError, PenstockError, UnavailableError
 from penstock.ids import NO_CHECKPOINT
+from penstock.ownership.claim import Claimant, newest_claim
 from penstock.ownership.holds import holding
 from penstock.ownership.requests import ID_DIGITS, Facts, Kind, Request
 from penstock.randomness import SYSTEM_RANDOMNESS
@@ -51,6 +52,7 @@ class JobDeeds:
     def __init__(
         self,
         storage: Storage,
+        claimant: Claimant,
         *,
         present: Callable[[], CoordinatorLoop | None],
         stop: Callable[[], None],
@@ -58,6 +60,7 @@ class JobDeeds:
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self._storage = storage
+        self._claimant = claimant
         self._present = present
         """The loop of the run that there is at the moment."""
         self._begin_stop = stop
@@ -80,13 +83,15 @@ class JobDeeds:
 
     def checkpoint(self, token: str, request: Request) -> Facts:
         """See `Deeds.checkpoint`."""
-        return {"checkpoint": self._checkpoint(token, request.until, committed=False).checkpoint}
+        completed = self._checkpoint(token, request.until, committed=False)
+        self._check_claim()
+        return {"checkpoint": completed.checkpoint}
 
     def savepoint(self, token: str, request: Request) -> Facts:
         """See `Deeds.savepoint`. The hold comes first, so that the checkpoint stays until all it promised is committed, and behind that."""
         with holding(self._storage, f"savepoint {token}", clock=self._clock):
             completed = self._checkpoint(token, request.until, committed=True)
-            return make_savepoint(self._storage, completed, to=request.to, token=token)
+            return self._make_savepoint(completed, request.to, token)
 
     def stop(self, token: str, request: Request) -> None:
         """See `Deeds.stop`. A second stop does not take back what the first has asked for."""
@@ -113,7 +118,7 @@ class JobDeeds:
                 self._refuse_if_there_is_nothing()
                 until = self._clock.wall() + LAST_CHECKPOINT_S
                 completed = self._checkpoint(how.token, until, committed=True)
-                how.made = make_savepoint(self._storage, completed, to=how.to, token=how.token)
+                how.made = self._make_savepoint(completed, how.to, how.token)
                 how.error = None
         except Exception as error:  # noqa: BLE001 - told to whoever stopped the job
             _log.warning("the job stops, and its savepoint could not be made: %s", error)
@@ -140,6 +145,18 @@ class JobDeeds:
             f"the job has ended, and no savepoint was made{why}. Nothing is lost. `penstock savepoint STORAGE JOB --to DIR` makes one of "
             "its last checkpoint; if that is refused, start the job and stop it again"
         )
+
+    def _make_savepoint(self, completed: Completed, to: str | None, token: str) -> Facts:
+        """A start that has lost the job makes none. One that loses it meanwhile does not speak of what it has made."""
+        self._check_claim()
+        made = make_savepoint(self._storage, completed, to=to, token=token)
+        self._check_claim()
+        return made
+
+    def _check_claim(self) -> None:
+        claim = newest_claim(self._storage, self._claimant)
+        if claim is not None:
+            claim.check()
 
     def _refuse_if_there_is_nothing(self) -> None:
         loop = self._present()

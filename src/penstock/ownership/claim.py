@@ -110,6 +110,12 @@ class Claim:
         return FencedError(text, run=self.run, owner=owner)
 
 
+def newest_claim(storage: Storage, claimant: Claimant) -> Claim | None:
+    """The claim of the newest run of a start; None as long as it has had none."""
+    run = claimant.newest_run
+    return None if run is None else Claim(storage, run, claimant.token)
+
+
 def newest_run(storage: Storage) -> RunId:
     """The owner of the job; 0 when it never ran."""
     return RunId(max((run for _, run in records(storage, "json")), default=0))

@@ -19,8 +19,12 @@ import msgspec
 
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.errors import PenstockError, UnavailableError
+from penstock.ownership.claim import newest_run
+from penstock.ownership.heartbeat import last_beat
+from penstock.ownership.small_files import read_small
 from penstock.randomness import SYSTEM_RANDOMNESS
 from penstock.storage import Storage
+from penstock.wording import duration
 
 _log = logging.getLogger(__name__)
 
@@ -29,6 +33,8 @@ HOLD_S = 120.0
 RENEW_S = 20.0
 BELIEVED_S = 3600.0
 """A hold that says to be good for longer than this is not one of ours, or a clock is wrong: it must not keep checkpoints for ever."""
+FAR_S = 1e9
+"""A difference of clocks is told up to this one."""
 TOKEN_DIGITS = 32
 
 _FILE = re.compile(r"holds/([0-9a-f]{1,64})\.json")
@@ -78,6 +84,12 @@ def find_holds(storage: Storage, now: float) -> FoundHolds:
     """Look. One listing, where nobody holds."""
     names = [name for name in storage.names("holds") if _FILE.fullmatch(name)]
     found = {name: _read(storage, name) for name in names}
+    for name, hold in found.items():
+        if hold is not None and hold.until >= now + BELIEVED_S:
+            _log.warning(
+                "%s in %s is not believed: it is to be good for %s, and no hold is. Whoever reads holds nothing; set the clock there",
+                *(name, storage.uri, duration(min(hold.until - now, FAR_S))),
+            )
     good = [hold for hold in found.values() if hold is not None and hold.is_good(now)]
     return FoundHolds(good, [name for name, hold in found.items() if not _may_come_back(hold, now)])
 
@@ -89,12 +101,28 @@ def _may_come_back(hold: Hold | None, now: float) -> bool:
 
 def _read(storage: Storage, name: str) -> Hold | None:
     try:
-        return _HOLDS.decode(storage.get(name))
+        return read_small(storage, name, _HOLDS)
     except FileNotFoundError:
-        return None  # released in this moment
+        return None  # released in this moment, or no file
     except msgspec.DecodeError as error:
         _log.warning("%s in %s is not readable, it holds nothing: %s", name, storage.uri, error)
         return None
+
+
+def _warn_if_behind(storage: Storage, now: float) -> None:
+    """A job whose clock is far ahead of this one takes a hold for that of a dead reader."""
+    try:
+        run = newest_run(storage)
+        heartbeat = last_beat(storage, run) if run else None
+    except PenstockError as error:
+        _log.debug("it cannot be seen whether the clocks differ: %s", error)
+        return
+    if heartbeat is not None and heartbeat.at - now > HOLD_S / 2:
+        _log.warning(
+            "the clock here is %s behind that of run %d of the job in %s: what is read may be deleted meanwhile; set the clocks, or read "
+            "while the job stands still",
+            *(duration(min(heartbeat.at - now, FAR_S)), run, storage.uri),
+        )
 
 
 @contextmanager
@@ -113,6 +141,7 @@ def holding(
                 _log.warning("a hold on checkpoints in %s could not be renewed: %s", storage.uri, error)
 
     put_hold(storage, token, clock.wall(), why)
+    _warn_if_behind(storage, clock.wall())
     thread = threading.Thread(target=renew, name="penstock-hold", daemon=True)
     thread.start()
     try:

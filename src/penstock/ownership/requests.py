@@ -6,7 +6,8 @@
 
 What always holds:
 1. A request is performed only by the run that owns the job, after it has taken it on and has looked at its claim then.
-2. One that its asker has taken back is never performed, and one that was taken on cannot be taken back.
+2. One that its asker has taken back is never performed, and one that was taken on cannot be taken back. Its asker deletes all three
+   files then, the request first: so who has taken it on looks whether the request is still there, before anything is done.
 3. One whose time is over is answered as such. So is one that cannot be read, or that asks for something unknown.
 4. When a run dies in the middle, the next one performs it again or answers: nothing but the answer ends it.
 """
@@ -22,11 +23,14 @@ import msgspec
 
 from penstock.errors import CorruptStateError
 from penstock.ids import RunId
+from penstock.ownership.small_files import read_small
 from penstock.storage import Storage
 from penstock.wording import storable
 
 ID_DIGITS = 32
 LONGEST_ERROR = 4000
+LATEST = 1e11
+"""No time is later, in seconds since the epoch: some thousand years."""
 
 Facts = dict[str, Any]
 """What an answer says besides yes or no: names with numbers and texts."""
@@ -121,7 +125,7 @@ def read_request(storage: Storage, request: str) -> Request:
     """What is asked for. Raises `CorruptStateError` when it is not to be understood, `FileNotFoundError` when it is gone."""
     name = f"requests/{request}.json"
     try:
-        return _REQUESTS.decode(storage.get(name))
+        return _clamped(read_small(storage, name, _REQUESTS))
     except msgspec.DecodeError as error:
         raise CorruptStateError(
             f"{name} in {storage.uri} is no request that this version of Penstock understands: {error}; nothing was done; ask with the "
@@ -130,10 +134,21 @@ def read_request(storage: Storage, request: str) -> Request:
         ) from error
 
 
+def _clamped(wish: Request) -> Request:
+    """Times with which one can reckon, whatever was written."""
+    asked_at, until = (min(max(0.0, time), LATEST) for time in (wish.asked_at, wish.until))
+    return msgspec.structs.replace(wish, asked_at=asked_at, until=until)
+
+
+def is_asked_for(storage: Storage, request: str) -> bool:
+    """Whether it is still there. Behind `take_on` that is final: a decision is deleted after its request."""
+    return storage.size(f"requests/{request}.json") is not None
+
+
 def take_on(storage: Storage, request: str, run: RunId) -> bool:
     """Decide to perform it; false when its asker has taken it back. True also when an earlier run had decided so, and died.
 
-    The claim is to be checked behind it, before anything is done.
+    `is_asked_for` and the claim are to be checked behind it, before anything is done.
     """
     return _decided(storage, request, run) is not None
 
@@ -146,7 +161,7 @@ def take_back(storage: Storage, request: str) -> bool:
 def taken_on_by(storage: Storage, request: str) -> int | None:
     """The run that has taken it on, if one has."""
     try:
-        return _TAKEN.decode(storage.get(f"requests/{request}.taken")).run
+        return read_small(storage, f"requests/{request}.taken", _TAKEN).run
     except (FileNotFoundError, msgspec.DecodeError):
         return None
 
@@ -167,7 +182,7 @@ def read_answer(storage: Storage, request: str) -> Done | None:
     """What came of it; None as long as nobody has said so."""
     name = f"requests/{request}.done"
     try:
-        return _DONE.decode(storage.get(name))
+        return read_small(storage, name, _DONE)
     except FileNotFoundError:
         return None
     except msgspec.DecodeError as error:

@@ -393,9 +393,9 @@ def _delete_leftovers(storage: Storage, point: RestorePoint, now: float) -> list
     needed = {name for completed in point.retained for name in completed.files}
     needed |= point.begun_files
     unnamed = [name for name in storage.names("state") if name not in needed]
-    if (stale or unnamed) and find_holds(storage, now).good:
+    if (stale or unnamed) and _may_be_held(storage, now):
         _log.info(
-            "%s later: somebody reads a checkpoint",
+            "%s later: somebody reads a checkpoint, or may do so",
             counted(len(stale) + len(unnamed), "file is deleted", "files are deleted"),
         )
         return [*stale, *unnamed]
@@ -408,3 +408,12 @@ def _delete_leftovers(storage: Storage, point: RestorePoint, now: float) -> list
     if cleaned:
         _log.info("deleted %s of dead writers", counted(cleaned, "unfinished file"))
     return []
+
+
+def _may_be_held(storage: Storage, now: float) -> bool:
+    """Whether somebody reads a checkpoint. Holds may be files of another user, and are in no start's way."""
+    try:
+        return bool(find_holds(storage, now).good)
+    except UnavailableError as error:
+        _log.warning("it cannot be seen whether somebody reads a checkpoint: %s", error)
+        return True

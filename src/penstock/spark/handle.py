@@ -31,7 +31,7 @@ from penstock.ownership.claim import Claimant
 from penstock.ownership.descent import read_descents
 from penstock.ownership.ends import How
 from penstock.ownership.heartbeat import beating, refuse_if_running
-from penstock.ownership.requests import Facts, Kind, Request
+from penstock.ownership.requests import LONGEST_ERROR, Facts, Kind, Request
 from penstock.randomness import SYSTEM_RANDOMNESS
 from penstock.recovery.changes import Changes
 from penstock.recovery.forget import forget_everything
@@ -49,7 +49,7 @@ from penstock.spark.tasks import take_over_all
 from penstock.spark.verdicts import add_what_follows, given_up, is_final, may_come_up, restart_line
 from penstock.state.local_files import forget_earlier_runs, job_dir, make_job_dir, run_dir
 from penstock.storage import Storage
-from penstock.wording import counted
+from penstock.wording import counted, storable
 
 if TYPE_CHECKING:
     from penstock.job import Job
@@ -106,7 +106,11 @@ class JobHandle:
         self._latest = LatestPositions(compiled.session, job.graph.sources)
         self._run: QueryRun | None = None
         self._deeds = JobDeeds(
-            spec.storage, present=self._present_loop, stop=self._stopping.set, cancel=self._begin_to_cancel
+            spec.storage,
+            self._claimant,
+            present=self._present_loop,
+            stop=self._stopping.set,
+            cancel=self._begin_to_cancel,
         )
         self._answering = Answering(
             spec.storage, self._claimant, self._deeds, in_background=self._in_background
@@ -350,14 +354,18 @@ class JobHandle:
         helper.start()
 
     def _let_helpers_end(self) -> None:
-        """Who waits for a checkpoint need not; a savepoint that is being written is finished, unless all is to end now."""
+        """Who waits for a checkpoint need not; a savepoint that is being written is finished, unless all is to end now.
+
+        Nothing more is taken on: how the job ends is decided, and there is to be no helper that nobody waits for.
+        """
+        self._answering.close()
         self._deeds.no_further_run()
         for helper in self._helpers if not self._cancelled else ():
             helper.join()
 
     def _answer_those_who_wait_for_the_end(self, met: BaseException | None) -> None:
         facts: Facts = {"status": self._status.value, "checkpoint": self.progress.checkpoint}
-        facts |= {} if met is None else {"failing": f"{type(met).__name__}: {met}"}
+        facts |= {} if met is None else {"failing": storable(f"{type(met).__name__}: {met}")[:LONGEST_ERROR]}
         facts |= self._deeds.how_to_stop.made or {}
         failed = None if self._cancelled else self._failure or self._deeds.why_the_stop_failed()
         self._answering.ended(facts, failed)
