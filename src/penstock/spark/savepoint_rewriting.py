@@ -46,7 +46,7 @@ from penstock.spark.tasks import readable
 from penstock.state.backends.base import VALUES, OnRescale, StateLayout
 from penstock.state.backends.sorted_file import numbered_schema
 from penstock.state.handle import Due
-from penstock.state.keys import MAX_KEY_GROUPS, SORT_KEY
+from penstock.state.keys import MAX_KEY_GROUPS
 from penstock.state.lifetimes import LONG_AGO_US, Measure
 from penstock.state.order_numbers import order_numbers
 from penstock.state.subtask_rows import share_of, subtask_sort_key
@@ -243,7 +243,7 @@ class Rewriting:
             else F.col(name)
             for name in table.names[len(table.identity) :]
         ]
-        return both.select(SORT_KEY, *table.identity, *corrected)
+        return both.select(*table.numbers, *table.identity, *corrected)
 
     def _stamps(self, table: OperatorTable) -> dict[str, int | None]:
         """What is corrected counts as touched at the savepoint."""

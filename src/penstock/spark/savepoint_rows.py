@@ -33,7 +33,7 @@ from penstock.spark.key_columns import check_keys, normal, quoted, sort_key
 from penstock.spark.safe_casts import loses_nothing
 from penstock.spark.savepoint_files import WRONG_HASH, OperatorTable
 from penstock.state.backends.base import VALUES, OnRescale, StateLayout, TableLayout
-from penstock.state.keys import GROUP_SHIFT, SORT_KEY
+from penstock.state.keys import GROUP_SHIFT, ORDER, SORT_KEY
 from penstock.wording import did_you_mean
 
 TIMERS = {f"timers by {by}": timer_table(by, pa.schema([])).name for by in KINDS}
@@ -215,7 +215,10 @@ class OperatorRows:
         return normal(cast, kind) if is_identity else cast
 
     def placed(self, rows: DataFrame, table: OperatorTable) -> DataFrame:
-        """Prepared rows with their sort key; columns that are not among them are null, and a count is 0."""
+        """Prepared rows with their sort key; columns that are not among them are null, and a count is 0.
+
+        Rows that were stored before keep their second sort number.
+        """
         keys, rows = self._hashed(rows, table)
         number = sort_key(keys, self.max_parallelism)
         if (
@@ -230,7 +233,8 @@ class OperatorRows:
             ).alias(plain)
             for field, plain in zip(table.fields, table.names, strict=True)
         ]
-        return rows.select(number.alias(SORT_KEY), *columns)
+        orders = [F.col(ORDER)] if ORDER in rows.columns else []
+        return rows.select(number.alias(SORT_KEY), *orders, *columns)
 
     def _hashed(self, rows: DataFrame, table: OperatorTable) -> tuple[tuple[str, ...], DataFrame]:
         """The columns that say where a row goes: those of the key, and the start of a window that is a key of its own."""
