@@ -1,0 +1,51 @@
+"""What `rewrite_savepoint` changes beside rows: positions of sources, and names."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from penstock.checkpoint.completed import Barrier, SourceFile, SourceTime, TimeReached
+from penstock.errors import ConfigError, IncompatibleStateError, PenstockError
+from penstock.spark.savepoint_rewriting import moved_to
+
+KAFKA = '{"views":{"0":100,"1":100}}'
+FILES = '{"logOffset":3}'
+NOTES = tuple(SourceFile(f"{number}/0", f"sources/{number}", 7, "aa") for number in (0, 1, 2))
+BARRIER = Barrier(
+    {"clicks": {"views": {"0": 100, "1": 100}}, "files": {"logOffset": 3}, "pair": [5, 6]},
+    f"v1\n{{}}\n{KAFKA}\n{FILES}\n5\n6",
+    NOTES,
+    TimeReached({"hours": 9}, {"clicks": SourceTime(9), "files": SourceTime(8)}),
+)
+
+
+def test_sources_are_moved() -> None:
+    """A source goes on where it is told. Its event time begins anew; what it has noted stays, unless it begins anew itself."""
+    moved = moved_to(BARRIER, {"clicks": '{"views": {"0": 50, "1": 100}}', "files": "start", "pair": [5, 7]})
+    assert moved.progress_log == 'v1\n{}\n{"views":{"0":50,"1":100}}\n-\n5\n7'
+    assert moved.positions == {"clicks": {"views": {"0": 50, "1": 100}}, "files": None, "pair": [5, 7]}
+    assert [note.path for note in moved.source_log] == ["0/0", "2/0"]
+    assert moved.time == TimeReached({"hours": 9})
+    assert moved_to(BARRIER, {"files": None}).positions["files"] is None
+    assert moved_to(BARRIER, {}) is BARRIER
+
+
+@pytest.mark.parametrize(
+    ("positions", "error", "said"),
+    [
+        ({"clicks": {"views": {"0": 50}}}, IncompatibleStateError, r"says nothing of views\.1"),
+        ({"clicks": {"other": {"0": 50, "1": 50}}}, IncompatibleStateError, r"says nothing of views\.0"),
+        ({"clicks": 7}, IncompatibleStateError, "says nothing of"),
+        ({"clicks": "soon"}, ConfigError, "is not allowed"),
+        ({"clicks": "latest"}, ConfigError, "only a job can ask"),
+        ({"files": {"logOffset": 300}}, IncompatibleStateError, "can only go back"),
+        ({"pair": [5]}, ConfigError, "has 2 streaming sources"),
+        ({"click": 7}, ConfigError, "the savepoint has the sources clicks"),
+    ],
+)
+def test_positions_that_cannot_be(positions: dict[str, Any], error: type[PenstockError], said: str) -> None:
+    """What is refused for a start is refused here: a partition that is left out would begin anywhere."""
+    with pytest.raises(error, match=said):
+        moved_to(BARRIER, positions)
