@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from penstock.checkpoint.completed import Barrier, SourceFile, SourceTime, TimeReached
 from penstock.errors import ConfigError, IncompatibleStateError, PenstockError
-from penstock.spark.savepoint_rewriting import moved_to
+from penstock.spark.savepoint_rewriting import moved_to, renamed_time
 
 KAFKA = '{"views":{"0":100,"1":100}}'
 FILES = '{"logOffset":3}'
@@ -49,3 +50,19 @@ def test_positions_that_cannot_be(positions: dict[str, Any], error: type[Penstoc
     """What is refused for a start is refused here: a partition that is left out would begin anywhere."""
     with pytest.raises(error, match=said):
         moved_to(BARRIER, positions)
+
+
+def test_time_goes_along_with_names() -> None:
+    """All that is known of the time of an operator is found under its new uid; what is known by source stays where it is."""
+    by_source, by_operator = {"sources"}, {"watermarks_us", "to_go_on_from_us", "over_us"}
+    dictionaries = {
+        one.name
+        for one in msgspec.structs.fields(TimeReached)
+        if isinstance(getattr(TimeReached(), one.name), dict)
+    }
+    assert dictionaries == by_source | by_operator, "a new one: is it by operator?"
+    known = {name: {"hours": 9, "days": 8} for name in by_operator}
+    barrier = Barrier(time=TimeReached(sources={"hours": SourceTime(9)}, **known))
+    moved = renamed_time(barrier, {"hours": "each-hour"}).time
+    assert [getattr(moved, name) for name in by_operator] == [{"each-hour": 9, "days": 8}] * 3
+    assert moved.sources == {"hours": SourceTime(9)}

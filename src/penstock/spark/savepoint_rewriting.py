@@ -390,6 +390,7 @@ def renamed_time(barrier: Barrier, rename: Mapping[str, str]) -> Barrier:
         barrier.time,
         watermarks_us=_under(barrier.time.watermarks_us, rename),
         to_go_on_from_us=_under(barrier.time.to_go_on_from_us, rename),
+        over_us=_under(barrier.time.over_us, rename),
     )
     return msgspec.structs.replace(barrier, time=time)
 
