@@ -61,7 +61,7 @@ def test_time_goes_along_with_names() -> None:
         if isinstance(getattr(TimeReached(), one.name), dict)
     }
     assert dictionaries == by_source | by_operator, "a new one: is it by operator?"
-    known = {name: {"hours": 9, "days": 8} for name in by_operator}
+    known: dict[str, Any] = {name: {"hours": 9, "days": 8} for name in by_operator}
     barrier = Barrier(time=TimeReached(sources={"hours": SourceTime(9)}, **known))
     moved = renamed_time(barrier, {"hours": "each-hour"}).time
     assert [getattr(moved, name) for name in by_operator] == [{"each-hour": 9, "days": 8}] * 3
