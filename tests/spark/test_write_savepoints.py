@@ -85,6 +85,14 @@ class Site:
         views.write_to(self._table(name, "views"), uid="views-out")
         return job
 
+    def job_with_windows(self, spark: Any, name: str) -> ps.Job:
+        """With windows by a number of rows besides."""
+        job = self.job(spark, name)
+        keyed = job.read(self.log.read(spark), uid="again").key_by("app")
+        fives = keyed.window(ps.count_window(5)).aggregate(n=F.count("*"), uid="fives")
+        fives.write_to(ps.sinks.Files(self.root / name / "fives"), uid="fives-out")
+        return job
+
     def _table(self, name: str, table: str) -> ps.sinks.SQLite:
         return ps.sinks.SQLite(self.root / name / "out.db", table=table, mode="upsert", key=["app"])
 
@@ -399,6 +407,7 @@ def refusals(spark: Any, site: Site) -> dict[str, tuple[str, dict[str, Any]]]:
         "no order": ("take the key .app. and recent_position, recent", {"state": {"visits": {"recent": frame("app string, recent long")}}}),
         "an average": ("'mean' keeps more than its result", {"state": {"views": frame("app string, mean double")}}),
         "distinct": ("'users' keeps more than its result", {"state": {"views": frame("app string, users long")}}),
+        "a count window": ("'n' is that of windows by a number of rows", {"state": {"fives": frame("app string, n long")}}),
         "no frame": ("is given as 3", {"state": {"visits": 3}}),
         "history of code": ("is no aggregate", {"history": {"visits": past}}),
         "history without a column": ("no column 'user', which it aggregates", {"history": {"views": past.drop("user")}}),
@@ -414,7 +423,7 @@ def test_wrong_use(spark: Any, tmp_path: Path) -> None:
     """What cannot be is refused before anything is written, with both sides named; what only the rows show leaves the folder empty."""
     site = Site(tmp_path)
     site.fill(20)
-    job = site.job(spark, "new")
+    job = site.job_with_windows(spark, "new")
     for said, given in refusals(spark, site).values():
         with pytest.raises(ConfigError, match=said):
             ps.write_savepoint(tmp_path / "refused", job, **given)
@@ -438,7 +447,7 @@ def test_wrong_use(spark: Any, tmp_path: Path) -> None:
         (r"\('a', 1\) is no key of it; its key is \(app\)", {"delete": {"visits": [("a", 1)]}}),
         ("two operators would be called", {"rename": {"visits": "same-1", "views": "same-1"}}),
         ("max_parallelism", {"max_parallelism": 0}),
-        ("the savepoint has the source clicks", {"positions": {"x": 1}}),
+        ("the savepoint has the sources clicks, again", {"positions": {"x": 1}}),
         ("'counts' does not exist", {"state": {"visits": spark.sql("select 'a' app, 1L counts")}}),
     ]
     ps.write_savepoint(

@@ -1,15 +1,22 @@
-"""What `rewrite_savepoint` changes beside rows: positions of sources, and names."""
+"""What can be written into a savepoint, and what `rewrite_savepoint` changes beside rows: positions of sources, and names."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import msgspec
+import pyarrow as pa
 import pytest
 
 from penstock.checkpoint.completed import Barrier, SourceFile, SourceTime, TimeReached
 from penstock.errors import ConfigError, IncompatibleStateError, PenstockError
+from penstock.operators.aggregates import AggregateSpec, Kind, Partial
+from penstock.operators.count_windows import CountSpec
+from penstock.operators.window_kinds import CountWindows
+from penstock.recovery.lifetimes import described, stored_layout
 from penstock.spark.savepoint_rewriting import moved_to, renamed_time
+from penstock.spark.savepoint_rows import OperatorRows
+from penstock.state.backends.base import Parts, StateLayout
 
 KAFKA = '{"views":{"0":100,"1":100}}'
 FILES = '{"logOffset":3}'
@@ -66,3 +73,16 @@ def test_time_goes_along_with_names() -> None:
     moved = renamed_time(barrier, {"hours": "each-hour"}).time
     assert [getattr(moved, name) for name in by_operator] == [{"each-hour": 9, "days": 8}] * 3
     assert moved.sources == {"hours": SourceTime(9)}
+
+
+COUNTED = AggregateSpec("n", Kind.SUM, (Partial("__n_sum", Kind.SUM, pa.int64()),), pa.int64())
+KEY = pa.schema([("app", pa.string())])
+
+
+def test_windows_by_a_number_of_rows_are_not_written() -> None:
+    """Aggregates of a window that is not full mean nothing without the number of its rows: nobody can give them, to a job or a savepoint."""
+    layout = CountSpec(KEY, CountWindows(5), (COUNTED,)).layout()
+    for kind in (layout, stored_layout(described(layout))):
+        assert OperatorRows("fives", kind, 128).states == []
+    plain = StateLayout(KEY, pa.schema([("__n_sum", pa.int64())]), parts=Parts.AGGREGATES)
+    assert OperatorRows("views", plain, 128).states == ["n"]

@@ -24,6 +24,7 @@ from pyspark.sql.types import ArrayType, DataType, MapType, TimestampNTZType, Ti
 
 from penstock.errors import ConfigError
 from penstock.operators.aggregates import Kind, partial_name
+from penstock.operators.count_windows import SIZE
 from penstock.operators.time_column import TimeColumn
 from penstock.operators.timers import AT, KINDS, timer_table
 from penstock.operators.window_kinds import size_of_tumbling
@@ -64,6 +65,8 @@ class OperatorRows:
     def _columns_by_state(self) -> dict[str, str]:
         """Stored columns by the names that a user knows: the states themselves, or the aggregates of which one number is kept."""
         stored = [field.name for field in self.layout.by_name[VALUES].visible]
+        if self._counts_rows:
+            return {}
         found = {name: name for name in stored if not name.startswith("__")}
         for kind in Kind:
             for name in stored:
@@ -75,6 +78,11 @@ class OperatorRows:
                 if known == [name] and kind is not Kind.COUNT_DISTINCT:
                     found[aggregate] = name
         return found
+
+    @property
+    def _counts_rows(self) -> bool:
+        """Whether these are windows of so many rows: what is kept of one means nothing without the number of its rows."""
+        return any(name.startswith(SIZE) for name in self.layout.value.names)
 
     # ── what was given ─────────────────────────────────────────────────────────────────────────
 
@@ -106,6 +114,8 @@ class OperatorRows:
         table = self.layout.by_name.get(name)
         if table is not None and table.on_rescale is not OnRescale.BY_KEY:
             why = "is a state of subtasks, of no key, which cannot be written; let the job begin without it"
+        elif self._counts_rows:
+            why = "is that of windows by a number of rows, which cannot be written; leave the operator out"
         elif any(partial_name(name, kind) in self.layout.value.names for kind in Kind):
             why = "keeps more than its result, which alone cannot be set; write_savepoint computes it from history={...}"
         else:
