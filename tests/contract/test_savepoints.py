@@ -387,6 +387,40 @@ def test_uids_and_notes_that_lead_elsewhere(saved: LocalStorage) -> None:
             read_manifest(saved)
 
 
+@pytest.mark.parametrize("table", [VALUES, "shops", "timers", "rules / all"])
+@pytest.mark.parametrize("parallelism", [2, 3])
+def test_files_of_another_part(site: Site, saved: LocalStorage, table: str, parallelism: int) -> None:
+    """A manifest with right checksums that takes a file for another part is refused: its rows would be left out without a word."""
+    manifest = read_manifest(saved)
+    operator = manifest.operators["cards"]
+    swapped = tuple(msgspec.structs.replace(file, part=1 - file.part) for file in operator.files[table])
+    wrong = msgspec.structs.replace(operator, files={**operator.files, table: swapped})
+    with pytest.raises(CorruptStateError, match=r"says that it is part \d of 2, and it has rows of part \d"):
+        site.loaded(msgspec.structs.replace(manifest, operators={"cards": wrong}), "filesystem", parallelism)
+
+
+def test_other_number_of_parts(site: Site, saved: LocalStorage) -> None:
+    """The same for a manifest that says that there are more parts than the files were cut into."""
+    manifest = msgspec.structs.replace(read_manifest(saved), parallelism=3)
+    with pytest.raises(CorruptStateError, match="part 0 of 3, and it has rows of part 2"):
+        site.loaded(manifest, "filesystem", 2)
+
+
+def test_rows_of_another_subtask(site: Site, saved: LocalStorage) -> None:
+    """A row of a subtask that lies where that of another belongs is refused as well."""
+    manifest = read_manifest(saved)
+    operator = manifest.operators["cards"]
+    first, *others = operator.files["rules / all"]
+    path = site.root / "saved" / first.path
+    rows = pq.read_table(path)
+    at = rows.schema.get_field_index("__subtask")
+    pq.write_table(rows.set_column(at, rows.schema.field(at), pa.array([1], SUBTASK.type)), path)
+    forged = msgspec.structs.replace(first, size=path.stat().st_size, checksum=_hash(path.read_bytes()))
+    wrong = msgspec.structs.replace(operator, files={**operator.files, "rules / all": (forged, *others)})
+    with pytest.raises(CorruptStateError, match="part 0 of 2, and it has rows of part 1"):
+        site.loaded(msgspec.structs.replace(manifest, operators={"cards": wrong}), "filesystem", 2)
+
+
 @pytest.mark.parametrize(
     ("change", "error", "said"),
     [

@@ -10,6 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.dataset as ds
+import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import functions as F
 
@@ -19,6 +20,7 @@ from penstock.ownership.descent import read_descents
 from penstock.recovery.history import read_history
 from penstock.savepoint.create import create_savepoint
 from penstock.savepoint.manifest import read_manifest
+from penstock.state.keys import GROUP_SHIFT, SORT_KEY
 from penstock.storage import LocalStorage
 
 pytestmark = pytest.mark.spark
@@ -81,6 +83,14 @@ class Site:
             uid="views",
         )
         views.write_to(self._table(name, "views"), uid="views-out")
+        return job
+
+    def job_with_windows(self, spark: Any, name: str) -> ps.Job:
+        """With windows by a number of rows besides."""
+        job = self.job(spark, name)
+        keyed = job.read(self.log.read(spark), uid="again").key_by("app")
+        fives = keyed.window(ps.count_window(5)).aggregate(n=F.count("*"), uid="fives")
+        fives.write_to(ps.sinks.Files(self.root / name / "fives"), uid="fives-out")
         return job
 
     def _table(self, name: str, table: str) -> ps.sinks.SQLite:
@@ -308,6 +318,77 @@ def test_other_key_groups(spark: Any, tmp_path: Path) -> None:
     assert last.rows("seen") == timed.log.table().num_rows
 
 
+class Listed(ps.WindowProcess):
+    """The rows of a window, by their numbers."""
+
+    def process(self, key: Any, window: Any, rows: Any, ctx: ps.Context) -> Any:
+        yield key, ",".join(str(row.n) for row in rows)
+
+
+def job_by_time(spark: Any, root: Path) -> ps.Job:
+    """Operators whose second sort number is a moment that follows from no column, or from one of several: nothing closes here."""
+    log = ps.sources.PartitionedLog(root / "log", "app string, n long, at timestamp", 1)
+    moments = [datetime(2025, 1, 1, tzinfo=UTC) + timedelta(minutes=n) for n in range(30)]
+    apps = [f"app{n % 3}" for n in range(30)]
+    log.append(
+        0, pa.table({"app": apps, "n": list(range(30)), "at": pa.array(moments, pa.timestamp("us", "UTC"))})
+    )
+    job = ps.Job(
+        "by-time",
+        storage=root / "store",
+        local_dir=root / "local",
+        parallelism=2,
+        checkpoint=ps.Checkpointing(interval="1ms"),
+        restart=ps.no_restart(),
+    )
+    rows = job.read(log.read(spark), uid="clicks", event_time="at", out_of_order="1d", idle_after=None)
+    other = rows.transform(lambda frame: frame.selectExpr("app", "at at2", "n n2").where("n2 % 2 = 0"))
+    keyed = rows.key_by("app")
+    results = {
+        "lists": keyed.window(ps.tumbling("10min")).process(
+            Listed(), uid="lists", schema="app string, n string"
+        ),
+        "slides": keyed.window(ps.sliding("10min", every="5min")).process(
+            Listed(), uid="slides", schema="app string, n string"
+        ),
+        "stretches": keyed.window(ps.session("2min")).process(
+            Listed(), uid="stretches", schema="app string, n string"
+        ),
+        "sessions": keyed.window(ps.session("2min")).aggregate(n=F.count("*"), uid="sessions"),
+        "early": keyed.window(ps.tumbling("10min"), early="1d").aggregate(n=F.count("*"), uid="early"),
+        "paid": rows.join(
+            other, on="app", within=("0s", "1min"), how="full", event_time=("at", "at2"), uid="paid"
+        ),
+    }
+    for uid, result in results.items():
+        result.write_to(ps.sinks.Files(root / uid), uid=f"{uid}-out")
+    return job
+
+
+def stored_rows(folder: Path) -> dict[str, list[str]]:
+    """By table the rows as they are stored, without the key group."""
+    found: dict[str, list[str]] = {}
+    for file in sorted(folder.glob("state/*/*/*.parquet")):
+        rows = pq.read_table(file).to_pylist()
+        shown = [str({**row, SORT_KEY: row[SORT_KEY] % (1 << GROUP_SHIFT)}) for row in rows]
+        found.setdefault(f"{file.parts[-3]}/{file.parts[-2]}", []).extend(shown)
+    return {name: sorted(rows) for name, rows in found.items()}
+
+
+def test_rows_keep_their_order(spark: Any, tmp_path: Path) -> None:
+    """Whatever a savepoint is rewritten for, rows that are not changed are stored as before: also the number that only the operator knows."""
+    job_by_time(spark, tmp_path).run(available_now=True)
+    saved_of(tmp_path / "store/by-time", tmp_path / "saved")
+    before = stored_rows(tmp_path / "saved")
+    assert len(before) == 11, list(before)
+    ps.rewrite_savepoint(spark, tmp_path / "saved", tmp_path / "other", max_parallelism=512)
+    assert stored_rows(tmp_path / "other") == before
+    operators = read_manifest(LocalStorage(tmp_path / "saved")).operators
+    nobody = {uid: ["nobody"] for uid in operators}
+    ps.rewrite_savepoint(spark, tmp_path / "saved", tmp_path / "deleted", delete=nobody)
+    assert stored_rows(tmp_path / "deleted") == before
+
+
 def refusals(spark: Any, site: Site) -> dict[str, tuple[str, dict[str, Any]]]:
     """What is refused, by what is said of it, while nothing has run yet."""
 
@@ -326,6 +407,7 @@ def refusals(spark: Any, site: Site) -> dict[str, tuple[str, dict[str, Any]]]:
         "no order": ("take the key .app. and recent_position, recent", {"state": {"visits": {"recent": frame("app string, recent long")}}}),
         "an average": ("'mean' keeps more than its result", {"state": {"views": frame("app string, mean double")}}),
         "distinct": ("'users' keeps more than its result", {"state": {"views": frame("app string, users long")}}),
+        "a count window": ("'n' is that of windows by a number of rows", {"state": {"fives": frame("app string, n long")}}),
         "no frame": ("is given as 3", {"state": {"visits": 3}}),
         "history of code": ("is no aggregate", {"history": {"visits": past}}),
         "history without a column": ("no column 'user', which it aggregates", {"history": {"views": past.drop("user")}}),
@@ -341,7 +423,7 @@ def test_wrong_use(spark: Any, tmp_path: Path) -> None:
     """What cannot be is refused before anything is written, with both sides named; what only the rows show leaves the folder empty."""
     site = Site(tmp_path)
     site.fill(20)
-    job = site.job(spark, "new")
+    job = site.job_with_windows(spark, "new")
     for said, given in refusals(spark, site).values():
         with pytest.raises(ConfigError, match=said):
             ps.write_savepoint(tmp_path / "refused", job, **given)
@@ -365,7 +447,7 @@ def test_wrong_use(spark: Any, tmp_path: Path) -> None:
         (r"\('a', 1\) is no key of it; its key is \(app\)", {"delete": {"visits": [("a", 1)]}}),
         ("two operators would be called", {"rename": {"visits": "same-1", "views": "same-1"}}),
         ("max_parallelism", {"max_parallelism": 0}),
-        ("the savepoint has the source clicks", {"positions": {"x": 1}}),
+        ("the savepoint has the sources clicks, again", {"positions": {"x": 1}}),
         ("'counts' does not exist", {"state": {"visits": spark.sql("select 'a' app, 1L counts")}}),
     ]
     ps.write_savepoint(

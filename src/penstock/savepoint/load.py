@@ -1,6 +1,7 @@
 """Load the tables of a savepoint into the state of a job's subtasks, whatever their number and backend. Executors.
 
-Each new subtask reads the files that may hold rows of its key groups, and writes those that are its own.
+Each new subtask reads the files that may hold rows of its key groups, and writes those that are its own. Which files these are follows from
+what the manifest says about each, and is compared with the rows in it.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import msgspec
 import pyarrow as pa
 
 from penstock.checkpoint.completed import SubtaskReport
+from penstock.errors import CorruptStateError
 from penstock.ids import RunId
 from penstock.recovery.lifetimes import stored_layout
 from penstock.recovery.taking_over import Taken
@@ -25,11 +27,11 @@ from penstock.savepoint.tables import read_table
 from penstock.state.backends.base import OnRescale, StateBackend, StateLayout, TableLayout, Workplace
 from penstock.state.backends.merge import Ownership
 from penstock.state.handle import StateHandle
-from penstock.state.keys import SORT_KEY, share_groups
+from penstock.state.keys import SORT_KEY, key_groups, owners, share_groups
 from penstock.state.lifetimes import LONG_AGO_US, StateTime
 from penstock.state.local_files import begin_run
 from penstock.state.rewriting import upload_new, write_rows
-from penstock.state.subtask_rows import RowsByTable, take_over
+from penstock.state.subtask_rows import SUBTASK, RowsByTable, take_over
 from penstock.storage import Storage
 
 
@@ -124,7 +126,18 @@ class _Loading:
         return [file for file in files if share_groups(index, self.workplace.parallelism, file.part, former)]
 
     def _read(self, file: SavedFile, table: TableLayout) -> Iterator[pa.RecordBatch]:
-        return read_table(self.load.folder, file, table, self.scratch)
+        """Its rows, all of which are of the part that the manifest says: others would be left out here, and nobody else reads them."""
+        folder, parallelism = self.load.folder, self.load.manifest.parallelism
+        for batch in read_table(folder, file, table, self.scratch):
+            strange = strange_part(batch, table, file.part, parallelism)
+            if strange is not None:
+                raise CorruptStateError(
+                    f"{file.path} of the savepoint {folder.uri} is corrupt: the manifest says that it is part {file.part} of "
+                    f"{parallelism}, and it has rows of part {strange}; nothing was changed; take another copy of the savepoint",
+                    file=file.path,
+                    folder=folder.uri,
+                )
+            yield batch
 
     # ── rows of subtasks ───────────────────────────────────────────────────────────────────────
 
@@ -147,3 +160,11 @@ class _Loading:
             batches = [batch.select(schema.names) for file in files for batch in self._read(file, table)]
             found[table.name] = pa.Table.from_batches(batches, schema)
         return found
+
+
+def strange_part(rows: pa.RecordBatch, table: TableLayout, part: int, parallelism: int) -> int | None:
+    """Another part that has one of these rows; None where all of them are of this one."""
+    found = [owners(key_groups(rows.column(SORT_KEY).to_numpy()), parallelism)]
+    if table.on_rescale is not OnRescale.BY_KEY:
+        found.append(rows.column(SUBTASK.name).to_numpy())
+    return next((int(one[one != part][0]) for one in found if (one != part).any()), None)

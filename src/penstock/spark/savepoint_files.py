@@ -1,7 +1,9 @@
 """Rows of state between the files of a savepoint and DataFrames, in Spark's tasks. Driver and executors.
 
 On the way columns have plain names by their place, `c0`, `c1` and so on: identity first, then values, whatever they are called. In front of
-them is the sort key, which Spark computes. A file is one part: the rows of the key groups g with g mod parallelism = part, in order.
+them are the sort numbers. The sort key is computed by Spark. The second sort number of a row that was stored stays what it is: only the
+operator knows what it stands for, and many take it from no column that tells rows apart. A file is one part: the rows of the key groups g
+with g mod parallelism = part, in order.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark import TaskContext
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - PySpark's own convention
@@ -69,12 +72,16 @@ class OperatorTable:
         return self.names[: len(self.layout.identity)]
 
     @property
+    def numbers(self) -> list[str]:
+        """The sort numbers of its rows."""
+        return [SORT_KEY, ORDER] if self.layout.ordered else [SORT_KEY]
+
+    @property
     def schema(self) -> StructType:
-        """The same with Spark's types, the sort key in front."""
+        """The same with Spark's types, the sort numbers in front."""
+        numbers = [pa.field(name, pa.int64(), nullable=False) for name in self.numbers]
         fields = [field.with_name(name) for field, name in zip(self.fields, self.names, strict=True)]
-        columns: StructType = from_arrow_schema(
-            pa.schema([(SORT_KEY, pa.int64()), *fields]), prefer_timestamp_ntz=True
-        )
+        columns: StructType = from_arrow_schema(pa.schema([*numbers, *fields]), prefer_timestamp_ntz=True)
         return columns
 
 
@@ -113,8 +120,8 @@ class _Reading:
     table: OperatorTable
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        names = [SORT_KEY, *self.table.names]
-        wanted = [SORT_KEY, *(field.name for field in self.table.fields)]
+        names = [*self.table.numbers, *self.table.names]
+        wanted = [*self.table.numbers, *(field.name for field in self.table.fields)]
         with _scratch() as scratch:
             for encoded in (one for batch in batches for one in batch.column(0).to_pylist()):
                 for rows in read_table(self.folder, _FILES.decode(encoded), self.table.layout, Path(scratch)):
@@ -133,25 +140,29 @@ class Target:
 
 
 def store_rows(rows: DataFrame, to: Target, table: OperatorTable) -> list[Answer]:
-    """Write the rows of a table (columns as in its `schema`), one file a part; an answer for each, or for what is wrong."""
-    session, has_orders = rows.sparkSession, table.layout.ordered
-    numbers = [SORT_KEY, ORDER] if has_orders else [SORT_KEY]
-    rows = (_with_orders(rows, table) if has_orders else rows).select(*numbers, *table.names)
-    place = partition_by_number(session, subtask_of(to.parallelism), to.parallelism)
+    """Write the rows of a table, one file a part; an answer for each, or for what is wrong.
+
+    Their columns are as in its `schema`. The second sort number may be missing, or null, in rows that were not stored before.
+    """
+    rows = (_with_orders(rows, table) if table.layout.ordered else rows).select(*table.numbers, *table.names)
+    place = partition_by_number(rows.sparkSession, subtask_of(to.parallelism), to.parallelism)
     placed = repartitioned(rows, to.parallelism, place)
     # those that share their numbers are side by side if they are the same: so one that is there twice is found
-    in_order = placed.sortWithinPartitions(*numbers, *table.identity)
+    in_order = placed.sortWithinPartitions(*table.numbers, *table.identity)
     answers = in_order.mapInArrow(Readable(_Writing(to, table)), _ANSWER).collect()
     return [_ANSWERS.decode(bytes(row["answer"])) for row in answers]
 
 
 def _with_orders(rows: DataFrame, table: OperatorTable) -> DataFrame:
-    """The second sort number beside each row. That of a whole number is the number itself, which Spark knows, too."""
+    """The second sort number beside each row that has none: what a user gives has one that follows from what tells rows apart."""
+    if ORDER not in rows.columns:
+        rows = rows.withColumn(ORDER, F.lit(None).cast("long"))
+    elif not rows.schema[ORDER].nullable:  # all of them were stored
+        return rows
     subs = table.identity[table.keys :]
-    if [rows.schema[name].dataType for name in subs] == [LongType()]:
-        return rows.withColumn(ORDER, F.coalesce(F.col(subs[0]), F.lit(0)))
-    schema = StructType([*rows.schema.fields, StructField(ORDER, LongType())])
-    return rows.mapInArrow(Readable(_Ordering(tuple(subs))), schema)
+    if [rows.schema[name].dataType for name in subs] == [LongType()]:  # a whole number is its own
+        return rows.withColumn(ORDER, F.coalesce(F.col(ORDER), F.col(subs[0]), F.lit(0)))
+    return rows.mapInArrow(Readable(_Ordering(tuple(subs))), rows.schema)
 
 
 @dataclass(frozen=True)
@@ -160,10 +171,9 @@ class _Ordering:
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
-            orders = sub_orders([batch.column(name) for name in self.subs])
-            yield pa.RecordBatch.from_arrays(
-                [*batch.columns, pa.array(orders)], names=[*batch.schema.names, ORDER]
-            )
+            computed = pa.array(sub_orders([batch.column(name) for name in self.subs]))
+            orders = pc.coalesce(batch.column(ORDER), computed)
+            yield batch.set_column(batch.schema.get_field_index(ORDER), ORDER, orders)
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,6 @@ with: a key that would be put elsewhere than the job looks for it makes the rewr
 
 from __future__ import annotations
 
-import json
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,14 +20,16 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - PySpark's own convention
 from pyspark.sql.types import StructField, StructType
 
+from penstock import start_options
 from penstock.checkpoint.completed import Barrier, SourceFile
 from penstock.clock import SYSTEM_CLOCK
 from penstock.config import whole_number
 from penstock.errors import ConfigError, PenstockError, shown_alone
 from penstock.ids import checked_name
 from penstock.randomness import SYSTEM_RANDOMNESS
+from penstock.recovery.changes import LATEST, START, Changes, chosen
 from penstock.recovery.lifetimes import stored_layout
-from penstock.recovery.progress_log import NO_POSITION
+from penstock.recovery.source_match import for_sources, lines_by_source, numbers_of
 from penstock.savepoint.folder import finish, leave_only
 from penstock.savepoint.manifest import Manifest, SavedFile, SavedOperator, read_manifest
 from penstock.savepoint.tables import checked_bytes, fetched, read_table, table_folder, write_table
@@ -40,13 +41,12 @@ from penstock.spark.savepoint_writing import (
     checked_answers,
     counts_of,
     first_timers,
-    position_line,
 )
 from penstock.spark.tasks import readable
 from penstock.state.backends.base import VALUES, OnRescale, StateLayout
 from penstock.state.backends.sorted_file import numbered_schema
 from penstock.state.handle import Due
-from penstock.state.keys import MAX_KEY_GROUPS, SORT_KEY
+from penstock.state.keys import MAX_KEY_GROUPS
 from penstock.state.lifetimes import LONG_AGO_US, Measure
 from penstock.state.order_numbers import order_numbers
 from penstock.state.subtask_rows import share_of, subtask_sort_key
@@ -77,7 +77,8 @@ def rewrite_savepoint(
     `delete`: by the uid of an operator the keys to forget, all of their state: `{"views": ["app1", "app2"]}`, or a DataFrame. `state`: by
     the uid of an operator corrected state, in the form of `write_savepoint`: values and entries of maps that are named are set, lists that
     are named are replaced, keys that were not there are added. `rename`: new uids of operators. `max_parallelism`: another number of key
-    groups. `positions`: by the uid of a source where it goes on instead.
+    groups. `positions`: by the uid of a source where it goes on instead, in the form of the position that it has, with every partition;
+    None or `"start"` lets it begin where its own options say.
 
     The result has an id of its own. As `source` it can be started in the storage of the job that was saved, unless that has gone on since.
     Returns how many rows each table has.
@@ -243,7 +244,7 @@ class Rewriting:
             else F.col(name)
             for name in table.names[len(table.identity) :]
         ]
-        return both.select(SORT_KEY, *table.identity, *corrected)
+        return both.select(*table.numbers, *table.identity, *corrected)
 
     def _stamps(self, table: OperatorTable) -> dict[str, int | None]:
         """What is corrected counts as touched at the savepoint."""
@@ -389,6 +390,7 @@ def renamed_time(barrier: Barrier, rename: Mapping[str, str]) -> Barrier:
         barrier.time,
         watermarks_us=_under(barrier.time.watermarks_us, rename),
         to_go_on_from_us=_under(barrier.time.to_go_on_from_us, rename),
+        over_us=_under(barrier.time.over_us, rename),
     )
     return msgspec.structs.replace(barrier, time=time)
 
@@ -398,7 +400,10 @@ def _under(by_uid: Mapping[str, Any], rename: Mapping[str, str]) -> dict[str, An
 
 
 def moved_to(barrier: Barrier, positions: Mapping[str, Any]) -> Barrier:
-    """The barrier with other positions of some sources."""
+    """The barrier with other positions of some sources, checked as those that a start is given.
+
+    What is known of such a source besides goes: how far its event time has come, and for one that begins anew what it has noted.
+    """
     if not positions:
         return barrier
     unknown = sorted(set(positions) - set(barrier.positions))
@@ -407,16 +412,18 @@ def moved_to(barrier: Barrier, positions: Mapping[str, Any]) -> Barrier:
             f"positions names {unknown[0]!r}, and the savepoint has the {named(list(barrier.positions), 'source')}",
             source=unknown[0],
         )
-    lines = barrier.progress_log.splitlines()
-    streams = len(lines) - 2
-    if streams != len(barrier.positions):
-        raise ConfigError(
-            f"the sources of the savepoint are made of {streams} streams, {len(barrier.positions)} sources in all; give positions when the "
-            "job is started instead"
-        )
-    own = {uid: NO_POSITION if one is None else position_line(uid, one) for uid, one in positions.items()}
-    kept = [own.get(uid, line) for uid, line in zip(barrier.positions, lines[2:], strict=True)]
-    shown = {uid: None if line == NO_POSITION else json.loads(line) for uid, line in own.items()}
-    return msgspec.structs.replace(
-        barrier, positions={**barrier.positions, **shown}, progress_log="\n".join([*lines[:2], *kept])
+    asked = {uid: START if one is None else one for uid, one in positions.items()}
+    sources, stored = numbers_of(barrier), lines_by_source(barrier)
+    choices = {
+        uid: chosen(uid, one, stored[uid], len(sources[uid]), _no_latest)
+        for uid, one in Changes.checked((), {}, asked).positions.items()
+    }
+    return for_sources(barrier, sources, set_to={uid: choice.lines for uid, choice in choices.items()})
+
+
+def _no_latest(uid: str) -> Sequence[str]:
+    raise ConfigError(
+        f"{start_options.positions(uid, LATEST)}: only a job can ask a source where it ends; say it when the job is started with the "
+        "savepoint, or give the position itself",
+        source=uid,
     )

@@ -24,6 +24,7 @@ from pyspark.sql.types import ArrayType, DataType, MapType, TimestampNTZType, Ti
 
 from penstock.errors import ConfigError
 from penstock.operators.aggregates import Kind, partial_name
+from penstock.operators.count_windows import SIZE
 from penstock.operators.time_column import TimeColumn
 from penstock.operators.timers import AT, KINDS, timer_table
 from penstock.operators.window_kinds import size_of_tumbling
@@ -33,7 +34,7 @@ from penstock.spark.key_columns import check_keys, normal, quoted, sort_key
 from penstock.spark.safe_casts import loses_nothing
 from penstock.spark.savepoint_files import WRONG_HASH, OperatorTable
 from penstock.state.backends.base import VALUES, OnRescale, StateLayout, TableLayout
-from penstock.state.keys import GROUP_SHIFT, SORT_KEY
+from penstock.state.keys import GROUP_SHIFT, ORDER, SORT_KEY
 from penstock.wording import did_you_mean
 
 TIMERS = {f"timers by {by}": timer_table(by, pa.schema([])).name for by in KINDS}
@@ -64,6 +65,8 @@ class OperatorRows:
     def _columns_by_state(self) -> dict[str, str]:
         """Stored columns by the names that a user knows: the states themselves, or the aggregates of which one number is kept."""
         stored = [field.name for field in self.layout.by_name[VALUES].visible]
+        if self._counts_rows:
+            return {}
         found = {name: name for name in stored if not name.startswith("__")}
         for kind in Kind:
             for name in stored:
@@ -75,6 +78,11 @@ class OperatorRows:
                 if known == [name] and kind is not Kind.COUNT_DISTINCT:
                     found[aggregate] = name
         return found
+
+    @property
+    def _counts_rows(self) -> bool:
+        """Whether these are windows of so many rows: what is kept of one means nothing without the number of its rows."""
+        return any(name.startswith(SIZE) for name in self.layout.value.names)
 
     # ── what was given ─────────────────────────────────────────────────────────────────────────
 
@@ -106,6 +114,8 @@ class OperatorRows:
         table = self.layout.by_name.get(name)
         if table is not None and table.on_rescale is not OnRescale.BY_KEY:
             why = "is a state of subtasks, of no key, which cannot be written; let the job begin without it"
+        elif self._counts_rows:
+            why = "is that of windows by a number of rows, which cannot be written; leave the operator out"
         elif any(partial_name(name, kind) in self.layout.value.names for kind in Kind):
             why = "keeps more than its result, which alone cannot be set; write_savepoint computes it from history={...}"
         else:
@@ -215,7 +225,10 @@ class OperatorRows:
         return normal(cast, kind) if is_identity else cast
 
     def placed(self, rows: DataFrame, table: OperatorTable) -> DataFrame:
-        """Prepared rows with their sort key; columns that are not among them are null, and a count is 0."""
+        """Prepared rows with their sort key; columns that are not among them are null, and a count is 0.
+
+        Rows that were stored before keep their second sort number.
+        """
         keys, rows = self._hashed(rows, table)
         number = sort_key(keys, self.max_parallelism)
         if (
@@ -230,7 +243,8 @@ class OperatorRows:
             ).alias(plain)
             for field, plain in zip(table.fields, table.names, strict=True)
         ]
-        return rows.select(number.alias(SORT_KEY), *columns)
+        orders = [F.col(ORDER)] if ORDER in rows.columns else []
+        return rows.select(number.alias(SORT_KEY), *orders, *columns)
 
     def _hashed(self, rows: DataFrame, table: OperatorTable) -> tuple[tuple[str, ...], DataFrame]:
         """The columns that say where a row goes: those of the key, and the start of a window that is a key of its own."""
