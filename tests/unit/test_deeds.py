@@ -18,7 +18,7 @@ from penstock.errors import ConfigError, UnavailableError
 from penstock.ids import NO_CHECKPOINT
 from penstock.ownership.holds import find_holds
 from penstock.ownership.requests import Kind, Request
-from penstock.savepoint.folder import claim_folder, finish
+from penstock.savepoint.folder import claim_folder
 from penstock.savepoint.manifest import MANIFEST, Manifest, read_manifest
 from penstock.storage import LocalStorage, Storage
 from penstock.testing.virtual_clock import VirtualClock
@@ -90,12 +90,11 @@ def create(job_storage: Storage, made_of: Completed, to: Storage, *, token: str,
     """Without reading any state."""
     assert committed
     del job_storage
-    claim_folder(to, token)
+    attempt = claim_folder(to, token)
     made = Manifest(
         id=token, checkpoint=made_of.checkpoint, mode="exactly-once", parallelism=1, max_parallelism=1
     )
-    finish(to, made)
-    return made
+    return attempt.finish(made)
 
 
 @pytest.fixture

@@ -9,7 +9,8 @@ from penstock.clock import Stopwatch
 from penstock.ownership.requests import Facts
 from penstock.randomness import SYSTEM_RANDOMNESS
 from penstock.savepoint.beside import create_beside
-from penstock.savepoint.manifest import MANIFEST, Manifest, read_manifest
+from penstock.savepoint.folder import made_before
+from penstock.savepoint.manifest import MANIFEST, Manifest
 from penstock.storage import LocalStorage, Storage, open_storage
 from penstock.wording import duration
 
@@ -22,7 +23,8 @@ ATTEMPT_DIGITS = 8
 def make_savepoint(job_storage: Storage, completed: Completed, *, to: str | None, token: str) -> Facts:
     """Make one of a checkpoint that is committed and held; says where it is. The same token again finds what was made for it before.
 
-    Each attempt has a name of its own: one of a run that was thought dead, and one of the run that replaced it, never write the same files.
+    Each attempt has a name of its own, also where it makes a folder itself: there may be one of a run that was thought dead, and one of
+    the run that replaced it.
     """
     watch = Stopwatch()
     place, made = _made_before(job_storage, completed.job, to, token)
@@ -60,8 +62,8 @@ def _made_before(
     """The place, where somebody named one, and what a run that died before it could say so has made for the same request."""
     places = [open_storage(to)] if to is not None else _made_beside(job_storage, job, token)
     for place in places:
-        made = read_manifest(place) if place.size(MANIFEST) is not None else None
-        if made is not None and made.id.startswith(f"{token}-"):
+        made = made_before(place, token)
+        if made is not None:
             return place, made
     return (places[0] if to is not None else None), None
 
