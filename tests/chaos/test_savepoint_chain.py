@@ -140,8 +140,12 @@ class Chain:
 
     def check(self, rows: list[dict[str, object]], truth: Counter[str]) -> None:
         """Each number of each app once, and each kind of state agrees with the count."""
-        wanted = Counter((app, n, n, n // 100) for app, count in truth.items() for n in range(1, count + 1))
-        given = Counter((row["app"], row["n"], row["mapped"], row["listed"]) for row in rows)
+        wanted: Counter[tuple[object, ...]] = Counter(
+            (app, n, n, n // 100) for app, count in truth.items() for n in range(1, count + 1)
+        )
+        given: Counter[tuple[object, ...]] = Counter(
+            (row["app"], row["n"], row["mapped"], row["listed"]) for row in rows
+        )
         assert given == wanted, (list((wanted - given).items())[:5], list((given - wanted).items())[:5])
 
 

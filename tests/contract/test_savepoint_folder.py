@@ -10,13 +10,13 @@ import xxhash
 from penstock.checkpoint.completed import OperatorColumns
 from penstock.errors import ConfigError
 from penstock.operators.window_kinds import size_of_tumbling, sliding, tumbling
-from penstock.savepoint.folder import claim_folder, finish, give_up, leave_only
+from penstock.savepoint.folder import attempting, claim_folder
 from penstock.savepoint.manifest import MAKING, MANIFEST, Manifest, SavedFile, SavedOperator, read_manifest
 from penstock.storage import LocalStorage, Storage
 from penstock.testing.faulty_storage import FaultPlan, FaultyStorage, SimulatedCrash
 
 DATA = b"rows"
-FILE = SavedFile("state/views/values/0-7.parquet", len(DATA), xxhash.xxh3_64_hexdigest(DATA), 1)
+FILE = SavedFile("state/views/values/0-0123abcd-7.parquet", len(DATA), xxhash.xxh3_64_hexdigest(DATA), 1)
 MADE = Manifest(
     id="t1",
     checkpoint=0,
@@ -28,11 +28,10 @@ MADE = Manifest(
 
 
 def make(to: Storage) -> None:
-    claim_folder(to, "t1")
-    to.put("state/views/values/0-6.parquet", b"of an attempt whose answer was lost")
-    to.put(FILE.path, DATA)
-    leave_only(to, MADE)
-    finish(to, MADE)
+    with attempting(to, "t1") as attempt:
+        to.put(f"state/views/values/0-{attempt.mark}-6.parquet", b"of a task whose answer was lost")
+        to.put(FILE.path, DATA)
+        attempt.finish(MADE)
 
 
 def test_whole_or_none(tmp_path: Path) -> None:
@@ -68,9 +67,9 @@ def test_what_lies_there_is_not_touched(tmp_path: Path) -> None:
 def test_given_up(tmp_path: Path) -> None:
     """What was written is gone, and the folder can be used again."""
     folder = LocalStorage(tmp_path)
-    claim_folder(folder, "t1")
-    folder.put(FILE.path, DATA)
-    give_up(folder)
+    attempt = claim_folder(folder, "t1")
+    folder.put(f"state/views/values/0-{attempt.mark}.parquet", DATA)
+    attempt.give_up()
     assert folder.names() == []
     make(folder)
 

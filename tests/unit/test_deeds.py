@@ -12,6 +12,7 @@ from protocol_story import Story, completed
 
 from penstock.checkpoint.completed import Completed
 from penstock.checkpoint.loop import CoordinatorLoop
+from penstock.cli import asking
 from penstock.engine import savepoints
 from penstock.engine.deeds import JobDeeds
 from penstock.errors import ConfigError, FencedError, UnavailableError
@@ -19,7 +20,7 @@ from penstock.ids import NO_CHECKPOINT
 from penstock.ownership.claim import Claimant, claim
 from penstock.ownership.holds import find_holds
 from penstock.ownership.requests import Kind, Request
-from penstock.savepoint.folder import claim_folder, finish
+from penstock.savepoint.folder import claim_folder
 from penstock.savepoint.manifest import MANIFEST, Manifest, read_manifest
 from penstock.storage import LocalStorage, Storage
 from penstock.testing.virtual_clock import VirtualClock
@@ -93,12 +94,11 @@ def create(job_storage: Storage, made_of: Completed, to: Storage, *, token: str,
     """Without reading any state."""
     assert committed
     del job_storage
-    claim_folder(to, token)
+    attempt = claim_folder(to, token)
     made = Manifest(
         id=token, checkpoint=made_of.checkpoint, mode="exactly-once", parallelism=1, max_parallelism=1
     )
-    finish(to, made)
-    return made
+    return attempt.finish(made)
 
 
 @pytest.fixture
@@ -268,3 +268,32 @@ def test_a_cancel_is_handed_on(scene: Scene) -> None:
     """It is the handle that cancels."""
     scene.deeds.cancel()
     assert scene.stopped == ["cancel"]
+
+
+@pytest.mark.parametrize("below", ["", "state/mine", "chk-99-r1", "mine", "..", "../../here/../store"])
+def test_a_folder_that_the_job_may_delete(scene: Scene, below: str) -> None:
+    """A savepoint inside of the job's storage would be deleted by the job: it is refused, and so is a folder around that storage."""
+    scene.run = scene.restored(7)
+    before = scene.storage.names()
+    with pytest.raises(ConfigError, match=r"choose a folder beside it, or leave it out") as refused:
+        scene.deeds.savepoint(TOKEN, scene.wish(to=f"{scene.storage.root}/{below}"))
+    assert str(scene.storage.root) in str(refused.value)
+    assert scene.storage.names() == before
+
+
+def test_a_folder_that_is_a_link_into_the_job(scene: Scene) -> None:
+    """It is the place that counts, not how it is called; a name that only begins like that of the job is no folder of it."""
+    scene.run = scene.restored(7)
+    (scene.root / "link").symlink_to(scene.storage.root / "state")
+    with pytest.raises(ConfigError, match="choose a folder beside it"):
+        scene.deeds.savepoint(TOKEN, scene.wish(to=str(scene.root / "link" / "mine")))
+    other = f"{scene.storage.root}-monday"
+    assert scene.deeds.savepoint(TOKEN, scene.wish(to=other))["savepoint"] == other
+
+
+def test_nobody_is_asked_for_what_would_be_refused(scene: Scene) -> None:
+    """A stop with such a savepoint does not reach the job: it would end without one."""
+    scene.storage.put("job.json", b"{}")
+    with pytest.raises(ConfigError, match="choose a folder beside it"):
+        asking.ask(scene.storage, Kind.STOP, "1min", savepoint=True, to=str(scene.storage.root / "mine"))
+    assert scene.storage.names() == ["job.json"]

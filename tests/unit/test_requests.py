@@ -179,18 +179,18 @@ def test_nothing_is_taken_on_behind_the_end(job: Job) -> None:
 def test_what_is_being_taken_on_when_the_job_ends_is_answered(clock: VirtualClock) -> None:
     """The end waits until it is known whether a request was taken on, so that none is left without an answer."""
     plain = VirtualStorage()
-    end = threading.Thread(target=lambda: job.answering.ended({"status": "finished"}))
+    end = threading.Thread(target=lambda: waiting.answering.ended({"status": "finished"}))
 
     def ends() -> None:
         end.start()
         end.join(0.1)  # time for an end that does not wait to come too early
 
-    job = Job(StandsStill(plain, ends), clock)
-    put(job, Kind.STOP)
-    job.answering.look()
+    waiting = Job(StandsStill(plain, ends), clock)
+    put(waiting, Kind.STOP)
+    waiting.answering.look()
     end.join()
-    assert job.performed == [f"stop {ID}"]
-    assert said(job) == Done(ok=True, facts={"status": "finished"})
+    assert waiting.performed == [f"stop {ID}"]
+    assert said(waiting) == Done(ok=True, facts={"status": "finished"})
 
 
 def test_an_error_is_the_answer(job: Job) -> None:

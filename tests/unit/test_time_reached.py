@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import pytest
 
@@ -17,7 +19,8 @@ BY_OPERATOR = [
 @pytest.mark.parametrize("field", BY_OPERATOR)
 def test_everything_by_operator_goes_along(field: str) -> None:
     """A field that is added to it cannot be forgotten where operators are renamed or dropped."""
-    time = TimeReached(**{field: {"old": 7, "other": 8}}, sources={"old": SourceTime(3)})
+    by_uid: Any = {field: {"old": 7, "other": 8}}
+    time = TimeReached(**by_uid, sources={"old": SourceTime(3)})
     renamed = time.renamed({"old": "new"})
     assert getattr(renamed, field) == {"new": 7, "other": 8}
     assert renamed.sources == {"new": SourceTime(3)}

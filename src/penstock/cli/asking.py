@@ -9,7 +9,7 @@ import typer
 from penstock.checkpoint.completed import Completed
 from penstock.clock import SYSTEM_CLOCK
 from penstock.config import seconds
-from penstock.engine.savepoints import make_savepoint
+from penstock.engine.savepoints import check_folder, make_savepoint
 from penstock.ids import CheckpointId
 from penstock.ownership.asking import Asking, living_run
 from penstock.ownership.requests import ID_DIGITS, Facts, Kind
@@ -20,7 +20,9 @@ from penstock.storage import LocalStorage, Storage, open_storage
 
 
 def ask(storage: Storage, kind: Kind, timeout: str, **options: object) -> Facts:
-    """Ask the run that owns the job, and wait; progress is told on standard error."""
+    """Ask the run that owns the job, and wait; progress is told on standard error. A folder that it would refuse is refused here."""
+    to = options.get("to")
+    check_folder(storage, to if isinstance(to, str) else None)
     asking = Asking(storage, tell=lambda line: typer.echo(line, err=True))
     return asking.ask(kind, timeout_s=seconds("--timeout", timeout), **options)
 

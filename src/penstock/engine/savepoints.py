@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import logging
+import os
+from pathlib import Path
 
 from penstock.checkpoint.completed import Completed
 from penstock.clock import Stopwatch
+from penstock.errors import ConfigError
 from penstock.ownership.requests import Facts
 from penstock.randomness import SYSTEM_RANDOMNESS
 from penstock.savepoint.beside import create_beside
-from penstock.savepoint.manifest import MANIFEST, Manifest, read_manifest
+from penstock.savepoint.folder import made_before
+from penstock.savepoint.manifest import MANIFEST, Manifest
 from penstock.storage import LocalStorage, Storage, open_storage
 from penstock.wording import duration
 
@@ -22,8 +26,10 @@ ATTEMPT_DIGITS = 8
 def make_savepoint(job_storage: Storage, completed: Completed, *, to: str | None, token: str) -> Facts:
     """Make one of a checkpoint that is committed and held; says where it is. The same token again finds what was made for it before.
 
-    Each attempt has a name of its own: one of a run that was thought dead, and one of the run that replaced it, never write the same files.
+    Each attempt has a name of its own, also where it makes a folder itself: there may be one of a run that was thought dead, and one of
+    the run that replaced it.
     """
+    check_folder(job_storage, to)
     watch = Stopwatch()
     place, made = _made_before(job_storage, completed.job, to, token)
     if made is None:
@@ -33,6 +39,27 @@ def make_savepoint(job_storage: Storage, completed: Completed, *, to: str | None
     where = "" if place is None else shown(place)
     _log.info("savepoint of checkpoint %d of job %s is in %s", made.checkpoint, completed.job, where)
     return {"savepoint": where, "checkpoint": made.checkpoint, "took": duration(watch.seconds)}
+
+
+def check_folder(job_storage: Storage, to: str | None) -> None:
+    """Refuse a folder in the job's own storage, where the job deletes what no checkpoint names, and one that has it inside."""
+    if to is None:
+        return
+    job, place = _location(job_storage), _location(open_storage(to))
+    if job == place or job in place.parents or place in job.parents:
+        how = "is" if job == place else "is inside of" if job in place.parents else "has inside"
+        raise ConfigError(
+            f"the folder {to} for a savepoint {how} the job's own storage {shown(job_storage)}, where the job deletes what is not its own; "
+            "nothing was made; choose a folder beside it, or leave it out: then one is made beside it",
+            folder=to,
+        )
+
+
+def _location(storage: Storage) -> Path:
+    """Where a storage really is, whatever links lead there."""
+    if isinstance(storage, LocalStorage):
+        return Path(os.path.realpath(storage.root))
+    return Path("/", *storage.uri.split("/"))
 
 
 def savepoint_place(job_storage: Storage, completed: Completed, *, to: str | None, token: str) -> Storage:
@@ -60,8 +87,8 @@ def _made_before(
     """The place, where somebody named one, and what a run that died before it could say so has made for the same request."""
     places = [open_storage(to)] if to is not None else _made_beside(job_storage, job, token)
     for place in places:
-        made = read_manifest(place) if place.size(MANIFEST) is not None else None
-        if made is not None and made.id.startswith(f"{token}-"):
+        made = made_before(place, token)
+        if made is not None:
             return place, made
     return (places[0] if to is not None else None), None
 

@@ -1,6 +1,7 @@
 """Make a savepoint of a completed checkpoint. Driver, or a process beside it; the running job does not notice.
 
 The order is what makes it safe: claim the folder, write every file, and the manifest last. Without the manifest there is no savepoint.
+A failure leaves nothing behind, and a process that dies leaves what the next attempt deletes, see `folder`.
 Whoever calls it sees to it that the checkpoint's files are not deleted meanwhile (`ownership.holds`).
 """
 
@@ -20,20 +21,14 @@ from penstock.checkpoint.completed import Barrier, Completed, OperatorState, Sou
 from penstock.checkpoint.metadata import is_committed
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.errors import CorruptStateError, IncompatibleStateError
+from penstock.randomness import SYSTEM_RANDOMNESS, Randomness
 from penstock.recovery.begun import reading_goes_on_at
 from penstock.recovery.lifetimes import stored_layout
 from penstock.recovery.restore import read_job_record
-from penstock.savepoint.folder import claim_folder, finish
-from penstock.savepoint.manifest import (
-    MANIFEST,
-    Manifest,
-    Origin,
-    SavedFile,
-    SavedOperator,
-    read_manifest,
-)
+from penstock.savepoint.folder import attempting, made_before
+from penstock.savepoint.manifest import Manifest, Origin, SavedFile, SavedOperator
 from penstock.savepoint.stored_rows import StoredSubtask
-from penstock.savepoint.tables import table_folder, write_table
+from penstock.savepoint.tables import note_file, table_file, write_table
 from penstock.state.backends.base import StateLayout
 from penstock.state.handle import Due, StateHandle
 from penstock.storage import Storage
@@ -53,10 +48,12 @@ def create_savepoint(
     clock: Clock = SYSTEM_CLOCK,
     scratch: Path | None = None,
     told: Told = lambda _done, _of: None,
+    randomness: Randomness = SYSTEM_RANDOMNESS,
 ) -> Manifest:
-    """Write the folder `to`, which is empty; `token` is the savepoint's id. Called again with the same token it begins again.
+    """Write the folder `to`, which is empty; `token` is the savepoint's id: that of a request, then `-` and that of an attempt, if any.
 
-    The classic mistake is one token for two processes: it must be drawn by whoever calls this, and used by nobody else.
+    Called again for the same request it begins again in the same folder, also while the other attempt may still be at work. The first
+    that is done counts, and both return what that one has made.
 
     `committed`: it is known that all the checkpoint promised is visible, also if nobody has noted it yet.
     Raises `ConfigError` where somebody else's files lie, and `IncompatibleStateError` for a checkpoint that has promised transactions of
@@ -68,16 +65,16 @@ def create_savepoint(
             "nothing; start the job once more, so that it commits them, and make the savepoint then",
             checkpoint=completed.checkpoint,
         )
-    if to.size(MANIFEST) is not None and (known := read_manifest(to)).id == token:
-        return known  # made before, and whoever asked was not told
-    claim_folder(to, token)
-    work = Path(tempfile.mkdtemp(prefix="penstock-savepoint-", dir=scratch))
-    try:
-        made = _Making(job_storage, completed, to, work, clock, told).manifest(token)
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
-    finish(to, made)
-    return made
+    known = made_before(to, token)
+    if known is not None:
+        return known
+    with attempting(to, token, randomness) as attempt:
+        work = Path(tempfile.mkdtemp(prefix="penstock-savepoint-", dir=scratch))
+        try:
+            made = _Making(job_storage, completed, to, attempt.mark, work, clock, told).manifest(token)
+        finally:
+            shutil.rmtree(work, ignore_errors=True)
+        return attempt.finish(made)
 
 
 @dataclass(frozen=True)
@@ -85,6 +82,8 @@ class _Making:
     storage: Storage
     completed: Completed
     to: Storage
+    mark: str
+    """In the name of each file."""
     scratch: Path
     clock: Clock
     told: Told
@@ -140,7 +139,7 @@ class _Making:
         subtask = StoredSubtask.of(self.storage, self.completed, state, handle)
         with closing(subtask.open(self.scratch, self.clock)) as rows:
             for name, table in layout.by_name.items():
-                path = f"{table_folder(uid, name)}/{index}.parquet"
+                path = table_file(uid, name, index, self.mark)
                 file = write_table(
                     self.to, path, rows.table(name).numbered(), table, part=index, scratch=self.scratch
                 )
@@ -154,7 +153,7 @@ class _Making:
         return msgspec.structs.replace(barrier, source_log=notes)
 
     def _note(self, number: int, note: SourceFile) -> SourceFile:
-        name, data = f"sources/{number}", self.storage.get(note.name)
+        name, data = note_file(number, self.mark), self.storage.get(note.name)
         if (len(data), xxhash.xxh3_64_hexdigest(data)) != (note.size, note.checksum):
             raise CorruptStateError(
                 f"{note.name} in {self.storage.uri} is corrupt: it has not the checksum {note.checksum}; make the savepoint of another "

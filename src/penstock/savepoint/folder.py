@@ -1,53 +1,200 @@
 """The folder of a savepoint while it is being made: claimed first, its manifest written last. Driver.
 
-Whoever makes one, of a checkpoint or of DataFrames, does it through here: two never write into one folder, and half a savepoint is none.
+Whoever makes one, of a checkpoint or of DataFrames, does it through here. Several attempts may be at work in one folder: one that was
+thought dead, and the one that replaced it. What makes that safe:
+
+1. The mark of an attempt is in the name of every file that it writes: no two ever write the same file.
+2. The manifest has one winner. Only behind it are files of others deleted, and only those that were there before it.
+3. Who does not win deletes its own files. Who does not know whether it has won deletes nothing.
+
+`making.json` tells people and other requests that somebody is at work. Nothing depends on it.
 """
 
 from __future__ import annotations
 
-from penstock.errors import ConfigError
-from penstock.savepoint.manifest import MAKING, MANIFEST, Manifest, encode
+import contextlib
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import msgspec
+
+from penstock.errors import ConfigError, PenstockError, UnavailableError
+from penstock.randomness import SYSTEM_RANDOMNESS, Randomness
+from penstock.savepoint.manifest import MAKING, MANIFEST, Manifest, encode, read_manifest
 from penstock.storage import Storage
 
-_OWN = ("state/", "sources/")
+MARK_DIGITS = 8
+_OURS = re.compile(
+    rf"(?:state/[^/]+/[^/]+|sources)/\d+-(?P<mark>[0-9a-f]{{{MARK_DIGITS}}})(?:-\d+)?(?:\.parquet)?"
+)
+"""What `tables.table_file` and `tables.note_file` give."""
 
 
-def claim_folder(to: Storage, token: str) -> None:
-    """The folder is this maker's alone, and has nothing in it. What an earlier attempt with the same token left is deleted.
+class _Maker(msgspec.Struct, frozen=True):
+    """What `making.json` says."""
+
+    token: str
+    mark: str
+
+
+_MAKERS = msgspec.json.Decoder(_Maker)
+
+
+def new_mark(randomness: Randomness = SYSTEM_RANDOMNESS) -> str:
+    """That of a new attempt."""
+    return randomness.token(MARK_DIGITS)
+
+
+def same_request(one: str, other: str) -> bool:
+    """Whether two tokens are of one request: behind a `-` each attempt has something of its own."""
+    return one.partition("-")[0] == other.partition("-")[0]
+
+
+@dataclass
+class Attempt:
+    """An attempt to make a savepoint in a folder that was claimed for it."""
+
+    to: Storage
+    token: str
+    mark: str
+    _may_have_won: bool = field(default=False, init=False)
+
+    def finish(self, manifest: Manifest) -> Manifest:
+        """Make it a savepoint. Returns what is in the folder: this one, or what another attempt of the same request has made."""
+        there = self.to.names()
+        if MANIFEST in there:
+            return self._lost()
+        self._refuse_if_replaced()
+        self._refuse_if_incomplete(manifest, there)
+        strays = _strays(there, manifest)
+        self.to.delete([name for name in strays if self._is_mine(name)])
+        self._may_have_won, content = True, encode(manifest)
+        if not self.to.create(MANIFEST, content) and self.to.get(MANIFEST) != content:
+            return self._lost()
+        self._refuse_if_incomplete(manifest, self.to.names())
+        self.to.delete(strays)
+        self._leave()
+        return manifest
+
+    def give_up(self) -> None:
+        """Delete what it has written, unless it may be a savepoint."""
+        if not self._may_have_won:
+            self.to.delete([name for name in self.to.names() if self._is_mine(name)])
+            self._leave()
+
+    def _lost(self) -> Manifest:
+        """Another attempt was the first."""
+        self._may_have_won = False
+        self.give_up()
+        made = read_manifest(self.to)
+        if not same_request(made.id, self.token):
+            raise ConfigError(
+                f"{self.to.uri} has a savepoint by now, which somebody else has made; choose another folder",
+                folder=self.to.uri,
+            )
+        return made
+
+    def _refuse_if_replaced(self) -> None:
+        """Early, and for the sake of a clear message: the folder was emptied, and somebody else has begun there."""
+        maker = _maker(self.to)
+        if maker is not None and not same_request(maker.token, self.token):
+            raise ConfigError(
+                f"{self.to.uri} was emptied while a savepoint was made there, and somebody else makes one there now; choose another "
+                "folder",
+                folder=self.to.uri,
+            )
+
+    def _refuse_if_incomplete(self, manifest: Manifest, there: list[str]) -> None:
+        missing = sorted({file.path for file in manifest.files} - set(there))
+        if missing:
+            raise UnavailableError(
+                f"a part of the savepoint {self.to.uri} has been deleted while it was made, such as {missing[0]}; there is no savepoint; "
+                "delete what is left, and make another",
+                folder=self.to.uri,
+                missing=len(missing),
+            )
+
+    def _is_mine(self, name: str) -> bool:
+        ours = _OURS.fullmatch(name)
+        return ours is not None and ours["mark"] == self.mark
+
+    def _leave(self) -> None:
+        maker = _maker(self.to)
+        if maker is not None and maker.mark == self.mark:
+            self.to.delete([MAKING])
+
+
+def claim_folder(to: Storage, token: str, randomness: Randomness = SYSTEM_RANDOMNESS) -> Attempt:
+    """Begin to make a savepoint in an empty folder, or in one where an earlier attempt of the same request has begun.
 
     Raises `ConfigError` where anything else lies.
     """
     to.check_place()
-    mine = token.encode()
+    attempt = Attempt(to, token, new_mark(randomness))
+    mine = msgspec.json.encode(_Maker(token, attempt.mark))
     if not to.create(MAKING, mine):
-        if to.get(MAKING) != mine:
-            raise ConfigError(
-                f"{to.uri} holds an unfinished savepoint of somebody else: it is being made, or was given up; choose another folder, or "
-                "delete it",
-                folder=to.uri,
-            )
-        to.delete([name for name in to.names() if name.startswith(_OWN)])
-    foreign = [name for name in to.names() if name != MAKING]
+        _refuse_if_of_somebody_else(to, token)
+        to.put(MAKING, mine)
+        foreign = [
+            name for name in to.names() if name not in {MAKING, MANIFEST} and not _OURS.fullmatch(name)
+        ]
+    else:
+        foreign = [name for name in to.names() if name != MAKING]
     if foreign:
-        to.delete([MAKING])
+        attempt.give_up()
         what = "a savepoint" if MANIFEST in foreign else f"other files, such as {foreign[0]}"
         raise ConfigError(f"{to.uri} holds {what}; choose an empty folder", folder=to.uri)
+    return attempt
 
 
-def finish(to: Storage, manifest: Manifest) -> None:
-    """Make it a savepoint: all files that the manifest names are there."""
-    if not to.create(MANIFEST, encode(manifest)):
-        raise ConfigError(f"{to.uri} has a savepoint by now; choose another folder", folder=to.uri)
-    to.delete([MAKING])
+def _refuse_if_of_somebody_else(to: Storage, token: str) -> None:
+    maker = _maker(to)
+    if maker is not None and same_request(maker.token, token):
+        return
+    if to.size(MANIFEST) is not None:
+        raise ConfigError(f"{to.uri} holds a savepoint; choose an empty folder", folder=to.uri)
+    raise ConfigError(
+        f"{to.uri} holds an unfinished savepoint of somebody else: it is being made, or was given up; choose another folder, or "
+        "delete it",
+        folder=to.uri,
+    )
 
 
-def leave_only(to: Storage, manifest: Manifest) -> None:
-    """Delete what attempts of tasks have left of which no answer came. Before `finish`, in a folder that was claimed."""
+@contextlib.contextmanager
+def attempting(to: Storage, token: str, randomness: Randomness = SYSTEM_RANDOMNESS) -> Iterator[Attempt]:
+    """Claim a folder; when something fails, what was written is deleted, and the folder can be used again."""
+    attempt = claim_folder(to, token, randomness)
+    try:
+        yield attempt
+    except BaseException:
+        with contextlib.suppress(PenstockError, OSError):  # what failed first is what matters
+            attempt.give_up()
+        raise
+
+
+def made_before(to: Storage, token: str) -> Manifest | None:
+    """What an earlier attempt of the same request has made, when nobody was told; what it had no time to delete is deleted."""
+    if to.size(MANIFEST) is None:
+        return None
+    there = to.names()  # before the manifest is read: what comes later may be of a savepoint that replaces it
+    made = read_manifest(to)
+    if not same_request(made.id, token):
+        return None
+    if MAKING in there:
+        to.delete([*_strays(there, made), MAKING])
+    return made
+
+
+def _strays(there: list[str], manifest: Manifest) -> list[str]:
+    """Of these files those that are of a savepoint, and not of this one."""
     needed = {file.path for file in manifest.files}
-    to.delete([name for name in to.names() if name.startswith(_OWN) and name not in needed])
+    return [name for name in there if _OURS.fullmatch(name) and name not in needed]
 
 
-def give_up(to: Storage) -> None:
-    """Empty a folder that was claimed: what was to be written cannot be."""
-    to.delete([name for name in to.names() if name.startswith(_OWN)])
-    to.delete([MAKING])
+def _maker(to: Storage) -> _Maker | None:
+    """Who is at work in a folder, as far as one can read it."""
+    try:
+        return _MAKERS.decode(to.get(MAKING))
+    except (FileNotFoundError, msgspec.MsgspecError):
+        return None

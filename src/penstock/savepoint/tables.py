@@ -28,6 +28,17 @@ def table_folder(operator: str, table: str) -> str:
     return f"state/{operator}/{'values' if table == VALUES else 'table-' + quote(table, safe=' ')}"
 
 
+def table_file(operator: str, table: str, part: int, mark: str, number: int | None = None) -> str:
+    """The file of one part of a table, with the mark of the attempt that writes it; `number`, where an attempt may write several."""
+    behind = "" if number is None else f"-{number}"
+    return f"{table_folder(operator, table)}/{part}-{mark}{behind}.parquet"
+
+
+def note_file(number: int, mark: str) -> str:
+    """The copy of a file that a source has noted for itself."""
+    return f"sources/{number}-{mark}"
+
+
 def write_table(
     folder: Storage,
     path: str,

@@ -26,7 +26,7 @@ from pyspark.sql.types import BinaryType, LongType, StructField, StructType
 
 from penstock.operators.table_rows import sub_orders
 from penstock.savepoint.manifest import SavedFile
-from penstock.savepoint.tables import BATCH_ROWS, read_table, table_folder, write_table
+from penstock.savepoint.tables import BATCH_ROWS, read_table, table_file, write_table
 from penstock.spark.key_columns import subtask_of
 from penstock.spark.tasks import Readable
 from penstock.spark.versions import partition_by_number, repartitioned
@@ -133,10 +133,11 @@ class _Reading:
 
 @dataclass(frozen=True)
 class Target:
-    """Where tables go, in how many parts."""
+    """Where tables go, in how many parts, and the mark of the attempt that writes them."""
 
     folder: Storage
     parallelism: int
+    mark: str
 
 
 def store_rows(rows: DataFrame, to: Target, table: OperatorTable) -> list[Answer]:
@@ -199,8 +200,8 @@ class _Writing:
     def _written(self, checked: _Checked, first: pa.RecordBatch, others: Iterator[pa.RecordBatch]) -> Answer:
         part = int(owners(key_groups(first.column(SORT_KEY).to_numpy()[:1]), self.to.parallelism)[0])
         task = TaskContext.get()
-        attempt = 0 if task is None else task.taskAttemptId()
-        path = f"{table_folder(self.table.uid, self.table.layout.name)}/{part}-{attempt}.parquet"
+        number = 0 if task is None else task.taskAttemptId()
+        path = table_file(self.table.uid, self.table.layout.name, part, self.to.mark, number)
         with _scratch() as scratch:
             rows = checked.of_part(part, _chained(first, others))
             file = write_table(

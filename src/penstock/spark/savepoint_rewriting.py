@@ -30,9 +30,9 @@ from penstock.randomness import SYSTEM_RANDOMNESS
 from penstock.recovery.changes import LATEST, START, Changes, chosen
 from penstock.recovery.lifetimes import stored_layout
 from penstock.recovery.source_match import for_sources, lines_by_source, numbers_of
-from penstock.savepoint.folder import finish, leave_only
+from penstock.savepoint.folder import new_mark
 from penstock.savepoint.manifest import Manifest, SavedFile, SavedOperator, read_manifest
-from penstock.savepoint.tables import checked_bytes, fetched, read_table, table_folder, write_table
+from penstock.savepoint.tables import checked_bytes, fetched, note_file, read_table, table_file, write_table
 from penstock.spark.savepoint_files import Answer, OperatorTable, Target, store_rows, stored_rows
 from penstock.spark.savepoint_rows import Given, OperatorRows, is_list, spark_type, with_values
 from penstock.spark.savepoint_writing import (
@@ -43,7 +43,7 @@ from penstock.spark.savepoint_writing import (
     first_timers,
 )
 from penstock.spark.tasks import readable
-from penstock.state.backends.base import VALUES, OnRescale, StateLayout
+from penstock.state.backends.base import VALUES, OnRescale
 from penstock.state.backends.sorted_file import numbered_schema
 from penstock.state.handle import Due
 from penstock.state.keys import MAX_KEY_GROUPS
@@ -100,19 +100,18 @@ def _rewritten(folder: Storage, to: Storage, changes: _Changes, groups: int, bar
     manifest, token = changes.manifest, SYSTEM_RANDOMNESS.token()
     rewriting = Rewriting(changes.session, folder, manifest, to, groups, changes)
     plans = rewriting.plans()
-    with being_made(to, token):
+    with being_made(to, token) as attempt:
         made = msgspec.structs.replace(
-            renamed(rewriting.written(plans), changes.rename),
+            renamed(rewriting.written(plans, attempt.mark), changes.rename),
             id=token,
             made_at=SYSTEM_CLOCK.wall(),
             made_by=__version__,
             barrier=msgspec.structs.replace(
                 renamed_time(barrier, changes.rename),
-                source_log=tuple(_noted(folder, to, barrier.source_log)),
+                source_log=tuple(_noted(folder, to, barrier.source_log, attempt.mark)),
             ),
         )
-        leave_only(to, made)
-        finish(to, made)
+        attempt.finish(made)
     return counts_of(made)
 
 
@@ -121,13 +120,14 @@ def rekeyed(
 ) -> Manifest:
     """The tables for another number of key groups, as files in `to`. The savepoint is the same; what sources have noted is not copied."""
     rewriting = Rewriting(session, folder, manifest, to, max_parallelism, _Changes(session, manifest))
-    return rewriting.written(rewriting.plans())
+    return rewriting.written(rewriting.plans(), new_mark())
 
 
-def _noted(folder: Storage, to: Storage, notes: Sequence[SourceFile]) -> Iterator[SourceFile]:
-    for note in notes:
-        to.put(note.name, checked_bytes(folder, SavedFile(note.name, note.size, note.checksum)))
-        yield note
+def _noted(folder: Storage, to: Storage, notes: Sequence[SourceFile], mark: str) -> Iterator[SourceFile]:
+    for number, note in enumerate(notes):
+        name = note_file(number, mark)
+        to.put(name, checked_bytes(folder, SavedFile(note.name, note.size, note.checksum)))
+        yield msgspec.structs.replace(note, name=name)
 
 
 # ── what is asked for ──────────────────────────────────────────────────────────────────────────
@@ -266,10 +266,12 @@ class Rewriting:
 
     # ── writing ────────────────────────────────────────────────────────────────────────────────
 
-    def written(self, plans: Mapping[str, Mapping[str, DataFrame]]) -> Manifest:
-        """Write all files; returns what is in them, under the id that the savepoint had."""
+    def written(self, plans: Mapping[str, Mapping[str, DataFrame]], mark: str) -> Manifest:
+        """Write all files, with this mark in their names; returns what is in them, under the id that the savepoint had."""
+        target = Target(self.to, self.parallelism, mark)
         operators = {
-            uid: self._operator(uid, saved, plans[uid]) for uid, saved in self.manifest.operators.items()
+            uid: self._operator(uid, saved, plans[uid], target)
+            for uid, saved in self.manifest.operators.items()
         }
         return msgspec.structs.replace(
             self.manifest,
@@ -278,9 +280,10 @@ class Rewriting:
             max_parallelism=self.max_parallelism,
         )
 
-    def _operator(self, uid: str, saved: SavedOperator, plans: Mapping[str, DataFrame]) -> SavedOperator:
+    def _operator(
+        self, uid: str, saved: SavedOperator, plans: Mapping[str, DataFrame], target: Target
+    ) -> SavedOperator:
         layout, new_uid = stored_layout(saved.columns), self.changes.rename.get(uid, uid)
-        target = Target(self.to, self.parallelism)
         files: dict[str, tuple[SavedFile, ...]] = {}
         written: dict[str, Sequence[Answer]] = {}
         for name, kind in layout.by_name.items():
@@ -289,31 +292,30 @@ class Rewriting:
                 written[name] = checked_answers(store_rows(plans[name], target, table), uid, name)
                 files[name] = tuple(one.file for one in written[name] if one.file is not None)
             elif kind.on_rescale is OnRescale.BY_KEY or self.parallelism == self.manifest.parallelism:
-                files[name] = self._copied(new_uid, name, saved.files.get(name, ()))
+                files[name] = self._copied(new_uid, name, saved.files.get(name, ()), target.mark)
             else:
-                files[name] = tuple(self._dealt_out(new_uid, layout, name, saved.files.get(name, ())))
+                table = OperatorTable.of(new_uid, layout, name)
+                files[name] = tuple(self._dealt_out(table, saved.files.get(name, ()), target.mark))
         due = Due.first([saved.due, first_timers(written, layout)])
         kept = {name: found for name, found in files.items() if found}
         return msgspec.structs.replace(saved, files=kept, due=due, generation=max(saved.generation, 1))
 
-    def _copied(self, uid: str, name: str, files: Sequence[SavedFile]) -> tuple[SavedFile, ...]:
+    def _copied(self, uid: str, name: str, files: Sequence[SavedFile], mark: str) -> tuple[SavedFile, ...]:
         """The same files, by one task each."""
         if not files:
             return ()
         copies = [
-            msgspec.structs.replace(file, path=f"{table_folder(uid, name)}/{Path(file.path).name}")
-            for file in files
+            msgspec.structs.replace(file, path=table_file(uid, name, file.part, mark, number))
+            for number, file in enumerate(files)
         ]
         pairs = [(msgspec.json.encode(one), two.path) for one, two in zip(files, copies, strict=True)]
         spread = self.session.sparkContext.parallelize(pairs, len(pairs))
         spread.map(_Copying(self.folder, self.to)).collect()
         return tuple(copies)
 
-    def _dealt_out(
-        self, uid: str, layout: StateLayout, name: str, files: Sequence[SavedFile]
-    ) -> Iterator[SavedFile]:
+    def _dealt_out(self, table: OperatorTable, files: Sequence[SavedFile], mark: str) -> Iterator[SavedFile]:
         """Rows of subtasks, of which there are fewer now. They are small."""
-        kind = layout.by_name[name]
+        kind = table.layout
         schema = pa.schema([*kind.identity, *kind.value])
         with tempfile.TemporaryDirectory(prefix="penstock-savepoint-") as scratch:
             former = [
@@ -337,7 +339,7 @@ class Rewriting:
                 batch = pa.RecordBatch.from_arrays(
                     [*map(pa.array, numbers), *columns], schema=numbered_schema(kind)
                 )
-                path = f"{table_folder(uid, name)}/{part}.parquet"
+                path = table_file(table.uid, kind.name, part, mark)
                 file = write_table(self.to, path, [batch], kind, part=part, scratch=Path(scratch))
                 if file is not None:
                     yield file

@@ -27,7 +27,7 @@ from penstock.operators.timers import KINDS, timer_table
 from penstock.randomness import SYSTEM_RANDOMNESS
 from penstock.recovery.lifetimes import described
 from penstock.recovery.progress_log import NO_POSITION
-from penstock.savepoint.folder import claim_folder, finish, give_up, leave_only
+from penstock.savepoint.folder import Attempt, attempting
 from penstock.savepoint.manifest import Manifest, SavedOperator
 from penstock.spark.causes import in_brief
 from penstock.spark.compiled import compile_job
@@ -112,8 +112,8 @@ def _written(
     barrier = barrier_at(job, positions)
     now_us = in_microseconds(SYSTEM_CLOCK.wall())
     token = SYSTEM_RANDOMNESS.token()
-    with being_made(to, token):
-        target = Target(to, parts)
+    with being_made(to, token) as attempt:
+        target = Target(to, parts, attempt.mark)
         saved = {one.uid: one.saved(tables[one.uid], target, now_us) for one in filling}
         manifest = Manifest(
             id=token,
@@ -127,8 +127,7 @@ def _written(
             barrier=barrier,
             operators=saved,
         )
-        leave_only(to, manifest)
-        finish(to, manifest)
+        attempt.finish(manifest)
     return counts_of(manifest)
 
 
@@ -141,16 +140,15 @@ def counts_of(manifest: Manifest) -> Counts:
 
 
 @contextmanager
-def being_made(to: Storage, token: str) -> Iterator[None]:
+def being_made(to: Storage, token: str) -> Iterator[Attempt]:
     """The folder is claimed; when something fails it is empty again, and Spark's words are made short."""
-    claim_folder(to, token)
-    try:
-        yield
-    except BaseException as error:
-        give_up(to)
-        if isinstance(error, PenstockError) or not isinstance(error, Exception):
+    with attempting(to, token) as attempt:
+        try:
+            yield attempt
+        except PenstockError:
             raise
-        raise _in_brief(error) from error
+        except Exception as error:
+            raise _in_brief(error) from error
 
 
 def _in_brief(error: Exception) -> BaseException:

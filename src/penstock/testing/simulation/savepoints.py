@@ -39,7 +39,7 @@ class SavepointStart:
         """Make it and adopt it, where there is a checkpoint whose promises are kept."""
         check_job_record(self._site.storage, JobRecord(self._spec.name, self._spec.max_parallelism))
         newest = self._newest()
-        manifest = None if newest is None else self._made(newest)
+        manifest = None if newest is None else self._made(newest, names)
         if manifest is None:
             return
         if read_manifest(self._plain) != manifest:
@@ -67,7 +67,7 @@ class SavepointStart:
             return None
         return whole[-1]
 
-    def _made(self, newest: Completed) -> Manifest | None:
+    def _made(self, newest: Completed, names: Randomness) -> Manifest | None:
         scratch = Path(self._site.root / "scratch")
         scratch.mkdir(exist_ok=True)
         try:
@@ -78,6 +78,7 @@ class SavepointStart:
                 token="simulated",  # noqa: S106 - a name
                 clock=self._site.clock,
                 scratch=scratch,
+                randomness=names,
             )
         except (FileNotFoundError, CorruptStateError):
             if not self._site.disturbed:
