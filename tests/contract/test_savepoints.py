@@ -6,6 +6,7 @@ import json
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing
@@ -23,12 +24,17 @@ from hypothesis import strategies as st
 
 from penstock.checkpoint.completed import Barrier, Completed, OperatorState, SourceFile
 from penstock.checkpoint.metadata import write_metadata
+<<<<<<< HEAD
 from penstock.engine.adopting import _may_adopt
 from penstock.errors import ConfigError, CorruptStateError, IncompatibleStateError
+=======
+from penstock.errors import ConfigError, CorruptStateError, IncompatibleStateError, UnavailableError
+>>>>>>> mend-making
 from penstock.ids import RunId, SubtaskId
 from penstock.recovery.begun import Begun, Instead, record_begun, refuse_if_begun_beyond
 from penstock.recovery.lifetimes import described, stored_layout
 from penstock.recovery.restore import JobRecord, check_job_record
+from penstock.savepoint import beside
 from penstock.savepoint.beside import create_beside
 from penstock.savepoint.create import create_savepoint
 from penstock.savepoint.load import Load
@@ -465,6 +471,28 @@ def test_made_by_a_process_beside(site: Site) -> None:
     site.storage.delete(completed.files)
     with pytest.raises((CorruptStateError, FileNotFoundError), match="state/"):
         create_beside(site.storage, completed, LocalStorage(site.root / "gone"), token="t3")
+
+
+def test_a_process_beside_that_talks_much(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it writes to its standard error, as Python itself does with some settings, does not make it stand still."""
+    completed = with_metadata(site)
+    monkeypatch.setenv("PYTHONVERBOSE", "1")
+    made: list[Manifest] = []
+    folder = LocalStorage(site.root / "beside")
+    work = threading.Thread(
+        target=lambda: made.append(create_beside(site.storage, completed, folder, token="t1")), daemon=True
+    )
+    work.start()
+    work.join(PATIENCE_S)
+    assert made == [read_manifest(folder)]
+
+
+def test_the_last_words_of_a_process_beside(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that ends without an answer is said to have failed, with the end of what it has written."""
+    monkeypatch.setattr(beside, "_MODESTLY", "import sys; sys.exit('no such module' * 9999 + ', the end')")
+    with pytest.raises(UnavailableError, match=r"ended with 1: .*no such module, the end") as failed:
+        create_beside(site.storage, with_metadata(site), LocalStorage(site.root / "beside"), token="t1")
+    assert len(str(failed.value)) < 1000
 
 
 DRIVER = """

@@ -15,10 +15,12 @@ from penstock.savepoint.beside import Said, Wish
 from penstock.savepoint.create import create_savepoint
 from penstock.storage import open_storage
 
+_WISHES = msgspec.json.Decoder(Wish)
+
 
 def main() -> None:
     """Read the wish, make the savepoint, say how it goes."""
-    wish = msgspec.json.decode(sys.stdin.buffer.readline(), type=Wish)
+    wish = _WISHES.decode(sys.stdin.buffer.readline())
     threading.Thread(target=_end_with_the_driver, daemon=True).start()
     pa.set_cpu_count(1)  # one core is enough to take from the job
     try:

@@ -5,9 +5,13 @@ The process ends with the one that started it: a savepoint whose driver is gone 
 
 from __future__ import annotations
 
+import contextlib
+import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
+from typing import IO
 
 import msgspec
 
@@ -41,6 +45,7 @@ class Said(msgspec.Struct, frozen=True, omit_defaults=True):
 
 _MODESTLY = "import os, runpy; os.nice(15); runpy.run_module('penstock.savepoint', run_name='__main__')"
 """Its priority is low before it imports anything: imports cost as much as a small savepoint."""
+_LAST_BYTES = 500
 _SAID = msgspec.json.Decoder(Said)
 
 
@@ -58,30 +63,41 @@ def create_beside(
         return create_savepoint(job_storage, completed, to, token=token, committed=committed, told=told)
     wish = Wish(job_storage.uri, completed.checkpoint, completed.run, to.uri, token, committed)
     command = [sys.executable, "-c", _MODESTLY]
-    with subprocess.Popen(  # noqa: S603 - our own interpreter and module
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    ) as process:
+    with (
+        tempfile.TemporaryFile() as words,  # no pipe: nobody reads it before the end, and a full one would make the process stand still
+        subprocess.Popen(  # noqa: S603 - our own interpreter and module
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=words
+        ) as process,
+    ):
         try:
-            _listen(process, wish, told)
+            _listen(process, wish, told, words)
         finally:
             process.kill()
     return read_manifest(to)
 
 
-def _listen(process: subprocess.Popen[bytes], wish: Wish, told: Told) -> None:
+def _listen(process: subprocess.Popen[bytes], wish: Wish, told: Told, words: IO[bytes]) -> None:
     if process.stdin is None:
         raise InternalError("the process that makes a savepoint has no input")
-    process.stdin.write(msgspec.json.encode(wish) + b"\n")
-    process.stdin.flush()  # and stays open: its end tells the process that this one is gone
+    with contextlib.suppress(BrokenPipeError):  # it is dead already: its last words say why
+        os.write(
+            process.stdin.fileno(), msgspec.json.encode(wish) + b"\n"
+        )  # unbuffered: nothing is left to be written at the end
+    # and it stays open: its end tells the process that this one is gone
     for said in _lines(process):
         if said.failed:
             raise _as_raised(said)
         told(said.done, said.of)
     if process.wait() != 0:
-        text = b"" if process.stderr is None else process.stderr.read()
         raise UnavailableError(
-            f"the process that makes the savepoint {wish.to} ended with {process.returncode}: {text.decode(errors='replace')[-500:]}"
+            f"the process that makes the savepoint {wish.to} ended with {process.returncode}: {_last(words)}",
+            status=process.returncode,
         )
+
+
+def _last(words: IO[bytes]) -> str:
+    words.seek(max(0, words.seek(0, os.SEEK_END) - _LAST_BYTES))
+    return words.read().decode(errors="replace").strip()
 
 
 def _lines(process: subprocess.Popen[bytes]) -> Iterator[Said]:

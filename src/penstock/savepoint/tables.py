@@ -18,6 +18,7 @@ from penstock.state.backends.checksums import fingerprint
 from penstock.state.backends.sorted_file import numbered_schema
 from penstock.state.keys import SORT_KEY, SortKeys
 from penstock.storage import Storage
+from penstock.wording import counted
 
 BATCH_ROWS = 128 * 1024
 """Of a row group at most: what is read at once, also for the sake of one key."""
@@ -78,7 +79,9 @@ def read_table(
         with pq.ParquetFile(local) as opened:
             _check_schema(folder, file, opened.schema_arrow, wanted)
             if opened.metadata.num_rows != file.rows:
-                raise _corrupt(folder, file, f"it has {opened.metadata.num_rows} rows, expected {file.rows}")
+                raise _corrupt(
+                    folder, file, f"it has {counted(opened.metadata.num_rows, 'row')}, expected {file.rows}"
+                )
             groups = row_groups(opened.metadata, sort_keys)
             for batch in opened.iter_batches(BATCH_ROWS, row_groups=groups) if groups else ():
                 yield batch.cast(wanted)
