@@ -24,12 +24,8 @@ from hypothesis import strategies as st
 
 from penstock.checkpoint.completed import Barrier, Completed, OperatorState, SourceFile
 from penstock.checkpoint.metadata import write_metadata
-<<<<<<< HEAD
 from penstock.engine.adopting import _may_adopt
-from penstock.errors import ConfigError, CorruptStateError, IncompatibleStateError
-=======
 from penstock.errors import ConfigError, CorruptStateError, IncompatibleStateError, UnavailableError
->>>>>>> mend-making
 from penstock.ids import RunId, SubtaskId
 from penstock.recovery.begun import Begun, Instead, record_begun, refuse_if_begun_beyond
 from penstock.recovery.lifetimes import described, stored_layout
