@@ -24,6 +24,8 @@ from penstock.cli.main import main
 from penstock.errors import ConfigError, CorruptStateError
 from penstock.ids import NO_CHECKPOINT
 from penstock.operators.aggregates import AggregateSpec, Kind, Partial, state_schema, stored_aggregates
+from penstock.operators.join_spec import MATCHED, PLACE
+from penstock.operators.timers import EVENT_TIME, timer_table
 from penstock.ownership.claim import claim
 from penstock.ownership.descent import record_descent
 from penstock.recovery.lifetimes import described
@@ -31,14 +33,18 @@ from penstock.savepoint import compare as comparing
 from penstock.savepoint.compare import APPEARED, CHANGED, WENT, Difference, compare
 from penstock.savepoint.contents import Contents, checkpoint_contents, savepoint_contents
 from penstock.savepoint.create import create_savepoint
-from penstock.savepoint.manifest import MANIFEST, encode, read_manifest
+from penstock.savepoint.manifest import MANIFEST, Manifest, SavedOperator, encode, read_manifest
 from penstock.savepoint.stored_rows import owning
-from penstock.savepoint.tables import read_table, write_table
+from penstock.savepoint.tables import read_table, table_folder, write_table
 from penstock.savepoint.views import ROW, View, stored_view, views_of, whole_keys
 from penstock.state.backends.base import VALUES, StateLayout, TableLayout
 from penstock.state.backends.checksums import fingerprint
+from penstock.state.backends.sorted_file import numbered_schema
+from penstock.state.lifetimes import Lifetime, Measure
 from penstock.state.types import arrow_schema
 from penstock.storage import LocalStorage
+
+Penstock = Callable[..., tuple[int, str, str]]
 
 
 def save(root: Path, numbers: list[int], backend: str = "filesystem", parallelism: int = 2) -> Path:
@@ -280,9 +286,128 @@ def test_operators_and_states_of_one_side_only(tmp_path: Path) -> None:
     assert not refused.is_same
 
 
-# ── the command line ───────────────────────────────────────────────────────────────────────────────
+def lay_down(root: Path, layout: StateLayout, table: str, rows: list[dict[str, Any]]) -> Contents:
+    """A savepoint of one operator `op`, with these rows as they are stored."""
+    folder = LocalStorage(root)
+    kind = layout.by_name[table]
+    batch = pa.RecordBatch.from_pylist(rows, schema=numbered_schema(kind))
+    file = write_table(
+        folder, f"{table_folder('op', table)}/0.parquet", [batch], kind, part=0, scratch=root.parent
+    )
+    saved = SavedOperator(described(layout), {table: (file,)} if file else {})
+    manifest = Manifest(
+        id=root.name,
+        checkpoint=1,
+        mode="exactly-once",
+        parallelism=1,
+        max_parallelism=128,
+        operators={"op": saved},
+    )
+    folder.put(MANIFEST, encode(manifest))
+    return savepoint_contents(root)
 
-Penstock = Callable[..., tuple[int, str, str]]
+
+KEY = arrow_schema("k string")
+MEAN = AggregateSpec(
+    "mean",
+    Kind.AVG,
+    (Partial("__mean_sum", Kind.SUM, pa.float64()), Partial("__mean_count", Kind.COUNT, pa.int64())),
+    pa.float64(),
+)
+SUM = AggregateSpec("rows", Kind.SUM, (Partial("__rows_sum", Kind.SUM, pa.int64()),), pa.int64())
+
+
+def test_aggregates_are_compared_by_their_parts(tmp_path: Path, penstock: Penstock) -> None:
+    """The same mean of one row and of a thousand is not the same state; an example shows how it is stored."""
+    layout = StateLayout(KEY, state_schema([MEAN]))
+    before, after = (
+        lay_down(
+            tmp_path / f"{n}",
+            layout,
+            VALUES,
+            [{"__sort_key": 5, "k": "x", "__mean_sum": 2.0 * n, "__mean_count": n}],
+        )
+        for n in (1, 1000)
+    )
+    (mean,) = compare(before, after).states
+    assert mean.counts == {APPEARED: 0, CHANGED: 1, WENT: 0}
+    stored = [{"mean": 2.0, "stored as": {"__mean_sum": 2.0 * n, "__mean_count": n}} for n in (1, 1000)]
+    assert mean.examples[CHANGED] == [{"k": "x", "before": stored[0], "after": stored[1]}]
+    code, out, _ = penstock("diff", tmp_path / "1", tmp_path / "1000")
+    assert code == 1
+    assert 'k=x: 2.0, {"__mean_sum": 2.0, "__mean_count": 1} -> 2.0, {"__mean_sum": 2000.0' in out
+
+
+def test_an_aggregate_that_gives_null_is_there(tmp_path: Path) -> None:
+    """A key of which all amounts were null is a key."""
+    layout = StateLayout(KEY, state_schema([SUM]))
+    row = {"__sort_key": 5, "k": "x", "__rows_sum": None}
+    there, nothing = (
+        lay_down(tmp_path / name, layout, VALUES, some) for name, some in (("a", [row]), ("b", []))
+    )
+    assert found(compare(there, nothing)) == {"rows": (0, 0, 1)}
+    assert found(compare(nothing, there)) == {"rows": (1, 0, 0)}
+    assert compare(there, there).is_same
+
+
+def test_aggregates_that_are_stored_otherwise_are_not_compared(tmp_path: Path) -> None:
+    """A sum of doubles is no mean of them, though both are doubles of one name."""
+    total = AggregateSpec("mean", Kind.SUM, MEAN.partials[:1], pa.float64())
+    before, after = (
+        lay_down(tmp_path / spec.kind.name, StateLayout(KEY, state_schema([spec])), VALUES, [])
+        for spec in (MEAN, total)
+    )
+    (mean,) = compare(before, after).states
+    assert mean.refused == (
+        "the columns differ: mean is double (stored as __mean_sum double, __mean_count long) and double (stored as __mean_sum double)"
+    )
+
+
+def test_when_a_value_was_touched_is_not_compared(tmp_path: Path) -> None:
+    """State that differs only in its stamps is the same."""
+    lifetime = Lifetime(("n",), "__touched_n", 10**15, Measure.CLOCK)
+    layout = StateLayout(KEY, arrow_schema("n long, __touched_n long"), lifetimes=(lifetime,))
+    before, after = (
+        lay_down(tmp_path / f"{at}", layout, VALUES, [{"__sort_key": 5, "k": "x", "n": 1, "__touched_n": at}])
+        for at in (10**15, 2 * 10**15)
+    )
+    assert read_op(before) == read_op(after) == [{"k": "x", "n": 1}]
+    assert compare(before, after).is_same
+
+
+def test_columns_of_a_user_keep_their_names(tmp_path: Path) -> None:
+    """Whoever has a column `matched`, `rows` or `at` sees it; that of Penstock is called otherwise, and both are compared."""
+    values = pa.schema([("matched", pa.string()), MATCHED, ("__event_left", pa.int64())])
+    table = TableLayout("rows of the left input within bounds", pa.schema([*KEY, PLACE]), values)
+    layout = StateLayout(KEY, pa.schema([]), (table,))
+    row = {"__sort_key": 1, "__order": 1, "k": "x", PLACE.name: 1, "matched": "no", MATCHED.name: True}
+    before, user, own = (
+        lay_down(tmp_path / name, layout, table.name, [{**row, "__event_left": 1, **other}])
+        for name, other in (("a", {}), ("b", {"matched": "yes"}), ("c", {MATCHED.name: False}))
+    )
+    assert read_op(before) == [{"k": "x", "matched": "no", "penstock_matched": True}]
+    assert found(compare(before, user)) == found(compare(before, own)) == {"left": (0, 1, 0)}
+    layout = StateLayout(
+        arrow_schema("at string"),
+        pa.schema([("__penstock_rows_so_far_of_5", pa.int64()), *state_schema([SUM])]),
+    )
+    assert list(views_of(described(layout))) == [ROW, "penstock_rows", "rows"]
+    timers = StateLayout(layout.key, pa.schema([]), (timer_table(EVENT_TIME, layout.key),))
+    assert views_of(described(timers))["timers"].schema.names == ["at", "penstock_at"]
+
+
+def read_op(contents: Contents) -> list[dict[str, Any]]:
+    operator = contents.operator("op")
+    view = operator.find(None)
+    return [
+        row
+        for part in operator.parts_of(view)
+        for batch in view.rows(part.rows())
+        for row in batch.to_pylist()
+    ]
+
+
+# ── the command line ───────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.fixture

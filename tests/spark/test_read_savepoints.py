@@ -8,7 +8,7 @@ import operator
 import shutil
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
@@ -155,6 +155,7 @@ class Shop:
             "hourly": keyed.window(ps.sliding("1h", "30min")).aggregate(
                 uid="hourly", n=F.count("*"), price=F.avg("price")
             ),
+            "straight": keyed.window(ps.tumbling("20min")).aggregate(uid="straight", n=F.count("*")),
             "visits": keyed.window(ps.session("10min")).aggregate(uid="visits", n=F.count("*")),
             "lists": keyed.window(ps.tumbling("1h")).process(
                 Listed(), uid="lists", schema="shop string, n long"
@@ -458,37 +459,92 @@ def test_a_frame_outlives_the_object_it_was_made_of(
     assert shop.storage.names("holds") == []
 
 
-def test_keys_of_any_type(spark: SparkSession, tmp_path: Path) -> None:
-    """Keys are found by Spark's own hash, also those with several columns, with NaN, with both zeros and with nulls inside."""
-    keys = [("a", float("nan")), ("a", 0.0), ("b", 1.5), (None, 2.0)]
-    frame = spark.createDataFrame(keys, "card string, x double")
-    table = frame.select("card", "x", sort_key(("card", "x"), 8)).toArrow()
+@pytest.mark.parametrize("uid", ["straight", "lists"])
+def test_keys_of_windows(saved: ps.SavedState, uid: str) -> None:
+    """All windows of a key are found, also where each window is a key of its own and lies with another subtask."""
+    (name,) = saved.operators[uid].states
+    every = rows(saved.state(uid))
+    for keys in ("b", SHOPS):
+        wanted = [row for row in every if row[0] in keys]
+        assert rows(saved.state(uid, keys=keys)) == wanted
+        assert saved.state(uid, name, keys=keys, internal=True).count() == len(wanted) > 0
+
+
+def saved_keys(spark: SparkSession, root: Path, columns: str, keys: list[tuple[Any, ...]]) -> ps.SavedState:
+    """A savepoint of an operator `op` that has a number for each of these keys."""
+    frame = spark.createDataFrame(keys, columns)
+    names = tuple(frame.columns)
+    table = frame.select(*names, sort_key(names, 8)).toArrow()
     table = table.take(pa.array(np.argsort(table["__sort_key"].to_numpy())))
-    layout = StateLayout(arrow_schema("card string, x double"), arrow_schema("n long"))
-    storage = LocalStorage(tmp_path / "job")
+    layout = StateLayout(arrow_schema(columns), arrow_schema("n long"))
+    storage = LocalStorage(root / "job")
     record = check_job_record(storage, JobRecord("job", 8))
-    place = Workplace(storage, tmp_path / "local", SubtaskId("op", 0), 1, 8, version=1, stem="1-1-0-0")
+    place = Workplace(storage, root / "local", SubtaskId("op", 0), 1, 8, version=1, stem="1-1-0-0")
     with closing(backend_named("memory").open(place, layout, None)) as state:
-        (columns,) = table.select(["card", "x"]).combine_chunks().to_batches()
-        values = pa.record_batch([pa.array(range(4), pa.int64())], schema=layout.value)
-        state.write(KeyBatch(table["__sort_key"].to_numpy(), columns), values)
+        (batch,) = table.select(list(names)).cast(layout.key).combine_chunks().to_batches()
+        values = pa.record_batch([pa.array(range(len(keys)), pa.int64())], schema=layout.value)
+        state.write(KeyBatch(table["__sort_key"].to_numpy(), batch), values)
         handle = state.freeze()
     told = described(layout)
     completed = Completed(
         job=record.job, checkpoint=1, run=1, mode="exactly-once", max_parallelism=8, parallelism=1, barrier=Barrier(),
         operators={"op": OperatorState(told.key, told.value, (handle,), schema=told.schema)},
     )  # fmt: skip
-    create_savepoint(storage, completed, LocalStorage(tmp_path / "saved"), token="5a")
-    saved = ps.read_savepoint(spark, tmp_path / "saved")
+    create_savepoint(storage, completed, LocalStorage(root / "saved"), token="5a")
+    return ps.read_savepoint(spark, root / "saved")
+
+
+def test_keys_of_any_type(spark: SparkSession, tmp_path: Path) -> None:
+    """Keys are found by Spark's own hash, also those with several columns, with NaN, with both zeros and with nulls inside."""
+    keys = [("a", float("nan")), ("a", 0.0), ("b", 1.5), (None, 2.0)]
+    saved = saved_keys(spark, tmp_path, "card string, x double", keys)
     assert saved.state("op").count() == 4
     for wanted, found in [
         (("a", float("nan")), ("a", float("nan"))),
         (("a", -0.0), ("a", 0.0)),
         ({"x": 1.5, "card": "b"}, ("b", 1.5)),
-        ((None, 2.0), (None, 2.0)),
+        ((None, 2), (None, 2.0)),
     ]:
         ((card, x, _),) = saved.state("op", keys=[wanted]).collect()
         assert repr((card, x)) == repr(found)
+
+
+@pytest.fixture
+def far_from_utc(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The machine and the session are in two time zones, and neither is UTC."""
+    before = str(spark.conf.get("spark.sql.session.timeZone"))
+    spark.conf.set("spark.sql.session.timeZone", "Europe/Berlin")
+    monkeypatch.setenv("TZ", "America/New_York")
+    time.tzset()
+    yield
+    monkeypatch.undo()
+    time.tzset()
+    spark.conf.set("spark.sql.session.timeZone", before)
+
+
+@pytest.mark.usefixtures("far_from_utc")
+def test_keys_in_other_time_zones(spark: SparkSession, tmp_path: Path) -> None:
+    """Moments are found as `collect` shows them, and as moments in UTC."""
+    moments = [
+        datetime(2026, 11, 1, hour, 30, tzinfo=UTC) for hour in range(8)
+    ]  # two are at 01:30 in New York
+    saved = saved_keys(spark, tmp_path, "at timestamp", [(at,) for at in moments])
+    shown = [row.at for row in saved.state("op").collect()]
+    assert sorted(at.astimezone(UTC) for at in shown) == moments
+    assert rows(saved.state("op", keys=shown)) == rows(saved.state("op"))
+    assert [row.at.astimezone(UTC) for row in saved.state("op", keys=moments[5:6]).collect()] == moments[5:6]
+
+
+@pytest.mark.usefixtures("far_from_utc")
+def test_keys_without_a_time_zone(spark: SparkSession, tmp_path: Path) -> None:
+    """A time of the day is the same in every zone, also inside a struct."""
+    days = [datetime(2026, 12, 1, hour, 30) for hour in range(4)]  # noqa: DTZ001 - these have none
+    saved = saved_keys(spark, tmp_path / "plain", "at timestamp_ntz", [(at,) for at in days])
+    assert sorted(row.at for row in saved.state("op", keys=days[1:]).collect()) == days[1:]
+    columns = "at struct<day:timestamp_ntz,at:timestamp>"
+    saved = saved_keys(spark, tmp_path / "nested", columns, [((at, at),) for at in days])
+    every = saved.state("op").collect()
+    assert saved.state("op", keys=[(row.at,) for row in every[:3]]).count() == 3
 
 
 def test_a_job_without_a_checkpoint(spark: SparkSession, tmp_path: Path) -> None:

@@ -135,6 +135,22 @@ def test_one_stream_cannot_be_at_two_places() -> None:
     ]
 
 
+def test_one_stream_cannot_have_two_lists() -> None:
+    """Two sources of files at the same place, each in a list of its own, cannot become one; with the same list they can."""
+
+    def apart(*checksums: str) -> Barrier:
+        notes = tuple(SourceFile(f"{at}/0", f"note {at}", 1, one) for at, one in enumerate(checksums))
+        at = {"logOffset": 1}
+        line = json.dumps(at)
+        return Barrier({"a": at, "b": at}, f"{HEAD}\n{line}\n{line}", notes, numbers={"a": (0,), "b": (1,)})
+
+    with pytest.raises(IncompatibleStateError, match="'a' and 'b' read one and the same DataFrame.*differ"):
+        for_sources(apart("x", "y"), {"a": (0,), "b": (0,)})
+    together = for_sources(apart("x", "x"), {"a": (0,), "b": (0,)})
+    assert [file.path for file in together.source_log] == ["0/0"]
+    assert len(for_sources(apart("x", "y"), {"b": (0,), "a": (1,)}).source_log) == 2
+
+
 def test_checkpoints_that_do_not_say_whose_streams_are_whose() -> None:
     """A list is several positions, or the one position of a source whose positions are lists."""
     assert numbers_of(Barrier({"a": [1, 2], "b": 3}, f"{HEAD}\n1\n2\n3")) == {"a": (0, 1), "b": (2,)}

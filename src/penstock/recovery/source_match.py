@@ -90,12 +90,14 @@ def for_sources(
         ]
     now = {uid: lines.get(uid) or [NO_POSITION] * len(own) for uid, own in sources.items()}
     _refuse_two_minds(now, sources)
+    noted = {uid: notes.get(uid) or [[] for _ in own] for uid, own in sources.items()}
+    _refuse_two_lists(noted, sources)
     times = barrier.time.sources
     known = {uid: time for uid, time in times.items() if uid in sources and uid not in set_to}
     return Barrier(
         {uid: _shown(own) for uid, own in now.items()},
         entry_of(barrier.progress_log, [line for own in now.values() for line in own]),
-        _moved({uid: notes.get(uid) or [[] for _ in own] for uid, own in sources.items()}, sources),
+        _moved(noted, sources),
         msgspec.structs.replace(barrier.time, sources=known),
         {uid: tuple(own) for uid, own in sources.items()},
     )
@@ -169,6 +171,25 @@ def _refuse_two_minds(lines: Mapping[str, Sequence[str]], sources: Numbers) -> N
                 raise IncompatibleStateError(
                     f"the sources {other!r} and {uid!r} read one and the same DataFrame, so that Spark reads it once for both, but "
                     f"{other!r} would begin at {at} and {uid!r} at {line}; make a DataFrame of its own for each, with "
+                    "spark.readStream once more",
+                    sources=[other, uid],
+                )
+
+
+def _refuse_two_lists(notes: Mapping[str, Sequence[Sequence[SourceFile]]], sources: Numbers) -> None:
+    """A position may be a place in a list that the source has noted: the same place in another list is somewhere else."""
+    found: dict[int, tuple[str, set[tuple[str, int, str]]]] = {}
+    for uid, own in sources.items():
+        for number, files in zip(own, notes[uid], strict=True):
+            if not files:
+                continue
+            noted = {(file.path.partition("/")[2], file.size, file.checksum) for file in files}
+            other, before = found.setdefault(number, (uid, noted))
+            if before != noted:
+                raise IncompatibleStateError(
+                    f"the sources {other!r} and {uid!r} read one and the same DataFrame, so that Spark reads it once for both, but each has "
+                    f"notes of its own of what it has read (such as a list of files), and these differ: {other!r} has "
+                    f"{counted(len(before), 'file')} of them and {uid!r} {len(noted)}; make a DataFrame of its own for each, with "
                     "spark.readStream once more",
                     sources=[other, uid],
                 )

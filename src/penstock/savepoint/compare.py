@@ -1,6 +1,8 @@
 """Two savepoints or checkpoints side by side: which rows appeared, changed and went, state by state. Driver; no Spark.
 
-Rows are matched by what tells them apart, whatever the parallelism, backend and `max_parallelism` of either side. Large tables are first
+Rows are matched by what tells them apart, whatever the parallelism, backend and `max_parallelism` of either side. What is compared is what
+is stored, since one row and a thousand may have the same average. When a value was last touched is not compared, nor when an early result
+is due; neither are tables that only say when something else is due: they follow from the others. Large tables are first
 dealt out into files by the hash of their keys, and compared pair by pair: what has to fit into memory is a pair of files, not the state.
 """
 
@@ -20,7 +22,7 @@ import pyarrow as pa
 
 from penstock.operators.grouping import equal_rows
 from penstock.savepoint.contents import Contents, OperatorContents
-from penstock.savepoint.views import ROW, View
+from penstock.savepoint.views import ROW, Shown, View
 from penstock.state.backends.equality import Flags, rows_equal
 from penstock.state.keys import GROUP_SHIFT, ORDER, SORT_KEY
 from penstock.state.types import spark_type
@@ -29,6 +31,9 @@ PORTION_ROWS = 1_000_000
 """So many rows of both sides are compared at once."""
 EXAMPLES = 5
 APPEARED, CHANGED, WENT = "appeared", "changed", "went"
+STORED_AS = "stored as"
+"""In an example: the parts of aggregates, where their results are the same."""
+_PART = "__part_"
 
 _HASH = (1 << GROUP_SHIFT) - 1
 Row = dict[str, Any]
@@ -37,7 +42,7 @@ Positions = npt.NDArray[np.int64]
 
 @dataclass
 class StateDifference:
-    """How a state differs. Examples are rows as a user sees them; of what changed, before and after."""
+    """How a state differs. Examples are rows as a user sees them; of what changed, before and after, with parts where only these differ."""
 
     operator: str
     state: str
@@ -169,7 +174,7 @@ class _Table:
         return max(1, -(-rows // PORTION_ROWS))
 
     def _stored(self, side: int) -> Iterator[pa.RecordBatch]:
-        """Rows with the hash of their key, what tells them apart as it is stored, and the columns that a user sees."""
+        """Rows with the hash of their key, what tells them apart as it is stored, what a user sees, and parts of aggregates."""
         contents, view = self._sides[side]
         if contents is None or view is None:
             return
@@ -182,7 +187,8 @@ class _Table:
                 )
                 identity = [batch.column(name) for name in view.table.identity.names]
                 shown = view.shown(batch).columns
-                yield pa.RecordBatch.from_arrays([hashes, order, *identity, *shown], schema=schema)
+                parts = [batch.column(part.name) for part in _parts(view)]
+                yield pa.RecordBatch.from_arrays([hashes, order, *identity, *shown, *parts], schema=schema)
 
     def _whole(self, side: int) -> pa.Table:
         view = self._sides[side][1] or self._views[0]
@@ -214,36 +220,49 @@ class _Table:
     def _compare(self, before: pa.Table, after: pa.Table) -> None:
         identity = 2 + len(self._views[0].table.identity)
         matched = _matched(before, after, identity)
-        for name, state in self._found.items():
-            columns = [name] if self._is_row else [one.name for one in self._views[0].value]
+        for state in self._found.values():
+            columns = [name for one in self._shown(state) for name in _compared(one)]
             one, other = (_values(table, columns) for table in (before, after))
-            if self._is_row:
-                present = tuple(
-                    _present(values, len(table)) for values, table in ((one, before), (other, after))
-                )
-            else:
-                present = np.ones(len(before), np.bool_), np.ones(len(after), np.bool_)
-            self._count(state, matched.with_values(one, other, *present), before, after)
+            has = [self._present(state, table) for table in (before, after)]
+            self._count(state, matched.with_values(one, other, *has), before, after)
+
+    def _shown(self, state: StateDifference) -> list[Shown]:
+        """The columns of a state: one of the row of a key, or all of a table."""
+        if not self._is_row:
+            return list(self._views[0].value)
+        return [next(one for view in self._views for one in view.value if one.name == state.state)]
+
+    def _present(self, state: StateDifference, table: pa.Table) -> Flags:
+        """Which rows are rows of the state. A value that is null is none; an aggregate is there, whatever it gives."""
+        if not self._is_row:
+            return np.ones(len(table), np.bool_)
+        if state.state not in table.column_names:
+            return np.zeros(len(table), np.bool_)
+        if any(one.parts for one in self._shown(state)):
+            return np.ones(len(table), np.bool_)
+        found: Flags = _one_array(table.column(state.state)).is_valid().to_numpy(zero_copy_only=False)
+        return found
 
     def _count(self, state: StateDifference, found: _Found, before: pa.Table, after: pa.Table) -> None:
         state.before += found.before
         state.after += found.after
         shown = [one.name for one in self._views[0].identity]
-        columns = [*shown, *([state.state] if self._is_row else [one.name for one in self._views[0].value])]
+        columns = [*shown, *(one.name for one in self._shown(state))]
         for what, rows, table in ((APPEARED, found.appeared, after), (WENT, found.went, before)):
             state.counts[what] += len(rows)
             wanted = rows[: self._most - len(state.examples[what])]
             state.examples[what] += _rows(table, wanted, columns)
         state.counts[CHANGED] += len(found.changed_before)
         most = self._most - len(state.examples[CHANGED])
-        pairs = zip(
-            _rows(before, found.changed_before[:most], columns),
-            _rows(after, found.changed_after[:most], columns),
-            strict=True,
-        )
-        for one, other in pairs:
+        left, right = found.changed_before[:most], found.changed_after[:most]
+        pairs = zip(_rows(before, left, columns), _rows(after, right, columns), strict=True)
+        parts = [part.name for one in self._shown(state) for part in one.parts]
+        stored = zip(_parts_of(before, left, parts), _parts_of(after, right, parts), strict=True)
+        for (one, other), as_stored in zip(pairs, stored, strict=True):
             key = {name: one[name] for name in shown}
             values = [{name: row[name] for name in columns if name not in shown} for row in (one, other)]
+            if parts and repr(values[0]) == repr(values[1]):
+                values = [{**row, STORED_AS: more} for row, more in zip(values, as_stored, strict=True)]
             state.examples[CHANGED].append({**key, "before": values[0], "after": values[1]})
 
 
@@ -306,24 +325,32 @@ def _identity(table: pa.Table, columns: int) -> pa.Table:
 def _schema(view: View) -> pa.Schema:
     stored = [pa.field(f"__identity_{one.name}", one.type) for one in view.table.identity]
     numbers = [pa.field("__hash", pa.int64()), pa.field("__order", pa.int64())]
-    return pa.schema([*numbers, *stored, *view.schema])
+    parts = [pa.field(_PART + one.name, one.type) for one in _parts(view)]
+    return pa.schema([*numbers, *stored, *view.schema, *parts])
+
+
+def _parts(view: View) -> list[pa.Field]:
+    return [part for one in view.value for part in one.parts]
+
+
+def _compared(shown: Shown) -> list[str]:
+    """The columns in which rows are compared."""
+    return [_PART + part.name for part in shown.parts] or [shown.name]
 
 
 def _types(view: View) -> dict[str, str]:
     stored = {one.name: spark_type(one.type) for one in view.table.identity}
-    return stored | {one.name: spark_type(one.type) for one in view.columns}
+    return stored | {one.name: _type(one) for one in view.columns}
+
+
+def _type(shown: Shown) -> str:
+    kind = spark_type(shown.type)
+    parts = ", ".join(f"{part.name} {spark_type(part.type)}" for part in shown.parts)
+    return f"{kind} (stored as {parts})" if parts else kind
 
 
 def _values(table: pa.Table, names: Sequence[str]) -> list[pa.Array]:
     return [_one_array(table.column(name)) for name in names if name in table.column_names]
-
-
-def _present(values: Sequence[pa.Array], rows: int) -> Flags:
-    """Where a key has a value of the state; nowhere on a side that has no such state."""
-    if not values:
-        return np.zeros(rows, np.bool_)
-    found: Flags = values[0].is_valid().to_numpy(zero_copy_only=False)
-    return found
 
 
 def _one_array(column: pa.ChunkedArray) -> pa.Array:
@@ -336,3 +363,11 @@ def _rows(table: pa.Table, at: Positions, columns: Sequence[str]) -> list[Row]:
     names = [name for name in columns if name in table.column_names]
     rows: list[Row] = table.select(names).take(pa.array(at)).to_pylist()
     return rows
+
+
+def _parts_of(table: pa.Table, at: Positions, parts: Sequence[str]) -> list[Row]:
+    """The parts of aggregates, by their own names."""
+    if not parts:
+        return [{} for _ in at]
+    found = _rows(table, at, [_PART + part for part in parts])
+    return [{name.removeprefix(_PART): value for name, value in row.items()} for row in found]

@@ -13,6 +13,8 @@ from penstock.checkpoint.completed import Barrier, Completed, OperatorColumns, O
 from penstock.errors import ConfigError, CorruptStateError
 from penstock.ids import CheckpointId
 from penstock.operators.timers import watermark
+from penstock.operators.window_kinds import size_of_tumbling
+from penstock.operators.window_tables import LAST
 from penstock.ownership.descent import read_descents
 from penstock.ownership.holds import holding
 from penstock.recovery.history import choose, read_history
@@ -76,6 +78,12 @@ class OperatorContents:
         table = self.tables.get(view.table.name)
         parts = [] if table is None else list(table.parts)
         return [part for part in parts if part.number == 0] if view.one_copy else parts
+
+    def is_placed_by_key(self, view: View) -> bool:
+        """Whether the key alone says where the rows of a state lie. A tumbling window with aggregates is a key of its own."""
+        tables = stored_layout(self.columns).tables
+        tumbling = any(table.by_time and size_of_tumbling(table.name) is not None for table in tables)
+        return not (tumbling and LAST in view.table.identity.names)
 
 
 @dataclass(frozen=True)

@@ -62,6 +62,16 @@ class Shown(ABC):
     def of(self, rows: pa.RecordBatch) -> pa.Array:
         """Its values for stored rows."""
 
+    @property
+    def is_named_by_user(self) -> bool:
+        """Whether the user has chosen the name."""
+        return False
+
+    @property
+    def parts(self) -> tuple[pa.Field, ...]:
+        """The stored columns that say more than what is shown of them; none where it says all."""
+        return ()
+
 
 @dataclass(frozen=True)
 class Plain(Shown):
@@ -73,6 +83,11 @@ class Plain(Shown):
     def type(self) -> pa.DataType:
         """See `Shown.type`."""
         return self.field.type
+
+    @property
+    def is_named_by_user(self) -> bool:
+        """See `Shown.is_named_by_user`."""
+        return bool(self.name == self.field.name)
 
     def of(self, rows: pa.RecordBatch) -> pa.Array:
         """See `Shown.of`."""
@@ -106,6 +121,16 @@ class Result(Shown):
     def type(self) -> pa.DataType:
         """See `Shown.type`."""
         return self.spec.output
+
+    @property
+    def is_named_by_user(self) -> bool:
+        """See `Shown.is_named_by_user`."""
+        return True
+
+    @property
+    def parts(self) -> tuple[pa.Field, ...]:
+        """See `Shown.parts`. One row and a thousand may have the same average."""
+        return tuple(pa.field(one.name, one.type) for one in self.spec.partials)
 
     def of(self, rows: pa.RecordBatch) -> pa.Array:
         """See `Shown.of`."""
@@ -211,7 +236,7 @@ def views_of(columns: OperatorColumns) -> dict[str, View]:
     values = layout.by_name[VALUES]
     found: dict[str, View] = {}
     if len(values.visible):
-        row = _row(values)
+        row = _told_from_users(_row(values))
         found[ROW] = row
         for one in row.value:
             kind = "aggregate" if isinstance(one, Result) else "value"
@@ -220,8 +245,23 @@ def views_of(columns: OperatorColumns) -> dict[str, View]:
     made = [view for table in layout.tables if (view := _of_table(table, of_key)) is not None]
     for view in sorted(made, key=lambda view: view.name != view.table.name):  # declared names first
         name = view.table.name if view.name in found else view.name
-        found[name] = replace(view, name=name)
+        found[name] = replace(_told_from_users(view), name=name)
     return found
+
+
+def _told_from_users(view: View) -> View:
+    """The same where a column that Penstock has named is called otherwise if a user has one of that name."""
+    users = {one.name for one in view.columns if one.is_named_by_user}
+
+    def told(columns: tuple[Shown, ...]) -> tuple[Shown, ...]:
+        return tuple(
+            replace(one, name=f"penstock_{one.name}")
+            if one.name in users and not one.is_named_by_user
+            else one
+            for one in columns
+        )
+
+    return replace(view, identity=told(view.identity), value=told(view.value))
 
 
 def stored_view(columns: OperatorColumns, name: str | None) -> View:
@@ -274,20 +314,20 @@ def _plain(fields: Iterable[pa.Field]) -> tuple[Shown, ...]:
 
 def _values(fields: Sequence[pa.Field]) -> tuple[Shown, ...]:
     """Aggregates as their results, everything else as it is stored; without what only Penstock needs."""
-    found: dict[str, Shown] = {}
+    found: list[Shown] = []
     aggregates = {spec.partials[0].name: spec for spec in stored_aggregates(fields)}
     parts = {partial.name for spec in aggregates.values() for partial in spec.partials}
     for field in fields:
         if field.name in aggregates:
             spec = aggregates[field.name]
-            found[spec.name] = Result(spec.name, spec)
+            found.append(Result(spec.name, spec))
         elif field.name.startswith(SIZE) or field.name == _ROWS_OF_SESSIONS:
-            found["rows"] = Plain("rows", field)
+            found.append(Plain("rows", field))
         elif field.name == MATCHED.name:
-            found["matched"] = Plain("matched", field)
+            found.append(Plain("matched", field))
         elif field.name not in parts and field.name not in _HIDDEN:
-            found.setdefault(field.name, Plain(field.name, field))
-    return tuple(found.values())
+            found.append(Plain(field.name, field))
+    return tuple(found)
 
 
 def _of_table(table: TableLayout, of_key: tuple[str, ...]) -> View | None:

@@ -11,7 +11,7 @@ import atexit
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Self
 
@@ -156,7 +156,8 @@ class SavedState:
         """A state of an operator as a DataFrame: the columns of the key, then what belongs to the state.
 
         Without a name: the row of every key, with all its values. `keys` are the only keys wanted, each a value, or a tuple or
-        dictionary where the key has several columns: only the files and row groups are read in which they can be.
+        dictionary where the key has several columns: only the files and row groups are read in which they can be. (Aggregates of
+        tumbling windows lie by key and window: of these all files are read.) Moments may be given as `collect` shows them.
         `internal` shows the table as it is stored, with sort numbers, and with parts of aggregates instead of their results.
         """
         self._check_open()
@@ -173,8 +174,12 @@ class SavedState:
                 state=view.name,
             )
         wanted = self._wanted(view, contents, list(keys))
-        numbers = np.unique(np.array([row[0] for row in wanted.select(SORT_KEY).collect()], dtype=np.int64))
-        rows = self._frame(view, owning(parts, numbers, self.parallelism), numbers)
+        if contents.is_placed_by_key(view):
+            found = wanted.select(SORT_KEY).collect()
+            numbers = np.unique(np.array([row[0] for row in found], dtype=np.int64))
+            rows = self._frame(view, owning(parts, numbers, self.parallelism), numbers)
+        else:
+            rows = self._frame(view, parts, None)
         same = [rows[quoted(key)].eqNullSafe(wanted[quoted(key)]) for key in contents.key]
         return rows.join(F.broadcast(wanted), same, "left_semi")  # two keys may share a sort key
 
@@ -196,14 +201,17 @@ class SavedState:
     def _wanted(self, view: View, contents: OperatorContents, keys: Sequence[Any]) -> DataFrame:
         """The keys as rows, with their sort keys, computed as for rows of the stream."""
         names = tuple(contents.key)
-        schema = pa.schema([pa.field(one.name, one.type) for one in view.identity if one.name in names])
-        rows = [dict(zip(names, _as_key(key, names), strict=True)) for key in keys]
+        kinds = {one.name: one.type for one in view.identity}
+        schema = pa.schema([(name, kinds[name]) for name in names])
+        rows = [_as_key(key, names) for key in keys]
         try:
-            given = pa.Table.from_pylist(rows, schema)
+            columns = [_values([row[at] for row in rows], kinds[name]) for at, name in enumerate(names)]
+            frame = self._spark.createDataFrame(
+                list(zip(*columns, strict=True)), from_arrow_schema(schema, prefer_timestamp_ntz=True)
+            )
         except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
             said = ", ".join(f"{name} {kind}" for name, kind in contents.key.items())
             raise ConfigError(f"keys={list(keys[:3])!r} do not fit the key ({said}): {error}") from error
-        frame = self._spark.createDataFrame(given)
         frame = normalised(frame, float_keys(frame, names))
         return frame.select(*map(quoted, names), sort_key(names, self.max_parallelism))
 
@@ -226,6 +234,22 @@ def _as_key(key: Any, names: Sequence[str]) -> tuple[Any, ...]:
             key=key,
         )
     return found
+
+
+def _values(given: Sequence[Any], kind: pa.DataType) -> list[Any]:
+    """A column of keys as Spark takes it. Arrow turns 2 into 2.0 and says what does not fit; what is nested Spark looks at by itself."""
+    if pa.types.is_nested(kind):
+        return list(given)
+    if pa.types.is_timestamp(kind) and kind.tz is not None:
+        given = [_moment(one) for one in given]
+    found: list[Any] = pa.array(given, kind).to_pylist()
+    return found
+
+
+def _moment(given: Any) -> Any:
+    """Spark shows moments in the time zone of the machine, without saying so; Arrow would take them for UTC."""
+    is_local = isinstance(given, datetime) and given.tzinfo is None
+    return given.astimezone(UTC) if is_local else given
 
 
 @dataclass(frozen=True)
