@@ -81,7 +81,7 @@ def start_run(
     for line in point.fitted.said if point.fitted else ():
         _log.warning("%s", line)
     on_restored(point)
-    asked, drop_state = drop_state, _still_to_drop(drop_state, claimant, point)
+    asked, drop_state = drop_state, _still_to_drop(drop_state, claimant, spec, point)
     now_us = _not_before(point, clock)
     fit = _fit(spec, point, now_us)
     lifetimes = fit.lifetimes(drop_state)
@@ -124,9 +124,15 @@ def _check_key_groups(spec: JobSpec, point: RestorePoint) -> None:
         )
 
 
-def _still_to_drop(asked: tuple[str, ...], claimant: Claimant, point: RestorePoint) -> tuple[str, ...]:
-    """What was dropped when the checkpoint came to be is not dropped again: a supervisor repeats its command."""
-    done = point.checkpoint.dropped if point.checkpoint else ()
+def _still_to_drop(
+    asked: tuple[str, ...], claimant: Claimant, spec: JobSpec, point: RestorePoint
+) -> tuple[str, ...]:
+    """An operator of the job that was dropped when the checkpoint came to be is not dropped again: a supervisor repeats its command.
+
+    Single states go only where they have to, and what the job does not have may go whenever it is there.
+    """
+    dropped = point.checkpoint.dropped if point.checkpoint else ()
+    done = set(dropped) & set(spec.layouts)
     return tuple(name for name in claimant.still_to_drop(asked, point.completed_by) if name not in done)
 
 
@@ -148,11 +154,11 @@ def _restored(
     checkpoint = None if wanted is None else CheckpointId(wanted)
 
     def fitting(point: RestorePoint) -> RestorePoint:
-        return now.fit(point, _still_to_drop(drop_state, claimant, point))
+        return now.fit(point, _still_to_drop(drop_state, claimant, spec, point))
 
     def check(point: RestorePoint) -> None:
         _check_key_groups(spec, point)
-        _fit(spec, point).handles(_still_to_drop(drop_state, claimant, point))
+        _fit(spec, point).handles(_still_to_drop(drop_state, claimant, spec, point))
 
     if not claimant.has_claimed:
         check_restorable(

@@ -112,8 +112,6 @@ def set_out(
     earlier = log.earlier()
     sources = log.source_log()
     undecided = undecided or {}
-    if undecided:
-        log.say_who_decides(undecided)
     sources.bring_back(barrier.source_log)
     if last_read >= 0:
         log.fill(last_read, barrier.progress_log)
@@ -121,7 +119,10 @@ def set_out(
         earlier, left = _left_by(log, sources)
         for before, notes in left:
             sources.take_up(notes, _same_sources(before, undecided))
-    log.storage.delete([name for names in earlier.values() for name in names])
+        log.say_who_decides(undecided)
+    names = [name for names in earlier.values() for name in names]
+    # What says that the notes are whole comes behind them, and goes before them.
+    log.storage.delete(sorted(names, key=lambda name: not name.endswith(_UNDECIDED)))
     return sources
 
 
