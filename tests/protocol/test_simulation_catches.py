@@ -725,11 +725,25 @@ def quiet() -> Iterator[None]:
     logging.disable(logging.NOTSET)
 
 
-@pytest.mark.parametrize("name", MUTATIONS)
+RARE = {
+    "give_up_at_the_end_of_the_job_what_is_being_written",
+    "read_without_beginning_again",
+    "say_that_the_input_is_done_without_owning_the_job",
+    "take_an_earlier_version_behind_a_later_one",
+}
+"""Found by one seed in some hundred, which another one is as soon as a run makes one call more: `make chaos` searches for them."""
+MOST_RARE_SEEDS = 1_000
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.chaos_long] if name in RARE else []) for name in MUTATIONS]
+)
 def test_a_broken_rule_is_found(name: str) -> None:
     """Some seed fails when this rule is broken, and for no other reason."""
     search = MUTATIONS[name]
-    seeds = range(search.first_seed, search.first_seed + MOST_SEEDS)
+    seeds = (
+        range(MOST_RARE_SEEDS) if name in RARE else range(search.first_seed, search.first_seed + MOST_SEEDS)
+    )
     with pytest.MonkeyPatch.context() as patch:
         search.apply(patch)
         found = next((seed for seed in seeds if breaks(seed, search.jobs)), None)

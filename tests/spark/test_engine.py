@@ -477,26 +477,6 @@ def test_timestamp_keys_in_another_time_zone(spark, ledger):
     assert ledger.counts() == truth
 
 
-def test_sources_in_another_order_are_refused(spark, ledger, tmp_path):
-    """Positions are recorded by order, so a job that reads its sources in another order does not start."""
-    other = Ledger(tmp_path / "other")
-    for one in (ledger, other):
-        one.fill(20)
-
-    def build(*order: str) -> ps.Job:
-        job = ledger.job()
-        logs = {"left": ledger.log, "right": other.log}
-        streams = [job.read(logs[uid].read(spark), uid=uid) for uid in order]
-        streams[0].union(streams[1]).key_by("app").aggregate(pv=F.count("*"), uid="views").write_to(
-            ledger.sqlite(), uid="out"
-        )
-        return job
-
-    build("left", "right").run(available_now=True)
-    with pytest.raises(ps.IncompatibleStateError, match="left, right, in this order"):
-        build("right", "left").start()
-
-
 def test_a_checkpoint_older_than_what_spark_remembers(spark, ledger):
     """The job goes back to its checkpoint although Spark has purged that batch from its own log long since."""
     spark.conf.set("spark.sql.streaming.minBatchesToRetain", "1")
