@@ -881,7 +881,7 @@ def test_asking_uses_up_no_tolerance() -> None:
     story = Story(interval="1h", min_pause="1min", tolerable_failures=1)
     story.batch(0)
     story.tell(CheckpointWanted("me"))
-    tried = []
+    tried: list[float] = []
     for _ in range(30):
         for write in only(story.actions, WriteMetadata)[len(tried) :]:
             tried.append(story.now.monotonic)

@@ -178,14 +178,15 @@ def test_nothing_is_taken_on_behind_the_end(job: Job) -> None:
 
 def test_what_is_being_taken_on_when_the_job_ends_is_answered(clock: VirtualClock) -> None:
     """The end waits until it is known whether a request was taken on, so that none is left without an answer."""
-    plain = VirtualStorage()
+    standing = StandsStill(VirtualStorage(), lambda: None)
+    job = Job(standing, clock)
     end = threading.Thread(target=lambda: job.answering.ended({"status": "finished"}))
 
     def ends() -> None:
         end.start()
         end.join(0.1)  # time for an end that does not wait to come too early
 
-    job = Job(StandsStill(plain, ends), clock)
+    standing.happens = ends
     put(job, Kind.STOP)
     job.answering.look()
     end.join()
