@@ -178,19 +178,20 @@ def test_nothing_is_taken_on_behind_the_end(job: Job) -> None:
 
 def test_what_is_being_taken_on_when_the_job_ends_is_answered(clock: VirtualClock) -> None:
     """The end waits until it is known whether a request was taken on, so that none is left without an answer."""
-    plain = VirtualStorage()
-    end = threading.Thread(target=lambda: waiting.answering.ended({"status": "finished"}))
+    standing = StandsStill(VirtualStorage(), lambda: None)
+    job = Job(standing, clock)
+    end = threading.Thread(target=lambda: job.answering.ended({"status": "finished"}))
 
     def ends() -> None:
         end.start()
         end.join(0.1)  # time for an end that does not wait to come too early
 
-    waiting = Job(StandsStill(plain, ends), clock)
-    put(waiting, Kind.STOP)
-    waiting.answering.look()
+    standing.happens = ends
+    put(job, Kind.STOP)
+    job.answering.look()
     end.join()
-    assert waiting.performed == [f"stop {ID}"]
-    assert said(waiting) == Done(ok=True, facts={"status": "finished"})
+    assert job.performed == [f"stop {ID}"]
+    assert said(job) == Done(ok=True, facts={"status": "finished"})
 
 
 def test_an_error_is_the_answer(job: Job) -> None:
