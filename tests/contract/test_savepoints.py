@@ -26,6 +26,7 @@ from penstock.checkpoint.completed import Barrier, Completed, OperatorState, Sou
 from penstock.checkpoint.metadata import write_metadata
 from penstock.errors import ConfigError, CorruptStateError, IncompatibleStateError, UnavailableError
 from penstock.ids import RunId, SubtaskId
+from penstock.recovery.held_reading import check_committed
 from penstock.recovery.lifetimes import described, stored_layout
 from penstock.recovery.restore import JobRecord, check_job_record
 from penstock.savepoint import beside
@@ -307,9 +308,12 @@ def test_promises_must_be_kept_first(site: Site) -> None:
         site.checkpoint("memory", 1, [1]), transactions=(PreCommitted("out", 5, 0, {}),)
     )
     folder = LocalStorage(site.root / "early")
-    with pytest.raises(IncompatibleStateError, match="not known to be committed"):
+    with pytest.raises(ConfigError, match="promises to commit 1 transaction, and it is not known") as refused:
         create_savepoint(site.storage, completed, folder, token="t1")
     assert folder.names() == []
+    with pytest.raises(ConfigError) as said_by_the_command:
+        check_committed(site.storage, completed)
+    assert str(said_by_the_command.value) == str(refused.value)
 
 
 @pytest.mark.parametrize("what", ["flipped", "truncated", "missing", "longer"])
