@@ -2,17 +2,35 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
+import msgspec
+import pyarrow as pa
 import pytest
 import xxhash
+from hypothesis import given
+from hypothesis import strategies as st
 
 from penstock.checkpoint.completed import OperatorColumns
 from penstock.errors import ConfigError
+from penstock.ids import LONGEST_NAME
 from penstock.operators.window_kinds import size_of_tumbling, sliding, tumbling
 from penstock.savepoint.folder import attempting, claim_folder
-from penstock.savepoint.manifest import MAKING, MANIFEST, Manifest, SavedFile, SavedOperator, read_manifest
+from penstock.savepoint.manifest import (
+    MAKING,
+    MANIFEST,
+    Manifest,
+    SavedFile,
+    SavedOperator,
+    encode,
+    read_manifest,
+)
+from penstock.savepoint.tables import read_table, table_file, table_folder, write_table
+from penstock.state.backends.base import TableLayout
+from penstock.state.backends.sorted_file import numbered_schema
 from penstock.storage import LocalStorage, Storage
+from penstock.storage.names import checked_file_name
 from penstock.testing.faulty_storage import FaultPlan, FaultyStorage, SimulatedCrash
 
 DATA = b"rows"
@@ -85,3 +103,47 @@ def test_the_size_is_in_the_name() -> None:
         "early results",
     ):
         assert size_of_tumbling(other) is None
+
+
+LONG = "покупки_по_магазинам_и_дням_недели_за_последний_год"
+
+
+def test_a_state_with_a_long_name(tmp_path: Path) -> None:
+    """Whatever a state is called, in any script, its rows are written and read again."""
+    table = TableLayout(
+        LONG, pa.schema([("k", pa.int64()), ("sub", pa.int64())]), pa.schema([("v", pa.int64())])
+    )
+    rows = pa.RecordBatch.from_arrays([pa.array([1])] * 5, schema=numbered_schema(table))
+    folder = LocalStorage(tmp_path / "saved")
+    path = table_file("u" * LONGEST_NAME, LONG, 65535, "0123abcd", 2**62)
+    file = write_table(folder, path, [rows], table, part=0, scratch=tmp_path)
+    assert file is not None
+    assert list(read_table(folder, file, table, tmp_path)) == [rows]
+    read_manifest_with(folder, file)
+
+
+def read_manifest_with(folder: Storage, file: SavedFile) -> None:
+    """The name is one that a manifest may have."""
+    operators = {"views": SavedOperator(OperatorColumns({}, {}), {LONG: (file,)})}
+    folder.put(MANIFEST, encode(msgspec.structs.replace(MADE, operators=operators)))
+    assert read_manifest(folder).operators == operators
+
+
+@given(st.lists(st.text(min_size=1, max_size=300), unique=True, max_size=20))
+def test_no_two_tables_share_a_folder(names: list[str]) -> None:
+    """Also when their names are long and begin alike; one part of a path never has more bytes than file systems allow."""
+    names = list(
+        dict.fromkeys([*names, *(LONG + name for name in names), *(LONG * 9 + name for name in names)])
+    )
+    folders = [table_folder("u", name) for name in names]
+    assert len(set(folders)) == len(names)
+    for folder in folders:
+        assert checked_file_name(folder) == folder
+        assert max(len(part.encode()) for part in folder.split("/")) <= 255
+        assert not re.search(r"%.?$|%.?-", folder)
+
+
+def test_short_names_are_what_they_were() -> None:
+    """They can be read."""
+    assert table_folder("views", "by shop") == "state/views/table-by shop"
+    assert table_folder("views", "a/b") == "state/views/table-a%2Fb"

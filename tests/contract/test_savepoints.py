@@ -28,6 +28,7 @@ from penstock.engine.adopting import _may_adopt
 from penstock.errors import ConfigError, CorruptStateError, IncompatibleStateError, UnavailableError
 from penstock.ids import RunId, SubtaskId
 from penstock.recovery.begun import Begun, Instead, record_begun, refuse_if_begun_beyond
+from penstock.recovery.held_reading import check_committed
 from penstock.recovery.lifetimes import described, stored_layout
 from penstock.recovery.restore import JobRecord, check_job_record
 from penstock.savepoint import beside
@@ -309,9 +310,12 @@ def test_promises_must_be_kept_first(site: Site) -> None:
         site.checkpoint("memory", 1, [1]), transactions=(PreCommitted("out", 5, 0, {}),)
     )
     folder = LocalStorage(site.root / "early")
-    with pytest.raises(IncompatibleStateError, match="not known to be committed"):
+    with pytest.raises(ConfigError, match="promises to commit 1 transaction, and it is not known") as refused:
         create_savepoint(site.storage, completed, folder, token="t1")
     assert folder.names() == []
+    with pytest.raises(ConfigError) as said_by_the_command:
+        check_committed(site.storage, completed)
+    assert str(said_by_the_command.value) == str(refused.value)
 
 
 def test_positions_that_were_set_beside_the_checkpoint(site: Site) -> None:

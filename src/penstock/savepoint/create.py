@@ -18,11 +18,11 @@ import msgspec
 import xxhash
 
 from penstock.checkpoint.completed import Barrier, Completed, OperatorState, SourceFile
-from penstock.checkpoint.metadata import is_committed
 from penstock.clock import SYSTEM_CLOCK, Clock
-from penstock.errors import CorruptStateError, IncompatibleStateError
+from penstock.errors import CorruptStateError
 from penstock.randomness import SYSTEM_RANDOMNESS, Randomness
 from penstock.recovery.begun import reading_goes_on_at
+from penstock.recovery.held_reading import check_committed
 from penstock.recovery.lifetimes import stored_layout
 from penstock.recovery.restore import read_job_record
 from penstock.savepoint.folder import attempting, made_before
@@ -56,15 +56,11 @@ def create_savepoint(
     that is done counts, and both return what that one has made.
 
     `committed`: it is known that all the checkpoint promised is visible, also if nobody has noted it yet.
-    Raises `ConfigError` where somebody else's files lie, and `IncompatibleStateError` for a checkpoint that has promised transactions of
-    which is not known that they are committed: a savepoint promises nothing.
+    Raises `ConfigError` where somebody else's files lie, and for a checkpoint that has promised transactions of which is not known that
+    they are committed: a savepoint promises nothing.
     """
-    if completed.transactions and not committed and not is_committed(job_storage, completed):
-        raise IncompatibleStateError(
-            f"checkpoint {completed.checkpoint} has promised transactions that are not known to be committed, and a savepoint promises "
-            "nothing; start the job once more, so that it commits them, and make the savepoint then",
-            checkpoint=completed.checkpoint,
-        )
+    if not committed:
+        check_committed(job_storage, completed)
     known = made_before(to, token)
     if known is not None:
         return known

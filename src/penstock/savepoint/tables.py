@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from urllib.parse import quote
@@ -24,9 +26,26 @@ BATCH_ROWS = 128 * 1024
 """Of a row group at most: what is read at once, also for the sake of one key."""
 
 
+_LONGEST_PART = 120
+_NUMBERS = itertools.count()
+"""Of local files: the names of tables may be too long for one."""
+
+
 def table_folder(operator: str, table: str) -> str:
-    """Where the files of a table lie. Names of tables may have any character."""
-    return f"state/{operator}/{'values' if table == VALUES else 'table-' + quote(table, safe=' ')}"
+    """Where the files of a table lie. Names of tables may have any character, and any length: the manifest has them whole."""
+    return f"state/{operator}/{'values' if table == VALUES else 'table-' + _shortened(table)}"
+
+
+def _shortened(table: str) -> str:
+    """A name as a part of a path: file systems allow 255 bytes, and a letter that is not ASCII takes six or more when it is quoted.
+
+    One that is cut has a hash at its end, and is still longer than all that are not cut: so no two tables share a folder.
+    """
+    quoted = quote(table, safe=" ")
+    if len(quoted) <= _LONGEST_PART:
+        return quoted
+    cut = re.sub("%.?$", "", quoted[:_LONGEST_PART])
+    return f"{cut}-{xxhash.xxh3_64_hexdigest(table.encode())}"
 
 
 def table_file(operator: str, table: str, part: int, mark: str, number: int | None = None) -> str:
@@ -50,7 +69,7 @@ def write_table(
     scratch: Path,
 ) -> SavedFile | None:
     """Store the rows of one subtask in a file; None, and no file, when there are none."""
-    local = scratch / path.replace("/", "-")
+    local = _local(scratch)
     count = 0
     with pq.ParquetWriter(local, numbered_schema(layout), compression="zstd", compression_level=1) as writer:
         for batch in rows:
@@ -114,12 +133,17 @@ def fetched(folder: Storage, file: SavedFile, scratch: Path) -> Path:
         raise _corrupt(folder, file, "it is missing")
     if size != file.size:
         raise _corrupt(folder, file, f"it has {size} bytes, expected {file.size}")
-    local = scratch / file.path.replace("/", "-")
+    local = _local(scratch)
     folder.download(file.path, local)
     found = fingerprint(local)
     if found != (file.size, file.checksum):
         raise _corrupt(folder, file, f"its checksum is {found[1]}, expected {file.checksum}")
     return local
+
+
+def _local(scratch: Path) -> Path:
+    """A new file in a folder of this process."""
+    return scratch / f"{next(_NUMBERS)}.parquet"
 
 
 def checked_bytes(folder: Storage, file: SavedFile) -> bytes:
