@@ -144,7 +144,7 @@ def test_one_stream_cannot_have_two_lists() -> None:
         line = json.dumps(at)
         return Barrier({"a": at, "b": at}, f"{HEAD}\n{line}\n{line}", notes, numbers={"a": (0,), "b": (1,)})
 
-    with pytest.raises(IncompatibleStateError, match="'a' and 'b' read one and the same DataFrame.*differ"):
+    with pytest.raises(IncompatibleStateError, match=r"'a' and 'b' read one and the same DataFrame.*differ"):
         for_sources(apart("x", "y"), {"a": (0,), "b": (0,)})
     together = for_sources(apart("x", "x"), {"a": (0,), "b": (0,)})
     assert [file.path for file in together.source_log] == ["0/0"]

@@ -187,8 +187,8 @@ def _refuse_two_lists(notes: Mapping[str, Sequence[Sequence[SourceFile]]], sourc
             other, before = found.setdefault(number, (uid, noted))
             if before != noted:
                 raise IncompatibleStateError(
-                    f"the sources {other!r} and {uid!r} read one and the same DataFrame, so that Spark reads it once for both, but each has "
-                    f"notes of its own of what it has read (such as a list of files), and these differ: {other!r} has "
+                    f"the sources {other!r} and {uid!r} read one and the same DataFrame, so that Spark reads it once for both, but each "
+                    f"has notes of its own of what it has read (such as a list of files), and these differ: {other!r} has "
                     f"{counted(len(before), 'file')} of them and {uid!r} {len(noted)}; make a DataFrame of its own for each, with "
                     "spark.readStream once more",
                     sources=[other, uid],
