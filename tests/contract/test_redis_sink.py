@@ -151,7 +151,7 @@ def test_a_crash_anywhere_in_a_commit_shows_no_older_value(server: Server, tmp_p
     raise AssertionError("the commit never got through")
 
 
-def sleeping(sink: Redis, n: int, **origin: int) -> tuple[Redis, Any]:
+def sleeping(sink: Redis, n: int, /, **origin: Any) -> tuple[Redis, Any]:
     """A task that has its rows and has not written them yet, and its transaction."""
     copy = pickle.loads(pickle.dumps(sink))
     transaction = copy.begin_transaction(msgspec.structs.replace(CONTEXT, **origin))
@@ -177,6 +177,51 @@ def test_a_task_that_wakes_up_late_puts_no_old_value_back(
         zombie.pre_commit(old)
     assert found() == "3"
     assert "until the key is next written" not in sink.explanation
+
+
+def test_a_sink_with_a_new_uid_is_fenced_against_the_old_one(server: Server) -> None:
+    """A task of an older run is refused also where the sink has another uid now; two sinks of one run write whatever they like."""
+    sink = Redis(server.url, key="views:{app}", value="n")
+    zombie, old = sleeping(sink, 1, checkpoint=9)
+    newest, transaction = sleeping(sink, 2, run=2, checkpoint=5, sink="views")
+    newest.pre_commit(transaction)
+    with pytest.raises(
+        FencedError, match=r"run 2 of the job has written already, and this is run 1, batch 9"
+    ):
+        zombie.pre_commit(old)
+    assert server.texts() == {"views:a": "2"}
+    other, slower = sleeping(sink, 3, run=2, checkpoint=4, sink="other")
+    other.pre_commit(slower)
+    assert server.texts() == {"views:a": "3"}
+
+
+def test_a_promise_of_an_older_run_is_kept_beside_a_sink_that_writes_at_once(
+    server: Server, tmp_path: Path
+) -> None:
+    """A run that died after its tasks wrote at once has left the promise of the run before: the next one commits it once more."""
+    at_once = Redis(server.url, key="seen:{app}", value="n")
+    staged = Redis(server.url, key="views:{app}", value="n", visible="with the checkpoint", staging=tmp_path)
+    copy, transaction = sleeping(staged, 1, run=1, checkpoint=9, sink="staged")
+    promised = copy.pre_commit(transaction)
+    staged.commit(promised)
+    newer, transaction = sleeping(at_once, 2, run=2, checkpoint=10)
+    newer.pre_commit(transaction)
+    staged.commit(promised)
+    assert server.texts() == {"seen:a": "2", "views:a": "1"}
+
+
+def test_a_staged_sink_with_a_new_uid_is_fenced_too(server: Server, tmp_path: Path) -> None:
+    """A driver that wakes up in its commit does not write over what a newer run has committed under another uid."""
+    sink = Redis(server.url, key="views:{app}", value="n", visible="with the checkpoint", staging=tmp_path)
+    origins: list[dict[str, Any]] = [
+        {"run": 1, "checkpoint": 9},
+        {"run": 2, "checkpoint": 10, "sink": "views"},
+    ]
+    waiting = [copy.pre_commit(of) for copy, of in (sleeping(sink, o["run"], **o) for o in origins)]
+    sink.commit(waiting[1])
+    with pytest.raises(FencedError, match=r"run 2 of the job .*'_penstock:contract/staged'"):
+        sink.commit(waiting[0])
+    assert server.texts() == {"views:a": "2"}
 
 
 def test_a_task_that_sleeps_between_its_look_and_its_write(

@@ -34,6 +34,8 @@ class Origin(msgspec.Struct, frozen=True):
     sink: str
     run: int
     batch: int
+    staged: bool = False
+    """Whether they come when the checkpoint is complete, and perhaps again: a run repeats what an older one has promised."""
 
 
 class KeyedWriter(ABC):
@@ -146,7 +148,7 @@ class _AtOnce(TwoPhaseCommitSink):
     def pre_commit(self, transaction: Transaction) -> Transaction:
         rows, self._rows, self._begun = self._rows, [], None
         if rows:
-            self._writer.upsert(pa.Table.from_batches(rows), origin_of(transaction))
+            self._writer.upsert(pa.Table.from_batches(rows), origin_of(transaction, staged=False))
         return transaction
 
     def commit(self, transaction: Transaction) -> None:
@@ -199,7 +201,7 @@ class _WithTheCheckpoint(HandoverSink):
             super().abort(transaction)
 
     def hand_over(self, rows: pa.Table, transaction: StagedTransaction) -> None:
-        self._writer.upsert(rows, origin_of(transaction.as_transaction()))
+        self._writer.upsert(rows, origin_of(transaction.as_transaction(), staged=True))
 
 
 def _written_at_once(transaction: Transaction) -> bool:
@@ -207,9 +209,11 @@ def _written_at_once(transaction: Transaction) -> bool:
     return set(transaction) == set(TransactionContext.__struct_fields__)
 
 
-def origin_of(transaction: Transaction) -> Origin:
+def origin_of(transaction: Transaction, *, staged: bool) -> Origin:
     """Where the rows of a transaction come from."""
-    return Origin(transaction["job"], transaction["sink"], transaction["run"], transaction["checkpoint"])
+    return Origin(
+        transaction["job"], transaction["sink"], transaction["run"], transaction["checkpoint"], staged
+    )
 
 
 def _check_visible(visible: str, staging: str | os.PathLike[str] | None) -> None:
