@@ -74,7 +74,7 @@ def check_refusals(penstock: Callable[..., tuple[str, str]], root: Path, file: P
     file.write_text(JOB_FILE.format(root=root).replace('uid="visits"', 'uid="views"'))
     _, said = penstock("run", str(file), code=1)
     assert "holds state of the operator visits, which" in said
-    assert "allow the loss with --drop-state visits\n" in said
+    assert "allow the loss with --drop-state visits; nothing was changed\n" in said
     file.write_text(JOB_FILE.format(root=root) + "\njob(ps.local_session('mine')).run()\n")
     for command in ("run", "guarantee"):
         _, said = penstock(command, str(file), code=2)
