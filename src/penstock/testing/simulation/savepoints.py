@@ -8,6 +8,7 @@ from pathlib import Path
 
 from penstock.checkpoint.completed import Completed
 from penstock.checkpoint.metadata import is_committed
+from penstock.config import Mode
 from penstock.engine.adopting import Savepoint, adopt
 from penstock.engine.job_spec import JobSpec
 from penstock.engine.start import check_fits
@@ -54,7 +55,11 @@ class SavepointStart:
                 randomness=names,
             )
         except ConfigError as refused:
-            if not self._site.disturbed:
+            begun_beyond = "has begun batch" in str(refused) and Mode.AT_MOST_ONCE in (
+                self._spec.mode,
+                self._site.workload.promise_of_state,
+            )
+            if not self._site.disturbed and not begun_beyond:
                 raise Violation(
                     f"nobody else was there, and the savepoint is refused: {refused}"
                 ) from refused
