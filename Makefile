@@ -15,7 +15,7 @@ SPARK ?=
 SPARKS := .spark-versions
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint types bench chaos docs docs-site clean oldest-spark test-spark-versions
+.PHONY: help setup demo test lint types bench chaos docs pictures docs-site clean flink-client oldest-spark test-spark-versions
 
 help:  ## show this list
 	@echo "penstock: make <target> [ARGS='...']"
@@ -26,13 +26,17 @@ setup: $(READY)  ## make .venv with everything in it (the others do it by themse
 demo: $(READY)  ## run the demonstration: a job that is killed and comes back exact
 	@$(BIN)/penstock demo $(ARGS)
 
-test: oldest-spark lint types  ## lint, types and all tests but the long chaos runs
+test: oldest-spark flink-client lint types  ## lint, types and all tests but the long chaos runs
 	@echo "test: pytest, without the long runs (marked chaos_long): make chaos has them"
 	@$(BIN)/python -m pytest -q -n 2 --durations=20 -m "not chaos_long" $(ARGS)
 
 # One test runs on the oldest Spark. Its environment, half a GB to fetch once, is made beside the others; the test waits for it.
 oldest-spark: $(READY)
 	@mkdir -p $(SPARKS); nice $(BIN)/python tests/services/spark_versions.py prepare >$(SPARKS)/prepare.log 2>&1 &
+
+# Tests run Flink's own command line and pages. Its jars, 329 MB to fetch once, come beside the others; the tests wait for them.
+flink-client: $(READY)
+	@mkdir -p $(SPARKS); nice $(BIN)/python tests/services/flink_client.py >$(SPARKS)/flink-client.log 2>&1 &
 
 test-spark-versions: $(READY)  ## run the tests on Spark in an environment for each version (SPARK=4.0: on one), and print a table
 	@$(BIN)/python tests/services/spark_versions.py test $(SPARK) $(if $(ARGS),--pytest $(ARGS))
@@ -56,6 +60,9 @@ chaos: $(READY)  ## kill processes at random, CHAOS_KILLS times (50), while a le
 
 docs: $(READY)  ## check that the documentation agrees with the code and that its examples run
 	@$(BIN)/python -m pytest -q tests/docs $(ARGS)
+
+pictures: $(READY)  ## take the pictures of docs/pictures from a running dashboard (ARGS="ADDRESS JOB")
+	@$(BIN)/python tests/services/pictures.py $(ARGS)
 
 docs-site: $(SITE_VENV)/.ready  ## make a site of the pages, with search, in site/; check its links and that it loads nothing from elsewhere
 	@$(SITE_VENV)/bin/python docs/make_site.py lay-out

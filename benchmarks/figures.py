@@ -17,11 +17,13 @@ import large_state
 import latency
 import postgres_sink
 import process
+import recovery
 import savepoints
 import small_batch
 import time_to_live
 import timer_scale
 import two_inputs
+import ui_overhead
 import windows
 from bench import Bench
 from goals import FIGURES, Figure
@@ -70,9 +72,11 @@ MEASUREMENTS = (
     _one("process_over_floor", floors.process),
     _one("aggregate_over_floor", floors.aggregate),
     _one("first_batch_seconds", first_batch.measure),
+    _one("recovery_seconds", recovery.measure),
     _one("postgres_vs_spark_jdbc", postgres_sink.measure),
     _one("kafka_vs_spark", kafka_sink.measure),
     _one("bootstrap", bootstrap.measure),
+    _one("ui_overhead", ui_overhead.measure),
     _one("result_latency_exactly_over_at_least_once", latency.measure),
     _one("filesystem_vs_rocksdb", process.backends),
     _one("process_batch_vs_process", process.vectorised),

@@ -139,6 +139,12 @@ FIGURES = {
             "from `start` to the first committed row of a new job, over the same `foreachBatch` without Penstock",
         ),
         Figure(
+            "recovery_seconds",
+            PRINTED,
+            "from `kill -9` of the driver of a job with 200,000 keys, kept alive, to its next committed row, over the cold start of an "
+            "empty PySpark job: a session and one batch",
+        ),
+        Figure(
             "postgres_vs_spark_jdbc",
             ">= 3",
             "`sinks.Postgres`, exactly once with a checkpoint every batch, against `foreachBatch` with Spark's JDBC writer: "
@@ -175,6 +181,11 @@ FIGURES = {
             "savepoint_slowdown",
             "<= 1.25",
             "a batch of 100,000 rows while one savepoint after the other is made, over a batch without",
+        ),
+        Figure(
+            "ui_overhead",
+            "<= 1.05",
+            "a batch of 100,000 rows while 10 requests a second look at the job's pages, over a batch while nobody does",
         ),
         Figure(
             "result_latency_exactly_over_at_least_once",

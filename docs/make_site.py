@@ -31,6 +31,11 @@ def lay_out(root: Path, pages: Path) -> None:
     shutil.rmtree(pages, ignore_errors=True)
     places = _places(root)
     for source, place in places.items():
+        target = pages / place
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if source.suffix == ".png":
+            shutil.copyfile(root / source, target)
+            continue
         text = (root / source).read_text(encoding="utf-8")
         if source.suffix == ".py":
             text = f"# {source.name}\n\n```python\n{text}```\n"
@@ -38,8 +43,6 @@ def lay_out(root: Path, pages: Path) -> None:
             text = f"# Licence\n\n```\n{text}```\n"
         else:
             text = _followed(text, source, places)
-        target = pages / place
-        target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(text, encoding="utf-8")
 
 
@@ -49,6 +52,8 @@ def _places(root: Path) -> dict[Path, Path]:
     places[Path("README.md")] = Path("index.md")
     for page in sorted((root / "docs").rglob("*.md")):
         places[page.relative_to(root)] = page.relative_to(root / "docs")
+    for picture in sorted((root / "docs" / "pictures").glob("*.png")):
+        places[picture.relative_to(root)] = picture.relative_to(root / "docs")
     for example in sorted((root / "examples").glob("*.py")):
         places[example.relative_to(root)] = Path("examples", f"{example.stem}.md")
     return places

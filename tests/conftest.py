@@ -19,6 +19,8 @@ from pyspark.sql import SparkSession
 from penstock.spark.session import local_session
 
 if TYPE_CHECKING:
+    from playwright.sync_api import Browser
+
     from services.flink import Flink
     from services.kafka_broker import KafkaBroker
     from services.redis_process import Server
@@ -132,6 +134,19 @@ def flink() -> Iterator[Flink]:
         except (CannotCompileError, JarsMissingError) as missing:
             pytest.skip(f"Flink: no operators to compare with: {missing}")
         yield judge
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Browser]:
+    """A real browser, for one module: while it is open no other event loop can run in this thread."""
+    from services.chromium import NoChromiumError, launched
+
+    with ExitStack() as stack:
+        try:
+            browser = stack.enter_context(launched())
+        except NoChromiumError as missing:
+            pytest.skip(f"Chromium: no browser to look at pages with: {missing}")
+        yield browser
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -20,27 +20,6 @@ from penstock.errors import (
     UserCodeError,
 )
 from penstock.late_names import LateNames
-from penstock.operators.batch_columns import BatchColumns
-from penstock.operators.batch_process import BatchKeys, BatchProcess, BatchRows, BatchTimers
-from penstock.operators.batch_state import BatchState
-from penstock.operators.batch_tables import BatchList, BatchMap
-from penstock.operators.folded_state import AggregateFunction, AggregatingState, ReducingState
-from penstock.operators.keyed_co_process import KeyedCoProcess
-from penstock.operators.keyed_process import Context, KeyedProcess
-from penstock.operators.list_state import ListState
-from penstock.operators.map_state import MapState
-from penstock.operators.process import Process
-from penstock.operators.raw_state import RawState
-from penstock.operators.rows import Row, Rows
-from penstock.operators.side_outputs import SideOutput
-from penstock.operators.states import ValueState
-from penstock.operators.subtask_states import BroadcastState, OperatorListState
-from penstock.operators.time_to_live import TimeToLive
-from penstock.operators.timers import Timer
-from penstock.operators.window_kinds import count_window, session, sliding, tumbling
-from penstock.operators.window_process import TimeWindow, WindowProcess
-from penstock.state.backends import FilesystemBackend, MemoryBackend, RocksdbBackend, StateBackend
-from penstock.storage import LocalStorage, Storage
 from penstock.version import __version__
 
 if TYPE_CHECKING:
@@ -49,6 +28,9 @@ if TYPE_CHECKING:
     from penstock.engine.observer import Progress
     from penstock.guarantee import Guarantee
     from penstock.job import Job
+    from penstock.journal.events import Event
+    from penstock.journal.listening import Listener
+    from penstock.journal.otel import OpenTelemetry
     from penstock.keyed_streams import (
         BroadcastStream,
         ConnectedKeyedStreams,
@@ -57,6 +39,27 @@ if TYPE_CHECKING:
         KeyedStream,
         WindowedStream,
     )
+    from penstock.log_fields import JsonLines, LogFields, log_as_json
+    from penstock.operators.batch_columns import BatchColumns
+    from penstock.operators.batch_process import BatchKeys, BatchProcess, BatchRows, BatchTimers
+    from penstock.operators.batch_state import BatchState
+    from penstock.operators.batch_tables import BatchList, BatchMap
+    from penstock.operators.folded_state import AggregateFunction, AggregatingState, ReducingState
+    from penstock.operators.keyed_co_process import KeyedCoProcess
+    from penstock.operators.keyed_process import Context, KeyedProcess
+    from penstock.operators.list_state import ListState
+    from penstock.operators.map_state import MapState
+    from penstock.operators.process import Process
+    from penstock.operators.raw_state import RawState
+    from penstock.operators.rows import Row, Rows
+    from penstock.operators.side_outputs import SideOutput
+    from penstock.operators.states import ValueState
+    from penstock.operators.subtask_states import BroadcastState, OperatorListState
+    from penstock.operators.time_to_live import TimeToLive
+    from penstock.operators.timers import Timer
+    from penstock.operators.window_kinds import count_window, session, sliding, tumbling
+    from penstock.operators.window_process import TimeWindow, WindowProcess
+    from penstock.progress_display import show_progress
     from penstock.recovery.restart import (
         RestartStrategy,
         exponential_delay,
@@ -65,11 +68,14 @@ if TYPE_CHECKING:
         no_restart,
     )
     from penstock.savepoint.contents import OperatorContents
-    from penstock.spark.handle import JobHandle, Status
+    from penstock.spark.handle import JobHandle
     from penstock.spark.saved_state import SavedState, read_savepoint, read_state
     from penstock.spark.savepoint_rewriting import rewrite_savepoint
     from penstock.spark.savepoint_writing import write_savepoint
     from penstock.spark.session import local_session
+    from penstock.spark.status import Status
+    from penstock.state.backends import FilesystemBackend, MemoryBackend, RocksdbBackend, StateBackend
+    from penstock.storage import LocalStorage, Storage
     from penstock.streams import Stream, Written
 
 AT_LEAST_ONCE = Mode.AT_LEAST_ONCE
@@ -109,6 +115,7 @@ __all__ = [
     "Context",
     "CorruptStateError",
     "Duration",
+    "Event",
     "FencedError",
     "FilesystemBackend",
     "Guarantee",
@@ -117,16 +124,20 @@ __all__ = [
     "Job",
     "JobFailedError",
     "JobHandle",
+    "JsonLines",
     "KeyedCoProcess",
     "KeyedProcess",
     "KeyedStream",
     "ListState",
+    "Listener",
     "LocalStorage",
+    "LogFields",
     "MapState",
     "MemoryBackend",
     "Mode",
     "OnBadRecord",
     "OnCancel",
+    "OpenTelemetry",
     "OperatorContents",
     "OperatorListState",
     "PenstockError",
@@ -161,11 +172,13 @@ __all__ = [
     "failure_rate",
     "fixed_delay",
     "local_session",
+    "log_as_json",
     "no_restart",
     "read_savepoint",
     "read_state",
     "rewrite_savepoint",
     "session",
+    "show_progress",
     "sinks",
     "sliding",
     "sources",
@@ -177,23 +190,65 @@ __all__ = [
 _LATE_NAMES = LateNames(
     __name__,
     {
+        "AggregateFunction": "operators.folded_state",
+        "AggregatingState": "operators.folded_state",
+        "BatchColumns": "operators.batch_columns",
+        "BatchKeys": "operators.batch_process",
+        "BatchList": "operators.batch_tables",
+        "BatchMap": "operators.batch_tables",
+        "BatchProcess": "operators.batch_process",
+        "BatchRows": "operators.batch_process",
+        "BatchState": "operators.batch_state",
+        "BatchTimers": "operators.batch_process",
+        "BroadcastState": "operators.subtask_states",
         "BroadcastStream": "keyed_streams",
         "Completed": "checkpoint.completed",
         "ConnectedKeyedStreams": "keyed_streams",
         "ConnectedStream": "keyed_streams",
         "ConnectedStreams": "keyed_streams",
+        "Event": "journal.events",
+        "Context": "operators.keyed_process",
+        "FilesystemBackend": "state.backends",
         "Guarantee": "guarantee",
+        "JsonLines": "log_fields",
+        "LogFields": "log_fields",
+        "log_as_json": "log_fields",
+        "show_progress": "progress_display",
         "Job": "job",
         "JobHandle": "spark.handle",
+        "KeyedCoProcess": "operators.keyed_co_process",
+        "KeyedProcess": "operators.keyed_process",
         "KeyedStream": "keyed_streams",
+        "Listener": "journal.listening",
+        "OpenTelemetry": "journal.otel",
+        "ListState": "operators.list_state",
+        "LocalStorage": "storage",
+        "MapState": "operators.map_state",
+        "MemoryBackend": "state.backends",
         "OperatorContents": "savepoint.contents",
+        "OperatorListState": "operators.subtask_states",
+        "Process": "operators.process",
         "Progress": "engine.observer",
+        "RawState": "operators.raw_state",
+        "ReducingState": "operators.folded_state",
         "RestartStrategy": "recovery.restart",
+        "RocksdbBackend": "state.backends",
+        "Row": "operators.rows",
+        "Rows": "operators.rows",
         "SavedState": "spark.saved_state",
-        "Status": "spark.handle",
+        "SideOutput": "operators.side_outputs",
+        "StateBackend": "state.backends",
+        "Status": "spark.status",
+        "Storage": "storage",
         "Stream": "streams",
+        "TimeToLive": "operators.time_to_live",
+        "TimeWindow": "operators.window_process",
+        "Timer": "operators.timers",
+        "ValueState": "operators.states",
+        "WindowProcess": "operators.window_process",
         "WindowedStream": "keyed_streams",
         "Written": "streams",
+        "count_window": "operators.window_kinds",
         "exponential_delay": "recovery.restart",
         "failure_rate": "recovery.restart",
         "fixed_delay": "recovery.restart",
@@ -202,10 +257,14 @@ _LATE_NAMES = LateNames(
         "read_savepoint": "spark.saved_state",
         "read_state": "spark.saved_state",
         "rewrite_savepoint": "spark.savepoint_rewriting",
+        "session": "operators.window_kinds",
         "sinks": "sinks",
+        "sliding": "operators.window_kinds",
         "sources": "sources",
+        "tumbling": "operators.window_kinds",
         "write_savepoint": "spark.savepoint_writing",
     },
 )
-"""What only a driver needs. Whatever lives in the spark package is among it: the rest works without PySpark being imported."""
+"""What is imported when it is asked for: a supervisor, a command that looks at storage and a Python worker each need little of it, and
+without a name of the spark package PySpark is not imported."""
 __getattr__, __dir__ = _LATE_NAMES.get, _LATE_NAMES.all

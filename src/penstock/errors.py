@@ -105,6 +105,19 @@ class InternalError(PenstockError):
     """Penstock broke one of its own rules."""
 
 
+FATAL = (ConfigError, IncompatibleStateError, BadRecordError)
+"""What is wrong in the job or in its data."""
+FINAL = (*FATAL, FencedError, CorruptStateError, CommitLostError, SourceLostError)
+"""What another attempt would only meet again."""
+
+
+def is_final(error: BaseException) -> bool:
+    """Whether another attempt would only meet it again."""
+    return isinstance(error, FINAL) or (
+        isinstance(error, UserCodeError) and bool(error.facts.get("is_wrong_name"))
+    )
+
+
 def shown_alone(error: BaseException) -> BaseException:
     """Let Python print an error by itself, without Penstock's own calls and without the errors that led to it.
 

@@ -5,6 +5,7 @@ Everything that can be checked without data is checked here or in `start`, befor
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,10 +13,12 @@ from typing import TYPE_CHECKING
 from penstock import start_options
 from penstock.config import Checkpointing, Duration, OnBadRecord, seconds, whole_number
 from penstock.config import on_bad_record as checked_policy
+from penstock.dashboard.ui_options import TOKEN_VARIABLE, UiOptions
 from penstock.errors import ConfigError, PenstockError, shown_alone
 from penstock.graph import Graph, Source
 from penstock.guarantee import Guarantee
 from penstock.ids import checked_name
+from penstock.journal.listening import Listener, Listeners
 from penstock.loading import refuse_while_loading
 from penstock.recovery.changes import Changes
 from penstock.recovery.renaming import Uids
@@ -31,7 +34,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from penstock.engine.adopting import Savepoint
-    from penstock.spark.handle import JobHandle, Status
+    from penstock.spark.handle import JobHandle
+    from penstock.spark.status import Status
 
 DEFAULT_MAX_PARALLELISM = 128
 
@@ -137,6 +141,10 @@ class Job:
         drain: bool = False,
         savepoint: str | Path | None = None,
         claim: bool = False,
+        ui: str | int | bool | None = None,
+        ui_token: str | None = None,
+        ui_read_only: bool = False,
+        listeners: Sequence[Listener] = (),
     ) -> JobHandle:
         """Start the job in the background, from its newest checkpoint if it has one.
 
@@ -149,9 +157,13 @@ class Job:
         `drain`, with `available_now`: when the input is done, event time comes to its end: all windows close, all its timers fire.
         `savepoint`: begin with the savepoint in this folder; a job that has begun with it goes on from its newest checkpoint. `claim`: the
         savepoint becomes the job's own, and its folder is deleted.
+        `ui`: show the job's pages at this address of the machine, such as "127.0.0.1:8090"; True: at the first free port from 8090 on. An
+        address that others can reach needs a token (`ui_token`, or PENSTOCK_UI_TOKEN). `ui_read_only`: nobody acts there.
+        `listeners`: objects that are told what happens to the job, see `Listener`.
         """
         refuse_while_loading("start()")
-        from penstock.spark.handle import JobHandle, StartOptions
+        from penstock.spark.handle import JobHandle
+        from penstock.spark.status import StartOptions
 
         if restore is not None:
             whole_number("restore", restore, minimum=0)
@@ -164,8 +176,11 @@ class Job:
             )
         try:
             begin = _opened_savepoint(self.storage, savepoint, restore, claim=claim)
+            page = _ui_options(ui, ui_token, read_only=ui_read_only)
+            told = Listeners(listeners)
             return JobHandle.start(
-                self, StartOptions(available_now, restore, takeover, dropped, drain, begin, changes)
+                self,
+                StartOptions(available_now, restore, takeover, dropped, drain, begin, changes, page, told),
             )
         except PenstockError as error:
             failure = shown_alone(error)
@@ -189,6 +204,10 @@ class Job:
         drain: bool = False,
         savepoint: str | Path | None = None,
         claim: bool = False,
+        ui: str | int | bool | None = None,
+        ui_token: str | None = None,
+        ui_read_only: bool = False,
+        listeners: Sequence[Listener] = (),
     ) -> Status:
         """`start`, show how it goes, and wait for the end; returns how it came. Arguments as for `start`.
 
@@ -210,6 +229,10 @@ class Job:
                 drain=drain,
                 savepoint=savepoint,
                 claim=claim,
+                ui=ui,
+                ui_token=ui_token,
+                ui_read_only=ui_read_only,
+                listeners=listeners,
             )
 
         try:
@@ -219,11 +242,18 @@ class Job:
         raise failure
 
 
+def _ui_options(ui: str | int | bool | None, token: str | None, *, read_only: bool) -> UiOptions | None:
+    """None where no pages are wanted. A token may be in the environment: it is not to be seen among the arguments of a program."""
+    if ui is None or ui is False:
+        return None
+    return UiOptions.checked(ui, token or os.environ.get(TOKEN_VARIABLE), read_only=read_only)
+
+
 def _opened_savepoint(
     storage: Storage, savepoint: object, restore: int | None, *, claim: bool
 ) -> Savepoint | None:
     """The savepoint of a start, read and checked before Spark is asked for anything; None where there is nothing to begin with."""
-    from penstock.engine.adopting import Savepoint, delete_claimed, has_claimed
+    from penstock.engine.adopting import Savepoint, delete_rest_of_claimed, has_claimed
     from penstock.savepoint.manifest import MANIFEST, read_manifest
 
     if savepoint is None:
@@ -240,7 +270,7 @@ def _opened_savepoint(
         raise ConfigError(f"savepoint={savepoint!r} is no folder: give its path", savepoint=savepoint)
     folder = open_storage(savepoint)
     if claim and folder.size(MANIFEST) is None and has_claimed(storage, folder):
-        delete_claimed(folder)  # what a crash may have left of it
+        delete_rest_of_claimed(folder)  # what a crash may have left of it
         return None
     return Savepoint(folder, read_manifest(folder), claim)
 

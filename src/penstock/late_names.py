@@ -7,8 +7,12 @@ not have to import.
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Mapping
 from importlib import import_module
+
+_ONE_AT_A_TIME = threading.RLock()
+"""Modules that import each other in a circle, as PySpark's do, are met half done by a thread that comes from the other side."""
 
 
 class LateNames:
@@ -25,7 +29,8 @@ class LateNames:
         """Import it. From then on it is an attribute as any other."""
         if name not in self._found_in:
             raise AttributeError(f"module {self._package!r} has no attribute {name!r}")
-        module = import_module(f"{self._package}.{self._found_in[name]}")
+        with _ONE_AT_A_TIME:
+            module = import_module(f"{self._package}.{self._found_in[name]}")
         found: object = module if self._found_in[name] == name else getattr(module, name)
         setattr(sys.modules[self._package], name, found)
         return found

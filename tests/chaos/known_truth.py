@@ -376,7 +376,7 @@ def _storage_leftovers(site: Site) -> list[str]:
     storage = site.storage
     unnamed = set(storage.names("state")) - _named_files(site).keys()
     known = {"job.json", *(name for one in _retained(site) for name in name_of(one).files)}
-    folders = ("state/", "spark/", "runs/", "begun/")
+    folders = ("state/", "spark/", "runs/", "begun/", "events/")
     unknown = {name for name in storage.names() if not name.startswith(folders)} - known
     return [f"no checkpoint names {name}" for name in sorted(unnamed)] + [
         f"nobody knows {name}" for name in sorted(unknown)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -31,7 +32,7 @@ from penstock.ownership.descent import record_descent
 from penstock.recovery.lifetimes import described
 from penstock.savepoint import compare as comparing
 from penstock.savepoint.compare import APPEARED, CHANGED, WENT, Difference, compare
-from penstock.savepoint.contents import Contents, checkpoint_contents, savepoint_contents
+from penstock.savepoint.contents import Contents, checkpoint_contents, held_checkpoint, savepoint_contents
 from penstock.savepoint.create import create_savepoint
 from penstock.savepoint.manifest import MANIFEST, Manifest, SavedOperator, encode, read_manifest
 from penstock.savepoint.stored_rows import owning
@@ -474,6 +475,40 @@ def test_inspect_of_something_else(penstock: Penstock, tmp_path: Path) -> None:
     code, _, err = penstock("inspect", tmp_path)
     assert code == 2
     assert "is no savepoint" in err
+
+
+@pytest.mark.parametrize(
+    ("files", "said"),
+    [
+        ([], "nothing is there; check the path"),
+        (["notes.txt"], "it has other files, such as notes.txt"),
+        (["job.json", "runs/1.json"], "it is the storage of a job, and `penstock savepoint` makes one"),
+        (["a/savepoint.json", "b/savepoint.json"], "there are savepoints in it, give one of them: a, b"),
+        ([f"{n}/savepoint.json" for n in range(7)], "give one of them: 0, 1, 2, 3, 4 and 2 more"),
+        (
+            ["views/job.json"],
+            "it has the storage of jobs in it, and `penstock savepoint` makes one of a job: views",
+        ),
+        (["making.json"], "was never finished: make another"),
+    ],
+)
+def test_where_no_savepoint_is_what_is_there_is_said(tmp_path: Path, files: list[str], said: str) -> None:
+    """Who gives the folder above it, or a job's, is told so."""
+    storage = LocalStorage(tmp_path)
+    for name in files:
+        storage.put(name, b"{}")
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        read_manifest(storage)
+
+
+def test_reading_a_job_that_is_not_there_makes_no_folder(tmp_path: Path) -> None:
+    """Not even for the hold."""
+    with (
+        pytest.raises(ConfigError, match="no completed checkpoint"),
+        held_checkpoint(LocalStorage(tmp_path / "typo")),
+    ):
+        pass
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_diff_ends_as_diff_does(penstock: Penstock, tmp_path: Path, job: Completed) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -12,10 +15,13 @@ from test_savepoints import Site
 from penstock.checkpoint.completed import Completed
 from penstock.checkpoint.metadata import write_metadata
 from penstock.cli import asking
+from penstock.engine import savepoints
 from penstock.engine.savepoints import make_savepoint
 from penstock.errors import ConfigError, UnavailableError
 from penstock.ownership.claim import claim
-from penstock.savepoint.create import create_savepoint
+from penstock.progress import doing
+from penstock.savepoint.beside import create_beside
+from penstock.savepoint.create import Told, create_savepoint
 from penstock.savepoint.folder import claim_folder
 from penstock.savepoint.manifest import MAKING, MANIFEST, Manifest, read_manifest
 from penstock.savepoint.tables import fetched
@@ -85,6 +91,40 @@ def test_a_request_is_performed_again(site: Site, folder: LocalStorage) -> None:
     made = make_savepoint(site.storage, completed, to=str(folder.root), token="ab12")
     assert made["savepoint"] == str(folder.root)
     check_whole(folder, site.root)
+
+
+def test_how_far_it_is_can_be_seen(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While another process makes it, the live record of the job can say how many subtasks are done; afterwards nothing is under way."""
+    completed = five(site)
+    write_metadata(site.storage, completed)
+    seen: list[str] = []
+
+    def noting(*arguments: Any, told: Told, **options: Any) -> Manifest:
+        def tell(done: int, of: int) -> None:
+            told(done, of)
+            seen.append(doing(completed.job).partition(",")[0])
+
+        return create_beside(*arguments, told=tell, **options)
+
+    monkeypatch.setattr(savepoints, "create_beside", noting)
+    make_savepoint(site.storage, completed, to=None, token="ab12")
+    number = sum(len(state.handles) for state in completed.operators.values())
+    subtasks = "1 subtask" if number == 1 else f"{number} subtasks"
+    assert seen == [f"making the savepoint: {done} of {subtasks}" for done in range(1, number + 1)]
+    assert doing(completed.job) == ""
+
+
+def test_what_a_site_prints_is_no_word_of_it(
+    site: Site, folder: LocalStorage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A Python that greets, as some are set up to, makes a savepoint as any other."""
+    completed = five(site)
+    write_metadata(site.storage, completed)
+    greeting = tmp_path / "greeting"
+    greeting.mkdir()
+    (greeting / "sitecustomize.py").write_text("print('welcome')")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(greeting), *filter(None, sys.path)]))
+    assert create_beside(site.storage, completed, folder, token="ab12") == read_manifest(folder)
 
 
 def test_a_folder_of_choice_when_the_checkpoint_goes(

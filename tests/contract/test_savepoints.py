@@ -393,6 +393,17 @@ def test_uids_and_notes_that_lead_elsewhere(saved: LocalStorage) -> None:
             read_manifest(saved)
 
 
+@pytest.mark.parametrize(
+    "numbers",
+    [{"checkpoint": -1}, {"parallelism": 1 << 40, "max_parallelism": 1 << 40}, {"max_parallelism": 0}],
+)
+def test_numbers_that_cannot_be(saved: LocalStorage, numbers: dict[str, int]) -> None:
+    """A checkpoint that no start would find, and more parts than anybody can go through, are refused before anything is done."""
+    saved.put(MANIFEST, encode(msgspec.structs.replace(read_manifest(saved), **numbers)))
+    with pytest.raises(CorruptStateError, match="cannot be; nothing was changed"):
+        read_manifest(saved)
+
+
 @pytest.mark.parametrize("table", [VALUES, "shops", "timers", "rules / all"])
 @pytest.mark.parametrize("parallelism", [2, 3])
 def test_files_of_another_part(site: Site, saved: LocalStorage, table: str, parallelism: int) -> None:

@@ -328,6 +328,30 @@ class TestLocalStorage:
             list(pool.map(write_and_delete, range(4)))
         assert storage.names() == []
 
+    @pytest.mark.parametrize("leads_to", ["pipe", "zeros", "folder", "circle"])
+    def test_what_is_no_file_is_never_read(self, leads_to: str, tmp_path: Path) -> None:
+        """Whoever reaches the folder can put it there: a pipe never ends, nor does a link to a device."""
+        storage = LocalStorage(tmp_path / "root")
+        storage.put("runs/1.json", b"{}")
+        odd = storage.root / "runs" / "2.json"
+        match leads_to:
+            case "pipe":
+                os.mkfifo(odd)
+            case "zeros":
+                odd.symlink_to("/dev/zero")
+            case "circle":
+                odd.symlink_to(odd)
+            case _:
+                odd.mkdir()
+        assert storage.size("runs/2.json") is None
+        with pytest.raises(FileNotFoundError):
+            storage.get("runs/2.json")
+        with pytest.raises(FileNotFoundError):
+            storage.download("runs/2.json", tmp_path / "here")
+        assert not (tmp_path / "here").exists()
+        (storage.root / "round").symlink_to("round")
+        assert storage.folders() == ["runs"]
+
     def test_stale_temporary_files_are_cleaned(self, tmp_path: Path) -> None:
         """What dead writers left goes when it is old enough; files of live writers and real files stay."""
         storage = LocalStorage(tmp_path)

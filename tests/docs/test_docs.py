@@ -40,7 +40,7 @@ CITED_TEST = re.compile(r"`(tests/[\w/]+\.py)((?:::\w+)*)`")
 PATH_IN_CODE = re.compile(r"`((?:src/penstock/)?[a-z_]+(?:/[a-z_]+)*/[a-z_]+\.py|src/penstock/[a-z_/]+)`")
 ABSOLUTE_PATH = re.compile(r"(?<![\w.:/~>`*$}-])/([a-z]+)/")
 LONGEST_CELL = 200
-HARMLESS_ROOTS = {"var", "data", "path", "proc"}
+HARMLESS_ROOTS = {"jobs", "var", "data", "path", "proc"}
 """First folders that may stand in an example; everything else would be somebody's machine."""
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-NAMES = ("PostgreSQL", "MariaDB", "Kafka", "Redis", "Flink")
+NAMES = ("PostgreSQL", "MariaDB", "Kafka", "Redis", "Flink", "Chromium")
 _LONGEST_REASON = 160
 _versions: dict[str, str] = {}
 

@@ -141,6 +141,8 @@ def test_a_running_job_does_what_it_is_asked_for(tmp_path: Path) -> None:
         assert manifest(chosen)["checkpoint"] == 1
         assert ledger.counts("counted") == {"a": 3, "b": 2}  # all it promised is visible before it is made
         assert "choose a" in asked("savepoint", store, "counted", "--to", chosen, code=2)  # it holds one
+        refused = asked("stop", store, "counted", "--savepoint", chosen, code=2)
+        assert "holds a savepoint; choose an empty folder; the job was not stopped, and goes on" in refused
 
         ledger.append(1, "b", 1)
         until(lambda: batches(tmp_path, "counted") == 3, "the third batch", tmp_path)
@@ -206,6 +208,10 @@ def test_a_program_asks_its_own_job(spark, tmp_path: Path) -> None:
         assert manifest(folder)["checkpoint"] == 0
         with pytest.raises(ps.ConfigError, match="choose a"):
             handle.savepoint(folder)
+        with pytest.raises(ps.ConfigError, match="the job was not stopped, and goes on"):
+            handle.stop(savepoint=folder, drain=True)
+        assert handle.trigger_checkpoint() == 0
+        assert handle.status.value == "running"
         made = handle.stop(savepoint=tmp_path / "last")
         assert made == str(tmp_path / "last")
         assert manifest(made)["checkpoint"] == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import shutil
 from pathlib import Path
 
@@ -260,10 +261,19 @@ def test_a_removed_operator_needs_a_word(spark, ledger, caplog):
 
     with pytest.raises(ps.IncompatibleStateError, match="drop_state"):
         other().start()
+    ledger.fill(20)
     handle = other().start(available_now=True, drop_state=("views", "nope"))
     handle.wait()
     assert handle.progress.restored_from >= 0
     assert "drop_state names 'nope', of which neither the job nor checkpoint" in caplog.text
+    caplog.clear()
+    with caplog.at_level(logging.INFO):
+        other().run(available_now=True, drop_state=("views",))  # as a supervisor does
+    told = [
+        record for record in caplog.records if "drop_state names 'views', which was done" in record.message
+    ]
+    assert [record.levelname for record in told] == ["INFO"]
+    assert "neither the job nor" not in caplog.text
 
 
 def test_what_is_dropped_is_dropped_once(spark, ledger, tmp_path):

@@ -46,7 +46,7 @@ def end_by(call, handle, sink) -> None:
     """Call it while recovery waits for the sink; then the sink says that it is away."""
     waiting = threading.Thread(target=call)
     waiting.start()
-    while not handle._stopping.is_set():
+    while not handle._life._stopping.is_set():
         waiting.join(0.01)
     sink.answer.set()
     waiting.join()

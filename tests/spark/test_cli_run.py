@@ -72,7 +72,7 @@ def check_refusals(penstock: Callable[..., tuple[str, str]], root: Path, file: P
     _, said = penstock("run", str(file), "--restore", "9", code=2)
     assert "checkpoint 9 cannot be restored: there are 2; nothing was changed" in said
     file.write_text(JOB_FILE.format(root=root).replace('uid="visits"', 'uid="views"'))
-    _, said = penstock("run", str(file), code=1)
+    _, said = penstock("run", str(file), code=3)
     assert "holds state of the operator visits, which" in said
     assert "allow the loss with --drop-state visits; nothing was changed\n" in said
     file.write_text(JOB_FILE.format(root=root) + "\njob(ps.local_session('mine')).run()\n")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 import sqlite3
 from collections import Counter
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
@@ -18,6 +20,7 @@ import penstock as ps
 from penstock.errors import ConfigError, CorruptStateError
 from penstock.ownership.descent import read_descents
 from penstock.recovery.history import read_history
+from penstock.recovery.restore import read_job_record
 from penstock.savepoint.create import create_savepoint
 from penstock.savepoint.manifest import read_manifest
 from penstock.state.keys import GROUP_SHIFT, SORT_KEY
@@ -149,6 +152,84 @@ def test_bootstrapped_from_history(spark: Any, site: Site) -> None:
         assert site.found("new", table) == site.found("all", table)
 
 
+def test_what_a_lookup_knows_is_written(spark: Any, tmp_path: Path) -> None:
+    """A job that looks up knows from its first row on what the savepoint says, also a row with nothing in it; later rows replace it."""
+    clicks = ps.sources.PartitionedLog(tmp_path / "clicks", "user long", 1)
+    users = ps.sources.PartitionedLog(tmp_path / "users", "id long, name string, age int", 1)
+
+    def job() -> ps.Job:
+        made = ps.Job("who", storage=tmp_path / "store", local_dir=tmp_path / "local", parallelism=2)
+        known = made.read(users.read(spark), uid="users").transform(
+            lambda frame: frame.select("id", "name", "age")
+        )
+        seen = made.read(clicks.read(spark), uid="clicks").transform(lambda frame: frame.select("user"))
+        found = seen.lookup(known, on=[("user", "id")], how="inner", uid="who")
+        found.write_to(ps.sinks.Files(tmp_path / "out", format="json"), uid="out")
+        return made
+
+    def found() -> set[tuple[Any, ...]]:
+        rows = spark.read.schema("user long, name string, age int").json(str(tmp_path / "out"))
+        return {tuple(row) for row in rows.collect()}
+
+    told = [(user, f"user {user}", user) for user in range(20)] + [(20, None, None)]
+    given = spark.createDataFrame(told, "user long, name string, age int")
+    ps.write_savepoint(tmp_path / "boot", job(), {"who": given})
+    clicks.append(0, [{"user": user} for user in range(25)])
+    job().run(available_now=True, savepoint=tmp_path / "boot")
+    assert found() == set(told)
+    users.append(0, [{"id": 7, "name": "another", "age": None}])
+    clicks.append(0, [{"user": 7}])
+    job().run(available_now=True)
+    assert found() == {*told, (7, "another", None)}
+    one = spark.createDataFrame([(3, None, 33)], "user long, name string, age int")
+    ps.rewrite_savepoint(spark, tmp_path / "boot", tmp_path / "repaired", state={"who": one})
+    known = {tuple(row) for row in ps.read_savepoint(spark, tmp_path / "repaired").state("who").collect()}
+    assert known == {*told, (3, None, 33)} - {(3, "user 3", 3)}
+
+
+@pytest.mark.parametrize(
+    ("position", "said"),
+    [
+        ({0: 5}, "has 2 partitions"),
+        ({0: 5, 1: 5, 2: 5}, "has 2 partitions"),
+        ({0: 5, 1: 5_001}, "has 5,000 rows in partition 1"),
+        ({0: -1, 1: 5}, "has 5,000 rows in partition 0"),
+        ({0: "5", 1: 5}, "has 5,000 rows in partition 0"),
+        (17, "has 2 partitions"),
+    ],
+)
+def test_positions_that_a_log_does_not_have(spark: Any, site: Site, position: Any, said: str) -> None:
+    """They are refused with where the log ends, before a savepoint or a start writes anything: every run would fail over them."""
+    job = site.job(spark, "new")
+    with pytest.raises(
+        ConfigError, match=rf"source 'clicks' is to go on at .*{said}; nothing was written.*'0': 5000"
+    ):
+        ps.write_savepoint(site.root / "boot", job, {}, positions={"clicks": position})
+    assert not (site.root / "boot").exists()
+    with pytest.raises(ConfigError, match=f"source 'clicks' is to go on at .*{said}; nothing was written"):
+        job.start(positions={"clicks": position})
+    assert not LocalStorage(site.root / "new/store/visits").names()
+
+
+def test_a_savepoint_whose_log_was_replaced(spark: Any, site: Site, tmp_path: Path) -> None:
+    """It says of the log what that does not have; the start is refused, and leaves nothing."""
+    ps.write_savepoint(
+        site.root / "boot", site.job(spark, "new"), {}, positions={"clicks": site.log.end_offsets()}
+    )
+    shutil.rmtree(site.log.path)
+    other = Site(tmp_path)
+    with pytest.raises(ConfigError, match="has 0 rows in partition 0"):
+        other.job(spark, "new").start(savepoint=site.root / "boot")
+    assert not LocalStorage(site.root / "new/store/visits").names()
+
+
+def test_a_refused_first_start_leaves_nothing(spark: Any, site: Site) -> None:
+    """What is refused only when everything is known takes its record of the job back."""
+    with pytest.raises(ConfigError, match="41"):
+        site.job(spark, "new").start(restore=41)
+    assert not LocalStorage(site.root / "new/store/visits").names()
+
+
 def test_repaired(spark: Any, site: Site) -> None:
     """A key is deleted, values, an entry and a list are corrected, key groups are changed: the job goes on in its own storage with that."""
     site.job(spark, "a").run(available_now=True)
@@ -188,6 +269,12 @@ def test_repaired(spark: Any, site: Site) -> None:
     assert site.found("a", "views")["app1"][:2] == (78, views["app1"][1] + 3)
     with pytest.raises(ConfigError, match="was started with 512"):
         site.job(spark, "a", max_parallelism=128).start(available_now=True)
+    storage = LocalStorage(site.root / "a/store/visits")
+    record = read_job_record(storage)
+    storage.put("job.json", msgspec.json.encode(msgspec.structs.replace(record, max_parallelism=128)))
+    # as a crash behind the adoption leaves it: the same start again writes down what the job has
+    site.job(spark, "a", max_parallelism=512).run(available_now=True, savepoint=after)
+    assert read_job_record(storage) == record
 
 
 def saved_of(storage: Path, to: Path) -> None:

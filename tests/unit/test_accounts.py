@@ -14,11 +14,10 @@ from sink_double import RefusingSink
 from penstock.config import OnBadRecord
 from penstock.engine.sink_writer import SinkWriter
 from penstock.engine.task_failures import Accounts, as_error, tell_failure
-from penstock.errors import BadRecordError, CorruptStateError, UnavailableError, UserCodeError
+from penstock.errors import BadRecordError, CorruptStateError, UnavailableError, UserCodeError, is_final
 from penstock.ids import SubtaskId
 from penstock.places import Place
 from penstock.snapshot.messages import TaskFailed
-from penstock.spark.verdicts import is_final
 
 
 def told(error: str, batch: int = 7, file: str = "", **more: Any) -> TaskFailed:

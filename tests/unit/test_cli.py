@@ -34,6 +34,7 @@ from penstock.state.handle import FileRef, StateHandle
 from penstock.storage import LocalStorage
 
 JOB = "views"
+WHAT_TO_GIVE = "the Python file that defines the job"
 
 
 class Result(NamedTuple):
@@ -106,6 +107,25 @@ def listed(penstock: Penstock, storage: LocalStorage) -> dict[int, dict[str, obj
     result = penstock("checkpoints", storage.root.parent, JOB, "--json")
     assert result.code == 0
     return {one["checkpoint"]: one for one in json.loads(result.out)}
+
+
+def test_a_savepoint_of_a_checkpoint_that_is_not_there(penstock: Penstock, storage: LocalStorage) -> None:
+    """It is said that it cannot be read, and which can; nothing is made, and no hold is left."""
+    result = penstock("savepoint", storage.root.parent, JOB, "--checkpoint", "999")
+    assert result.code != 0
+    assert "checkpoint 999 of the job in" in result.err
+    assert "cannot be read: there are" in result.err
+    assert not storage.names("holds")
+
+
+@pytest.mark.parametrize("command", ["savepoint", "inspect"])
+def test_reading_a_job_that_is_not_there_makes_nothing(
+    penstock: Penstock, storage: LocalStorage, command: str
+) -> None:
+    """A name that is misspelt leaves no folder behind."""
+    result = penstock(command, storage.root.parent, "nobody")
+    assert result.code != 0
+    assert [path.name for path in storage.root.parent.iterdir()] == [JOB]
 
 
 def test_version(penstock: Penstock) -> None:
@@ -221,6 +241,7 @@ def test_checkpoints_as_json(penstock: Penstock, storage: LocalStorage) -> None:
                 "reused_bytes": 0,
                 "fetched_files": 0,
                 "fetched_bytes": 0,
+                "acknowledged_at": 0.0,
             }
         ],
     }
@@ -320,9 +341,13 @@ def test_an_unknown_job(penstock: Penstock, storage: LocalStorage) -> None:
 
 @pytest.mark.parametrize("command", ["run", "guarantee"])
 def test_a_file_that_is_not_there(penstock: Penstock, tmp_path: Path, command: str) -> None:
-    """A missing file is one line on stderr and exit code 2."""
+    """A missing file is one line on stderr and exit code 2, with what to give; a name that is nearly right is offered."""
     result = penstock(command, tmp_path / "nothing.py")
-    assert result == Result(2, "", f"penstock: there is no file {tmp_path / 'nothing.py'}\n")
+    assert result == Result(
+        2, "", f"penstock: there is no file {tmp_path / 'nothing.py'}: give {WHAT_TO_GIVE}\n"
+    )
+    (tmp_path / "nothings.py").touch()
+    assert penstock(command, tmp_path / "nothing.py").err.endswith("; did you mean 'nothings.py'?\n")
 
 
 @pytest.mark.parametrize("command", ["run", "guarantee"])
@@ -399,7 +424,11 @@ def test_a_file_that_fails(penstock: Penstock, tmp_path: Path) -> None:
     """An exception in the user's file is reported with its line and no traceback; `--debug` shows it whole."""
     (tmp_path / "broken.py").write_text("first = 1\nsecond = first / 0\n")
     result = penstock("run", tmp_path / "broken.py")
-    assert result == Result(2, "", "penstock: broken.py, line 2: ZeroDivisionError: division by zero\n")
+    assert (result.code, result.out) == (2, "")
+    assert result.err.splitlines() == [
+        "penstock: broken.py, line 2: ZeroDivisionError: division by zero",
+        "  Mend it there; `penstock --debug ...` shows the whole traceback. Nothing was started.",
+    ]
     sys.argv = ["penstock", "--debug", "run", str(tmp_path / "broken.py")]
     with pytest.raises(ConfigError) as error:
         main()

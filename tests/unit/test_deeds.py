@@ -20,6 +20,7 @@ from penstock.ids import NO_CHECKPOINT
 from penstock.ownership.claim import Claimant, claim
 from penstock.ownership.holds import find_holds
 from penstock.ownership.requests import Kind, Request
+from penstock.savepoint.create import Told
 from penstock.savepoint.folder import claim_folder
 from penstock.savepoint.manifest import MANIFEST, Manifest, read_manifest
 from penstock.storage import LocalStorage, Storage
@@ -90,10 +91,12 @@ class Scene:
         return Request(kind=kind, asked_at=now, until=now + 60, **options)
 
 
-def create(job_storage: Storage, made_of: Completed, to: Storage, *, token: str, committed: bool) -> Manifest:
+def create(
+    job_storage: Storage, made_of: Completed, to: Storage, *, token: str, committed: bool, told: Told
+) -> Manifest:
     """Without reading any state."""
     assert committed
-    del job_storage
+    del job_storage, told
     attempt = claim_folder(to, token)
     made = Manifest(
         id=token, checkpoint=made_of.checkpoint, mode="exactly-once", parallelism=1, max_parallelism=1
@@ -297,3 +300,40 @@ def test_nobody_is_asked_for_what_would_be_refused(scene: Scene) -> None:
     with pytest.raises(ConfigError, match="choose a folder beside it"):
         asking.ask(scene.storage, Kind.STOP, "1min", savepoint=True, to=str(scene.storage.root / "mine"))
     assert scene.storage.names() == ["job.json"]
+
+
+def wants_to_stop_into(folder: Path) -> Request:
+    return Request(kind=Kind.STOP, asked_at=0.0, until=60.0, savepoint=True, drain=True, to=str(folder))
+
+
+@pytest.mark.parametrize(
+    ("file", "said"),
+    [
+        ("notes.txt", "holds other files, such as notes.txt"),
+        (MANIFEST, "holds a savepoint"),
+        ("making.json", "holds an unfinished savepoint of somebody else"),
+    ],
+)
+def test_a_stop_into_a_folder_that_is_taken_stops_nothing(tmp_path: Path, file: str, said: str) -> None:
+    """The job goes on, also without the drain that was asked for with it, and the folder is as it was."""
+    scene, folder = Scene(tmp_path), tmp_path / "taken"
+    folder.mkdir()
+    (folder / file).write_text("{}")
+    with pytest.raises(ConfigError, match=f"{said}.*the job was not stopped, and goes on"):
+        scene.deeds.stop(TOKEN, wants_to_stop_into(folder))
+    assert not scene.stopped
+    assert not scene.deeds.how_to_stop.savepoint
+    assert not scene.deeds.how_to_stop.drain
+    assert [path.name for path in folder.iterdir()] == [file]
+
+
+def test_a_stop_goes_on_in_the_folder_that_an_earlier_attempt_of_it_has_begun(tmp_path: Path) -> None:
+    """A run that died over it is no reason to refuse the same request; looking makes no folder."""
+    scene = Scene(tmp_path)
+    claim_folder(LocalStorage(tmp_path / "begun"), f"{TOKEN}-1")
+    scene.deeds.stop(TOKEN, wants_to_stop_into(tmp_path / "begun"))
+    assert scene.stopped == ["stop"]
+    other = Scene(tmp_path)
+    other.deeds.stop(TOKEN, wants_to_stop_into(tmp_path / "new"))
+    assert other.stopped == ["stop"]
+    assert not (tmp_path / "new").exists()

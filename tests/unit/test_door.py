@@ -77,6 +77,7 @@ def test_what_a_signature_names_is_exported(thing: object) -> None:
         "Compiled",
         "JobSpec",
         "StartOptions",
+        "JobLife",
         "Graph",
         "Broadcast",
         "Contents",
@@ -140,3 +141,20 @@ def test_names_that_are_imported_late_are_there() -> None:
     assert all(getattr(ps.sinks, name) is not None for name in ps.sinks.__all__)
     with pytest.raises(AttributeError, match=r"module 'penstock.sinks' has no attribute 'Kafak'"):
         ps.sinks.Kafak  # type: ignore[attr-defined]  # noqa: B018
+
+
+def test_threads_that_ask_at_the_same_time() -> None:
+    """Each gets what it asks for: PySpark's modules import each other in a circle, and one thread would meet what another has half done."""
+    program = (
+        "import threading, penstock\n"
+        "together, names = threading.Barrier(24), penstock.__all__\n"
+        "def ask(number):\n"
+        "    together.wait()\n"
+        "    for name in names[number % 7 :: 3]:\n"
+        "        getattr(penstock, name)\n"
+        "threads = [threading.Thread(target=ask, args=(number,)) for number in range(24)]\n"
+        "for one in threads: one.start()\n"
+        "for one in threads: one.join()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
+    assert done.stderr == ""

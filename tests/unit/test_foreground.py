@@ -12,7 +12,8 @@ import pytest
 import penstock as ps
 from penstock.engine.observer import Progress
 from penstock.spark.foreground import in_foreground
-from penstock.spark.handle import JobHandle, Status
+from penstock.spark.handle import JobHandle
+from penstock.spark.status import Status
 
 
 class Started:

@@ -28,7 +28,7 @@ from penstock.ownership.holds import (
     release_hold,
 )
 from penstock.ownership.small_files import LARGEST_BYTES
-from penstock.recovery.held_reading import check_committed, read_held, retained_checkpoint
+from penstock.recovery.held_reading import check_committed, read_held, retained_checkpoint, steady_history
 from penstock.storage import LocalStorage
 from penstock.testing.virtual_clock import EPOCH_S, VirtualClock
 from penstock.testing.virtual_storage import VirtualStorage
@@ -222,6 +222,19 @@ def test_which_checkpoint_is_read(tmp_path: Path) -> None:
         retained_checkpoint(storage, CheckpointId(7))
 
 
+def test_an_older_checkpoint_is_not_taken_for_a_newest_that_is_broken(tmp_path: Path) -> None:
+    """What came after it may be visible: who made a savepoint of it, and began with that, would write it again. By its number it is given."""
+    storage = LocalStorage(tmp_path)
+    put(storage, 1)
+    put(storage, 2)
+    storage.delete(["state/views/2"])
+    with pytest.raises(
+        CorruptStateError, match=r"needs 1 state file that is gone.*Checkpoint 1 is whole, but"
+    ):
+        retained_checkpoint(storage)
+    assert retained_checkpoint(storage, CheckpointId(1)).checkpoint == 1
+
+
 def test_only_what_is_known_to_be_committed_is_handed_out(tmp_path: Path) -> None:
     """A checkpoint that promises transactions is refused until the mark says that they are visible."""
     storage = LocalStorage(tmp_path)
@@ -231,3 +244,27 @@ def test_only_what_is_known_to_be_committed_is_handed_out(tmp_path: Path) -> Non
         check_committed(storage, promising)
     mark_committed(storage, promising)
     check_committed(storage, promising)
+
+
+class GoesOn(LocalStorage):
+    """The job completes and commits a checkpoint in the moment when somebody lists its files."""
+
+    then: Completed | None = None
+
+    def names(self, prefix: str = "") -> list[str]:
+        found = super().names(prefix)
+        if prefix == "state" and self.then is not None:
+            done, self.then = self.then, None
+            put(self, done.checkpoint)
+            mark_committed(self, done)
+        return found
+
+
+def test_a_checkpoint_that_is_completed_meanwhile_is_not_taken_for_lost(tmp_path: Path) -> None:
+    """Who looks into a running job sees its mark, and not yet its metadata: one look more, and it is the newest."""
+    storage = GoesOn(tmp_path)
+    put(storage, 1)
+    storage.then = completed(2, run=0)
+    assert (steady_history(storage).newest, steady_history(storage).broken) == (2, {})
+    storage.then = completed(3, run=0)
+    assert retained_checkpoint(storage).checkpoint == 3

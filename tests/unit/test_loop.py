@@ -19,6 +19,7 @@ from penstock.checkpoint.loop import CoordinatorLoop
 from penstock.checkpoint.metadata import is_committed
 from penstock.checkpoint.pending import Now
 from penstock.checkpoint.protocol import Protocol
+from penstock.checkpoint.witness import Witness
 from penstock.clock import SYSTEM_CLOCK
 from penstock.config import Checkpointing
 from penstock.errors import FencedError, UnavailableError
@@ -97,6 +98,17 @@ def until(true) -> None:
         time.sleep(0.005)
 
 
+class Noting(Witness):
+    """Keeps the checkpoints that exist."""
+
+    def __init__(self, completed):
+        self._completed = completed
+
+    def completed(self, completed, complete_s, *, wanted):
+        """See `Witness.completed`."""
+        self._completed.append(completed)
+
+
 def loop_with(claim, sinks, completed=None) -> CoordinatorLoop:
     """`completed`: a list of the checkpoints that exist."""
     storage, run = claim.storage, claim.run
@@ -115,7 +127,7 @@ def loop_with(claim, sinks, completed=None) -> CoordinatorLoop:
             clock=SYSTEM_CLOCK,
             post=post,
             run_commit=run_commit,
-            on_completed=completed.append,
+            witness=Noting(completed),
         )
 
     return CoordinatorLoop(make, claim=claim, on_failure=pytest.fail)

@@ -60,9 +60,7 @@ class Batches:
         )
         start = start_run(spec, claimant=Claimant(), clock=self.clock, perform_all=lambda *_: [])
         ignore: Callable[..., None] = lambda *_: None  # noqa: E731 - nobody listens
-        coordinator = make_coordinator(
-            spec, start, clock=self.clock, post=ignore, run_commit=ignore, on_completed=ignore
-        )
+        coordinator = make_coordinator(spec, start, clock=self.clock, post=ignore, run_commit=ignore)
         self._log = start.log.folder
         self.run = Run(
             spec,
@@ -87,6 +85,7 @@ class Batches:
         """Where the next batch would bring time, if it reads nothing."""
         self.run.end_batch(self.run.begin_tick(MAILBOX), [OperatorAnswer("op", 0, None, None)])
         reached = self.observer.progress.watermarks["op"]
+        assert self.observer.progress.source_watermarks["s"] is not None
         assert reached is not None
         return (reached - moment(-1)).total_seconds()
 
@@ -109,6 +108,8 @@ def test_a_batch_was_planned_before_it_waits_for_commits() -> None:
     seen: list[int] = []
 
     class Engine:
+        next_batch = CheckpointId(0)
+
         @property
         def time_us(self) -> int:
             return int(clock.wall() * SECOND_US)
@@ -117,7 +118,9 @@ def test_a_batch_was_planned_before_it_waits_for_commits() -> None:
             seen.append(planned_us)
 
     query = SimpleNamespace(
+        _spec=SimpleNamespace(name="views"),
         _engine=Engine(),
+        _batch_of={},
         _wait_for_commits=lambda: clock.advance(60),
         _batch_lock=threading.Lock(),
         _closed=False,

@@ -2,20 +2,51 @@
 
 from __future__ import annotations
 
-from protocol_story import transaction
+from protocol_story import completed, transaction
 
-from penstock.engine.observer import Observer
+from penstock.engine.observer import Observer, SourceAccount
 from penstock.ids import CheckpointId
+from penstock.journal.events import Event, RunFailed
+from penstock.testing.virtual_clock import VirtualClock
 
 
 def test_rows_are_counted_where_they_come_in_and_for_each_sink() -> None:
     """Input rows are those of the sources, output rows those of each sink by its uid; nothing is summed over sinks."""
     observer = Observer()
-    observer.rows_read(40)
+    observer.rows_read(0, {"clicks": SourceAccount(30), "users": SourceAccount(10)})
     observer.batch_done(CheckpointId(0), [transaction(0, "views"), transaction(0, "views", subtask=1)], 0.5)
     early = observer.progress.rows_out
-    observer.rows_read(2)
+    observer.rows_read(1, {"clicks": SourceAccount(2), "users": SourceAccount(0)})
     observer.batch_done(CheckpointId(1), [transaction(1, "alerts")], 0.5)
     assert observer.progress.rows_in == 42
+    assert observer.progress.rows_by_source == {"clicks": 32, "users": 10}
     assert observer.progress.rows_out == {"views": 2, "alerts": 1}
     assert early == {"views": 2}
+
+
+def test_since_when_rows_are_in_no_checkpoint() -> None:
+    """From the first of them on, until a checkpoint has all; a run that goes back has none."""
+    clock = VirtualClock()
+    observer = Observer(clock=clock)
+    seen = [observer.progress.unsafe_since]
+    began = clock.wall()
+    for batch in range(3):
+        clock.sleep(10.0)
+        observer.rows_read(batch, {"clicks": SourceAccount(batch)})
+        seen.append(observer.progress.unsafe_since)
+    assert seen == [0.0, 0.0, began + 20.0, began + 20.0]
+    observer.completed(completed(1))
+    assert observer.progress.unsafe_since == began + 20.0
+    observer.completed(completed(2))
+    assert observer.progress.unsafe_since == 0.0
+
+
+def test_rows_are_done_again_once_however_often_the_way_back_fails() -> None:
+    """Storage may be down for a while: each try is a failure, and the rows behind the checkpoint are the same ones."""
+    told: list[Event] = []
+    observer = Observer(tell=told.append)
+    observer.rows_read(0, {"clicks": SourceAccount(100)})
+    for _ in range(3):
+        observer.run_failed(OSError("down"), strategy="s", delay_s=1.0, decision="again")
+    assert observer.progress.rows_again == 100
+    assert [event.rows_again for event in told if isinstance(event, RunFailed)] == [100, 0, 0]

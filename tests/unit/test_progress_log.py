@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from penstock.checkpoint.completed import Barrier
 from penstock.errors import CorruptStateError
 from penstock.ids import NO_CHECKPOINT, CheckpointId, RunId
+from penstock.ownership.descent import Descent
 from penstock.recovery.progress_log import ProgressLog, positions, set_out, without_positions
 from penstock.storage import LocalStorage
 
@@ -132,6 +134,49 @@ def test_notes_are_taken_up_by_the_source_that_made_them(storage):
     storage.put("spark/1/sources/1/0", b"new began at 500")
     set_out(log(storage, 2), LAST, Barrier({}, entry("-", "3", "-")), {"new": [0], "anew": [2]})
     assert noted(storage, 2) == {"0/0": b"new began at 500"}
+
+
+def went_on(storage, run: int, checkpoint: int, completed_by: int) -> None:
+    """From there, as its record says."""
+    storage.put(
+        f"runs/{run}.restored",
+        msgspec.json.encode(Descent(run, restored_from=checkpoint, completed_by=completed_by)),
+    )
+
+
+def test_a_source_that_begins_anew_by_choice_does_not_begin_where_it_first_did(storage):
+    """The first run of the job has noted where it began. Somebody lets the source begin anew, where its options say now."""
+    undecided(storage, 1)
+    storage.put("spark/1/sources/0/0", b"where the job began")
+    went_on(storage, 1, NO_CHECKPOINT, 0)
+    went_on(storage, 2, LAST, 1)
+    set_out(log(storage, 2), LAST, Barrier({}, entry("-", "3", "4")), {"a": [0]}, {"a"})
+    assert noted(storage, 2) == {}
+    storage.put("spark/2/sources/0/0", b"where it began anew")
+    went_on(storage, 3, LAST, 1)
+    set_out(log(storage, 3), LAST, Barrier({}, entry("-", "3", "4")), {"a": [0]}, {"a"})
+    assert noted(storage, 3) == {"0/0": b"where it began anew"}
+
+
+def test_a_source_without_a_position_at_the_checkpoint_begins_where_it_first_did(storage):
+    """A run may complete checkpoints before a new source has brought anything."""
+    undecided(storage, 4)
+    storage.put("spark/4/sources/0/0", b"at 100")
+    went_on(storage, 4, 3, 1)
+    went_on(storage, 5, LAST, 4)
+    set_out(log(storage, 5), LAST, Barrier({}, entry("-", "3", "4")), {"a": [0]})
+    assert noted(storage, 5) == {"0/0": b"at 100"}
+
+
+def test_who_begins_with_a_savepoint_does_not_begin_where_an_earlier_history_did(storage):
+    """The run of the adoption begins a line of its own, to which no run before it belongs."""
+    undecided(storage, 1)
+    storage.put("spark/1/sources/0/0", b"where another history began")
+    went_on(storage, 1, NO_CHECKPOINT, 0)
+    went_on(storage, 2, NO_CHECKPOINT, 0)
+    went_on(storage, 3, LAST, 2)
+    set_out(log(storage, 3), LAST, Barrier({}, entry("-", "3", "4")), {"a": [0]})
+    assert noted(storage, 3) == {}
 
 
 def test_the_notes_of_two_runs_are_not_mixed(storage):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +19,7 @@ from penstock.ids import RunId
 from penstock.ownership.asking import Asking
 from penstock.ownership.claim import Claimant, claim
 from penstock.ownership.ends import How, end_of, record_end
-from penstock.ownership.heartbeat import STALE_AFTER_S, beat
+from penstock.ownership.heartbeat import HEARTBEAT_S, STALE_AFTER_S, beat
 from penstock.ownership.requests import (
     Done,
     Facts,
@@ -29,6 +30,7 @@ from penstock.ownership.requests import (
     forget_requests,
     put_request,
     read_answer,
+    read_request,
     take_back,
     take_on,
     taken_on_by,
@@ -82,6 +84,8 @@ class Job:
 
     def stop(self, token: str, request: Request) -> None:
         self.performed.append(f"stop {token}")
+        if self.error is not None:
+            raise self.error
 
     def cancel(self) -> None:
         self.performed.append("cancel")
@@ -153,6 +157,15 @@ def test_a_stop_that_failed_says_why(job: Job) -> None:
     job.answering.look()
     job.answering.ended({"status": "stopped"}, UnavailableError("no savepoint"))
     assert said(job) == Done(ok=False, error="no savepoint", kind="UnavailableError")
+
+
+@pytest.mark.parametrize("error", [ConfigError("the folder is taken"), UnavailableError("it cannot be seen")])
+def test_a_stop_that_is_refused_is_answered_at_once(job: Job, error: Exception) -> None:
+    """The job goes on, so there is no end that could be the answer."""
+    job.error = error
+    put(job, Kind.STOP)
+    job.answering.look()
+    assert said(job) == Done(ok=False, error=str(error), kind=type(error).__name__)
 
 
 def test_a_job_that_ends_leaves_no_request_open(job: Job) -> None:
@@ -438,6 +451,43 @@ def test_storage_that_is_away_is_not_in_the_jobs_way(job: Job) -> None:
     assert job.performed == []
 
 
+class AwayAtTheAnswer(ForwardingStorage):
+    """An answer is not taken at once."""
+
+    left = 1
+
+    def create(self, name: str, data: bytes) -> bool:
+        """See `Storage.create`."""
+        if name.endswith(".done") and self.left:
+            self.left -= 1
+            raise UnavailableError("away")
+        return super().create(name, data)
+
+
+def test_an_end_is_answered_also_when_storage_is_away_for_a_moment(clock: VirtualClock) -> None:
+    """A stop that nobody has answered would end the next start, too."""
+    job = Job(AwayAtTheAnswer(VirtualStorage()), clock)
+    put(job, Kind.STOP)
+    job.answering.look()
+    job.answering.ended({"status": "stopped"})
+    assert said(job).ok
+    following = Job(job.storage, clock)
+    following.answering.look()
+    assert following.performed == []
+
+
+def test_what_was_made_is_said_also_when_storage_is_away_for_a_moment(clock: VirtualClock) -> None:
+    """However long it took: nobody is told that it was not begun in time."""
+    job = Job(AwayAtTheAnswer(VirtualStorage()), clock, waits=True)
+    put(job, Kind.SAVEPOINT, good_for_s=5.0, to="/there")
+    job.answering.look()
+    clock.advance(10.0)
+    (work,) = job.background
+    work()
+    job.answering.look()
+    assert said(job).facts == {"savepoint": "/there"}
+
+
 def test_answers_that_nobody_fetches_are_forgotten(job: Job) -> None:
     """An hour later nothing of the request is left."""
     put(job)
@@ -491,6 +541,59 @@ def test_asking_a_job_that_runs() -> None:
     asked = Asked()
     assert asked.ask(Kind.SAVEPOINT, to="/there") == {"savepoint": "/there"}
     assert asked.told == ["asked run 1 for a savepoint"]
+    assert asked.left == []
+
+
+class AnswerLost(ForwardingStorage):
+    """One call is performed, and its answer is lost."""
+
+    def __init__(self, inner: Storage, ending: str) -> None:
+        super().__init__(inner)
+        self._ending, self._lost = ending, False
+
+    def put(self, name: str, data: bytes) -> None:
+        """See `Storage.put`."""
+        super().put(name, data)
+        self._lose(name)
+
+    def size(self, name: str) -> int | None:
+        """See `Storage.size`."""
+        found = super().size(name)
+        self._lose(name)
+        return found
+
+    def _lose(self, name: str) -> None:
+        if name.endswith(self._ending) and not self._lost:
+            self._lost = True
+            raise UnavailableError("storage is away for a moment")
+
+
+def test_a_request_that_may_not_be_written_is_taken_back() -> None:
+    """Who is told that asking failed must not find the job stopped."""
+    asked = Asked()
+    storage = AnswerLost(asked.job.storage, ".json")
+    with pytest.raises(UnavailableError, match="away for a moment"):
+        Asking(storage, clock=asked.clock).ask(Kind.STOP, timeout_s=30.0)
+    asked.live()
+    assert asked.job.performed == []
+    assert asked.left == []
+
+
+@pytest.mark.parametrize("ending", [".done", ".taken"])
+def test_who_waits_goes_on_waiting_while_storage_is_away(ending: str) -> None:
+    """The request is there, and may be performed: its answer comes."""
+    asked = Asked()
+    storage = AnswerLost(asked.job.storage, ending)
+
+    def later() -> None:
+        if asked.clock.monotonic() - began > 2 * HEARTBEAT_S:
+            asked.live()
+        else:
+            beat(asked.job.storage, asked.job.claim.run, asked.clock.wall())
+
+    began = asked.clock.monotonic()
+    asked.clock.happens = later
+    assert Asking(storage, clock=asked.clock).ask(Kind.CHECKPOINT, timeout_s=30.0)
     assert asked.left == []
 
 
@@ -594,3 +697,27 @@ def test_the_first_answer_stays() -> None:
     assert read_answer(storage, ID) == Done(ok=True)
     assert Listing(storage).open == []
     assert msgspec.json.decode(storage.get(f"requests/{ID}.done"))["ok"] is True
+
+
+class ManyFiles(VirtualStorage):
+    """Somebody has left many decisions without a request."""
+
+    def names(self, prefix: str = "") -> list[str]:
+        return [f"requests/{number:032x}.taken" for number in range(20_000)]
+
+
+def test_many_files_are_looked_at_once_each() -> None:
+    """A look comes every second: with files squared it would take the driver all its time."""
+    began = time.monotonic()
+    assert len(Listing(ManyFiles("virtual://many")).over) == 20_000
+    assert time.monotonic() - began < 5
+
+
+def test_the_name_of_who_asks_is_one_line(tmp_path: Path) -> None:
+    """Whatever is written there: it goes into the log and onto pages."""
+    storage = LocalStorage(tmp_path)
+    by = "me\n2026-01-01 ERROR \x1b[31mall is lost\r" + "x" * 1000
+    put_request(storage, "ab", Request(kind=Kind.STOP, asked_at=0.0, until=1.0, by=by))
+    read = read_request(storage, "ab").by
+    assert read.startswith("me 2026-01-01 ERROR [31mall is lost xxx")
+    assert len(read) == 200

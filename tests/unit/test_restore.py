@@ -39,7 +39,17 @@ from penstock.recovery.changes import Changes
 from penstock.recovery.fitting import JobNow
 from penstock.recovery.forget import forget_everything
 from penstock.recovery.renaming import Uids
-from penstock.recovery.restore import JobRecord, RestorePoint, check_job_record, check_restorable, restore
+from penstock.recovery.restore import (
+    JobRecord,
+    RestorePoint,
+    check_job_record,
+    check_restorable,
+    job_record_of,
+    keep_job_record,
+    read_job_record,
+    record_key_groups,
+    restore,
+)
 from penstock.storage import LocalStorage, Storage
 from penstock.storage.forwarding import ForwardingStorage, Operation
 from penstock.storage.names import temporary_name
@@ -473,6 +483,39 @@ def test_job_record(tmp_path: Path) -> None:
     storage.put("job.json", b"[")
     with pytest.raises(CorruptStateError, match=r"job\.json"):
         check_job_record(storage, JobRecord(JOB, 128))
+
+
+def test_of_two_first_starts_one_has_the_identity(tmp_path: Path) -> None:
+    """Later starts look for transactions under the one in the file: a run of another would leave its own behind for ever."""
+    storage = LocalStorage(tmp_path)
+    first, second = (job_record_of(storage, JobRecord(JOB, 128)) for _ in range(2))
+    assert first.owner != second.owner
+    assert storage.names() == []
+    keep_job_record(storage, first)
+    keep_job_record(storage, first)
+    with pytest.raises(ConfigError, match="another start has just begun a job in"):
+        keep_job_record(storage, second)
+    assert job_record_of(storage, JobRecord(JOB, 128)) == read_job_record(storage) == first
+
+
+def test_the_record_of_a_job_outlives_other_key_groups(tmp_path: Path) -> None:
+    """The start that has changed them knows the job by what was written before."""
+    storage = LocalStorage(tmp_path)
+    known = check_job_record(storage, JobRecord(JOB, 128))
+    record_key_groups(claim(storage, NOW), 1024)
+    keep_job_record(storage, known)
+    assert read_job_record(storage).max_parallelism == 1024
+
+
+def test_a_run_that_was_replaced_records_no_key_groups(tmp_path: Path) -> None:
+    """It would write what an earlier savepoint had, and no start would fit both the record and the checkpoint any more."""
+    storage = LocalStorage(tmp_path)
+    check_job_record(storage, JobRecord(JOB, 128))
+    zombie, owner = claim(storage, NOW), claim(storage, NOW)
+    record_key_groups(owner, 1024)
+    with pytest.raises(FencedError):
+        record_key_groups(zombie, 512)
+    assert read_job_record(storage).max_parallelism == 1024
 
 
 def test_a_storage_belongs_to_one_job(tmp_path: Path) -> None:

@@ -17,9 +17,9 @@ import pytest
 from penstock.engine.observer import Progress
 from penstock.engine.story import LIFE
 from penstock.spark import live_line
-from penstock.spark.handle import Status
 from penstock.spark.live_line import LiveLine, is_terminal
 from penstock.spark.signs_of_life import CHECKPOINTS, SignsOfLife, log_on, signs_of_life
+from penstock.spark.status import Status
 from penstock.testing.virtual_clock import VirtualClock
 from services.terminals import no_log, real_terminal, screen
 

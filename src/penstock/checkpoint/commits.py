@@ -15,9 +15,11 @@ from itertools import groupby
 from penstock.checkpoint.commit_wait import CommitWait, one_line
 from penstock.checkpoint.completed import PreCommitted
 from penstock.checkpoint.events import Commit, Committed, Event, SweepTransactions
+from penstock.checkpoint.witness import Witness
 from penstock.clock import Clock
 from penstock.errors import BadRecordError, CommitLostError, FencedError, UnavailableError
 from penstock.ids import CheckpointId
+from penstock.log_fields import about
 from penstock.ownership.claim import Claim
 from penstock.sinks.two_phase_commit import TransactionName, TwoPhaseCommitSink
 from penstock.wording import counted
@@ -63,6 +65,7 @@ class Committer:
         clock: Clock,
         post: Post,
         run: RunCommit = run_now,
+        witness: Witness | None = None,
     ) -> None:
         self._sinks = sinks
         self._claim = claim
@@ -71,6 +74,9 @@ class Committer:
         self._clock = clock
         self._post = post
         self._run = run
+        self._witness = witness or Witness()
+        self._down_since_s: dict[str, float] = {}
+        """Sinks whose last try to commit has failed. Each sink's own thread looks at its own."""
         self._stopping = threading.Event()
         self._waits = {uid: CommitWait(uid, clock) for uid in sinks}
         self._to_sweep: dict[str, SweepTransactions] = {}
@@ -105,9 +111,15 @@ class Committer:
                 self._has_failed(action, error, pause_s)
                 pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
             else:
-                _say(self._waits[action.sink].done(len(action.transactions)))
+                self._has_come_through(action)
                 self._post(Committed(action.transactions))
                 return
+
+    def _has_come_through(self, action: Commit) -> None:
+        _say(self._waits[action.sink].done(len(action.transactions)))
+        since_s = self._down_since_s.pop(action.sink, None)
+        if since_s is not None:
+            self._witness.sink_up(action.sink, self._clock.monotonic() - since_s)
 
     def _has_failed(self, action: Commit, error: Exception, pause_s: float) -> None:
         """Wait for the next try, unless there is none in this run."""
@@ -121,12 +133,17 @@ class Committer:
                     counted(waiting, "transaction is left", "transactions are left"),
                     one_line(error),
                 ),
+                extra=about(operator=action.sink, error=error),
             )
             return
         _say(self._waits[action.sink].failed(error))
+        if action.sink not in self._down_since_s:
+            self._down_since_s[action.sink] = self._clock.monotonic()
+            self._witness.sink_down(action.sink, one_line(error), waiting)
         _log.debug(
             "sink %s: next try in %.1f s (%s): %s",
             *(action.sink, pause_s, counted(waiting, "transaction"), one_line(error)),
+            extra=about(operator=action.sink, error=error),
         )
         self._clock.wait(self._stopping, pause_s)
 
@@ -149,7 +166,9 @@ class Committer:
                 if self._is_stray(name, action.up_to) and name not in action.keep:
                     sink.abort(transaction)
         except UnavailableError as error:
-            _log.warning("sink %s: strays are left for the next checkpoint: %s", uid, error)
+            _log.warning(
+                "sink %s: strays are left for the next checkpoint: %s", uid, error, extra=about(operator=uid)
+            )
 
     def _is_stray(self, name: TransactionName, up_to: CheckpointId) -> bool:
         """Left by an earlier run, or by an attempt of this one that does not count. A later run is none of our business."""

@@ -128,6 +128,8 @@ class SubtaskReport(msgspec.Struct, frozen=True):
     fetched_files: int = 0
     fetched_bytes: int = 0
     """Files of state that had to come from storage."""
+    acknowledged_at: float = 0.0
+    """When its state was in storage and the coordinator knew it; 0: nobody has noted it."""
 
 
 class PreCommitted(msgspec.Struct, frozen=True):
@@ -224,6 +226,8 @@ class Completed(msgspec.Struct, frozen=True, kw_only=True):
     subtasks: tuple[SubtaskReport, ...] = ()
     triggered_at: float = 0.0
     completed_at: float = 0.0
+    barrier_at: float = 0.0
+    """When the barrier had passed the whole job; 0: nobody has noted it."""
     duration_ms: float = 0.0
     """From the trigger until all it names was in storage, which may lie before the trigger when no batch came: then with the time
     that storing took, and without the time it waited for the interval."""

@@ -62,6 +62,7 @@ class Identity:
 class _Upload:
     took_ms: float
     done_s: float
+    done_at: float
 
     @property
     def began_s(self) -> float:
@@ -78,7 +79,7 @@ class Content:
 
     def uploaded(self, handle: StateHandle, async_ms: float, now: Now) -> None:
         """It is done, and took so long."""
-        self._uploads[handle.subtask, handle.version] = _Upload(async_ms, now.monotonic)
+        self._uploads[handle.subtask, handle.version] = _Upload(async_ms, now.monotonic, now.wall)
 
     def forget(self, checkpoint: CheckpointId) -> None:
         """It exists: nobody asks again how long its uploads took."""
@@ -116,6 +117,7 @@ class Content:
             subtasks=tuple(self._reports(cut)),
             triggered_at=pending.triggered.wall,
             completed_at=now.wall,
+            barrier_at=cut.finished_at,
             duration_ms=round(self._duration_s(pending, cut, now) * 1000, 3),
             restored_from=self._identity.restored_from,
             bad_records=dict(cut.bad_records),
@@ -143,5 +145,8 @@ class Content:
     def _reports(self, batch: BatchFinished) -> Iterator[SubtaskReport]:
         for subtask in sorted(batch.reports):
             upload = self._uploads.get((subtask, batch.batch))
-            async_ms = upload.took_ms if upload else 0.0
-            yield msgspec.structs.replace(batch.reports[subtask], async_ms=async_ms)
+            yield msgspec.structs.replace(
+                batch.reports[subtask],
+                async_ms=upload.took_ms if upload else 0.0,
+                acknowledged_at=upload.done_at if upload else batch.finished_at,
+            )

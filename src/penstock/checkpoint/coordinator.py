@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from penstock.checkpoint.commits import Committer, Post, RunCommit, run_now
-from penstock.checkpoint.completed import Completed
+from penstock.checkpoint.completed import Completed, PreCommitted
 from penstock.checkpoint.events import (
     Action,
     Announce,
@@ -29,14 +29,16 @@ from penstock.checkpoint.events import (
     WriteMetadata,
 )
 from penstock.checkpoint.metadata import exists, mark_committed, name_of, write_metadata
-from penstock.checkpoint.pending import Now
+from penstock.checkpoint.pending import Now, Pending
 from penstock.checkpoint.protocol import Protocol
+from penstock.checkpoint.witness import Witness
 from penstock.clock import Clock
 from penstock.errors import (
     CheckpointFailedError,
     UnavailableError,
 )
-from penstock.ids import CheckpointId
+from penstock.ids import CheckpointId, SubtaskId
+from penstock.log_fields import about
 from penstock.ownership.claim import Claim
 from penstock.ownership.holds import find_holds
 from penstock.sinks.two_phase_commit import TwoPhaseCommitSink
@@ -64,6 +66,30 @@ class Opening:
     """The newest checkpoint that exists."""
 
 
+@dataclass(frozen=True)
+class UnderWayNow:
+    """A pending checkpoint at one moment, for people."""
+
+    checkpoint: CheckpointId
+    triggered_at: float
+    finished_at: float
+    """When the barrier had passed the whole job; 0: it has not."""
+    subtasks: int
+    missing: tuple[SubtaskId, ...]
+    """Those that have not acknowledged."""
+
+
+def _as_it_is(pending: Pending) -> UnderWayNow:
+    batch = pending.batch
+    return UnderWayNow(
+        pending.checkpoint,
+        pending.triggered.wall,
+        batch.finished_at if batch else 0.0,
+        len(batch.handles) if batch else 0,
+        tuple(pending.missing()),
+    )
+
+
 class Coordinator:
     """Turns events into effects, and effects into further events."""
 
@@ -78,7 +104,7 @@ class Coordinator:
         clock: Clock,
         post: Post | None = None,
         run_commit: RunCommit = run_now,
-        on_completed: Callable[[Completed], None] = lambda _: None,
+        witness: Witness | None = None,
         left_over: Iterable[str] = (),
     ) -> None:
         self._protocol = protocol
@@ -88,10 +114,16 @@ class Coordinator:
         self._clock = clock
         self._post = self.handle if post is None else post
         """How answers come back: at once, or through a queue."""
+        self._witness = witness or Witness()
         self._committer = Committer(
-            sinks, claim=claim, owner=owner, clock=clock, post=self._post, run=run_commit
+            sinks,
+            claim=claim,
+            owner=owner,
+            clock=clock,
+            post=self._post,
+            run=run_commit,
+            witness=self._witness,
         )
-        self._on_completed = on_completed
         self._forgotten: list[str] = []
         self._unnamed: list[str] = []
         self._left_over = list(left_over)
@@ -172,10 +204,28 @@ class Coordinator:
         with self._lock:
             return self._protocol.last_completed
 
+    @property
+    def newest_committed(self) -> Completed | None:
+        """The newest checkpoint all of whose transactions are visible."""
+        with self._lock:
+            return self._protocol.newest_committed
+
     def names(self, file: str) -> bool:
         """Whether a completed checkpoint names this file."""
         with self._lock:
             return any(file in completed.files for completed in self._protocol.completed)
+
+    @property
+    def under_way(self) -> list[UnderWayNow]:
+        """The checkpoints that are triggered and do not exist yet, oldest first."""
+        with self._lock:
+            return [_as_it_is(one) for _, one in sorted(self._protocol.pending.items())]
+
+    @property
+    def uncommitted(self) -> tuple[PreCommitted, ...]:
+        """Transactions that are durable and not known to be visible, oldest batch first."""
+        with self._lock:
+            return self._protocol.commits.uncommitted
 
     def story(self) -> str:
         """What it waits for, in a line for people."""
@@ -217,7 +267,13 @@ class Coordinator:
                 self._discard(action)
             case Announce():
                 level = logging.WARNING if action.reason.counts else logging.INFO
-                _log.log(level, "checkpoint %d %s: %s", action.checkpoint, action.reason.text, action.detail)
+                _log.log(
+                    level,
+                    "checkpoint %d %s: %s",
+                    *(action.checkpoint, action.reason.text, action.detail),
+                    extra=about(checkpoint=action.checkpoint),
+                )
+                self._witness.given_up(action)
             case FailJob():
                 raise CheckpointFailedError(action.detail)
 
@@ -235,15 +291,17 @@ class Coordinator:
             if not exists(self._storage, completed):
                 self._post(MetadataFailed(completed.id, str(error)))
                 return
-        took_s = completed.duration_ms / 1000 + self._clock.monotonic() - began_s
+        complete_s = self._clock.monotonic() - began_s
+        took_s = completed.duration_ms / 1000 + complete_s
         _log.info(
             "checkpoint %d of job %s completed in %s: %s of state (%s new), %s",
             *(completed.checkpoint, completed.job, duration(took_s)),
             *(size(completed.state_bytes), size(completed.new_bytes)),
             counted(len(completed.transactions), "transaction"),
+            extra=about(checkpoint=completed.checkpoint),
         )
         self._post(MetadataWritten(completed.id, held and action.kept_if_held is not None))
-        self._on_completed(completed)
+        self._witness.completed(completed, complete_s, wanted=action.wanted)
         if self._left_over and not held:
             self._forgotten += self._left_over
             self._left_over.clear()
@@ -290,7 +348,12 @@ class Coordinator:
         try:
             mark_committed(self._storage, completed)
         except UnavailableError as error:
-            _log.warning("checkpoint %d: the next run will commit once more: %s", completed.checkpoint, error)
+            _log.warning(
+                "checkpoint %d: the next run will commit once more: %s",
+                *(completed.checkpoint, error),
+                extra=about(checkpoint=completed.checkpoint),
+            )
+        self._witness.committed(completed)
 
     # ── forgetting ─────────────────────────────────────────────────────────────────────────────
 

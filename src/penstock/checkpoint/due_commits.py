@@ -39,6 +39,11 @@ class DueCommits:
         """How many of them may be committed: somebody was told to."""
         return len(self._committing)
 
+    @property
+    def uncommitted(self) -> tuple[PreCommitted, ...]:
+        """All of them, oldest batch first."""
+        return tuple(self._uncommitted.values())
+
     def promised(self, up_to: CheckpointId) -> tuple[PreCommitted, ...]:
         """What a metadata whose state has seen the batches up to this one must name."""
         if self._mode is Mode.AT_MOST_ONCE:

@@ -28,6 +28,8 @@ class BatchFinished:
     """The time of the batch, by which state expires."""
     late_rows: dict[str, int] = field(default_factory=dict)
     """How many rows of all batches so far came too late, by operator."""
+    finished_at: float = 0.0
+    """When that was, for people."""
 
     @property
     def files(self) -> frozenset[str]:
@@ -134,6 +136,8 @@ class WriteMetadata:
     completed: Completed
     kept_if_held: Completed | None = None
     """Where older ones are subsumed by it: the same without that, which is to be written while somebody holds them."""
+    wanted: bool = False
+    """It came before its time, because somebody waits for it."""
 
 
 @dataclass(frozen=True)
@@ -191,6 +195,7 @@ class Announce:
     checkpoint: CheckpointId
     reason: FailureReason
     detail: str
+    triggered_at: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from penstock.checkpoint.events import Drain, Event, JobEnded, Tick
 from penstock.checkpoint.sink_lanes import SinkLanes
 from penstock.clock import SYSTEM_CLOCK
 from penstock.errors import FencedError, PenstockError
+from penstock.log_fields import in_context
 from penstock.ownership.claim import Claim
 from penstock.ownership.heartbeat import HEARTBEAT_S, beat
 
@@ -42,7 +43,7 @@ class CoordinatorLoop:
         self._claim = claim
         self._changed = threading.Condition()
         self._threads = [
-            threading.Thread(target=target, name=f"penstock-{name}", daemon=True)
+            threading.Thread(target=in_context(target), name=f"penstock-{name}", daemon=True)
             for name, target in (
                 ("coordinator", self._work),
                 ("heart", self._beat),

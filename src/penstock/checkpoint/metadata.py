@@ -15,6 +15,7 @@ import xxhash
 from penstock.checkpoint.completed import FORMAT, Completed
 from penstock.checkpoint.owners import check_owners
 from penstock.checkpoint.stored_names import check_names
+from penstock.decoding import decoded
 from penstock.errors import CorruptStateError, IncompatibleStateError, InternalError
 from penstock.ids import CheckpointId, RunId
 from penstock.storage import Storage
@@ -89,7 +90,7 @@ def decode(data: bytes, name: str) -> Completed:
     Metadata of another format is `IncompatibleStateError`: it is whole, and another version of Penstock reads it.
     """
     try:
-        envelope = _ENVELOPES.decode(data)
+        envelope = decoded(_ENVELOPES, data)
         found = xxhash.xxh3_64_hexdigest(bytes(envelope.checkpoint))
         if envelope.format != FORMAT:
             raise IncompatibleStateError(
@@ -100,7 +101,7 @@ def decode(data: bytes, name: str) -> Completed:
             )
         if found != envelope.checksum:
             raise CorruptStateError(f"{name} is corrupt: checksum {found}, expected {envelope.checksum}")
-        completed = _COMPLETED.decode(envelope.checkpoint)
+        completed = decoded(_COMPLETED, envelope.checkpoint)
     except msgspec.DecodeError as error:
         raise CorruptStateError(f"{name} is corrupt: {error}", name=name) from error
     check_names(completed, name)

@@ -108,6 +108,11 @@ class Protocol:
         return None
 
     @property
+    def newest_committed(self) -> Completed | None:
+        """The newest checkpoint all of whose transactions are visible."""
+        return next((one for one in reversed(self.completed) if self.commits.are_committed(one)), None)
+
+    @property
     def settled(self) -> bool:
         """Whether a drain is over: the newest batch is in a completed checkpoint and every transaction is committed.
 
@@ -246,7 +251,8 @@ class Protocol:
             return []
         first.writing = self._content_of(first, now)
         subsumes = len(self.completed) >= self._settings.retained
-        return [WriteMetadata(first.writing, self._without_subsuming(first.writing) if subsumes else None)]
+        kept_if_held = self._without_subsuming(first.writing) if subsumes else None
+        return [WriteMetadata(first.writing, kept_if_held, wanted=self._under_way.is_ahead(first))]
 
     def _without_subsuming(self, completed: Completed) -> Completed:
         """The same metadata when nothing older may be deleted: what there is stays, until one completes that is not held up."""
@@ -278,7 +284,8 @@ class Protocol:
 
     def _give_up(self, pending: Pending, reason: FailureReason, detail: str, now: Now) -> list[Action]:
         too_many = self._under_way.given_up(pending, reason, detail, now, self.last_completed)
-        return [Announce(pending.checkpoint, reason, detail), *self._discard(), *too_many]
+        announced = Announce(pending.checkpoint, reason, detail, pending.triggered.wall)
+        return [announced, *self._discard(), *too_many]
 
     def _subsume(self) -> list[Action]:
         """Only so many of the newest completed checkpoints are retained."""

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable
 
 from penstock.checkpoint.commits import SinkCall
+from penstock.log_fields import in_context
 
 
 class SinkLanes:
@@ -42,7 +43,8 @@ class SinkLanes:
 
     def _open(self, sink: str) -> None:
         lane = self._queues[sink] = queue.SimpleQueue()
-        thread = threading.Thread(target=self._work, args=(lane,), name=f"penstock-sink-{sink}", daemon=True)
+        name = f"penstock-sink-{sink}"
+        thread = threading.Thread(target=in_context(self._work), args=(lane,), name=name, daemon=True)
         self._threads.append(thread)
         thread.start()
 

@@ -105,6 +105,10 @@ class UnderWay:
 
     # ── ending ─────────────────────────────────────────────────────────────────────────────────
 
+    def is_ahead(self, pending: Pending) -> bool:
+        """Whether it was triggered before its time."""
+        return pending.checkpoint in self._ahead
+
     def complete(self, checkpoint: CheckpointId, now: Now) -> Completed:
         """The metadata with this number is written: the checkpoint exists."""
         pending, written = self._being_written(checkpoint)

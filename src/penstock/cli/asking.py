@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 
 import typer
 
 from penstock.checkpoint.completed import Completed
+from penstock.cli.asked_progress import AskedProgress
 from penstock.clock import SYSTEM_CLOCK
 from penstock.config import seconds
 from penstock.engine.savepoints import check_folder, make_savepoint
 from penstock.ids import CheckpointId
 from penstock.ownership.asking import Asking, living_run
 from penstock.ownership.requests import ID_DIGITS, Facts, Kind
+from penstock.progress_display import show_progress, terminal_line
 from penstock.randomness import SYSTEM_RANDOMNESS
 from penstock.recovery.begun import refuse_if_begun_beyond
 from penstock.recovery.held_reading import check_committed, read_held
@@ -23,8 +26,9 @@ def ask(storage: Storage, kind: Kind, timeout: str, **options: object) -> Facts:
     """Ask the run that owns the job, and wait; progress is told on standard error. A folder that it would refuse is refused here."""
     to = options.get("to")
     check_folder(storage, to if isinstance(to, str) else None)
-    asking = Asking(storage, tell=lambda line: typer.echo(line, err=True))
-    return asking.ask(kind, timeout_s=seconds("--timeout", timeout), **options)
+    with closing(AskedProgress(storage, terminal_line())) as shown:
+        asking = Asking(storage, tell=shown.tell, meanwhile=shown.look)
+        return asking.ask(kind, timeout_s=seconds("--timeout", timeout), **options)
 
 
 def make(storage: Storage, *, checkpoint: int | None, to: str | None, timeout: str) -> Facts:
@@ -39,7 +43,8 @@ def make(storage: Storage, *, checkpoint: int | None, to: str | None, timeout: s
         if checkpoint is None:
             refuse_if_begun_beyond(storage, completed)
         typer.echo(f"making a savepoint of checkpoint {completed.checkpoint}", err=True)
-        return make_savepoint(storage, completed, to=place, token=token)
+        with show_progress():
+            return make_savepoint(storage, completed, to=place, token=token)
 
     wanted = None if checkpoint is None else CheckpointId(checkpoint)
     return read_held(storage, read, why=f"savepoint {token}", wanted=wanted)

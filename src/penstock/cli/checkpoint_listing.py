@@ -7,18 +7,12 @@ from collections.abc import Sequence
 import msgspec
 
 from penstock.checkpoint.completed import Completed
-from penstock.checkpoint.metadata import (
-    CheckpointName,
-    committed_checkpoints,
-    found_checkpoints,
-    read_metadata,
-)
-from penstock.errors import ConfigError, CorruptStateError, IncompatibleStateError
-from penstock.ids import RunId, checked_name
+from penstock.checkpoint.metadata import CheckpointName, found_checkpoints, read_metadata
+from penstock.errors import CorruptStateError, IncompatibleStateError
+from penstock.ids import RunId
 from penstock.ownership.descent import Descent, in_line_of_descent, read_descents
 from penstock.recovery.history import read_history
-from penstock.recovery.restore import JOB_FILE
-from penstock.storage import Storage, open_job_storage, open_storage
+from penstock.storage import Storage
 from penstock.wording import counted
 
 
@@ -28,26 +22,6 @@ class Entry(msgspec.Struct, frozen=True):
     checkpoint: int
     completed: Completed | None
     unusable: str = ""
-
-
-def open_job(storage: str, job: str) -> Storage:
-    """Open the folder of a job that has run; refuses one that has not, and says which have."""
-    opened = open_job_storage(storage, checked_name("job name", job))
-    if JOB_FILE in opened.names() or found_checkpoints(opened) or committed_checkpoints(opened):
-        return opened
-    known = sorted(
-        name.removesuffix(f"/{JOB_FILE}")
-        for name in open_storage(storage).names()
-        if name.count("/") == 1 and name.endswith(f"/{JOB_FILE}")
-    )
-    there = (
-        f"there are: {', '.join(known)}"
-        if known
-        else "there is none at all; is it the storage given to Job(storage=...)?"
-    )
-    raise ConfigError(
-        f"no job {job!r} ever ran with the storage {storage}; {there}", job=job, storage=storage
-    )
 
 
 def list_checkpoints(storage: Storage) -> list[Entry]:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterator, Sequence
-from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
@@ -15,14 +13,14 @@ from rich.text import Text
 from penstock.checkpoint.completed import Completed
 from penstock.cli.checkpoint_listing import Entry
 from penstock.cli.console import table_console
+from penstock.cli.printing import iso, moment
 from penstock.ids import SubtaskId
 from penstock.wording import duration, size
 
 
-def print_json(entries: Sequence[Entry]) -> None:
-    """Print a list with one object a checkpoint; units are in the names."""
-    json.dump([_as_json(entry) for entry in entries], sys.stdout, indent=2)
-    sys.stdout.write("\n")
+def as_objects(entries: Sequence[Entry]) -> list[dict[str, Any]]:
+    """One object a checkpoint; units are in the names."""
+    return [_as_json(entry) for entry in entries]
 
 
 def _as_json(entry: Entry) -> dict[str, Any]:
@@ -39,8 +37,8 @@ def _as_json(entry: Entry) -> dict[str, Any]:
         "run": completed.run,
         "mode": completed.mode,
         "parallelism": completed.parallelism,
-        "triggered_at": _iso(completed.triggered_at),
-        "completed_at": _iso(completed.completed_at),
+        "triggered_at": iso(completed.triggered_at),
+        "completed_at": iso(completed.completed_at),
         "duration_ms": completed.duration_ms,
         "state_bytes": completed.state_bytes,
         "new_bytes": completed.new_bytes,
@@ -107,7 +105,7 @@ def _cells(completed: Completed | None) -> list[str]:
         return ["?"] * 7
     return [
         str(completed.run),
-        datetime.fromtimestamp(completed.completed_at, UTC).strftime("%Y-%m-%d %H:%M:%S"),
+        moment(completed.completed_at),
         duration(completed.duration_ms / 1000),
         size(completed.state_bytes),
         size(completed.new_bytes),
@@ -134,7 +132,3 @@ def _position(position: object) -> str:
     if isinstance(position, dict) and all(isinstance(at, int) for at in position.values()):
         return " ".join(f"{partition}:{at}" for partition, at in position.items())
     return json.dumps(position)
-
-
-def _iso(at: float) -> str:
-    return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds")

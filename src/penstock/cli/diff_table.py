@@ -11,6 +11,7 @@ from rich.table import Table
 
 from penstock.cli.console import table_console
 from penstock.cli.state_table import readable_at
+from penstock.progress_display import show_progress
 from penstock.savepoint.compare import APPEARED, CHANGED, WENT, Difference, StateDifference, compare
 
 _MARKS = {APPEARED: "+", WENT: "-", CHANGED: "~"}
@@ -20,7 +21,7 @@ _MOST_BYTES = 24
 
 def differing(before: str, after: str, *, examples: int) -> Difference:
     """Compare what is at two paths."""
-    with readable_at(before) as one, readable_at(after) as other:
+    with readable_at(before) as one, readable_at(after) as other, show_progress():
         return compare(one, other, examples=examples)
 
 

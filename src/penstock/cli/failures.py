@@ -11,9 +11,6 @@ from pathlib import Path
 
 from penstock.errors import ConfigError, InternalError, PenstockError
 
-WRONG_SETTING = 2
-FAILED = 1
-
 
 class JobFileError(ConfigError):
     """The user's file cannot be loaded."""
@@ -21,11 +18,6 @@ class JobFileError(ConfigError):
 
 class CouldNotError(ConfigError):
     """A command that says something with exit code 1, as diff does, could not be done."""
-
-
-def exit_code_of(error: BaseException) -> int:
-    """2 for what is wrong in the command or the job, 1 for everything that failed."""
-    return WRONG_SETTING if isinstance(error, ConfigError) else FAILED
 
 
 def explain(error: BaseException) -> str:

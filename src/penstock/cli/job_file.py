@@ -18,6 +18,7 @@ from penstock.cli.failures import JobFileError, where_in
 from penstock.errors import PenstockError
 from penstock.job import Job
 from penstock.loading import loading
+from penstock.wording import did_you_mean
 
 DEFAULT_NAME = "job"
 _MODULE = "penstock_job_file"
@@ -29,11 +30,18 @@ def load_job(file: Path, name: str | None = None) -> Job:
     if file.is_dir():
         raise JobFileError(f"{file} is a folder: give the Python file in it that defines the job")
     if not file.is_file():
-        raise JobFileError(f"there is no file {file}")
+        raise JobFileError(f"there is no file {file}: give the Python file that defines the job{_like(file)}")
     _make_neighbours_importable(file.parent)
     with loading(file), _module_of(file) as module:
         found = _find(module, file, name)
         return found if isinstance(found, Job) else _made_by(found, file)
+
+
+def _like(file: Path) -> str:
+    """A file beside it whose name is nearly that."""
+    beside = [one.name for one in file.parent.glob("*.py")] if file.parent.is_dir() else []
+    close = did_you_mean(file.name, beside)
+    return f"; {close}" if close else ""
 
 
 @contextmanager
@@ -95,7 +103,11 @@ def _blaming(file: Path) -> Iterator[None]:
     except PenstockError:
         raise
     except Exception as error:
-        raise JobFileError(f"{where_in(file, error)}: {type(error).__name__}: {error}") from error
+        broken = JobFileError(f"{where_in(file, error)}: {type(error).__name__}: {error}")
+        broken.add_note(
+            "  Mend it there; `penstock --debug ...` shows the whole traceback. Nothing was started."
+        )
+        raise broken from error
 
 
 def _make_neighbours_importable(folder: Path) -> None:

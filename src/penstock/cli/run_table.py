@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from typing import Any
 
 from rich.table import Table
 
 from penstock.cli.console import table_console
+from penstock.cli.printing import iso, moment
 from penstock.ownership.run_list import ListedRun
 
 LONGEST_WHY = 300
@@ -30,9 +30,9 @@ def _as_json(run: ListedRun) -> dict[str, Any]:
         "how": run.how,
         "error": (end and end.error) or None,
         "why": (end and end.why) or None,
-        "started_at": record and _iso(record.started_at),
-        "ended_at": end and _iso(end.at),
-        "last_seen_at": run.heartbeat and _iso(run.heartbeat.at),
+        "started_at": record and iso(record.started_at),
+        "ended_at": end and iso(end.at),
+        "last_seen_at": run.heartbeat and iso(run.heartbeat.at),
         "host": record and record.host,
         "pid": record and record.pid,
         "restored_from": _checkpoint(run.descent.restored_from) if run.descent else None,
@@ -72,12 +72,12 @@ def _cells(run: ListedRun) -> list[str]:
     record = run.record
     return [
         str(run.run),
-        _moment(record.started_at) if record else "?",
+        moment(record.started_at) if record else "?",
         f"{record.host}, {record.pid}" if record else "?",
         _number(run.descent.restored_from) if run.descent else "?",
         _number(run.newest_checkpoint),
         run.how,
-        _moment(run.end.at) if run.end else "",
+        moment(run.end.at) if run.end else "",
     ]
 
 
@@ -92,11 +92,3 @@ def _number(checkpoint: int) -> str:
 
 def _checkpoint(checkpoint: int) -> int | None:
     return checkpoint if checkpoint >= 0 else None
-
-
-def _moment(at: float) -> str:
-    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%S")
-
-
-def _iso(at: float) -> str:
-    return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds")

@@ -11,9 +11,8 @@ from typing import Any
 
 from rich.table import Table
 
-from penstock.cli.checkpoint_listing import open_job
 from penstock.cli.console import table_console
-from penstock.recovery.restore import JOB_FILE
+from penstock.cli.which_job import is_job, open_job
 from penstock.savepoint.contents import (
     Contents,
     OperatorContents,
@@ -22,7 +21,6 @@ from penstock.savepoint.contents import (
     newest_contents,
     savepoint_contents,
 )
-from penstock.savepoint.manifest import MANIFEST
 from penstock.savepoint.views import ROW, View
 from penstock.state.backends.base import VALUES
 from penstock.state.types import spark_type
@@ -34,22 +32,17 @@ def contents_at(path: str, job: str | None = None) -> Contents:
     """What is in the savepoint at a path, or in the newest checkpoint of the job whose folder, or storage and name, it is."""
     if job is not None:
         return newest_contents(open_job(path, job))
-    return newest_contents(open_storage(path)) if _is_job(path) else savepoint_contents(path)
+    return newest_contents(open_storage(path)) if is_job(path) else savepoint_contents(path)
 
 
 @contextmanager
 def readable_at(path: str) -> Iterator[Contents]:
     """The same for those who read rows: inside the block nothing of it is deleted."""
-    if _is_job(path):
+    if is_job(path):
         with held_checkpoint(open_storage(path)) as contents:
             yield contents
     else:
         yield savepoint_contents(path)
-
-
-def _is_job(path: str) -> bool:
-    folder = open_storage(path)
-    return folder.size(MANIFEST) is None and folder.size(JOB_FILE) is not None
 
 
 # ── for programs ───────────────────────────────────────────────────────────────────────────────────

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,9 +25,11 @@ from penstock.clock import Clock
 from penstock.engine.job_spec import JobSpec
 from penstock.errors import ConfigError, IncompatibleStateError, UnavailableError
 from penstock.ids import NO_CHECKPOINT, RunId, SubtaskId
-from penstock.ownership.claim import Claim, Claimant, claim, newest_run
+from penstock.log_fields import about, of_job
+from penstock.ownership.claim import JOB_FILE, Claim, Claimant, claim, newest_run
 from penstock.ownership.descent import read_descents, record_descent
-from penstock.ownership.heartbeat import beat
+from penstock.ownership.heartbeat import Alive, beat
+from penstock.progress import working
 from penstock.randomness import SYSTEM_RANDOMNESS, Randomness
 from penstock.recovery.begun import last_begun
 from penstock.recovery.history import History, read_history
@@ -35,7 +37,7 @@ from penstock.recovery.restore import RestorePoint, read_job_record, record_key_
 from penstock.recovery.source_log import COPIES
 from penstock.recovery.taking_over import PerformAll
 from penstock.savepoint.load import Load
-from penstock.savepoint.manifest import MANIFEST, Manifest, SavedFile
+from penstock.savepoint.manifest import MAKING, MANIFEST, Manifest, SavedFile
 from penstock.savepoint.tables import checked_bytes
 from penstock.state.handle import StateHandle
 from penstock.state.local_files import make_job_dir, run_dir
@@ -44,7 +46,6 @@ from penstock.storage.subfolder import Subfolder
 
 _log = logging.getLogger(__name__)
 
-Alive = Callable[[Claim], AbstractContextManager[None]]
 Check = Callable[[RestorePoint], None]
 """Refuses, by raising, a checkpoint that the job cannot go on from."""
 
@@ -79,26 +80,29 @@ def adopt(
     randomness: Randomness = SYSTEM_RANDOMNESS,
     token: str = "",
     alive: Alive = lambda _: nullcontext(),
+    before_claim: Callable[[], None] = lambda: None,
 ) -> bool:
     """Make the savepoint the job's newest checkpoint, unless it has adopted it before; true if it was done now.
 
     `token`: that of the start's claimant, to which the run of the adoption belongs. `alive`: says that it is, while it loads.
+    `before_claim`: see `start_run`.
     """
+    of_job(spec.name)
     if not _may_adopt(spec.storage, savepoint.manifest):
-        _record_key_groups_again(spec)
         if savepoint.claim:  # a crash may have come before it was done
             delete_claimed(savepoint.folder)
         return False
     _check_fits(spec, savepoint.manifest, check, may_rekey=rekey is not None)
+    before_claim()
     mine = claim(spec.storage, clock.wall(), Claimant(token) if token else Claimant())
     try:
         if not _may_adopt(spec.storage, savepoint.manifest):
             return False
         make_job_dir(spec.working_folder)
         local_dir = run_dir(spec.working_folder, mine.run, randomness.token(8))
-        fitting = _with_key_groups(spec, savepoint, mine, rekey)
-        loading = _loading(spec, fitting, mine, frozenset(drop_state), local_dir)
         with alive(mine):
+            fitting = _with_key_groups(spec, savepoint, mine, rekey)
+            loading = _loading(spec, fitting, mine, frozenset(drop_state), local_dir)
             _adopt(spec, savepoint, mine, loading, perform_all)
     finally:
         _say_that_it_ended(mine, clock)
@@ -125,7 +129,8 @@ def _with_key_groups(spec: JobSpec, savepoint: Savepoint, mine: Claim, rekey: Re
         *(savepoint.manifest.max_parallelism, spec.max_parallelism),
     )
     to = Subfolder(spec.storage, f"{REKEYED}/{mine.run}")
-    return Savepoint(to, rekey(savepoint, to, spec.max_parallelism))
+    with working("hashing the keys of the savepoint anew", unit="operator", job=spec.name):
+        return Savepoint(to, rekey(savepoint, to, spec.max_parallelism))
 
 
 def _loading(
@@ -147,7 +152,8 @@ def _loading(
 def _adopt(spec: JobSpec, savepoint: Savepoint, mine: Claim, load: Load, perform_all: PerformAll) -> None:
     manifest = savepoint.manifest
     empty = _empty_handles(spec, manifest)
-    loaded = perform_all(load, [handle for handles in empty.values() for handle in handles])
+    with working("loading the savepoint", unit="subtask", job=spec.name):
+        loaded = perform_all(load, [handle for handles in empty.values() for handle in handles])
     by_uid: dict[str, list[StateHandle]] = {uid: [] for uid in manifest.operators}
     for one in loaded:
         by_uid[one.handle.subtask.uid].append(one.handle)
@@ -157,14 +163,7 @@ def _adopt(spec: JobSpec, savepoint: Savepoint, mine: Claim, load: Load, perform
     claimed = savepoint.folder.uri if savepoint.claim else ""
     write_metadata(spec.storage, msgspec.structs.replace(adopted, claimed=claimed))
     record_descent(mine, NO_CHECKPOINT, 0)
-    record_key_groups(spec.storage, spec.max_parallelism)
-
-
-def _record_key_groups_again(spec: JobSpec) -> None:
-    """A crash may have come before it was done."""
-    newest = read_history(spec.storage, read_descents(spec.storage)).whole[-1]
-    if newest.max_parallelism == spec.max_parallelism:
-        record_key_groups(spec.storage, spec.max_parallelism)
+    record_key_groups(mine, spec.max_parallelism)
 
 
 def _may_adopt(storage: Storage, manifest: Manifest) -> bool:
@@ -172,7 +171,11 @@ def _may_adopt(storage: Storage, manifest: Manifest) -> bool:
     history = read_history(storage, read_descents(storage))
     newest = history.whole[-1] if history.whole else None
     if newest is not None and newest.savepoint == manifest.id:
-        _log.info("the job has begun with this savepoint before: it goes on from checkpoint %d", newest.id)
+        _log.info(
+            "the job has begun with this savepoint before: it goes on from checkpoint %d",
+            newest.id,
+            extra=about(checkpoint=newest.id),
+        )
         return False
     if history.broken:
         raise IncompatibleStateError(
@@ -193,7 +196,9 @@ def _may_adopt(storage: Storage, manifest: Manifest) -> bool:
 def _is_origin(storage: Storage, newest: Completed, manifest: Manifest) -> bool:
     made_of = manifest.origin
     same = (made_of.checkpoint, made_of.run) == (newest.checkpoint, newest.run)
-    return same and made_of.identity == read_job_record(storage).identity
+    return (
+        same and storage.size(JOB_FILE) is not None and made_of.identity == read_job_record(storage).identity
+    )
 
 
 def _refuse_what_was_begun(storage: Storage, history: History, manifest: Manifest) -> None:
@@ -280,7 +285,20 @@ def _brought_in(storage: Storage, savepoint: Savepoint, run: RunId) -> Barrier:
 def delete_claimed(folder: Storage) -> None:
     """Delete a savepoint that is the job's own. The manifest first: what is left of it then is no savepoint."""
     folder.delete([MANIFEST])
-    folder.delete([name for name in folder.names() if name.startswith(("state/", "sources/"))])
+    folder.delete(_parts(folder))
+
+
+def delete_rest_of_claimed(folder: Storage) -> None:
+    """The same where the manifest is gone already: a crash may have left the rest. A savepoint that somebody makes there now stays."""
+    rest = _parts(folder)
+    if all(
+        folder.size(name) is None for name in (MAKING, MANIFEST)
+    ):  # looked at behind the listing: who makes one says so first
+        folder.delete(rest)
+
+
+def _parts(folder: Storage) -> list[str]:
+    return [name for name in folder.names() if name.startswith(("state/", "sources/"))]
 
 
 def has_claimed(storage: Storage, folder: Storage) -> bool:

@@ -31,6 +31,9 @@ LOOK_S = 1.0
 FORGET_AFTER_S = 3600.0
 """So long after its answer was first seen a request is left for its asker, who deletes it when it has read the answer."""
 
+ANSWER_TRIES = 5
+"""Storage may be away for a moment. What was done and is not answered would be done again, or taken for late: a stop by the next start."""
+
 MOST_TOLD = 1000
 """Beyond so many different troubles with requests some are told again."""
 
@@ -47,7 +50,10 @@ class Deeds(Protocol):
         ...
 
     def stop(self, token: str, request: Request) -> None:
-        """Begin to end in good order; returns at once. The answer follows when the job has ended, by `Answering.ended`."""
+        """Begin to end in good order; returns at once. The answer follows when the job has ended, by `Answering.ended`.
+
+        Raises, and stops nothing, when the folder for its savepoint is refused.
+        """
         ...
 
     def cancel(self) -> None:
@@ -66,11 +72,13 @@ class Answering:
         *,
         in_background: Callable[[Callable[[], None]], None],
         clock: Clock = SYSTEM_CLOCK,
+        on_taken: Callable[[Request], None] = lambda _: None,
     ) -> None:
         self._storage = storage
         self._claimant = claimant
         self._deeds = deeds
         self._in_background = in_background
+        self._on_taken = on_taken
         self._clock = clock
         self._lock = threading.Lock()
         self._deciding = threading.Lock()
@@ -160,6 +168,7 @@ class Answering:
         with self._lock:
             self._under_way[request] = wish
         _log.info("%s is asked for by %s", wish.kind, wish.by or "somebody")
+        self._on_taken(wish)
         self._begin(request, wish)
 
     def _is_late(self, request: str, wish: Request, claim: Claim) -> bool:
@@ -181,9 +190,17 @@ class Answering:
             case Kind.SAVEPOINT:
                 self._in_background(lambda: self._perform(request, wish, self._deeds.savepoint))
             case Kind.STOP:
-                self._deeds.stop(request, wish)
+                self._stop(request, wish)
             case Kind.CANCEL:
                 self._deeds.cancel()
+
+    def _stop(self, request: str, wish: Request) -> None:
+        """The answer follows when the job has ended; at once when it is refused, and the job goes on."""
+        try:
+            self._deeds.stop(request, wish)
+        except Exception as error:  # noqa: BLE001 - told to whoever asked
+            _log.warning("a stop that somebody asked for was refused: %s", error)
+            self._answer(request, Done.failed(error))
 
     def _perform(self, request: str, wish: Request, deed: Callable[[str, Request], Facts]) -> None:
         try:
@@ -196,17 +213,25 @@ class Answering:
 
     def _answer(self, request: str, done: Done) -> None:
         """A run that has lost the job says nothing: it is the next one's to answer."""
-        claim = self._claim()
-        try:
-            if claim is not None:
-                claim.check()
-                answer(self._storage, request, done)
-        except FencedError:
-            _log.debug("request %s is left to the run that owns the job", request)
-        except PenstockError as error:
-            _log.warning("what came of request %s could not be written down: %s", request, error)
+        for left in reversed(range(ANSWER_TRIES)):
+            try:
+                self._write(request, done)
+            except FencedError:
+                _log.debug("request %s is left to the run that owns the job", request)
+            except PenstockError as error:
+                if left:
+                    self._clock.sleep(LOOK_S)
+                    continue
+                _log.warning("what came of request %s could not be written down: %s", request, error)
+            break
         with self._lock:
             self._under_way.pop(request, None)
+
+    def _write(self, request: str, done: Done) -> None:
+        claim = self._claim()
+        if claim is not None:
+            claim.check()
+            answer(self._storage, request, done)
 
     def _forget(self, over: list[str]) -> None:
         now_s = self._clock.monotonic()

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 
 from penstock.engine.assignment import BadCount
 from penstock.ids import CheckpointId
+from penstock.log_fields import about
 
 _log = logging.getLogger(__name__)
 
@@ -32,4 +33,5 @@ class BadRecordCounts:
                 "batch %d: %s of %d rows were bad at %r, %d so far; the first: %s",
                 *(batch, "ALL" if bad.rows == bad.of else bad.rows, bad.of, uid, self._so_far[uid]),
                 bad.first_reason,
+                extra=about(checkpoint=batch, operator=uid),
             )

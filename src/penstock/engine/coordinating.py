@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from penstock.checkpoint.commits import Post, RunCommit
-from penstock.checkpoint.completed import Completed
 from penstock.checkpoint.content import Identity
 from penstock.checkpoint.coordinator import Coordinator
 from penstock.checkpoint.pending import Now
 from penstock.checkpoint.protocol import Protocol
+from penstock.checkpoint.witness import Witness
 from penstock.clock import Clock
 from penstock.engine.job_spec import JobSpec
 from penstock.engine.start import Start
@@ -23,7 +21,7 @@ def make_coordinator(
     clock: Clock,
     post: Post,
     run_commit: RunCommit,
-    on_completed: Callable[[Completed], None],
+    witness: Witness | None = None,
 ) -> Coordinator:
     """The coordinator of a run that begins here."""
     point = start.point
@@ -54,6 +52,6 @@ def make_coordinator(
         owner=spec.owner,
         post=post,
         run_commit=run_commit,
-        on_completed=on_completed,
+        witness=witness,
         left_over=point.left_over,
     )

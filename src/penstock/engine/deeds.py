@@ -13,15 +13,16 @@ from dataclasses import dataclass
 from penstock.checkpoint.completed import Completed
 from penstock.checkpoint.events import AnswerTaken, CheckpointWanted
 from penstock.checkpoint.loop import CoordinatorLoop
-from penstock.clock import SYSTEM_CLOCK, Clock
-from penstock.engine.savepoints import make_savepoint
+from penstock.clock import SYSTEM_CLOCK, Clock, Stopwatch
+from penstock.engine.savepoints import check_folder, make_savepoint
 from penstock.errors import ConfigError, PenstockError, UnavailableError
 from penstock.ids import NO_CHECKPOINT
 from penstock.ownership.claim import Claimant, newest_claim
 from penstock.ownership.holds import holding
 from penstock.ownership.requests import ID_DIGITS, Facts, Kind, Request
 from penstock.randomness import SYSTEM_RANDOMNESS
-from penstock.storage import Storage
+from penstock.savepoint.folder import refuse_if_taken
+from penstock.storage import Storage, open_storage
 
 _log = logging.getLogger(__name__)
 
@@ -58,6 +59,7 @@ class JobDeeds:
         stop: Callable[[], None],
         cancel: Callable[[], None],
         clock: Clock = SYSTEM_CLOCK,
+        on_savepoint: Callable[[int, str, float], None] = lambda *_: None,
     ) -> None:
         self._storage = storage
         self._claimant = claimant
@@ -66,6 +68,8 @@ class JobDeeds:
         self._begin_stop = stop
         self._begin_cancel = cancel
         self._clock = clock
+        self._on_savepoint = on_savepoint
+        """Told of each that is whole: its checkpoint, its folder, how long it took (s)."""
         self._over = threading.Event()
         self.how_to_stop = Stop()
 
@@ -94,12 +98,24 @@ class JobDeeds:
             return self._make_savepoint(completed, request.to, token)
 
     def stop(self, token: str, request: Request) -> None:
-        """See `Deeds.stop`. A second stop does not take back what the first has asked for."""
+        """See `Deeds.stop`. A second stop does not take back what the first has asked for.
+
+        A folder that is refused is refused first: nobody can start the job again as it was.
+        """
         how = self.how_to_stop
-        how.drain = how.drain or request.drain
         if request.savepoint and not how.savepoint:
+            self._check_folder(request.to, token)
             how.savepoint, how.to, how.token = True, request.to, token
+        how.drain = how.drain or request.drain
         self._begin_stop()
+
+    def _check_folder(self, to: str | None, token: str) -> None:
+        try:
+            check_folder(self._storage, to)
+            if to is not None:
+                refuse_if_taken(open_storage(to), token)
+        except PenstockError as error:
+            raise type(error)(f"{error}; the job was not stopped, and goes on", folder=to) from error
 
     def cancel(self) -> None:
         """See `Deeds.cancel`."""
@@ -149,8 +165,10 @@ class JobDeeds:
     def _make_savepoint(self, completed: Completed, to: str | None, token: str) -> Facts:
         """A start that has lost the job makes none. One that loses it meanwhile does not speak of what it has made."""
         self._check_claim()
+        watch = Stopwatch(self._clock)
         made = make_savepoint(self._storage, completed, to=to, token=token)
         self._check_claim()
+        self._on_savepoint(made["checkpoint"], made["savepoint"], watch.seconds)
         return made
 
     def _check_claim(self) -> None:

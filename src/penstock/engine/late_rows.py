@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Mapping
 
 from penstock.ids import CheckpointId
+from penstock.log_fields import about
 from penstock.wording import counted
 
 _log = logging.getLogger(__name__)
@@ -32,5 +33,6 @@ class LateRowCounts:
                 logging.INFO if uid in self._told else logging.WARNING,
                 "batch %d: %s too late for %r, %d so far: older than the watermark, or with a time that is missing or not believed",
                 *(batch, counted(rows, "row came", "rows came"), uid, self._so_far[uid]),
+                extra=about(checkpoint=batch, operator=uid),
             )
             self._told.add(uid)

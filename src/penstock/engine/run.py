@@ -183,6 +183,7 @@ class Run:
         self, barrier: Barrier, clocks: Mapping[str, OperatorClock], mailbox: Address, *, anew: bool = False
     ) -> BatchUnderWay:
         began = self._clock.monotonic()
+        self._observer.batch_begun()
         barrier = msgspec.structs.replace(barrier, time=self._watermarks.reached())
         self._reading.begin(self.next_batch, barrier)
         return BatchUnderWay(
@@ -266,22 +267,26 @@ class Run:
                 self._bad_records.so_far,
                 plan.now_us,
                 self._late_rows.so_far,
+                self._clock.wall(),
             )
         )
         self._show_event_time()
         seconds = self._clock.monotonic() - batch.began
-        self._observer.batch_done(plan.batch, done.transactions, seconds)
+        self._observer.batch_done(
+            plan.batch, done.transactions, seconds, done.reports.values(), done.handles.values()
+        )
 
     # ── time ───────────────────────────────────────────────────────────────────────────────────
 
     def _show_event_time(self) -> None:
         timed = {uid for uid, sources in self._spec.timed_by.items() if sources}
         if timed:
-            reached = self._watermarks.reached().watermarks_us
+            reached = self._watermarks.reached()
             waiting = waiting_in_event_time(self._handles.values())
             self._observer.event_time(
-                {uid: watermark(us) for uid, us in reached.items() if uid in timed},
+                {uid: watermark(us) for uid, us in reached.watermarks_us.items() if uid in timed},
                 {uid: moment(us) for uid, us in waiting.items() if uid in timed},
+                {uid: watermark(one.watermark_us) for uid, one in reached.sources.items()},
             )
 
     @property

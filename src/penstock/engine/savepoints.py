@@ -9,7 +9,9 @@ from pathlib import Path
 from penstock.checkpoint.completed import Completed
 from penstock.clock import Stopwatch
 from penstock.errors import ConfigError
+from penstock.log_fields import about
 from penstock.ownership.requests import Facts
+from penstock.progress import working
 from penstock.randomness import SYSTEM_RANDOMNESS
 from penstock.savepoint.beside import create_beside
 from penstock.savepoint.folder import made_before
@@ -35,9 +37,14 @@ def make_savepoint(job_storage: Storage, completed: Completed, *, to: str | None
     if made is None:
         attempt = f"{token}-{SYSTEM_RANDOMNESS.token(ATTEMPT_DIGITS)}"
         place = place or savepoint_place(job_storage, completed, to=None, token=attempt)
-        made = create_beside(job_storage, completed, place, token=attempt, committed=True)
+        with working("making the savepoint", unit="subtask", job=completed.job) as reached:
+            made = create_beside(job_storage, completed, place, token=attempt, committed=True, told=reached)
     where = "" if place is None else shown(place)
-    _log.info("savepoint of checkpoint %d of job %s is in %s", made.checkpoint, completed.job, where)
+    _log.info(
+        "savepoint of checkpoint %d of job %s is in %s",
+        *(made.checkpoint, completed.job, where),
+        extra=about(checkpoint=made.checkpoint),
+    )
     return {"savepoint": where, "checkpoint": made.checkpoint, "took": duration(watch.seconds)}
 
 

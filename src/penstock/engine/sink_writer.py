@@ -16,6 +16,7 @@ from penstock.engine.sifting import Sifter
 from penstock.engine.subtask import OperatorTask
 from penstock.engine.task_failures import tell_failure
 from penstock.ids import SubtaskId
+from penstock.log_fields import about
 from penstock.operators.bad_records import BadRecords
 from penstock.sinks.two_phase_commit import Transaction, TransactionContext, TwoPhaseCommitSink
 
@@ -77,9 +78,13 @@ class SinkWriter:
             self.sink.abort(transaction)
         except Exception as error:  # noqa: BLE001 - the task fails with its own reason; what is left is swept later
             _log.warning(
-                "sink %s: a failed task could not abort its transaction, recovery will: %s", self.uid, error
+                "sink %s: a failed task could not abort its transaction, recovery will: %s",
+                *(self.uid, error),
+                extra=about(operator=self.uid),
             )
-            _log.debug("sink %s: where its abort failed", self.uid, exc_info=error)
+            _log.debug(
+                "sink %s: where its abort failed", self.uid, exc_info=error, extra=about(operator=self.uid)
+            )
 
 
 class _Input:

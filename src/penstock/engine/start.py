@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,10 @@ from penstock.engine.job_spec import JobSpec
 from penstock.engine.observer import tell_origins
 from penstock.errors import IncompatibleStateError
 from penstock.ids import NO_CHECKPOINT, CheckpointId, SubtaskId
+from penstock.log_fields import of_job
 from penstock.ownership.claim import Claimant
-from penstock.ownership.heartbeat import beat
+from penstock.ownership.heartbeat import Alive, beat
+from penstock.progress import working
 from penstock.randomness import SYSTEM_RANDOMNESS, Randomness
 from penstock.recovery import progress_log
 from penstock.recovery.changes import Changes, Latest
@@ -69,14 +72,20 @@ def start_run(
     changes: Changes = Changes(),  # noqa: B008 - it is frozen
     latest: Latest = unknown_end,
     on_restored: Callable[[RestorePoint], None] = lambda _: None,
+    alive: Alive = lambda _: nullcontext(),
+    before_claim: Callable[[], None] = lambda: None,
 ) -> Start:
     """Take the job over and go back to its checkpoint. After this, earlier runs can do nothing any more.
 
     `wanted`: an older retained checkpoint instead of the newest. `perform_all`: how tasks are run that take state over.
-    `latest`: where a source ends now.
+    `latest`: where a source ends now. `alive`: says that the run is, while tasks take state over, which may be all of it.
+    `before_claim`: called when nothing is refused any more, before the first claim.
     """
+    of_job(spec.name)
     now = JobNow(spec.source_numbers, spec.uids, changes, latest)
-    point = _restored(spec, claimant, clock, wanted, drop_state=drop_state, now=now)
+    point = _restored(
+        spec, claimant, clock, wanted, drop_state=drop_state, now=now, before_claim=before_claim
+    )
     beat(spec.storage, point.run, clock.wall())
     for line in point.fitted.said if point.fitted else ():
         _log.warning("%s", line)
@@ -96,7 +105,8 @@ def start_run(
     )
     rescaled = point.checkpoint is not None and point.checkpoint.parallelism != spec.parallelism
     if handles and (rescaled or lifetimes.brings_back or changed):
-        start = replace(start, handles=_taken_over(spec, start, lifetimes, changed, perform_all))
+        with alive(point.claim):
+            start = replace(start, handles=_taken_over(spec, start, lifetimes, changed, perform_all))
     return replace(start, handles=lifetimes.fading(start.handles))
 
 
@@ -129,10 +139,12 @@ def _still_to_drop(
 ) -> tuple[str, ...]:
     """An operator of the job that was dropped when the checkpoint came to be is not dropped again: a supervisor repeats its command.
 
-    Single states go only where they have to, and what the job does not have may go whenever it is there.
+    Single states go only where they have to, and what the job does not have may go whenever it is there. So may what the job, changed
+    once more, cannot go on with: there is no start without the word then.
     """
-    dropped = point.checkpoint.dropped if point.checkpoint else ()
-    done = set(dropped) & set(spec.layouts)
+    dropped = set(point.checkpoint.dropped if point.checkpoint else ()) & set(spec.layouts)
+    states = tuple(name for name in asked if name not in dropped)
+    done = dropped - _fit(spec, point).misfits(states) if dropped else dropped
     return tuple(name for name in claimant.still_to_drop(asked, point.completed_by) if name not in done)
 
 
@@ -150,6 +162,7 @@ def _restored(
     *,
     drop_state: tuple[str, ...],
     now: JobNow,
+    before_claim: Callable[[], None],
 ) -> RestorePoint:
     checkpoint = None if wanted is None else CheckpointId(wanted)
 
@@ -164,6 +177,7 @@ def _restored(
         check_restorable(
             spec.storage, spec.sinks, mode=spec.mode, wanted=checkpoint, fitting=fitting, check=check
         )
+        before_claim()
     return restore(
         spec.storage,
         spec.sinks,
@@ -195,7 +209,7 @@ def _set_out(spec: JobSpec, point: RestorePoint) -> tuple[ProgressLog, SourceLog
         entry = progress_log.without_positions(barrier.progress_log, spec.replayable)
         barrier = msgspec.structs.replace(barrier, progress_log=entry)
     log = ProgressLog(spec.storage, point.run)
-    return log, progress_log.set_out(log, point.last_read, barrier, undecided)
+    return log, progress_log.set_out(log, point.last_read, barrier, undecided, _anew(point, undecided))
 
 
 def _undecided(spec: JobSpec, point: RestorePoint) -> dict[str, list[int]]:
@@ -204,6 +218,12 @@ def _undecided(spec: JobSpec, point: RestorePoint) -> dict[str, list[int]]:
         return {uid: list(own) for uid, own in spec.source_numbers.items()}
     lines, numbers = lines_by_source(point.barrier), numbers_of(point.barrier)
     return {uid: list(numbers[uid]) for uid, own in lines.items() if all(line == NO_POSITION for line in own)}
+
+
+def _anew(point: RestorePoint, undecided: Iterable[str]) -> frozenset[str]:
+    """Of these sources the ones of which the checkpoint has a position."""
+    stored = lines_by_source(point.checkpoint.barrier) if point.checkpoint else {}
+    return frozenset(uid for uid in undecided if any(line != NO_POSITION for line in stored.get(uid, ())))
 
 
 def _begin_local_dir(
@@ -249,7 +269,8 @@ def _taken_over(
         changes,
         lifetimes.switched_on,
     )
-    taken = perform_all(take_over, list(start.handles.values()))
+    with working("making the state the subtasks' own", unit="subtask", job=spec.name):
+        taken = perform_all(take_over, list(start.handles.values()))
     for one in taken:
         tell_origins(one.report)
     return {one.handle.subtask: one.handle for one in taken}

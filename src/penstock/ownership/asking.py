@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import platform
@@ -73,11 +74,14 @@ class Asking:
         *,
         clock: Clock = SYSTEM_CLOCK,
         tell: Tell = lambda _: None,
+        meanwhile: Callable[[RunId], None] = lambda _: None,
         randomness: Randomness = SYSTEM_RANDOMNESS,
     ) -> None:
         self._storage = storage
         self._clock = clock
         self._tell = tell
+        self._meanwhile = meanwhile
+        """Called while it waits, with the run that was asked: whoever waits may want to see something."""
         self.id = randomness.token(ID_DIGITS)
 
     def ask(self, kind: Kind, *, timeout_s: float, **options: object) -> Facts:
@@ -86,7 +90,7 @@ class Asking:
         run = refuse_unless_running(self._storage, now)
         by = f"pid {os.getpid()} on {platform.node()}"
         fields = {"kind": kind, "asked_at": now, "until": now + timeout_s, "by": by, **options}
-        put_request(self._storage, self.id, msgspec.convert(fields, Request))
+        self._put(msgspec.convert(fields, Request))
         self._tell(f"asked run {run} for a {kind}" if kind in _THINGS else f"asked run {run} to {kind}")
         try:
             return self._result(self._answer(run, timeout_s))
@@ -94,23 +98,47 @@ class Asking:
             self._withdraw("the asker was interrupted")
             raise
 
+    def _put(self, wish: Request) -> None:
+        """Ask. Where nobody knows whether the request was written it is taken back: who is told that it failed expects nothing."""
+        try:
+            put_request(self._storage, self.id, wish)
+        except UnavailableError:
+            with contextlib.suppress(UnavailableError):
+                if self._withdraw("it may not have been written"):
+                    forget_requests(self._storage, [self.id])
+            raise
+
     def _answer(self, asked: RunId, timeout_s: float) -> Done:
         deadline_s = self._clock.monotonic() + timeout_s
         next_look_s = self._clock.monotonic() + HEARTBEAT_S
         story = _Story(self._tell)
         while self._clock.monotonic() < deadline_s:
-            done = read_answer(self._storage, self.id)
+            done = self._answer_so_far(story)
             if done is not None:
                 return done
             if self._clock.monotonic() >= next_look_s:
                 next_look_s = self._clock.monotonic() + HEARTBEAT_S
                 self._look_whether_anybody_lives(asked, story)
+            self._meanwhile(asked)
             self._clock.sleep(POLL_S)
         return self._give_up(f"after {duration(timeout_s)}")
 
+    def _answer_so_far(self, story: _Story) -> Done | None:
+        """None also while storage is away: the request is there, and its answer comes."""
+        try:
+            return read_answer(self._storage, self.id)
+        except UnavailableError as error:
+            story.say(f"storage does not answer: {error}")
+            return None
+
     def _look_whether_anybody_lives(self, asked: RunId, story: _Story) -> None:
-        taken_by = taken_on_by(self._storage, self.id)
-        if living_run(self._storage, self._clock.wall()) is not None:
+        try:
+            taken_by = taken_on_by(self._storage, self.id)
+            lives = living_run(self._storage, self._clock.wall()) is not None
+        except UnavailableError as error:
+            story.say(f"storage does not answer: {error}")
+            return
+        if lives:
             story.say("" if taken_by is None else f"run {taken_by} is at it")
             return
         if taken_by is None and self._withdraw("no run of the job was alive"):

@@ -16,11 +16,14 @@ import msgspec
 
 from penstock.errors import FencedError
 from penstock.ids import RunId
+from penstock.log_fields import of_run
 from penstock.ownership.records import read_record, records
 from penstock.randomness import SYSTEM_RANDOMNESS
 from penstock.storage import Storage
 
 CLAIMANT_DIGITS = 16
+JOB_FILE = "job.json"
+"""Says which job a storage belongs to; see `recovery.restore.JobRecord`."""
 
 
 class RunRecord(msgspec.Struct, frozen=True):
@@ -143,6 +146,7 @@ def claim(storage: Storage, now: float, claimant: Claimant | None = None) -> Cla
         if storage.create(f"runs/{run}.json", msgspec.json.encode(record)):
             claimant.first_run = claimant.first_run or run
             claimant.newest_run = run
+            of_run(run)
             return Claim(storage, run, claimant.token)
 
 
@@ -166,7 +170,7 @@ def _lost_to(storage: Storage, owner: RunId) -> FencedError:
 
 def forget_old_runs(storage: Storage, run: RunId, keep: int = 20) -> None:
     """Delete what is left of runs long gone; the newest ones stay, they decide what the line of descent is."""
-    files = records(storage, "json", "restored", "alive", "ended")
+    files = records(storage, "json", "restored", "alive", "ended", "plan", "live")
     storage.delete([name for name, number in files if number <= run - keep])
 
 

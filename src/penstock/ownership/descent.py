@@ -65,6 +65,17 @@ def newest_descent(descents: Sequence[Descent]) -> Descent | None:
     return max(descents, key=lambda one: one.run, default=None)
 
 
+def ancestors(run: RunId, descents: Sequence[Descent]) -> set[int]:
+    """The runs that completed the checkpoint from which this one went on, the one from which that run did, and so on."""
+    by_run = {descent.run: descent for descent in descents}
+    found: set[int] = set()
+    at = by_run.get(run)
+    while at is not None and at.completed_by and at.completed_by not in found:
+        found.add(at.completed_by)
+        at = by_run.get(at.completed_by)
+    return found
+
+
 def in_line_of_descent(checkpoint: CheckpointId, run: RunId, descents: Sequence[Descent]) -> bool:
     """Whether a checkpoint of `run` belongs to the history that the newest run continues.
 

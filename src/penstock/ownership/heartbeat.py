@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 import platform
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 
 import msgspec
 
@@ -14,7 +14,8 @@ from penstock import start_options
 from penstock.clock import Clock
 from penstock.errors import RunningAlreadyError, UnavailableError
 from penstock.ids import NO_CHECKPOINT, CheckpointId, RunId
-from penstock.ownership.claim import RunRecord, newest_run, process_start, read_run
+from penstock.log_fields import in_context
+from penstock.ownership.claim import Claim, RunRecord, newest_run, process_start, read_run
 from penstock.ownership.records import read_record
 from penstock.storage import Storage
 
@@ -22,6 +23,9 @@ _log = logging.getLogger(__name__)
 
 HEARTBEAT_S = 2.0
 STALE_AFTER_S = 10.0
+
+Alive = Callable[[Claim], AbstractContextManager[None]]
+"""Inside, the run of a claim is seen to be alive, as with `beating`."""
 
 
 class Heartbeat(msgspec.Struct, frozen=True):
@@ -68,7 +72,7 @@ def beating(storage: Storage, run: RunId, clock: Clock) -> Iterator[None]:
                 _log.debug("no heartbeat of run %d: %s", run, error)
             clock.wait(over, HEARTBEAT_S)
 
-    thread = threading.Thread(target=work, name="penstock-heart", daemon=True)
+    thread = threading.Thread(target=in_context(work), name="penstock-heart", daemon=True)
     thread.start()
     try:
         yield

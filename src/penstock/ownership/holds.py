@@ -19,6 +19,7 @@ import msgspec
 
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.errors import PenstockError, UnavailableError
+from penstock.log_fields import in_context
 from penstock.ownership.claim import newest_run
 from penstock.ownership.heartbeat import last_beat
 from penstock.ownership.small_files import read_small
@@ -142,7 +143,7 @@ def holding(
 
     put_hold(storage, token, clock.wall(), why)
     _warn_if_behind(storage, clock.wall())
-    thread = threading.Thread(target=renew, name="penstock-hold", daemon=True)
+    thread = threading.Thread(target=in_context(renew), name="penstock-hold", daemon=True)
     thread.start()
     try:
         yield token

@@ -1,4 +1,4 @@
-"""The files below `runs/`: `<k>.json`, `<k>.restored`, `<k>.alive` and `<k>.ended` of run k. Driver."""
+"""The files below `runs/`: `<k>.json`, `<k>.restored`, `<k>.alive`, `<k>.ended` of run k (`.plan`, `.live`: see `journal`). Driver."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from typing import TypeVar
 
 import msgspec
 
+from penstock.decoding import decoded
 from penstock.errors import CorruptStateError
 from penstock.storage import Storage
 
-_FILE = re.compile(r"runs/(\d+)\.(json|restored|alive|ended)")
+_FILE = re.compile(r"runs/(\d+)\.(json|restored|alive|ended|plan|live)")
 """Anything else in the folder is not ours: file managers and network file systems leave their own."""
 
 _ABOUT = {
@@ -42,7 +43,7 @@ def records(storage: Storage, *kinds: str) -> list[tuple[str, int]]:
 def read_record(storage: Storage, name: str, decoder: msgspec.json.Decoder[_T]) -> _T:
     """One of them. Decoders are made before there are threads, see `snapshot.mailbox`."""
     try:
-        return decoder.decode(storage.get(name))
+        return decoded(decoder, storage.get(name))
     except msgspec.DecodeError as error:
         what, advice = _ABOUT[name.rpartition(".")[2]]
         raise CorruptStateError(

@@ -29,6 +29,8 @@ from penstock.wording import storable
 
 ID_DIGITS = 32
 LONGEST_ERROR = 4000
+LONGEST_NAME = 200
+"""Of whoever asks."""
 LATEST = 1e11
 """No time is later, in seconds since the epoch: some thousand years."""
 
@@ -103,12 +105,16 @@ class Listing:
     @property
     def open(self) -> list[str]:
         """The ids of those that wait for an answer."""
-        return [name for name, kinds in self._kinds.items() if "json" in kinds and "done" not in kinds]
+        return [name for name, kinds in self._kinds.items() if _waits(kinds)]
 
     @property
     def over(self) -> list[str]:
         """The ids of those that are answered, or of which only a part is left."""
-        return [name for name in self._kinds if name not in self.open]
+        return [name for name, kinds in self._kinds.items() if not _waits(kinds)]
+
+
+def _waits(kinds: set[str]) -> bool:
+    return "json" in kinds and "done" not in kinds
 
 
 def files_of(request: str) -> list[str]:
@@ -135,9 +141,10 @@ def read_request(storage: Storage, request: str) -> Request:
 
 
 def _clamped(wish: Request) -> Request:
-    """Times with which one can reckon, whatever was written."""
+    """Times with which one can reckon, and a name that is one line of a log, whatever was written."""
     asked_at, until = (min(max(0.0, time), LATEST) for time in (wish.asked_at, wish.until))
-    return msgspec.structs.replace(wish, asked_at=asked_at, until=until)
+    by = "".join(one for one in " ".join(wish.by.split()) if one.isprintable())[:LONGEST_NAME]
+    return msgspec.structs.replace(wish, asked_at=asked_at, until=until, by=by)
 
 
 def is_asked_for(storage: Storage, request: str) -> bool:

@@ -10,6 +10,7 @@ from typing import TypeVar
 
 import msgspec
 
+from penstock.decoding import decoded
 from penstock.storage import Storage
 from penstock.wording import size
 
@@ -28,7 +29,4 @@ def read_small(storage: Storage, name: str, decoder: msgspec.json.Decoder[_T]) -
         raise msgspec.DecodeError(
             f"it has {size(found)}, and none of ours has more than {size(LARGEST_BYTES)}"
         )
-    try:
-        return decoder.decode(storage.get(name))
-    except RecursionError as error:
-        raise msgspec.DecodeError("it is nested too deeply") from error
+    return decoded(decoder, storage.get(name))

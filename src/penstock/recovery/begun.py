@@ -22,6 +22,7 @@ from typing import Any
 import msgspec
 
 from penstock.checkpoint.completed import Barrier, Completed
+from penstock.decoding import decoded
 from penstock.errors import ConfigError, CorruptStateError
 from penstock.ids import NO_CHECKPOINT, CheckpointId, RunId
 from penstock.storage import Storage
@@ -79,7 +80,7 @@ def last_begun(storage: Storage) -> Begun | None:
     while records := _records(storage):
         name = records[max(records)]
         try:
-            found = _DECODER.decode(storage.get(name))
+            found = decoded(_DECODER, storage.get(name))
         except FileNotFoundError:
             _log.info("%s was taken over by another run in this moment", name)
         except msgspec.DecodeError as error:

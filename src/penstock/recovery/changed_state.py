@@ -66,9 +66,18 @@ class ChangedState:
     is_other_form: bool
     """Whether what is stored cannot be read as it is, be it only that columns have another order."""
 
+    @property
+    def fits(self) -> bool:
+        """Whether nothing would be lost but what is allowed."""
+        return not self._refused
+
+    @property
+    def _refused(self) -> list[Difference]:
+        return [one for one in self.differences if one.verdict is not Verdict.FINE]
+
     def check(self, uid: str, checkpoint: int) -> None:
         """Refuse what would lose something, with all differences; raises `IncompatibleStateError`."""
-        refused = [one for one in self.differences if one.verdict is not Verdict.FINE]
+        refused = self._refused
         if not refused:
             return
         lost = [f"{uid}.{one.name}" for one in refused]

@@ -10,6 +10,7 @@ from penstock import start_options
 from penstock.checkpoint.completed import OperatorState
 from penstock.errors import IncompatibleStateError
 from penstock.ids import CheckpointId, SubtaskId
+from penstock.log_fields import about
 from penstock.recovery.changed_state import ChangedState, changed_state, states_of
 from penstock.recovery.lifetimes import Lifetimes, stored_layout
 from penstock.recovery.rescale import redistribute
@@ -82,8 +83,17 @@ class Fit:
                 found[uid] = compared.change
             if compared.differences:
                 shown = "; ".join(map(str, compared.differences))
-                _log.info("operator %s: its state is written in another form: %s", uid, shown)
+                _log.info(
+                    "operator %s: its state is written in another form: %s",
+                    uid,
+                    shown,
+                    extra=about(operator=uid),
+                )
         return found
+
+    def misfits(self, drop_state: tuple[str, ...]) -> set[str]:
+        """The operators whose state the job cannot go on with, whatever single states may be lost."""
+        return {uid for uid, found in self._compared(drop_state).items() if not found.fits}
 
     def _other_backends(self, uid: str) -> set[str]:
         """What has written the state, where it is not the backend of the job."""
@@ -115,7 +125,18 @@ class Fit:
             if uid in self._stored:
                 states |= states_of(stored_layout(self._stored[uid].columns), layout.parts)
             known |= {f"{uid}{_OF}{state}" for state in states}
-        _tell_unknown(set(drop_state) - known, set(self.layouts), self.point.id)
+        done = set(self.point.checkpoint.dropped) if self.point.checkpoint else set()
+        _tell_done((set(drop_state) - known) & done, self.point.id)
+        _tell_unknown(set(drop_state) - known - done, set(self.layouts), self.point.id)
+
+
+def _tell_done(names: set[str], checkpoint: CheckpointId) -> None:
+    """A supervisor repeats its command."""
+    if names:
+        _log.info(
+            "%s names %s, which was done before checkpoint %d: there is nothing more to drop",
+            *(start_options.drop_state(), ", ".join(map(repr, sorted(names))), checkpoint),
+        )
 
 
 def _tell_unknown(not_stored: set[str], operators: set[str], checkpoint: CheckpointId) -> None:

@@ -9,11 +9,11 @@ from typing import TypeVar
 from penstock.checkpoint.completed import Completed
 from penstock.checkpoint.metadata import is_committed, name_of
 from penstock.clock import SYSTEM_CLOCK, Clock
-from penstock.errors import ConfigError, PenstockError
+from penstock.errors import ConfigError, CorruptStateError, PenstockError
 from penstock.ids import CheckpointId
 from penstock.ownership.descent import read_descents
 from penstock.ownership.holds import holding
-from penstock.recovery.history import read_history
+from penstock.recovery.history import History, read_history
 from penstock.storage import Storage
 from penstock.wording import counted
 
@@ -23,6 +23,7 @@ _T = TypeVar("_T")
 
 LOOKS = 2
 """One may be deleted, because a newer one is there, between the listing of checkpoints and that of files."""
+MOST_LOOKS = 20
 
 
 def read_held(
@@ -37,6 +38,7 @@ def read_held(
 
     If that fails and another one is the newest by then, that one is read: the first was about to be deleted when the hold came.
     """
+    retained_checkpoint(storage, wanted)  # where there is no job, not even a folder is made for the hold
     with holding(storage, why, clock=clock):
         return read_newest(storage, read, wanted)
 
@@ -58,18 +60,45 @@ def read_newest(storage: Storage, read: Callable[[Completed], _T], wanted: Check
 
 
 def retained_checkpoint(storage: Storage, wanted: CheckpointId | None = None) -> Completed:
-    """The newest whole checkpoint of the job, or the one that is wanted."""
+    """The newest checkpoint of the job, or the one that is wanted.
+
+    Where the newest is broken an older one is not taken for it: who went on from that would write again what came after it.
+    """
     for _ in range(LOOKS):
-        whole = read_history(storage, read_descents(storage)).whole
+        history = steady_history(storage)
+        whole, wrong = history.whole, "; ".join(history.broken_beyond)
         for completed in reversed(whole):
-            if wanted is None or completed.id == wanted:
+            if completed.id == wanted or (wanted is None and not wrong):
                 return completed
+    if wanted is None and whole and wrong:
+        raise CorruptStateError(
+            f"the newest checkpoint of the job in {storage.uri} cannot be read: {wrong}. Nothing was changed. Checkpoint "
+            f"{whole[-1].checkpoint} is whole, but what came after it may have been committed, and would be written again by who goes on "
+            "from it. Bring the files back from a copy, or choose that one by its number to accept this",
+            whole=whole[-1].checkpoint,
+        )
     there = f"there are {', '.join(str(one.checkpoint) for one in whole)}" if whole else "there is none"
     raise ConfigError(
-        f"{'no checkpoint' if wanted is None else f'checkpoint {wanted}'} of the job in {storage.uri} can be read: {there}; "
+        f"{'no checkpoint' if wanted is None else f'checkpoint {wanted}'} of the job in {storage.uri} "
+        f"{'can' if wanted is None else 'cannot'} be read: {there}; "
         "nothing was changed; `penstock checkpoints` lists them, with what is wrong with each",
         wanted=wanted,
     )
+
+
+def steady_history(storage: Storage) -> History:
+    """The history of a job that may go on meanwhile.
+
+    Listings come one after the other: of a checkpoint that is completed in between, one sees the mark or the heartbeat, and takes it for
+    one that is gone. So what is wrong with the newest must be wrong when one looks again.
+    """
+    before: list[str] = []
+    for _ in range(MOST_LOOKS):
+        history = read_history(storage, read_descents(storage))
+        if history.broken_beyond in ([], before):
+            break
+        before = history.broken_beyond
+    return history
 
 
 def check_committed(storage: Storage, completed: Completed) -> None:

@@ -16,6 +16,7 @@ from penstock.checkpoint.metadata import (
 )
 from penstock.errors import ConfigError, CorruptStateError
 from penstock.ids import NO_CHECKPOINT, CheckpointId, RunId
+from penstock.log_fields import about
 from penstock.ownership.descent import Descent, in_line_of_descent, newest_descent
 from penstock.ownership.heartbeat import last_completed
 from penstock.storage import Storage
@@ -77,7 +78,11 @@ def _read_all(storage: Storage, descents: Sequence[Descent], history: History) -
         except CorruptStateError as error:
             history.broken[name.checkpoint] = str(error)
         except FileNotFoundError:
-            _log.info("checkpoint %d was subsumed while the job was taken over", name.checkpoint)
+            _log.info(
+                "checkpoint %d was subsumed while the job was taken over",
+                name.checkpoint,
+                extra=about(checkpoint=name.checkpoint),
+            )
     return found
 
 

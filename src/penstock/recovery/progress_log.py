@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from urllib.parse import unquote, urlsplit
 from uuid import NAMESPACE_URL, uuid5
@@ -17,8 +17,10 @@ from uuid import NAMESPACE_URL, uuid5
 import msgspec
 
 from penstock.checkpoint.completed import Barrier
+from penstock.decoding import decoded
 from penstock.errors import CorruptStateError, UnavailableError
 from penstock.ids import CheckpointId, RunId
+from penstock.ownership.descent import ancestors, read_descents
 from penstock.recovery.source_log import SourceLog
 from penstock.storage import Storage
 
@@ -82,7 +84,7 @@ class ProgressLog:
     def who_decides(self) -> dict[str, list[int]]:
         """The same of an earlier run; none where it had not come so far."""
         try:
-            return _UNDECIDED_SOURCES.decode(self.storage.get(f"{self.folder}/{_UNDECIDED}"))
+            return decoded(_UNDECIDED_SOURCES, self.storage.get(f"{self.folder}/{_UNDECIDED}"))
         except (
             FileNotFoundError,
             msgspec.DecodeError,
@@ -102,12 +104,17 @@ class ProgressLog:
 
 
 def set_out(
-    log: ProgressLog, last_read: CheckpointId, barrier: Barrier, undecided: Undecided | None = None
+    log: ProgressLog,
+    last_read: CheckpointId,
+    barrier: Barrier,
+    undecided: Undecided | None = None,
+    anew: Collection[str] = (),
 ) -> SourceLog:
     """Fill the folder of a new run: it goes on after batch `last_read`, which ends at the barrier. Folders of earlier runs are deleted.
 
     Nothing of them is needed: what counts is in a checkpoint, or recorded as begun. Only runs that ended before they had begun
     anything may have left where a source decided to begin, of which the record does not know. `undecided`: the sources without a position.
+    `anew`: of these the ones that have a position in the checkpoint, and forget it by choice.
     """
     earlier = log.earlier()
     sources = log.source_log()
@@ -117,8 +124,9 @@ def set_out(
         log.fill(last_read, barrier.progress_log)
     if undecided:
         earlier, left = _left_by(log, sources)
-        for before, notes in left:
-            sources.take_up(notes, _same_sources(before, undecided))
+        decided = _Decided(log, anew)
+        for run, before, notes in left:
+            sources.take_up(notes, _same_sources(decided.of(run, before), undecided))
         log.say_who_decides(undecided)
     names = [name for names in earlier.values() for name in names]
     # What says that the notes are whole comes behind them, and goes before them.
@@ -128,7 +136,7 @@ def set_out(
 
 def _left_by(
     log: ProgressLog, sources: SourceLog
-) -> tuple[dict[int, list[str]], Sequence[tuple[Undecided, dict[str, bytes]]]]:
+) -> tuple[dict[int, list[str]], Sequence[tuple[RunId, Undecided, dict[str, bytes]]]]:
     """All files of earlier runs, and for each run, the newest first, who had to decide and what was noted.
 
     A run that was replaced, and does not know it yet, may be taking over what an older one has left: it copies it and then deletes it.
@@ -138,7 +146,7 @@ def _left_by(
         earlier = log.earlier()
         runs = [ProgressLog(log.storage, RunId(run)) for run in sorted(earlier, reverse=True)]
         try:
-            left = [(run.who_decides(), sources.notes_of(f"{run.folder}/sources")) for run in runs]
+            left = [(run.run, run.who_decides(), sources.notes_of(f"{run.folder}/sources")) for run in runs]
         except FileNotFoundError:
             continue
         if _noted_in(log.earlier()) == _noted_in(earlier):
@@ -153,6 +161,27 @@ def _left_by(
 def _noted_in(folders: Mapping[int, Sequence[str]]) -> list[str]:
     """The names of notes: what else a query writes goes on where a run does not know yet that it was replaced."""
     return [name for names in folders.values() for name in names if "/sources/" in name]
+
+
+class _Decided:
+    """Which decisions of earlier runs hold for this one: those of runs that went on from the same checkpoint, or that led to it.
+
+    Another run decided for another history: before the job began with a savepoint, or before somebody let a source begin anew.
+    """
+
+    def __init__(self, log: ProgressLog, anew: Collection[str]) -> None:
+        descents = read_descents(log.storage)
+        self._from = {one.run: (one.restored_from, one.completed_by) for one in descents}
+        self._own = self._from.get(log.run)
+        self._ancestors = ancestors(log.run, descents)
+        self._anew = anew
+
+    def of(self, run: RunId, undecided: Undecided) -> Undecided:
+        """Of the sources that had to decide in a run those whose decision holds."""
+        if self._own is None or self._from.get(run, self._own) == self._own:
+            return undecided
+        led_here = run in self._ancestors
+        return {uid: own for uid, own in undecided.items() if led_here and uid not in self._anew}
 
 
 def _same_sources(before: Undecided, now: Undecided) -> dict[str, str]:

@@ -93,7 +93,9 @@ class ExponentialDelay(RestartStrategy):
     attempts: int | None = None
 
     def __str__(self) -> str:
-        return f"exponential_delay(attempts={self.attempts})"
+        return (
+            "exponential_delay()" if self.attempts is None else f"exponential_delay(attempts={self.attempts})"
+        )
 
     @property
     def counts_attempts(self) -> bool:

@@ -23,6 +23,7 @@ from penstock.checkpoint.commits import commit_in_order
 from penstock.checkpoint.completed import Barrier, Completed, PreCommitted
 from penstock.checkpoint.metadata import found_checkpoints, is_committed, name_of
 from penstock.config import Mode
+from penstock.decoding import decoded
 from penstock.errors import (
     ConfigError,
     CorruptStateError,
@@ -31,8 +32,9 @@ from penstock.errors import (
     UnavailableError,
 )
 from penstock.ids import LONGEST_NAME, NO_CHECKPOINT, CheckpointId, RunId
+from penstock.log_fields import about
 from penstock.logins import refuses_login
-from penstock.ownership.claim import Claim, Claimant, claim, forget_old_runs, newest_run
+from penstock.ownership.claim import JOB_FILE, Claim, Claimant, claim, forget_old_runs, newest_run
 from penstock.ownership.descent import read_descents, record_descent
 from penstock.ownership.heartbeat import beat
 from penstock.ownership.holds import find_holds
@@ -46,7 +48,6 @@ from penstock.wording import counted
 
 _log = logging.getLogger(__name__)
 
-JOB_FILE = "job.json"
 ABANDONED_AFTER_S = 600.0
 """How long nobody has written to a temporary file before its writer is taken for dead; a live one writes, or is done, in seconds."""
 
@@ -169,21 +170,18 @@ class RestorePoint:
 def read_job_record(storage: Storage) -> JobRecord:
     """What a job in this storage said at its first start; `FileNotFoundError` where none ever ran."""
     try:
-        return _JOB_RECORDS.decode(storage.get(JOB_FILE))
+        return decoded(_JOB_RECORDS, storage.get(JOB_FILE))
     except msgspec.DecodeError as error:
         raise CorruptStateError(f"{JOB_FILE} in {storage.uri} is not readable: {error}") from error
 
 
-def check_job_record(
-    storage: Storage, record: JobRecord, *, may_have_other_groups: bool = False
-) -> JobRecord:
-    """Write `job.json` at the first start, with an identity; later return it, or refuse a job that has changed since.
+def job_record_of(storage: Storage, record: JobRecord, *, may_have_other_groups: bool = False) -> JobRecord:
+    """What `job.json` says, or before the first start a record with a new identity; refuses a job that has changed since. Writes nothing.
 
     `may_have_other_groups`: it begins with a savepoint, with which `max_parallelism` may change; see `record_key_groups`.
     """
-    new = msgspec.structs.replace(record, identity=SYSTEM_RANDOMNESS.token(8))
-    if storage.create(JOB_FILE, msgspec.json.encode(new)):
-        return new
+    if storage.size(JOB_FILE) is None:
+        return msgspec.structs.replace(record, identity=SYSTEM_RANDOMNESS.token(8))
     known = read_job_record(storage)
     if (known.job, known.format) != (record.job, record.format):
         raise ConfigError(
@@ -204,13 +202,43 @@ def check_job_record(
     return known
 
 
-def record_key_groups(storage: Storage, max_parallelism: int) -> None:
-    """The job has begun with state of other key groups. Until this is written, a start without the savepoint is refused."""
+def keep_job_record(storage: Storage, record: JobRecord) -> None:
+    """Write `job.json` at the first start. When nothing is refused any more, right before the claim: it is never taken back.
+
+    A first start beside it has drawn another identity. Only the one in the file may have transactions, for later starts look for those of
+    no other: the second one is refused.
+    """
+    if storage.create(JOB_FILE, msgspec.json.encode(record)):
+        return
+    known = read_job_record(storage)
+    if (known.job, known.identity) != (record.job, record.identity):
+        raise ConfigError(
+            f"another start has just begun a job in {storage.uri}, for the first time as this one; nothing was changed. See whether it "
+            "runs: `penstock status`; if it does not, start the job again",
+            job=record.job,
+            expected=known.job,
+        )
+
+
+def check_job_record(storage: Storage, record: JobRecord) -> JobRecord:
+    """Both at once: the record of the job, which is in storage then."""
+    found = job_record_of(storage, record)
+    keep_job_record(storage, found)
+    return found
+
+
+def record_key_groups(mine: Claim, max_parallelism: int) -> None:
+    """The job has begun with state of other key groups. Until this is written, a start without the savepoint is refused.
+
+    A run that was replaced meanwhile writes nothing: the job may have other key groups by now.
+    """
+    storage = mine.storage
     if storage.size(JOB_FILE) is None:
         return  # whoever has no record has none that could be wrong
     known = read_job_record(storage)
     if known.max_parallelism != max_parallelism:
         changed = msgspec.structs.replace(known, max_parallelism=max_parallelism)
+        mine.check()
         storage.put(JOB_FILE, msgspec.json.encode(changed))
 
 
@@ -356,6 +384,7 @@ def _abort_others(
                         "sink %s: transaction %s is aborted, no checkpoint names it",
                         known_as,
                         tuple(name[1:]),
+                        extra=about(operator=known_as),
                     )
                     sink.abort(transaction)
 

@@ -62,7 +62,7 @@ def create_beside(
     if not (isinstance(job_storage, LocalStorage) and isinstance(to, LocalStorage)):
         return create_savepoint(job_storage, completed, to, token=token, committed=committed, told=told)
     wish = Wish(job_storage.uri, completed.checkpoint, completed.run, to.uri, token, committed)
-    command = [sys.executable, "-c", _MODESTLY]
+    command = [sys.executable, "-P", "-c", _MODESTLY]  # nothing out of the folder where the driver is
     with (
         tempfile.TemporaryFile() as words,  # no pipe: nobody reads it before the end, and a full one would make the process stand still
         subprocess.Popen(  # noqa: S603 - our own interpreter and module
@@ -101,8 +101,10 @@ def _last(words: IO[bytes]) -> str:
 
 
 def _lines(process: subprocess.Popen[bytes]) -> Iterator[Said]:
+    """What it says. Whatever else prints in a new Python, and a line that was cut when it died, says nothing."""
     for line in process.stdout or ():
-        yield _SAID.decode(line)
+        with contextlib.suppress(msgspec.DecodeError):
+            yield _SAID.decode(line)
 
 
 def _as_raised(said: Said) -> Exception:

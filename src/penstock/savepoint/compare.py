@@ -21,6 +21,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.operators.grouping import equal_rows
+from penstock.progress import each
 from penstock.savepoint.contents import Contents, OperatorContents
 from penstock.savepoint.views import ROW, Shown, View
 from penstock.state.backends.equality import Flags, rows_equal
@@ -79,7 +80,7 @@ def compare(before: Contents, after: Contents, *, examples: int = EXAMPLES) -> D
     uids = [*before.operators, *(uid for uid in after.operators if uid not in before.operators)]
     states = [
         found
-        for uid in uids
+        for uid in each(uids, "comparing", "operator")
         for found in _operator(uid, before.operators.get(uid), after.operators.get(uid), examples)
     ]
     sources = {**before.positions, **after.positions}

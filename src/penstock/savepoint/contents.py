@@ -15,9 +15,9 @@ from penstock.ids import CheckpointId
 from penstock.operators.timers import watermark
 from penstock.operators.window_kinds import size_of_tumbling
 from penstock.operators.window_tables import LAST
-from penstock.ownership.descent import read_descents
 from penstock.ownership.holds import holding
-from penstock.recovery.history import choose, read_history
+from penstock.recovery.held_reading import steady_history
+from penstock.recovery.history import choose
 from penstock.recovery.lifetimes import stored_layout
 from penstock.savepoint.manifest import Manifest, SavedOperator, read_manifest
 from penstock.savepoint.stored_rows import CheckpointedPart, Part, SavedPart, StoredSubtask
@@ -226,6 +226,7 @@ def _check_sizes(folder: Storage, manifest: Manifest) -> None:
 @contextmanager
 def held_checkpoint(storage: Storage, checkpoint: int | None = None) -> Iterator[Contents]:
     """What is in the newest completed checkpoint, or in a certain one. Inside the block nothing of it is deleted, whatever the job does."""
+    newest_contents(storage, checkpoint)  # where there is no job, not even a folder is made for the hold
     with holding(storage, "its state is read"):
         yield newest_contents(storage, checkpoint)
 
@@ -233,7 +234,7 @@ def held_checkpoint(storage: Storage, checkpoint: int | None = None) -> Iterator
 def newest_contents(storage: Storage, checkpoint: int | None = None) -> Contents:
     """The same for those who read no rows."""
     wanted = None if checkpoint is None else CheckpointId(checkpoint)
-    found = choose(read_history(storage, read_descents(storage)), wanted=wanted)
+    found = choose(steady_history(storage), wanted=wanted)
     if not found:
         raise ConfigError(
             f"the job in {storage.uri} has no completed checkpoint, so there is no state to read; wait for its first one",

@@ -19,7 +19,14 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from penstock.errors import ConfigError, PenstockError, UnavailableError
+from penstock.decoding import decoded
+from penstock.errors import (
+    ConfigError,
+    CorruptStateError,
+    IncompatibleStateError,
+    PenstockError,
+    UnavailableError,
+)
 from penstock.randomness import SYSTEM_RANDOMNESS, Randomness
 from penstock.savepoint.manifest import MAKING, MANIFEST, Manifest, encode, read_manifest
 from penstock.storage import Storage
@@ -143,9 +150,31 @@ def claim_folder(to: Storage, token: str, randomness: Randomness = SYSTEM_RANDOM
         foreign = [name for name in to.names() if name != MAKING]
     if foreign:
         attempt.give_up()
-        what = "a savepoint" if MANIFEST in foreign else f"other files, such as {foreign[0]}"
-        raise ConfigError(f"{to.uri} holds {what}; choose an empty folder", folder=to.uri)
+        raise _taken(to, foreign)
     return attempt
+
+
+def refuse_if_taken(to: Storage, token: str) -> None:
+    """Raise what `claim_folder` would raise, and make nothing: for whoever does something first that cannot be taken back."""
+    to.check_place()
+    there = to.names()
+    if MAKING in there:
+        _refuse_if_of_somebody_else(to, token)
+    elif there and not _is_of(to, token):
+        raise _taken(to, there)
+
+
+def _is_of(to: Storage, token: str) -> bool:
+    """Whether the savepoint there is of this request: made by a run that died before it said so."""
+    try:
+        return same_request(read_manifest(to).id, token)
+    except (ConfigError, CorruptStateError, IncompatibleStateError):
+        return False
+
+
+def _taken(to: Storage, names: list[str]) -> ConfigError:
+    what = "a savepoint" if MANIFEST in names else f"other files, such as {names[0]}"
+    return ConfigError(f"{to.uri} holds {what}; choose an empty folder", folder=to.uri)
 
 
 def _refuse_if_of_somebody_else(to: Storage, token: str) -> None:
@@ -195,6 +224,6 @@ def _strays(there: list[str], manifest: Manifest) -> list[str]:
 def _maker(to: Storage) -> _Maker | None:
     """Who is at work in a folder, as far as one can read it."""
     try:
-        return _MAKERS.decode(to.get(MAKING))
+        return decoded(_MAKERS, to.get(MAKING))
     except (FileNotFoundError, msgspec.MsgspecError):
         return None

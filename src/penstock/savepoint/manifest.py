@@ -6,16 +6,19 @@ A folder is a savepoint if and only if it has this file. All names in it are rel
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import msgspec
 import xxhash
 
 from penstock.checkpoint.completed import Barrier, OperatorColumns
 from penstock.checkpoint.stored_names import is_note
+from penstock.decoding import decoded
 from penstock.errors import ConfigError, CorruptStateError, IncompatibleStateError
 from penstock.ids import CheckpointId, is_name
+from penstock.ownership.claim import JOB_FILE
 from penstock.state.handle import Due
+from penstock.state.keys import MAX_KEY_GROUPS
 from penstock.storage import Storage
 
 MANIFEST = "savepoint.json"
@@ -24,6 +27,9 @@ MAKING = "making.json"
 FORMAT = 1
 MOST_BYTES = 256 << 20
 """A manifest that says it is larger is not read: its size follows the number of files, not that of the state."""
+
+MOST_SHOWN = 5
+"""So many of the folders that may be meant are named."""
 
 _FILE = re.compile(r"(state/[^/\0]+/[^/\0]+|sources)/[^/\0]+")
 
@@ -123,7 +129,7 @@ def read_manifest(folder: Storage) -> Manifest:
     """Read and check the manifest; the files it names are looked at when they are used."""
     data = _read(folder)
     try:
-        envelope = _ENVELOPES.decode(data)
+        envelope = decoded(_ENVELOPES, data)
         if envelope.format != FORMAT:
             raise IncompatibleStateError(
                 f"the savepoint {folder.uri} has format {envelope.format}, this version of Penstock reads format {FORMAT}; nothing was "
@@ -134,7 +140,7 @@ def read_manifest(folder: Storage) -> Manifest:
         found = xxhash.xxh3_64_hexdigest(msgspec.json.format(body, indent=-1))
         if found != envelope.checksum:
             raise _corrupt(folder, f"its checksum is {found}, expected {envelope.checksum}")
-        manifest = _MANIFESTS.decode(body)
+        manifest = decoded(_MANIFESTS, body)
     except msgspec.MsgspecError as error:
         raise _corrupt(folder, str(error)) from error
     _check(manifest, folder)
@@ -144,19 +150,40 @@ def read_manifest(folder: Storage) -> Manifest:
 def _read(folder: Storage) -> bytes:
     size = folder.size(MANIFEST)
     if size is None:
-        half = folder.size(MAKING) is not None
         raise ConfigError(
-            f"{folder.uri} is no savepoint: it has no {MANIFEST}"
-            + (
-                "; one was being made there, and was never finished: make another"
-                if half
-                else "; check the path"
-            ),
-            folder=folder.uri,
+            f"{folder.uri} is no savepoint: it has no {MANIFEST}; {_what_is_there(folder)}", folder=folder.uri
         )
     if size > MOST_BYTES:
         raise _corrupt(folder, f"it has {size} bytes, the most is {MOST_BYTES}")
     return folder.get(MANIFEST)
+
+
+def _what_is_there(folder: Storage) -> str:
+    """Where somebody is who looked for a savepoint, and where to go on."""
+    there = folder.names()
+    savepoints, jobs = _folders_with(MANIFEST, there), _folders_with(JOB_FILE, there)
+    if MAKING in there:
+        return "one was being made there, and was never finished: make another"
+    if JOB_FILE in there:
+        return "it is the storage of a job, and `penstock savepoint` makes one of its newest checkpoint"
+    if savepoints:
+        return f"there are savepoints in it, give one of them: {_some(savepoints)}"
+    if jobs:
+        return f"it has the storage of jobs in it, and `penstock savepoint` makes one of a job: {_some(jobs)}"
+    return (
+        f"it has other files, such as {there[0]}; check the path"
+        if there
+        else "nothing is there; check the path"
+    )
+
+
+def _folders_with(file: str, names: Iterable[str]) -> list[str]:
+    return [name.removesuffix(f"/{file}") for name in names if name.endswith(f"/{file}")]
+
+
+def _some(names: list[str]) -> str:
+    rest = len(names) - MOST_SHOWN
+    return ", ".join(names[:MOST_SHOWN]) + (f" and {rest} more" if rest > 0 else "")
 
 
 def _check(manifest: Manifest, folder: Storage) -> None:
@@ -172,12 +199,18 @@ def _check(manifest: Manifest, folder: Storage) -> None:
     for note in manifest.barrier.source_log:
         if not is_note(note.path):
             raise _corrupt(folder, f"it has a note {note.path!r}, which no source of Spark's makes")
-    if not 0 < manifest.parallelism <= manifest.max_parallelism:
+    _check_numbers(manifest, folder)
+    if len({file.path for file in manifest.files}) < sum(1 for _ in manifest.files):
+        raise _corrupt(folder, "it names a file twice")
+
+
+def _check_numbers(manifest: Manifest, folder: Storage) -> None:
+    if not 0 < manifest.parallelism <= manifest.max_parallelism <= MAX_KEY_GROUPS:
         raise _corrupt(
             folder, f"parallelism {manifest.parallelism} of at most {manifest.max_parallelism} cannot be"
         )
-    if len({file.path for file in manifest.files}) < sum(1 for _ in manifest.files):
-        raise _corrupt(folder, "it names a file twice")
+    if manifest.checkpoint < 0:
+        raise _corrupt(folder, f"checkpoint {manifest.checkpoint} cannot be")
 
 
 def _corrupt(folder: Storage, problem: str) -> CorruptStateError:

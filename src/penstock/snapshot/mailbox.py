@@ -30,6 +30,7 @@ from typing import Any
 import msgspec
 
 from penstock.clock import SYSTEM_CLOCK, Clock
+from penstock.log_fields import in_context
 from penstock.randomness import SYSTEM_RANDOMNESS, Randomness, secret_bytes
 from penstock.snapshot.messages import Message, encoded
 
@@ -167,7 +168,7 @@ class Mailbox:
         self._closing = asyncio.Event()
         self.address = Address(host or bind, listening.getsockname()[1], secret_bytes(_SECRET_BYTES).hex())
         self._thread = threading.Thread(
-            target=self._run, args=(listening,), name="penstock-mailbox", daemon=True
+            target=in_context(self._run), args=(listening,), name="penstock-mailbox", daemon=True
         )
         self._thread.start()
 

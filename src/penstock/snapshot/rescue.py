@@ -17,6 +17,7 @@ from pathlib import Path
 from penstock.clock import Clock
 from penstock.errors import UnavailableError
 from penstock.ids import SubtaskId
+from penstock.log_fields import in_context
 from penstock.snapshot.transfer import Room, store_all
 from penstock.state.handle import StateHandle
 from penstock.storage import Storage
@@ -84,4 +85,4 @@ class Rescue:
 
 def in_background(upload: Callable[[], None]) -> None:
     """Perform an upload in a thread of its own."""
-    threading.Thread(target=upload, name="penstock-rescue", daemon=True).start()
+    threading.Thread(target=in_context(upload), name="penstock-rescue", daemon=True).start()

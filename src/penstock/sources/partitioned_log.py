@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
+from penstock.decoding import decoded
 from penstock.errors import BadRecordError, ConfigError, CorruptStateError
 from penstock.sources.log_segment import BATCH_BYTES, BATCH_ROWS, LogSegment
 from penstock.state.declared import schema_ddl
@@ -229,7 +230,7 @@ def _open_or_create(path: Path, schema: str | None, partitions: int | None) -> _
 
 def _read(storage: LocalStorage) -> _Description:
     try:
-        found = _DESCRIPTIONS.decode(storage.get(_DESCRIPTION))
+        found = decoded(_DESCRIPTIONS, storage.get(_DESCRIPTION))
     except (msgspec.DecodeError, msgspec.ValidationError) as error:
         raise CorruptStateError(
             f"{storage.uri}/{_DESCRIPTION} does not describe a log: {error}; put it back from a copy",

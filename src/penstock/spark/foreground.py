@@ -3,6 +3,9 @@
 The first signal stops the job with a last checkpoint. The second one means "now": the job is left as if the driver had died, and the
 exception of the signal is raised; while the job is starting that waits until there is something to leave, and a third signal does not.
 
+Under a supervisor (`penstock run --keep-alive`) it is the supervisor that decides which signals count, see `supervise.program`, and
+SIGHUP stops the job, too.
+
 Spark's JVM gets the same signals when a terminal, `timeout` or systemd sends them to all processes of a job: PySpark
 makes it deaf to the first kind, this module to the second. It ends when the driver does, however that comes.
 """
@@ -12,16 +15,21 @@ from __future__ import annotations
 import logging
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import TYPE_CHECKING
 
 from pyspark.sql import SparkSession
 
+from penstock.clock import SYSTEM_CLOCK
+from penstock.engine.observer import Progress
+from penstock.spark.class_archive import QUIET_S, make_if_missing
 from penstock.spark.handle import JobHandle
 from penstock.spark.session import is_alive
 from penstock.spark.signs_of_life import SignsOfLife, signs_of_life
+from penstock.supervise.program import Supervisor, hears_hangup, supervisor
+from penstock.supervise.words import Said
 
 if TYPE_CHECKING:
     from penstock.job import Job
@@ -40,16 +48,38 @@ def in_foreground(
     start: Callable[[], JobHandle],
 ) -> JobHandle:
     """Start the job, show how it goes, and return when it has ended, which a signal may ask for."""
-    with signs_of_life() as signs, _signals() as signals, _java_deaf_to_sigterm(job):
+    watching = supervisor()
+    with signs_of_life() as signs, _signals(watching) as signals, _java_deaf_to_signals(job, signals.numbers):
         signs.starting()
+        try:
+            handle = _run(job, start, signals, signs, watching)
+        except BaseException as error:
+            if watching is not None:
+                watching.failed(error)
+            raise
+        if watching is not None:
+            watching.ended()
+    return handle
+
+
+def _run(
+    job: Job,
+    start: Callable[[], JobHandle],
+    signals: _Signals,
+    signs: SignsOfLife,
+    watching: Supervisor | None,
+) -> JobHandle:
+    if watching is not None:
+        watching.say(Said(job=job.name, storage=job.storage.uri))
+    with signs.of_work():
         # Not interrupted by the second signal: the job may be running already, and nobody else knows it.
         handle = start()
-        try:
-            signals.raise_from_now_on()
-            _until_ended(handle, signals, signs)
-        except (KeyboardInterrupt, SystemExit):
-            _log.warning("%s", _left(handle, in_time=handle.abandon(NOW_S)))
-            raise
+    try:
+        signals.raise_from_now_on()
+        _until_ended(handle, signals, signs, watching)
+    except (KeyboardInterrupt, SystemExit):
+        _log.warning("%s", _left(handle, in_time=handle.abandon(NOW_S)))
+        raise
     return handle
 
 
@@ -63,7 +93,10 @@ def _left(handle: JobHandle, *, in_time: bool) -> str:
 class _Signals:
     """Notes the first signal, so that nothing is interrupted by it, and raises at the next; during the start at the one after that."""
 
-    def __init__(self) -> None:
+    def __init__(self, watching: Supervisor | None = None) -> None:
+        self.numbers = _SIGNALS if watching is None or not hears_hangup() else (*_SIGNALS, signal.SIGHUP)
+        """Those that it takes."""
+        self._watching = watching
         self._numbers: list[int] = []
         self._bears = 2
 
@@ -72,7 +105,9 @@ class _Signals:
         return bool(self._numbers)
 
     def __call__(self, number: int, _frame: FrameType | None = None) -> None:
-        self._numbers.append(number)
+        times = 1 if self._watching is None else self._watching.counts(number)
+        for _ in range(times):
+            self._numbers.append(number)
         self._raise_if_too_many()
 
     def raise_from_now_on(self) -> None:
@@ -89,12 +124,12 @@ class _Signals:
 
 
 @contextmanager
-def _signals() -> Iterator[_Signals]:
-    signals = _Signals()
+def _signals(watching: Supervisor | None = None) -> Iterator[_Signals]:
+    signals = _Signals(watching)
     if threading.current_thread() is not threading.main_thread():
         yield signals
         return
-    before = {number: signal.signal(number, signals) for number in _SIGNALS}
+    before = {number: signal.signal(number, signals) for number in signals.numbers}
     try:
         yield signals
     finally:
@@ -103,28 +138,62 @@ def _signals() -> Iterator[_Signals]:
 
 
 @contextmanager
-def _java_deaf_to_sigterm(job: Job) -> Iterator[None]:
-    """Only where Python has started Java: under spark-submit Java came first, and a signal to it must end both."""
+def _java_deaf_to_signals(job: Job, numbers: Collection[int]) -> Iterator[None]:
+    """To all of them but SIGINT, to which it is deaf already.
+
+    Only where Python has started Java: under spark-submit Java came first, and a signal to it must end both.
+    """
     session: SparkSession | None = job.graph.sources[0].frame.sparkSession if job.graph.sources else None
     gateway = None if session is None else session.sparkContext._gateway
     if session is None or gateway is None or getattr(gateway, "proc", None) is None:
         yield
         return
     java = gateway.jvm.sun.misc
-    terminate = java.Signal("TERM")
-    before = java.Signal.handle(terminate, java.SignalHandler.SIG_IGN)
+    names = [signal.Signals(number).name.removeprefix("SIG") for number in numbers if number != signal.SIGINT]
+    before = [(one, java.Signal.handle(one, java.SignalHandler.SIG_IGN)) for one in map(java.Signal, names)]
     try:
         yield
     finally:
         if is_alive(session):
-            java.Signal.handle(terminate, before)
+            for one, handler in before:
+                java.Signal.handle(one, handler)
 
 
-def _until_ended(handle: JobHandle, signals: _Signals, signs: SignsOfLife) -> None:
-    told = False
+class _Telling:
+    """Tells a supervisor how the job comes along."""
+
+    def __init__(self, watching: Supervisor | None) -> None:
+        self._watching = watching
+        self._run = 0
+        self._going = False
+
+    def look(self, progress: Progress) -> bool:
+        """To be called now and then: a job that could not come up at once has its first run later. True: it has just begun to go."""
+        if self._watching is None:
+            return False
+        if progress.run and not self._run:
+            self._run = progress.run
+            self._watching.say(Said(run=progress.run))
+        if self._going or not progress.batches:
+            return False
+        self._going = True
+        self._watching.say(Said(going=True))
+        return True
+
+
+def _until_ended(
+    handle: JobHandle, signals: _Signals, signs: SignsOfLife, watching: Supervisor | None
+) -> None:
+    told, quiet_at, telling = False, 0.0, _Telling(watching)
+    telling.look(handle.progress)
     while not handle.wait(POLL_S):
         if signals.noted and not told:
             told = True
             _log.warning(STOPPING)
             handle.stop(wait=False)
+        if telling.look(handle.progress):
+            quiet_at = SYSTEM_CLOCK.monotonic() + QUIET_S
+        if quiet_at and SYSTEM_CLOCK.monotonic() > quiet_at:
+            quiet_at = 0.0
+            make_if_missing()
         signs.watch(handle, stopping=told)

@@ -1,4 +1,4 @@
-"""How many rows Spark has read from the sources, by its own account of each batch. Driver.
+"""How many rows Spark has read from each source and what lies behind them, by its own account of each batch. Driver.
 
 Spark accounts for a batch a moment after it is done. Of a trigger that found nothing there is an account too, with the number that the
 next batch is going to have.
@@ -7,38 +7,70 @@ next batch is going to have.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from pyspark.sql.streaming.query import StreamingQuery
 
+from penstock.engine.observer import SourceAccount
+from penstock.sources.between import rows_between
+
 _RAN = "addBatch"
 """In the durations of an account: a batch was run."""
+LONGEST_POSITION = 200
+
+
+@dataclass(frozen=True)
+class ReadBatch:
+    """What Spark says of one batch, by Spark's number of it."""
+
+    read: int
+    sources: Mapping[str, SourceAccount]
 
 
 class InputRows:
-    """Of one query. Asked again and again; counts each batch once."""
+    """Of one query. Asked again and again; tells of each batch once."""
 
-    def __init__(self, after: int) -> None:
+    def __init__(self, after: int, numbers: Mapping[str, Sequence[int]]) -> None:
         self._newest = after
+        self._numbers = numbers
+        """For each source of the job the numbers of Spark's sources in it."""
 
     def knows(self, batch: int) -> bool:
         """Whether this batch is counted."""
         return batch <= self._newest
 
-    def read(self, query: StreamingQuery) -> int:
-        """The rows of all batches that Spark has accounted for since the last call."""
+    def read(self, query: StreamingQuery) -> list[ReadBatch]:
+        """All batches that Spark has accounted for since the last call."""
         newest = _account(query._jsq.lastProgress())
         if newest is None or newest["batchId"] <= self._newest:
-            return 0
+            return []
         follows = newest["batchId"] == self._newest + 1 and _RAN in newest["durationMs"]
-        return sum(self._take(one) for one in ([newest] if follows else list(_recent(query))))
+        found = [newest] if follows else list(_recent(query))
+        return [taken for one in found if (taken := self._take(one)) is not None]
 
-    def _take(self, account: dict[str, Any]) -> int:
+    def _take(self, account: dict[str, Any]) -> ReadBatch | None:
         if account["batchId"] <= self._newest or _RAN not in account["durationMs"]:
-            return 0
+            return None
         self._newest = account["batchId"]
-        return int(account["numInputRows"])
+        return ReadBatch(self._newest, by_source(account["sources"], self._numbers))
+
+
+def by_source(
+    accounts: Sequence[dict[str, Any]], numbers: Mapping[str, Sequence[int]]
+) -> dict[str, SourceAccount]:
+    """Spark's own sources, put together to those of the job."""
+    found: dict[str, SourceAccount] = {}
+    for uid, own in numbers.items():
+        parts = [accounts[number] for number in own if number < len(accounts)]
+        left = [rows_between(part.get("endOffset"), part.get("latestOffset")) for part in parts]
+        found[uid] = SourceAccount(
+            sum(int(part["numInputRows"]) for part in parts),
+            None if None in left or not left else sum(filter(None, left)),
+            ", ".join(json.dumps(part.get("endOffset")) for part in parts)[:LONGEST_POSITION],
+        )
+    return found
 
 
 def _account(progress: Any) -> dict[str, Any] | None:

@@ -75,7 +75,11 @@ def ensure_java(*, quiet: bool = False) -> Path:
 
     `quiet` also spares a complete Java the module, whose only visible effect is a warning at every start.
     """
-    java = find_java()
+    return use_java(find_java(), quiet=quiet)
+
+
+def use_java(java: JavaHome, *, quiet: bool = False) -> Path:
+    """The same with a Java that was found."""
     home = _without_vector_module(java) if quiet or not java.has_vector_module else java.path
     os.environ["JAVA_HOME"] = str(home)
     return home

@@ -26,6 +26,7 @@ from penstock.engine.observer import Observer
 from penstock.engine.run import BatchUnderWay, Run
 from penstock.engine.start import Start, forget_working_files
 from penstock.ids import CheckpointId
+from penstock.log_fields import of_job
 from penstock.recovery.repeated import Failure
 from penstock.snapshot.mailbox import Address, Mailbox, places
 from penstock.snapshot.messages import Message, TaskFailed
@@ -40,7 +41,7 @@ from penstock.spark.newest_times import NewestTimes
 from penstock.spark.paced_log import tell_logs, when_caught_up
 from penstock.spark.run_failures import explained, of_the_owner
 from penstock.spark.shuffles import batch_settings, in_force
-from penstock.spark.silence import Silence
+from penstock.spark.silence import WAITING, Silence
 from penstock.spark.tasks import SparkExecutor
 from penstock.wording import counted
 
@@ -98,7 +99,9 @@ class QueryRun:
         """Spark's number of the last batch that is done."""
         self._ended_s = SYSTEM_CLOCK.monotonic()
         """When the last batch ended."""
-        self._input_rows = InputRows(after=start.point.last_read)
+        self._input_rows = InputRows(after=start.point.last_read, numbers=spec.source_numbers)
+        self._batch_of: dict[int, int] = {}
+        """By Spark's number of a batch that is not accounted for yet: our number of it."""
         self._loop = CoordinatorLoop(self._make_coordinator, claim=start.point.claim, on_failure=self._fail)
         self._engine = Run(
             spec,
@@ -122,7 +125,7 @@ class QueryRun:
             clock=SYSTEM_CLOCK,
             post=post,
             run_commit=run_commit,
-            on_completed=self._observer.completed,
+            witness=self._observer,
         )
 
     def _open_mailbox(self) -> Mailbox:
@@ -137,10 +140,26 @@ class QueryRun:
         """For whoever wants a checkpoint of it."""
         return self._loop
 
+    def rests(self) -> bool:
+        """Whether Spark has looked at all sources since its last batch, found nothing, and does not look at this moment."""
+        query = self._query
+        if query is None or self._closed:
+            return False
+        status = query.status
+        looked = str(status["message"]).startswith(WAITING) and not status["isDataAvailable"]
+        return looked and not status["isTriggerActive"]
+
+    def has_nothing_left(self) -> bool:
+        """Whether it rests, and all before is completed and committed."""
+        committed = self._loop.coordinator.newest_committed
+        done = CheckpointId(self._engine.next_batch - 1)
+        return self.rests() and committed is not None and committed.id >= done
+
     # ── running ────────────────────────────────────────────────────────────────────────────────
 
     def run(self) -> None:
         """Run until the input is done (available_now), `stopping` is set, or something fails; then raise why."""
+        of_job(self._spec.name)
         try:
             self._loop.start()
             self._go_on_after_the_end_of_time()
@@ -223,12 +242,19 @@ class QueryRun:
         while not (self._stopping.is_set() or self._caught_up.is_set()) and self._failure is None:
             self._engine.look_after()
             self._count_input(query)
+            self._see_whether_it_is_up(query)
             self._tick_if_due()
             try:
                 if query.awaitTermination(POLL_S):  # type: ignore[arg-type]
                     return
             except Exception as error:  # noqa: BLE001 - Spark wraps what failed in kinds of its own
                 self._fail(error)
+
+    def _see_whether_it_is_up(self, query: StreamingQuery) -> None:
+        if self._observer.is_coming_up:
+            status = query.status
+            if str(status["message"]).startswith(WAITING) and not status["isDataAvailable"]:
+                self._observer.has_nothing_to_read()
 
     def _close(self, query: StreamingQuery) -> None:
         """Stop the query between two batches: interrupting one in Python code leaves Spark's thread in disorder."""
@@ -244,7 +270,10 @@ class QueryRun:
     def _count_input(self, query: StreamingQuery) -> bool:
         """Whether the rows of every batch that is done are counted. After a failure nobody waits for them."""
         if self._failure is None and not self._input_rows.knows(self._read):
-            self._observer.rows_read(self._input_rows.read(query))
+            for account in self._input_rows.read(query):
+                self._observer.rows_read(
+                    self._batch_of.pop(account.read, self._engine.next_batch), account.sources
+                )
         return self._failure is not None or self._input_rows.knows(self._read)
 
     def _fail(self, error: BaseException) -> None:
@@ -324,6 +353,7 @@ class QueryRun:
     # ── one batch ──────────────────────────────────────────────────────────────────────────────
 
     def _on_batch(self, frame: DataFrame, number: int) -> None:
+        of_job(self._spec.name)  # a thread of Spark's
         planned_us = self._engine.time_us
         self._wait_for_commits()
         with self._batch_lock:
@@ -331,6 +361,7 @@ class QueryRun:
                 return  # what Spark notes about it is in the log of this run, which nobody reads again
             self._silence.broken()
             read = CheckpointId(number)
+            self._batch_of[read] = self._engine.next_batch
             self._run_batch(frame, partial(self._engine.begin_batch, read, planned_us=planned_us), read)
             self._read = read
 

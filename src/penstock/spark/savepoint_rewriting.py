@@ -26,6 +26,7 @@ from penstock.clock import SYSTEM_CLOCK
 from penstock.config import whole_number
 from penstock.errors import ConfigError, PenstockError, shown_alone
 from penstock.ids import checked_name
+from penstock.progress import each
 from penstock.randomness import SYSTEM_RANDOMNESS
 from penstock.recovery.changes import LATEST, START, Changes, chosen
 from penstock.recovery.lifetimes import stored_layout
@@ -34,7 +35,7 @@ from penstock.savepoint.folder import new_mark
 from penstock.savepoint.manifest import Manifest, SavedFile, SavedOperator, read_manifest
 from penstock.savepoint.tables import checked_bytes, fetched, note_file, read_table, table_file, write_table
 from penstock.spark.savepoint_files import Answer, OperatorTable, Target, store_rows, stored_rows
-from penstock.spark.savepoint_rows import Given, OperatorRows, is_list, spark_type, with_values
+from penstock.spark.savepoint_rows import Given, OperatorRows, has_values, is_list, spark_type
 from penstock.spark.savepoint_writing import (
     Counts,
     being_made,
@@ -199,8 +200,6 @@ class Rewriting:
                 rows = rows.join(gone, on=table.names[: table.keys], how="left_anti")
             for part in given.get(name, ()):
                 rows = self._corrected(rows, part, table)
-            if name == VALUES and name in given:
-                rows = with_values(rows, table)
             yield name, operator.placed(rows, table)
 
     def _gone(self, operator: OperatorRows) -> DataFrame:
@@ -238,13 +237,19 @@ class Rewriting:
             F.lit(True).alias(_GIVEN),  # noqa: FBT003
         )
         both = rows.join(new, on=table.identity, how="outer")
+        is_given = F.coalesce(F.col(_GIVEN), F.lit(False))  # noqa: FBT003
         corrected = [
             F.when(F.col(_GIVEN), F.col(_NEW + name)).otherwise(F.col(name)).alias(name)
             if name in values
             else F.col(name)
             for name in table.names[len(table.identity) :]
         ]
-        return both.select(*table.numbers, *table.identity, *corrected)
+        rows = both.select(is_given.alias(_GIVEN), *table.numbers, *table.identity, *corrected)
+        if (
+            table.layout.name == VALUES
+        ):  # all that was known of a key is set to none; a row that nobody named stays whatever it has
+            rows = rows.where(~F.col(_GIVEN) | has_values(rows, table))
+        return rows.drop(_GIVEN)
 
     def _stamps(self, table: OperatorTable) -> dict[str, int | None]:
         """What is corrected counts as touched at the savepoint."""
@@ -271,7 +276,7 @@ class Rewriting:
         target = Target(self.to, self.parallelism, mark)
         operators = {
             uid: self._operator(uid, saved, plans[uid], target)
-            for uid, saved in self.manifest.operators.items()
+            for uid, saved in each(self.manifest.operators.items(), "writing the savepoint", "operator")
         }
         return msgspec.structs.replace(
             self.manifest,
@@ -387,14 +392,10 @@ def renamed(manifest: Manifest, rename: Mapping[str, str]) -> Manifest:
 
 
 def renamed_time(barrier: Barrier, rename: Mapping[str, str]) -> Barrier:
-    """The same for how far time has come."""
-    time = msgspec.structs.replace(
-        barrier.time,
-        watermarks_us=_under(barrier.time.watermarks_us, rename),
-        to_go_on_from_us=_under(barrier.time.to_go_on_from_us, rename),
-        over_us=_under(barrier.time.over_us, rename),
-    )
-    return msgspec.structs.replace(barrier, time=time)
+    """The same for how far time has come; sources keep their uids."""
+    time = barrier.time
+    kept = msgspec.structs.replace(time.renamed(rename), sources=time.sources)
+    return msgspec.structs.replace(barrier, time=kept)
 
 
 def _under(by_uid: Mapping[str, Any], rename: Mapping[str, str]) -> dict[str, Any]:

@@ -33,7 +33,7 @@ from penstock.spark.event_times import in_microseconds
 from penstock.spark.key_columns import check_keys, normal, quoted, sort_key
 from penstock.spark.safe_casts import loses_nothing
 from penstock.spark.savepoint_files import WRONG_HASH, OperatorTable
-from penstock.state.backends.base import VALUES, OnRescale, StateLayout, TableLayout
+from penstock.state.backends.base import VALUES, OnRescale, Parts, StateLayout, TableLayout
 from penstock.state.keys import GROUP_SHIFT, ORDER, SORT_KEY
 from penstock.wording import did_you_mean
 
@@ -258,16 +258,20 @@ class OperatorRows:
         return (*keys, _START), rows.withColumn(_START, start)
 
 
-def joined(parts: Sequence[DataFrame], table: OperatorTable) -> DataFrame:
-    """One row a key of parts that have columns of their own, without keys of which all is null."""
+def joined(parts: Sequence[DataFrame], table: OperatorTable, of: Parts) -> DataFrame:
+    """One row a key of parts that have columns of their own.
+
+    A state that is null is none, so keys of which all is null are left out. Where a row is one whole, as that of a lookup, it is there
+    whatever is in it.
+    """
     rows = reduce(lambda one, other: one.join(other, on=table.identity, how="outer"), parts)
-    return with_values(rows, table)
+    return rows if of is Parts.WHOLE else rows.where(has_values(rows, table))
 
 
-def with_values(rows: DataFrame, table: OperatorTable) -> DataFrame:
-    """Of rows of values those that have any."""
+def has_values(rows: DataFrame, table: OperatorTable) -> Column:
+    """Whether a row of values has any."""
     values = [one for one in table.names[len(table.identity) :] if one in rows.columns]
-    return rows.where(reduce(or_, (F.col(one).isNotNull() for one in values))) if values else rows
+    return reduce(or_, (F.col(one).isNotNull() for one in values), F.lit(not values))
 
 
 def _filled(field: pa.Field, column: Column) -> Column:

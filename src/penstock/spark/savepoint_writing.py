@@ -24,6 +24,7 @@ from penstock.errors import ConfigError, CorruptStateError, PenstockError, shown
 from penstock.graph import Aggregate
 from penstock.operators.distinct_values import WHOSE, counting_distinct, distinct_table
 from penstock.operators.timers import KINDS, timer_table
+from penstock.progress import each
 from penstock.randomness import SYSTEM_RANDOMNESS
 from penstock.recovery.lifetimes import described
 from penstock.recovery.progress_log import NO_POSITION
@@ -35,6 +36,7 @@ from penstock.spark.compiled_operator import CompiledOperator
 from penstock.spark.dead_letters import grouped_with_bad_rows, has_no_key
 from penstock.spark.inspection import leaves, looked_at
 from penstock.spark.key_columns import normalised, quoted
+from penstock.spark.log_positions import check_position
 from penstock.spark.quiet_logs import quiet_logs_for
 from penstock.spark.savepoint_files import Answer, OperatorTable, Target, store_rows
 from penstock.spark.savepoint_rows import Given, OperatorRows, joined, safely_cast
@@ -114,7 +116,10 @@ def _written(
     token = SYSTEM_RANDOMNESS.token()
     with being_made(to, token) as attempt:
         target = Target(to, parts, attempt.mark)
-        saved = {one.uid: one.saved(tables[one.uid], target, now_us) for one in filling}
+        saved = {
+            one.uid: one.saved(tables[one.uid], target, now_us)
+            for one in each(filling, "writing the savepoint", "operator")
+        }
         manifest = Manifest(
             id=token,
             checkpoint=FIRST_CHECKPOINT,
@@ -198,7 +203,7 @@ class _Filling:
         values = OperatorTable.of(self.uid, self.layout, VALUES)
         return self._placed(
             {
-                name: joined(parts, values) if name == VALUES else parts[0]
+                name: joined(parts, values, self.layout.parts) if name == VALUES else parts[0]
                 for name, parts in self.rows.tables(given).items()
             }
         )
@@ -355,6 +360,7 @@ def barrier_at(job: Job, positions: Mapping[str, Any]) -> Barrier:
         lines += own
         values = [None if line == NO_POSITION else json.loads(line) for line in own]
         shown[source.uid] = values[0] if len(values) == 1 else values
+        check_position(source, shown[source.uid])
     metadata = json.dumps({"batchWatermarkMs": 0, "batchTimestampMs": 0, "conf": {}})
     return Barrier(shown, "\n".join(["v1", metadata, *lines]))
 

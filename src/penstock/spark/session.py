@@ -15,6 +15,7 @@ import sys
 import sysconfig
 import threading
 from collections.abc import Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
 
 from py4j.protocol import Py4JError
@@ -22,8 +23,10 @@ from pyspark import SparkConf, SparkContext
 from pyspark.sql import SparkSession
 
 from penstock.errors import ConfigError
-from penstock.spark.java import cache_dir, ensure_java, write_cached
+from penstock.spark.class_archive import archive_options
+from penstock.spark.java import JavaHome, cache_dir, find_java, use_java, write_cached
 from penstock.spark.versions import with_version
+from penstock.supervise.program import keep_to_oneself
 
 _log = logging.getLogger(__name__)
 
@@ -68,7 +71,9 @@ def local_session(
         raise ConfigError(f"cores is {cores}; a local session needs at least 1", cores=cores)
     master = _with_retries(master or f"local[{cores}]")
     _refuse_other_master(master)
-    java_home = ensure_java(quiet=True)
+    keep_to_oneself()
+    java = find_java()
+    java_home = use_java(java, quiet=True)
     os.environ["PYSPARK_PYTHON"] = sys.executable
     os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     os.environ["SPARK_LOCAL_IP"] = LOOPBACK
@@ -79,7 +84,7 @@ def local_session(
     settings: dict[str, str] = {
         "spark.master": master,
         "spark.app.name": app_name,
-        **_settings(master, java_home, given),
+        **_settings(master, java, java_home, given),
     }
     new = SparkContext._active_spark_context is None
     _start_java(settings)
@@ -112,9 +117,21 @@ def _start_java(settings: Mapping[str, str]) -> None:
         up.set()
 
     threading.Thread(target=start, name="penstock-start-java", daemon=True).start()
+    _import_meanwhile()
     up.wait()
     if failures:
         raise failures[0]
+
+
+def _import_meanwhile() -> None:
+    """Java takes seconds to come up, in a process of its own: what a job is going to need is imported beside it."""
+    for module in (
+        "penstock.job",
+        "penstock.spark.handle",
+        "penstock.spark.foreground",
+        "pyspark.sql.functions",
+    ):
+        import_module(module)
 
 
 def _stop_at_exit(session: SparkSession) -> None:
@@ -131,7 +148,7 @@ def is_alive(session: SparkSession) -> bool:
         return False
 
 
-def _settings(master: str, java_home: Path, config: Mapping[str, str]) -> dict[str, str]:
+def _settings(master: str, java: JavaHome, java_home: Path, config: Mapping[str, str]) -> dict[str, str]:
     settings = {
         "spark.driver.host": LOOPBACK,
         "spark.driver.bindAddress": LOOPBACK,
@@ -143,7 +160,7 @@ def _settings(master: str, java_home: Path, config: Mapping[str, str]) -> dict[s
         **_executor_memory(master),
         **config,
     }
-    settings["spark.driver.extraJavaOptions"] = _driver_options(config)
+    settings["spark.driver.extraJavaOptions"] = _driver_options(java, config)
     python_path = _worker_python_path(config)
     if python_path:
         settings["spark.executorEnv.PYTHONPATH"] = python_path
@@ -162,9 +179,10 @@ def _executor_memory(master: str) -> dict[str, str]:
     return {"spark.executor.memory": f"{match.group(1)}m"} if match else {}
 
 
-def _driver_options(config: Mapping[str, str]) -> str:
+def _driver_options(java: JavaHome, config: Mapping[str, str]) -> str:
     """Java's errors are a line each: Penstock tells of what matters. With the level DEBUG for 'penstock' they come with their stacks."""
-    given = config.get("spark.driver.extraJavaOptions", "")
+    asked = config.get("spark.driver.extraJavaOptions", "")
+    given = f"{archive_options(java, asked)} {asked}".strip()
     if "log4j2.configurationFile" in given:
         return given
     traces = _log.isEnabledFor(logging.DEBUG)

@@ -13,6 +13,9 @@ from typing import TYPE_CHECKING, TextIO
 
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.engine.story import LIFE, Rate, live_line
+from penstock.log_fields import JsonLines, LogForm, is_json, wanted_form
+from penstock.progress import open_works
+from penstock.progress_display import PATIENCE_S, Display, displayed
 from penstock.spark.live_line import LiveLine, is_terminal
 
 if TYPE_CHECKING:
@@ -36,9 +39,19 @@ class SignsOfLife:
         if self._line is not None:
             self._line.draw(STARTING)
 
+    @contextmanager
+    def of_work(self) -> Iterator[None]:
+        """While the job starts, show what takes long: a savepoint that is loaded, state that is dealt out anew."""
+        with displayed(Display(self._line, LIFE.info)):
+            yield
+
     def watch(self, handle: JobHandle, *, stopping: bool = False) -> None:
         """To be called again and again while the job runs."""
         if self._line is None:
+            return
+        works = [work for work in open_works() if self._clock.monotonic() - work.began_s >= PATIENCE_S]
+        if works:
+            self._line.draw(works[-1].bar(self._clock.monotonic(), self._line.columns))
             return
         progress, doing = handle.progress, "stopping" if stopping else handle.status.value
         rate = self._rate.rows_per_s(progress.rows_in, self._clock.monotonic())
@@ -48,7 +61,8 @@ class SignsOfLife:
 @contextmanager
 def signs_of_life() -> Iterator[SignsOfLife]:
     """Show them as long as this lasts; afterwards the terminal and `logging` are as they were."""
-    terminal = sys.stderr if sys.stderr is not None and is_terminal(sys.stderr) else None
+    as_json = wanted_form() is LogForm.JSON  # then nothing else is to stand between the lines
+    terminal = sys.stderr if sys.stderr is not None and is_terminal(sys.stderr) and not as_json else None
     if terminal is None:
         with log_on(sys.stderr):
             yield SignsOfLife(None)
@@ -69,7 +83,7 @@ def log_on(stream: TextIO | None, line: LiveLine | None = None) -> Iterator[None
         yield
         return
     handler = logging.StreamHandler(stream)
-    handler.setFormatter(_Lines(line))
+    handler.setFormatter(JsonLines() if is_json() else _Lines(line))
     level = logger.level
     if level == logging.NOTSET:
         handler.addFilter(lambda record: _is_told(record, line))

@@ -9,7 +9,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from penstock.state.lifetimes import in_microseconds
 
-_WAITING = "Waiting"
+WAITING = "Waiting"
 """How what a query says of itself begins when it has looked and found nothing, or has a trigger that comes later."""
 
 
@@ -37,7 +37,7 @@ class Silence:
         status = query.status
         if status["isDataAvailable"]:
             self.broken()
-        elif str(status["message"]).startswith(_WAITING) and not status["isTriggerActive"]:
+        elif str(status["message"]).startswith(WAITING) and not status["isTriggerActive"]:
             self._since_us = now_us if self._since_us is None else self._since_us
             self._looked_us = max(self._since_us, now_us - self._pace_us)
         return self._looked_us

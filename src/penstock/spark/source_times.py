@@ -12,6 +12,7 @@ from pyspark.sql.types import TimestampNTZType, TimestampType
 from penstock.config import Duration, seconds
 from penstock.errors import ConfigError
 from penstock.graph import EventTime
+from penstock.log_fields import about
 from penstock.spark.inspection import kept_columns
 from penstock.spark.log_source import FORMAT as LOG
 from penstock.state.lifetimes import in_microseconds
@@ -112,6 +113,7 @@ def _partition(frame: DataFrame, uid: str, given: object) -> tuple[tuple[str, ..
             "source %r: its rows do not tell their partitions any more, so one watermark holds for all: rows of a slow partition can be "
             "late. Keep the %s until read(), and drop what is not needed behind it with transform(...)",
             *(uid, named(wanted, "column")),
+            extra=about(operator=uid),
         )
         return (), False
     return wanted, bool(wanted)

@@ -19,6 +19,7 @@ from pyspark.sql import SparkSession
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.engine.assignment import Answer, decode_answer, encode_answer
 from penstock.errors import InternalError
+from penstock.progress import counted_by
 from penstock.recovery.taking_over import SubtaskWork, Taken
 from penstock.snapshot.mailbox import Address, send
 from penstock.snapshot.merger import MERGER, Merge
@@ -134,10 +135,13 @@ def readable() -> Iterator[None]:
 @dataclass(frozen=True)
 class _InATask:
     work: SubtaskWork
+    done: Accumulator[int]
+    """How many are done."""
 
     def __call__(self, encoded: bytes) -> bytes:
         with readable():
             taken = self.work(_HANDLES.decode(encoded), _task().taskAttemptId())
+            self.done.add(1)
             return msgspec.json.encode(taken)
 
 
@@ -146,7 +150,10 @@ def take_over_all(
 ) -> Sequence[Taken]:
     """Do the work of every handle, as one Spark job."""
     items = [msgspec.json.encode(handle) for handle in handles]
-    results = session.sparkContext.parallelize(items, len(items)).map(_InATask(work)).collect()
+    context = session.sparkContext
+    done = context.accumulator(0)
+    with counted_by(lambda: int(done.value), len(items)):
+        results = context.parallelize(items, len(items)).map(_InATask(work, done)).collect()
     return [_TAKEN.decode(result) for result in results]
 
 

@@ -5,30 +5,13 @@ from __future__ import annotations
 from penstock.engine.observer import Progress
 from penstock.errors import (
     BadRecordError,
-    CommitLostError,
-    ConfigError,
-    CorruptStateError,
-    FencedError,
-    IncompatibleStateError,
     JobFailedError,
     PenstockError,
-    SourceLostError,
     UnavailableError,
     UserCodeError,
 )
 from penstock.logins import refuses_login
-from penstock.wording import duration
-
-FATAL = (ConfigError, IncompatibleStateError, BadRecordError)
-FINAL = (*FATAL, FencedError, CorruptStateError, CommitLostError, SourceLostError)
-"""What another attempt would only meet again."""
-
-
-def is_final(error: BaseException) -> bool:
-    """Whether another attempt would only meet it again."""
-    return isinstance(error, FINAL) or (
-        isinstance(error, UserCodeError) and bool(error.facts.get("is_wrong_name"))
-    )
+from penstock.wording import counted, duration
 
 
 def may_come_up(error: BaseException) -> bool:
@@ -45,6 +28,19 @@ def restart_line(job: str, error: Exception, delay_s: float, *, met_before: bool
     """One line a failure; below the first of its kind what helps to find its cause."""
     line = f"job {job} failed ({type(error).__name__}: {error}); it goes back to its last checkpoint in {duration(delay_s)}"
     return "\n".join([line] if met_before else [line, *notes_of(error)])
+
+
+def allowed(strategy: str, failures: int, delay_s: float) -> str:
+    """Why it is tried again."""
+    return f"after {counted(failures, 'failure')} {strategy} allows another try, in {duration(delay_s)}"
+
+
+def last_words(error: BaseException) -> str:
+    """Why it is not tried again."""
+    if isinstance(error, JobFailedError):
+        said = notes_of(error)
+        return said[-1].strip() if said else str(error)
+    return f"given up: another attempt would only meet {type(error).__name__} again"
 
 
 def given_up(job: str, error: Exception, why: str, **facts: object) -> JobFailedError:

@@ -58,6 +58,12 @@ class Storage(ABC):
     def names(self, prefix: str = "") -> list[str]:
         """List the names of all files below the folder `prefix`, sorted; empty when there is no such folder."""
 
+    def folders(self, prefix: str = "") -> list[str]:
+        """The names of the folders directly below the folder `prefix`, sorted: for those who need not know what is in them."""
+        start = f"{prefix}/" if prefix else ""
+        inside = (name.removeprefix(start).partition("/") for name in self.names(prefix))
+        return sorted({first for first, slash, _ in inside if slash})
+
     @abstractmethod
     def delete(self, names: Iterable[str]) -> None:
         """Delete files, and folders that become empty; a name that is gone already is no error."""

@@ -35,6 +35,8 @@ _ADVICE = {
     errno.ENOENT: "no folder can be made there; check the path and whether it is mounted",
 }
 _FOLDER_ATTEMPTS = 100
+_NOTHING = (errno.ENOENT, errno.ELOOP)
+"""No file is there: also behind links that lead in a circle."""
 
 
 class LocalStorage(Storage):
@@ -81,15 +83,17 @@ class LocalStorage(Storage):
     def get(self, name: str) -> bytes:
         """See `Storage.get`."""
         with self._failures("get", name, missing_is_an_answer=True):
-            return self._path(name).read_bytes()
+            return _read_regular(self._path(name))
 
     def size(self, name: str) -> int | None:
         """See `Storage.size`."""
         with self._failures("look at", name):
             try:
                 found = self._path(name).stat()
-            except FileNotFoundError:
-                return None
+            except OSError as error:
+                if error.errno in _NOTHING:
+                    return None
+                raise
         return found.st_size if stat.S_ISREG(found.st_mode) else None
 
     def upload(self, local: Path, name: str) -> None:
@@ -110,6 +114,7 @@ class LocalStorage(Storage):
         source = self._path(name)
         temporary = local.with_name(temporary_name())
         with self._failures("download", name, missing_is_an_answer=True):
+            _refuse_irregular(source, source.stat())
             try:
                 link_or_copy(source, temporary)
                 os.replace(temporary, local)  # noqa: PTH105 - one idiom for link, replace and unlink here
@@ -120,6 +125,15 @@ class LocalStorage(Storage):
         """See `Storage.names`."""
         with self._failures("list", prefix):
             return sorted(name for name in self._walk(checked_prefix(prefix)) if not is_temporary(name))
+
+    def folders(self, prefix: str = "") -> list[str]:
+        """See `Storage.folders`; nothing below them is looked at."""
+        with self._failures("list", prefix):
+            try:
+                with os.scandir(self.root / checked_prefix(prefix)) as found:
+                    return sorted(entry.name for entry in found if _is_folder(entry))
+            except (FileNotFoundError, NotADirectoryError):
+                return []
 
     def delete(self, names: Iterable[str]) -> None:
         """See `Storage.delete`."""
@@ -241,14 +255,39 @@ class LocalStorage(Storage):
         try:
             yield
         except OSError as error:
-            if missing_is_an_answer and isinstance(error, FileNotFoundError):
-                raise
+            if missing_is_an_answer and error.errno in _NOTHING:
+                raise FileNotFoundError(errno.ENOENT, str(error), name) from error
             cause = _ADVICE.get(error.errno or 0, error.strerror or str(error))
             raise self._unavailable(operation, name, f"{cause} ({error})", error) from error
 
 
 def _no_local_file(name: str, local: Path) -> FileNotFoundError:
     return FileNotFoundError(errno.ENOENT, f"cannot upload {name!r}: no such local file", str(local))
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    """One that cannot be looked at is none, and hides no other."""
+    try:
+        return entry.is_dir()
+    except OSError:
+        return False
+
+
+def _read_regular(path: Path) -> bytes:
+    """Anybody who reaches the folder may put a pipe there, of which no reading ends; opened so, one is not waited for."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        _refuse_irregular(path, os.fstat(descriptor))
+        with open(descriptor, "rb", closefd=False) as file:
+            return file.read()
+    finally:
+        os.close(descriptor)
+
+
+def _refuse_irregular(path: Path, found: os.stat_result) -> None:
+    """What is no regular file is no file of a storage, see `Storage.size`."""
+    if not stat.S_ISREG(found.st_mode):
+        raise FileNotFoundError(errno.ENOENT, "no regular file", str(path))
 
 
 def _write_synced(path: Path, data: bytes) -> None:

@@ -18,6 +18,7 @@ import msgspec
 import pyarrow as pa
 
 from penstock.clock import SYSTEM_CLOCK
+from penstock.decoding import decoded
 from penstock.errors import CommitLostError, UnavailableError
 from penstock.sinks.kafka.cluster import REQUEST_TIMEOUT_S, KafkaCluster, imported, kafka_exception
 from penstock.sinks.kafka.messages import Message, staged_messages
@@ -114,7 +115,7 @@ class CommitsTopic:
 
     def _understood(self, record: bytes) -> tuple[StagedTransaction, ...]:
         try:
-            proof = _PROOFS.decode(record)
+            proof = decoded(_PROOFS, record)
             found = [
                 StagedTransaction.parse(proof.job, proof.sink, f"{proof.job}.{proof.sink}.{name}")
                 for name in proof.transactions

@@ -11,13 +11,14 @@ import msgspec
 
 from penstock.checkpoint.completed import Completed
 from penstock.checkpoint.metadata import found_checkpoints, name_of, read_metadata
+from penstock.checkpoint.witness import Witness
 from penstock.config import Mode
 from penstock.ids import NO_CHECKPOINT, RunId, SubtaskId
-from penstock.ownership.claim import newest_run
+from penstock.ownership.claim import JOB_FILE, newest_run
 from penstock.ownership.descent import in_line_of_descent, read_descents
 from penstock.recovery.begun import last_begun
 from penstock.recovery.lifetimes import stored_layout
-from penstock.recovery.restore import JOB_FILE, RestorePoint
+from penstock.recovery.restore import RestorePoint
 from penstock.sinks.two_phase_commit import Transaction
 from penstock.state.backends import backend_named
 from penstock.state.backends.base import Workplace
@@ -32,7 +33,7 @@ from penstock.testing.simulation.violation import Violation
 from penstock.testing.simulation.workload import MAX_PARALLELISM, SinkKind
 
 
-class Audit:
+class Audit(Witness):
     """Looks at a site; raises `Violation`."""
 
     def __init__(self, site: Site) -> None:
@@ -56,7 +57,7 @@ class Audit:
         for completed in self.checkpoints():
             self._files_exist(completed)
 
-    def completed(self, completed: Completed) -> None:
+    def completed(self, completed: Completed, complete_s: float, *, wanted: bool) -> None:  # noqa: ARG002 - for people
         """A checkpoint was completed: what it names exists, and its state is that of the barrier (invariants 1, 2)."""
         if newest_run(self._site.storage) > completed.run:
             return  # written in the very moment another run took over: it counts for nothing

@@ -77,7 +77,7 @@ class Driver:
             clock=site.clock,
             post=self._events.append,
             run_commit=self._commits.append,
-            on_completed=site.on_completed,
+            witness=site.witness,
         )
         self._engine = Run(
             spec,

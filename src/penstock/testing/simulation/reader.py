@@ -57,6 +57,11 @@ class Reader:
                 f"a reader with a hold has begun with {self.read}, and failed: {type(failure).__name__}: {failure}"
             ) from failure
 
+    def choose(self) -> None:
+        """Let it come so far that it knows what it reads, and has read nothing."""
+        while self.alive and not self.read:
+            self.go_on(1)
+
     def die(self) -> None:
         """End it where it stands: its hold is left to end by itself."""
         self._process.kill()

@@ -46,7 +46,7 @@ class World:
         source = ScriptedSource(workload.partitions, workload.records, workload.keys, self._random("source"))
         self.site = Site(workload, root, source)
         self.audit = Audit(self.site)
-        self.site.on_completed = self.audit.completed
+        self.site.witness = self.audit
         self.site.on_restored = self._restored
         self.site.external.before_visible = self.audit.visible
         self.site.external.checkpoints_decide = workload.promise is Mode.EXACTLY_ONCE
@@ -59,6 +59,8 @@ class World:
         """Whether the input is done: what comes then is only to see that nothing is left, and nobody reads any more."""
         self.readings = 0
         """How many readers there were so far."""
+        self.reads_before: int | None = None
+        """If set, somebody reads with a hold: chooses its checkpoint before this I/O call of the first run, and reads it in the end."""
         self._forgotten = False
         self._living: Claimant | None = None
         """Of a driver that lives on although its last run has failed."""
@@ -234,22 +236,33 @@ class World:
     # ── readers ────────────────────────────────────────────────────────────────────────────────
 
     def _read_on(self) -> None:
-        rng, likely = self._reading, self._workload.readers
-        if not likely or self._finished:
+        likely = self._workload.readers
+        if self._finished:
             return
-        if self._reader is None:
-            if rng.random() < likely:
-                self.site.disturbed = True
-                self.readings += 1
-                self._reader = Reader(self.site, f"{self.readings:x}", rng)
-            return
-        self._reader.renew()
-        if rng.random() < READER_DIES:
-            self._reader.die()
-        elif rng.random() < READER_MOVES:
-            self._reader.go_on(rng.choice([1, 1, 2, 15]))
-        if not self._reader.alive:
+        if len(self.calls) == 1 and len(self.calls[0]) == self.reads_before:
+            self._begin_to_read().choose()
+        elif self._reader is not None:
+            self._let_read(self._reader)
+        elif likely and self._reading.random() < likely:
+            self._begin_to_read()
+        if self._reader is not None and not self._reader.alive:
             self._reader = None
+
+    def _begin_to_read(self) -> Reader:
+        self.site.disturbed = True
+        self.readings += 1
+        self._reader = Reader(self.site, f"{self.readings:x}", self._reading)
+        return self._reader
+
+    def _let_read(self, reader: Reader) -> None:
+        rng = self._reading
+        reader.renew()
+        if self.reads_before is not None:
+            return  # it stands still until the job has ended
+        if rng.random() < READER_DIES:
+            reader.die()
+        elif rng.random() < READER_MOVES:
+            reader.go_on(rng.choice([1, 1, 2, 15]))
 
     def _let_the_reader_finish(self) -> None:
         self._finished = True

@@ -1,0 +1,159 @@
+"""`penstock status`: one job on one screen, and in one exit code. Driver; no Spark."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from penstock.cli.failure_table import cost, what_happened
+from penstock.cli.job_graph import graph_table
+from penstock.cli.job_list import STATE_STYLES, as_json, ui
+from penstock.cli.printing import ago, in_brief, lasting, moment, rate
+from penstock.view.caught_up import CaughtUp, is_caught_up
+from penstock.view.model import JobState, JobView
+from penstock.view.needs import needs, needs_somebody
+from penstock.wording import counted, duration, size
+
+NEEDS_SOMEBODY = 3
+NOT_SEEN = 2
+LONGEST_NEED = 400
+SHOWN_OF_HISTORY = 20
+"""Checkpoints, failures and events in the JSON: the rest is in `penstock checkpoints` and `failures`."""
+
+
+def exit_code(view: JobView) -> int:
+    """0: healthy, or ended as somebody wanted. 2: it could not be seen. 3: it needs somebody."""
+    if view.state is JobState.UNREADABLE:
+        return NOT_SEEN
+    return NEEDS_SOMEBODY if needs_somebody(view) else 0
+
+
+def status_json(view: JobView) -> dict[str, Any]:
+    """The view, as the pages' JSON has it, of the history only the newest; and what follows from it."""
+    brief = msgspec.structs.replace(
+        view,
+        checkpoints=view.checkpoints[:SHOWN_OF_HISTORY],
+        failures=view.failures[:SHOWN_OF_HISTORY],
+        events=view.events[:SHOWN_OF_HISTORY],
+        runs=view.runs[:SHOWN_OF_HISTORY],
+    )
+    summed_up = {name: value for name, value in as_json(view).items() if name not in brief.__struct_fields__}
+    answer = is_caught_up(view)
+    return {
+        **msgspec.to_builtins(brief),
+        **summed_up,
+        "caught_up": answer.answer.value,
+        "caught_up_why": answer.why or None,
+        "needs": msgspec.to_builtins(needs(view)),
+        "exit_code": exit_code(view),
+    }
+
+
+def screen(view: JobView) -> RenderableType:
+    """What a person wants to know in five seconds, then the graph."""
+    parts: list[RenderableType] = [heading(view), *needs_lines(view), Text(), facts(view)]
+    if view.plan is not None:
+        parts += [Text(), graph_table(view)]
+    return Group(*parts)
+
+
+def heading(view: JobView) -> Text:
+    """Name, state, how long, where."""
+    live, style = view.live, STATE_STYLES.get(view.state, "")
+    text = Text.assemble((view.name, "bold"), "  ", (view.state.value, style))
+    if view.since:
+        text.append(f" {_since(view)}")
+    if view.run:
+        text.append(f", run {view.run}")
+    if view.state.is_alive and view.host:
+        text.append(f" on {view.host} (pid {view.pid}{', supervised' if view.supervised else ''})")
+    if live is not None and live.doing and view.state.is_alive:
+        text.append(f"  {live.doing}", "yellow")
+    return text
+
+
+def _since(view: JobView) -> str:
+    how_long = lasting(view.now - view.since)
+    return f"for {how_long}" if view.state.is_alive else f"{how_long} ago, {moment(view.since)} UTC"
+
+
+def needs_lines(view: JobView, before: str = "") -> Iterator[RenderableType]:
+    """What is not as it should be, and what to do."""
+    for need in needs(view):
+        mark, style = ("NEEDS SOMEBODY ", "bold red") if need.urgent else ("ATTENTION ", "yellow")
+        yield Text.assemble((mark, style), (before, "bold"), in_brief(need.text, LONGEST_NEED))
+        yield Padding(Text(need.advice, "dim"), (0, 0, 0, 2))
+
+
+def facts(view: JobView) -> Table:
+    """A line each."""
+    table = Table.grid(padding=(0, 2, 0, 0))
+    table.add_column(no_wrap=True, style="dim")
+    table.add_column(overflow="fold")
+    for label, value in _facts(view):
+        table.add_row(label, value)
+    return table
+
+
+def _facts(view: JobView) -> Iterator[tuple[str, Text]]:
+    yield "checkpoint", _checkpoint(view)
+    yield "caught up", _caught_up(view)
+    if view.live is not None:
+        yield "input", _input(view)
+    yield "last failure", _last_failure(view)
+    if view.plan is not None:
+        limited = f", limited by {view.plan.limited_by}" if view.plan.limited_by else ""
+        yield "promises", Text(f"{view.plan.guarantee}{limited}")
+    if ui(view):
+        yield "pages", Text(ui(view))
+    if view.savepoints:
+        yield "savepoint", Text(view.savepoints[0])
+    yield "id", Text(view.id, "dim")
+
+
+def _checkpoint(view: JobView) -> Text:
+    last = view.last_completed
+    if last is None:
+        return Text("none yet", "bold red" if view.is_late else "")
+    took = f"took {duration(last.duration_ms / 1000)}, {size(last.state_bytes)} of state ({size(last.new_bytes)} new)"
+    age = Text(ago(view.now - last.completed_at), "bold red" if view.is_late else "")
+    interval = f", every {duration(view.plan.settings.interval_s)}" if view.plan is not None else ""
+    text = Text.assemble(
+        f"{last.checkpoint}, ", age, " (late)" if view.is_late else "", f"{interval}, {took}"
+    )
+    if view.summary.failed:
+        text.append(
+            f", {view.summary.failed} of {view.summary.failed + view.summary.completed} given up", "yellow"
+        )
+    return text
+
+
+def _caught_up(view: JobView) -> Text:
+    found = is_caught_up(view)
+    style = {CaughtUp.YES: "green", CaughtUp.NO: "yellow", CaughtUp.UNKNOWN: "dim"}[found.answer]
+    return Text.assemble((found.answer.value, style), f": {found.why}" if found.why else "")
+
+
+def _input(view: JobView) -> Text:
+    live = view.live
+    if live is None:
+        return Text()
+    now = f"{rate(live.rows_per_s)}, " if view.state.is_alive else ""
+    batches = f"{counted(live.batches, 'batch', 'batches')} since this start, the last took {duration(live.batch_seconds)}"
+    text = Text(f"{now}{counted(live.rows_in, 'row')} in {batches}")
+    if view.restarts:
+        text.append(f", {counted(view.restarts, 'restart')}", "yellow")
+    return text
+
+
+def _last_failure(view: JobView) -> Text:
+    if not view.failures:
+        return Text("none that is known", "green")
+    last = view.failures[0]
+    return Text(f"{ago(view.now - last.at)}, in run {last.run}: {what_happened(last, 160)}; {cost(last)}")

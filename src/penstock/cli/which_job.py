@@ -1,0 +1,56 @@
+"""Which job a command is about: a storage and a name, or an id, or the folder of the job alone. Driver."""
+
+from __future__ import annotations
+
+from penstock.checkpoint.metadata import committed_checkpoints, found_checkpoints
+from penstock.errors import ConfigError
+from penstock.ids import checked_name
+from penstock.ownership.claim import JOB_FILE
+from penstock.savepoint.manifest import MANIFEST
+from penstock.storage import Storage, open_job_storage, open_storage
+from penstock.view.find import ID_DIGITS, FoundJob, find_jobs, job_id, job_of
+from penstock.wording import did_you_mean
+
+
+def open_job(storage: str, job: str | None = None) -> Storage:
+    """The folder of a job that has run; refuses one that has not, and says which have."""
+    return found_job(storage, job).storage
+
+
+def found_job(storage: str, job: str | None = None) -> FoundJob:
+    """A job that has run; refuses one that has not, and says which have. Without `job`, `storage` is its own folder."""
+    if job is None:
+        return _job_in_its_folder(storage)
+    if len(job) == ID_DIGITS and all(digit in "0123456789abcdef" for digit in job):
+        return job_of(find_jobs([storage]), job)
+    opened = open_job_storage(storage, checked_name("job name", job))
+    if opened.size(JOB_FILE) is None and not (found_checkpoints(opened) or committed_checkpoints(opened)):
+        raise ConfigError(
+            f"no job {job!r} ever ran with the storage {storage}; {_known(storage, job)}",
+            job=job,
+            storage=storage,
+        )
+    return FoundJob(job, storage, opened, job_id(job))
+
+
+def is_job(path: str) -> bool:
+    """Whether this is the folder of a job, not a storage with jobs in it, nor a savepoint."""
+    folder = open_storage(path)
+    return folder.size(MANIFEST) is None and folder.size(JOB_FILE) is not None
+
+
+def _job_in_its_folder(folder: str) -> FoundJob:
+    if not is_job(folder):
+        raise ConfigError(
+            f"{folder} is not the folder of a job, so it takes the name of one behind it; {_known(folder)}",
+            storage=folder,
+        )
+    return find_jobs([folder])[0]
+
+
+def _known(storage: str, wanted: str = "") -> str:
+    known = sorted(job.name for job in find_jobs([storage]))
+    if known:
+        close = did_you_mean(wanted, known)
+        return f"there are: {', '.join(known)}{f'; {close}' if close else ''}"
+    return "there is none at all; is it the storage given to Job(storage=...)?"

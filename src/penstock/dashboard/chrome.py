@@ -1,0 +1,35 @@
+"""What surrounds a page: where it is, who looks at it, what may be done from it. Data only; the dashboard's process.
+
+The rendering functions of `penstock.dashboard.pages` take what they show, then a `Chrome`, and return HTML. They read nothing themselves:
+
+    overview(views: Sequence[JobView], chrome)        job(view: JobView, chrome)
+    checkpoints(view, chrome)                         checkpoint(view, checkpoint: CheckpointView, chrome)
+    failures(view, chrome)                            state(view, contents: StateContents | None, chrome)
+    actions(view, outcome: Outcome | None, chrome)    journal(view, chrome)
+    login(chrome, wrong, following)                   problem(status, text, chrome)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Chrome:
+    """The same for all parts of one page. Two equal ones around one view give one page: it may be kept and given to many."""
+
+    base: str = ""
+    """What every link begins with, without a slash at its end: '' where the server is at the root."""
+    path: str = "/"
+    """The path of this page, without `base`: its JSON twin is at `twin`."""
+    twin: str = "/index.json"
+    read_only: bool = False
+    """No action can be asked for here: no button for one is shown."""
+    logged_in: bool = False
+    """Somebody has given the token: `POST {base}/logout` ends that."""
+    problems: tuple[str, ...] = ()
+    """What is wrong with the storages that are looked at, for people: one of them may not answer."""
+
+    def at(self, path: str) -> str:
+        """A link to a path of this server."""
+        return f"{self.base}{path}"

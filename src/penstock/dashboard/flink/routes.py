@@ -1,0 +1,341 @@
+"""The paths of Flink's REST interface, each with and without `/v1`. The dashboard's process.
+
+An error is `{"errors": ["..."]}` with a status of 400 or above. Flink's other form, a `failure-cause` in an answer that says COMPLETED, has
+a serialized Java object in it; without one, Flink's client asks again for ever.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, TypeVar
+
+import msgspec
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from penstock.clock import SYSTEM_CLOCK, Clock
+from penstock.dashboard.flink import actions, checkpoints, exceptions, jobs, vertices
+from penstock.dashboard.flink.disposal import dispose
+from penstock.dashboard.flink.job_metrics import job_metrics, listed
+from penstock.dashboard.flink.refusals import Refused
+from penstock.dashboard.flink.words import Json, job_state, node_of
+from penstock.dashboard.looking import Looker
+from penstock.decoding import decoded
+from penstock.errors import ConfigError, PenstockError, UnavailableError
+from penstock.journal.plan import PlanNode
+from penstock.randomness import SYSTEM_RANDOMNESS, secret_bytes
+from penstock.version import __version__
+from penstock.view.find import FoundJob
+from penstock.view.model import JobView
+from penstock.wording import counted
+
+_log = logging.getLogger(__name__)
+
+PREFIXES = ("/v1", "")
+LARGEST_BODY = 64 * 1024
+REFRESH_MS = 3000
+VERSION = f"Penstock {__version__}"
+
+_KEY_BYTES = 32
+_TOKEN_DIGITS = 16
+
+Endpoint = Callable[[Request], Awaitable[Response]]
+_T = TypeVar("_T")
+
+
+def flink_routes(
+    looker: Looker,
+    *,
+    read_only: bool = False,
+    prefixes: Sequence[str] = PREFIXES,
+    clock: Clock = SYSTEM_CLOCK,
+) -> list[Route]:
+    """All of them, for a Starlette application. `read_only`: jobs can be looked at, and nothing can be asked of them."""
+    rest = _Rest(looker, read_only=read_only, clock=clock)
+    return [
+        Route(prefix + path, _answering(endpoint), methods=[method])
+        for prefix in prefixes
+        for method, path, endpoint in rest.paths()
+    ]
+
+
+def _answering(endpoint: Endpoint) -> Endpoint:
+    """What goes wrong is told as Flink's client wants to hear it."""
+
+    async def answered(request: Request) -> Response:
+        try:
+            return await endpoint(request)
+        except Refused as refused:
+            return _errors(refused.status, str(refused))
+        except PenstockError as error:
+            return _errors(_status(error), str(error))
+        except OSError as error:
+            return _errors(500, f"what was asked for could not be done: {error}")
+
+    return answered
+
+
+def _status(error: PenstockError) -> int:
+    if isinstance(error, ConfigError):
+        return 400
+    return 503 if isinstance(error, UnavailableError) else 500
+
+
+def _json(content: Any, status: int = 200) -> Response:
+    return Response(msgspec.json.encode(content), status, media_type="application/json")
+
+
+def _errors(status: int, text: str) -> Response:
+    return _json({"errors": [text]}, status)
+
+
+async def _body(request: Request, decoder: msgspec.json.Decoder[_T]) -> _T:
+    """The JSON of a request. Flink's client sends `{}` where it has nothing to say; others send nothing."""
+    data = b""
+    async for part in request.stream():
+        data += part
+        if len(data) > LARGEST_BODY:
+            raise Refused(413, f"the body has more than {LARGEST_BODY} bytes; nothing was done")
+    try:
+        return decoded(decoder, data or b"{}")
+    except msgspec.DecodeError as error:
+        raise Refused(400, f"the body is not what is expected here: {error}; nothing was done") from error
+
+
+def _number(text: str, what: str) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) < 19):  # noqa: PLR2004 - digits of the largest number
+        raise Refused(400, f"{what} is {text[:40]!r}: a number is expected")
+    return int(text)
+
+
+class _Rest:
+    """The endpoints."""
+
+    def __init__(self, looker: Looker, *, read_only: bool, clock: Clock) -> None:
+        self._looker = looker
+        self._read_only = read_only
+        self._clock = clock
+        self._key = secret_bytes(_KEY_BYTES)
+        """With which ids of disposals are made, so that one can be known again without being remembered."""
+
+    def paths(self) -> list[tuple[str, str, Endpoint]]:
+        """Method, path and endpoint of each."""
+        job, node = "/jobs/{job}", "/jobs/{job}/vertices/{vertex}"
+        return [
+            ("GET", "/overview", self._of_all(lambda views: jobs.cluster_overview(views, VERSION))),
+            ("GET", "/config", self._config),
+            ("GET", "/jobs", self._of_all(jobs.job_ids)),
+            ("GET", "/jobs/overview", self._of_all(jobs.jobs_overview)),
+            ("GET", "/applications/overview", self._of_all(jobs.applications)),
+            ("GET", "/applications/{job}", self._of_job(jobs.application_detail)),
+            ("GET", "/applications/{job}/exceptions", self._exceptions),
+            ("POST", "/applications/{job}/cancel", self._cancel),
+            ("GET", "/taskmanagers", self._of_all(lambda _: {"taskmanagers": []})),
+            ("GET", "/jobmanager/metrics", self._of_all(lambda _: [])),
+            ("GET", "/jobmanager/config", self._of_all(lambda _: [])),
+            ("GET", job, self._of_job(jobs.job_detail)),
+            ("GET", f"{job}/status", self._of_job(lambda view: {"status": job_state(view)})),
+            ("GET", f"{job}/plan", self._of_job(lambda view: {"plan": jobs.plan(view)})),
+            ("GET", f"{job}/config", self._of_job(jobs.job_config)),
+            ("GET", f"{job}/metrics", self._metrics),
+            ("GET", f"{job}/exceptions", self._exceptions),
+            ("GET", f"{job}/accumulators", self._of_job(lambda _: _NO_ACCUMULATORS)),
+            ("GET", f"{job}/jobmanager/config", self._of_job(lambda _: [])),
+            ("PATCH", job, self._patch),
+            ("GET", f"{job}/checkpoints", self._of_job(checkpoints.checkpointing_statistics)),
+            ("GET", f"{job}/checkpoints/config", self._checkpoint_config),
+            ("GET", f"{job}/checkpoints/details/{{checkpoint}}", self._checkpoint_details),
+            ("GET", f"{job}/checkpoints/details/{{checkpoint}}/subtasks/{{vertex}}", self._subtask_details),
+            ("POST", f"{job}/checkpoints", self._asking(actions.CHECKPOINT_WISHES, actions.checkpoint)),
+            ("GET", f"{job}/checkpoints/{{trigger}}", self._polling(actions.checkpoint_status)),
+            ("POST", f"{job}/savepoints", self._asking(actions.SAVEPOINT_WISHES, actions.savepoint)),
+            ("GET", f"{job}/savepoints/{{trigger}}", self._polling(actions.savepoint_status)),
+            ("POST", f"{job}/stop", self._asking(actions.STOP_WISHES, actions.stop)),
+            ("POST", "/savepoint-disposal", self._dispose),
+            ("GET", "/savepoint-disposal/{trigger}", self._disposed),
+            ("GET", node, self._of_node(vertices.vertex_detail)),
+            ("GET", f"{node}/subtasktimes", self._of_node(vertices.subtask_times)),
+            ("GET", f"{node}/taskmanagers", self._of_node(vertices.vertex_hosts)),
+            ("GET", f"{node}/watermarks", self._of_node(vertices.watermarks)),
+            ("GET", f"{node}/backpressure", self._of_node(lambda _, one: vertices.backpressure(one))),
+            ("GET", f"{node}/accumulators", self._of_node(vertices.accumulators)),
+            ("GET", f"{node}/subtasks/accumulators", self._of_node(vertices.subtask_accumulators)),
+            ("GET", f"{node}/metrics", self._vertex_metrics),
+            ("GET", f"{node}/subtasks/metrics", self._of_node(lambda _, __: [])),
+        ]
+
+    # ── looking ────────────────────────────────────────────────────────────────────────────────
+
+    def _of_all(self, shape: Callable[[list[JobView]], Any]) -> Endpoint:
+        async def endpoint(_: Request) -> Response:
+            return _json(shape(self._looker.views()))
+
+        return endpoint
+
+    def _of_job(self, shape: Callable[[JobView], Any]) -> Endpoint:
+        async def endpoint(request: Request) -> Response:
+            return _json(shape(self._view(request)))
+
+        return endpoint
+
+    def _of_node(self, shape: Callable[[JobView, PlanNode], Any]) -> Endpoint:
+        async def endpoint(request: Request) -> Response:
+            return _json(shape(*self._node(request)))
+
+        return endpoint
+
+    def _view(self, request: Request) -> JobView:
+        view = self._looker.view(request.path_params["job"])
+        if view is None:
+            raise self._no_such_job(request)
+        return view
+
+    def _node(self, request: Request) -> tuple[JobView, PlanNode]:
+        view = self._view(request)
+        vertex = request.path_params["vertex"]
+        node = node_of(view, vertex)
+        if node is None:
+            raise Refused(404, f"job {view.name} has no vertex {vertex[:40]!r}")
+        return view, node
+
+    def _no_such_job(self, request: Request) -> Refused:
+        job = request.path_params["job"]
+        return Refused(
+            404, f"there is no job {job[:80]!r}; `flink list -a` and `penstock list` say which there are"
+        )
+
+    async def _config(self, _: Request) -> Response:
+        return _json(
+            {
+                "refresh-interval": REFRESH_MS,
+                "timezone-name": "Coordinated Universal Time",
+                "timezone-offset": 0,
+                "flink-version": VERSION,
+                "flink-revision": "",
+                "features": {
+                    "web-submit": False,
+                    "web-cancel": not self._read_only,
+                    "web-rescale": False,
+                    "web-history": False,
+                },
+            }
+        )
+
+    async def _metrics(self, request: Request) -> Response:
+        return _json(listed(job_metrics(self._view(request)), request.query_params.get("get")))
+
+    async def _vertex_metrics(self, request: Request) -> Response:
+        values = vertices.vertex_metrics(*self._node(request))
+        return _json(listed(values, request.query_params.get("get")))
+
+    async def _exceptions(self, request: Request) -> Response:
+        most = _number(request.query_params.get("maxExceptions", str(exceptions.MOST)), "maxExceptions")
+        return _json(exceptions.exceptions(self._view(request), most))
+
+    async def _checkpoint_config(self, request: Request) -> Response:
+        found = checkpoints.checkpoint_config(self._view(request))
+        if found is None:
+            raise Refused(404, "no run of the job has said its settings yet")
+        return _json(found)
+
+    async def _checkpoint_details(self, request: Request) -> Response:
+        number = _number(request.path_params["checkpoint"], "the checkpoint")
+        return _there(checkpoints.checkpoint_details(self._view(request), number), number)
+
+    async def _subtask_details(self, request: Request) -> Response:
+        number = _number(request.path_params["checkpoint"], "the checkpoint")
+        found = checkpoints.subtask_details(self._view(request), number, request.path_params["vertex"])
+        return _there(found, number)
+
+    # ── asking ─────────────────────────────────────────────────────────────────────────────────
+
+    def _asking(self, decoder: msgspec.json.Decoder[_T], deed: Callable[..., str]) -> Endpoint:
+        async def endpoint(request: Request) -> Response:
+            wish = await _body(request, decoder)
+            found = self._asked(request)
+            asked = await run_in_threadpool(deed, found, wish, by=_by(request), now=self._clock.wall())
+            return _json({"request-id": asked}, 202)
+
+        return endpoint
+
+    def _polling(self, status: Callable[..., Json]) -> Endpoint:
+        async def endpoint(request: Request) -> Response:
+            view = self._view(request)
+            found, trigger = self._looker.found(view.id), request.path_params["trigger"]
+            return _json(await run_in_threadpool(status, found, view, trigger, read_only=self._read_only))
+
+        return endpoint
+
+    async def _patch(self, request: Request) -> Response:
+        """`?mode=cancel`, which is also what is meant without; `stop` is what Flinks before 1.9 called a stop without a savepoint."""
+        mode = request.query_params.get("mode", "cancel")
+        if mode != "cancel":
+            raise Refused(
+                400,
+                f"mode is {mode[:40]!r}: only cancel is known; POST to .../stop stops a job; nothing was done",
+            )
+        return await self._cancel(request)
+
+    async def _cancel(self, request: Request) -> Response:
+        found = self._asked(request)
+        await run_in_threadpool(actions.cancel, found, by=_by(request), now=self._clock.wall())
+        return _json({}, 202)
+
+    def _asked(self, request: Request) -> FoundJob:
+        """The job, if anything may be asked of it here."""
+        self._refuse_if_read_only()
+        view = self._view(request)
+        return self._looker.found(view.id)
+
+    def _refuse_if_read_only(self) -> None:
+        if self._read_only:
+            raise Refused(
+                403,
+                "this server only shows jobs (it is read-only); nothing was done; use one that is not, or the penstock command",
+            )
+
+    # ── disposing of savepoints ────────────────────────────────────────────────────────────────
+
+    async def _dispose(self, request: Request) -> Response:
+        """Done at once; what fails is answered here, so that whoever polls has only good news to wait for."""
+        wish = await _body(request, actions.DISPOSAL_WISHES)
+        self._refuse_if_read_only()
+        storages = [self._looker.found(view.id).storage for view in self._looker.views()]
+        deleted = await run_in_threadpool(dispose, wish.path, storages)
+        _log.info("savepoint %r was deleted, %s, for %s", wish.path, counted(deleted, "file"), _by(request))
+        token = SYSTEM_RANDOMNESS.token(_TOKEN_DIGITS)
+        return _json({"request-id": token + self._seal(token)}, 202)
+
+    async def _disposed(self, request: Request) -> Response:
+        trigger: str = request.path_params["trigger"]
+        token, seal = trigger[:_TOKEN_DIGITS], trigger[_TOKEN_DIGITS:]
+        if not hmac.compare_digest(seal.encode(), self._seal(token).encode()):
+            raise Refused(404, "this server has deleted no savepoint under that id since it was started")
+        return _json(actions.completed({}))
+
+    def _seal(self, token: str) -> str:
+        return hmac.new(self._key, token.encode(), hashlib.sha256).hexdigest()[:_TOKEN_DIGITS]
+
+
+_NO_ACCUMULATORS: Json = {
+    "job-accumulators": [],
+    "user-task-accumulators": [],
+    "serialized-user-task-accumulators": {},
+}
+
+
+def _by(request: Request) -> str:
+    """Who asks, for people."""
+    host = request.client.host if request.client is not None else "somewhere"
+    return f"Flink's REST interface, from {host}"
+
+
+def _there(found: Json | None, number: int) -> Response:
+    if found is None:
+        raise Refused(404, f"nothing is known of checkpoint {number}, or of that part of it")
+    return _json(found)

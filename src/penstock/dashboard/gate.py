@@ -1,0 +1,108 @@
+"""What every request passes before a route sees it: who asks, from where, and how much is sent. The dashboard's process."""
+
+from __future__ import annotations
+
+from urllib.parse import quote
+
+from starlette.concurrency import run_in_threadpool
+from starlette.datastructures import MutableHeaders
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from penstock.dashboard.access import LARGEST_BODY_BYTES, READS, Access, Refusal, is_open
+from penstock.dashboard.answering import refused, wants_page, with_usual_headers
+from penstock.dashboard.looking import StorageLooker
+
+LONGEST_PATH = 2000
+LARGEST_HEADERS_BYTES = 16 * 1024
+_LONGEST_NUMBER = 20
+_END = {"Connection": "close"}
+
+
+class TooLargeError(Exception):
+    """More was sent than anybody has to say."""
+
+
+class Gate:
+    """An ASGI application around another."""
+
+    def __init__(self, app: ASGIApp, access: Access, looker: StorageLooker) -> None:
+        self._app = app
+        self._access = access
+        self._looker = looker
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Let a request through, or say why not."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        send = _with_headers(send)
+        request = Request(scope)
+        answer = self._refused(request)
+        if answer is not None:
+            await answer(scope, receive, send)
+            return
+        if not is_open(request.scope["path"]) and not self._looker.is_fresh():
+            await run_in_threadpool(self._looker.wait)
+        await self._app(scope, _limited(receive), send)
+
+    def _refused(self, request: Request) -> Response | None:
+        path = request.scope["path"]
+        if len(path) > LONGEST_PATH or not path.isprintable():
+            return refused(
+                request, 400, "no path of this server is so long, or has such characters", headers=_END
+            )
+        if sum(len(name) + len(value) for name, value in request.scope["headers"]) > LARGEST_HEADERS_BYTES:
+            return refused(request, 431, "the headers are larger than those of any browser", headers=_END)
+        refusal = self._access.refusal(request.method, path, request.headers)
+        if refusal is not None:
+            return _told(request, refusal)
+        given = request.headers.get("content-length", "0")
+        is_small = len(given) < _LONGEST_NUMBER and given.isdecimal() and int(given) <= LARGEST_BODY_BYTES
+        return None if is_small else too_large(request)
+
+
+def _told(request: Request, refusal: Refusal) -> Response:
+    asks_for_page = wants_page(request.method, request.scope["path"], request.headers.get("accept", ""))
+    if refusal.status == 401 and asks_for_page and request.method in READS:  # noqa: PLR2004
+        return RedirectResponse(f"/login?next={quote(_asked(request), safe='')}", 303)
+    headers = {"WWW-Authenticate": "Bearer"} if refusal.status == 401 else {}  # noqa: PLR2004
+    return refused(request, refusal.status, refusal.why, {**headers, **_END})
+
+
+def _asked(request: Request) -> str:
+    path, query = request.scope["path"], request.scope["query_string"].decode("latin-1")
+    return f"{path}?{query}" if query else path
+
+
+def too_large(request: Request) -> Response:
+    """The answer to it; what is still to come is not read."""
+    most = f"{LARGEST_BODY_BYTES // 1024} KB"
+    return refused(
+        request, 413, f"more than {most} was sent, and nothing here needs as much; nothing was done", _END
+    )
+
+
+def _limited(receive: Receive) -> Receive:
+    """The same, which ends when too much has come: a body without a length is counted."""
+    came = 0
+
+    async def limited() -> Message:
+        nonlocal came
+        message = await receive()
+        came += len(message.get("body", b""))
+        if came > LARGEST_BODY_BYTES:
+            raise TooLargeError
+        return message
+
+    return limited
+
+
+def _with_headers(send: Send) -> Send:
+    async def sending(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            with_usual_headers(MutableHeaders(scope=message))
+        await send(message)
+
+    return sending

@@ -1,0 +1,199 @@
+"""Which path shows what: each page with its JSON twin. The dashboard's process.
+
+Pages and Flink's REST interface share some paths, such as `/jobs/{job}`. A browser, which asks for `text/html`, gets the page; whoever does
+not gets what Flink's client wants. Programs use the twins.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable, Hashable
+
+import msgspec
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Match, Route
+from starlette.types import Scope
+
+from penstock.dashboard import pages, twins
+from penstock.dashboard.access import Access
+from penstock.dashboard.actions import allowed_actions
+from penstock.dashboard.answering import json_answer, page_answer
+from penstock.dashboard.chrome import Chrome
+from penstock.dashboard.kept import Kept
+from penstock.dashboard.looking import Seen, StorageLooker
+from penstock.dashboard.state_lookup import StateReader
+from penstock.errors import ConfigError
+from penstock.view.asking import Outcome, outcome
+from penstock.view.model import CheckpointView, JobView
+
+_CHECKPOINT = re.compile(r"(\d{1,18})-r(\d{1,18})")
+Endpoint = Callable[[Request], Awaitable[Response]]
+Render = Callable[..., str]
+"""What is shown, then the chrome, into HTML: see `penstock.dashboard.chrome`."""
+
+
+class BrowserRoute(Route):
+    """Only for those who ask for a page."""
+
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        """See `Route.matches`."""
+        accept = next((value for name, value in scope.get("headers", ()) if name == b"accept"), b"")
+        return super().matches(scope) if b"text/html" in accept else (Match.NONE, {})
+
+
+class Pages:
+    """The endpoints of pages and twins."""
+
+    def __init__(self, looker: StorageLooker, access: Access, states: StateReader) -> None:
+        self._looker = looker
+        self._access = access
+        self._states = states
+        self._kept = Kept()
+
+    def paths(self) -> dict[str, tuple[str, Endpoint, Endpoint]]:
+        """Of each page its path, that of its twin, and the endpoints of both."""
+        return {
+            "overview": ("/", *self._of_all()),
+            "job": ("/jobs/{job}", *self._of_view(pages.job, twins.job)),
+            "checkpoints": ("/jobs/{job}/checkpoints", *self._of_view(pages.checkpoints, twins.checkpoints)),
+            "checkpoint": ("/jobs/{job}/checkpoints/{checkpoint}", self._checkpoint, self._checkpoint_twin),
+            "failures": ("/jobs/{job}/failures", *self._of_view(pages.failures, twins.failures)),
+            "journal": ("/jobs/{job}/journal", *self._of_view(pages.journal, twins.journal)),
+            "state": ("/jobs/{job}/state", self._state, self._state_twin),
+            "actions": ("/jobs/{job}/actions", self._actions, self._actions_twin),
+        }
+
+    def twin_routes(self) -> list[Route]:
+        """Those of JSON."""
+        return [Route(twin_of(path), twin) for path, _, twin in self.paths().values()]
+
+    def browser_routes(self) -> list[Route]:
+        """Those for browsers, which come before Flink's."""
+        return [BrowserRoute(path, page) for path, page, _ in self.paths().values()]
+
+    def page_routes(self) -> list[Route]:
+        """The same for all others, which come behind Flink's."""
+        return [Route(path, page) for path, page, _ in self.paths().values()]
+
+    # ── all jobs ───────────────────────────────────────────────────────────────────────────────
+
+    def _of_all(self) -> tuple[Endpoint, Endpoint]:
+        async def page(request: Request) -> Response:
+            chrome = self._chrome(request)
+            return self._page(pages.overview, chrome, self._mark(), lambda: (self._looker.views(),))
+
+        async def twin(request: Request) -> Response:
+            problems = self._looker.problems
+            return self._twin(request, self._mark(), lambda: twins.overview(self._looker.views(), problems))
+
+        return page, twin
+
+    def _mark(self) -> Hashable:
+        return tuple(one.looked_at for one in self._looker.all_seen()), self._looker.problems
+
+    # ── one job ────────────────────────────────────────────────────────────────────────────────
+
+    def _of_view(
+        self, render: Render, twin_of_view: Callable[[JobView], object]
+    ) -> tuple[Endpoint, Endpoint]:
+        """A page that shows nothing but the view."""
+
+        async def page(request: Request) -> Response:
+            seen = self._seen(request)
+            return self._page(render, self._chrome(request), seen.looked_at, lambda: (seen.view,))
+
+        async def twin(request: Request) -> Response:
+            seen = self._seen(request)
+            return self._twin(request, seen.looked_at, lambda: twin_of_view(seen.view))
+
+        return page, twin
+
+    async def _checkpoint(self, request: Request) -> Response:
+        seen, one = self._found_checkpoint(request)
+        return self._page(pages.checkpoint, self._chrome(request), seen.looked_at, lambda: (seen.view, one))
+
+    async def _checkpoint_twin(self, request: Request) -> Response:
+        seen, one = self._found_checkpoint(request)
+        return self._twin(request, seen.looked_at, lambda: one)
+
+    def _found_checkpoint(self, request: Request) -> tuple[Seen, CheckpointView]:
+        seen = self._seen(request)
+        asked = request.path_params["checkpoint"]
+        match = _CHECKPOINT.fullmatch(asked)
+        for one in seen.view.checkpoints if match else ():
+            if match and (one.checkpoint, one.run) == (int(match[1]), int(match[2])):
+                return seen, one
+        raise HTTPException(
+            404,
+            f"no checkpoint {asked[:40]!r} of job {seen.view.name} is known: neither is it retained, nor is it in the journal; "
+            "write it as NUMBER-rRUN, as in the list of checkpoints",
+        )
+
+    async def _state(self, request: Request) -> Response:
+        seen = self._seen(request)
+        contents = await run_in_threadpool(self._states.contents, seen)
+        return self._page(pages.state, self._chrome(request), seen.looked_at, lambda: (seen.view, contents))
+
+    async def _state_twin(self, request: Request) -> Response:
+        return json_answer(await run_in_threadpool(self._states.contents, self._seen(request)))
+
+    async def _actions(self, request: Request) -> Response:
+        seen = self._seen(request)
+        said = await self._outcome(request, seen)
+        return self._page(
+            pages.actions, self._chrome(request), (seen.looked_at, said), lambda: (seen.view, said)
+        )
+
+    async def _actions_twin(self, request: Request) -> Response:
+        seen = self._seen(request)
+        allowed = () if self._access.read_only else allowed_actions(seen.view)
+        return json_answer(twins.actions(seen.view, allowed, await self._outcome(request, seen)))
+
+    async def _outcome(self, request: Request, seen: Seen) -> Outcome | None:
+        asked = request.query_params.get("request", "")
+        return await run_in_threadpool(outcome, seen.job.storage, asked[:64]) if asked else None
+
+    # ── answers ────────────────────────────────────────────────────────────────────────────────
+
+    def _seen(self, request: Request) -> Seen:
+        return seen_job(self._looker, request)
+
+    def _chrome(self, request: Request) -> Chrome:
+        path: str = request.scope["path"]
+        return Chrome(
+            path=path,
+            twin=twin_of(path),
+            read_only=self._access.read_only,
+            logged_in=self._access.needs_token,
+            problems=self._looker.problems,
+        )
+
+    def _page(
+        self, render: Render, chrome: Chrome, mark: Hashable, shown: Callable[[], tuple[object, ...]]
+    ) -> Response:
+        return page_answer(self._kept.get(chrome, mark, lambda: render(*shown(), chrome).encode()))
+
+    def _twin(self, request: Request, mark: Hashable, shown: Callable[[], object]) -> Response:
+        made = self._kept.get(request.scope["path"], mark, lambda: msgspec.json.encode(shown()))
+        return json_answer(made)
+
+
+def twin_of(path: str) -> str:
+    """Where the JSON of a page is."""
+    return "/index.json" if path == "/" else f"{path}.json"
+
+
+def seen_job(looker: StorageLooker, request: Request) -> Seen:
+    """The job that a path names; 404 with the names that there are, when there is none."""
+    asked = request.path_params["job"]
+    seen = looker.seen(asked)
+    if seen is not None:
+        return seen
+    try:
+        looker.found(asked[:200])
+    except ConfigError as error:
+        raise HTTPException(404, str(error)) from error
+    raise HTTPException(503, f"job {asked[:200]!r} has only just appeared; ask again")

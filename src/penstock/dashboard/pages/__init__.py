@@ -1,0 +1,31 @@
+"""The pages of the dashboard: what is seen of jobs, as HTML.
+
+Enter: `JobView`s and what is around a page (`Chrome`). Leaves: text.
+Nothing is read here, and nothing is asked of a job: whoever serves the pages does that.
+"""
+
+from penstock.dashboard.pages.of_jobs import (
+    actions,
+    checkpoint,
+    checkpoints,
+    failures,
+    job,
+    journal,
+    login,
+    overview,
+    problem,
+    state,
+)
+
+__all__ = [
+    "actions",
+    "checkpoint",
+    "checkpoints",
+    "failures",
+    "job",
+    "journal",
+    "login",
+    "overview",
+    "problem",
+    "state",
+]

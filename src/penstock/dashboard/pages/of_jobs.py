@@ -1,0 +1,229 @@
+"""Each page, as a function of what it shows. Pure.
+
+Where a list may be very long, its newest part is shown, and the page says what it leaves out: its JSON twin has all.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from http import HTTPStatus
+from itertools import groupby
+
+import msgspec
+
+from penstock.dashboard.chrome import Chrome
+from penstock.dashboard.pages import charts
+from penstock.dashboard.pages.deeds import deeds, outcome_words
+from penstock.dashboard.pages.drawing import draw
+from penstock.dashboard.pages.facts import node_facts, total_behind
+from penstock.dashboard.pages.phases import (
+    Phase,
+    bar,
+    full_bar_ms,
+    rates,
+    slow_subtasks,
+    sparkline,
+    split_ms,
+    took_ms,
+)
+from penstock.dashboard.pages.render import render
+from penstock.dashboard.pages.sentences import Sentence, sentence
+from penstock.dashboard.pages.timeline import Mark, timeline
+from penstock.dashboard.pages.verdict import Tone, Verdict, by_need, concerns, verdict
+from penstock.dashboard.pages.words import moment
+from penstock.journal.events import Asked, JobEnded, SavepointMade
+from penstock.view.asking import Outcome
+from penstock.view.model import CheckpointStatus, CheckpointView, JobView
+from penstock.view.state import ONE_ROW, ROW_NAME, StateContents
+
+MOST_CHECKPOINTS = 100
+MOST_EVENTS = 400
+_LATELY = 8
+_SPARK_POINTS, _SPARK_WIDTH, _SPARK_HEIGHT = 40, 120.0, 28.0
+_TALLY = {
+    Tone.BAD: "need somebody",
+    Tone.WARNING: "with a worry",
+    Tone.BUSY: "on the way",
+    Tone.GOOD: "healthy",
+    Tone.QUIET: "ended",
+}
+
+
+def _tally(tone: Tone, number: int) -> str:
+    return "needs somebody" if tone is Tone.BAD and number == 1 else _TALLY[tone]
+
+
+class _OverviewRow(msgspec.Struct, frozen=True):
+    view: JobView
+    verdict: Verdict
+    behind: int | None
+    spark: str
+
+
+def overview(views: Sequence[JobView], chrome: Chrome) -> str:
+    """All jobs, those that need somebody first."""
+    rows = [
+        _OverviewRow(
+            view,
+            verdict(view),
+            total_behind(view),
+            sparkline(rates(view.checkpoints, _SPARK_POINTS), _SPARK_WIDTH, _SPARK_HEIGHT),
+        )
+        for view in by_need(views)
+    ]
+    tones = Counter(row.verdict.tone for row in rows)
+    tally = [(tone, tones[tone], _tally(tone, tones[tone])) for tone in _TALLY if tones[tone]]
+    several = len({view.place for view in views}) > 1
+    return render("overview.html", chrome, rows=rows, tally=tally, several_places=several)
+
+
+def job(view: JobView, chrome: Chrome) -> str:
+    """One job: how it is, its graph, what it does."""
+    judged = verdict(view)
+    story = [sentence(event) for event in view.events]
+    nodes = view.plan.nodes if view.plan else ()
+    return _of_job(
+        "job.html",
+        view,
+        chrome,
+        "",
+        others=[one for one in concerns(view) if one.text != judged.detail],
+        behind_rows=total_behind(view),
+        drawings=[draw(nodes), draw(nodes, downward=True)],
+        facts=node_facts(view),
+        rates_chart=charts.rates_chart(view).as_json,
+        story=[one for one in story if not one.routine][:_LATELY],
+    )
+
+
+class _CheckpointRow(msgspec.Struct, frozen=True):
+    view: CheckpointView
+    bar: tuple[Phase, ...]
+    is_cut: bool
+
+
+def checkpoints(view: JobView, chrome: Chrome) -> str:
+    """The history of checkpoints, with a summary and the settings."""
+    shown = view.checkpoints[:MOST_CHECKPOINTS]
+    full_ms = full_bar_ms(shown)
+    return _of_job(
+        "checkpoints.html",
+        view,
+        chrome,
+        "checkpoints",
+        rows=[_CheckpointRow(one, bar(one, full_ms), split_ms(one) > full_ms * 1.001) for one in shown],
+        completed=sum(one.status is CheckpointStatus.COMPLETED for one in view.checkpoints),
+        worries=[one for one in concerns(view) if one.page == "checkpoints"],
+        durations_chart=charts.durations_chart(view).as_json,
+        sizes_chart=charts.sizes_chart(view).as_json,
+    )
+
+
+def checkpoint(view: JobView, one: CheckpointView, chrome: Chrome) -> str:
+    """One checkpoint: its time line, and every subtask."""
+    line = timeline(one, view.now)
+    at = next(
+        (
+            n
+            for n, other in enumerate(view.checkpoints)
+            if (other.checkpoint, other.run) == (one.checkpoint, one.run)
+        ),
+        None,
+    )
+    slow = slow_subtasks(one.subtasks)
+    placed = _placed(line.marks)
+    return _of_job(
+        "checkpoint.html",
+        view,
+        chrome,
+        "checkpoints",
+        one=one,
+        line=line,
+        placed_marks=placed,
+        lines_of_marks=max((mark.level for mark in placed), default=0) + 1,
+        newer=view.checkpoints[at - 1] if at else None,
+        older=view.checkpoints[at + 1] if at is not None and at + 1 < len(view.checkpoints) else None,
+        slow=slow,
+        subtasks=sorted(
+            one.subtasks, key=lambda of: ((of.operator, of.index) not in slow, of.operator, -took_ms(of))
+        ),
+    )
+
+
+class _PlacedMark(msgspec.Struct, frozen=True):
+    mark: Mark
+    level: int
+    anchor: str
+
+
+def _placed(marks: Sequence[Mark]) -> list[_PlacedMark]:
+    """Words of moments that lie close together go onto lines of their own."""
+    placed: list[_PlacedMark] = []
+    for mark in marks:
+        close = [one.level for one in placed if mark.x - one.mark.x < _WORD_WIDTH]
+        level = next(level for level in range(len(close) + 1) if level not in close)
+        anchor = (
+            "start" if mark.x < _WORD_WIDTH / 2 else "end" if mark.x > 100 - _WORD_WIDTH / 2 else "middle"
+        )
+        placed.append(_PlacedMark(mark, level, anchor))
+    return placed
+
+
+_WORD_WIDTH = 9.0
+"""Of the name of a moment, in parts of a hundred of the picture."""
+
+
+def failures(view: JobView, chrome: Chrome) -> str:
+    """What went wrong, and what it cost."""
+    return _of_job("failures.html", view, chrome, "failures")
+
+
+def journal(view: JobView, chrome: Chrome) -> str:
+    """What happened, newest first."""
+    told = [sentence(event) for event in view.events[:MOST_EVENTS]]
+    days = [(day, list(found)) for day, found in groupby(told, key=_day)]
+    return _of_job("journal.html", view, chrome, "journal", story=days, left_out=len(view.events) - len(told))
+
+
+def _day(one: Sentence) -> str:
+    return moment(one.at).partition(" ")[0]
+
+
+def state(view: JobView, contents: StateContents | None, chrome: Chrome) -> str:
+    """The state in the newest completed checkpoint; None: there is none."""
+    return _of_job("state.html", view, chrome, "state", held=contents, row_name=ROW_NAME, one_row=ONE_ROW)
+
+
+def actions(view: JobView, outcome: Outcome | None, chrome: Chrome) -> str:
+    """What can be asked of the job, and what became of what was asked."""
+    tone, headline = outcome_words(outcome) if outcome else (Tone.QUIET, "")
+    asked = [event for event in view.events if isinstance(event, Asked | SavepointMade | JobEnded)]
+    return _of_job(
+        "actions.html",
+        view,
+        chrome,
+        "actions",
+        outcome=outcome,
+        outcome_tone=tone,
+        outcome_headline=headline,
+        deeds=deeds(view),
+        asked=[sentence(event) for event in asked[:_LATELY]],
+    )
+
+
+def login(chrome: Chrome, wrong: str = "", following: str = "/") -> str:
+    """Where a token is given. `wrong`: why the last one was not taken; `following`: the path to go to then."""
+    return render("login.html", chrome, wrong=wrong, following=following)
+
+
+def problem(status: int, text: str, chrome: Chrome) -> str:
+    """Why there is no page."""
+    known = {one.value: one.phrase for one in HTTPStatus}
+    return render(
+        "problem.html", chrome, status=status, headline=known.get(status, "Not possible"), text=text
+    )
+
+
+def _of_job(template: str, view: JobView, chrome: Chrome, here: str, **values: object) -> str:
+    return render(template, chrome, view=view, here=here, judged=verdict(view), **values)

@@ -1,0 +1,134 @@
+"""How the time of a checkpoint is split, which subtasks were slow, and bars of it. Pure."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from itertools import pairwise
+from statistics import median
+
+import msgspec
+
+from penstock.journal.events import SubtaskTimes
+from penstock.view.model import CheckpointStatus, CheckpointView
+
+SLOW_TIMES, SLOW_MS = 2.0, 50.0
+"""A subtask is slow when it took more than so many times the median of its operator, and longer than this."""
+
+
+class Phase(msgspec.Struct, frozen=True):
+    """A part of the time of a checkpoint. `left` and `width` are parts of a hundred of the bar."""
+
+    name: str
+    ms: float
+    left: float = 0.0
+    width: float = 0.0
+
+
+class LabelledPhase(msgspec.Struct, frozen=True):
+    """A phase, for the legend."""
+
+    name: str
+    meaning: str
+
+
+LEGEND = (
+    LabelledPhase(
+        "batch", "from the trigger until the barrier had passed the whole job, without the next two"
+    ),
+    LabelledPhase("alignment", "the slowest subtask waited so long for its inputs"),
+    LabelledPhase("synchronous", "the slowest subtask was held up so long by freezing its state"),
+    LabelledPhase("asynchronous", "the longest upload, while later rows were already processed"),
+    LabelledPhase("complete", "writing the metadata that makes the checkpoint exist"),
+    LabelledPhase("commit", "from then on until all its output was visible"),
+)
+
+
+def split(one: CheckpointView) -> tuple[Phase, ...]:
+    """The phases in their order. Alignment and freezing happen inside the batch, so they are taken out of it."""
+    inside = min(one.alignment_ms + one.sync_ms, one.batch_ms) if one.batch_ms else 0.0
+    lengths = (
+        one.batch_ms - inside,
+        one.alignment_ms,
+        one.sync_ms,
+        one.async_ms,
+        one.complete_ms,
+        one.commit_ms,
+    )
+    return tuple(Phase(label.name, ms) for label, ms in zip(LEGEND, lengths, strict=True))
+
+
+def split_ms(one: CheckpointView) -> float:
+    """All phases one after the other."""
+    return sum(phase.ms for phase in split(one))
+
+
+def full_bar_ms(shown: Sequence[CheckpointView]) -> float:
+    """How long a full bar is: as the longest checkpoint, unless a few took very much longer than all others. Their bars are cut."""
+    ordered = sorted(split_ms(one) for one in shown if one.status is CheckpointStatus.COMPLETED)
+    if not ordered:
+        return 0.0
+    usual_ms = ordered[round((len(ordered) - 1) * _USUAL)]
+    return min(ordered[-1], _CUT_TIMES * usual_ms) if usual_ms > 0 else ordered[-1]
+
+
+_USUAL, _CUT_TIMES = 0.9, 2.5
+
+
+def bar(one: CheckpointView, full_ms: float) -> tuple[Phase, ...]:
+    """The phases side by side. What goes beyond a full bar is cut."""
+    left, found = 0.0, []
+    for phase in split(one):
+        end = min(100.0, left + (100.0 * phase.ms / full_ms if full_ms > 0 else 0.0))
+        if phase.ms > 0:
+            found.append(Phase(phase.name, phase.ms, left, end - left))
+        left = end
+    return tuple(found)
+
+
+def slow_subtasks(subtasks: Sequence[SubtaskTimes]) -> frozenset[tuple[str, int]]:
+    """Those that held the checkpoint up, measured against their own kind."""
+    by_operator: defaultdict[str, list[SubtaskTimes]] = defaultdict(list)
+    for one in subtasks:
+        by_operator[one.operator].append(one)
+    return frozenset(
+        (one.operator, one.index)
+        for kind in by_operator.values()
+        for one in kind
+        if took_ms(one) > SLOW_MS and took_ms(one) > SLOW_TIMES * median(map(took_ms, kind))
+    )
+
+
+def took_ms(one: SubtaskTimes) -> float:
+    """What a subtask spent on a checkpoint."""
+    return one.alignment_ms + one.sync_ms + one.async_ms
+
+
+class Point(msgspec.Struct, frozen=True):
+    """A value at a moment."""
+
+    at: float
+    value: float
+
+
+def rates(checkpoints: Sequence[CheckpointView], most: int = 120) -> tuple[Point, ...]:
+    """Rows a second between one completed checkpoint and the next, oldest first: what the journal remembers of the input."""
+    completed = [one for one in checkpoints if one.status is CheckpointStatus.COMPLETED][: most + 1]
+    return tuple(
+        Point(newer.completed_at, newer.rows / (newer.completed_at - older.completed_at))
+        for newer, older in reversed(list(pairwise(completed)))
+        if newer.run == older.run and newer.completed_at > older.completed_at
+    )
+
+
+def sparkline(points: Sequence[Point], width: float, height: float) -> str:
+    """The `d` of an SVG path through them, from the left edge to the right one; '' for fewer than two."""
+    if len(points) < 2:  # noqa: PLR2004 - a line has two ends
+        return ""
+    highest = max(point.value for point in points) or 1.0
+    first, last = points[0].at, points[-1].at
+    spots = (
+        f"{width * (point.at - first) / (last - first):.1f} {height - (height - 2) * point.value / highest - 1:.1f}"
+        for point in points
+    )
+    return "M" + "L".join(spots)

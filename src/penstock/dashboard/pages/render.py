@@ -1,0 +1,70 @@
+"""Templates into HTML. Everything that is put into one is escaped, and a name that a template uses and nobody gives is an error.
+
+Where the dashboard runs. Jinja is imported with the first page: without the extra `ui` there is none.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from penstock import wording
+from penstock.dashboard.chrome import Chrome
+from penstock.dashboard.pages import phases, words
+from penstock.dashboard.pages.facts import total_behind
+from penstock.dashboard.pages.paths import Paths
+from penstock.dashboard.pages.verdict import concerns, verdict
+from penstock.optional_package import optional_package
+from penstock.version import __version__
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
+_FILTERS = {
+    "ago": words.ago,
+    "behind": words.behind,
+    "capital": words.capital,
+    "clock_time": words.clock_time,
+    "compact": words.compact,
+    "concerns": concerns,
+    "duration": words.lasted,
+    "lasting": words.lasting,
+    "machine_time": words.machine_time,
+    "milliseconds": words.milliseconds,
+    "moment": words.moment,
+    "near": words.near,
+    "rate": words.rate,
+    "shortened": words.shortened,
+    "size": wording.size,
+    "total_behind": total_behind,
+    "verdict": verdict,
+    "watermark_moment": words.watermark_moment,
+}
+_GLOBALS: dict[str, Any] = {
+    "counted": wording.counted,
+    "legend": phases.LEGEND,
+    "nothing": words.NOTHING,
+    "version": __version__,
+}
+
+
+@cache
+def environment() -> Environment:
+    """The templates of this package, as all pages use them."""
+    jinja2 = optional_package("jinja2", needed_by="the dashboard", extra="ui")
+    made: Environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("penstock.dashboard.pages"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    made.filters.update(_FILTERS)
+    made.globals.update(_GLOBALS)
+    return made
+
+
+def render(template: str, chrome: Chrome, **values: Any) -> str:
+    """One page. `values` are what it shows; all pages have `chrome` and `paths`."""
+    return environment().get_template(template).render(chrome=chrome, paths=Paths(chrome.base), **values)

@@ -1,0 +1,158 @@
+"""The journal as sentences: what happened, one line an event. Pure."""
+
+from __future__ import annotations
+
+import msgspec
+
+from penstock.dashboard.pages.verdict import Tone
+from penstock.dashboard.pages.words import lasted, milliseconds, shortened
+from penstock.journal.events import (
+    Asked,
+    CheckpointCommitted,
+    CheckpointCompleted,
+    CheckpointFailed,
+    Event,
+    FirstBatch,
+    JobEnded,
+    Lost,
+    ProcessDied,
+    ProcessStarted,
+    RunFailed,
+    RunStarted,
+    SavepointMade,
+    SinkDown,
+    SinkUp,
+)
+from penstock.wording import counted, size
+
+LONGEST_WHY = 500
+"""Characters of an error in a sentence; the page of failures has all of it."""
+
+
+class Sentence(msgspec.Struct, frozen=True):
+    """What is said of one event. `detail` is what only some want to read."""
+
+    at: float
+    run: int
+    tone: Tone
+    text: str
+    detail: str = ""
+    routine: bool = False
+    """Whether it happens all the time while a job is well."""
+
+
+def sentence(event: Event) -> Sentence:  # noqa: C901, PLR0911, PLR0912 - one case for each event
+    """Say it."""
+    match event:
+        case RunStarted():
+            return _said(event, Tone.BUSY, _started(event))
+        case FirstBatch():
+            return _said(
+                event,
+                Tone.GOOD,
+                f"Its first batch, {event.batch}, was done after {lasted(event.took_s)}: it is processing.",
+            )
+        case CheckpointCompleted():
+            return _said(event, Tone.GOOD, _completed(event), routine=True)
+        case CheckpointCommitted():
+            text = f"The output of checkpoint {event.checkpoint} is visible, {milliseconds(event.commit_ms)} later."
+            return _said(event, Tone.GOOD, text, routine=True)
+        case CheckpointFailed():
+            counts = (
+                "It counts against what is tolerated."
+                if event.counts
+                else "It does not count against what is tolerated."
+            )
+            return _said(
+                event,
+                Tone.WARNING,
+                f"Checkpoint {event.checkpoint} was given up: {event.text}. {counts}",
+                event.detail,
+            )
+        case RunFailed():
+            return _said(event, Tone.BAD, _failed(event), event.decision)
+        case JobEnded():
+            return _ended(event)
+        case SavepointMade():
+            return _said(
+                event,
+                Tone.GOOD,
+                f"A savepoint of checkpoint {event.checkpoint} is whole after {lasted(event.took_s)}.",
+                event.folder,
+            )
+        case Asked():
+            return _said(event, Tone.BUSY, f"{event.by or 'Somebody'} asked for: {event.what}.")
+        case SinkDown():
+            return _said(
+                event,
+                Tone.BAD,
+                f"The sink {event.sink} does not take commits; {counted(event.waiting, 'transaction')} wait.",
+                event.why,
+            )
+        case SinkUp():
+            return _said(
+                event, Tone.GOOD, f"The sink {event.sink} takes commits again, after {lasted(event.down_s)}."
+            )
+        case ProcessDied():
+            next_is = (
+                f"It is started again in {lasted(event.delay_s)}."
+                if event.restarts
+                else "It is not started again."
+            )
+            return _said(
+                event, Tone.BAD, f"The driver (pid {event.pid}) ended: {event.how}. {next_is}", event.decision
+            )
+        case ProcessStarted():
+            return _said(
+                event,
+                Tone.BUSY,
+                f"The supervisor started the program (pid {event.pid}), attempt {event.attempt}.",
+            )
+        case Lost():
+            return _said(
+                event,
+                Tone.WARNING,
+                f"{counted(event.events, 'event')} could not be written down: storage did not take them in time.",
+            )
+
+
+def _said(event: Event, tone: Tone, text: str, detail: str = "", *, routine: bool = False) -> Sentence:
+    return Sentence(event.at, event.run, tone, text, detail, routine)
+
+
+def _started(event: RunStarted) -> str:
+    where = f"on {event.host} (pid {event.pid})"
+    origin = f"checkpoint {event.restored_from}" if event.restored_from >= 0 else "nothing"
+    if event.savepoint:
+        origin = f"the savepoint {event.savepoint}"
+    took = f" in {lasted(event.restore_s)}" if event.restore_s else ""
+    rescaled = (
+        f" Parallelism {event.rescaled_from} became {event.parallelism}." if event.rescaled_from else ""
+    )
+    return f"Run {event.run} started {where} from {origin}{took}.{rescaled}"
+
+
+def _completed(event: CheckpointCompleted) -> str:
+    wanted = ", as somebody had asked," if event.wanted else ""
+    return (
+        f"Checkpoint {event.checkpoint} was completed{wanted} in {milliseconds(event.duration_ms)}: "
+        f"{size(event.state_bytes)} of state, {size(event.new_bytes)} of it new."
+    )
+
+
+def _failed(event: RunFailed) -> str:
+    then = (
+        f"It goes back to its last checkpoint in {lasted(event.delay_s)}."
+        if event.restarts
+        else "It is not tried again."
+    )
+    return (
+        f"Run {event.run} failed: {shortened(event.root or event.why, LONGEST_WHY)} ({event.error}). {then}"
+    )
+
+
+def _ended(event: JobEnded) -> Sentence:
+    why = f": {event.why}" if event.why else ""
+    amount = f" after {counted(event.batches, 'batch', 'batches')} and {counted(event.rows_in, 'row')}"
+    tone = Tone.BAD if event.how == "failed" else Tone.QUIET
+    return _said(event, tone, f"The job ended ({event.how}){amount}{why}.")

@@ -1,0 +1,160 @@
+"""Running the server. Its socket is bound before anything else, so that a port that is taken is told at once. The dashboard's process."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import http.client
+import socket
+from collections.abc import Callable, Sequence
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from penstock.dashboard.ui_options import UiOptions, address_of
+from penstock.decoding import decoded
+from penstock.errors import ConfigError
+from penstock.optional_package import optional_package
+
+if TYPE_CHECKING:
+    import uvicorn
+
+MOST_CONNECTIONS = 400
+"""Behind these, a request is refused with 503: event streams, and what pages and programs ask for in one moment."""
+KEEP_ALIVE_S = 5
+SHUTDOWN_S = 1
+BACKLOG = 256
+PROBE_S = 1.0
+_MOST_PROBED_BYTES = 1000
+
+
+def check_installed() -> None:
+    """Refuse, with what to install, where the packages of the extra `ui` are missing."""
+    for package in ("starlette", "uvicorn", "jinja2", "prometheus_client"):
+        if find_spec(package) is None:  # a driver does not need to import them
+            optional_package(package, needed_by="the dashboard", extra="ui")
+
+
+def bind(options: UiOptions) -> socket.socket:
+    """A socket that listens on the first port that is free; raises `ConfigError` that says who has the port, as far as can be known."""
+    for port in options.ports[:-1]:
+        try:
+            return _bound(options.host, port)
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise _cannot(options.host, port, error) from error
+    try:
+        return _bound(options.host, options.ports[-1])
+    except OSError as error:
+        raise _cannot(options.host, options.ports[-1], error) from error
+
+
+def _bound(host: str, port: int) -> socket.socket:
+    family, kind, protocol, _, address = socket.getaddrinfo(
+        host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )[0]
+    made = socket.socket(family, kind, protocol)
+    try:
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        made.bind(address)
+        made.listen(BACKLOG)
+    except OSError:
+        made.close()
+        raise
+    return made
+
+
+def _cannot(host: str, port: int, error: OSError) -> ConfigError:
+    where = f"{host}:{port}"
+    if error.errno == errno.EADDRINUSE:
+        who = _who(host, port)
+        return ConfigError(
+            f"the dashboard cannot listen on {where}: {who}; nothing was started. Choose another port, or 0 for any that is free, or end "
+            "the other",
+            host=host,
+            port=port,
+        )
+    if error.errno == errno.EACCES:
+        advice = "ports below 1024 need root: choose another"
+    elif isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
+        advice = "it is no address of this machine; 127.0.0.1 always is"
+    else:
+        advice = "choose another"
+    return ConfigError(
+        f"the dashboard cannot listen on {where}: {error.strerror}; nothing was started; {advice}",
+        host=host,
+        port=port,
+    )
+
+
+class _Health(msgspec.Struct, frozen=True):
+    penstock: str
+    pid: int
+
+
+_HEALTH = msgspec.json.Decoder(_Health)
+
+
+def _who(host: str, port: int) -> str:
+    """Who has the port: another dashboard says so itself."""
+    reached = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - compared, not bound
+    connection = http.client.HTTPConnection(reached, port, timeout=PROBE_S)
+    try:
+        connection.request("GET", "/healthz")
+        health = decoded(_HEALTH, connection.getresponse().read(_MOST_PROBED_BYTES))
+    except (OSError, http.client.HTTPException, msgspec.DecodeError):
+        return "another program has the port"
+    finally:
+        connection.close()
+    return f"a dashboard of Penstock {health.penstock} is there already, process {health.pid}"
+
+
+def port_of(listening: socket.socket) -> int:
+    """That of a socket."""
+    port: int = listening.getsockname()[1]
+    return port
+
+
+def make_server(
+    places: Sequence[str], options: UiOptions, port: int, *, only: str | None = None
+) -> uvicorn.Server:
+    """The server, which `run(sockets=[...])` runs until a signal, or until its `should_exit` is set."""
+    import uvicorn
+
+    from penstock.dashboard.access import Access
+    from penstock.dashboard.app import make_app
+    from penstock.dashboard.connections import PatientConnection
+    from penstock.dashboard.gate import LARGEST_HEADERS_BYTES
+    from penstock.dashboard.looking import StorageLooker
+
+    looker = StorageLooker(places, only=only)
+    config = uvicorn.Config(
+        make_app(looker, Access(options, port)),
+        http=PatientConnection,
+        ws="none",
+        loop="asyncio",
+        lifespan="on",
+        log_config=None,
+        log_level="error",
+        access_log=False,  # paths and queries have keys of users in them
+        proxy_headers=False,
+        server_header=False,
+        limit_concurrency=MOST_CONNECTIONS,
+        backlog=BACKLOG,
+        timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_graceful_shutdown=SHUTDOWN_S,
+        h11_max_incomplete_event_size=LARGEST_HEADERS_BYTES,
+    )
+    return uvicorn.Server(config)
+
+
+def serve(places: Sequence[str], options: UiOptions, told: Callable[[str], None]) -> None:
+    """Serve in this process until Ctrl-C or SIGTERM. `told` is given the address."""
+    check_installed()
+    listening = bind(options)
+    port = port_of(listening)
+    server = make_server(places, options, port)
+    told(address_of(options.host, port))
+    with contextlib.suppress(KeyboardInterrupt):  # uvicorn has ended in good order, and raises it again
+        server.run(sockets=[listening])

@@ -1,0 +1,253 @@
+// What pages do beyond HTML: they stay new, open their dialogs, answer keys, and look keys up.
+// Nothing is inlined and nothing is evaluated, so the strictest Content-Security-Policy holds.
+"use strict";
+
+// ── staying new ──────────────────────────────────────────────────────────────────────────────────
+// The stream only says that something is new. Then htmx fetches the same page and morphs it into this one:
+// focus, scroll, open dialogs and unfolded details stay as they are.
+(() => {
+  const AT_MOST_MS = 1000; // one refresh in so long
+  const AT_LEAST_MS = 30000; // also when nothing happens: ages grow
+  const PATIENCE_MS = 2000; // a connection that is back sooner was never missed
+  const AGAIN_MS = [1000, 2000, 5000, 10000];
+
+  let source = null;
+  let tries = 0;
+  let heard = Date.now(); // when the page was last known to be new
+  let refreshed = 0;
+  let waiting = 0;
+  let missing = 0;
+
+  const live = () => document.getElementById("live");
+
+  function refresh() {
+    const element = live();
+    if (!element?.hasAttribute("hx-get") || document.hidden || typeof htmx === "undefined") return;
+    if (waiting) return;
+    const in_ms = Math.max(0, refreshed + AT_MOST_MS - Date.now());
+    waiting = setTimeout(() => {
+      waiting = 0;
+      refreshed = Date.now();
+      htmx.trigger(live(), "penstock-refresh");
+    }, in_ms);
+  }
+
+  function word(text, isLive) {
+    const element = document.getElementById("stream");
+    element.hidden = false;
+    element.classList.toggle("is-live", isLive);
+    const words = element.querySelector(".stream-word");
+    if (words.textContent !== text) words.textContent = text;
+  }
+
+  function lost() {
+    if (missing) return;
+    missing = setTimeout(() => {
+      document.getElementById("old-since").textContent = new Date(heard).toISOString().slice(11, 19);
+      document.getElementById("old").hidden = false;
+      word("not connected", false);
+    }, PATIENCE_MS);
+  }
+
+  function found() {
+    clearTimeout(missing);
+    missing = 0;
+    tries = 0;
+    heard = Date.now();
+    document.getElementById("old").hidden = true;
+    word("live", true);
+  }
+
+  function listen() {
+    const url = document.body.dataset.stream;
+    if (!url || typeof EventSource === "undefined") return;
+    source = new EventSource(url);
+    source.onopen = () => {
+      const wasLost = tries > 0 || missing;
+      found();
+      if (wasLost) refresh();
+    };
+    const changed = () => {
+      found();
+      refresh();
+    };
+    source.onmessage = changed;
+    for (const name of ["revision", "change", "changed"]) source.addEventListener(name, changed);
+    source.onerror = () => {
+      lost();
+      if (source.readyState !== EventSource.CLOSED) return; // it tries again by itself
+      const in_ms = AGAIN_MS[Math.min(tries, AGAIN_MS.length - 1)];
+      tries += 1;
+      setTimeout(listen, in_ms);
+    };
+  }
+
+  document.addEventListener("DOMContentLoaded", () => {
+    listen();
+    setInterval(refresh, AT_LEAST_MS);
+    setInterval(() => {
+      if (document.querySelector("[data-waiting]")) refresh();
+    }, AT_MOST_MS);
+    document.addEventListener("visibilitychange", refresh);
+    document.body.addEventListener("htmx:after:swap", () => document.dispatchEvent(new Event("penstock-shown")));
+    document.body.addEventListener("htmx:error", lost);
+    document.body.addEventListener("htmx:response:error", lost);
+  });
+  addEventListener("pagehide", () => source?.close());
+})();
+
+// ── dialogs ──────────────────────────────────────────────────────────────────────────────────────
+(() => {
+  document.addEventListener("click", (event) => {
+    const opener = event.target.closest("[data-opens]");
+    if (opener && !opener.disabled) document.getElementById(opener.dataset.opens)?.showModal();
+    if (event.target.closest("#help")) document.getElementById("keys").showModal();
+    if (event.target instanceof HTMLDialogElement) event.target.close("no"); // a click beside it
+  });
+  document.addEventListener("submit", (event) => {
+    const asked = event.submitter?.formMethod !== "dialog" && event.target.method === "post";
+    if (asked && event.submitter) setTimeout(() => (event.submitter.disabled = true)); // once
+  });
+})();
+
+// ── what one wants to see in a list ──────────────────────────────────────────────────────────────
+(() => {
+  document.addEventListener("change", (event) => {
+    const what = event.target.dataset?.shows;
+    if (what) document.getElementById("main").classList.toggle(`shows-${what}`, event.target.checked);
+  });
+})();
+
+// ── keys ─────────────────────────────────────────────────────────────────────────────────────────
+(() => {
+  const SECOND_KEY_MS = 1200;
+  let first = "";
+  let timer = 0;
+
+  function isTyping(target) {
+    return target.isContentEditable || ["INPUT", "TEXTAREA", "SELECT"].includes(target.tagName);
+  }
+
+  document.addEventListener("keydown", (event) => {
+    if (event.ctrlKey || event.metaKey || event.altKey || isTyping(event.target)) return;
+    if (document.querySelector("dialog[open]")) return;
+    clearTimeout(timer);
+    const keys = first ? `${first} ${event.key}` : event.key;
+    first = "";
+    if (event.key === "?") {
+      document.getElementById("keys").showModal();
+    } else if (event.key === "t" && keys === "t") {
+      document.getElementById("theme").click();
+    } else if (keys === "g") {
+      first = "g";
+      timer = setTimeout(() => (first = ""), SECOND_KEY_MS);
+      return;
+    } else {
+      const link = [...document.querySelectorAll("[data-key]")].find((one) => one.dataset.key === keys);
+      if (!link) return;
+      link.click();
+    }
+    event.preventDefault();
+  });
+})();
+
+// ── looking a key up ─────────────────────────────────────────────────────────────────────────────
+// The answer is JSON of any shape. It is shown as text, never as HTML.
+(() => {
+  function shown(value) {
+    if (Array.isArray(value) && value.length && value.every((one) => one && typeof one === "object" && !Array.isArray(one))) {
+      return table(value);
+    }
+    if (value && typeof value === "object") {
+      const list = document.createElement("dl");
+      list.className = "about";
+      for (const [name, one] of Object.entries(value)) {
+        const term = document.createElement("dt");
+        const meaning = document.createElement("dd");
+        term.textContent = name.replaceAll("_", " ");
+        meaning.append(shown(one));
+        list.append(term, meaning);
+      }
+      return list;
+    }
+    const text = document.createElement("code");
+    text.textContent = value === null ? "–" : String(value);
+    return text;
+  }
+
+  function table(rows) {
+    const columns = [...new Set(rows.flatMap(Object.keys))];
+    const element = document.createElement("table");
+    element.className = "tight";
+    const head = element.createTHead().insertRow();
+    for (const name of columns) {
+      const cell = document.createElement("th");
+      cell.scope = "col";
+      cell.textContent = name.replaceAll("_", " ");
+      head.append(cell);
+    }
+    const body = element.createTBody();
+    for (const row of rows) {
+      const line = body.insertRow();
+      for (const name of columns) line.insertCell().append(shown(row[name] ?? null));
+    }
+    return element;
+  }
+
+  function line(text, kind) {
+    const element = document.createElement("p");
+    element.className = kind;
+    element.textContent = text;
+    return element;
+  }
+
+  function say(place, text, kind) {
+    place.replaceChildren(line(text, kind));
+  }
+
+  // Rows first, then how they were found; what was not read is said.
+  function found(content) {
+    const rows = content.keys ? content.keys.map((one) => ({ ...one.key, "rows of it": one.rows })) : content.rows;
+    if (!Array.isArray(rows)) return [shown(content)];
+    const number = new Intl.NumberFormat("en");
+    const parts = [rows.length ? table(rows) : line("There is no row of this key.", "quiet-text")];
+    if (content.more) parts.push(line("There are more rows than these.", "small"));
+    if (!content.complete) parts.push(line(`Not everything was read: ${content.why}.`, "note warning"));
+    parts.push(line(`As checkpoint ${content.checkpoint} has it; ${number.format(content.looked_at)} rows were looked at, in ${content.took_s} s.`, "small"));
+    return parts;
+  }
+
+  async function look(place, url) {
+    say(place, "Looking …", "quiet-text");
+    try {
+      const answer = await fetch(url, { headers: { Accept: "application/json" } });
+      const content = await answer.json();
+      if (answer.ok) place.replaceChildren(...found(content));
+      else say(place, content.error || content.detail || `The server says ${answer.status}.`, "note bad");
+    } catch (error) {
+      say(place, `No answer: ${error.message}. Try again.`, "note bad");
+    }
+  }
+
+  document.addEventListener("submit", (event) => {
+    const form = event.target.closest("[data-lookup]");
+    if (!form) return;
+    event.preventDefault();
+    const asked = new URLSearchParams(new FormData(form));
+    look(form.closest(".lookup").querySelector(".found"), `${form.action}?${asked}`);
+  });
+  document.addEventListener("click", (event) => {
+    const button = event.target.closest("[data-largest]");
+    if (button) look(button.closest(".lookup").querySelector(".found"), button.dataset.largest);
+  });
+  document.addEventListener("change", (event) => {
+    if (!event.target.matches("[data-switch]")) return;
+    const forms = [...event.target.closest(".lookup").querySelectorAll("[data-lookup]")];
+    const wanted = Number(event.target.value);
+    forms.forEach((form, at) => {
+      form.hidden = at !== wanted;
+      form.querySelector("[data-switch]").value = String(at);
+    });
+    forms[wanted].querySelector("[data-switch]").focus();
+  });
+})();

@@ -1,0 +1,174 @@
+"""Server-sent events: a line whenever a job looks different, so that open pages show it. The dashboard's process.
+
+    event: change
+    id: 17
+    data: {"revision":17,"jobs":[{"id":"...","name":"views","state":"running", ...}]}
+
+A stream says first how all its jobs are. A comment every 15 seconds keeps proxies, and shows a client that is gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+
+import msgspec
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import Route
+
+from penstock.clock import SYSTEM_CLOCK, Clock
+from penstock.dashboard.access import MOST_STREAMS
+from penstock.dashboard.looking import EVERY_S, Seen, StorageLooker
+from penstock.view.model import JobState
+
+HEARTBEAT_S = 15.0
+RETRY_S = 10
+_STREAM = "text/event-stream"
+_HEARTBEAT = b": still here\n\n"
+_FIRST = f"retry: {RETRY_S * 100}\n\n".encode()
+"""A page whose stream has ended tries again after a second: the server may have been started anew."""
+
+
+class Changed(msgspec.Struct, frozen=True, kw_only=True):
+    """What a page needs to know to decide whether it reloads a part."""
+
+    id: str
+    name: str
+    revision: int
+    state: JobState
+    run: int
+    batch: int
+    checkpoint: int
+    """The newest completed one, and how many are known; the same of failures."""
+    checkpoints: int
+    failures: int
+    pending: int
+    rows_per_s: float
+
+
+class Change(msgspec.Struct, frozen=True, kw_only=True):
+    """One message."""
+
+    revision: int
+    jobs: tuple[Changed, ...]
+    gone: tuple[str, ...] = ()
+    """Ids of jobs that are no longer there."""
+
+
+class Streams:
+    """Those that are open; no more than `most` at a time."""
+
+    def __init__(
+        self,
+        looker: StorageLooker,
+        *,
+        most: int = MOST_STREAMS,
+        every_s: float = EVERY_S,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        self._looker = looker
+        self._most = most
+        self._every_s = every_s
+        self._clock = clock
+        self.open = 0
+
+    def routes(self, seen_job: Callable[[Request], Seen]) -> list[Route]:
+        """Of all jobs, and of one."""
+
+        async def of_all(request: Request) -> Response:
+            return self._stream(request, self._looker.all_seen)
+
+        async def of_one(request: Request) -> Response:
+            seen_job(request)
+            asked = request.path_params["job"]
+
+            def look() -> Sequence[Seen]:
+                seen = self._looker.seen(asked)
+                return () if seen is None else (seen,)
+
+            return self._stream(request, look)
+
+        return [
+            Route("/events", of_all, methods=["GET"]),
+            Route("/jobs/{job}/events", of_one, methods=["GET"]),
+        ]
+
+    def _stream(self, request: Request, look: Callable[[], Sequence[Seen]]) -> Response:
+        if request.method == "HEAD":
+            return Response(media_type=_STREAM)
+        if self.open >= self._most:
+            raise HTTPException(
+                503,
+                f"{self._most} event streams are open, and more are not allowed; close pages, or ask for the JSON of a page",
+                {"Retry-After": str(RETRY_S)},
+            )
+        self.open += 1
+        return _Streaming(self._messages(look), self._closed)
+
+    def _closed(self) -> None:
+        self.open -= 1
+
+    async def _messages(self, look: Callable[[], Sequence[Seen]]) -> AsyncIterator[bytes]:
+        yield _FIRST
+        told: dict[str, int] = {}
+        said_at = self._clock.monotonic()
+        while True:
+            change = changes(told, look())
+            now = self._clock.monotonic()
+            if change is not None:
+                said_at = now
+                yield _message(change)
+            elif now - said_at >= HEARTBEAT_S:
+                said_at = now
+                yield _HEARTBEAT
+            await asyncio.sleep(self._every_s)
+
+
+class _Streaming(StreamingResponse):
+    """A stream that says when it has ended, however it ends: also when it never began."""
+
+    def __init__(self, messages: AsyncIterator[bytes], closed: Callable[[], None]) -> None:
+        super().__init__(messages, media_type=_STREAM, headers={"X-Accel-Buffering": "no"})
+        self._closed = closed
+
+    async def __call__(self, *given: object) -> None:
+        try:
+            await super().__call__(*given)  # type: ignore[arg-type]
+        finally:
+            self._closed()
+
+
+def changes(told: dict[str, int], seen: Sequence[Seen]) -> Change | None:
+    """What is to be said to somebody who was told these revisions, by id; None when nothing is new. `told` is brought up to date."""
+    new = tuple(_changed(one) for one in seen if told.get(one.job.id) != one.revision)
+    gone = tuple(id_ for id_ in told if id_ not in {one.job.id for one in seen})
+    if not new and not gone:
+        return None
+    told.update({one.id: one.revision for one in new})
+    for id_ in gone:
+        del told[id_]
+    return Change(revision=max((one.revision for one in seen), default=0), jobs=new, gone=gone)
+
+
+def _changed(seen: Seen) -> Changed:
+    view = seen.view
+    last = view.last_completed
+    return Changed(
+        id=seen.job.id,
+        name=view.name,
+        revision=seen.revision,
+        state=view.state,
+        run=view.run,
+        batch=view.live.batch if view.live else -1,
+        checkpoint=last.checkpoint if last else -1,
+        checkpoints=len(view.checkpoints),
+        failures=len(view.failures),
+        pending=len(view.live.pending) if view.live else 0,
+        rows_per_s=view.live.rows_per_s if view.live else 0.0,
+    )
+
+
+def _message(change: Change) -> bytes:
+    return b"event: change\nid: %d\ndata: %s\n\n" % (change.revision, msgspec.json.encode(change))

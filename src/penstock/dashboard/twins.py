@@ -1,0 +1,190 @@
+"""The JSON twins of pages: what each shows, as structs. Pure; the dashboard's process.
+
+A twin has what its page has, and no more: the whole of a `JobView` may be megabytes of history.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from penstock.journal.events import Event
+from penstock.journal.plan import PlanSettings
+from penstock.view.asking import Outcome
+from penstock.view.model import CheckpointSummary, CheckpointView, FailureView, JobState, JobView, RunView
+
+MOST_EVENTS = 200
+MOST_CHECKPOINTS = 20
+"""Of history with the job itself; `checkpoints.json` and `journal.json` have all that is known."""
+
+
+class JobGlance(msgspec.Struct, frozen=True, kw_only=True):
+    """A job as the overview shows it."""
+
+    id: str
+    name: str
+    place: str
+    storage: str
+    state: JobState
+    now: float
+    since: float
+    run: int
+    host: str
+    pid: int
+    supervised: bool
+    guarantee: str
+    limited_by: str
+    reason: str
+    started_at: float
+    checkpoint: int
+    checkpoint_at: float
+    checkpoint_age_s: float | None
+    interval_s: float | None
+    late: bool
+    rows_per_s: float
+    behind: int | None
+    """Rows in all sources that are not read yet; None where nobody knows."""
+    restarts: int
+    failures: int
+    last_failure: str
+    last_failure_at: float
+    unreadable: tuple[str, ...]
+
+
+class OverviewTwin(msgspec.Struct, frozen=True, kw_only=True):
+    """`/index.json`."""
+
+    jobs: tuple[JobGlance, ...]
+    problems: tuple[str, ...] = ()
+
+
+class CheckpointsTwin(msgspec.Struct, frozen=True, kw_only=True):
+    """`/jobs/{job}/checkpoints.json`: without what single subtasks measured, which the one checkpoint has."""
+
+    job: str
+    now: float
+    settings: PlanSettings | None
+    summary: CheckpointSummary
+    checkpoints: tuple[CheckpointView, ...]
+
+
+class FailuresTwin(msgspec.Struct, frozen=True, kw_only=True):
+    """`/jobs/{job}/failures.json`."""
+
+    job: str
+    now: float
+    failures: tuple[FailureView, ...]
+    runs: tuple[RunView, ...]
+
+
+class JournalTwin(msgspec.Struct, frozen=True, kw_only=True):
+    """`/jobs/{job}/journal.json`: newest first."""
+
+    job: str
+    now: float
+    events: tuple[Event, ...]
+
+
+class ActionsTwin(msgspec.Struct, frozen=True, kw_only=True):
+    """`/jobs/{job}/actions.json`: what can be asked for now, and what has become of what was."""
+
+    job: str
+    now: float
+    state: JobState
+    allowed: tuple[str, ...]
+    savepoints: tuple[str, ...]
+    outcome: Outcome | None = None
+
+
+def overview(views: Sequence[JobView], problems: tuple[str, ...] = ()) -> OverviewTwin:
+    """All jobs at a glance."""
+    return OverviewTwin(jobs=tuple(map(glance, views)), problems=problems)
+
+
+def glance(view: JobView) -> JobGlance:
+    """One of them."""
+    live, plan, last = view.live, view.plan, view.last_completed
+    is_alive = live is not None and view.state.is_alive
+    failure = view.failures[0] if view.failures else None
+    return JobGlance(
+        id=view.id,
+        name=view.name,
+        place=view.place,
+        storage=view.storage,
+        state=view.state,
+        now=view.now,
+        since=view.since,
+        run=view.run,
+        host=view.host,
+        pid=view.pid,
+        supervised=view.supervised,
+        guarantee=view.guarantee,
+        limited_by=plan.limited_by if plan else "",
+        reason=plan.reason if plan else "",
+        started_at=live.started_at if live else 0.0,
+        checkpoint=last.checkpoint if last else -1,
+        checkpoint_at=last.completed_at if last else 0.0,
+        checkpoint_age_s=view.checkpoint_age_s,
+        interval_s=plan.settings.interval_s if plan else None,
+        late=view.is_late,
+        rows_per_s=live.rows_per_s if live and is_alive else 0.0,
+        behind=_behind(view) if is_alive else None,
+        restarts=view.restarts,
+        failures=len(view.failures),
+        last_failure=(failure.root or failure.why) if failure else "",
+        last_failure_at=failure.at if failure else 0.0,
+        unreadable=view.unreadable,
+    )
+
+
+def _behind(view: JobView) -> int | None:
+    known = [source.behind for source in (view.live.sources.values() if view.live else ())]
+    return None if not known or None in known else sum(filter(None, known))
+
+
+def job(view: JobView) -> JobView:
+    """The job, with as much of its history as its page shows."""
+    return msgspec.structs.replace(
+        view,
+        events=view.events[:MOST_EVENTS],
+        checkpoints=_light(view.checkpoints[:MOST_CHECKPOINTS]),
+    )
+
+
+def checkpoints(view: JobView) -> CheckpointsTwin:
+    """All that is known."""
+    settings = view.plan.settings if view.plan else None
+    return CheckpointsTwin(
+        job=view.name,
+        now=view.now,
+        settings=settings,
+        summary=view.summary,
+        checkpoints=_light(view.checkpoints),
+    )
+
+
+def _light(known: Sequence[CheckpointView]) -> tuple[CheckpointView, ...]:
+    return tuple(msgspec.structs.replace(one, subtasks=()) for one in known)
+
+
+def failures(view: JobView) -> FailuresTwin:
+    """All that is known."""
+    return FailuresTwin(job=view.name, now=view.now, failures=view.failures, runs=view.runs)
+
+
+def journal(view: JobView) -> JournalTwin:
+    """All that is known."""
+    return JournalTwin(job=view.name, now=view.now, events=view.events)
+
+
+def actions(view: JobView, allowed: Sequence[str], outcome: Outcome | None) -> ActionsTwin:
+    """What can be asked for."""
+    return ActionsTwin(
+        job=view.name,
+        now=view.now,
+        state=view.state,
+        allowed=tuple(allowed),
+        savepoints=view.savepoints,
+        outcome=outcome,
+    )

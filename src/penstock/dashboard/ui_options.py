@@ -1,0 +1,131 @@
+"""What `ui=` of a start, and the options of `penstock dashboard`, mean: where the server listens, and who may do what. Pure.
+
+Refused here is what can be refused before anything starts. Driver, and the dashboard's process.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from dataclasses import dataclass
+
+import msgspec
+
+from penstock.errors import ConfigError
+
+TOKEN_VARIABLE = "PENSTOCK_UI_TOKEN"  # noqa: S105 - a name
+"""The variable of the environment that a token may be in: arguments of programs can be seen by everybody on a machine."""
+USUAL_HOST = "127.0.0.1"
+USUAL_PORT = 8090
+MORE_PORTS = 20
+"""With `ui=True` so many ports are tried, from the usual one on: several jobs may run on one machine."""
+LARGEST_PORT = 65535
+SHORTEST_TOKEN, LONGEST_TOKEN = 16, 512
+"""Characters. A cookie is made of the token: from a short one it could be guessed."""
+_FORMS = "write ui='127.0.0.1:8090', ui=':8090', ui=8090, or ui=True for the first free port from 8090 on"
+
+
+class UiOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the server listens and whom it lets in. Its text form does not show the token."""
+
+    host: str = USUAL_HOST
+    ports: tuple[int, ...] = (USUAL_PORT,)
+    """The first that is free is taken; 0 is any."""
+    token: str | None = None
+    read_only: bool = False
+    names: tuple[str, ...] = ()
+    """Names by which people reach the server, besides its address: that of a machine, or of a proxy."""
+
+    @classmethod
+    def checked(
+        cls,
+        ui: object,
+        token: str | None = None,
+        *,
+        read_only: bool = False,
+        names: tuple[str, ...] = (),
+    ) -> UiOptions:
+        """What somebody has given; raises `ConfigError` that says what can be given. `ui` is a text, a port, or `True`."""
+        place = _place(ui)
+        _check_token(token)
+        if token is None and not is_loopback(place.host):
+            raise ConfigError(
+                f"ui={ui!r} can be reached from other machines, and whoever reaches it can stop the job: it needs a token. Give one of "
+                f"{SHORTEST_TOKEN} characters or more (PENSTOCK_UI_TOKEN, a file given to --token-file or --ui-token-file, or ui_token=), "
+                "or listen on 127.0.0.1 only",
+                ui=ui,
+            )
+        return cls(host=place.host, ports=place.ports, token=token, read_only=read_only, names=names)
+
+    def __repr__(self) -> str:
+        token = "none" if self.token is None else "(not shown)"
+        return f"UiOptions(host={self.host!r}, ports={self.ports}, token={token}, read_only={self.read_only})"
+
+    __str__ = __repr__
+
+
+@dataclass(frozen=True)
+class _Place:
+    host: str
+    ports: tuple[int, ...]
+
+
+def _place(ui: object) -> _Place:
+    if ui is True:
+        return _Place(USUAL_HOST, (*range(USUAL_PORT, USUAL_PORT + MORE_PORTS), 0))
+    if isinstance(ui, int) and not isinstance(ui, bool):
+        return _Place(USUAL_HOST, (_port(ui, str(ui)),))
+    if not isinstance(ui, str) or not ui.strip():
+        raise ConfigError(f"ui={ui!r} is not allowed: {_FORMS}", ui=ui)
+    host, _, port = ui.strip().rpartition(":")
+    return _Place(_host(host, ui), (_port(ui, port),))
+
+
+def _port(ui: object, text: str) -> int:
+    if not (text.isascii() and text.isdecimal()) or int(text) > LARGEST_PORT:
+        raise ConfigError(f"ui={ui!r} has no port from 0 to {LARGEST_PORT}: {_FORMS}", ui=ui)
+    return int(text)
+
+
+def _host(text: str, ui: str) -> str:
+    bare = text[1:-1] if text.startswith("[") and text.endswith("]") else text
+    if ":" in bare and (bare == text or not _is_address(bare)):
+        raise ConfigError(f"ui={ui!r} is not allowed: write an IPv6 address as '[::1]:8090'", ui=ui)
+    if any(character.isspace() or character in "/@?#" for character in bare):
+        raise ConfigError(f"ui={ui!r} is no address of this machine: {_FORMS}", ui=ui)
+    return bare or USUAL_HOST
+
+
+def _check_token(token: str | None) -> None:
+    """The token itself is in no message."""
+    if token is None:
+        return
+    if not SHORTEST_TOKEN <= len(token) <= LONGEST_TOKEN:
+        raise ConfigError(
+            f"the token of the dashboard has {len(token)} characters; it needs {SHORTEST_TOKEN} to {LONGEST_TOKEN}. "
+            "`openssl rand -hex 24` makes a good one",
+        )
+    if not (token.isascii() and token.isprintable()) or " " in token:
+        raise ConfigError(
+            "the token of the dashboard has characters that cannot be sent in a header of HTTP; use letters and digits, such as "
+            "`openssl rand -hex 24` gives",
+        )
+
+
+def _is_address(text: str) -> bool:
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        return False
+    return True
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches it. A name other than `localhost` may lead anywhere."""
+    if host.lower() == "localhost":
+        return True
+    return _is_address(host) and ipaddress.ip_address(host).is_loopback
+
+
+def address_of(host: str, port: int) -> str:
+    """As a person opens it: `http://127.0.0.1:8090`."""
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

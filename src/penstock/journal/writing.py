@@ -1,0 +1,168 @@
+"""Writing the journal of a job: in a thread of its own, a moment after things happen, in files that are bounded. Driver.
+
+What always holds:
+1. Telling returns at once, and never fails: no batch waits for the journal, and no job ends for want of it.
+2. A writer writes only files whose names carry its own token, and nobody writes these again. So two runs, one of them thought dead, do
+   not overwrite each other's story.
+3. A file is written anew, whole, while it is the newest of its writer: a reader sees a line or does not.
+4. Old files are deleted by whoever owns the job, looked at right before. Their names are never used again.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import msgspec
+
+from penstock.clock import SYSTEM_CLOCK, Clock
+from penstock.errors import PenstockError
+from penstock.journal.events import Event, Lost
+from penstock.journal.files import SEGMENT_BYTES, segment_name, segments, too_many
+from penstock.randomness import SYSTEM_RANDOMNESS
+from penstock.storage import Storage
+from penstock.wording import storable
+
+_log = logging.getLogger(__name__)
+
+PAUSE_S = 0.5
+"""At least so long between two writes: what happens meanwhile is written together."""
+CLOSE_S = 5.0
+TOKEN_DIGITS = 16
+
+May = Callable[[], bool]
+"""Whether the storage is still this job's own, or is this run's to delete in. May raise `PenstockError`: then it is asked again later."""
+
+
+@dataclass(frozen=True)
+class _Lot:
+    """What is written together."""
+
+    lines: bytes
+    events: int
+    """How many of those that wait are in it."""
+    lost: int
+    """How many it says were lost before them."""
+
+
+class JournalWriter:
+    """One start of a job, or one supervisor. `tell` from any thread."""
+
+    def __init__(
+        self,
+        storage: Storage,
+        *,
+        may_write: May = lambda: True,
+        may_delete: May = lambda: False,
+        clock: Clock = SYSTEM_CLOCK,
+        token: str | None = None,
+    ) -> None:
+        self._storage = storage
+        self._may_write = may_write
+        self._may_delete = may_delete
+        self._clock = clock
+        self._started = clock.wall()
+        self._token = token or SYSTEM_RANDOMNESS.token(TOKEN_DIGITS)
+        self._waiting: deque[Event] = deque(maxlen=Lost.MOST_WAITING)
+        self._lost = 0
+        self._lock = threading.Lock()
+        self._something = threading.Event()
+        self._closing = threading.Event()
+        self._number = 0
+        self._written = b""
+        """What is in the newest file."""
+        self._warned = False
+        self._thread = threading.Thread(target=self._work, name="penstock-journal", daemon=True)
+        self._thread.start()
+
+    def tell(self, event: Event) -> None:
+        """Write this down, soon."""
+        with self._lock:
+            self._lost += len(self._waiting) == self._waiting.maxlen
+            self._waiting.append(event)
+        self._something.set()
+
+    def close(self, timeout_s: float = CLOSE_S) -> None:
+        """Write down what there is, and end. A storage that does not answer is not waited for longer than this."""
+        self._closing.set()
+        self._something.set()
+        self._thread.join(timeout_s)
+
+    def _work(self) -> None:
+        while not self._closing.is_set():
+            self._something.wait()
+            self._something.clear()
+            self._write_what_there_is()
+            self._closing.wait(PAUSE_S)
+        self._write_what_there_is()
+
+    def _write_what_there_is(self) -> None:
+        try:
+            while (lot := self._next_lot()) and self._may_write():
+                self._put(lot)
+        except Exception as error:  # noqa: BLE001 - this thread must not end before the job
+            self._warn(error)
+            self._something.set()  # tried again, with what comes meanwhile
+        else:
+            self._warned = False
+
+    def _warn(self, error: Exception) -> None:
+        level = logging.DEBUG if self._warned else logging.WARNING
+        _log.log(
+            level, "the journal in %s could not be written, and the job goes on: %s", self._storage.uri, error
+        )
+        self._warned = True
+
+    def _next_lot(self) -> _Lot | None:
+        """As many events as the newest file has room for, or the next one if it has none; at least one if there is any."""
+        if len(self._written) >= SEGMENT_BYTES:
+            self._number += 1
+            self._written = b""
+        with self._lock:
+            waiting, lost = list(self._waiting), self._lost
+        if not waiting:
+            return None
+        lines = [_line(Lost(at=waiting[0].at, run=waiting[0].run, events=lost))] if lost else []
+        room = SEGMENT_BYTES - len(self._written)
+        for event in waiting:
+            lines.append(_line(event))
+            room -= len(lines[-1])
+            if room <= 0:
+                break
+        return _Lot(b"".join(lines), len(lines) - bool(lost), lost)
+
+    def _put(self, lot: _Lot) -> None:
+        before = self._written
+        content = before + lot.lines
+        self._storage.put(segment_name(self._started, self._token, self._number), content)
+        self._written = content
+        with self._lock:
+            lost = self._lost - lot.lost  # meanwhile; they were the oldest of these
+            for _ in range(max(0, lot.events - lost)):
+                self._waiting.popleft()
+            self._lost = max(0, lost - lot.events)
+        if not before:
+            self._delete_what_is_old()
+
+    def _delete_what_is_old(self) -> None:
+        try:
+            if self._may_delete():
+                self._storage.delete(too_many(self._storage, segments(self._storage)))
+        except PenstockError as error:
+            _log.debug("old parts of the journal in %s stay for now: %s", self._storage.uri, error)
+
+
+def _line(event: Event) -> bytes:
+    """A text of others may hold what cannot be encoded: then it is said without its text."""
+    try:
+        return msgspec.json.encode(event) + b"\n"
+    except UnicodeEncodeError:
+        told = {name: storable(value) if isinstance(value, str) else value for name, value in _fields(event)}
+        return msgspec.json.encode(msgspec.structs.replace(event, **told)) + b"\n"
+
+
+def _fields(event: Event) -> list[tuple[str, object]]:
+    return [(name, getattr(event, name)) for name in event.__struct_fields__]

@@ -1,0 +1,150 @@
+"""How far work is that may take long: a savepoint that is made or loaded, state that is dealt out anew. Driver.
+
+Whoever does the work says how far it is, and knows nothing of who looks: `with working("making the savepoint", unit="file") as reached`.
+Whoever wants to show it looks at `open_works` now and then: a terminal, the live record of a job, a test. Nobody looking costs nothing.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from penstock.clock import SYSTEM_CLOCK
+from penstock.wording import counted, duration
+
+_T = TypeVar("_T")
+Reached = Callable[[int, int], None]
+"""Called with how much is done, and of how much; from any thread."""
+
+FULL, EMPTY = "━", "╌"
+BAR_COLUMNS = 24
+LOOK_S = 0.2
+_SURE_S = 1.0
+"""An estimate needs so long to be worth saying."""
+
+
+@dataclass
+class Work:
+    """One piece of work."""
+
+    what: str
+    """In the form `making the savepoint`."""
+    job: str = ""
+    unit: str = ""
+    """What is counted, one of it: `file`."""
+    done: int = 0
+    total: int = 0
+    """0: nobody knows."""
+    began_s: float = field(default_factory=SYSTEM_CLOCK.monotonic)
+    over: bool = False
+    failed: bool = False
+
+    def reached(self, done: int, total: int) -> None:
+        """See `Reached`."""
+        self.done, self.total = done, total
+
+    def left_s(self, now_s: float) -> float | None:
+        """About how long it will still take, if it goes on as it went; None where nobody can say."""
+        if not 0 < self.done < self.total or now_s - self.began_s < _SURE_S:
+            return None
+        return (now_s - self.began_s) / self.done * (self.total - self.done)
+
+    def sentence(self, now_s: float) -> str:
+        """`making the savepoint: 3 of 8 files, about 12 s left`."""
+        if not self.total:
+            return f"{self.what}, since {duration(round(now_s - self.began_s))}"
+        left_s = self.left_s(now_s)
+        left = "" if left_s is None else f", about {duration(max(1, round(left_s)))} left"
+        return f"{self.what}: {self.done:,} of {counted(self.total, self.unit)}{left}"
+
+    def bar(self, now_s: float, columns: int) -> str:
+        """The same behind a bar, in at most so many columns."""
+        full = round(BAR_COLUMNS * min(1.0, self.done / self.total)) if self.total else 0
+        line = f"{FULL * full}{EMPTY * (BAR_COLUMNS - full)} {self.sentence(now_s)}"
+        return line[: max(0, columns)]
+
+    def ended(self, now_s: float) -> str:
+        """How it ended, in a line."""
+        how = "failed after" if self.failed else "done in"
+        return f"{self.what}: {how} {duration(now_s - self.began_s)}"
+
+
+_OPEN: list[Work] = []
+_LOCK = threading.Lock()
+_CURRENT: ContextVar[Work | None] = ContextVar("penstock_work", default=None)
+
+
+@contextmanager
+def working(what: str, *, unit: str = "step", total: int = 0, job: str = "") -> Iterator[Reached]:
+    """While this lasts, the work is under way. Work inside of other work is shown instead of it."""
+    work = Work(what, job, unit, total=total)
+    with _LOCK:
+        _OPEN.append(work)
+    before = _CURRENT.set(work)
+    try:
+        yield work.reached
+    except BaseException:
+        work.failed = True
+        raise
+    finally:
+        work.over = True
+        with _LOCK:
+            _OPEN.remove(work)
+        with suppress(ValueError):  # who goes through `each` may leave it to another thread to end
+            _CURRENT.reset(before)
+
+
+def _current() -> Work | None:
+    """That of this thread, unless another one has ended it."""
+    work = _CURRENT.get()
+    return None if work is None or work.over else work
+
+
+def reached_here() -> Reached:
+    """For whoever does a part of some work that it does not know: tells how far the work of this thread is, if there is any."""
+    work = _current()
+    return (lambda _done, _total: None) if work is None else work.reached
+
+
+def each(items: Iterable[_T], what: str, unit: str) -> Iterator[_T]:
+    """One after the other, as work: each is done when the next is asked for. Inside of other work it counts for that."""
+    everything = list(items)
+    with nullcontext(reached_here()) if _current() else working(what, unit=unit) as reached:
+        for number, item in enumerate(everything):
+            reached(number, len(everything))
+            yield item
+
+
+def open_works(job: str | None = None) -> list[Work]:
+    """What is under way, the newest last; of one job, or of all."""
+    with _LOCK:
+        return [work for work in _OPEN if job is None or work.job in ("", job)]
+
+
+def doing(job: str) -> str:
+    """What takes long at the moment in a job, in words, for its live record; '' for nothing."""
+    works = open_works(job)
+    return works[-1].sentence(SYSTEM_CLOCK.monotonic()) if works else ""
+
+
+@contextmanager
+def counted_by(read: Callable[[], int], total: int) -> Iterator[None]:
+    """While this lasts, how far the work of this thread is can be read off somewhere: it is looked at now and then."""
+    reached, over = reached_here(), threading.Event()
+    reached(0, total)
+
+    def look() -> None:
+        while not over.wait(LOOK_S):
+            reached(min(read(), total), total)
+
+    thread = threading.Thread(target=look, name="penstock-progress", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()

@@ -1,0 +1,114 @@
+"""Whether a program that has ended is started again, and which signals are passed on to it. Pure: events in, decisions out; driver."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from penstock import exit_codes
+from penstock.randomness import SYSTEM_RANDOMNESS, Randomness
+from penstock.recovery.restart import RestartStrategy
+from penstock.wording import counted, duration
+
+WISHES = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""Signals with which a person, or a machine that shuts down, asks a job to stop."""
+SAME_WISH_S = 1.0
+"""Within this time a wish that comes twice is one: systemd and `timeout` send it to every process, a terminal to the whole group."""
+MOST_FAILURES = 1000
+"""So many times of failures are remembered: a program may be started again for years."""
+
+_FINAL: Mapping[int, str] = {
+    exit_codes.DONE: "it ended by itself",
+    exit_codes.WRONG_SETTING: "a setting or the command is wrong, or the job is running already",
+    exit_codes.FAILED_FOR_GOOD: "the job has failed for good: another attempt would only meet it again",
+    exit_codes.FENCED: "another start owns the job now",
+}
+_ASKED = frozenset({*(-number for number in WISHES), *(exit_codes.BY_SIGNAL + number for number in WISHES)})
+
+
+@dataclass(frozen=True)
+class End:
+    """How a program ended."""
+
+    status: int
+    """Its exit code; the number of a signal that killed it is negative."""
+    told: int = 0
+    """The code of the failure that it told of before; 0: it told of none."""
+
+    @property
+    def how(self) -> str:
+        """In words: `exit code 1`, `signal SIGKILL`."""
+        return f"exit code {self.status}" if self.status >= 0 else f"signal {_name(-self.status)}"
+
+    @property
+    def exit_code(self) -> int:
+        """The code with which a supervisor ends after it, as a shell does."""
+        return self.status if self.status >= 0 else exit_codes.BY_SIGNAL - self.status
+
+    @property
+    def kind(self) -> int:
+        """What it is judged by. A program of the user's ends with 1 whatever it met, and has said before what that was."""
+        return self.told if self.told and self.status > 0 else self.status
+
+
+def _name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return str(number)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What follows from an end."""
+
+    restarts: bool
+    why: str
+    delay_s: float = 0.0
+
+
+@dataclass
+class Supervision:
+    """What has happened so far to a program and its supervisor."""
+
+    strategy: RestartStrategy
+    randomness: Randomness = SYSTEM_RANDOMNESS
+    asked: int | None = None
+    """The last signal by which somebody asked it to stop."""
+    wishes: int = 0
+    """How often."""
+    failures: list[float] = field(default_factory=list)
+    _asked_at: float = 0.0
+
+    def came(self, number: int, at: float) -> bool:
+        """A signal has come, to the supervisor or to the program. Whether it is a wish of its own, which is to be passed on."""
+        if self.asked is not None and at - self._asked_at < SAME_WISH_S:
+            return False
+        self.asked, self._asked_at = number, at
+        self.wishes += 1
+        return True
+
+    def ended(self, end: End, at: float, *, beside_the_dead: bool = False) -> Verdict:
+        """The program has ended. `beside_the_dead`: something of the one before it still lived.
+
+        That may be the job itself, where a script that had started it was killed: the job was running already, and will not be soon.
+        """
+        if self.asked is not None:
+            return Verdict(restarts=False, why=f"it was asked to stop, with {_name(self.asked)}")
+        if end.kind in _FINAL and not (beside_the_dead and end.kind == exit_codes.WRONG_SETTING):
+            return Verdict(restarts=False, why=_FINAL[end.kind])
+        if end.status in _ASKED:
+            return Verdict(restarts=False, why="somebody asked the program itself to end")
+        return self._by_strategy(at)
+
+    def _by_strategy(self, at: float) -> Verdict:
+        self.failures = [*self.failures, at][-MOST_FAILURES:]
+        delay_s = self.strategy.delay_s(self.failures, self.randomness)
+        if delay_s is None:
+            times = counted(len(self.failures), "failure")
+            return Verdict(
+                restarts=False,
+                why=f"after {times} the restart strategy {self.strategy} allows no further start",
+            )
+        return Verdict(restarts=True, why=f"it is started again in {duration(delay_s)}", delay_s=delay_s)

@@ -1,0 +1,300 @@
+"""The supervisor: starts the program, watches it, passes signals on, and starts it again. Driver, in a process of its own.
+
+One thread, one loop: it sleeps until a signal comes, a child ends, or the program says something. It imports neither Spark nor the user's
+file. The program stays in its group and session, so that a terminal treats them as one; `family` finds what the program leaves behind.
+A supervisor that is killed takes nothing with it: the job goes on alone, see `program`.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import selectors
+import signal
+import socket
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+
+from penstock import exit_codes
+from penstock.clock import SYSTEM_CLOCK, Clock
+from penstock.errors import PenstockError
+from penstock.ownership.claim import process_start
+from penstock.storage import Storage, open_storage
+from penstock.supervise.command import Done, Process, done_by, next_command
+from penstock.supervise.decisions import WISHES, End, Supervision
+from penstock.supervise.family import Remains, adopt_orphans, children, end_orphans, reap
+from penstock.supervise.telling import Story
+from penstock.supervise.words import ENVIRONMENT, Lines, Said, Wish, line, read_said, socket_name
+from penstock.wording import duration
+
+_log = logging.getLogger(__name__)
+
+_RECEIVE = 65536
+_RESET = (signal.SIGPIPE, signal.SIGXFSZ)
+"""Python ignores them, and a child would inherit that."""
+
+
+@dataclass
+class Program:
+    """One attempt: a process, and what it has said of itself."""
+
+    process: Process
+    connection: socket.socket
+    lines: Lines = field(default_factory=Lines)
+    job: str = ""
+    told: int = 0
+    status: int | None = None
+
+    @property
+    def pid(self) -> int:
+        """Its number; 0: it could not be started."""
+        return self.process.pid
+
+    @property
+    def hears(self) -> bool:
+        """Whether it takes wishes over the socket."""
+        return bool(self.job)
+
+    def received(self) -> tuple[list[Said], bool]:
+        """What it has said since the last time, and whether it can say more."""
+        try:
+            received = self.connection.recv(_RECEIVE)
+        except BlockingIOError:
+            return [], True
+        except ConnectionResetError:
+            return [], False
+        return read_said(self.lines.add(received)), bool(received)
+
+
+class Keeper:
+    """Keeps one command alive."""
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        supervision: Supervision,
+        *,
+        environment: Mapping[str, str] | None = None,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        self._command = list(command)
+        self._supervision = supervision
+        self._environment = dict(os.environ if environment is None else environment)
+        self._clock = clock
+        self._story = Story(clock)
+        self._storage: Storage | None = None
+        self._done = Done()
+        self._attempt = 0
+        self._died_at: float | None = None
+        self._spared: frozenset[int] = frozenset()
+        self._remains = Remains()
+        self._unseen: list[Process] = []
+        """Those of which it is not known yet what they got done."""
+
+    def run(self) -> int:
+        """Until it is not to be started again; returns the exit code."""
+        self._spared = children()  # of whoever became this process: they are not ours to end
+        adopt_orphans()
+        with _signals_as_bytes() as woken:
+            while True:
+                program = self._start()
+                try:
+                    self._watch(program, woken)
+                finally:
+                    program.connection.close()
+                code = self._after(program, woken)
+                if code is not None:
+                    return code
+
+    # ── one attempt ────────────────────────────────────────────────────────────────────────────
+
+    def _start(self) -> Program:
+        ours, theirs = socket.socketpair()
+        ours.settimeout(0)
+        self._attempt += 1
+        self._see_what_is_done()
+        with theirs:
+            try:
+                pid = self._spawned(next_command(self._command, self._done), theirs)
+            except OSError as error:
+                if self._attempt == 1:
+                    ours.close()
+                    raise
+                _log.warning("the program cannot be started: %s", error)
+                return Program(Process(0, ""), ours, status=exit_codes.FAILED)
+        self._story.started(pid, self._attempt)
+        return Program(Process(pid, process_start(pid)), ours)
+
+    def _spawned(self, command: list[str], theirs: socket.socket) -> int:
+        theirs.set_inheritable(True)
+        environment = {**self._environment, ENVIRONMENT: socket_name(theirs.fileno())}
+        return os.posix_spawnp(command[0], command, environment, setsigdef=_RESET)
+
+    def _watch(self, program: Program, woken: socket.socket) -> None:
+        """Until it has ended."""
+        with selectors.DefaultSelector() as selector:
+            selector.register(woken, selectors.EVENT_READ)
+            selector.register(program.connection, selectors.EVENT_READ)
+            while program.status is None:
+                ready = {
+                    key.fileobj for key, _ in selector.select(self._remains.tend(self._clock.monotonic()))
+                }
+                if woken in ready:
+                    self._take_signals(woken, program)
+                if program.connection in ready and not self._listen(program):
+                    selector.unregister(program.connection)
+                program.status = reap().get(program.pid)
+        while self._listen(program):  # its last words
+            pass
+
+    def _listen(self, program: Program) -> bool:
+        """Take what it says; whether it can say more."""
+        said, is_open = program.received()
+        for one in said:
+            self._heard(one, program)
+        return is_open and (bool(said) or program.status is None)
+
+    def _heard(self, said: Said, program: Program) -> None:
+        if said.signal:
+            self._wished(said.signal, program)
+        if said.exit_code:
+            program.told = said.exit_code
+        if said.job:
+            program.job, program.told = (
+                said.job,
+                0,
+            )  # another job of the program may have failed before, and it went on
+            if (
+                self._supervision.asked is not None
+            ):  # the signal came when it took its own no more, and heard nothing yet
+                self._pass_on(self._supervision.asked, program)
+            self._lies_in(said.storage)
+        if said.run:
+            self._done |= Done(claimed=True, restored=True)
+        if said.going and self._died_at is not None:
+            after = duration(self._clock.monotonic() - self._died_at)
+            _log.info("job %s is processing again, %s after its process ended", program.job, after)
+            self._died_at = None
+
+    def _lies_in(self, uri: str) -> None:
+        try:
+            self._storage = open_storage(uri)
+        except PenstockError as error:
+            _log.warning(
+                "the story of this supervisor is not written down, %s cannot be opened: %s", uri, error
+            )
+            return
+        self._story.lies_in(self._storage)
+
+    # ── signals ────────────────────────────────────────────────────────────────────────────────
+
+    def _take_signals(self, woken: socket.socket, program: Program | None) -> None:
+        with suppress(BlockingIOError):
+            for number in woken.recv(_RECEIVE):
+                if number in WISHES:
+                    self._wished(number, program)
+
+    def _wished(self, number: int, program: Program | None) -> None:
+        if self._supervision.came(number, self._clock.monotonic()) and program is not None:
+            self._pass_on(number, program)
+
+    def _pass_on(self, number: int, program: Program) -> None:
+        if program.hears:
+            with suppress(OSError):  # it is dead, or about to be
+                program.connection.sendall(line(Wish(number)))
+        elif not _came_from_terminal(number):  # or it has got it too
+            with suppress(ProcessLookupError):
+                os.kill(program.pid, number)
+
+    # ── after an attempt ───────────────────────────────────────────────────────────────────────
+
+    def _after(self, program: Program, woken: socket.socket) -> int | None:
+        """See what the program left behind, decide, and let the pause pass; the exit code where that is the end."""
+        now = self._clock.monotonic()
+        end = End(program.status or 0, program.told)
+        self._died_at = now if self._died_at is None else self._died_at
+        self._unseen += [program.process] if program.pid else []
+        self._see_what_is_done()
+        beside_the_dead = self._remains.tend(now) is not None
+        verdict = self._supervision.ended(end, now, beside_the_dead=beside_the_dead)
+        self._remains.left_by_the_dead(self._spared, now)
+        self._story.died(
+            program.pid, end.how, verdict.why, restarts=verdict.restarts, delay_s=verdict.delay_s
+        )
+        level = logging.WARNING if verdict.restarts or end.exit_code else logging.INFO
+        _log.log(level, "the program (pid %d) ended with %s: %s", program.pid, end.how, verdict.why)
+        code = self._pause(now + verdict.delay_s, woken) if verdict.restarts else end.exit_code
+        if code is not None:
+            end_orphans(self._spared, hurry=lambda: self._asked_again(woken))
+        return code
+
+    def _see_what_is_done(self) -> None:
+        """At its end, and where storage did not answer then, again before the next start."""
+        if self._storage is None or self._done == Done(claimed=True, restored=True):
+            self._unseen = []  # who has not said where its storage is has done nothing there
+            return
+        try:
+            for process in self._unseen:
+                self._done |= done_by(self._storage, process)
+        except PenstockError as error:
+            _log.warning("what the program got done cannot be read: %s", error)
+            return
+        self._unseen = []
+
+    def _asked_meanwhile(self, woken: socket.socket) -> bool:
+        self._take_signals(woken, None)
+        return self._supervision.asked is not None
+
+    def _asked_again(self, woken: socket.socket) -> bool:
+        """Whether somebody who waits for the end has asked once more."""
+        before = self._supervision.wishes
+        self._take_signals(woken, None)
+        return self._supervision.wishes > max(before, 1)
+
+    def _pause(self, until: float, woken: socket.socket) -> int | None:
+        """Let time pass; a signal ends it, and the supervisor with it."""
+        with selectors.DefaultSelector() as selector:
+            selector.register(woken, selectors.EVENT_READ)
+            while (left := until - self._clock.monotonic()) > 0 and not self._asked_meanwhile(woken):
+                again_s = self._remains.tend(self._clock.monotonic())
+                selector.select(left if again_s is None else min(left, again_s))
+                reap()
+        asked = self._supervision.asked
+        return None if asked is None else exit_codes.BY_SIGNAL + asked
+
+
+def _came_from_terminal(number: int) -> bool:
+    """Whether a signal is one that the terminal sends to the whole group in its foreground."""
+    if number != signal.SIGINT:
+        return False
+    try:
+        terminal = os.open(os.ctermid(), os.O_RDONLY | os.O_NOCTTY)
+    except OSError:
+        return False
+    try:
+        return os.tcgetpgrp(terminal) == os.getpgrp()
+    except OSError:
+        return False
+    finally:
+        os.close(terminal)
+
+
+@contextmanager
+def _signals_as_bytes() -> Iterator[socket.socket]:
+    """Where the number of every signal arrives as a byte. One to which this process was made deaf, as by `nohup`, does not."""
+    woken, wakes = socket.socketpair()
+    before = {}
+    with woken, wakes:
+        woken.settimeout(0)
+        wakes.settimeout(0)
+        earlier = signal.set_wakeup_fd(wakes.fileno(), warn_on_full_buffer=False)
+        try:
+            for number in (*WISHES, signal.SIGCHLD):
+                if signal.getsignal(number) is not signal.SIG_IGN or number == signal.SIGCHLD:
+                    before[number] = signal.signal(number, lambda *_: None)
+            yield woken
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+            signal.set_wakeup_fd(earlier)

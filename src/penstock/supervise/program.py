@@ -1,0 +1,163 @@
+"""The program's end of the socket to its supervisor: says how the job comes along, and hears wishes. Driver, in the program.
+
+Signals reach a supervised program twice: systemd, `timeout` and a terminal send them to all processes, and the supervisor passes on its
+own. So the program leaves the decision to the supervisor: a signal that comes to it is told, and only what is wished over the socket
+counts. When the supervisor is gone, or does not answer, the program is on its own again, and so are its signals.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import signal
+import socket
+import threading
+from collections import deque
+
+import msgspec
+
+from penstock.clock import SYSTEM_CLOCK
+from penstock.decoding import decoded
+from penstock.errors import PenstockError
+from penstock.exit_codes import exit_code_of
+from penstock.supervise.words import ENVIRONMENT, LONGEST_TEXT, WISHES, Lines, Said, line, socket_name
+
+_log = logging.getLogger(__name__)
+
+_RECEIVE = 4096
+ANSWER_S = 3.0
+"""So long a supervisor has to say what follows from a signal."""
+ALONE = (
+    "the supervisor of this job is gone (penstock run --keep-alive, pid %d): the job goes on, and nobody starts it again if it dies; "
+    "to have it kept alive again, stop it and start it anew"
+)
+
+
+class Supervisor:
+    """The supervisor, as the program sees it."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._pid = os.getppid()
+        self._lock = threading.RLock()  # a signal may come, and be told, in the midst of saying something
+        self._wishes: deque[int] = deque()
+        self._gone = threading.Event()
+        self._heard_s = -math.inf
+        self._late = 0
+        """Wishes that are still to come, and were done already."""
+        self._leaving = False
+        threading.Thread(target=self._listen, name="penstock-supervisor", daemon=True).start()
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether nobody is at the other end any more."""
+        return self._gone.is_set()
+
+    def say(self, said: Said) -> None:
+        """Tell it, if it is there."""
+        with self._lock:
+            try:
+                self._connection.sendall(line(said))
+            except OSError:
+                self._gone.set()
+
+    def failed(self, error: BaseException) -> None:
+        """The job has failed, and the program is about to end with that."""
+        self._leaving = True
+        if not isinstance(error, KeyboardInterrupt | SystemExit):
+            why = str(error)[:LONGEST_TEXT] if isinstance(error, PenstockError) else ""
+            self.say(Said(failed=type(error).__name__, why=why, exit_code=exit_code_of(error)))
+
+    def ended(self) -> None:
+        """The job has ended in good order: there is no need to tell of a supervisor that goes now."""
+        self._leaving = True
+
+    def counts(self, number: int) -> int:
+        """A signal has come to this process: how often it counts. One that the supervisor did not wish for is told to it instead."""
+        if self.is_gone:
+            return 1
+        wished = 0
+        while self._wishes:
+            self._wishes.popleft()
+            wished += 1
+        if wished:
+            return wished
+        self.say(Said(signal=number))
+        if self.is_gone:
+            return 1
+        waiting = threading.Timer(ANSWER_S, self._no_answer, (number, SYSTEM_CLOCK.monotonic()))
+        waiting.daemon = True
+        waiting.start()
+        return 0
+
+    def _no_answer(self, number: int, told_s: float) -> None:
+        """A supervisor that stands still, as one whose storage does not answer, must not keep anybody from stopping the job."""
+        if self._heard_s < told_s - ANSWER_S:  # or what was told is a wish that has come already
+            self._late += 1
+            self._wished(number)
+
+    def _listen(self) -> None:
+        lines = Lines()
+        while True:
+            try:
+                received = self._connection.recv(_RECEIVE)
+            except OSError:
+                received = b""
+            if not received:
+                break
+            for one in lines.add(received):
+                self._heard(one)
+        self._gone.set()
+        if not self._leaving:
+            _log.warning(ALONE, self._pid)
+
+    def _heard(self, words: bytes) -> None:
+        try:
+            number = decoded(WISHES, words).signal
+        except msgspec.DecodeError as error:
+            _log.debug("the supervisor said what cannot be understood: %s", error)
+            return
+        self._heard_s = SYSTEM_CLOCK.monotonic()
+        if self._late:
+            self._late -= 1  # it was done without waiting
+        else:
+            self._wished(number)
+
+    def _wished(self, number: int) -> None:
+        self._wishes.append(number)
+        os.kill(os.getpid(), number)  # to the main thread, which may be anywhere
+
+
+class _OfThisProcess:
+    """One for the process, and none for what is forked off it."""
+
+    pid = 0
+    connection: socket.socket | None = None
+    supervisor: Supervisor | None = None
+
+
+def keep_to_oneself() -> None:
+    """What this program starts from here on, such as Spark or another job, knows nothing of the supervisor."""
+    said = os.environ.pop(ENVIRONMENT, "")
+    number = said.partition(":")[0]
+    if number.isdecimal() and socket_name(int(number)) == said:
+        connection = socket.socket(fileno=int(number))
+        connection.set_inheritable(False)
+        _OfThisProcess.pid, _OfThisProcess.connection = os.getpid(), connection
+
+
+def supervisor() -> Supervisor | None:
+    """The supervisor that started this program, if one did."""
+    keep_to_oneself()
+    ours = _OfThisProcess
+    if ours.connection is None or ours.pid != os.getpid():
+        return None
+    if ours.supervisor is None:
+        ours.supervisor = Supervisor(ours.connection)
+    return ours.supervisor
+
+
+def hears_hangup() -> bool:
+    """Whether SIGHUP is to stop the job: not where `nohup` has made the program deaf to it."""
+    return signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN

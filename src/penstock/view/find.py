@@ -1,0 +1,94 @@
+"""Which jobs there are in some storages. Changes nothing; wherever somebody looks."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from penstock.errors import ConfigError, UnavailableError
+from penstock.ids import is_name
+from penstock.ownership.claim import JOB_FILE
+from penstock.storage import LocalStorage, Storage, open_job_storage, open_storage
+from penstock.wording import did_you_mean
+
+ID_DIGITS = 32
+
+
+@dataclass(frozen=True)
+class FoundJob:
+    """A job that has been started at least once."""
+
+    name: str
+    place: str
+    """The storage as somebody has given it."""
+    storage: Storage
+    """The folder of the job."""
+    id: str
+    """See `JobView.id`."""
+
+
+def job_id(name: str, uri: str = "") -> str:
+    """What Flink's own client knows a job by. `uri`: of its folder, where another job that is shown beside it has the same name."""
+    told_apart = f"{name}\0{uri}" if uri else name
+    return hashlib.sha256(told_apart.encode()).hexdigest()[:ID_DIGITS]
+
+
+def find_jobs(places: Sequence[str | Path]) -> list[FoundJob]:
+    """All jobs in these storages, by name. A place may also be the folder of one job."""
+    found = {
+        storage.uri: (name, place, storage) for place in places for name, place, storage in _in(str(place))
+    }
+    times = Counter(name for name, _, _ in found.values())
+    jobs = (
+        FoundJob(name, place, storage, job_id(name, uri if times[name] > 1 else ""))
+        for uri, (name, place, storage) in found.items()
+    )
+    return sorted(jobs, key=lambda job: (job.name, job.place))
+
+
+def _in(place: str) -> Iterator[tuple[str, str, Storage]]:
+    opened = open_storage(place)
+    if opened.size(JOB_FILE) is not None:
+        name = opened.uri.rstrip("/").rpartition("/")[2]
+        above = (
+            str(Path(opened.root).parent)
+            if isinstance(opened, LocalStorage)
+            else opened.uri.rpartition("/")[0]
+        )
+        yield name, above, opened
+        return
+    for name in opened.folders():
+        if is_name(name) and _is_job(opened, name):
+            yield name, place, open_job_storage(place, name)
+
+
+def _is_job(place: Storage, folder: str) -> bool:
+    """A folder that is closed to us is nobody's job here, and hides no other."""
+    try:
+        return place.size(f"{folder}/{JOB_FILE}") is not None
+    except UnavailableError as error:
+        if isinstance(error.__cause__, PermissionError):
+            return False
+        raise
+
+
+def job_of(jobs: Iterable[FoundJob], wanted: str) -> FoundJob:
+    """The one of this name or id; raises `ConfigError` that says which there are."""
+    known = list(jobs)
+    matching = [job for job in known if wanted in (job.name, job.id)]
+    if len(matching) == 1:
+        return matching[0]
+    if matching:
+        where = ", ".join(f"{job.id} in {job.place}" for job in matching)
+        raise ConfigError(f"there are {len(matching)} jobs {wanted!r}: {where}; ask by the id", job=wanted)
+    names = [job.name for job in known]
+    close = did_you_mean(wanted, names)
+    there = (
+        f"there are: {', '.join(names)}"
+        if names
+        else "there is none at all; is it the storage given to Job(storage=...)?"
+    )
+    raise ConfigError(f"there is no job {wanted!r}; {there}{f'; {close}' if close else ''}", job=wanted)

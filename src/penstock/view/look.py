@@ -1,0 +1,219 @@
+"""Looking at a job, again and again: what does not change any more is read once. Wherever somebody looks; changes nothing."""
+
+from __future__ import annotations
+
+import platform
+import re
+
+from penstock.checkpoint.completed import Completed
+from penstock.checkpoint.metadata import CheckpointName, read_metadata
+from penstock.config import Mode
+from penstock.errors import CorruptStateError, IncompatibleStateError, PenstockError
+from penstock.ids import CheckpointId, RunId
+from penstock.journal.events import Event, ProcessDied, ProcessStarted, SavepointMade
+from penstock.journal.files import read_live, read_plan
+from penstock.journal.live import Live
+from penstock.journal.plan import Plan
+from penstock.journal.reading import JournalReader
+from penstock.ownership.claim import process_start
+from penstock.ownership.run_list import ListedRun, list_runs
+from penstock.storage import Storage
+from penstock.view.checkpoints import Name, history, summary
+from penstock.view.failures import failures
+from penstock.view.find import FoundJob
+from penstock.view.model import JobState, JobView, RunView
+from penstock.wording import size
+
+_FOLDER = re.compile(r"chk-(\d+)-r(\d+)")
+LARGEST_METADATA_BYTES = 128 * 1024 * 1024
+"""Ours have some megabytes at most: larger ones are not read to be looked at."""
+_BY_HOW = {
+    "finished": JobState.FINISHED,
+    "stopped": JobState.STOPPED,
+    "cancelled": JobState.CANCELLED,
+    "failed": JobState.FAILED,
+    "fenced": JobState.DIED,
+}
+_BY_STATUS = {
+    "running": JobState.RUNNING,
+    "restarting": JobState.RESTARTING,
+    "stopping": JobState.STOPPING,
+    "starting": JobState.STARTING,
+    **dict.fromkeys(("finished", "stopped", "cancelled", "failed"), JobState.STOPPING),
+}
+
+
+class JobWatcher:
+    """One job. `look` may be called as often as somebody wants to see it, by one thread at a time."""
+
+    def __init__(self, job: FoundJob) -> None:
+        self._job = job
+        self._journal = JournalReader(job.storage)
+        self._metadata: dict[Name, Completed | str] = {}
+        """What could be read, or why not. A metadata is never changed."""
+        self._plans: dict[int, Plan] = {}
+        self._last_lives: dict[int, Live] = {}
+
+    def look(self, now: float) -> JobView:
+        """The job at this moment. What cannot be read is said in `unreadable`, and is in nobody's way."""
+        try:
+            return self._look(now)
+        except PenstockError as error:
+            job = self._job
+            return JobView(
+                id=job.id,
+                name=job.name,
+                storage=job.storage.uri,
+                place=job.place,
+                state=JobState.UNREADABLE,
+                now=now,
+                unreadable=(str(error),),
+            )
+
+    def _look(self, now: float) -> JobView:
+        storage = self._job.storage
+        listed = list_runs(storage, now)
+        newest = listed[-1] if listed else None
+        run = newest.run if newest else 0
+        read = self._journal.read()
+        live = read_live(storage, run)
+        stored = self._stored()
+        wrong = [text for one in listed for text in one.unreadable]
+        wrong += [one for one in self._metadata.values() if isinstance(one, str) and one]
+        if read.unreadable:
+            wrong.append(
+                f"{read.unreadable} lines of the journal could not be read: damaged, or of a newer version"
+            )
+        state, since = _state(listed, live)
+        pending = live.pending if live is not None and state.is_alive else ()
+        known = history(read.events, stored, self._committed(storage, stored), pending, run)
+        runs = tuple(_run_view(one) for one in reversed(listed))
+        plan = self._plan(run)
+        reads_again = plan is None or plan.settings.mode != Mode.AT_MOST_ONCE.value
+        return JobView(
+            id=self._job.id,
+            name=self._job.name,
+            storage=storage.uri,
+            place=self._job.place,
+            state=state,
+            now=now,
+            since=since,
+            run=run,
+            host=newest.record.host if newest and newest.record else "",
+            pid=newest.record.pid if newest and newest.record else 0,
+            supervised=_is_supervised(read.events, state, now),
+            plan=plan,
+            live=live,
+            checkpoints=known,
+            summary=summary(known, read.events),
+            failures=failures(read.events, runs, self._lives(runs, live), reads_again=reads_again),
+            runs=runs,
+            events=read.events[::-1],
+            savepoints=tuple(one.folder for one in reversed(read.events) if isinstance(one, SavepointMade)),
+            unreadable=tuple(wrong),
+        )
+
+    def _stored(self) -> dict[Name, Completed]:
+        names = [
+            (int(match[1]), int(match[2]))
+            for match in map(_FOLDER.fullmatch, self._job.storage.folders())
+            if match
+        ]
+        self._metadata = {name: self._metadata.get(name) or self._read(name) for name in names}
+        return {name: one for name, one in self._metadata.items() if isinstance(one, Completed)}
+
+    def _read(self, name: Name) -> Completed | str:
+        storage, checkpoint = self._job.storage, CheckpointName(CheckpointId(name[0]), RunId(name[1]))
+        try:
+            if (found := storage.size(checkpoint.metadata) or 0) > LARGEST_METADATA_BYTES:
+                return f"{checkpoint.metadata} has {size(found)}: no checkpoint of ours says so much"
+            return read_metadata(storage, checkpoint)
+        except FileNotFoundError:
+            return ""  # it is not complete, or is being forgotten: looked at again the next time
+        except (CorruptStateError, IncompatibleStateError) as error:
+            return str(error)
+
+    def _committed(self, storage: Storage, stored: dict[Name, Completed]) -> list[Name]:
+        return [
+            name
+            for name in stored
+            if storage.size(CheckpointName(CheckpointId(name[0]), RunId(name[1])).committed) is not None
+        ]
+
+    def _plan(self, run: int) -> Plan | None:
+        """Of the newest run that has said it: one that has only just claimed the job has not."""
+        for one in range(run, max(0, run - _RUNS_BACK), -1):
+            plan = self._plans.get(one) or read_plan(self._job.storage, one)
+            if plan is not None:
+                self._plans = {one: plan}
+                return plan
+        return None
+
+    def _lives(self, runs: tuple[RunView, ...], live: Live | None) -> dict[int, Live]:
+        """What dead runs said last: it does not change any more."""
+        for run in runs[1:]:
+            if run.how == "did not say" and run.run not in self._last_lives:
+                found = read_live(self._job.storage, run.run)
+                if found is not None:
+                    self._last_lives[run.run] = found
+        return {**self._last_lives, **({live.run: live} if live is not None else {})}
+
+
+_RUNS_BACK = 20
+
+
+def look_at(job: FoundJob, now: float) -> JobView:
+    """One look."""
+    return JobWatcher(job).look(now)
+
+
+def _state(listed: list[ListedRun], live: Live | None) -> tuple[JobState, float]:
+    if not listed:
+        return JobState.NEW, 0.0
+    newest = listed[-1]
+    started_at = newest.record.started_at if newest.record else 0.0
+    if newest.alive:
+        if live is None:
+            return JobState.STARTING, started_at
+        return _BY_STATUS.get(live.status, JobState.RUNNING), started_at
+    last = _last_with_an_end(listed)
+    if last.end is None or last.end.how == "restarted":
+        return JobState.DIED, last.heartbeat.at if last.heartbeat else started_at
+    return _BY_HOW.get(last.end.how, JobState.DIED), last.end.at
+
+
+def _last_with_an_end(listed: list[ListedRun]) -> ListedRun:
+    """The newest run; but one that only forgot what there was, after a cancel, says nothing of how the job ended."""
+    newest = listed[-1]
+    forgot = newest.end is None and newest.heartbeat is not None and newest.heartbeat.ended
+    return listed[-2] if forgot and len(listed) > 1 else newest
+
+
+def _run_view(run: ListedRun) -> RunView:
+    return RunView(
+        run=run.run,
+        how=run.how,
+        started_at=run.record.started_at if run.record else 0.0,
+        ended_at=run.end.at if run.end else (run.heartbeat.at if run.heartbeat and not run.alive else 0.0),
+        host=run.record.host if run.record else "",
+        pid=run.record.pid if run.record else 0,
+        restored_from=run.descent.restored_from if run.descent else -1,
+        newest_checkpoint=run.newest_checkpoint,
+        error=run.end.error if run.end else "",
+        why=run.end.why if run.end else "",
+    )
+
+
+def _is_supervised(events: tuple[Event, ...], state: JobState, now: float) -> bool:
+    """Whether a supervisor brings the job back when its process dies: it has started the program, or is going to, and seems to live."""
+    said = [event for event in events if isinstance(event, ProcessDied | ProcessStarted)]
+    started = next((event for event in reversed(said) if isinstance(event, ProcessStarted)), None)
+    if started is None or (isinstance(said[-1], ProcessDied) and not said[-1].restarts):
+        return False
+    if started.host == platform.node() and started.supervisor:
+        return process_start(started.supervisor) == started.supervisor_started
+    return state.is_alive or now - said[-1].at < COMING_UP_S
+
+
+COMING_UP_S = 600.0
+"""So long a program may take until its run has the job. Of a supervisor on another machine nobody here sees whether it lives."""

@@ -1,0 +1,251 @@
+"""A job at one moment, as people and programs are shown it. Data only; wherever somebody looks.
+
+Every page has a JSON twin that is just one of these, encoded. Times are seconds since the epoch, sizes bytes; units are in the names.
+"""
+
+from __future__ import annotations
+
+import enum
+
+import msgspec
+
+from penstock.journal.events import Event, SubtaskTimes
+from penstock.journal.live import Live
+from penstock.journal.plan import Plan
+
+
+class JobState(enum.StrEnum):
+    """Where a job is in its life."""
+
+    STARTING = "starting"
+    """A run has claimed it and has done no batch yet."""
+    RUNNING = "running"
+    STOPPING = "stopping"
+    RESTARTING = "restarting"
+    """It has failed, and goes back to its last checkpoint by itself."""
+    FINISHED = "finished"
+    STOPPED = "stopped"
+    CANCELLED = "cancelled"
+    FAILED = "failed"
+    DIED = "died"
+    """Its process is gone or silent, and has not said why: it was killed, or its machine is gone."""
+    NEW = "new"
+    """It has never run."""
+    UNREADABLE = "unreadable"
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether some process works on it."""
+        return self in (JobState.STARTING, JobState.RUNNING, JobState.STOPPING, JobState.RESTARTING)
+
+    @property
+    def needs_somebody(self) -> bool:
+        """Whether it is down without anybody having wanted that."""
+        return self in (JobState.FAILED, JobState.DIED, JobState.UNREADABLE)
+
+
+class CheckpointStatus(enum.StrEnum):
+    """What became of a checkpoint."""
+
+    IN_PROGRESS = "in progress"
+    COMPLETED = "completed"
+    FAILED = "failed"
+
+
+class CheckpointView(msgspec.Struct, frozen=True, kw_only=True):
+    """One checkpoint: under way, completed or given up."""
+
+    checkpoint: int
+    run: int
+    status: CheckpointStatus
+    triggered_at: float
+    retained: bool = False
+    """Whether it is still in storage, so that the job can go back to it."""
+    completed_at: float = 0.0
+    barrier_at: float = 0.0
+    stored_at: float = 0.0
+    committed_at: float = 0.0
+    """0: not known to be committed."""
+    duration_ms: float = 0.0
+    batch_ms: float = 0.0
+    alignment_ms: float = 0.0
+    sync_ms: float = 0.0
+    async_ms: float = 0.0
+    complete_ms: float = 0.0
+    commit_ms: float = 0.0
+    state_bytes: int = 0
+    new_bytes: int = 0
+    transactions: int = 0
+    rows: int = 0
+    subtasks: tuple[SubtaskTimes, ...] = ()
+    """What was measured one by one; of very many only the slowest."""
+    subtasks_in_all: int = 0
+    acknowledged: int = 0
+    missing: tuple[str, ...] = ()
+    """Of one under way: some of those who have not acknowledged."""
+    reason: str = ""
+    detail: str = ""
+    """Of one that was given up: why."""
+    counts: bool = False
+    """Whether its failure counts against `tolerable_failures`."""
+    wanted: bool = False
+    """Somebody had asked for it."""
+
+
+class FailureView(msgspec.Struct, frozen=True, kw_only=True):
+    """One time that the job went down without anybody having wanted it, and what it cost."""
+
+    at: float
+    run: int
+    error: str
+    """The class of the error; `died` for a driver that said nothing."""
+    why: str
+    root: str = ""
+    notes: tuple[str, ...] = ()
+    trace: str = ""
+    strategy: str = ""
+    decision: str = ""
+    """What the restart strategy, or a supervisor, decided and why."""
+    delay_s: float = 0.0
+    restored_from: int | None = None
+    """The checkpoint that the job went back to; -1: it began from nothing; None: it has not come back yet."""
+    next_run: int | None = None
+    back_at: float = 0.0
+    """When the first batch after it was done; 0: not yet."""
+    down_s: float | None = None
+    """For how long nothing was processed: from the last batch before until the first one after. None: not known, or not over."""
+    rows_again: int | None = None
+    """How many rows were processed again; None where nobody knows."""
+
+
+class RunView(msgspec.Struct, frozen=True, kw_only=True):
+    """One run."""
+
+    run: int
+    how: str
+    """`running`, a word of `How`, or `did not say`."""
+    started_at: float = 0.0
+    ended_at: float = 0.0
+    host: str = ""
+    pid: int = 0
+    restored_from: int = -1
+    newest_checkpoint: int = -1
+    error: str = ""
+    why: str = ""
+
+
+class Percentiles(msgspec.Struct, frozen=True):
+    """Of a measurement over the completed checkpoints that are known."""
+
+    minimum: float
+    average: float
+    p50: float
+    p90: float
+    p95: float
+    p99: float
+    p999: float
+    maximum: float
+
+
+class CheckpointSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """Of the history that is known."""
+
+    completed: int = 0
+    failed: int = 0
+    in_progress: int = 0
+    restored: int = 0
+    duration_ms: Percentiles | None = None
+    state_bytes: Percentiles | None = None
+    new_bytes: Percentiles | None = None
+
+
+class JobView(msgspec.Struct, frozen=True, kw_only=True):
+    """All that is shown of a job."""
+
+    id: str
+    """32 hexadecimal digits, made of its name: what Flink's own client knows it by."""
+    name: str
+    storage: str
+    """The URI of the job's folder."""
+    place: str
+    """As it is written on a command line: the storage that the job's folder is in."""
+    state: JobState
+    now: float
+    """When this was looked at."""
+    since: float = 0.0
+    """Since when it is in that state, as far as is known."""
+    run: int = 0
+    host: str = ""
+    pid: int = 0
+    supervised: bool = False
+    """Whether `penstock run --keep-alive` starts it again when its process dies."""
+    plan: Plan | None = None
+    live: Live | None = None
+    """What it said last; of a job that is not running, what it said before it ended."""
+    checkpoints: tuple[CheckpointView, ...] = ()
+    """Newest first: those under way, the history that the journal has, and what is retained."""
+    summary: CheckpointSummary = CheckpointSummary()
+    failures: tuple[FailureView, ...] = ()
+    """Newest first."""
+    runs: tuple[RunView, ...] = ()
+    """Newest first."""
+    events: tuple[Event, ...] = ()
+    """The journal, newest first."""
+    savepoints: tuple[str, ...] = ()
+    """Folders of savepoints that the journal knows of, newest first."""
+    unreadable: tuple[str, ...] = ()
+    """What is wrong with files of the job, for people."""
+
+    @property
+    def last_completed(self) -> CheckpointView | None:
+        """The newest completed checkpoint that is known."""
+        completed = (one for one in self.checkpoints if one.status is CheckpointStatus.COMPLETED)
+        return next(completed, None)
+
+    @property
+    def restarts(self) -> int:
+        """How often it has come back after a failure, or after its process died, as far as is known."""
+        return sum(failure.next_run is not None for failure in self.failures)
+
+    @property
+    def rows_again(self) -> int:
+        """Rows that were processed again then, as far as is known."""
+        return sum(failure.rows_again or 0 for failure in self.failures if failure.next_run is not None)
+
+    @property
+    def checkpoint_age_s(self) -> float | None:
+        """How old it is; None when there is none."""
+        last = self.last_completed
+        return None if last is None else max(0.0, self.now - last.completed_at)
+
+    @property
+    def is_late(self) -> bool:
+        """Whether a running job should have completed a checkpoint by now: there is something to complete, and three intervals are over.
+
+        One that has done no batch yet is not late: a first batch takes as long as Spark needs to begin. Nor is one that had nothing to do
+        for hours when its first rows come: time counts from there.
+        """
+        if (
+            self.live is None
+            or self.plan is None
+            or self.state is JobState.STARTING
+            or not self.state.is_alive
+        ):
+            return False
+        waits_since = [one.triggered_at for one in self.live.pending]
+        waits_since += [self.live.unsafe_since] if self.live.rows_since_checkpoint > 0 else []
+        since = max(self.live.checkpoint_at, self.live.started_at, min(waits_since, default=0.0))
+        allowed_s = (
+            LATE_AFTER * max(self.plan.settings.interval_s, self.plan.settings.min_pause_s)
+            + self.live.batch_seconds
+        )
+        return bool(waits_since) and self.now - since > allowed_s
+
+    @property
+    def guarantee(self) -> str:
+        """What it promises from source to sink; '' where no run has said it."""
+        return "" if self.plan is None else self.plan.guarantee
+
+
+LATE_AFTER = 3.0
+"""So many intervals without a completed checkpoint are late."""

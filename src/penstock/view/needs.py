@@ -1,0 +1,109 @@
+"""What is not as it should be with a job, what follows, and what somebody can do. Pure; wherever somebody looks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import takewhile
+
+import msgspec
+
+from penstock.journal.live import Live
+from penstock.view.model import CheckpointStatus, JobState, JobView
+from penstock.wording import counted, duration
+
+
+class Need(msgspec.Struct, frozen=True, kw_only=True):
+    """One thing."""
+
+    text: str
+    advice: str
+    urgent: bool = False
+    """The job is down, and nothing will bring it back by itself."""
+
+
+def needs(view: JobView) -> tuple[Need, ...]:
+    """The most urgent first; nothing for a job that is as it should be."""
+    return (*_of_the_state(view), *_of_checkpoints(view), *_of_sinks(view.live, view), *_of_files(view))
+
+
+def needs_somebody(view: JobView) -> bool:
+    """Whether nothing but a person brings it back."""
+    return any(need.urgent for need in needs(view))
+
+
+def _of_the_state(view: JobView) -> Iterator[Need]:
+    last = view.failures[0] if view.failures else None
+    cause = f": {last.error}: {last.why}" if last is not None else ""
+    goes_on = _goes_on(view)
+    match view.state:
+        case JobState.FAILED:
+            yield Need(
+                text=f"the job has failed for good{cause}",
+                advice=f"mend the cause, then start the program again: it goes on {goes_on}",
+                urgent=not view.supervised,
+            )
+        case JobState.DIED if view.supervised:
+            yield Need(
+                text="its process is gone", advice="its supervisor starts it again: nothing is to be done"
+            )
+        case JobState.DIED:
+            yield Need(
+                text=f"its process (pid {view.pid} on {view.host or 'an unknown machine'}) is gone or silent, and has not said why",
+                advice=f"start the program again: it goes on {goes_on}; `penstock run --keep-alive` does so by itself",
+                urgent=True,
+            )
+        case JobState.UNREADABLE:
+            yield Need(
+                text="the job cannot be seen: its files cannot be read",
+                advice="see whether storage answers, and whether another version of Penstock runs the job",
+                urgent=True,
+            )
+        case JobState.RESTARTING:
+            said = view.live.failure if view.live is not None and view.live.failure else "see its failures"
+            when = _next_try(view)
+            yield Need(
+                text=f"it has failed, and goes back to its last checkpoint{when}: {said}",
+                advice="it comes back by itself, unless the same comes again",
+            )
+
+
+def _goes_on(view: JobView) -> str:
+    last = view.last_completed
+    return f"from checkpoint {last.checkpoint}" if last is not None else "from the beginning"
+
+
+def _next_try(view: JobView) -> str:
+    at = view.live.next_try_at if view.live is not None else 0.0
+    return f" in {duration(round(at - view.now))}" if at > view.now else ""
+
+
+def _of_checkpoints(view: JobView) -> Iterator[Need]:
+    if view.is_late and view.plan is not None and view.live is not None:
+        since = view.now - max(view.live.checkpoint_at, view.live.started_at)
+        yield Need(
+            text=f"no checkpoint for {duration(round(since))}; the interval is {duration(view.plan.settings.interval_s)}",
+            advice="results are not visible before the next one; `penstock checkpoints -v` shows which subtasks are slow",
+        )
+    ended = [one for one in view.checkpoints if one.status is not CheckpointStatus.IN_PROGRESS]
+    failed = list(takewhile(lambda one: one.status is CheckpointStatus.FAILED, ended))
+    if failed and view.state.is_alive:
+        yield Need(
+            text=f"the last {counted(len(failed), 'checkpoint was', 'checkpoints were')} given up: {failed[0].reason}: {failed[0].detail}",
+            advice="docs/operating.md, 'Slow or full storage', says what each reason means and what to set",
+        )
+
+
+def _of_sinks(live: Live | None, view: JobView) -> Iterator[Need]:
+    if live is None or not view.state.is_alive:
+        return
+    for uid, sink in live.sinks.items():
+        if sink.down:
+            yield Need(
+                text=f"sink {uid} does not take commits ({counted(sink.waiting, 'transaction waits', 'transactions wait')}): {sink.down}",
+                advice="they are tried again until they come through; see whether its target answers",
+            )
+
+
+def _of_files(view: JobView) -> Iterator[Need]:
+    for text in view.unreadable:
+        yield Need(text=text, advice="`penstock checkpoints` says which checkpoints can be used")

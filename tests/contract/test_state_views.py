@@ -1,0 +1,237 @@
+"""What is seen of a job's state without Spark: tables, the rows of a key, the largest keys, on each backend."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from dashboard_site import TestClient
+from test_savepoints import BACKENDS, Site, rows_of
+
+from penstock.checkpoint.metadata import write_metadata
+from penstock.dashboard import state_lookup
+from penstock.dashboard.access import Access
+from penstock.dashboard.app import make_app
+from penstock.dashboard.looking import StorageLooker
+from penstock.dashboard.ui_options import UiOptions
+from penstock.errors import ConfigError
+from penstock.ids import NO_CHECKPOINT
+from penstock.ownership.claim import claim
+from penstock.ownership.descent import record_descent
+from penstock.view.state import Limits, find_rows, largest_keys, state_contents
+
+NUMBERS = list(range(40))
+
+
+def site_with(root: Path, backend: str = "filesystem", parallelism: int = 3) -> Site:
+    """A job whose only checkpoint has the rows of some numbers."""
+    site = Site(root)
+    owner = claim(site.storage, 1.0)
+    record_descent(owner, NO_CHECKPOINT)
+    completed = site.checkpoint(backend, parallelism, NUMBERS)
+    write_metadata(site.storage, msgspec.structs.replace(completed, run=owner.run, completed_at=1000.0))
+    return site
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_what_is_stored_is_told_without_reading_a_row(tmp_path: Path, backend: str) -> None:
+    """Operators, states with their columns, and what each subtask has, whichever backend wrote it."""
+    site = site_with(tmp_path, backend)
+    contents = state_contents(site.storage)
+    (cards,) = contents.operators
+    assert (contents.job, contents.checkpoint, contents.completed_at) == ("fraud", 5, 1000.0)
+    assert contents.positions == {"clicks": 3}
+    assert cards.key == {"card": "string", "shop": "long"}
+    assert {one.name: one.kind for one in cards.states} == {
+        "": "row",
+        "n": "value",
+        "seen": "value",
+        "shops": "map",
+        "timers": "rows",
+        "rules / all": "operator list",
+    }
+    assert [one.index for one in cards.subtasks] == [0, 1, 2]
+    assert all(one.files > 0 for one in cards.subtasks)
+    assert sum(one.state_bytes for one in cards.subtasks) == cards.state_bytes == contents.state_bytes
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("number", [0, 7, 39])
+def test_the_rows_of_a_key_are_found(tmp_path: Path, backend: str, number: int) -> None:
+    """All rows of the key and no other, as a user sees them, in every kind of state."""
+    site = site_with(tmp_path, backend)
+    key = [f"card {number}", str(number)]
+    row = find_rows(site.storage, "cards", "_row", key)
+    assert row.complete
+    assert [one["n"] for one in row.rows] == [number]
+    assert row.key == {"card": f"card {number}", "shop": str(number)}
+    shops = find_rows(site.storage, "cards", "shops", {"shop": str(number), "card": f"card {number}"})
+    assert sorted(one["shops_key"] for one in shops.rows) == [str(m) for m in range(number % 4)]
+    seen = find_rows(site.storage, "cards", "seen", key)
+    assert len(seen.rows) == (0 if number % 3 else 1)
+    assert site.storage.names("holds") == []
+
+
+def test_a_key_that_is_not_there_has_no_rows(tmp_path: Path) -> None:
+    """Everything was read, and that is said."""
+    found = find_rows(site_with(tmp_path).storage, "cards", "_row", ["card 1", "2"])
+    assert found.rows == ()
+    assert found.complete
+    assert found.looked_at == len(NUMBERS)
+
+
+def test_without_a_key_the_first_rows_are_shown(tmp_path: Path) -> None:
+    """As many as are shown at most, and whether there are more."""
+    storage = site_with(tmp_path).storage
+    found = find_rows(storage, "cards", "n", limits=Limits(shown=4))
+    assert len(found.rows) == 4
+    assert found.more
+    assert {tuple(row) for row in found.rows} == {("card", "shop", "n")}
+    rules = find_rows(storage, "cards", "rules / all")
+    assert len(rules.rows) == 1 + 2 + 3
+    assert not rules.more
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_the_largest_keys_are_those_with_the_most_rows(tmp_path: Path, backend: str) -> None:
+    """Rows are counted by key over all subtasks."""
+    found = largest_keys(site_with(tmp_path, backend).storage, "cards", "shops", most=5)
+    truth: dict[str, int] = {}
+    for row in rows_of(NUMBERS)["shops"]:
+        truth[row["card"]] = truth.get(row["card"], 0) + 1
+    assert [one.rows for one in found.keys] == sorted(truth.values(), reverse=True)[:5]
+    assert all(truth[one.key["card"]] == one.rows for one in found.keys)
+    assert found.complete
+    assert found.looked_at == sum(truth.values())
+
+
+@pytest.mark.parametrize(
+    ("limits", "why"),
+    [
+        (Limits(rows=1), "reading ends after 1 row"),
+        (Limits(seconds=-1), "reading ends after"),
+        (Limits(fetched_bytes=0), "reading ends before more than 0 B are fetched"),
+    ],
+)
+def test_a_reading_that_meets_a_limit_says_so(tmp_path: Path, limits: Limits, why: str) -> None:
+    """It has what was found so far, and is not called complete."""
+    storage = site_with(tmp_path).storage
+    found = find_rows(storage, "cards", "_row", ["nobody", "1"], limits=limits)
+    assert not found.complete
+    assert why in found.why
+    assert why in largest_keys(storage, "cards", "shops", limits=limits).why
+
+
+@pytest.mark.parametrize(
+    ("operator", "state", "key", "says"),
+    [
+        ("card", "_row", [], "did you mean 'cards'"),
+        ("cards", "shop", [], "did you mean 'shops'"),
+        ("cards", "_row", ["card 1"], "has 2 columns \\(card string, shop long\\), and 1 were given"),
+        ("cards", "_row", ["card 1", "1", "2"], "and 3 were given"),
+        ("cards", "_row", ["card 1", "one"], "'one' is no value of the key's column shop, which is long"),
+        ("cards", "../../etc", [], "no state of 'cards' is called"),
+    ],
+)
+def test_what_cannot_be_looked_up_is_refused(
+    tmp_path: Path, operator: str, state: str, key: list[str], says: str
+) -> None:
+    """The message has what can be."""
+    with pytest.raises(ConfigError, match=says):
+        find_rows(site_with(tmp_path).storage, operator, state, key)
+
+
+def test_one_row_a_key_has_no_largest(tmp_path: Path) -> None:
+    """Where every key has one row the question is refused."""
+    with pytest.raises(ConfigError, match="a key has one row in n of cards"):
+        largest_keys(site_with(tmp_path).storage, "cards", "n")
+
+
+def test_a_job_without_a_checkpoint_has_no_state_to_show(tmp_path: Path) -> None:
+    """That is said, and nothing else is wrong."""
+    with pytest.raises(ConfigError, match="no checkpoint of the job"):
+        state_contents(Site(tmp_path).storage)
+
+
+def test_what_was_found_can_be_sent(tmp_path: Path) -> None:
+    """Moments, decimals and nested values are JSON."""
+    found = find_rows(site_with(tmp_path).storage, "cards", "_row", ["card 3", "3"])
+    sent: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(found))
+    assert sent["rows"][0]["seen"]["at"].startswith("1970-01-01T00:00:00.000003")
+
+
+# ── through the server ─────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture
+def client(tmp_path: Path) -> Iterator[TestClient]:
+    """Of a server over the job."""
+    site_with(tmp_path)
+    rules = Access(UiOptions.checked("127.0.0.1:8090"), 8090)
+    app = make_app(StorageLooker([str(tmp_path / "job")]), rules)
+    with TestClient(app, base_url="http://127.0.0.1:8090") as made:
+        yield made
+
+
+def test_a_key_is_looked_up_by_address(client: TestClient) -> None:
+    """Its columns in their order, or by name; names of states may have any character."""
+    for query in ("key=card+7&key=7", "key.shop=7&key.card=card%207"):
+        found = client.get(f"/jobs/job/state/cards/_row.json?{query}").json()
+        assert [row["n"] for row in found["rows"]] == [7]
+    assert len(client.get("/jobs/job/state/cards/rules%20%2F%20all.json").json()["rows"]) == 6
+    largest = client.get("/jobs/job/state/cards/shops.json?largest=3").json()
+    assert [one["rows"] for one in largest["keys"]] == [3, 3, 3]
+    assert client.get("/jobs/job/state.json").json()["operators"][0]["uid"] == "cards"
+    assert "cards" in client.get("/jobs/job/state", headers={"Accept": "text/html"}).text
+
+
+@pytest.mark.parametrize(
+    ("path", "says"),
+    [
+        ("card/_row.json", "did you mean 'cards'"),
+        ("cards/nn.json", "did you mean 'n'"),
+        ("cards/_row.json?key=1", "and 1 were given"),
+        ("cards/_row.json?key.cart=a&key.shop=1", "and 2 were given; give one value for each"),
+        ("cards/n.json?largest=5", "a key has one row"),
+        ("cards/..%2f..%2f_job.json", "no state of 'cards' is called"),
+        ("%2e%2e/_row.json", "no operator '..' has state"),
+    ],
+)
+def test_what_cannot_be_looked_up_is_told(client: TestClient, path: str, says: str) -> None:
+    """400, with what there is."""
+    refused = client.get(f"/jobs/job/state/{path}")
+    assert refused.status_code == 400
+    assert says in refused.json()["error"]
+
+
+def test_few_read_at_a_time(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who comes when too many read is told to come again; then there is room."""
+    going_on, began = threading.Event(), threading.Semaphore(0)
+
+    def slow(*_: object, **__: object) -> dict[str, str]:
+        began.release()
+        going_on.wait()
+        return {}
+
+    monkeypatch.setattr(state_lookup, "find_rows", slow)
+    statuses: list[int] = []
+    path = "/jobs/job/state/cards/_row.json"
+    threads = [
+        threading.Thread(target=lambda: statuses.append(client.get(path).status_code))
+        for _ in range(state_lookup.AT_A_TIME)
+    ]
+    for one in threads:
+        one.start()
+        began.acquire()
+    refused = client.get(path)
+    assert refused.status_code == 503
+    assert refused.headers["retry-after"]
+    going_on.set()
+    for one in threads:
+        one.join()
+    assert statuses == [200] * state_lookup.AT_A_TIME
+    assert client.get(path).status_code == 200

@@ -1,0 +1,366 @@
+"""What the command line shows of jobs, running or not: every command on real storages, with files as jobs write them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+from calling_penstock import Penstock, caller
+from stored_jobs import PLAN, SeenJob, died, failed, healthy, late
+
+from penstock.cli.console import plain_console
+from penstock.cli.event_lines import event_line
+from penstock.cli.status_screen import exit_code, status_json
+from penstock.cli.watch_screen import WatchScreen
+from penstock.clock import SYSTEM_CLOCK
+from penstock.journal import events as told
+from penstock.journal.files import read_plan, write_plan
+from penstock.journal.live import SourceLive
+from penstock.ownership.ends import How
+from penstock.view.find import find_jobs, job_id
+from penstock.view.look import JobWatcher
+from penstock.view.model import JobState, JobView
+
+
+@pytest.fixture
+def penstock(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Penstock:
+    return caller(monkeypatch, capsys)
+
+
+@pytest.fixture
+def now() -> float:
+    return SYSTEM_CLOCK.wall()
+
+
+def cells(shown: str, job: str) -> list[str]:
+    """The first line of a table that begins with this."""
+    line = next(line for line in shown.splitlines() if line.startswith(f"{job} "))
+    return line.split()
+
+
+def view_of(place: Path, now: float) -> JobView:
+    [found] = find_jobs([str(place)])
+    return JobWatcher(found).look(now)
+
+
+# ── list ───────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_all_jobs_of_several_storages(penstock: Penstock, tmp_path: Path, now: float) -> None:
+    """Every job is a line, with its state, checkpoint and age, rate, run, restarts, guarantee, id and pages; a late one is marked."""
+    healthy(tmp_path / "one", now)
+    late(tmp_path / "one", now)
+    failed(tmp_path / "two", now)
+    shown = penstock("list", tmp_path / "one", tmp_path / "two")
+    assert shown.code == 0
+    assert "\x1b" not in shown.out
+    views = cells(shown.out, "views")
+    assert views[:5] == ["views", "running", "1", "h", "41"]
+    assert views[7:] == ["52,310", "0", "2", "1", "exactly-once", job_id("views"), "http://127.0.0.1:8090"]
+    assert "late" in cells(shown.out, "orders")
+    assert cells(shown.out, "invoices")[1] == "failed"
+    assert cells(shown.out, "invoices")[-1] == "-", "a job that does not run has no pages"
+
+
+def test_jobs_as_json(penstock: Penstock, tmp_path: Path, now: float) -> None:
+    """The JSON has a list with an object a job, whose names carry their units."""
+    healthy(tmp_path, now)
+    late(tmp_path, now)
+    orders, views = penstock("list", tmp_path, "--json").json
+    assert 3 < views.pop("checkpoint_age_s") < 60
+    assert views.pop("since") == pytest.approx(now - 3670)
+    assert views == {
+        "name": "views",
+        "id": job_id("views"),
+        "storage": (tmp_path / "views").as_uri(),
+        "state": "running",
+        "needs_somebody": False,
+        "run": 2,
+        "checkpoint": 41,
+        "late": False,
+        "rows_per_s": 52_310.0,
+        "behind": 0,
+        "caught_up": "yes",
+        "restarts": 1,
+        "guarantee": "exactly-once",
+        "ui": "http://127.0.0.1:8090",
+    }
+    assert (orders["late"], orders["behind"], orders["caught_up"]) == (True, None, "no")
+
+
+def test_a_storage_without_jobs(penstock: Penstock, tmp_path: Path) -> None:
+    """It is no failure, and what may be wrong is said where it is in no program's way."""
+    assert penstock("list", tmp_path, "--json").json == []
+    shown = penstock("list", tmp_path)
+    assert (shown.code, shown.out) == (0, "")
+    assert "is it the storage given to Job(storage=...)?" in shown.err
+
+
+# ── status ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("make", "code", "said"),
+    [
+        (healthy, 0, "caught up     yes"),
+        (late, 0, "ATTENTION no checkpoint for 2 min"),
+        (late, 0, "ATTENTION sink topic does not take commits (3 transactions wait): broker away"),
+        (failed, 3, "NEEDS SOMEBODY the job has failed for good: UserCodeError: division by [zero]"),
+        (died, 3, "NEEDS SOMEBODY its process (pid "),
+    ],
+)
+def test_what_needs_somebody_is_the_exit_code(
+    penstock: Penstock,
+    tmp_path: Path,
+    now: float,
+    *,
+    make: Callable[[Path, float], SeenJob],
+    code: int,
+    said: str,
+) -> None:
+    """Code 0 for a job that runs, 3 for one that only a person brings back; the screen says what it is and what to do."""
+    job = make(tmp_path, now)
+    shown = penstock("status", job.place, job.name)
+    assert shown.code == code
+    assert said in shown.out
+
+
+def test_one_screen_has_all_of_a_job(penstock: Penstock, tmp_path: Path, now: float) -> None:
+    """State, checkpoint, last failure with its cost, graph with what each part does: nothing that an operator asks for is elsewhere."""
+    healthy(tmp_path, now)
+    shown = penstock("status", tmp_path, "views").out
+    for said in (
+        "views  running for 1 h 1 min, run 2 on ",
+        "of state (39.1 KB new), 1 of 4 given up",
+        "ConnectionRefusedError: [Errno 111]; so UnavailableError: the broker",
+        "went on from checkpoint 38, nothing was processed for 13 s, 1,234 rows were processed again",
+        "└─ counts  aggregate by app",
+        "│  └─ topic  kafka",
+        "└─ joined  as above",
+        "97.7 KB in 3 files, watermark ",
+        "5 late rows",
+        "nothing waits",
+        "http://127.0.0.1:8090",
+    ):
+        assert " ".join(said.split()) in " ".join(shown.split()), said
+
+
+def test_status_as_json(penstock: Penstock, tmp_path: Path, now: float) -> None:
+    """The JSON is the view of the job that pages show, of its history the newest, with what follows from it."""
+    died(tmp_path, now, "views").end(How.FAILED, now - 650, ValueError("x"))
+    shown = penstock("status", tmp_path, "views", "--json")
+    found = shown.json
+    assert (shown.code, found["exit_code"], found["state"]) == (3, 3, "failed")
+    assert found["checkpoints"][0]["checkpoint"] == 3
+    assert found["plan"]["nodes"][0]["uid"] == "clicks"
+    assert found["caught_up"] == "no"
+    assert found["caught_up_why"] == "77 rows in no checkpoint yet"
+    assert found["needs"][0]["advice"].endswith("it goes on from checkpoint 3")
+
+
+def test_a_job_that_was_stopped_needs_nobody(penstock: Penstock, tmp_path: Path, now: float) -> None:
+    """What somebody wanted is exit code 0, and whether it is caught up cannot be known any more."""
+    job = SeenJob(tmp_path, started_at=now - 100)
+    job.complete(1, now - 50)
+    job.live(now - 40)
+    job.end(How.STOPPED, now - 39)
+    shown = penstock("status", tmp_path, "views")
+    assert shown.code == 0
+    assert "views  stopped 39 s ago" in shown.out
+    assert "unknown: the job does not run (stopped)" in shown.out
+
+
+@pytest.mark.parametrize("arguments", [("views",), ("nobody",), ()])
+def test_a_job_that_cannot_be_seen(penstock: Penstock, tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    """Code 2, with what to give instead."""
+    SeenJob(tmp_path / "other", "orders", started_at=1.0)
+    shown = penstock("status", tmp_path / "other", *arguments)
+    assert (shown.code, shown.out) == (2, "")
+    assert "there are: orders" in shown.err
+
+
+def test_a_job_whose_files_nobody_can_read() -> None:
+    """It could not be seen: code 2, not 3, for the job may be well."""
+    unseen = JobView(
+        id="", name="v", storage="", place="", state=JobState.UNREADABLE, now=1.0, unreadable=("no",)
+    )
+    assert exit_code(unseen) == 2
+    assert status_json(unseen)["needs"][0]["text"] == "the job cannot be seen: its files cannot be read"
+
+
+@pytest.mark.parametrize("state", [JobState.FAILED, JobState.DIED])
+def test_a_supervisor_is_somebody(state: JobState) -> None:
+    """A job that its supervisor starts again needs nobody else."""
+    down = JobView(id="", name="v", storage="", place="", state=state, now=1.0, supervised=True)
+    assert exit_code(down) == 0
+
+
+def test_text_of_others_does_nothing_to_the_terminal(penstock: Penstock, tmp_path: Path, now: float) -> None:
+    """Control characters in errors are shown as what they are, and square brackets are no markup."""
+    job = healthy(tmp_path, now)
+    evil = "\x1b[2J\x1b]0;owned\x07[red]x[/red]"
+    job.tell(
+        told.RunFailed(
+            at=now - 1,
+            run=job.run,
+            error="E",
+            why=evil,
+            notes=(evil,),
+            trace=evil,
+            strategy="s",
+            restarts=True,
+        )
+    )
+    for command in (("status",), ("failures", "-v"), ("checkpoints",)):
+        shown = penstock(command[0], tmp_path, "views", *command[1:])
+        assert "\x1b" not in shown.out
+        assert "\x07" not in shown.out
+    assert "[red]x[/red]" in penstock("failures", tmp_path, "views").out
+
+
+def test_nothing_that_lies_in_a_storage_is_obeyed(penstock: Penstock, tmp_path: Path, now: float) -> None:
+    """Neither what a job says of itself: its graph, its machine, its pages, what it does now; nor what is in an error of the command."""
+    job, evil = healthy(tmp_path, now), "\x1b[2J\x1b]0;owned\x07"
+    nodes = tuple(msgspec.structs.replace(node, what=evil) for node in PLAN.nodes)
+    plan = msgspec.structs.replace(PLAN, nodes=nodes, guarantee=evil, limited_by=evil)
+    write_plan(job.storage, job.run, plan)
+    job.live(now, doing=evil, ui=evil, failure=evil)
+    record = msgspec.json.decode(job.storage.get(f"runs/{job.run}.json"))
+    job.storage.put(f"runs/{job.run}.json", msgspec.json.encode({**record, "host": evil}))
+    job.tell(told.SavepointMade(at=now, run=job.run, checkpoint=41, folder=evil, took_s=1.0))
+    for command in (("list",), ("status", "views"), ("checkpoints", "views", "-v"), ("runs", "views")):
+        shown = penstock(command[0], tmp_path, *command[1:])
+        assert shown.code == 0
+        assert "]0;own" in shown.out or command[0] == "checkpoints"
+        assert not {"\x1b", "\x07"} & {*shown.out, *shown.err}
+    refused = penstock("run", f"{evil}.py")
+    assert "owned" in refused.err
+    assert not {"\x1b", "\x07"} & set(refused.err)
+    assert "\x1b" not in event_line(told.RunStarted(at=now, run=1, host=evil, pid=1, restored_from=1))
+    console = plain_console(width=200)
+    with console.capture() as shown_live:
+        console.print(WatchScreen(one=True).rendered([view_of(tmp_path, now)], console.size))
+    assert "owned" in shown_live.get()
+    assert "\x1b" not in shown_live.get()
+
+
+@pytest.mark.parametrize("at", [1e300, -1e300, 1e12])
+def test_moments_that_no_calendar_has(penstock: Penstock, tmp_path: Path, now: float, at: float) -> None:
+    """A file of a storage may be damaged: the rest is shown all the same."""
+    job = healthy(tmp_path, now)
+    job.begin(at)
+    job.complete(43, at)
+    job.tell(told.RunFailed(at=at, run=job.run, error="E", why="w", strategy="s", restarts=True))
+    for command in ("failures", "checkpoints", "runs"):
+        for options in ((), ("--json",)):
+            assert penstock(command, tmp_path, "views", *options).code == 0
+    assert penstock("status", tmp_path, "views").code in (0, 3)
+
+
+def test_nor_does_what_a_job_is_said_to_be(penstock: Penstock, tmp_path: Path, now: float) -> None:
+    """Whoever reaches the storage can write plans and live records too, with moments that no calendar has."""
+    job = healthy(tmp_path, now)
+    evil = "\x1b]0;owned\x07"
+    plan = read_plan(job.storage, job.run)
+    assert plan is not None
+    nodes = tuple(msgspec.structs.replace(node, what=evil, promise=evil) for node in plan.nodes)
+    evil_plan = msgspec.structs.replace(
+        plan, nodes=nodes, guarantee=evil, limited_by=evil, reason=evil, program=evil
+    )
+    write_plan(job.storage, job.run, evil_plan)
+    job.live(now, ui=evil, failure=evil, doing=evil, batch_at=1e300, checkpoint_at=1e300, started_at=-1e300)
+    job.tell(told.Asked(at=1e200, run=job.run, what=evil, by=evil))
+    for command in (("list",), ("status", "views"), ("failures", "views"), ("checkpoints", "views")):
+        shown = penstock(command[0], tmp_path, *command[1:])
+        assert not {"\x1b", "\x07"} & set(shown.out)
+
+
+# ── failures, checkpoints, runs ────────────────────────────────────────────────────────────────────
+
+
+def test_failures_with_what_they_cost(penstock: Penstock, tmp_path: Path, now: float) -> None:
+    """The root cause first, then what was decided, and what it cost; the JSON has all fields."""
+    healthy(tmp_path, now)
+    lines = penstock("failures", tmp_path, "views").out.splitlines()
+    assert lines[0].endswith("UTC  run 1, 1 h 1 min ago")
+    assert lines[1:] == [
+        "  ConnectionRefusedError: [Errno 111]; so UnavailableError: the broker 10.0.0.7:9092 does not answer",
+        "  decided by exponential_delay(): attempt 1",
+        "  went on from checkpoint 38, nothing was processed for 13 s, 1,234 rows were processed again",
+    ]
+    (one,) = penstock("failures", tmp_path, "views", "--json").json
+    assert (one["error"], one["restored_from"], one["rows_again"]) == ("UnavailableError", 38, 1234)
+    assert one["down_s"] == pytest.approx(13.0)
+
+
+def test_a_job_without_failures(penstock: Penstock, tmp_path: Path, now: float) -> None:
+    """It says so."""
+    late(tmp_path, now)
+    assert penstock("failures", tmp_path, "orders").out == "job orders has no failure that is known\n"
+
+
+def test_checkpoints_that_are_gone(penstock: Penstock, tmp_path: Path, now: float) -> None:
+    """Behind the table of those in storage comes what became of the others, as many as somebody wants."""
+    healthy(tmp_path, now)
+    in_storage, _, gone = penstock("checkpoints", tmp_path, "views").out.partition("not in storage")
+    assert " 41 │" in in_storage
+    assert " 40 │" not in in_storage
+    assert [number for number in (38, 39, 40, 41) if f" {number} │" in gone] == [38, 39, 40]
+    assert "2 of 8 subtasks did not acknowledge" in " ".join(gone.replace("│", " ").split())
+    found = penstock("checkpoints", tmp_path, "views", "--json", "--last", 2).json
+    assert [(one["checkpoint"], one["usable"]) for one in found] == [(39, False), (40, False), (41, True)]
+    assert found[0]["reason"] == "was not complete in time: 2 of 8 subtasks did not acknowledge"
+    assert found[1]["reason"] == "it was subsumed"
+    assert penstock("checkpoints", tmp_path, "views", "--last", -1).code == 2
+
+
+@pytest.mark.parametrize("command", ["status", "failures", "checkpoints", "runs"])
+def test_the_folder_of_a_job_is_enough(penstock: Penstock, tmp_path: Path, now: float, command: str) -> None:
+    """Storage and name, the job's own folder, and its id are the same job."""
+    healthy(tmp_path, now)
+    by_name = penstock(command, tmp_path, "views")
+    assert by_name.code == 0, by_name.err
+    assert penstock(command, tmp_path / "views").out.splitlines()[0] == by_name.out.splitlines()[0]
+    assert penstock(command, tmp_path, job_id("views")).code == 0
+    refused = penstock(command, tmp_path)
+    assert refused.code == 2
+    assert refused.err.startswith("penstock: ")
+
+
+ASKED = ("trigger", "savepoint", "stop", "cancel")
+
+
+@pytest.mark.parametrize("command", ["status", "failures", "checkpoints", "runs", "inspect", "watch", *ASKED])
+def test_every_command_says_what_to_do_next(
+    penstock: Penstock, tmp_path: Path, now: float, command: str
+) -> None:
+    """A wrong name is code 2, and one line that says which jobs there are."""
+    failed(tmp_path, now)
+    shown = penstock(command, tmp_path, "invoice")
+    assert (shown.code, shown.out) == (2, "")
+    assert shown.err.startswith("penstock: ")
+    assert "there are: invoices" in shown.err
+    assert shown.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", ["trigger", "stop", "cancel"])
+def test_asking_a_job_that_does_not_run(penstock: Penstock, tmp_path: Path, now: float, command: str) -> None:
+    """It is refused at once, with the command that says more."""
+    failed(tmp_path, now)
+    shown = penstock(command, tmp_path / "invoices", "--json")
+    assert (shown.code, shown.out) == (2, "")
+    assert (
+        "is over: failed; nothing was asked for, nothing was done. `penstock runs` lists its runs"
+        in shown.err
+    )
+
+
+def test_how_far_sources_are_behind_may_be_unknown(penstock: Penstock, tmp_path: Path, now: float) -> None:
+    """A source that cannot say it makes the answer unknown, and is named."""
+    job = healthy(tmp_path, now)
+    job.live(now, sources={"clicks": SourceLive(behind=0), "shops": SourceLive()})
+    assert (
+        "unknown: nobody knows how far behind source shops is" in penstock("status", tmp_path / "views").out
+    )

@@ -1,0 +1,246 @@
+"""Looking at jobs for many who ask: from memory, and whatever lies in storage."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from pathlib import Path
+
+import pytest
+from dashboard_site import StoredJob
+
+from penstock.dashboard import looking
+from penstock.dashboard.looking import ASLEEP_EVERY_S, FIND_EVERY_S, STALE_S, StorageLooker
+from penstock.errors import ConfigError
+from penstock.testing.virtual_clock import VirtualClock
+from penstock.view.find import FoundJob
+from penstock.view.model import JobState
+from services.patience import PATIENCE_S, tries
+
+
+def test_answers_come_from_memory(tmp_path: Path) -> None:
+    """However often one asks: storage is not touched before the next look."""
+    StoredJob(tmp_path)
+    clock = VirtualClock()
+    looker = StorageLooker([str(tmp_path)], clock=clock)
+    looker.look()
+    shutil.rmtree(tmp_path / "views")
+    for _ in range(1000):
+        assert [view.name for view in looker.views()] == ["views"]
+        assert looker.view("views") is not None
+    clock.sleep(FIND_EVERY_S)
+    looker.look()
+    assert looker.views() == []
+    assert looker.view("views") is None
+
+
+def test_a_job_is_found_by_name_and_id(tmp_path: Path) -> None:
+    """Two of one name are told apart by their ids; the name alone is refused then."""
+    for place in ("a", "b"):
+        StoredJob(tmp_path / place)
+    looker = StorageLooker([str(tmp_path / "a"), str(tmp_path / "b")])
+    looker.look()
+    one, other = looker.views()
+    assert one.id != other.id
+    assert looker.view(one.id) == one
+    assert looker.view("views") is None
+    assert looker.found(other.id).place == str(tmp_path / "b")
+    with pytest.raises(ConfigError, match=r"there are 2 jobs 'views'.*ask by the id"):
+        looker.found("views")
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["_job.json", "runs/1.json", "runs/1.live", "runs/1.plan", "runs/1.alive", "runs/1.ended", "runs/1.restored",
+     "chk-3-r1/_metadata", "events/1700000000000-0000000000000000-000001.jsonl", "runs/99999999999999999999.json"],
+)  # fmt: skip
+@pytest.mark.parametrize("damage", [b"", b"\x00\xff", b"null", b"[" * 100_000, b'{"run": 1e999, "at": -1}'])
+def test_a_damaged_job_is_in_nobodys_way(tmp_path: Path, name: str, damage: bytes) -> None:
+    """It is shown as far as it can be read, and so is the other."""
+    StoredJob(tmp_path, "sound")
+    damaged = StoredJob(tmp_path, "damaged")
+    damaged.complete(1)
+    damaged.storage.put(name, damage)
+    looker = StorageLooker([str(tmp_path)])
+    looker.look()
+    assert [view.name for view in looker.views()] == ["damaged", "sound"]
+    sound = looker.view("sound")
+    assert sound is not None
+    assert sound.unreadable == ()
+
+
+def test_what_nobody_has_thought_of_is_shown_as_unreadable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An error of ours about one job does not hide the others. It is logged once: a job is looked at twice a second."""
+    StoredJob(tmp_path)
+
+    def broken(job: FoundJob) -> object:
+        class Watcher:
+            def look(self, now: float) -> object:
+                raise KeyError(job.name)
+
+        return Watcher()
+
+    monkeypatch.setattr(looking, "JobWatcher", broken)
+    looker = StorageLooker([str(tmp_path)])
+    looker.look()
+    (view,) = looker.views()
+    assert view.state is JobState.UNREADABLE
+    assert view.unreadable == ("KeyError: 'views'",)
+    looker.look()
+    assert len(caplog.records) == 1
+
+
+def test_a_storage_that_hangs_does_not_hold_up_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its thread is left behind."""
+    began, going_on = threading.Event(), threading.Event()
+
+    def hanging(places: object) -> list[FoundJob]:
+        began.set()
+        going_on.wait()
+        return []
+
+    monkeypatch.setattr(looking, "find_jobs", hanging)
+    monkeypatch.setattr(looking, "CLOSE_S", 0.01)
+    looker = StorageLooker([str(tmp_path)])
+    looker.start()
+    looker.views()
+    assert began.wait(PATIENCE_S)
+    closing = threading.Thread(target=looker.close, daemon=True)
+    closing.start()
+    closing.join(PATIENCE_S)
+    is_closed = not closing.is_alive()
+    going_on.set()
+    assert is_closed
+
+
+@pytest.mark.parametrize("odd", ["folder", "file"])
+def test_a_folder_that_cannot_be_looked_at_hides_no_job(tmp_path: Path, odd: str) -> None:
+    """Whoever shares the storage may leave anything there."""
+    StoredJob(tmp_path)
+    circle = tmp_path / "circle" if odd == "folder" else tmp_path / "other" / "job.json"
+    circle.parent.mkdir(exist_ok=True)
+    circle.symlink_to(circle)
+    looker = StorageLooker([str(tmp_path)])
+    looker.look()
+    assert [view.name for view in looker.views()] == ["views"]
+    assert looker.problems == ()
+
+
+def test_a_storage_that_does_not_answer_hides_no_other(tmp_path: Path) -> None:
+    """What is wrong with it is told; jobs that were known stay."""
+    clock = VirtualClock()
+    StoredJob(tmp_path / "a")
+    StoredJob(tmp_path / "b", "orders")
+    looker = StorageLooker([str(tmp_path / "a"), str(tmp_path / "b")], clock=clock)
+    looker.look()
+    (tmp_path / "b").rename(tmp_path / "away")
+    (tmp_path / "b").write_text("a file")
+    clock.sleep(FIND_EVERY_S)
+    looker.look()
+    assert [view.name for view in looker.views()] == ["orders", "views"]
+    assert len(looker.problems) == 1
+    assert str(tmp_path / "b") in looker.problems[0]
+    (tmp_path / "b").unlink()
+    (tmp_path / "away").rename(tmp_path / "b")
+    clock.sleep(FIND_EVERY_S)
+    looker.look()
+    assert not looker.problems
+
+
+def test_only_one_job_may_be_wanted(tmp_path: Path) -> None:
+    """Beside a driver no other job is shown."""
+    StoredJob(tmp_path)
+    StoredJob(tmp_path, "orders")
+    looker = StorageLooker([str(tmp_path)], only="orders")
+    looker.look()
+    assert [view.name for view in looker.views()] == ["orders"]
+
+
+def test_a_revision_grows_when_something_looks_different(tmp_path: Path) -> None:
+    """The time alone is no change."""
+    job = StoredJob(tmp_path)
+    clock = VirtualClock()
+    looker = StorageLooker([str(tmp_path)], clock=clock)
+    revisions = []
+    for step in ("first", "the same", "new"):
+        if step == "new":
+            job.complete(1)
+        clock.sleep(ASLEEP_EVERY_S)
+        looker.look()
+        (seen,) = looker.all_seen()
+        revisions.append(seen.revision)
+    assert revisions[0] == revisions[1] < revisions[2]
+
+
+def test_one_that_is_over_is_looked_at_less_often(tmp_path: Path) -> None:
+    """Its files change only when somebody starts it again."""
+    job = StoredJob(tmp_path)
+    job.end()
+    clock = VirtualClock()
+    looker = StorageLooker([str(tmp_path)], clock=clock)
+    looker.look()
+    job.complete(1)
+    clock.sleep(ASLEEP_EVERY_S / 2)
+    looker.look()
+    assert looker.views()[0].checkpoints == ()
+    clock.sleep(ASLEEP_EVERY_S)
+    looker.look()
+    assert len(looker.views()[0].checkpoints) == 1
+
+
+def test_nobody_asks_and_nothing_is_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread stands still, and whoever comes later waits for one new look."""
+    monkeypatch.setattr(looking, "WANTED_S", 0.05)
+    monkeypatch.setattr(looking, "EVERY_S", 0.02)
+    job = StoredJob(tmp_path)
+    looker = StorageLooker([str(tmp_path)])
+    looker.start()
+    try:
+        looker.wait()
+        for _ in tries(0.05):
+            if not looker._asked.is_set():
+                break
+        job.live(batch=9)
+        monkeypatch.setattr(looking, "ASLEEP_EVERY_S", 0.0)
+        monkeypatch.setattr(looking, "STALE_S", 0.0)  # what there is is too old
+        monkeypatch.setattr(looking, "PATIENCE_S", 0.5)
+        looker.wait()
+        view = looker.view("views")
+        assert view is not None
+        assert view.live is not None
+        assert view.live.batch == 9
+    finally:
+        looker.close()
+
+
+def test_a_look_that_takes_long_is_not_waited_for_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was seen before is shown meanwhile, with its age."""
+    StoredJob(tmp_path)
+    clock = VirtualClock()
+    looker = StorageLooker([str(tmp_path)], clock=clock)
+    looker.look()
+    clock.sleep(STALE_S + 1)
+    assert not looker.is_fresh()
+    going_on, began = threading.Event(), threading.Event()
+
+    def hanging(places: object) -> list[FoundJob]:
+        began.set()
+        going_on.wait()
+        return []
+
+    monkeypatch.setattr(looking, "find_jobs", hanging)
+    thread = threading.Thread(target=looker.look)
+    thread.start()
+    began.wait()
+    assert not looker.is_fresh()
+    clock.sleep(STALE_S + 1)
+    assert looker.is_fresh()
+    assert len(looker.views()) == 1
+    going_on.set()
+    thread.join()

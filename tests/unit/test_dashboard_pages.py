@@ -1,0 +1,366 @@
+"""The pages of the dashboard: whatever a job is like, each can be shown, leads nowhere else, and runs nothing that came from a file."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import msgspec
+import pytest
+from jinja2 import UndefinedError
+from seen_jobs import (
+    HOSTILE,
+    JOBS,
+    LONG,
+    NOW,
+    died,
+    failed,
+    healthy,
+    held,
+    hostile,
+    late,
+    live,
+    nothing_at_all,
+)
+
+import penstock.dashboard
+from penstock.dashboard import pages
+from penstock.dashboard.chrome import Chrome
+from penstock.dashboard.pages.render import environment
+from penstock.view.asking import Outcome
+from penstock.view.model import JobView
+
+STATIC = Path(penstock.dashboard.__file__).parent / "static"
+REQUEST = "ab" * 16
+CHROME = Chrome(path="/here", twin="/here.json", logged_in=True, problems=(HOSTILE,))
+KNOWN_PATHS = re.compile(
+    r"/(here(\.json)?|events|login|logout|static/.+|"
+    r"jobs/[^/]+(/(checkpoints(/\d+-r\d+)?|failures|state(/[^/]+/[^/]+\.json)?|journal|actions(/\w+)?|events))?)?"
+)
+
+
+class Parsed(HTMLParser):
+    """A page as a browser takes it apart."""
+
+    VOID = frozenset({"meta", "link", "input", "br", "hr", "img"})
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str]]] = []
+        self.texts: list[str] = []
+        self.open: list[str] = []
+        self.wrong: list[str] = []
+        self.feed(page)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, {name: value or "" for name, value in attrs}))
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, {name: value or "" for name, value in attrs}))
+
+    def handle_endtag(self, tag: str) -> None:
+        if not self.open or self.open.pop() != tag:
+            self.wrong.append(tag)
+
+    def handle_data(self, data: str) -> None:
+        self.texts.append(data)
+
+    @property
+    def text(self) -> str:
+        return " ".join(" ".join(self.texts).split())
+
+    def all(self, tag: str) -> list[dict[str, str]]:
+        return [attributes for name, attributes in self.elements if name == tag]
+
+    @property
+    def addresses(self) -> list[str]:
+        names = (
+            "href",
+            "src",
+            "action",
+            "hx-get",
+            "data-stream",
+            "data-largest",
+            "formaction",
+            "poster",
+            "xlink:href",
+        )
+        return [attributes[name] for _, attributes in self.elements for name in names if name in attributes]
+
+
+def pages_of(view: JobView, chrome: Chrome = CHROME) -> Iterator[tuple[str, str]]:
+    """All pages of a job, by name."""
+    yield "job", pages.job(view, chrome)
+    yield "checkpoints", pages.checkpoints(view, chrome)
+    for one in (*view.checkpoints[:3], *(one for one in view.checkpoints if one.reason)):
+        yield f"checkpoint {one.checkpoint}", pages.checkpoint(view, one, chrome)
+    yield "failures", pages.failures(view, chrome)
+    yield "journal", pages.journal(view, chrome)
+    yield "state", pages.state(view, held(), chrome)
+    yield "no state", pages.state(view, None, chrome)
+    yield "actions", pages.actions(view, None, chrome)
+    yield (
+        "asked",
+        pages.actions(
+            view, Outcome(request=REQUEST, state="failed", error=HOSTILE, facts={HOSTILE: HOSTILE}), chrome
+        ),
+    )
+
+
+def every_page() -> Iterator[tuple[str, str]]:
+    """All pages of all jobs, and those of no job."""
+    for name, maker in JOBS.items():
+        for page, html in pages_of(maker()):
+            yield f"{name}: {page}", html
+    yield "overview", pages.overview([maker() for maker in JOBS.values()], CHROME)
+    yield "overview of nothing", pages.overview([], CHROME)
+    yield "login", pages.login(CHROME, HOSTILE, HOSTILE)
+    yield "problem", pages.problem(404, HOSTILE, CHROME)
+
+
+@pytest.fixture(scope="module")
+def parsed() -> dict[str, Parsed]:
+    return {name: Parsed(html) for name, html in every_page()}
+
+
+# ── of every page ──────────────────────────────────────────────────────────────────────────────
+
+
+def test_every_element_is_closed(parsed: dict[str, Parsed]) -> None:
+    """A page is whole: each element is closed by its own end, and none stays open."""
+    assert {name: (page.wrong, page.open) for name, page in parsed.items() if page.wrong or page.open} == {}
+
+
+def test_nothing_that_was_read_becomes_markup(parsed: dict[str, Parsed]) -> None:
+    """A text that looks like HTML, or like a template, is shown as it is."""
+    for name, page in parsed.items():
+        assert not page.all("img"), name
+        assert all(script["src"].startswith("/static/") for script in page.all("script")), name
+        assert not [one for _, attributes in page.elements for one in attributes if one.startswith("on")], (
+            name
+        )
+        assert "49" not in re.findall(r"&(\d\d)\b", page.text), name
+    shown = [name for name, page in parsed.items() if HOSTILE in page.text]
+    assert {
+        "hostile: job",
+        "hostile: failures",
+        "hostile: journal",
+        "hostile: asked",
+        "overview",
+        "login",
+    } <= {*shown}
+
+
+def test_the_strictest_policy_holds(parsed: dict[str, Parsed]) -> None:
+    """No page has a style or a script of its own, so `default-src 'self'` refuses none of it."""
+    for name, page in parsed.items():
+        assert not page.all("style"), name
+        assert not [attributes for _, attributes in page.elements if "style" in attributes], name
+        assert all("src" in script for script in page.all("script")), name
+
+
+def test_no_page_leads_elsewhere(parsed: dict[str, Parsed]) -> None:
+    """Every address is a path of this server that is known, or a place on the page."""
+    for name, page in parsed.items():
+        assert page.addresses, name
+        for address in page.addresses:
+            parts = urlsplit(address)
+            assert not parts.scheme, (name, address)
+            assert not parts.netloc, (name, address)
+            assert address.startswith("#") or KNOWN_PATHS.fullmatch(parts.path), (name, address)
+
+
+def test_every_file_of_a_page_is_in_the_package(parsed: dict[str, Parsed]) -> None:
+    """What a page loads is there."""
+    wanted = {
+        address for page in parsed.values() for address in page.addresses if address.startswith("/static/")
+    }
+    assert {"/static/penstock.css", "/static/vendor/htmx.min.js"} <= wanted
+    assert [address for address in wanted if not (STATIC / address.removeprefix("/static/")).is_file()] == []
+
+
+def test_no_file_asks_another_host() -> None:
+    """No style or script of the package names an address that a browser would open."""
+    for file in STATIC.rglob("*"):
+        if file.suffix in (".css", ".js"):
+            text = file.read_text(encoding="utf-8")
+            assert not re.search(
+                r"url\(\s*['\"]?(https?:)?//|@import|sourceMappingURL|importScripts", text
+            ), file.name
+
+
+def test_ids_are_used_once(parsed: dict[str, Parsed]) -> None:
+    """An id names one element, so that a label, a dialog and a refresh find the right one."""
+    for name, page in parsed.items():
+        ids = [attributes["id"] for _, attributes in page.elements if "id" in attributes]
+        assert sorted(ids) == sorted(set(ids)), name
+
+
+def test_everything_has_a_name(parsed: dict[str, Parsed]) -> None:
+    """Who does not see a page is told what is on it: one heading of the first rank, and labels that lead somewhere."""
+    for name, page in parsed.items():
+        ids = {attributes["id"] for _, attributes in page.elements if "id" in attributes}
+        assert len(page.all("h1")) == 1, name
+        assert page.all("html")[0]["lang"] == "en", name
+        for _, attributes in page.elements:
+            for reference in ("for", "aria-labelledby", "aria-describedby", "data-opens"):
+                assert attributes.get(reference, next(iter(ids))) in ids, (name, reference, attributes)
+
+
+@pytest.mark.parametrize("base", ["", "/proxied/here"])
+def test_every_path_has_the_base(base: str) -> None:
+    """Behind a proxy all addresses begin with the folder that it puts them under."""
+    for name, html in pages_of(healthy(), Chrome(base=base, path="/x", twin="/x.json")):
+        strange = [one for one in Parsed(html).addresses if not one.startswith((f"{base}/", "#"))]
+        assert not strange, name
+
+
+def test_a_name_that_nobody_gives_is_an_error() -> None:
+    """A template that asks for something that is not there fails, and shows no hole."""
+    with pytest.raises(UndefinedError, match="nowhere"):
+        environment().from_string("{{ nowhere }}").render()
+
+
+# ── of single pages ────────────────────────────────────────────────────────────────────────────
+
+
+def test_the_overview_shows_first_who_needs_somebody() -> None:
+    """Jobs in trouble come before those that are well, and these before those that have ended."""
+    html = pages.overview([JOBS[name]() for name in ("finished", "healthy", "died", "restarting")], CHROME)
+    order = [
+        html.index(f'title="{name}"')
+        for name in ("fraud-scores", "enrichment", "page-views", "nightly-backfill")
+    ]
+    assert order == sorted(order)
+
+
+def test_an_empty_overview_says_what_to_do() -> None:
+    """Where there is no job, the page says how there comes to be one."""
+    assert "penstock demo" in Parsed(pages.overview([], CHROME)).text
+
+
+def test_two_jobs_of_one_name_lead_to_two_pages() -> None:
+    """A job whose name another one has is reached by its id."""
+    one = healthy()
+    other = msgspec.structs.replace(one, id="f" * 32, place="elsewhere")
+    addresses = Parsed(pages.overview([one, other], CHROME)).addresses
+    assert {"/jobs/page-views", f"/jobs/{'f' * 32}"} <= {*addresses}
+
+
+def test_a_late_checkpoint_is_said_in_words() -> None:
+    """Late is a word on the page, and not only a colour."""
+    text = Parsed(pages.job(late(), CHROME)).text
+    assert "No checkpoint was completed for 1 min 32 s; the interval is 10 s." in text
+    assert "late" in text
+    assert "The sink ledger does not take commits" in text
+
+
+def test_a_dead_job_says_what_to_do() -> None:
+    """The first thing that is read of a dead job is what follows."""
+    text = Parsed(pages.job(died(), CHROME)).text
+    assert "Start the program again; it goes on from checkpoint 311." in text
+    assert "Mend the cause and start the program again" in Parsed(pages.job(failed(), CHROME)).text
+
+
+def test_a_failure_shows_its_root_first_and_what_it_cost() -> None:
+    """Root cause, decision, restored checkpoint, silence and rows done again are on the page, in this order of reading."""
+    text = Parsed(pages.failures(healthy(), CHROME)).text
+    told = [
+        "ValueError: could not convert",
+        "28 s",
+        "118,233",
+        "checkpoint 4709",
+        "attempt 2",
+        "Job aborted due to stage failure",
+    ]
+    assert [text.index(words) for words in told] == sorted(text.index(words) for words in told)
+
+
+def test_a_slow_subtask_is_marked() -> None:
+    """The one subtask that held a checkpoint up comes first and has a mark, the others have none."""
+    view = healthy()
+    one = next(one for one in view.checkpoints if one.checkpoint % 17 == 0)
+    page = Parsed(pages.checkpoint(view, one, CHROME))
+    assert [attributes for attributes in page.all("tr") if attributes.get("class") == "slow"] == [
+        {"class": "slow"}
+    ]
+    assert "priced-5 slow" in page.text
+
+
+def test_what_cannot_be_done_is_not_offered() -> None:
+    """Read-only pages have no form but the way out, and buttons of a job that does not run do nothing."""
+    read_only = Chrome(path="/x", read_only=True, logged_in=True)
+    for name, html in pages_of(healthy(), read_only):
+        acting = [form for form in Parsed(html).all("form") if form.get("method") == "post"]
+        assert [form["action"] for form in acting] == ["/logout"], name
+        assert "/jobs/page-views/actions" not in Parsed(html).addresses, name
+    opening = [
+        one for one in Parsed(pages.actions(died(), None, CHROME)).all("button") if "data-opens" in one
+    ]
+    assert len(opening) == 5
+    assert all("disabled" in one for one in opening)
+
+
+def test_a_cancel_that_deletes_wants_the_name_typed() -> None:
+    """Where cancelling deletes everything, the dialog says so and takes no for an answer until the name is there."""
+    plan = healthy().plan
+    assert plan is not None
+    told = msgspec.structs.replace(plan.settings, on_cancel="delete-on-cancellation")
+    deleting = msgspec.structs.replace(healthy(), plan=msgspec.structs.replace(plan, settings=told))
+    page = Parsed(pages.actions(deleting, None, CHROME))
+    assert "This cannot be undone" in page.text
+    typed = [one for one in page.all("input") if "pattern" in one]
+    assert [(re.fullmatch(one["pattern"], "page-views") is not None, "required" in one) for one in typed] == [
+        (True, True)
+    ]
+    assert "This cannot be undone" not in Parsed(pages.actions(healthy(), None, CHROME)).text
+
+
+@pytest.mark.parametrize(
+    ("state", "words", "goes_on"),
+    [
+        ("waiting", "Asked", True),
+        ("under way", "taken it on", True),
+        ("done", "Done", False),
+        ("failed", "came to nothing", False),
+        ("unknown", "Nothing is known", False),
+    ],
+)
+def test_the_outcome_of_a_request_is_followed_until_it_is_over(state: str, words: str, goes_on: bool) -> None:
+    """A page asks again as long as something may come, and for the same request."""
+    page = Parsed(pages.actions(healthy(), Outcome(request=REQUEST, state=state), CHROME))
+    assert words in page.text
+    assert any("data-waiting" in attributes for _, attributes in page.elements) == goes_on
+    assert f"/here?request={REQUEST}" in page.addresses
+
+
+@pytest.mark.parametrize("changes", [{"plan": None}, {"live": None}, {"plan": None, "live": None}])
+def test_pages_without_plan_or_live(changes: dict[str, None]) -> None:
+    """A job that has not said yet what it is, or what it does, has all its pages."""
+    view = msgspec.structs.replace(healthy(), **changes)
+    for name, html in pages_of(view):
+        assert "page-views" in Parsed(html).text, name
+
+
+def test_long_names_and_many_subtasks_are_cut_with_the_whole_name_at_hand() -> None:
+    """What is too long is shortened on the page, and is there in full as a title."""
+    titles = [attributes.get("title", "") for _, attributes in Parsed(pages.job(hostile(), CHROME)).elements]
+    assert LONG in titles
+
+
+@pytest.mark.parametrize("maker", [healthy, nothing_at_all, died])
+def test_a_page_is_the_same_for_the_same_view(maker: Callable[[], JobView]) -> None:
+    """Nothing but the view and what surrounds it decides, so a page can be kept and given to many."""
+    assert dict(pages_of(maker())) == dict(pages_of(maker()))
+
+
+def test_of_a_job_that_ended_rates_are_not_shown_as_present() -> None:
+    """What a dead job said last of its speed is no speed."""
+    ended = msgspec.structs.replace(died(), live=live(at=NOW - 7300, rows_per_s=777.0))
+    assert "777 rows/s" not in Parsed(pages.job(ended, CHROME)).text

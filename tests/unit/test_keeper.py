@@ -1,0 +1,287 @@
+"""A supervisor and the program that it keeps alive, without a job: what is left behind, what cannot be started, and who hears what."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+
+import pytest
+
+from penstock.clock import SYSTEM_CLOCK
+from penstock.engine.observer import Progress
+from penstock.ids import CheckpointId
+from penstock.ownership.claim import claim, process_start
+from penstock.ownership.descent import record_descent
+from penstock.recovery.restart import fixed_delay
+from penstock.spark.foreground import _Telling
+from penstock.storage import LocalStorage
+from penstock.supervise import family, program
+from penstock.supervise.command import Done, Process
+from penstock.supervise.decisions import Supervision
+from penstock.supervise.family import GRACE_S, Remains
+from penstock.supervise.keeper import Keeper, Program
+from penstock.supervise.words import ENVIRONMENT, Lines, Said, Wish, line, read_said, socket_name
+from penstock.testing.faulty_storage import Failure, FaultPlan, FaultyStorage
+from services.patience import PATIENCE_S, tries
+
+
+@pytest.fixture
+def orphan() -> Iterator[int]:
+    process = subprocess.Popen(["/bin/sleep", "100"])
+    yield process.pid
+    process.kill()
+    process.wait()
+
+
+@pytest.fixture
+def connection(monkeypatch) -> Iterator[socket.socket]:
+    """The supervisor's end of a socket whose other end this process is told of."""
+    ours, theirs = socket.socketpair()
+    monkeypatch.setattr(program._OfThisProcess, "connection", None)
+    monkeypatch.setattr(program._OfThisProcess, "supervisor", None)
+    monkeypatch.setenv(ENVIRONMENT, socket_name(theirs.fileno()))
+    number = theirs.detach()
+    with ours:
+        ours.settimeout(5)
+        yield ours
+    with suppress(OSError):
+        if program._OfThisProcess.connection is None:
+            os.close(number)
+
+
+def kept_alive(command: list[str]) -> Keeper:
+    return Keeper(command, Supervision(fixed_delay(attempts=2, delay="10ms")))
+
+
+# ── what is left behind ────────────────────────────────────────────────────────────────────────
+
+
+def test_programs_that_die_again_and_again_give_no_more_time_to_what_they_left(orphan, monkeypatch) -> None:
+    """A crash loop would collect Javas otherwise."""
+    killed = list[int]()
+    monkeypatch.setattr(family, "descendants", lambda _: frozenset({orphan}))
+    monkeypatch.setattr(os, "kill", lambda pid, _: killed.append(pid))
+    remains = Remains()
+    for now in (0.0, GRACE_S / 2, GRACE_S - 1):
+        remains.left_by_the_dead(frozenset(), now)
+        assert remains.tend(now) is not None
+    assert killed == []
+    remains.tend(GRACE_S)
+    assert killed == [orphan]
+
+
+def test_what_cannot_be_killed_keeps_nobody(orphan, monkeypatch) -> None:
+    """A program may have started one that has become another user's."""
+
+    def refuse(_pid: int, _number: int) -> None:
+        raise PermissionError(errno.EPERM, "no")
+
+    monkeypatch.setattr(os, "kill", refuse)
+    remains = Remains({(orphan, process_start(orphan)): 0.0})
+    assert remains.tend(1.0) is not None
+    monkeypatch.setattr(family, "reap", dict)
+    monkeypatch.setattr(family, "children", lambda: frozenset({orphan}))
+    assert family.end_orphans(frozenset(), grace_s=0.0) == 0
+
+
+# ── starting it ────────────────────────────────────────────────────────────────────────────────
+
+
+FAILING_ONCE = """
+import errno, os, sys
+from penstock.recovery.restart import fixed_delay
+from penstock.supervise.decisions import Supervision
+from penstock.supervise.keeper import Keeper
+
+real, asked = os.posix_spawnp, []
+
+def spawn(*arguments, **options):
+    asked.append(1)
+    if len(asked) == 2:
+        raise BlockingIOError(errno.EAGAIN, "no process to give")
+    return real(*arguments, **options)
+
+os.posix_spawnp = spawn
+code = Keeper(["/bin/sh", "-c", "exit 7"], Supervision(fixed_delay(attempts=2, delay="10ms"))).run()
+print(code, len(asked))
+"""
+
+
+def test_a_start_that_fails_later_is_a_failure_as_any_other() -> None:
+    """The machine may have no process to give for a moment: the restart strategy decides."""
+    done = subprocess.run([sys.executable, "-c", FAILING_ONCE], check=True, capture_output=True, text=True)
+    assert done.stdout.split() == ["7", "3"]
+
+
+def test_a_job_that_outlives_its_script_does_not_end_the_supervision(tmp_path) -> None:
+    """The script is killed, and what it had started runs on for a moment: the start that is refused for that is no last one."""
+    script = tmp_path / "script.sh"
+    script.write_text(
+        f"cd {tmp_path}\necho >> starts\n"
+        "case $(wc -l < starts) in 1) sleep 60 & kill -KILL $$ ;; 2) exit 2 ;; *) exit 0 ;; esac\n"
+    )
+    command = [sys.executable, "-m", "penstock.cli", "keep-alive", "--", "/bin/sh", str(script)]
+    assert subprocess.run(command, check=False).returncode == 0
+    assert len((tmp_path / "starts").read_text()) == 3
+
+
+def test_what_could_not_be_seen_at_the_end_is_looked_for_again(tmp_path) -> None:
+    """Or a storage that was away would have the job go back to an old checkpoint a second time."""
+    storage = LocalStorage(tmp_path)
+    record_descent(claim(storage, 0.0), CheckpointId(3))
+    kept = kept_alive(["true"])
+    kept._storage = FaultyStorage(storage, FaultPlan(failures=(Failure(operation="names", times=1),)))
+    kept._unseen = [Process(os.getpid(), process_start(os.getpid()))]
+    kept._see_what_is_done()
+    assert kept._done == Done()
+    kept._see_what_is_done()
+    assert (kept._done, kept._unseen) == (Done(claimed=True, restored=True), [])
+
+
+def test_a_failure_is_that_of_the_last_job(tmp_path) -> None:
+    """A program whose first job failed for good, and which goes on with another, is judged by that."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        heard, kept = Program(Process(1, ""), ours), kept_alive(["true"])
+        kept._heard(Said(job="a", storage=str(tmp_path)), heard)
+        kept._heard(Said(failed="CorruptStateError", exit_code=3), heard)
+        assert heard.told == 3
+        kept._heard(Said(job="b", storage=str(tmp_path)), heard)
+        assert heard.told == 0
+
+
+# ── the program's end ──────────────────────────────────────────────────────────────────────────
+
+
+def test_a_signal_in_the_midst_of_a_word(connection, monkeypatch) -> None:
+    """It is told as well, and nobody waits for himself."""
+    ours = program.supervisor()
+    assert ours is not None
+    monkeypatch.setattr(program, "ANSWER_S", PATIENCE_S)
+    real = ours._connection
+    signal.signal(signal.SIGUSR1, lambda number, _: ours.counts(number))
+
+    class Interrupted:
+        def sendall(self, data: bytes) -> None:
+            if b"job" in data:
+                signal.raise_signal(signal.SIGUSR1)
+            real.sendall(data)
+
+    monkeypatch.setattr(ours, "_connection", Interrupted())
+    try:
+        assert ours._lock.acquire(timeout=1)  # the lock of `say`, as a signal meets it
+        assert ours._lock.acquire(timeout=1)
+        ours._lock.release()
+        ours._lock.release()
+        ours.say(Said(job="j"))
+    finally:
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    lines, heard = Lines(), list[Said]()
+    while len(heard) < 2:
+        heard += read_said(lines.add(connection.recv(1000)))
+    assert heard == [Said(signal=signal.SIGUSR1), Said(job="j")]
+
+
+@pytest.fixture
+def counted(connection, monkeypatch) -> Iterator[list[int]]:
+    """How often each signal that comes to this process counts."""
+    found = list[int]()
+    monkeypatch.setattr(program, "ANSWER_S", 0.2)
+    ours = program.supervisor()
+    assert ours is not None
+    signal.signal(signal.SIGUSR1, lambda number, _: found.append(ours.counts(number)))
+    yield found
+    signal.signal(
+        signal.SIGUSR1, signal.SIG_IGN
+    )  # what nobody answers comes again later, and would end this process
+
+
+def test_a_supervisor_that_stands_still_keeps_nobody_from_stopping_the_job(connection, counted) -> None:
+    """A signal counts by itself then, and not once more when the supervisor goes on."""
+    signal.raise_signal(signal.SIGUSR1)
+    assert counted == [0]
+    for _ in tries(0.01):
+        if counted == [0, 1]:
+            break
+    connection.sendall(line(Wish(signal.SIGUSR1)))
+    connection.sendall(line(Wish(signal.SIGUSR1)))  # this one is another
+    for _ in tries(0.01):
+        if len(counted) > 2:
+            break
+    assert counted == [0, 1, 1]
+
+
+def test_a_signal_that_came_to_all_counts_once(connection, counted, monkeypatch) -> None:
+    """The supervisor has passed it on already, and says nothing more."""
+    connection.sendall(line(Wish(signal.SIGUSR1)))
+    for _ in tries(0.01):
+        if counted == [1]:
+            break
+    ours = program.supervisor()
+    assert ours is not None
+    signal.raise_signal(signal.SIGUSR1)
+    ours._no_answer(signal.SIGUSR1, SYSTEM_CLOCK.monotonic())
+    assert counted == [1, 0]
+
+
+def test_a_signal_that_nobody_can_be_told_counts(connection, counted) -> None:
+    """The supervisor is gone, and this is how it is noticed."""
+    ours = program.supervisor()
+    assert ours is not None
+    connection.close()
+    for _ in tries(0.01):
+        if ours.is_gone:
+            break
+    signal.raise_signal(signal.SIGUSR1)
+    assert counted == [1]
+
+
+def test_another_socket_of_that_number_is_left_alone(connection, monkeypatch) -> None:
+    """What a program starts may have its variables and not its files."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        said = os.environ[ENVIRONMENT].partition(":")[2]
+        for wrong in (f"{theirs.fileno()}:{said}", str(theirs.fileno()), "999", "x", ""):
+            monkeypatch.setenv(ENVIRONMENT, wrong)
+            assert program.supervisor() is None
+
+
+def test_what_a_program_starts_knows_nothing_of_its_supervisor(connection, monkeypatch) -> None:
+    """Neither by its environment, nor by an open file, nor as a fork."""
+    name = os.environ[ENVIRONMENT]
+    os.set_inheritable(int(name.partition(":")[0]), True)
+    program.keep_to_oneself()
+    assert ENVIRONMENT not in os.environ
+    look = (
+        "import sys; from penstock.supervise.words import socket_name; print(socket_name(int(sys.argv[1])))"
+    )
+    command = [sys.executable, "-c", look, name.partition(":")[0]]
+    told = subprocess.run(command, close_fds=False, check=True, capture_output=True, text=True)
+    assert told.stdout.strip() != name
+    monkeypatch.setattr(program._OfThisProcess, "pid", os.getpid() + 1)  # as a fork sees it
+    assert program.supervisor() is None
+
+
+def test_a_run_is_told_when_there_is_one() -> None:
+    """A job that could not come up at once claims later: the supervisor must know that its options are done."""
+    said = list[Said]()
+
+    class Watching:
+        def say(self, one: Said) -> None:
+            said.append(one)
+
+    telling, progress = _Telling(Watching()), Progress()  # type: ignore[arg-type]
+    assert not telling.look(progress)
+    progress.run = 3
+    assert not telling.look(progress)
+    progress.batches = 1
+    assert telling.look(progress)
+    assert not telling.look(progress)
+    assert said == [Said(run=3), Said(going=True)]
+    assert line(Said(run=3)) == b'{"run":3}\n'

@@ -1,0 +1,267 @@
+"""What a supervisor decides: which ends are followed by another start, which signals count, which options are repeated."""
+
+from __future__ import annotations
+
+import os
+import platform
+import random
+import signal
+from typing import Any
+
+import msgspec
+import pytest
+
+from penstock import errors
+from penstock.errors import ConfigError
+from penstock.exit_codes import exit_code_of
+from penstock.ids import CheckpointId
+from penstock.journal.events import Lost, ProcessDied, ProcessStarted
+from penstock.journal.files import SEGMENT_BYTES, read_segment, segments
+from penstock.ownership.claim import claim, process_start
+from penstock.ownership.descent import record_descent
+from penstock.randomness import Randomness
+from penstock.recovery.restart import exponential_delay, failure_rate, fixed_delay, no_restart
+from penstock.storage import LocalStorage
+from penstock.supervise import telling
+from penstock.supervise.command import Done, Process, done_by, next_command, without
+from penstock.supervise.decisions import SAME_WISH_S, End, Supervision
+from penstock.supervise.strategies import BY_DEFAULT, strategy_of
+from penstock.supervise.telling import Story
+from penstock.supervise.words import LONGEST_LINE, Lines, Said, line, read_said
+from penstock.testing.faulty_storage import Failure, FaultPlan, FaultyStorage
+
+
+def supervision(strategy=None) -> Supervision:
+    return Supervision(strategy or fixed_delay(attempts=2, delay="3s"), Randomness(random.Random(1)))
+
+
+@pytest.mark.parametrize(
+    ("status", "restarts"),
+    [
+        (0, False),
+        (1, True),
+        (2, False),
+        (3, False),
+        (4, False),
+        (77, True),
+        (-signal.SIGKILL, True),
+        (-signal.SIGSEGV, True),
+        (-signal.SIGTERM, False),
+        (-signal.SIGINT, False),
+        (130, False),
+        (143, False),
+    ],
+)
+def test_which_ends_are_followed_by_a_start(status: int, restarts: bool) -> None:
+    """What may be cured is started again; a clean end, a wrong setting, a final failure, a fenced job and a person's wish are not."""
+    assert supervision().ended(End(status), 0.0).restarts is restarts
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (errors.ConfigError("x"), 2),
+        (errors.RunningAlreadyError("x"), 2),
+        (errors.FencedError("x"), 4),
+        (errors.CorruptStateError("x"), 3),
+        (errors.IncompatibleStateError("x"), 3),
+        (errors.BadRecordError("x"), 3),
+        (errors.CommitLostError("x"), 3),
+        (errors.SourceLostError("x"), 3),
+        (errors.UserCodeError("x"), 1),
+        (errors.UserCodeError("x", is_wrong_name=True), 3),
+        (errors.JobFailedError("the strategy gave up", failures=3), 3),
+        (errors.JobFailedError("Spark is gone"), 1),
+        (errors.UnavailableError("x"), 1),
+        (errors.InternalError("x"), 1),
+        (OSError("x"), 1),
+    ],
+)
+def test_every_failure_has_its_exit_code(error: Exception, code: int) -> None:
+    """The code says whether another attempt may cure it."""
+    assert exit_code_of(error) == code
+
+
+def test_what_a_program_told_counts_more_than_its_exit_code() -> None:
+    """A program of the user's ends with 1 after an error that is final, and is not started again; one that dies otherwise is."""
+    assert not supervision().ended(End(1, told=3), 0.0).restarts
+    assert supervision().ended(End(-signal.SIGKILL, told=3), 0.0).restarts
+
+
+def test_who_meets_what_its_predecessor_left_is_tried_again() -> None:
+    """A script that had started the job was killed, the job lives on for a moment, and the next start is refused: it is running already."""
+    kept = supervision()
+    assert kept.ended(End(2), 0.0, beside_the_dead=True).restarts
+    assert not kept.ended(End(0), 0.0, beside_the_dead=True).restarts
+    assert not kept.ended(End(2), 0.0).restarts
+
+
+def test_the_strategy_sets_pauses_and_the_limit() -> None:
+    """Each failure gets the strategy's pause, the one after its limit is the end, and the decision says so."""
+    kept = supervision()
+    assert [kept.ended(End(1), at).delay_s for at in (0.0, 10.0)] == [3.0, 3.0]
+    last = kept.ended(End(1), 20.0)
+    assert not last.restarts
+    assert last.why == "after 3 failures the restart strategy fixed_delay(attempts=2) allows no further start"
+
+
+def test_a_wish_that_comes_twice_at_once_is_one() -> None:
+    """Within a second the signals that reach supervisor and program, of whatever kind, are one wish; a later one is the second."""
+    kept = supervision()
+    assert kept.came(signal.SIGTERM, 5.0)
+    assert not kept.came(signal.SIGHUP, 5.0 + SAME_WISH_S / 2)
+    assert kept.came(signal.SIGTERM, 5.0 + SAME_WISH_S)
+    assert kept.wishes == 2
+
+
+def test_nothing_is_started_after_a_wish() -> None:
+    """A program that dies while it is asked to stop stays so, however it died."""
+    kept = supervision()
+    kept.came(signal.SIGTERM, 0.0)
+    verdict = kept.ended(End(-signal.SIGKILL), 1.0)
+    assert (verdict.restarts, verdict.why) == (False, "it was asked to stop, with SIGTERM")
+
+
+def test_ends_in_words() -> None:
+    """An end is told by its exit code or by the signal's name, and a supervisor ends as a shell does."""
+    assert [End(7).how, End(-9).how, End(-63).how] == ["exit code 7", "signal SIGKILL", "signal 63"]
+    assert [End(7).exit_code, End(-9).exit_code] == [7, 137]
+
+
+def test_strategies_as_words() -> None:
+    """The option has the names and settings of the strategies, and makes the same."""
+    assert strategy_of("fixed-delay:attempts=3,delay=10s") == fixed_delay(attempts=3, delay="10s")
+    assert strategy_of("exponential-delay: initial=2s, multiplier=3, attempts=4") == exponential_delay(
+        initial="2s", multiplier=3.0, attempts=4
+    )
+    assert strategy_of("failure-rate:max_failures=2,interval=5min") == failure_rate(
+        max_failures=2, interval="5min"
+    )
+    assert strategy_of("none") == no_restart()
+    assert strategy_of(BY_DEFAULT) == exponential_delay(initial="100ms", multiplier=2.0)
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        ("sometimes", "choose one of exponential-delay, fixed-delay, failure-rate, none"),
+        ("fixed-delay:tries=3", "'tries=3' is no setting; it has attempts, delay"),
+        ("fixed-delay:attempts=many", "'many' is no number"),
+        ("fixed-delay:delay=long", "restart.delay='long' is not a duration"),
+        ("none:attempts=1", "it has no settings"),
+    ],
+)
+def test_a_strategy_that_is_none_is_refused(said: str, told: str) -> None:
+    """The refusal names what there is."""
+    with pytest.raises(ConfigError, match=told.replace("(", r"\(")):
+        strategy_of(said)
+
+
+def test_options_are_taken_out_of_a_command() -> None:
+    """Flags go alone, options with their values, however they are written; what follows `--` is no option."""
+    command = [
+        "run",
+        "--keep-alive",
+        "f.py",
+        "--restart",
+        "none",
+        "--restore=7",
+        "--job",
+        "a",
+        "--",
+        "--restore",
+    ]
+    assert without(command, ["--keep-alive"], ["--restart", "--restore"]) == [
+        *("run", "f.py", "--job", "a", "--", "--restore")
+    ]
+
+
+def test_an_option_that_has_done_its_work_is_not_repeated() -> None:
+    """A job that was claimed is not taken over again, a checkpoint that was gone back to is not gone back to again; the rest stays."""
+    command = ["run", "f.py", "--takeover", "--restore", "3", "--savepoint", "d", "--position", "a=start"]
+    assert next_command(command, Done()) == command
+    assert "--takeover" not in next_command(command, Done(claimed=True))
+    assert "--restore" in next_command(command, Done(claimed=True))
+    done = next_command(command, Done(claimed=True, restored=True))
+    assert done == ["run", "f.py", "--savepoint", "d", "--position", "a=start"]
+
+
+def test_storage_tells_what_a_dead_program_got_done(tmp_path) -> None:
+    """A process that died before it could say so has claimed if its record is there, and restored if that is; others' count for nothing."""
+    storage, own = LocalStorage(tmp_path), Process(os.getpid(), process_start(os.getpid()))
+    assert done_by(storage, own) == Done()
+    mine = claim(storage, 100.0)
+    assert done_by(storage, own) == Done(claimed=True)
+    record_descent(mine, CheckpointId(3))
+    assert done_by(storage, own) == Done(claimed=True, restored=True)
+    assert done_by(storage, Process(own.pid, "1")) == Done()  # an earlier process with this pid
+    assert done_by(storage, Process(own.pid + 1, own.began)) == Done()
+    other = msgspec.json.encode(
+        {
+            "run": 2,
+            "host": f"not-{platform.node()}",
+            "pid": own.pid,
+            "process_started": "1",
+            "started_at": 200.0,
+        }
+    )
+    storage.put("runs/2.json", other)
+    assert done_by(storage, Process(own.pid, "1")) == Done()
+
+
+def test_words_come_in_any_pieces() -> None:
+    """Lines are whole whatever the socket makes of them; what is no line of ours, or far too long, is passed over."""
+    sent = line(Said(job="views", storage="file:///s")) + b"nonsense\n" + line(Said(going=True))
+    lines, heard = Lines(), list[Said]()
+    for at in range(0, len(sent), 7):
+        heard += read_said(lines.add(sent[at : at + 7]))
+    assert heard == [Said(job="views", storage="file:///s"), Said(going=True)]
+    lines.add(b"x" * (LONGEST_LINE + 1))
+    assert read_said(lines.add(line(Said(run=1)))) == [Said(run=1)]
+
+
+# ── the story in the journal ───────────────────────────────────────────────────────────────────
+
+
+def told(storage) -> list[Any]:
+    return [event for name in segments(storage) for event in read_segment(storage, name).events]
+
+
+def test_the_story_waits_until_its_place_is_known(tmp_path) -> None:
+    """What happened before the program said where its storage is comes first in the one file; what never finds a place is nowhere."""
+    story, storage = Story(), LocalStorage(tmp_path)
+    story.started(11, 1)
+    assert told(storage) == []
+    story.lies_in(storage)
+    story.died(11, "signal SIGKILL", "it is started again in 1 s", restarts=True, delay_s=1.0)
+    first, second = told(storage)
+    assert isinstance(first, ProcessStarted)
+    assert (first.pid, first.attempt, first.run) == (11, 1, 0)
+    assert isinstance(second, ProcessDied)
+    assert (second.how, second.restarts, second.delay_s) == ("signal SIGKILL", True, 1.0)
+    assert len(segments(storage)) == 1
+
+
+def test_the_story_is_bounded(tmp_path) -> None:
+    """A file that is large enough gets a successor, and nothing that was written is lost."""
+    story, storage = Story(), LocalStorage(tmp_path)
+    story.lies_in(storage)
+    for attempt in range(8):
+        story.died(1, "exit code 1", "x" * (SEGMENT_BYTES // 3), restarts=True, delay_s=float(attempt))
+    assert len(segments(storage)) == 3
+    assert [event.delay_s for event in told(storage)] == [float(attempt) for attempt in range(8)]
+
+
+def test_the_story_outlives_a_storage_that_is_away(tmp_path, monkeypatch) -> None:
+    """Events wait for a storage that takes nothing, the oldest are given up when they are too many, and it says how many."""
+    monkeypatch.setattr(telling, "MOST_KEPT", 3)
+    real = LocalStorage(tmp_path)
+    story = Story()
+    story.lies_in(FaultyStorage(real, FaultPlan(failures=(Failure(operation="put", times=5),))))
+    for attempt in range(1, 6):
+        story.started(1, attempt)
+    assert told(real) == []
+    story.started(1, 6)
+    lost, *rest = told(real)
+    assert isinstance(lost, Lost)
+    assert (lost.events, [event.attempt for event in rest]) == (3, [4, 5, 6])

@@ -1,0 +1,54 @@
+"""What is told of a failure."""
+
+from __future__ import annotations
+
+import pytest
+from py4j.protocol import Py4JError
+
+from penstock.engine.telling import run_failed
+from penstock.errors import JobFailedError, UserCodeError
+from penstock.journal.events import LONGEST_TEXT, RunFailed
+
+
+def told(error: BaseException) -> RunFailed:
+    return run_failed(
+        error,
+        at=1.0,
+        run=1,
+        strategy="s",
+        delay_s=None,
+        decision="d",
+        batch=0,
+        batch_at=0.0,
+        checkpoint=-1,
+        rows_again=0,
+    )
+
+
+def caused_by(error: BaseException, cause: BaseException) -> BaseException:
+    error.__cause__ = cause
+    return error
+
+
+def test_the_root_is_what_the_user_can_mend() -> None:
+    """Not what Spark has wrapped around it, on its way from a task to the driver."""
+    own = caused_by(
+        UserCodeError("counts-0: ValueError: no price"), Py4JError("An error occurred while calling")
+    )
+    assert told(own).root == ""
+    assert (
+        told(caused_by(JobFailedError("failed for good"), own)).root
+        == "UserCodeError: counts-0: ValueError: no price"
+    )
+    assert told(caused_by(RuntimeError("outer"), OSError("disk full"))).root == "OSError: disk full"
+    assert told(Py4JError("alone")).root == ""
+
+
+def test_long_texts_are_cut_where_they_say_least() -> None:
+    """An error at its end, a trace at its beginning; half characters are spelt out."""
+    with pytest.raises(ValueError) as raised:  # noqa: PT011 - made here
+        raise ValueError("first " + "x" * 9000 + " last \udcff")
+    event = told(raised.value)
+    assert event.why.startswith("first x")
+    assert event.trace.endswith("last \\udcff\n")
+    assert max(len(event.why), len(event.trace)) <= LONGEST_TEXT
