@@ -56,7 +56,7 @@ bench: $(READY)  ## measure every figure in one run, three quarters of an hour (
 
 chaos: $(READY)  ## kill processes at random, CHAOS_KILLS times (50), while a ledger is kept; simulate CHAOS_SEEDS jobs (10000)
 	@echo "chaos: $(CHAOS_KILLS) kills, $(CHAOS_SEEDS) seeds"
-	@PENSTOCK_PRODUCTION_JVM=1 PENSTOCK_CHAOS_KILLS=$(CHAOS_KILLS) PENSTOCK_CHAOS_SEEDS=$(CHAOS_SEEDS) $(BIN)/python -m pytest -q -m "chaos or chaos_long" $(ARGS)
+	@PENSTOCK_PRODUCTION_JVM=1 PENSTOCK_CHAOS_KILLS=$(CHAOS_KILLS) PENSTOCK_CHAOS_SEEDS=$(CHAOS_SEEDS) $(BIN)/python -m pytest -q --timeout=14400 -m "chaos or chaos_long" $(ARGS)
 
 docs: $(READY)  ## check that the documentation agrees with the code and that its examples run
 	@$(BIN)/python -m pytest -q tests/docs $(ARGS)

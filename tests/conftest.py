@@ -40,8 +40,17 @@ ROOM_BYTES = 12 << 30
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_configure() -> None:
-    """Temporary files lie in memory where there is much of it: tests sync all the time, and none of them cuts the power."""
+def pytest_configure(config: pytest.Config) -> None:
+    """Failures are told at once, and temporary files lie in memory where there is much of it."""
+    from services.failures_at_once import FailuresAtOnce
+
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(FailuresAtOnce(config))
+    _files_in_memory()
+
+
+def _files_in_memory() -> None:
+    """Tests sync all the time, and none of them cuts the power."""
     if "TMPDIR" in os.environ or not os.access(RAM_DISK, os.W_OK):
         return
     if min(shutil.disk_usage(RAM_DISK).free, psutil.virtual_memory().available) > ROOM_BYTES:

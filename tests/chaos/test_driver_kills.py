@@ -10,7 +10,7 @@ from known_truth import Site, Traffic, assert_exact, assert_nothing_left
 from moments import KILLS, Moment, first_batch_done, hesitate, look
 from processes import Driver, Drivers, drivers_of
 
-pytestmark = [pytest.mark.chaos, pytest.mark.spark, pytest.mark.timeout(1800 + 90 * KILLS)]
+pytestmark = [pytest.mark.chaos, pytest.mark.spark, pytest.mark.timeout(600 + 90 * KILLS)]
 
 
 def plan(rng: random.Random, kills: int) -> list[Moment]:

@@ -12,7 +12,7 @@ from known_truth import Site, Traffic, assert_exact, assert_nothing_left_after_r
 from moments import KILLS, Moment, hesitate, newest_checkpoint, state_files
 from processes import GONE, Driver, Drivers, drivers_of
 
-pytestmark = [pytest.mark.chaos, pytest.mark.spark, pytest.mark.timeout(1800 + 90 * KILLS)]
+pytestmark = [pytest.mark.chaos, pytest.mark.spark, pytest.mark.timeout(600 + 90 * KILLS)]
 
 CLUSTER = "local-cluster[2,1,512]"
 FETCHED_ONCE = {"spark.shuffle.io.maxRetries": "0"}

@@ -32,7 +32,7 @@ from services.chromium import NoChromiumError, launched
 from services.patience import PATIENCE_S
 from services.watched_page import Watched, watched
 
-pytestmark = [pytest.mark.chaos, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.chaos]
 
 PENSTOCK = [sys.executable, keep_alive.__file__]
 COUNTING = "import os, sys; open('starts', 'a').write('.')\n"

@@ -13,7 +13,7 @@ from moments import KILLS, Moment, first_batch_done, hesitate, look, newest_chec
 from processes import GONE, Driver, Drivers, drivers_of
 from timed_job import assert_timed_outputs_exact
 
-pytestmark = [pytest.mark.chaos, pytest.mark.spark, pytest.mark.timeout(1800 + 90 * KILLS)]
+pytestmark = [pytest.mark.chaos, pytest.mark.spark, pytest.mark.timeout(600 + 90 * KILLS)]
 
 MOMENTS = [Moment.BATCH_PLANNED, Moment.STATE_STORED, Moment.COMPLETED, Moment.BATCH_DONE, Moment.ANY]
 

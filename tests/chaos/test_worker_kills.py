@@ -16,7 +16,7 @@ from processes import GONE, POLL_S, until
 from penstock.spark.handle import JobHandle
 from services import quick_spark
 
-pytestmark = [pytest.mark.chaos, pytest.mark.spark, pytest.mark.timeout(1800 + 90 * KILLS)]
+pytestmark = [pytest.mark.chaos, pytest.mark.spark, pytest.mark.timeout(600 + 90 * KILLS)]
 
 DAEMONS = ("pyspark.daemon", quick_spark.DAEMON)
 WORKING = [Moment.BATCH_PLANNED, Moment.ROWS_STAGED, Moment.STATE_STORED, Moment.COMPLETED]

@@ -1,11 +1,14 @@
-"""How long a test waits for what must come: longer than the slowest machine takes, for this is only against hanging."""
+"""How long a test waits for what must come: longer than the slowest machine takes, for this is only against hanging.
+
+Not much longer: a few tests that hang must not use up the time of a whole run, which would then say nothing of them.
+"""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator
 
-PATIENCE_S = 900.0
+PATIENCE_S = 300.0
 
 
 def tries(pause_s: float) -> Iterator[None]:
