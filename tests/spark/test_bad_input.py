@@ -270,7 +270,9 @@ def test_a_removed_operator_needs_a_word(spark, ledger, caplog):
     with caplog.at_level(logging.INFO):
         other().run(available_now=True, drop_state=("views",))  # as a supervisor does
     told = [
-        record for record in caplog.records if "drop_state names 'views', which was done" in record.message
+        record
+        for record in caplog.records
+        if "drop_state names 'views', which was done" in record.getMessage()
     ]
     assert [record.levelname for record in told] == ["INFO"]
     assert "neither the job nor" not in caplog.text

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import termios
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -64,6 +64,7 @@ class Terminal:
             if seen(self.text):
                 return
             assert self.process.poll() is None, self.text
+        raise TimeoutError(self.text)
 
     def press(self, keys: bytes) -> None:
         os.write(self._ours, keys)
@@ -77,6 +78,11 @@ class Terminal:
         return code
 
 
+def _without_a_size(environment: Mapping[str, str]) -> dict[str, str]:
+    """Readline, which pytest imports, leaves the size of its own terminal in the environment, and that would count."""
+    return {name: value for name, value in environment.items() if name not in ("LINES", "COLUMNS")}
+
+
 @contextmanager
 def terminal(*arguments: object) -> Iterator[Terminal]:
     ours, theirs = pty.openpty()
@@ -87,7 +93,7 @@ def terminal(*arguments: object) -> Iterator[Terminal]:
         stdin=theirs,
         stdout=theirs,
         stderr=theirs,
-        env={**os.environ, "TERM": "xterm-256color", "COLUMNS": ""},
+        env={**_without_a_size(os.environ), "TERM": "xterm-256color"},
         start_new_session=True,
     )
     shown = Terminal(ours, process)

@@ -205,7 +205,7 @@ def test_what_is_no_message_is_dropped(
         assert send_raw(mailbox, body) == b""
         send(mailbox.address, MESSAGE)
     assert letters.get(timeout=PATIENCE_S) == MESSAGE
-    dropped = [record for record in caplog.records if "was dropped" in record.message]
+    dropped = [record for record in caplog.records if "was dropped" in record.getMessage()]
     assert len(dropped) == 1
     assert [record for record in caplog.records if record.exc_info or record.levelno > logging.WARNING] == []
 
