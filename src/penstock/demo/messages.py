@@ -24,7 +24,7 @@ class Moved(msgspec.Struct, frozen=True, tag="moved"):
 
 
 class Killed(msgspec.Struct, frozen=True, tag="killed"):
-    """The last thing a driver says."""
+    """The driver is about to be killed. Another of its threads may still say something."""
 
     moment: Moment
     checkpoint: int
@@ -40,6 +40,7 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
     error: str
 
 
+Ending = Killed | Finished | Failed
 Message = Started | Moved | Killed | Finished | Failed
 
 

@@ -21,7 +21,7 @@ import penstock
 from penstock.config import Mode
 from penstock.demo.display import Display
 from penstock.demo.job import TABLE
-from penstock.demo.messages import Failed, Finished, Killed, Message, Moved, Started, read_message
+from penstock.demo.messages import Ending, Failed, Finished, Killed, Message, Moved, Started, read_message
 from penstock.demo.settings import DemoSettings
 from penstock.errors import JobFailedError
 from penstock.testing.kill_points import Moment
@@ -78,15 +78,15 @@ class Supervisor:
         with log_path.open("wb") as log:
             driver = self._start(number, log)
             try:
-                last = self._watch(driver)
+                ending = self._watch(driver)
             finally:
                 _end_group(driver)
-        match last:
+        match ending:
             case Finished():
                 return True
             case Killed() if driver.returncode == -signal.SIGKILL:
                 return False
-        raise _unplanned(driver.returncode, last, log_path)
+        raise _unplanned(driver.returncode, ending, log_path)
 
     def _start(self, number: int, log: IO[bytes]) -> subprocess.Popen[bytes]:
         """Start a driver at the head of a process group, so that its JVM can be ended with it."""
@@ -103,23 +103,24 @@ class Supervisor:
             start_new_session=True,
         )
 
-    def _watch(self, driver: subprocess.Popen[bytes]) -> Message | None:
-        """Follow a driver until it is gone; returns the last thing it said."""
+    def _watch(self, driver: subprocess.Popen[bytes]) -> Ending | None:
+        """Follow a driver until it is gone; returns what it said of its end."""
         messages: queue.SimpleQueue[Message] = queue.SimpleQueue()
         listener = threading.Thread(target=_listen, args=(driver, messages), daemon=True)
         listener.start()
-        last: Message | None = None
+        ending: Ending | None = None
         while driver.poll() is None or not messages.empty():
             with contextlib.suppress(queue.Empty):
-                last = self._take(messages.get(timeout=POLL_S))
+                ending = self._take(messages.get(timeout=POLL_S)) or ending
             self._display.visible(self._visible())
         _end_group(driver)  # what is left of it holds the pipe open
         listener.join(PIPE_GRACE_S)
         while not messages.empty():
-            last = self._take(messages.get())
-        return last
+            ending = self._take(messages.get()) or ending
+        return ending
 
-    def _take(self, message: Message) -> Message:
+    def _take(self, message: Message) -> Ending | None:
+        """Show it; returns it if it is about the end. A driver may still say how far it is when one of its threads is about to kill it."""
         match message:
             case Started():
                 self._display.driver_started(message, self._came_back(message.restored_from))
@@ -130,7 +131,7 @@ class Supervisor:
                 self._display.driver_killed(str(self.kills[-1]), len(self.kills))
             case Finished() | Failed():
                 pass
-        return message
+        return message if isinstance(message, Ending) else None
 
     def _came_back(self, restored_from: int) -> str:
         if not self.kills:
@@ -167,6 +168,6 @@ def _end_group(driver: subprocess.Popen[bytes]) -> None:
         driver.stdin.close()
 
 
-def _unplanned(returncode: int, last: Message | None, log: Path) -> JobFailedError:
-    why = last.error if isinstance(last, Failed) else f"the driver ended with code {returncode}"
+def _unplanned(returncode: int, ending: Ending | None, log: Path) -> JobFailedError:
+    why = ending.error if isinstance(ending, Failed) else f"the driver ended with code {returncode}"
     return JobFailedError(f"the demonstration failed: {why}; more in {log}", returncode=returncode)
