@@ -9,8 +9,9 @@ from typing import Any, ClassVar
 import pytest
 
 from penstock.sinks import Kafka
-from penstock.testing.sink_contract import SinkContract
+from penstock.testing.sink_contract import Rule, SinkContract
 from services.kafka_broker import KafkaBroker
+from services.patience import tries
 
 
 class KafkaTarget(SinkContract):
@@ -34,6 +35,13 @@ class KafkaTarget(SinkContract):
 
     def visible_rows(self) -> list[dict[str, Any]]:
         return [self.row_of(message) for message in self.broker.read(self.topic)]
+
+    def assert_visible(self, *numbers: int, rule: Rule = Rule.COMMIT_SHOWS_EVERYTHING) -> None:
+        """A broker promises the end of a transaction before it has written it to the partitions: a reader may have to wait a moment."""
+        for _ in tries(0.05):
+            if not self._as_read(numbers) - self._seen():
+                break
+        super().assert_visible(*numbers, rule=rule)
 
     def row_of(self, message: Any) -> dict[str, Any]:
         row = json.loads(message.value())
