@@ -17,7 +17,7 @@ from penstock.cli.watch_screen import WatchScreen
 from penstock.clock import SYSTEM_CLOCK
 from penstock.journal import events as told
 from penstock.journal.files import read_plan, write_plan
-from penstock.journal.live import SourceLive
+from penstock.journal.live import SinkLive, SourceLive
 from penstock.ownership.ends import How
 from penstock.view.find import find_jobs, job_id
 from penstock.view.look import JobWatcher
@@ -101,12 +101,29 @@ def test_a_storage_without_jobs(penstock: Penstock, tmp_path: Path) -> None:
 # ── status ─────────────────────────────────────────────────────────────────────────────────────────
 
 
+def restarting(place: Path, now: float) -> SeenJob:
+    job = healthy(place, now)
+    job.live(now, status="restarting", failure="broker away")
+    return job
+
+
+def with_a_sink_down(place: Path, now: float) -> SeenJob:
+    job = healthy(place, now)
+    job.live(now, sinks={"topic": SinkLive(waiting=3, waiting_since=now - 90, down="broker away")})
+    return job
+
+
 @pytest.mark.parametrize(
     ("make", "code", "said"),
     [
         (healthy, 0, "caught up     yes"),
-        (late, 0, "ATTENTION no checkpoint for 2 min"),
-        (late, 0, "ATTENTION sink topic does not take commits (3 transactions wait): broker away"),
+        (restarting, 0, "ATTENTION it has failed, and goes back to its last checkpoint: broker away"),
+        (late, 3, "NEEDS SOMEBODY no checkpoint for 2 min"),
+        (
+            with_a_sink_down,
+            3,
+            "NEEDS SOMEBODY sink topic does not take commits (3 transactions wait): broker away",
+        ),
         (failed, 3, "NEEDS SOMEBODY the job has failed for good: UserCodeError: division by [zero]"),
         (died, 3, "NEEDS SOMEBODY its process (pid "),
     ],
@@ -120,7 +137,7 @@ def test_what_needs_somebody_is_the_exit_code(
     code: int,
     said: str,
 ) -> None:
-    """Code 0 for a job that runs, 3 for one that only a person brings back; the screen says what it is and what to do."""
+    """Code 0 for a job that is well or comes back by itself, 3 for one at which a person must look; the screen says why and what to do."""
     job = make(tmp_path, now)
     shown = penstock("status", job.place, job.name)
     assert shown.code == code

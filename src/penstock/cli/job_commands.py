@@ -37,7 +37,7 @@ def list_jobs(storages: Storages, *, as_json: AsJson = False) -> None:
 def status(storage: StorageOfJob, job: NameOfJob = None, *, as_json: AsJson = False) -> None:
     """Show one job on one screen: how it is, what needs somebody, its last failure and checkpoint, whether it is caught up, its graph.
 
-    Exit code 0: it runs, or ended as somebody wanted. 2: it could not be seen. 3: it has failed or died, and needs somebody.
+    Exit code 0: it is well, comes back by itself, or ended as somebody wanted. 2: it could not be seen. 3: it needs somebody.
     """
     from penstock.cli.console import table_console
     from penstock.cli.printing import print_json

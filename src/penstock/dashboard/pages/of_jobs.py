@@ -88,7 +88,7 @@ def job(view: JobView, chrome: Chrome) -> str:
         view,
         chrome,
         "",
-        others=[one for one in concerns(view) if one.text != judged.detail],
+        others=[one for one in concerns(view) if one.text not in judged.detail],
         behind_rows=total_behind(view),
         drawings=[draw(nodes), draw(nodes, downward=True)],
         facts=node_facts(view),
