@@ -10,6 +10,7 @@ import pytest
 from calling_penstock import Penstock, caller
 from stored_jobs import PLAN, SeenJob, died, failed, healthy, late
 
+from penstock.cli import watching
 from penstock.cli.console import plain_console
 from penstock.cli.event_lines import event_line
 from penstock.cli.status_screen import exit_code, status_json
@@ -96,6 +97,23 @@ def test_a_storage_without_jobs(penstock: Penstock, tmp_path: Path) -> None:
     shown = penstock("list", tmp_path)
     assert (shown.code, shown.out) == (0, "")
     assert "is it the storage given to Job(storage=...)?" in shown.err
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["list", "list HERE", "status", "status JOB", "watch", "failures", "checkpoints JOB", "runs", "stop JOB", f"status {job_id('views')}"],
+)  # fmt: skip
+def test_a_storage_that_is_not_there(
+    penstock: Penstock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    """No command takes it for a storage without jobs: the argument is wrong, and the error names the folder."""
+    monkeypatch.setattr(watching, "watch", lambda *_, **__: None)  # it would watch for ever
+    name, *more = command.split()
+    first = [tmp_path] if "HERE" in more else []
+    behind = [word for word in more if word != "HERE"]
+    shown = penstock(name, *first, tmp_path / "no where", *behind)
+    assert (shown.code, shown.out) == (2, "")
+    assert f"the folder {(tmp_path / 'no where').as_uri()} does not exist" in shown.err
 
 
 # ── status ─────────────────────────────────────────────────────────────────────────────────────────
