@@ -308,8 +308,10 @@ def test_checkpoints_as_a_table(penstock: Penstock, storage: LocalStorage) -> No
     [
         (
             {},
-            "no record says where run 5 went on from, and run 2 is the newest that has one: runs/5.restored is gone, or the checkpoint is "
-            "of another life of the job",
+            (
+                "no record says where run 5 went on from, and run 2 is the newest that has one: runs/5.restored is gone, or the checkpoint is "
+                "of another life of the job"
+            ),
         ),
         (
             {9: Descent(9, 8, 2)},
