@@ -58,6 +58,19 @@ def test_which_ends_are_followed_by_a_start(status: int, restarts: bool) -> None
 
 
 @pytest.mark.parametrize(
+    "said", ["fixed-delay:attempts=2000", "failure-rate:max_failures=2000", "exponential-delay:attempts=2000"]
+)
+def test_a_strategy_that_counts_far_ends_all_the_same(said: str) -> None:
+    """What is remembered of earlier failures is enough for every number that one may give."""
+    deciding = supervision(strategy_of(said))
+    deciding.failures = [float(at) / 100 for at in range(1999)]
+    assert deciding.ended(End(1), 20.0).restarts
+    verdict = deciding.ended(End(1), 20.01)
+    assert not verdict.restarts
+    assert "after 2,001 failures" in verdict.why
+
+
+@pytest.mark.parametrize(
     ("error", "code"),
     [
         (errors.ConfigError("x"), 2),
