@@ -20,7 +20,7 @@ import pytest
 from test_savepoints import BACKENDS, Site, rows_of, sort_key
 
 from penstock.checkpoint.completed import Completed
-from penstock.checkpoint.metadata import write_metadata
+from penstock.checkpoint.metadata import name_of, write_metadata
 from penstock.cli.main import main
 from penstock.errors import ConfigError, CorruptStateError
 from penstock.ids import NO_CHECKPOINT
@@ -544,6 +544,89 @@ def test_a_damaged_file_is_named(tmp_path: Path) -> None:
     path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
     with pytest.raises(CorruptStateError, match="its checksum is"):
         read(savepoint_contents(folder), None)
+
+
+def _with_manifest(folder: Path, **changes: Any) -> None:
+    """Its operator described otherwise, with a right checksum."""
+    manifest = read_manifest(LocalStorage(folder))
+    saved = manifest.operators["cards"]
+    described = msgspec.structs.replace(saved, **changes)
+    LocalStorage(folder).put(
+        MANIFEST, encode(msgspec.structs.replace(manifest, operators={"cards": described}))
+    )
+
+
+def _other_columns(folder: Path) -> None:
+    saved = read_manifest(LocalStorage(folder)).operators["cards"]
+    _with_manifest(folder, columns=msgspec.structs.replace(saved.columns, schema=b"no schema"))
+
+
+def _other_kind(folder: Path) -> None:
+    saved = read_manifest(LocalStorage(folder)).operators["cards"]
+    tables = {
+        name: msgspec.structs.replace(table, on_rescale="somehow")
+        for name, table in saved.columns.tables.items()
+    }
+    _with_manifest(folder, columns=msgspec.structs.replace(saved.columns, tables=tables))
+
+
+def _first_file(folder: Path, **changes: Any) -> None:
+    saved = read_manifest(LocalStorage(folder)).operators["cards"]
+    first, *others = saved.files[VALUES]
+    files = {**saved.files, VALUES: (msgspec.structs.replace(first, **changes), *others)}
+    _with_manifest(folder, files=files)
+
+
+def _other_number_of_rows(folder: Path) -> None:
+    _first_file(folder, rows=10**12)
+
+
+def _text_that_is_none(folder: Path) -> None:
+    """A file of the right columns, in which a text is no UTF-8."""
+    path = folder / read_manifest(LocalStorage(folder)).operators["cards"].files[VALUES][0].path
+    table = pq.read_table(path)
+    texts = pa.array([b"\xff" * 6] * len(table), pa.binary()).view(pa.string())
+    at = table.schema.get_field_index("card")
+    path.unlink()
+    pq.write_table(table.set_column(at, table.schema.field(at), texts), path)
+    size, checksum = fingerprint(path)
+    _first_file(folder, size=size, checksum=checksum)
+
+
+@pytest.mark.parametrize(
+    ("damage", "command", "said"),
+    [
+        (_other_columns, "inspect", "savepoint.json in file:.* is corrupt: .* cannot be read"),
+        (_other_kind, "inspect", "savepoint.json in file:.* is corrupt: .*'somehow'"),
+        (_other_columns, "diff", "savepoint.json in file:.* is corrupt"),
+        (_other_number_of_rows, "diff", r"values/0-\w+.parquet of the savepoint .* is corrupt: it has .* rows, expected 10{12}"),
+        (_text_that_is_none, "diff", r"values/0-\w+.parquet of the savepoint .* is corrupt: .*UTF"),
+    ],
+)  # fmt: skip
+def test_what_no_job_writes_is_refused_in_words(
+    penstock: Penstock, tmp_path: Path, damage: Callable[[Path], None], command: str, said: str
+) -> None:
+    """Damage that has a right checksum is said with the file, and with what to do; nothing of Arrow's own comes through."""
+    good, folder = save(tmp_path / "good", list(range(20))), save(tmp_path / "bad", list(range(20)))
+    damage(folder)
+    code, out, err = penstock(command, folder, *([good] if command == "diff" else []))
+    assert (code, out) == (2 if command == "diff" else 3, "")
+    assert re.search(f"^penstock: .*{said}", err)
+    assert "nothing was changed" in err
+    assert "take another copy of the savepoint" in err
+
+
+def test_metadata_that_no_job_writes_is_refused_in_words(
+    penstock: Penstock, tmp_path: Path, job: Completed
+) -> None:
+    """The same of a checkpoint."""
+    state = msgspec.structs.replace(job.operators["cards"], schema=b"")
+    (tmp_path / "job" / name_of(job).metadata).unlink()
+    write_metadata(LocalStorage(tmp_path / "job"), msgspec.structs.replace(job, operators={"cards": state}))
+    code, out, err = penstock("inspect", tmp_path / "job")
+    assert (code, out) == (3, "")
+    assert f"{name_of(job).metadata} in file:" in err
+    assert "restore an older checkpoint" in err
 
 
 # ── without Penstock ───────────────────────────────────────────────────────────────────────────────

@@ -200,13 +200,16 @@ def test_an_action_is_confirmed_and_its_outcome_comes_by_itself(seen: Watched, s
     dialog.get_by_text("Everything processed is completed and committed").wait_for()
     dialog.get_by_label("Folder").fill("backups/last")
     dialog.get_by_label("Drain").check()
+    dialog.get_by_role("button", name="Stop with savepoint").click()
+    dialog.locator("input:invalid").wait_for()  # it must be absolute
     assert server.asked == []
+    dialog.get_by_label("Folder").fill("/backups/last")
     dialog.get_by_role("button", name="Stop with savepoint").click()
     shown(seen, "Asked. The job takes it on")
-    assert server.asked == [("stop", {"savepoint": "true", "to": "backups/last", "drain": "true"})]
-    server.outcome = Outcome(request=server.outcome.request, state="done", facts={"folder": "backups/last"})
+    assert server.asked == [("stop", {"savepoint": "true", "to": "/backups/last", "drain": "true"})]
+    server.outcome = Outcome(request=server.outcome.request, state="done", facts={"folder": "/backups/last"})
     seen.page.locator("#outcome.good").wait_for()
-    shown(seen, "backups/last")
+    shown(seen, "/backups/last")
 
 
 def test_whoever_does_not_confirm_asks_for_nothing(seen: Watched, server: PageServer) -> None:

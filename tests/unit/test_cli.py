@@ -26,7 +26,7 @@ from penstock.errors import ConfigError
 from penstock.ids import CheckpointId, RunId, SubtaskId
 from penstock.loading import loading
 from penstock.ownership.claim import claim
-from penstock.ownership.descent import record_descent
+from penstock.ownership.descent import Descent, record_descent
 from penstock.ownership.ends import How, end_of, record_end
 from penstock.ownership.heartbeat import beat
 from penstock.recovery.restore import JobRecord, check_job_record
@@ -301,6 +301,32 @@ def test_checkpoints_as_a_table(penstock: Penstock, storage: LocalStorage) -> No
     assert "bad rows until checkpoint 6: counts 1,234" in result.out
     assert "late rows until checkpoint 6: windows 5" in result.out
     assert "counts-0" not in result.out
+
+
+@pytest.mark.parametrize(
+    ("records", "reason"),
+    [
+        (
+            {},
+            (
+                "no record says where run 5 went on from, and run 2 is the newest that has one: runs/5.restored is gone, or the checkpoint is "
+                "of another life of the job"
+            ),
+        ),
+        (
+            {9: Descent(9, 8, 2)},
+            "run 5 was fenced off: run 9 went on from checkpoint 8 of run 2",
+        ),
+    ],
+)
+def test_a_checkpoint_that_no_record_leads_to(
+    penstock: Penstock, storage: LocalStorage, records: dict[int, Descent], reason: str
+) -> None:
+    """Records of runs that are gone, damaged or forged: the checkpoint is listed as one that cannot be used, with what the records say."""
+    complete(storage, 7, run=5)
+    for run, descent in records.items():
+        storage.put(f"runs/{run}.restored", msgspec.json.encode(descent))
+    assert listed(penstock, storage)[7]["reason"] == reason
 
 
 def test_checkpoints_verbose(penstock: Penstock, storage: LocalStorage) -> None:

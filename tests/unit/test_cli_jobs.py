@@ -10,6 +10,7 @@ import pytest
 from calling_penstock import Penstock, caller
 from stored_jobs import PLAN, SeenJob, died, failed, healthy, late
 
+from penstock.cli import watching
 from penstock.cli.console import plain_console
 from penstock.cli.event_lines import event_line
 from penstock.cli.status_screen import exit_code, status_json
@@ -17,7 +18,7 @@ from penstock.cli.watch_screen import WatchScreen
 from penstock.clock import SYSTEM_CLOCK
 from penstock.journal import events as told
 from penstock.journal.files import read_plan, write_plan
-from penstock.journal.live import SourceLive
+from penstock.journal.live import SinkLive, SourceLive
 from penstock.ownership.ends import How
 from penstock.view.find import find_jobs, job_id
 from penstock.view.look import JobWatcher
@@ -98,15 +99,49 @@ def test_a_storage_without_jobs(penstock: Penstock, tmp_path: Path) -> None:
     assert "is it the storage given to Job(storage=...)?" in shown.err
 
 
+@pytest.mark.parametrize(
+    "command",
+    ["list", "list HERE", "status", "status JOB", "watch", "failures", "checkpoints JOB", "runs", "stop JOB", f"status {job_id('views')}"],
+)  # fmt: skip
+def test_a_storage_that_is_not_there(
+    penstock: Penstock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    """No command takes it for a storage without jobs: the argument is wrong, and the error names the folder."""
+    monkeypatch.setattr(watching, "watch", lambda *_, **__: None)  # it would watch for ever
+    name, *more = command.split()
+    first = [tmp_path] if "HERE" in more else []
+    behind = [word for word in more if word != "HERE"]
+    shown = penstock(name, *first, tmp_path / "no where", *behind)
+    assert (shown.code, shown.out) == (2, "")
+    assert f"the folder {(tmp_path / 'no where').as_uri()} does not exist" in shown.err
+
+
 # ── status ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+def restarting(place: Path, now: float) -> SeenJob:
+    job = healthy(place, now)
+    job.live(now, status="restarting", failure="broker away")
+    return job
+
+
+def with_a_sink_down(place: Path, now: float) -> SeenJob:
+    job = healthy(place, now)
+    job.live(now, sinks={"topic": SinkLive(waiting=3, waiting_since=now - 90, down="broker away")})
+    return job
 
 
 @pytest.mark.parametrize(
     ("make", "code", "said"),
     [
         (healthy, 0, "caught up     yes"),
-        (late, 0, "ATTENTION no checkpoint for 2 min"),
-        (late, 0, "ATTENTION sink topic does not take commits (3 transactions wait): broker away"),
+        (restarting, 0, "ATTENTION it has failed, and goes back to its last checkpoint: broker away"),
+        (late, 3, "NEEDS SOMEBODY no checkpoint for 2 min"),
+        (
+            with_a_sink_down,
+            3,
+            "NEEDS SOMEBODY sink topic does not take commits (3 transactions wait): broker away",
+        ),
         (failed, 3, "NEEDS SOMEBODY the job has failed for good: UserCodeError: division by [zero]"),
         (died, 3, "NEEDS SOMEBODY its process (pid "),
     ],
@@ -120,7 +155,7 @@ def test_what_needs_somebody_is_the_exit_code(
     code: int,
     said: str,
 ) -> None:
-    """Code 0 for a job that runs, 3 for one that only a person brings back; the screen says what it is and what to do."""
+    """Code 0 for a job that is well or comes back by itself, 3 for one at which a person must look; the screen says why and what to do."""
     job = make(tmp_path, now)
     shown = penstock("status", job.place, job.name)
     assert shown.code == code

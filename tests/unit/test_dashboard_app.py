@@ -213,6 +213,23 @@ def test_a_browser_is_sent_on_to_the_page(client: Client, job: StoredJob) -> Non
     assert (wish.kind, wish.savepoint, wish.drain, wish.to) == (Kind.STOP, True, True, None)
 
 
+def test_a_refused_form_comes_back_as_the_page_of_actions(client: Client, job: StoredJob) -> None:
+    """With what is wrong on top, the buttons below it, and nothing that asks again by itself; nothing was asked of the job."""
+    with job.running():
+        refused = client().post(
+            "/jobs/views/actions/savepoint",
+            data={"to": "backups/<today>"},
+            headers={"Accept": "text/html", "Origin": "http://127.0.0.1:8090"},
+        )
+        assert job.storage.names("requests") == []
+    assert (refused.status_code, refused.headers["content-type"]) == (400, "text/html; charset=utf-8")
+    assert "the folder &#39;backups/&lt;today&gt;&#39; is not a whole path" in refused.text
+    assert 'data-opens="confirm-savepoint"' in refused.text
+    assert 'href="/jobs/views/actions"' in refused.text
+    assert "It must be absolute" in refused.text
+    assert 'id="live" hx-get' not in refused.text
+
+
 @pytest.mark.parametrize("kind", ["checkpoint", "cancel", "stop"])
 def test_nothing_needs_to_be_said_with_an_action(client: Client, job: StoredJob, kind: str) -> None:
     """An empty body is an empty wish."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from itertools import combinations, pairwise
+from collections.abc import Callable
+from itertools import combinations, pairwise, product
 
 import msgspec
 import pytest
@@ -44,7 +45,8 @@ from penstock.journal.events import Event, FirstBatch
 from penstock.journal.live import PendingLive, SourceLive
 from penstock.journal.plan import PlanNode
 from penstock.view.checkpoints import history
-from penstock.view.model import CheckpointStatus, CheckpointView, JobState
+from penstock.view.model import CheckpointStatus, CheckpointView, JobState, JobView
+from penstock.view.needs import needs_somebody
 
 # ── the graph ──────────────────────────────────────────────────────────────────────────────────
 
@@ -297,13 +299,33 @@ def test_a_timeline_of_what_is_known(one: CheckpointView, marks: list[str]) -> N
 # ── words ──────────────────────────────────────────────────────────────────────────────────────
 
 
+def with_a_sink_down() -> JobView:
+    """A job that is well but for a sink."""
+    view = healthy()
+    assert view.live is not None
+    uid, sink = next(iter(view.live.sinks.items()))
+    sinks = {**view.live.sinks, uid: msgspec.structs.replace(sink, down="no answer")}
+    return msgspec.structs.replace(view, live=msgspec.structs.replace(view.live, sinks=sinks))
+
+
 @pytest.mark.parametrize("state", list(JobState))
 def test_every_state_has_a_verdict(state: JobState) -> None:
-    """Whatever state a job is in, one sentence says how it is, and a job that is down without anybody having wanted it is bad."""
+    """Whatever state a job is in, one sentence says how it is."""
     found = verdict(msgspec.structs.replace(healthy(), state=state))
     assert found.headline
     assert found.detail.endswith(".")
-    assert (found.tone is Tone.BAD) == state.needs_somebody
+
+
+@pytest.mark.parametrize("made", [healthy, late, with_a_sink_down])
+def test_bad_is_what_needs_somebody(made: Callable[[], JobView]) -> None:
+    """The pages show a job as bad just where `penstock status` says by its exit code that it needs somebody, and say why."""
+    for state, supervised in product(JobState, (False, True)):
+        view = msgspec.structs.replace(made(), state=state, supervised=supervised)
+        found = verdict(view)
+        assert (found.tone is Tone.BAD) == needs_somebody(view), (state, supervised)
+        if made is with_a_sink_down and state.is_alive:
+            assert found.tone is Tone.BAD
+            assert "does not take commits" in found.detail
 
 
 def test_concerns_come_with_the_worst_first() -> None:

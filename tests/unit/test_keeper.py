@@ -10,23 +10,37 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
+from types import SimpleNamespace
 
+import msgspec
 import pytest
 
+import penstock as ps
 from penstock.clock import SYSTEM_CLOCK
 from penstock.engine.observer import Progress
 from penstock.ids import CheckpointId
 from penstock.ownership.claim import claim, process_start
 from penstock.ownership.descent import record_descent
 from penstock.recovery.restart import fixed_delay
+from penstock.spark import foreground
 from penstock.spark.foreground import _Telling
 from penstock.storage import LocalStorage
 from penstock.supervise import family, program
-from penstock.supervise.command import Done, Process
+from penstock.supervise.command import Process
 from penstock.supervise.decisions import Supervision
 from penstock.supervise.family import GRACE_S, Remains
 from penstock.supervise.keeper import Keeper, Program
-from penstock.supervise.words import ENVIRONMENT, Lines, Said, Wish, line, read_said, socket_name
+from penstock.supervise.words import (
+    DONE_ENVIRONMENT,
+    ENVIRONMENT,
+    Done,
+    Lines,
+    Said,
+    Wish,
+    line,
+    read_said,
+    socket_name,
+)
 from penstock.testing.faulty_storage import Failure, FaultPlan, FaultyStorage
 from services.patience import PATIENCE_S, tries
 
@@ -137,11 +151,34 @@ def test_what_could_not_be_seen_at_the_end_is_looked_for_again(tmp_path) -> None
     record_descent(claim(storage, 0.0), CheckpointId(3))
     kept = kept_alive(["true"])
     kept._storage = FaultyStorage(storage, FaultPlan(failures=(Failure(operation="names", times=1),)))
+    kept._uri = storage.uri
     kept._unseen = [Process(os.getpid(), process_start(os.getpid()))]
     kept._see_what_is_done()
-    assert kept._done == Done()
+    assert kept._done == {}
     kept._see_what_is_done()
-    assert (kept._done, kept._unseen) == (Done(claimed=True, restored=True), [])
+    assert (kept._done, kept._unseen) == ({storage.uri: Done(claimed=True, restored=True)}, [])
+
+
+SAYING = """
+import os, sys
+from pathlib import Path
+folder = Path(sys.argv[1])
+with (folder / "starts").open("a") as starts:
+    print(sys.argv[2:], os.environ["PENSTOCK_SUPERVISOR_DONE"], file=starts)
+said = '{"job":"j","storage":"%s"}\\n{"run":1}\\n' % folder.as_uri()
+os.write(int(os.environ["PENSTOCK_SUPERVISOR_FD"].partition(":")[0]), said.encode())
+sys.exit(0 if len((folder / "starts").read_text().splitlines()) == 2 else 1)
+"""
+
+
+def test_the_arguments_of_a_program_are_its_own(tmp_path) -> None:
+    """They are repeated as they are, whatever they are called; what is not to be done again is told besides."""
+    arguments = ["--restore", "backup.sql", "--takeover"]
+    started = [sys.executable, "-S", "-c", SAYING, str(tmp_path), *arguments]
+    kept = [sys.executable, "-m", "penstock.cli", "keep-alive", "--restart", "fixed-delay:delay=10ms", "--"]
+    assert subprocess.run([*kept, *started], check=False).returncode == 0
+    done = f'{{"{tmp_path.as_uri()}":{{"claimed":true,"restored":true}}}}'
+    assert (tmp_path / "starts").read_text().splitlines() == [f"{arguments} {{}}", f"{arguments} {done}"]
 
 
 def test_a_failure_is_that_of_the_last_job(tmp_path) -> None:
@@ -157,6 +194,22 @@ def test_a_failure_is_that_of_the_last_job(tmp_path) -> None:
 
 
 # ── the program's end ──────────────────────────────────────────────────────────────────────────
+
+
+def test_a_job_goes_back_once(connection, monkeypatch, tmp_path) -> None:
+    """What an earlier attempt did is not done again, wherever it is asked for; of another job, or later in the program, it is."""
+    job, other = (ps.Job(name, storage=str(tmp_path)) for name in ("one", "other"))
+    asked = list[tuple[object, object]]()
+    monkeypatch.setenv(
+        DONE_ENVIRONMENT, msgspec.json.encode({job.storage.uri: Done(claimed=True, restored=True)}).decode()
+    )
+    monkeypatch.setattr(
+        ps.Job, "start", lambda _, **options: asked.append((options["restore"], options["takeover"]))
+    )
+    monkeypatch.setattr(foreground, "in_foreground", lambda _, start: start() or SimpleNamespace(status=None))
+    for one in (job, job, other):
+        one.run(restore=3, takeover=True)
+    assert asked == [(None, False), (3, True), (3, True)]
 
 
 def test_a_signal_in_the_midst_of_a_word(connection, monkeypatch) -> None:

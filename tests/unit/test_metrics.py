@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 import promql_parser
@@ -21,6 +21,7 @@ from starlette.applications import Starlette
 from penstock.dashboard.flink.job_metrics import DESCRIBED
 from penstock.dashboard.metric_families import FAMILIES
 from penstock.dashboard.metrics import exposition, metrics_route
+from penstock.journal.events import Event
 from penstock.journal.live import OperatorLive, SinkLive
 from penstock.view.find import FoundJob
 from penstock.view.model import JobState, JobView
@@ -179,6 +180,15 @@ def test_the_page_has_every_metric() -> None:
     assert set(re.findall(r"`(penstock_\w+)`", page)) == {family.name for family in FAMILIES}
     assert not [name for name in DESCRIBED if f"`{name}`" not in page]
     assert {rule["alert"] for rule in RULES} == set(re.findall(r"`(Penstock\w+)`", page))
+
+
+def test_the_page_has_every_event() -> None:
+    """The documentation has a line for each kind of event that there is, with its class, and no other."""
+    page = (MONITORING.parent / "docs" / "monitoring.md").read_text(encoding="utf-8")
+    listed = re.findall(r"^\| `(\w+)` \| `([A-Z]\w+)` \| \S", page, re.MULTILINE)
+    kinds = {one.__struct_config__.tag: one.__name__ for one in get_args(Event)}
+    assert dict(listed) == kinds
+    assert len(listed) == len(kinds)
 
 
 # ── files for Grafana and Prometheus ───────────────────────────────────────────────────────────

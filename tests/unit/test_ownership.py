@@ -93,6 +93,8 @@ FROM_NOTHING = line((1, -1, 0), (2, -1, 0))
         (6, 1, FENCED_WHILE_IT_DECIDED, False),
         (0, 1, FROM_NOTHING, False),
         (2, 1, line((30, 5, 22)), True),
+        (2, 1, line((3, 5, 3)), True),
+        (2, 1, line((3, 5, 2), (2, 5, 3)), True),
     ],
 )
 def test_line_of_descent(checkpoint: int, run: int, descents: list[Descent], belongs: bool) -> None:
@@ -170,9 +172,18 @@ def test_a_checkpoint_of_another_life_does_not_count() -> None:
     assert not in_line_of_descent(CheckpointId(5), RunId(3), [Descent(1, -1, 0)])
 
 
-def test_a_damaged_record_is_said_to_be_damaged(storage: LocalStorage) -> None:
+@pytest.mark.parametrize(
+    "record",
+    [
+        b"{}",
+        b'{"run": 2, "restored_from": 5}',
+        b'{"run": 1, "restored_from": -7}',
+        b'{"run": 1, "restored_from": 5, "completed_by": -1}',
+    ],
+)
+def test_a_damaged_record_is_said_to_be_damaged(storage: LocalStorage, record: bytes) -> None:
     """The line of descent is not guessed."""
-    storage.put("runs/1.restored", b"{}")
+    storage.put("runs/1.restored", record)
     with pytest.raises(CorruptStateError, match=r"runs/1\.restored .*Bring it back from a copy"):
         read_descents(storage)
 

@@ -1,4 +1,4 @@
-"""What a supervisor decides: which ends are followed by another start, which signals count, which options are repeated."""
+"""What a supervisor decides: which ends are followed by another start, which signals count, what was done before."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from penstock.randomness import Randomness
 from penstock.recovery.restart import exponential_delay, failure_rate, fixed_delay, no_restart
 from penstock.storage import LocalStorage
 from penstock.supervise import telling
-from penstock.supervise.command import Done, Process, done_by, next_command, without
+from penstock.supervise.command import Process, done_by, without
 from penstock.supervise.decisions import SAME_WISH_S, End, Supervision
 from penstock.supervise.strategies import BY_DEFAULT, strategy_of
 from penstock.supervise.telling import Story
-from penstock.supervise.words import LONGEST_LINE, Lines, Said, line, read_said
+from penstock.supervise.words import LONGEST_LINE, Done, Lines, Said, line, read_said
 from penstock.testing.faulty_storage import Failure, FaultPlan, FaultyStorage
 
 
@@ -55,6 +55,19 @@ def supervision(strategy=None) -> Supervision:
 def test_which_ends_are_followed_by_a_start(status: int, restarts: bool) -> None:
     """What may be cured is started again; a clean end, a wrong setting, a final failure, a fenced job and a person's wish are not."""
     assert supervision().ended(End(status), 0.0).restarts is restarts
+
+
+@pytest.mark.parametrize(
+    "said", ["fixed-delay:attempts=2000", "failure-rate:max_failures=2000", "exponential-delay:attempts=2000"]
+)
+def test_a_strategy_that_counts_far_ends_all_the_same(said: str) -> None:
+    """What is remembered of earlier failures is enough for every number that one may give."""
+    deciding = supervision(strategy_of(said))
+    deciding.failures = [float(at) / 100 for at in range(1999)]
+    assert deciding.ended(End(1), 20.0).restarts
+    verdict = deciding.ended(End(1), 20.01)
+    assert not verdict.restarts
+    assert "after 2,001 failures" in verdict.why
 
 
 @pytest.mark.parametrize(
@@ -174,16 +187,6 @@ def test_options_are_taken_out_of_a_command() -> None:
     assert without(command, ["--keep-alive"], ["--restart", "--restore"]) == [
         *("run", "f.py", "--job", "a", "--", "--restore")
     ]
-
-
-def test_an_option_that_has_done_its_work_is_not_repeated() -> None:
-    """A job that was claimed is not taken over again, a checkpoint that was gone back to is not gone back to again; the rest stays."""
-    command = ["run", "f.py", "--takeover", "--restore", "3", "--savepoint", "d", "--position", "a=start"]
-    assert next_command(command, Done()) == command
-    assert "--takeover" not in next_command(command, Done(claimed=True))
-    assert "--restore" in next_command(command, Done(claimed=True))
-    done = next_command(command, Done(claimed=True, restored=True))
-    assert done == ["run", "f.py", "--savepoint", "d", "--position", "a=start"]
 
 
 def test_storage_tells_what_a_dead_program_got_done(tmp_path) -> None:

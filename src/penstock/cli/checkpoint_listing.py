@@ -10,7 +10,7 @@ from penstock.checkpoint.completed import Completed
 from penstock.checkpoint.metadata import CheckpointName, found_checkpoints, read_metadata
 from penstock.errors import CorruptStateError, IncompatibleStateError
 from penstock.ids import RunId
-from penstock.ownership.descent import Descent, in_line_of_descent, read_descents
+from penstock.ownership.descent import Descent, read_descents, went_on_without
 from penstock.recovery.history import read_history
 from penstock.storage import Storage
 from penstock.wording import counted
@@ -53,14 +53,22 @@ def _entry(storage: Storage, name: CheckpointName, descents: Sequence[Descent], 
 
 
 def _why_unusable(completed: Completed, descents: Sequence[Descent], files: set[str]) -> str:
-    if not in_line_of_descent(completed.id, RunId(completed.run), descents):
-        later = next(
-            one for one in descents if one.run > completed.run and one.restored_from < completed.checkpoint
-        )
-        origin = f"checkpoint {later.restored_from}" if later.restored_from >= 0 else "the beginning"
-        return f"run {completed.run} was fenced off: run {later.run} went on from {origin}"
+    decided = went_on_without(completed.id, RunId(completed.run), descents)
+    if decided is not None:
+        return _left_behind(completed, decided)
     missing = sorted(completed.files - files)
     if missing:
         are = "is" if len(missing) == 1 else "are"
         return f"{len(missing)} of its {counted(len(completed.files), 'state file')} {are} gone, such as {missing[0]}"
     return ""
+
+
+def _left_behind(completed: Completed, decided: Descent) -> str:
+    if decided.run < completed.run:
+        return (
+            f"no record says where run {completed.run} went on from, and run {decided.run} is the newest that has one: "
+            f"runs/{completed.run}.restored is gone, or the checkpoint is of another life of the job"
+        )
+    origin = f"checkpoint {decided.restored_from}" if decided.restored_from >= 0 else "the beginning"
+    whose = f" of run {decided.completed_by}" if completed.checkpoint <= decided.restored_from else ""
+    return f"run {completed.run} was fenced off: run {decided.run} went on from {origin}{whose}"

@@ -78,9 +78,15 @@ def dashboard(
 
 
 def _look_at(place: str) -> None:
-    """Refuse what can be no storage; say where nothing is."""
+    """Refuse what can be no storage; say where nothing is. A server may be up before the first job makes the folder."""
+    from penstock.cli.which_job import is_missing
+
     opened = open_storage(place)
-    if not opened.folders():
+    if is_missing(opened):
+        typer.echo(
+            f"the folder {opened.uri} does not exist yet; a job that is started there shows up", err=True
+        )
+    elif not opened.folders():
         typer.echo(f"there is no job in {opened.uri} yet; one that is started there shows up", err=True)
 
 

@@ -19,11 +19,11 @@ def list_jobs(storages: Storages, *, as_json: AsJson = False) -> None:
     from penstock.cli import job_list
     from penstock.cli.console import table_console
     from penstock.cli.printing import print_json
+    from penstock.cli.which_job import jobs_in
     from penstock.clock import SYSTEM_CLOCK
-    from penstock.view.find import find_jobs
     from penstock.view.look import look_at
 
-    views = [look_at(job, SYSTEM_CLOCK.wall()) for job in find_jobs(storages)]
+    views = [look_at(job, SYSTEM_CLOCK.wall()) for job in jobs_in(storages)]
     if as_json:
         print_json([job_list.as_json(view) for view in views])
     elif views:
@@ -37,7 +37,7 @@ def list_jobs(storages: Storages, *, as_json: AsJson = False) -> None:
 def status(storage: StorageOfJob, job: NameOfJob = None, *, as_json: AsJson = False) -> None:
     """Show one job on one screen: how it is, what needs somebody, its last failure and checkpoint, whether it is caught up, its graph.
 
-    Exit code 0: it runs, or ended as somebody wanted. 2: it could not be seen. 3: it has failed or died, and needs somebody.
+    Exit code 0: it is well, comes back by itself, or ended as somebody wanted. 2: it could not be seen. 3: it needs somebody.
     """
     from penstock.cli.console import table_console
     from penstock.cli.printing import print_json
@@ -85,10 +85,11 @@ def watch(storage: StorageOfJob, job: NameOfJob = None) -> None:
     Without a terminal it prints a line for every change.
     """
     from penstock.cli.watching import watch as watch_jobs
-    from penstock.cli.which_job import found_job, is_job
+    from penstock.cli.which_job import found_job, is_job, refuse_missing
     from penstock.view.find import find_jobs
 
     if job is None and not is_job(storage):
+        refuse_missing(storage)
         watch_jobs(lambda: find_jobs([storage]), one=False)
     else:
         found = found_job(storage, job)

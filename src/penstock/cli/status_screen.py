@@ -28,7 +28,7 @@ SHOWN_OF_HISTORY = 20
 
 
 def exit_code(view: JobView) -> int:
-    """0: healthy, or ended as somebody wanted. 2: it could not be seen. 3: it needs somebody."""
+    """0: well, on its way back by itself, or ended as somebody wanted. 2: it could not be seen. 3: it needs somebody, see `view.needs`."""
     if view.state is JobState.UNREADABLE:
         return NOT_SEEN
     return NEEDS_SOMEBODY if needs_somebody(view) else 0

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from penstock.checkpoint.metadata import committed_checkpoints, found_checkpoints
 from penstock.errors import ConfigError
 from penstock.ids import checked_name
 from penstock.ownership.claim import JOB_FILE
 from penstock.savepoint.manifest import MANIFEST
-from penstock.storage import Storage, open_job_storage, open_storage
+from penstock.storage import LocalStorage, Storage, open_job_storage, open_storage
 from penstock.view.find import ID_DIGITS, FoundJob, find_jobs, job_id, job_of
 from penstock.wording import did_you_mean
 
@@ -22,15 +24,39 @@ def found_job(storage: str, job: str | None = None) -> FoundJob:
     if job is None:
         return _job_in_its_folder(storage)
     if len(job) == ID_DIGITS and all(digit in "0123456789abcdef" for digit in job):
-        return job_of(find_jobs([storage]), job)
+        return job_of(jobs_in([storage]), job)
     opened = open_job_storage(storage, checked_name("job name", job))
     if opened.size(JOB_FILE) is None and not (found_checkpoints(opened) or committed_checkpoints(opened)):
+        refuse_missing(storage)
         raise ConfigError(
             f"no job {job!r} ever ran with the storage {storage}; {_known(storage, job)}",
             job=job,
             storage=storage,
         )
     return FoundJob(job, storage, opened, job_id(job))
+
+
+def jobs_in(storages: Sequence[str]) -> list[FoundJob]:
+    """All jobs in storages; refuses one that is not there, which nobody may take for one without jobs."""
+    found = find_jobs(storages)
+    for storage in storages:
+        refuse_missing(storage)
+    return found
+
+
+def refuse_missing(storage: str) -> None:
+    """Raise `ConfigError` where no folder is. Called by those who found nothing there."""
+    if is_missing(opened := open_storage(storage)):
+        raise ConfigError(
+            f"there is no storage {storage}: the folder {opened.uri} does not exist, so no job can be seen; give the one of "
+            "Job(storage=...), and see whether it is mounted here",
+            storage=storage,
+        )
+
+
+def is_missing(storage: Storage) -> bool:
+    """Whether the folder itself is not there; what lies elsewhere than in folders is made by its first file."""
+    return isinstance(storage, LocalStorage) and not storage.root.is_dir()
 
 
 def is_job(path: str) -> bool:
@@ -41,6 +67,7 @@ def is_job(path: str) -> bool:
 
 def _job_in_its_folder(folder: str) -> FoundJob:
     if not is_job(folder):
+        refuse_missing(folder)
         raise ConfigError(
             f"{folder} is not the folder of a job, so it takes the name of one behind it; {_known(folder)}",
             storage=folder,

@@ -1,7 +1,7 @@
 """What can be asked of a running job from here: savepoint, checkpoint, stop, cancel. The dashboard's process.
 
 A request is left in the job's storage, and answered at once with its id; what has become of it is asked for later. A browser is sent on
-to the page of actions, which shows it.
+to the page of actions, which shows it; a wish that is refused comes back as that page, too, with the reason on top.
 """
 
 from __future__ import annotations
@@ -61,17 +61,29 @@ def allowed_actions(view: JobView) -> tuple[Kind, ...]:
     return tuple(Kind) if view.state.is_alive else ()
 
 
-def action_routes(seen_job: Callable[[Request], Seen], clock: Clock = SYSTEM_CLOCK) -> list[Route]:
+Refused = Callable[[Request, Seen, HTTPException], Response]
+"""The page that says to a person what was refused, and why."""
+
+
+def action_routes(
+    seen_job: Callable[[Request], Seen], refused: Refused, clock: Clock = SYSTEM_CLOCK
+) -> list[Route]:
     """Asking, and what has become of it."""
 
     async def act(request: Request) -> Response:
         seen = seen_job(request)
         kind = _kind(request.path_params["kind"])
-        wanted = checked(kind, await read_wanted(request))
-        by = f"dashboard on {platform.node()}, from {request.client.host if request.client else 'somewhere'}"
-        asked = await run_in_threadpool(_ask, seen, kind, wanted, by, clock)
+        is_person = wants_page(request.method, request.scope["path"], request.headers.get("accept", ""))
+        try:
+            wanted = checked(kind, await read_wanted(request))
+            by = f"dashboard on {platform.node()}, from {request.client.host if request.client else 'somewhere'}"
+            asked = await run_in_threadpool(_ask, seen, kind, wanted, by, clock)
+        except HTTPException as error:
+            if not is_person:
+                raise
+            return refused(request, seen, error)
         path = f"/jobs/{quote(request.path_params['job'], safe='')}"
-        if wants_page(request.method, request.scope["path"], request.headers.get("accept", "")):
+        if is_person:
             return RedirectResponse(f"{path}/actions?request={asked}", 303)
         told = AskedFor(request=asked, job=seen.view.name, kind=kind, outcome=f"{path}/requests/{asked}.json")
         return json_answer(told, 202, {"Location": told.outcome})
@@ -135,7 +147,11 @@ def _ask(seen: Seen, kind: Kind, wanted: Wanted, by: str, clock: Clock) -> str:
 def _refuse_relative(to: str | None) -> None:
     """Relative to what? The job and this server run in different folders."""
     if to is not None and not to.startswith("/") and ":/" not in to:
-        raise ConfigError(f"the folder {to!r} is not a whole path: write it from / on", folder=to)
+        raise ConfigError(
+            f"the folder {to!r} is not a whole path, and the job runs in another folder than this server; nothing was done; write it from "
+            "/ on",
+            folder=to,
+        )
 
 
 async def read_wanted(request: Request) -> Wanted:

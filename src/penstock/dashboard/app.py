@@ -68,7 +68,7 @@ def make_app(looker: StorageLooker, access: Access, *, streams: Streams | None =
         *_login_routes(access),
         StaticFiles().route(),
         *streams.routes(seen),
-        *action_routes(seen),
+        *action_routes(seen, shown.refused_action),
         lookup_route(seen, states),
         *shown.twin_routes(),
         *shown.browser_routes(),

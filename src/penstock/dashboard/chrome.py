@@ -5,7 +5,7 @@ The rendering functions of `penstock.dashboard.pages` take what they show, then 
     overview(views: Sequence[JobView], chrome)        job(view: JobView, chrome)
     checkpoints(view, chrome)                         checkpoint(view, checkpoint: CheckpointView, chrome)
     failures(view, chrome)                            state(view, contents: StateContents | None, chrome)
-    actions(view, outcome: Outcome | None, chrome)    journal(view, chrome)
+    actions(view, outcome: Outcome | None, chrome, refusal)    journal(view, chrome)
     login(chrome, wrong, following)                   problem(status, text, chrome)
 """
 

@@ -147,6 +147,11 @@ class Pages:
             pages.actions, self._chrome(request), (seen.looked_at, said), lambda: (seen.view, said)
         )
 
+    def refused_action(self, request: Request, seen: Seen, error: HTTPException) -> Response:
+        """The page of actions, at the path of one of them, with what was refused and why."""
+        chrome = self._chrome(request, request.scope["path"].rpartition("/")[0])
+        return page_answer(pages.actions(seen.view, None, chrome, error.detail), error.status_code)
+
     async def _actions_twin(self, request: Request) -> Response:
         seen = self._seen(request)
         allowed = () if self._access.read_only else allowed_actions(seen.view)
@@ -161,8 +166,8 @@ class Pages:
     def _seen(self, request: Request) -> Seen:
         return seen_job(self._looker, request)
 
-    def _chrome(self, request: Request) -> Chrome:
-        path: str = request.scope["path"]
+    def _chrome(self, request: Request, of: str = "") -> Chrome:
+        path: str = of or request.scope["path"]
         return Chrome(
             path=path,
             twin=twin_of(path),

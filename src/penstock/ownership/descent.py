@@ -7,13 +7,14 @@ was written.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Annotated
 
 import msgspec
 
 from penstock.errors import FencedError
-from penstock.ids import CheckpointId, RunId
+from penstock.ids import NO_CHECKPOINT, CheckpointId, RunId
 from penstock.ownership.claim import Claim
-from penstock.ownership.records import read_record, records
+from penstock.ownership.records import damaged, read_record, records
 from penstock.storage import Storage
 
 
@@ -21,8 +22,8 @@ class Descent(msgspec.Struct, frozen=True):
     """From which checkpoint a run went on: `runs/<k>.restored`, written once, before the run does anything else."""
 
     run: int
-    restored_from: int
-    completed_by: int | None = None
+    restored_from: Annotated[int, msgspec.Meta(ge=NO_CHECKPOINT)]
+    completed_by: Annotated[int, msgspec.Meta(ge=0)] | None = None
     """The run that completed that checkpoint; 0 when there was none."""
 
 
@@ -46,7 +47,11 @@ def record_descent(claim: Claim, restored_from: CheckpointId, completed_by: int 
 
 def read_descent(storage: Storage, run: RunId) -> Descent:
     """Where one run went on from."""
-    return read_record(storage, f"runs/{run}.restored", _DESCENTS)
+    name = f"runs/{run}.restored"
+    descent = read_record(storage, name, _DESCENTS)
+    if descent.run != run:
+        raise damaged(storage, name, f"it is the record of run {descent.run}")
+    return descent
 
 
 def read_descents(storage: Storage) -> list[Descent]:
@@ -77,21 +82,26 @@ def ancestors(run: RunId, descents: Sequence[Descent]) -> set[int]:
 
 
 def in_line_of_descent(checkpoint: CheckpointId, run: RunId, descents: Sequence[Descent]) -> bool:
-    """Whether a checkpoint of `run` belongs to the history that the newest run continues.
+    """Whether a checkpoint of `run` belongs to the history that the newest run continues."""
+    return went_on_without(checkpoint, run, descents) is None
+
+
+def went_on_without(checkpoint: CheckpointId, run: RunId, descents: Sequence[Descent]) -> Descent | None:
+    """The decision that left a checkpoint of `run` outside the history which the newest run continues; None: it belongs to it.
 
     Only ancestors of the newest run that has decided count: what a run decided that was fenced in that very moment, and so did
-    nothing, is no part of the history.
+    nothing, is no part of the history. The way leads from newer runs to older ones only, so that it ends whatever the records say.
     """
     by_run = {descent.run: descent for descent in descents}
     at = newest_descent(descents)
     if at is not None and run > at.run:
-        return False  # of another life of the job: a run decides before it completes anything
+        return at  # of another life of the job: a run decides before it completes anything
     while at is not None and run < at.run:
         if checkpoint > at.restored_from:
-            return False
+            return at
         if at.completed_by is None:
-            return True
+            return None
         if run > at.completed_by:
-            return False
-        at = by_run.get(at.completed_by)
-    return True
+            return at
+        at = by_run.get(at.completed_by) if at.completed_by < at.run else None
+    return None

@@ -45,8 +45,13 @@ def read_record(storage: Storage, name: str, decoder: msgspec.json.Decoder[_T]) 
     try:
         return decoded(decoder, storage.get(name))
     except msgspec.DecodeError as error:
-        what, advice = _ABOUT[name.rpartition(".")[2]]
-        raise CorruptStateError(
-            f"{name} in {storage.uri} is not readable: {error}. It says {what}. Nothing was changed. {advice}",
-            name=name,
-        ) from error
+        raise damaged(storage, name, str(error)) from error
+
+
+def damaged(storage: Storage, name: str, why: str) -> CorruptStateError:
+    """The error for a record that cannot be what was written."""
+    what, advice = _ABOUT[name.rpartition(".")[2]]
+    return CorruptStateError(
+        f"{name} in {storage.uri} is not readable: {why}. It says {what}. Nothing was changed. {advice}",
+        name=name,
+    )

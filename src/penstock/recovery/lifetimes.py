@@ -13,6 +13,7 @@ import msgspec
 import pyarrow as pa
 
 from penstock.checkpoint.completed import OperatorColumns, StoredLifetime, TableColumns
+from penstock.errors import CorruptStateError
 from penstock.ids import SubtaskId
 from penstock.state.backends.base import (
     VALUES,
@@ -66,6 +67,21 @@ def described(layout: StateLayout, switched_on_us: Mapping[str, int] | None = No
 
 def stored_layout(columns: OperatorColumns) -> StateLayout:
     """The layout of state as a checkpoint records it, with the times to live that it had. Without the job: for those who read state."""
+    try:
+        return _stored_layout(columns)
+    except (
+        pa.ArrowException,
+        OSError,
+        ValueError,
+    ) as error:  # Arrow says `OSError` about bytes that make no sense
+        why = f"the columns of state by ({', '.join(columns.key)}) cannot be read: {error}"
+        raise CorruptStateError(
+            f"{why}; nothing was changed; restore an older checkpoint, or take another copy of the savepoint",
+            why=why,
+        ) from error
+
+
+def _stored_layout(columns: OperatorColumns) -> StateLayout:
     key, value = _columns(columns.schema, len(columns.key))
     tables = tuple(
         TableLayout(
@@ -77,7 +93,14 @@ def stored_layout(columns: OperatorColumns) -> StateLayout:
         )
         for name, table in columns.tables.items()
     )
-    return _with_lifetimes(StateLayout(key, value, tables), columns.lifetimes)
+    layout = _with_lifetimes(StateLayout(key, value, tables), columns.lifetimes)
+    for table in layout.by_name.values():
+        for lifetime in table.lifetimes:
+            if not {*lifetime.columns} <= {*table.value.names}:
+                raise ValueError(
+                    f"a time to live is of {lifetime.columns}, the columns are {table.value.names}"
+                )
+    return layout
 
 
 def _exactly(identity: pa.Schema, value: pa.Schema) -> bytes:
@@ -86,7 +109,9 @@ def _exactly(identity: pa.Schema, value: pa.Schema) -> bytes:
 
 
 def _columns(schema: bytes, identity: int) -> tuple[pa.Schema, pa.Schema]:
-    fields = list(pa.ipc.read_schema(pa.py_buffer(schema)))
+    found = pa.ipc.read_schema(pa.py_buffer(schema))
+    _described(found)  # names, also those inside of structs, are decoded only here
+    fields = list(found)
     return pa.schema(fields[:identity]), pa.schema(fields[identity:])
 
 

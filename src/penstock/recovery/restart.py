@@ -24,11 +24,16 @@ class RestartStrategy(ABC):
         """Whether it ends by a number of attempts, so that it is never cut short; see `recovery.repeated` for the others."""
         return False
 
+    @property
+    def counts_up_to(self) -> int:
+        """So many of the newest failures it must be told of, to see that there are too many; whoever remembers them keeps that many."""
+        return 1
+
     @abstractmethod
     def delay_s(self, failures: Sequence[float], randomness: Randomness) -> float | None:
         """Seconds to wait before the next attempt, or None to give up.
 
-        `failures` are the times (s) of all failures of this run of the job, the newest last; never empty.
+        `failures` are the times (s) of the failures so far, the newest last: all of them, or at least `counts_up_to`; never empty.
         """
 
 
@@ -59,6 +64,11 @@ class FixedDelay(RestartStrategy):
         """See `RestartStrategy.counts_attempts`."""
         return True
 
+    @property
+    def counts_up_to(self) -> int:
+        """See `RestartStrategy.counts_up_to`."""
+        return self.attempts + 1
+
     def delay_s(self, failures: Sequence[float], randomness: Randomness) -> float | None:  # noqa: ARG002
         """See `RestartStrategy.delay_s`."""
         return self.pause_s if len(failures) <= self.attempts else None
@@ -74,6 +84,11 @@ class FailureRate(RestartStrategy):
 
     def __str__(self) -> str:
         return f"failure_rate(max_failures={self.max_failures}, interval={duration(self.interval_s)})"
+
+    @property
+    def counts_up_to(self) -> int:
+        """See `RestartStrategy.counts_up_to`."""
+        return self.max_failures + 1
 
     def delay_s(self, failures: Sequence[float], randomness: Randomness) -> float | None:  # noqa: ARG002
         """See `RestartStrategy.delay_s`."""
@@ -102,26 +117,27 @@ class ExponentialDelay(RestartStrategy):
         """See `RestartStrategy.counts_attempts`."""
         return self.attempts is not None
 
+    @property
+    def counts_up_to(self) -> int:
+        """See `RestartStrategy.counts_up_to`."""
+        return 1 if self.attempts is None else self.attempts + 1
+
     def delay_s(self, failures: Sequence[float], randomness: Randomness) -> float | None:
         """See `RestartStrategy.delay_s`."""
-        streak = self._streak(failures)
+        streak, pause = self._streak(failures)
         if self.attempts is not None and streak > self.attempts:
             return None
-        pause = self._pause(streak)
         return pause * (1 + randomness.between(-self.jitter, self.jitter))
 
-    def _pause(self, streak: int) -> float:
-        pause = self.initial_s
-        for _ in range(streak - 1):
-            pause = min(pause * self.multiplier, self.maximum_s)
-        return pause
-
-    def _streak(self, failures: Sequence[float]) -> int:
-        streak = 1
+    def _streak(self, failures: Sequence[float]) -> tuple[int, float]:
+        """How many failures came in a row, and the pause after the last of them."""
+        streak, pause = 1, self.initial_s
         for earlier, later in pairwise(failures):
-            quiet_s = later - earlier - self._pause(streak)
-            streak = 1 if quiet_s >= self.reset_after_s else streak + 1
-        return streak
+            if later - earlier - pause >= self.reset_after_s:
+                streak, pause = 1, self.initial_s
+            else:
+                streak, pause = streak + 1, min(pause * self.multiplier, self.maximum_s)
+        return streak, pause
 
 
 def no_restart() -> RestartStrategy:

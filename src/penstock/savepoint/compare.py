@@ -30,6 +30,8 @@ from penstock.state.types import spark_type
 
 PORTION_ROWS = 1_000_000
 """So many rows of both sides are compared at once."""
+MOST_PORTIONS = 512
+"""So many files are open at once at most; a process may have 1024. Portions of more rows than that are larger."""
 EXAMPLES = 5
 APPEARED, CHANGED, WENT = "appeared", "changed", "went"
 STORED_AS = "stored as"
@@ -172,7 +174,7 @@ class _Table:
                 rows += (
                     side.size // 16 if known is None else known
                 )  # nobody has counted: rather too many portions
-        return max(1, -(-rows // PORTION_ROWS))
+        return min(MOST_PORTIONS, max(1, -(-rows // PORTION_ROWS)))
 
     def _stored(self, side: int) -> Iterator[pa.RecordBatch]:
         """Rows with the hash of their key, what tells them apart as it is stored, what a user sees, and parts of aggregates."""

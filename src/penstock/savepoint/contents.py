@@ -9,7 +9,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+
 from penstock.checkpoint.completed import Barrier, Completed, OperatorColumns, OperatorState
+from penstock.checkpoint.metadata import name_of
 from penstock.errors import ConfigError, CorruptStateError
 from penstock.ids import CheckpointId
 from penstock.operators.timers import watermark
@@ -19,7 +22,7 @@ from penstock.ownership.holds import holding
 from penstock.recovery.held_reading import steady_history
 from penstock.recovery.history import choose
 from penstock.recovery.lifetimes import stored_layout
-from penstock.savepoint.manifest import Manifest, SavedOperator, read_manifest
+from penstock.savepoint.manifest import MANIFEST, Manifest, SavedOperator, read_manifest
 from penstock.savepoint.stored_rows import CheckpointedPart, Part, SavedPart, StoredSubtask
 from penstock.savepoint.views import View, find_view, stored_view, views_of
 from penstock.storage import Storage, open_storage
@@ -173,23 +176,36 @@ def savepoint_contents(path: str | Path) -> Contents:
     folder = open_storage(path)
     manifest = read_manifest(folder)
     _check_sizes(folder, manifest)
-    return Contents(
-        what="savepoint",
-        uri=folder.uri,
-        id=manifest.id,
-        job=manifest.origin.job,
-        checkpoint=manifest.checkpoint,
-        run=manifest.origin.run,
-        mode=manifest.mode,
-        parallelism=manifest.parallelism,
-        max_parallelism=manifest.max_parallelism,
-        made_at=datetime.fromtimestamp(manifest.made_at, UTC),
-        made_by=manifest.made_by,
-        barrier=manifest.barrier,
-        operators={uid: _saved(folder, uid, saved) for uid, saved in manifest.operators.items()},
-        bad_records=manifest.bad_records,
-        late_rows=manifest.late_rows,
-    )
+    with _making_sense(f"{MANIFEST} in {folder.uri}", "take another copy of the savepoint"):
+        return Contents(
+            what="savepoint",
+            uri=folder.uri,
+            id=manifest.id,
+            job=manifest.origin.job,
+            checkpoint=manifest.checkpoint,
+            run=manifest.origin.run,
+            mode=manifest.mode,
+            parallelism=manifest.parallelism,
+            max_parallelism=manifest.max_parallelism,
+            made_at=datetime.fromtimestamp(manifest.made_at, UTC),
+            made_by=manifest.made_by,
+            barrier=manifest.barrier,
+            operators={uid: _saved(folder, uid, saved) for uid, saved in manifest.operators.items()},
+            bad_records=manifest.bad_records,
+            late_rows=manifest.late_rows,
+        )
+
+
+@contextmanager
+def _making_sense(file: str, instead: str) -> Iterator[None]:
+    """What a file says, whose checksum is right, may still be what no version of ours writes: other columns, other kinds, other numbers."""
+    try:
+        yield
+    except (CorruptStateError, pa.ArrowException, OSError, ValueError, LookupError, ArithmeticError) as error:
+        why = error.facts["why"] if isinstance(error, CorruptStateError) else f"it makes no sense: {error!r}"
+        raise CorruptStateError(
+            f"{file} is corrupt: {why}; nothing was changed; {instead}", file=file
+        ) from error
 
 
 def _saved(folder: Storage, uid: str, saved: SavedOperator) -> OperatorContents:
@@ -203,6 +219,9 @@ def _saved(folder: Storage, uid: str, saved: SavedOperator) -> OperatorContents:
         )
         for name, table in layouts.items()
     }
+    for name, table in tables.items():
+        if table.parts and not len(layouts[name].identity):
+            raise ValueError(f"the table {name!r} of {uid!r} has rows, and nothing that tells them apart")
     total = sum(table.size or 0 for table in tables.values())
     return OperatorContents(uid, saved.columns, tables, total, views_of(saved.columns))
 
@@ -245,25 +264,27 @@ def newest_contents(storage: Storage, checkpoint: int | None = None) -> Contents
 
 def checkpoint_contents(storage: Storage, completed: Completed) -> Contents:
     """What is in a completed checkpoint."""
-    return Contents(
-        what="checkpoint",
-        uri=storage.uri,
-        id="",
-        job=completed.job,
-        checkpoint=completed.checkpoint,
-        run=completed.run,
-        mode=completed.mode,
-        parallelism=completed.parallelism,
-        max_parallelism=completed.max_parallelism,
-        made_at=datetime.fromtimestamp(completed.completed_at, UTC),
-        made_by="",
-        barrier=completed.barrier,
-        operators={
-            uid: _checkpointed(storage, completed, uid, state) for uid, state in completed.operators.items()
-        },
-        bad_records=completed.bad_records,
-        late_rows=completed.late_rows,
-    )
+    with _making_sense(f"{name_of(completed).metadata} in {storage.uri}", "restore an older checkpoint"):
+        return Contents(
+            what="checkpoint",
+            uri=storage.uri,
+            id="",
+            job=completed.job,
+            checkpoint=completed.checkpoint,
+            run=completed.run,
+            mode=completed.mode,
+            parallelism=completed.parallelism,
+            max_parallelism=completed.max_parallelism,
+            made_at=datetime.fromtimestamp(completed.completed_at, UTC),
+            made_by="",
+            barrier=completed.barrier,
+            operators={
+                uid: _checkpointed(storage, completed, uid, state)
+                for uid, state in completed.operators.items()
+            },
+            bad_records=completed.bad_records,
+            late_rows=completed.late_rows,
+        )
 
 
 def _checkpointed(storage: Storage, completed: Completed, uid: str, state: OperatorState) -> OperatorContents:

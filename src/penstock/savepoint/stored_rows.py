@@ -19,15 +19,20 @@ import pyarrow as pa
 
 from penstock.checkpoint.completed import Completed, OperatorState
 from penstock.clock import SYSTEM_CLOCK, Clock
+from penstock.errors import CorruptStateError
 from penstock.recovery.lifetimes import stored_layout
 from penstock.savepoint.manifest import SavedFile
 from penstock.savepoint.tables import read_table
 from penstock.state.backends import backend_named
 from penstock.state.backends.base import OpenState, StateLayout, TableLayout, Workplace
+from penstock.state.backends.sorted_file import file_label
 from penstock.state.handle import StateHandle
 from penstock.state.keys import SORT_KEY, SortKeys, key_groups, owners
 from penstock.state.lifetimes import LONG_AGO_US, StateTime
 from penstock.storage import Storage
+
+_MOST_NAMED = 3
+"""Files of a subtask in an error."""
 
 
 @dataclass(frozen=True)
@@ -95,10 +100,32 @@ class Part(ABC):
     def rows(self, sort_keys: SortKeys | None = None) -> Iterator[pa.RecordBatch]:
         """The rows with their sort numbers: all of them, or those with these sort keys, which are in ascending order."""
         with _scratch() as scratch:
-            for batch in self._read(scratch, sort_keys):
+            for batch in self._checked(scratch, sort_keys):
                 found = batch if sort_keys is None else _among(batch, sort_keys)
                 if found.num_rows:
                     yield found
+
+    def _checked(self, scratch: Path, sort_keys: SortKeys | None) -> Iterator[pa.RecordBatch]:
+        """The rows, each value of which can be used: a file may have a right checksum and be none of ours."""
+        try:
+            for batch in self._read(scratch, sort_keys):
+                batch.validate(full=True)
+                yield batch
+        except (pa.ArrowException, UnicodeDecodeError) as error:
+            raise CorruptStateError(
+                f"{self.place} is corrupt: its rows cannot be read: {error}; nothing was changed; {self.instead}",
+                place=self.place,
+            ) from error
+
+    @property
+    @abstractmethod
+    def place(self) -> str:
+        """Where the rows are, for people."""
+
+    @property
+    @abstractmethod
+    def instead(self) -> str:
+        """What to do when they cannot be read."""
 
 
 @dataclass(frozen=True)
@@ -113,6 +140,16 @@ class SavedPart(Part):
     def number(self) -> int:
         """See `Part.number`."""
         return self.file.part
+
+    @property
+    def place(self) -> str:
+        """See `Part.place`."""
+        return f"{self.file.path} of the savepoint {self.folder.uri}"
+
+    @property
+    def instead(self) -> str:
+        """See `Part.instead`."""
+        return "take another copy of the savepoint"
 
     def _read(self, scratch: Path, sort_keys: SortKeys | None) -> Iterator[pa.RecordBatch]:
         return read_table(self.folder, self.file, self.table, scratch, sort_keys)
@@ -129,6 +166,19 @@ class CheckpointedPart(Part):
     def number(self) -> int:
         """See `Part.number`."""
         return self.subtask.handle.subtask.index
+
+    @property
+    def place(self) -> str:
+        """See `Part.place`."""
+        handle = self.subtask.handle
+        files = ", ".join(file_label(ref) for ref in handle.refs[:_MOST_NAMED])
+        more = " or another" if len(handle.refs) > _MOST_NAMED else ""
+        return f"state of {handle.subtask} ({files}{more}) in {self.subtask.storage.uri}"
+
+    @property
+    def instead(self) -> str:
+        """See `Part.instead`."""
+        return "restore an older checkpoint"
 
     def _read(self, scratch: Path, sort_keys: SortKeys | None) -> Iterator[pa.RecordBatch]:  # noqa: ARG002 - all are read
         with closing(self.subtask.open(scratch)) as opened:

@@ -104,7 +104,7 @@ def read_table(
             groups = row_groups(opened.metadata, sort_keys)
             for batch in opened.iter_batches(BATCH_ROWS, row_groups=groups) if groups else ():
                 yield batch.cast(wanted)
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         if isinstance(error, OSError) and error.errno:
             raise UnavailableError(f"{file.path} cannot be read: {error}", path=file.path) from error
         raise _corrupt(folder, file, f"it is no readable Parquet file: {error}") from error

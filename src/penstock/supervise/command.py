@@ -1,9 +1,8 @@
-"""The command that a supervisor repeats, and the options that it does not repeat once they have done their work. Driver.
+"""The command that a supervisor repeats, and what a process has got done that a later one is not to do again. Driver.
 
-    --takeover    takes the job from another run. Once this program has had the job, whoever has it then is not to be disturbed.
-    --restore N   goes back to an older checkpoint. Once a run has recorded that it did, a second time would throw away what came after.
-
-All other options can be repeated: a start that finds `--savepoint`, `--claim`, `--drop-state` or `--position` done does not do it again.
+The arguments of a program are repeated as they are: they are its own. That a job was taken over, or went back to an older checkpoint, is
+told to the next attempt (`words.Done`), and `Job.run` does not do it again, wherever it was asked for. All else can be repeated: a start
+that finds a savepoint adopted, state dropped or a position set does not do it again.
 """
 
 from __future__ import annotations
@@ -16,20 +15,10 @@ from penstock.ids import RunId
 from penstock.ownership.claim import newest_run, read_run
 from penstock.ownership.descent import read_descent
 from penstock.storage import Storage
+from penstock.supervise.words import Done
 
 _NEWEST_RUNS = 20
 """So many have a record."""
-
-
-@dataclass(frozen=True)
-class Done:
-    """What an attempt has got done."""
-
-    claimed: bool = False
-    restored: bool = False
-
-    def __or__(self, other: Done) -> Done:
-        return Done(self.claimed or other.claimed, self.restored or other.restored)
 
 
 def without(arguments: Sequence[str], flags: Collection[str], valued: Collection[str]) -> list[str]:
@@ -46,13 +35,6 @@ def without(arguments: Sequence[str], flags: Collection[str], valued: Collection
         elif one not in flags:
             kept.append(one)
     return kept
-
-
-def next_command(command: Sequence[str], done: Done) -> list[str]:
-    """What the next attempt is started with."""
-    flags = ("--takeover",) if done.claimed else ()
-    valued = ("--restore",) if done.restored else ()
-    return without(command, flags, valued)
 
 
 @dataclass(frozen=True)

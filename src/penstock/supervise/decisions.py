@@ -16,7 +16,7 @@ WISHES = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 SAME_WISH_S = 1.0
 """Within this time a wish that comes twice is one: systemd and `timeout` send it to every process, a terminal to the whole group."""
 MOST_FAILURES = 1000
-"""So many times of failures are remembered: a program may be started again for years."""
+"""So many times of failures are remembered, or more where the strategy counts them: a program may be started again for years."""
 
 _FINAL: Mapping[int, str] = {
     exit_codes.DONE: "it ended by itself",
@@ -103,7 +103,8 @@ class Supervision:
         return self._by_strategy(at)
 
     def _by_strategy(self, at: float) -> Verdict:
-        self.failures = [*self.failures, at][-MOST_FAILURES:]
+        remembered = max(MOST_FAILURES, self.strategy.counts_up_to)
+        self.failures = [*self.failures, at][-remembered:]
         delay_s = self.strategy.delay_s(self.failures, self.randomness)
         if delay_s is None:
             times = counted(len(self.failures), "failure")

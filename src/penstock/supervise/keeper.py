@@ -16,16 +16,28 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
+import msgspec
+
 from penstock import exit_codes
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.errors import PenstockError
 from penstock.ownership.claim import process_start
 from penstock.storage import Storage, open_storage
-from penstock.supervise.command import Done, Process, done_by, next_command
+from penstock.supervise.command import Process, done_by
 from penstock.supervise.decisions import WISHES, End, Supervision
 from penstock.supervise.family import Remains, adopt_orphans, children, end_orphans, reap
 from penstock.supervise.telling import Story
-from penstock.supervise.words import ENVIRONMENT, Lines, Said, Wish, line, read_said, socket_name
+from penstock.supervise.words import (
+    DONE_ENVIRONMENT,
+    ENVIRONMENT,
+    Done,
+    Lines,
+    Said,
+    Wish,
+    line,
+    read_said,
+    socket_name,
+)
 from penstock.wording import duration
 
 _log = logging.getLogger(__name__)
@@ -84,7 +96,10 @@ class Keeper:
         self._clock = clock
         self._story = Story(clock)
         self._storage: Storage | None = None
-        self._done = Done()
+        self._uri = ""
+        """Of that storage, as the program says it: what was done there is told by it."""
+        self._done: dict[str, Done] = {}
+        """By storage of a job."""
         self._attempt = 0
         self._died_at: float | None = None
         self._spared: frozenset[int] = frozenset()
@@ -116,7 +131,7 @@ class Keeper:
         self._see_what_is_done()
         with theirs:
             try:
-                pid = self._spawned(next_command(self._command, self._done), theirs)
+                pid = self._spawned(theirs)
             except OSError as error:
                 if self._attempt == 1:
                     ours.close()
@@ -126,10 +141,14 @@ class Keeper:
         self._story.started(pid, self._attempt)
         return Program(Process(pid, process_start(pid)), ours)
 
-    def _spawned(self, command: list[str], theirs: socket.socket) -> int:
+    def _spawned(self, theirs: socket.socket) -> int:
         theirs.set_inheritable(True)
-        environment = {**self._environment, ENVIRONMENT: socket_name(theirs.fileno())}
-        return os.posix_spawnp(command[0], command, environment, setsigdef=_RESET)
+        environment = {
+            **self._environment,
+            ENVIRONMENT: socket_name(theirs.fileno()),
+            DONE_ENVIRONMENT: msgspec.json.encode(self._done).decode(),
+        }
+        return os.posix_spawnp(self._command[0], self._command, environment, setsigdef=_RESET)
 
     def _watch(self, program: Program, woken: socket.socket) -> None:
         """Until it has ended."""
@@ -171,13 +190,14 @@ class Keeper:
                 self._pass_on(self._supervision.asked, program)
             self._lies_in(said.storage)
         if said.run:
-            self._done |= Done(claimed=True, restored=True)
+            self._has_done(Done(claimed=True, restored=True))
         if said.going and self._died_at is not None:
             after = duration(self._clock.monotonic() - self._died_at)
             _log.info("job %s is processing again, %s after its process ended", program.job, after)
             self._died_at = None
 
     def _lies_in(self, uri: str) -> None:
+        self._uri = uri
         try:
             self._storage = open_storage(uri)
         except PenstockError as error:
@@ -231,16 +251,19 @@ class Keeper:
 
     def _see_what_is_done(self) -> None:
         """At its end, and where storage did not answer then, again before the next start."""
-        if self._storage is None or self._done == Done(claimed=True, restored=True):
+        if self._storage is None or self._done.get(self._uri) == Done(claimed=True, restored=True):
             self._unseen = []  # who has not said where its storage is has done nothing there
             return
         try:
             for process in self._unseen:
-                self._done |= done_by(self._storage, process)
+                self._has_done(done_by(self._storage, process))
         except PenstockError as error:
             _log.warning("what the program got done cannot be read: %s", error)
             return
         self._unseen = []
+
+    def _has_done(self, done: Done) -> None:
+        self._done[self._uri] = self._done.get(self._uri, Done()) | done
 
     def _asked_meanwhile(self, woken: socket.socket) -> bool:
         self._take_signals(woken, None)

@@ -39,7 +39,7 @@ class JobState(enum.StrEnum):
         return self in (JobState.STARTING, JobState.RUNNING, JobState.STOPPING, JobState.RESTARTING)
 
     @property
-    def needs_somebody(self) -> bool:
+    def is_down(self) -> bool:
         """Whether it is down without anybody having wanted that."""
         return self in (JobState.FAILED, JobState.DIED, JobState.UNREADABLE)
 

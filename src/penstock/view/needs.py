@@ -18,7 +18,7 @@ class Need(msgspec.Struct, frozen=True, kw_only=True):
     text: str
     advice: str
     urgent: bool = False
-    """The job is down, and nothing will bring it back by itself."""
+    """A person must look: the job is down for good, or its results do not become visible."""
 
 
 def needs(view: JobView) -> tuple[Need, ...]:
@@ -27,7 +27,7 @@ def needs(view: JobView) -> tuple[Need, ...]:
 
 
 def needs_somebody(view: JobView) -> bool:
-    """Whether nothing but a person brings it back."""
+    """Whether a person must look. Pages, exit codes and alerts (`monitoring/alerts.yml`) all go by this."""
     return any(need.urgent for need in needs(view))
 
 
@@ -83,6 +83,7 @@ def _of_checkpoints(view: JobView) -> Iterator[Need]:
         yield Need(
             text=f"no checkpoint for {duration(round(since))}; the interval is {duration(view.plan.settings.interval_s)}",
             advice="results are not visible before the next one; `penstock checkpoints -v` shows which subtasks are slow",
+            urgent=True,
         )
     ended = [one for one in view.checkpoints if one.status is not CheckpointStatus.IN_PROGRESS]
     failed = list(takewhile(lambda one: one.status is CheckpointStatus.FAILED, ended))
@@ -101,6 +102,7 @@ def _of_sinks(live: Live | None, view: JobView) -> Iterator[Need]:
             yield Need(
                 text=f"sink {uid} does not take commits ({counted(sink.waiting, 'transaction waits', 'transactions wait')}): {sink.down}",
                 advice="they are tried again until they come through; see whether its target answers",
+                urgent=True,
             )
 
 

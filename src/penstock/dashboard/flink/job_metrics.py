@@ -84,7 +84,7 @@ def _uptime_ms(view: JobView) -> int:
 
 def _downtime_ms(view: JobView) -> int:
     """Also of a job that died or failed: nobody wanted that, and it lasts."""
-    down = view.state is JobState.RESTARTING or view.state.needs_somebody
+    down = view.state is JobState.RESTARTING or view.state.is_down
     if not down:
         return 0
     since = view.failures[0].at if view.failures else view.since

@@ -88,7 +88,7 @@ def job(view: JobView, chrome: Chrome) -> str:
         view,
         chrome,
         "",
-        others=[one for one in concerns(view) if one.text != judged.detail],
+        others=[one for one in concerns(view) if one.text not in judged.detail],
         behind_rows=total_behind(view),
         drawings=[draw(nodes), draw(nodes, downward=True)],
         facts=node_facts(view),
@@ -195,8 +195,8 @@ def state(view: JobView, contents: StateContents | None, chrome: Chrome) -> str:
     return _of_job("state.html", view, chrome, "state", held=contents, row_name=ROW_NAME, one_row=ONE_ROW)
 
 
-def actions(view: JobView, outcome: Outcome | None, chrome: Chrome) -> str:
-    """What can be asked of the job, and what became of what was asked."""
+def actions(view: JobView, outcome: Outcome | None, chrome: Chrome, refusal: str = "") -> str:
+    """What can be asked of the job, and what became of what was asked. `refusal`: why that came to nothing before the job heard of it."""
     tone, headline = outcome_words(outcome) if outcome else (Tone.QUIET, "")
     asked = [event for event in view.events if isinstance(event, Asked | SavepointMade | JobEnded)]
     return _of_job(
@@ -205,6 +205,7 @@ def actions(view: JobView, outcome: Outcome | None, chrome: Chrome) -> str:
         chrome,
         "actions",
         outcome=outcome,
+        refusal=refusal,
         outcome_tone=tone,
         outcome_headline=headline,
         deeds=deeds(view),

@@ -13,6 +13,7 @@ import msgspec
 from penstock.dashboard.pages.words import ago, capital, lasted, shortened
 from penstock.journal.live import LIVE_S
 from penstock.view.model import CheckpointStatus, JobState, JobView
+from penstock.view.needs import needs_somebody
 from penstock.wording import counted
 
 SILENT_AFTER_S = 15 * LIVE_S
@@ -58,7 +59,17 @@ def verdict(view: JobView) -> Verdict:
     """How the job is."""
     if view.state is JobState.RUNNING:
         return _running(view)
-    return Verdict(_TONES[view.state], _HEADLINES[view.state], _DETAILS[view.state](view))
+    detail = _DETAILS[view.state](view)
+    worst = [one.text for one in concerns(view) if one.tone is Tone.BAD][:1]
+    return Verdict(_tone(view), _HEADLINES[view.state], " ".join([detail, *worst]))
+
+
+def _tone(view: JobView) -> Tone:
+    """Bad is what needs somebody, and nothing else: `penstock status` ends with its code for just that."""
+    if needs_somebody(view):
+        return Tone.BAD
+    usual = _TONES[view.state]
+    return Tone.WARNING if usual is Tone.BAD else usual
 
 
 def by_need(views: Iterable[JobView]) -> list[JobView]:

@@ -66,7 +66,7 @@ class FileHeader(msgspec.Struct, frozen=True):
 
 
 _HEADERS = msgspec.json.Decoder(FileHeader)
-_UNREADABLE = (pa.ArrowException, OSError, KeyError, ValueError, msgspec.MsgspecError)
+_UNREADABLE = (pa.ArrowException, OSError, LookupError, ValueError, msgspec.MsgspecError)
 """An empty file cannot be mapped: `ValueError`.
 
 Arrow says `OSError` without a number about content that makes no sense; with a number it is the system that speaks."""
@@ -183,19 +183,11 @@ def load_sorted_file(ref: FileRef, source: Path | bytes, layout: StateLayout) ->
             batches = [reader.get_batch(i) for i in range(reader.num_record_batches)]
             schema = reader.schema
         header = _decoded_header(schema)
+        _check_header(label, header)
+        _check_columns(label, schema, header, layout)
+        tables = _tables(schema, batches, header, layout.by_name)
     except _UNREADABLE as cause:
         raise _unreadable(label, cause) from cause
-    _check_header(label, header)
-    _check_columns(label, schema, header, layout)
-    wanted = layout.by_name
-    tables = {
-        name: tuple(
-            _rows(rows, header.tables[name], wanted[name])
-            for batch in batches
-            if len(rows := batch.column(at).values)  # of its only list
-        )
-        for at, name in enumerate(schema.names)
-    }
     file = SortedFile(header, tables, ref)
     if file.rows != ref.rows:
         raise CorruptStateError(
@@ -326,6 +318,22 @@ def _as_list(piece: SortedBatch | None, kind: pa.DataType, header: TableHeader) 
     columns = [*numbers, *tombstones, *piece.keys, *piece.values]
     rows = pa.StructArray.from_arrays(columns, fields=list(kind))
     return pa.ListArray.from_arrays(pa.array([0, len(rows)], pa.int32()), rows)
+
+
+def _tables(
+    schema: pa.Schema,
+    batches: Sequence[pa.RecordBatch],
+    header: FileHeader,
+    wanted: Mapping[str, TableLayout],
+) -> dict[str, tuple[SortedBatch, ...]]:
+    return {
+        name: tuple(
+            _rows(rows, header.tables[name], wanted[name])
+            for batch in batches
+            if len(rows := batch.column(at).values)  # of its only list
+        )
+        for at, name in enumerate(schema.names)
+    }
 
 
 def _rows(rows: pa.StructArray, header: TableHeader, wanted: TableLayout) -> SortedBatch:
