@@ -37,7 +37,7 @@ def job_id(name: str, uri: str = "") -> str:
 
 
 def find_jobs(places: Sequence[str | Path]) -> list[FoundJob]:
-    """All jobs in these storages, by name. A place may also be the folder of one job."""
+    """All jobs in these storages, by name. A place may also be the folder of one job. Links inside of one are none, see `linked_jobs`."""
     found = {
         storage.uri: (name, place, storage) for place in places for name, place, storage in _in(str(place))
     }
@@ -63,6 +63,25 @@ def _in(place: str) -> Iterator[tuple[str, str, Storage]]:
     for name in opened.folders():
         if is_name(name) and _is_job(opened, name):
             yield name, place, open_job_storage(place, name)
+
+
+def linked_jobs(places: Iterable[str | Path]) -> dict[str, str]:
+    """Links in these storages that lead to the folder of a job, by the URI of the link, with why none is shown.
+
+    Whoever can write into a storage could show a job under another name so, and steer one that lies outside. A storage may be a link:
+    that is named by a person.
+    """
+    found = {}
+    for place in places:
+        opened = open_storage(place)
+        if isinstance(opened, LocalStorage) and opened.size(JOB_FILE) is None:
+            for name, leads_to in opened.linked_folders().items():
+                if _is_job(opened, name):
+                    found[LocalStorage(opened.root / name).uri] = (
+                        f"{name} in {place} is a link to {leads_to}, and is not shown: a job is shown where it lies; give that folder, "
+                        "too, if it is to be shown here"
+                    )
+    return found
 
 
 def _is_job(place: Storage, folder: str) -> bool:
