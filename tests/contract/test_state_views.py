@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -285,6 +286,18 @@ def test_state_that_unpacks_to_more_than_there_is_room_for_is_given_up(
     assert answer.status_code == 503
     assert "more than 32.0 MB of memory" in answer.json()["error"]
     assert site.storage.names("holds") == []
+
+
+def test_metadata_that_is_too_large_is_not_read(tmp_path: Path) -> None:
+    """Nobody's memory goes into it, neither for the page nor for a look-up; what is wrong is said."""
+    site = site_with(tmp_path)
+    (metadata,) = (name for name in site.storage.names() if name.endswith("/_metadata"))
+    with served(tmp_path) as client:
+        assert client.get("/jobs/job/state.json").json()["operators"]
+        os.truncate(site.storage.root / metadata, 1 << 40)
+        answer = client.get("/jobs/job/state/cards/_row.json")
+    assert answer.status_code == 400
+    assert f"{metadata} has 1" in answer.json()["error"]
 
 
 def _swollen(site: Site, completed: Completed, swollen_bytes: int) -> dict[str, OperatorState]:

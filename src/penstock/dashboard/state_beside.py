@@ -21,6 +21,7 @@ from penstock.decoding import decoded
 from penstock.errors import InternalError, UnavailableError, error_named
 from penstock.recovery.held_reading import read_held
 from penstock.storage import Storage
+from penstock.view.bounded_reading import BoundedReading
 from penstock.view.state import Question, check_question
 from penstock.wording import duration, size
 
@@ -67,9 +68,10 @@ class _GivenUpError(Exception):
 
 def answer_beside(storage: Storage, question: Question) -> bytes:
     """The answer as JSON; raises `ConfigError` about the question, and `UnavailableError` when the reading was given up."""
+    looked_at = BoundedReading(storage)
 
     def read(completed: Completed) -> bytes:
-        check_question(storage, completed, question)
+        check_question(looked_at, completed, question)
         return _answered(
             Wish(
                 storage=storage.uri,
@@ -82,7 +84,7 @@ def answer_beside(storage: Storage, question: Question) -> bytes:
         )
 
     try:
-        return read_held(storage, read, why=question.why)
+        return read_held(looked_at, read, why=question.why)
     except _GivenUpError as error:
         raise UnavailableError(
             f"the look-up in {question.state} of {question.operator} was given up: {error}. The job is not touched by it. Read this state "

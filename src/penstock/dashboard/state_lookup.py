@@ -16,6 +16,7 @@ from starlette.routing import Route
 from penstock.dashboard.answering import json_answer
 from penstock.dashboard.looking import Seen
 from penstock.dashboard.state_beside import answer_beside
+from penstock.view.bounded_reading import BoundedReading
 from penstock.view.model import CheckpointStatus, CheckpointView
 from penstock.view.state import Question, StateContents, state_contents
 
@@ -44,7 +45,7 @@ class StateReader:
         name = (seen.job.storage.uri, retained.checkpoint, retained.run)
         found = self._contents.get(name)
         if found is None:
-            found = state_contents(seen.job.storage)
+            found = state_contents(BoundedReading(seen.job.storage))
             if len(self._contents) >= KEPT:
                 self._contents.clear()
             self._contents[name] = found
