@@ -404,10 +404,17 @@ def test_a_link_to_the_folder_of_a_job_is_no_job(tmp_path: Path) -> None:
     (tmp_path / "one" / "notes").symlink_to(tmp_path)
     assert [job.name for job in find_jobs([tmp_path / "one"])] == ["views"]
     foreign, twice = linked_jobs([tmp_path / "one"]).values()
-    assert f"foreign in {tmp_path / 'one'} is a link to {tmp_path / 'elsewhere' / 'sales'}" in foreign
+    assert (
+        f"foreign in {tmp_path / 'one'} is not shown: it is a link to {tmp_path / 'elsewhere' / 'sales'}"
+        in foreign
+    )
     assert "twice" in twice
     (tmp_path / "link").symlink_to("one")
     assert [job.name for job in find_jobs([tmp_path / "link"])] == ["views"]
+    Place(tmp_path / "one", "hollow")
+    (tmp_path / "one" / "hollow" / "requests").symlink_to(tmp_path / "elsewhere" / "sales" / "requests")
+    assert [job.name for job in find_jobs([tmp_path / "one"])] == ["views"]
+    assert any("requests in it is a link" in why for why in linked_jobs([tmp_path / "one"]).values())
     assert [job.name for job in find_jobs([tmp_path / "one" / "foreign"])] == ["foreign"]  # named by a person
 
 

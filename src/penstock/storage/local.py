@@ -135,6 +135,10 @@ class LocalStorage(Storage):
         names = self._entries("", lambda entry: entry.is_symlink() and entry.is_dir())
         return {name: Path(os.path.realpath(self.root / name)) for name in names}
 
+    def is_link(self, name: str) -> bool:
+        """Whether a file or folder is a link."""
+        return (self.root / checked_file_name(name)).is_symlink()
+
     def _entries(self, prefix: str, is_wanted: Callable[[os.DirEntry[str]], bool]) -> list[str]:
         with self._failures("list", prefix):
             try:
