@@ -40,11 +40,12 @@ _MODESTLY = """
 import contextlib, os, runpy
 os.nice(15)
 with contextlib.suppress(OSError), open("/proc/self/autogroup", "w") as session:
-    session.write("15")
+    session.write("10")
 runpy.run_module("penstock.dashboard", run_name="__main__")
 """
 """Its priority is low before it imports anything. Linux may share processors out among sessions first, and it has a session of its own: so
-that gets a low priority, too. Without it the priority of the process would count for nothing against the job."""
+that gets a low priority, too. Without it the priority of the process would count for nothing against the job. With 10 it gets a tenth of a
+processor that is full of the job: enough for people, and not for a thousand requests a second."""
 
 
 class Wish(msgspec.Struct, frozen=True):
