@@ -118,6 +118,16 @@ def is_final(error: BaseException) -> bool:
     )
 
 
+def error_named(name: str, text: str) -> Exception:
+    """The error that another process has met, as if it had been met here."""
+    kind = globals().get(name)
+    if isinstance(kind, type) and issubclass(kind, PenstockError):
+        return kind(text)
+    if name == "FileNotFoundError":
+        return FileNotFoundError(text)
+    return InternalError(f"{name}: {text}")
+
+
 def shown_alone(error: BaseException) -> BaseException:
     """Let Python print an error by itself, without Penstock's own calls and without the errors that led to it.
 

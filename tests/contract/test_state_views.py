@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import pyarrow as pa
 import pytest
 from dashboard_site import TestClient
-from test_savepoints import BACKENDS, Site, rows_of
+from test_savepoints import BACKENDS, Site, _hash, rows_of
 
+from penstock.checkpoint.completed import Completed, OperatorState
 from penstock.checkpoint.metadata import write_metadata
-from penstock.dashboard import state_lookup
+from penstock.dashboard import state_beside, state_lookup
 from penstock.dashboard.access import Access
 from penstock.dashboard.app import make_app
 from penstock.dashboard.looking import StorageLooker
@@ -22,6 +26,7 @@ from penstock.errors import ConfigError
 from penstock.ids import NO_CHECKPOINT
 from penstock.ownership.claim import claim
 from penstock.ownership.descent import record_descent
+from penstock.state.backends.base import VALUES
 from penstock.view.state import Limits, find_rows, largest_keys, state_contents
 
 NUMBERS = list(range(40))
@@ -171,20 +176,44 @@ def test_what_was_found_can_be_sent(tmp_path: Path) -> None:
 def client(tmp_path: Path) -> Iterator[TestClient]:
     """Of a server over the job."""
     site_with(tmp_path)
+    with served(tmp_path) as made:
+        yield made
+
+
+@contextmanager
+def served(tmp_path: Path) -> Iterator[TestClient]:
+    """The pages of the job there."""
     rules = Access(UiOptions.checked("127.0.0.1:8090"), 8090)
     app = make_app(StorageLooker([str(tmp_path / "job")]), rules)
     with TestClient(app, base_url="http://127.0.0.1:8090") as made:
         yield made
 
 
-def test_a_key_is_looked_up_by_address(client: TestClient) -> None:
-    """Its columns in their order, or by name; names of states may have any character."""
-    for query in ("key=card+7&key=7", "key.shop=7&key.card=card%207"):
-        found = client.get(f"/jobs/job/state/cards/_row.json?{query}").json()
-        assert [row["n"] for row in found["rows"]] == [7]
-    assert len(client.get("/jobs/job/state/cards/rules%20%2F%20all.json").json()["rows"]) == 6
-    largest = client.get("/jobs/job/state/cards/shops.json?largest=3").json()
-    assert [one["rows"] for one in largest["keys"]] == [3, 3, 3]
+@pytest.mark.parametrize(
+    ("backend", "path", "found"),
+    [
+        ("filesystem", "_row.json?key=card+7&key=7", {"rows": ["7"]}),
+        ("rocksdb", "_row.json?key.shop=7&key.card=card%207", {"rows": ["7"]}),
+        ("memory", "rules%20%2F%20all.json", {"rows": list("aababc")}),
+        ("rocksdb", "shops.json?largest=3", {"keys": ["3", "3", "3"]}),
+    ],
+)
+def test_a_key_is_looked_up_by_address(
+    tmp_path: Path, backend: str, path: str, found: dict[str, list[str]]
+) -> None:
+    """Its columns in their order, or by name, on each backend; names of states may have any character."""
+    site = site_with(tmp_path, backend)
+    with served(tmp_path) as client:
+        answer = client.get(f"/jobs/job/state/cards/{path}").json()
+    ((shown, rows),) = found.items()
+    of_row = {"rows": ("n", "rule"), "keys": ("rows",)}[shown]
+    assert answer["complete"]
+    assert [str(next(row[name] for name in of_row if name in row)) for row in answer[shown]] == rows
+    assert site.storage.names("holds") == []
+
+
+def test_the_state_of_a_job_has_a_page(client: TestClient) -> None:
+    """And its twin."""
     assert client.get("/jobs/job/state.json").json()["operators"][0]["uid"] == "cards"
     assert "cards" in client.get("/jobs/job/state", headers={"Accept": "text/html"}).text
 
@@ -212,12 +241,12 @@ def test_few_read_at_a_time(client: TestClient, monkeypatch: pytest.MonkeyPatch)
     """Who comes when too many read is told to come again; then there is room."""
     going_on, began = threading.Event(), threading.Semaphore(0)
 
-    def slow(*_: object, **__: object) -> dict[str, str]:
+    def slow(*_: object) -> bytes:
         began.release()
         going_on.wait()
-        return {}
+        return b"{}"
 
-    monkeypatch.setattr(state_lookup, "find_rows", slow)
+    monkeypatch.setattr(state_lookup, "answer_beside", slow)
     statuses: list[int] = []
     path = "/jobs/job/state/cards/_row.json"
     threads = [
@@ -235,3 +264,59 @@ def test_few_read_at_a_time(client: TestClient, monkeypatch: pytest.MonkeyPatch)
         one.join()
     assert statuses == [200] * state_lookup.AT_A_TIME
     assert client.get(path).status_code == 200
+
+
+def test_state_that_unpacks_to_more_than_there_is_room_for_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A small file that declares few rows cannot take the memory of the server: the reading ends, and why is said."""
+    monkeypatch.setattr(state_beside, "MEMORY_BYTES", 32 << 20)
+    site = Site(tmp_path)
+    owner = claim(site.storage, 1.0)
+    record_descent(owner, NO_CHECKPOINT)
+    completed = site.checkpoint("filesystem", 1, NUMBERS)
+    write_metadata(
+        site.storage,
+        msgspec.structs.replace(
+            completed, run=owner.run, completed_at=1000.0, operators=_swollen(site, completed, 64 << 20)
+        ),
+    )
+    with served(tmp_path) as client:
+        answer = client.get("/jobs/job/state/cards/_row.json")
+    assert answer.status_code == 503
+    assert "more than 32.0 MB of memory" in answer.json()["error"]
+    assert site.storage.names("holds") == []
+
+
+def test_metadata_that_is_too_large_is_not_read(tmp_path: Path) -> None:
+    """Nobody's memory goes into it, neither for the page nor for a look-up; what is wrong is said."""
+    site = site_with(tmp_path)
+    (metadata,) = (name for name in site.storage.names() if name.endswith("/_metadata"))
+    with served(tmp_path) as client:
+        assert client.get("/jobs/job/state.json").json()["operators"]
+        os.truncate(site.storage.root / metadata, 1 << 40)
+        answer = client.get("/jobs/job/state/cards/_row.json")
+    assert answer.status_code == 400
+    assert f"{metadata} has 1" in answer.json()["error"]
+
+
+def _swollen(site: Site, completed: Completed, swollen_bytes: int) -> dict[str, OperatorState]:
+    """The same state, in whose only file a text has become large, and small again by compression."""
+    ((uid, state),) = completed.operators.items()
+    (handle,) = state.handles
+    (ref,) = handle.refs
+    with pa.ipc.open_file(site.storage.get(ref.name)) as reader:
+        batch, schema = reader.get_batch(0), reader.schema
+    rows = batch.column(VALUES).values
+    texts = pa.array(["0" * swollen_bytes, *rows.field("card").to_pylist()[1:]])
+    columns = [texts if field.name == "card" else rows.field(field.name) for field in rows.type]
+    swollen = pa.StructArray.from_arrays(columns, fields=list(rows.type))
+    lists = pa.ListArray.from_arrays(pa.array([0, len(rows)], pa.int32()), swollen)
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_file(sink, schema, options=pa.ipc.IpcWriteOptions(compression="zstd")) as writer:
+        writer.write_batch(batch.set_column(schema.names.index(VALUES), schema.field(VALUES), lists))
+    data = sink.getvalue().to_pybytes()
+    assert len(data) < swollen_bytes / 100
+    site.storage.put(ref.name, data)
+    refs = (msgspec.structs.replace(ref, size=len(data), checksum=_hash(data)),)
+    return {uid: msgspec.structs.replace(state, handles=(msgspec.structs.replace(handle, refs=refs),))}

@@ -117,6 +117,26 @@ def test_a_storage_that_hangs_does_not_hold_up_the_end(
     assert is_closed
 
 
+def test_a_job_that_becomes_a_link_is_shown_no_more(tmp_path: Path) -> None:
+    """Nobody steers through it a job that lies elsewhere, also while another storage does not answer; that is said."""
+    store, elsewhere, away = tmp_path / "store", tmp_path / "elsewhere", tmp_path / "away"
+    StoredJob(store)
+    StoredJob(elsewhere, "sales")
+    away.mkdir()
+    clock = VirtualClock()
+    looker = StorageLooker([str(store), str(away)], clock=clock)
+    looker.look()
+    (store / "views").rename(tmp_path / "aside")
+    (store / "views").symlink_to(elsewhere / "sales")
+    away.rmdir()
+    away.write_bytes(b"no folder")
+    clock.sleep(FIND_EVERY_S)
+    looker.look()
+    assert looker.views() == []
+    assert "views in" in looker.problems[-1]
+    assert "is a link to" in looker.problems[-1]
+
+
 @pytest.mark.parametrize("odd", ["folder", "file"])
 def test_a_folder_that_cannot_be_looked_at_hides_no_job(tmp_path: Path, odd: str) -> None:
     """Whoever shares the storage may leave anything there."""

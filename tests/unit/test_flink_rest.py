@@ -14,7 +14,7 @@ from asgi_client import AsgiClient
 from plain_looker import PlainLooker
 from starlette.applications import Starlette
 
-from penstock.dashboard.flink import flink_routes
+from penstock.dashboard.flink import disposal, flink_routes
 from penstock.dashboard.flink.actions import GRACE_S
 from penstock.dashboard.flink.routes import LARGEST_BODY
 from penstock.engine.answering import Answering
@@ -25,7 +25,7 @@ from penstock.ownership.ends import How, end_of, record_end
 from penstock.ownership.heartbeat import beat
 from penstock.ownership.requests import Facts, Kind, Listing, Request, read_request
 from penstock.recovery.restore import JobRecord
-from penstock.savepoint.manifest import MANIFEST
+from penstock.savepoint.manifest import MANIFEST, read_manifest
 from penstock.storage import LocalStorage
 from penstock.view.find import job_id
 
@@ -349,6 +349,9 @@ def test_disposal_refuses_what_is_not_a_savepoint(start: Start, rest: AsgiClient
     shutil.copytree(GOLDEN, linked)
     shutil.move(linked / "state", elsewhere)
     (linked / "state").symlink_to(elsewhere)
+    pointing = tmp_path / "pointing"
+    pointing.mkdir()
+    (pointing / MANIFEST).symlink_to(GOLDEN / MANIFEST)
     inside = start.store / "views" / "sp"
     shutil.copytree(GOLDEN, inside)
     (tmp_path / "shortcut").symlink_to(start.store / "views")
@@ -359,6 +362,7 @@ def test_disposal_refuses_what_is_not_a_savepoint(start: Start, rest: AsgiClient
     for path, status, words in [
         (damaged, 500, "is corrupt"),
         (linked, 400, "is a link, or lies behind one"),
+        (pointing, 400, "is a link, or lies behind one"),
         (inside, 400, "lies in the storage of a job"),
         (tmp_path / "shortcut" / "sp", 400, "lies in the storage of a job"),
         (unknown / "sp", 400, "lies in the storage of a job"),
@@ -369,6 +373,34 @@ def test_disposal_refuses_what_is_not_a_savepoint(start: Start, rest: AsgiClient
         answer = rest.post("/v1/savepoint-disposal", json={"savepoint-path": str(path)})
         assert words in errors(answer, status), path
     assert sorted(path for path in tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize("swapped", ["", "state"])
+def test_disposal_deletes_nothing_behind_a_link_that_comes_meanwhile(
+    rest: AsgiClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, swapped: str
+) -> None:
+    """A folder that becomes a link to another savepoint, after all was looked at, does not lead the deed there."""
+    savepoint, other, aside = tmp_path / "sp", tmp_path / "other", tmp_path / "aside"
+    shutil.copytree(GOLDEN, savepoint)
+    shutil.copytree(GOLDEN, other)
+    before = sorted(path for path in other.rglob("*"))
+    look, last = disposal._refuse_behind_a_link, list(read_manifest(LocalStorage(savepoint)).files)[-1].path
+
+    def look_and_swap(*given: Any) -> None:
+        look(*given)
+        if given[-1] == last:
+            (savepoint / swapped).rename(aside)
+            (savepoint / swapped).symlink_to(other / swapped)
+
+    monkeypatch.setattr(disposal, "_refuse_behind_a_link", look_and_swap)
+    answer = rest.post("/v1/savepoint-disposal", json={"savepoint-path": str(savepoint)})
+    assert sorted(path for path in other.rglob("*")) == before
+    if swapped:
+        assert "lies behind a link that has come" in errors(answer, 400)
+        assert (savepoint / MANIFEST).exists()
+    else:  # what was looked at is what went
+        assert answer.status_code == 202
+        assert not (aside / MANIFEST).exists()
 
 
 def test_who_asked_is_noted(start: Start, rest: AsgiClient) -> None:

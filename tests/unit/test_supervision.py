@@ -6,6 +6,7 @@ import os
 import platform
 import random
 import signal
+import threading
 from typing import Any
 
 import msgspec
@@ -16,19 +17,20 @@ from penstock.errors import ConfigError
 from penstock.exit_codes import exit_code_of
 from penstock.ids import CheckpointId
 from penstock.journal.events import Lost, ProcessDied, ProcessStarted
-from penstock.journal.files import SEGMENT_BYTES, read_segment, segments
+from penstock.journal.files import read_segment, segments
 from penstock.ownership.claim import claim, process_start
 from penstock.ownership.descent import record_descent
 from penstock.randomness import Randomness
 from penstock.recovery.restart import exponential_delay, failure_rate, fixed_delay, no_restart
-from penstock.storage import LocalStorage
+from penstock.storage import LocalStorage, Storage
+from penstock.storage.forwarding import ForwardingStorage
 from penstock.supervise import telling
 from penstock.supervise.command import Process, done_by, without
 from penstock.supervise.decisions import SAME_WISH_S, End, Supervision
 from penstock.supervise.strategies import BY_DEFAULT, strategy_of
 from penstock.supervise.telling import Story
 from penstock.supervise.words import LONGEST_LINE, Done, Lines, Said, line, read_said
-from penstock.testing.faulty_storage import Failure, FaultPlan, FaultyStorage
+from services.patience import PATIENCE_S
 
 
 def supervision(strategy=None) -> Supervision:
@@ -230,41 +232,56 @@ def told(storage) -> list[Any]:
     return [event for name in segments(storage) for event in read_segment(storage, name).events]
 
 
-def test_the_story_waits_until_its_place_is_known(tmp_path) -> None:
-    """What happened before the program said where its storage is comes first in the one file; what never finds a place is nowhere."""
+def test_the_story_waits_until_its_place_is_known(tmp_path, monkeypatch) -> None:
+    """What happened before the program said where its storage is comes first, and what was too much is counted."""
+    monkeypatch.setattr(telling, "MOST_KEPT", 2)
     story, storage = Story(), LocalStorage(tmp_path)
-    story.started(11, 1)
-    assert told(storage) == []
-    story.lies_in(storage)
+    for attempt in range(1, 6):
+        story.started(11, attempt)
     story.died(11, "signal SIGKILL", "it is started again in 1 s", restarts=True, delay_s=1.0)
-    first, second = told(storage)
-    assert isinstance(first, ProcessStarted)
-    assert (first.pid, first.attempt, first.run) == (11, 1, 0)
-    assert isinstance(second, ProcessDied)
-    assert (second.how, second.restarts, second.delay_s) == ("signal SIGKILL", True, 1.0)
+    assert told(storage) == []
+    story.lies_in(storage.uri)
+    story.close()
+    lost, fifth, died = told(storage)
+    assert isinstance(lost, Lost)
+    assert lost.events == 4
+    assert isinstance(fifth, ProcessStarted)
+    assert (fifth.pid, fifth.attempt, fifth.run) == (11, 5, 0)
+    assert isinstance(died, ProcessDied)
+    assert (died.how, died.restarts, died.delay_s) == ("signal SIGKILL", True, 1.0)
     assert len(segments(storage)) == 1
 
 
-def test_the_story_is_bounded(tmp_path) -> None:
-    """A file that is large enough gets a successor, and nothing that was written is lost."""
-    story, storage = Story(), LocalStorage(tmp_path)
-    story.lies_in(storage)
-    for attempt in range(8):
-        story.died(1, "exit code 1", "x" * (SEGMENT_BYTES // 3), restarts=True, delay_s=float(attempt))
-    assert len(segments(storage)) == 3
-    assert [event.delay_s for event in told(storage)] == [float(attempt) for attempt in range(8)]
+@pytest.mark.parametrize("hangs", ["opening", "writing"])
+def test_a_storage_that_hangs_holds_up_no_restart(tmp_path, monkeypatch, hangs: str) -> None:
+    """Telling returns at once, the end waits for its last words no longer than it says, and they are written if it can be."""
+    going_on, opened = threading.Event(), LocalStorage(tmp_path)
 
+    class Hanging(ForwardingStorage):
+        def put(self, name: str, data: bytes) -> None:
+            going_on.wait()
+            super().put(name, data)
 
-def test_the_story_outlives_a_storage_that_is_away(tmp_path, monkeypatch) -> None:
-    """Events wait for a storage that takes nothing, the oldest are given up when they are too many, and it says how many."""
-    monkeypatch.setattr(telling, "MOST_KEPT", 3)
-    real = LocalStorage(tmp_path)
+    def opening(_: str) -> Storage:
+        if hangs == "opening":
+            going_on.wait()
+        return Hanging(opened)
+
+    monkeypatch.setattr(telling, "open_storage", opening)
+    monkeypatch.setattr(telling, "LAST_WORDS_S", 0.01)
     story = Story()
-    story.lies_in(FaultyStorage(real, FaultPlan(failures=(Failure(operation="put", times=5),))))
-    for attempt in range(1, 6):
-        story.started(1, attempt)
-    assert told(real) == []
-    story.started(1, 6)
-    lost, *rest = told(real)
-    assert isinstance(lost, Lost)
-    assert (lost.events, [event.attempt for event in rest]) == (3, [4, 5, 6])
+
+    def tell() -> None:
+        story.lies_in("file:///hangs")
+        story.started(11, 1)
+        story.close()
+
+    telling_all = threading.Thread(target=tell, daemon=True)
+    telling_all.start()
+    telling_all.join(PATIENCE_S)
+    assert not telling_all.is_alive()
+    assert told(opened) == []
+    going_on.set()
+    monkeypatch.setattr(telling, "LAST_WORDS_S", PATIENCE_S)
+    story.close()
+    assert len(told(opened)) == 1

@@ -38,7 +38,7 @@ from penstock.recovery.forget import forget_everything
 from penstock.recovery.restore import JobRecord, check_job_record
 from penstock.storage import LocalStorage, open_job_storage
 from penstock.view.checkpoints import percentiles
-from penstock.view.find import find_jobs, job_id, job_of
+from penstock.view.find import find_jobs, job_id, job_of, linked_jobs
 from penstock.view.look import COMING_UP_S, look_at
 from penstock.view.model import CheckpointStatus, JobState, JobView
 
@@ -393,6 +393,29 @@ def test_jobs_are_found(tmp_path: Path) -> None:
         job_of(both, "view")
     assert find_jobs([tmp_path / "nothing"]) == []
     assert not (tmp_path / "nothing").exists()
+
+
+def test_a_link_to_the_folder_of_a_job_is_no_job(tmp_path: Path) -> None:
+    """It would show a job under another name, or one outside of the storage; that is said. A storage that is a link itself is none of those."""
+    for root, name in ((tmp_path / "one", "views"), (tmp_path / "elsewhere", "sales")):
+        Place(root, name)
+    (tmp_path / "one" / "twice").symlink_to("views")
+    (tmp_path / "one" / "foreign").symlink_to(tmp_path / "elsewhere" / "sales")
+    (tmp_path / "one" / "notes").symlink_to(tmp_path)
+    assert [job.name for job in find_jobs([tmp_path / "one"])] == ["views"]
+    foreign, twice = linked_jobs([tmp_path / "one"]).values()
+    assert (
+        f"foreign in {tmp_path / 'one'} is not shown: it is a link to {tmp_path / 'elsewhere' / 'sales'}"
+        in foreign
+    )
+    assert "twice" in twice
+    (tmp_path / "link").symlink_to("one")
+    assert [job.name for job in find_jobs([tmp_path / "link"])] == ["views"]
+    Place(tmp_path / "one", "hollow")
+    (tmp_path / "one" / "hollow" / "requests").symlink_to(tmp_path / "elsewhere" / "sales" / "requests")
+    assert [job.name for job in find_jobs([tmp_path / "one"])] == ["views"]
+    assert any("requests in it is a link" in why for why in linked_jobs([tmp_path / "one"]).values())
+    assert [job.name for job in find_jobs([tmp_path / "one" / "foreign"])] == ["foreign"]  # named by a person
 
 
 def supervised_by(at: float, started: str, host: str = "") -> ProcessStarted:

@@ -21,9 +21,12 @@ def list_jobs(storages: Storages, *, as_json: AsJson = False) -> None:
     from penstock.cli.printing import print_json
     from penstock.cli.which_job import jobs_in
     from penstock.clock import SYSTEM_CLOCK
+    from penstock.view.find import linked_jobs
     from penstock.view.look import look_at
 
     views = [look_at(job, SYSTEM_CLOCK.wall()) for job in jobs_in(storages)]
+    for why in linked_jobs(storages).values():
+        typer.echo(why, err=True)
     if as_json:
         print_json([job_list.as_json(view) for view in views])
     elif views:

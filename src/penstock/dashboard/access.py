@@ -32,6 +32,7 @@ READS = frozenset({"GET", "HEAD"})
 OPEN_PATHS = ("/login", "/logout", "/healthz")
 """Whoever has no token sees these, and what is in `/static/`."""
 
+_MOST_HOSTS = 64
 _SALT = b"penstock dashboard session"
 _HOST = re.compile(r"(?:\[([0-9a-fA-F:.]+)\]|([A-Za-z0-9._-]+))(?::\d{1,5})?")
 _LOCAL_NAMES = frozenset({"localhost", "localhost.localdomain"})
@@ -52,6 +53,8 @@ class Access:
         self._options = options
         self._port = port
         self._clock = clock
+        self._our_hosts: set[str] = set()
+        """Values of `Host` that were found to be ours: what is ours does not change while the server runs."""
 
     @property
     def read_only(self) -> bool:
@@ -117,8 +120,12 @@ class Access:
     # ── reasons ────────────────────────────────────────────────────────────────────────────────
 
     def _of_host(self, host: str) -> Refusal | None:
+        if host in self._our_hosts:
+            return None
         name = _host_name(host)
         if name and self._is_ours(name):
+            if len(self._our_hosts) < _MOST_HOSTS:
+                self._our_hosts.add(host)
             return None
         return Refusal(
             421,

@@ -28,6 +28,10 @@ ALWAYS = {
     "Cross-Origin-Opener-Policy": "same-origin",
 }
 NOT_KEPT = "no-store"
+_USUAL = tuple(
+    (name.lower().encode(), value.encode()) for name, value in {**ALWAYS, "Cache-Control": NOT_KEPT}.items()
+)
+"""As they are sent: this is done for each answer."""
 
 
 class Problem(msgspec.Struct, frozen=True):
@@ -60,9 +64,8 @@ def page_answer(html: str | bytes, status: int = 200, headers: Mapping[str, str]
 
 def with_usual_headers(headers: MutableHeaders) -> None:
     """Those that every answer has; what shows data is kept by no cache."""
-    for name, value in ALWAYS.items():
-        headers.setdefault(name, value)
-    headers.setdefault("Cache-Control", NOT_KEPT)
+    there = {name for name, _ in headers.raw}
+    headers.raw.extend(pair for pair in _USUAL if pair[0] not in there)
 
 
 def wants_page(method: str, path: str, accept: str) -> bool:

@@ -1,6 +1,7 @@
 """How long a client may take: connections on which nothing comes, or from which nobody reads, are ended. The dashboard's process.
 
-uvicorn itself ends only connections that are quiet between two requests.
+uvicorn itself ends only connections that are quiet between two requests. It also writes head and body of an answer one by one, which is
+most of what a small answer costs.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ class PatientConnection(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Wait for the first request."""
         super().connection_made(transport)
+        self.transport = _JoinedWrites(transport, self.loop)  # type: ignore[assignment]
         transport.set_write_buffer_limits(high=0)  # `pause_writing` comes as soon as anything waits here
         self._watch_request()
 
@@ -57,6 +59,35 @@ class PatientConnection(H11Protocol):
             self._sends.start()
         else:
             self._sends.stop()
+
+
+class _JoinedWrites:
+    """A transport that sends at once what is written in one step of the loop: head and body of an answer are one call of the system."""
+
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+        self._transport = transport
+        self._loop = loop
+        self._parts: list[bytes] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def write(self, data: bytes) -> None:
+        """See `asyncio.Transport.write`."""
+        if data:
+            if not self._parts:
+                self._loop.call_soon(self._flush)
+            self._parts.append(data)
+
+    def close(self) -> None:
+        """See `asyncio.Transport.close`; what was written goes before."""
+        self._flush()
+        self._transport.close()
+
+    def _flush(self) -> None:
+        parts, self._parts = self._parts, []
+        if parts and not self._transport.is_closing():
+            self._transport.write(b"".join(parts))
 
 
 class _Deadline:

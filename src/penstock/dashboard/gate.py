@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from urllib.parse import quote
 
 from starlette.concurrency import run_in_threadpool
@@ -13,6 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from penstock.dashboard.access import LARGEST_BODY_BYTES, READS, Access, Refusal, is_open
 from penstock.dashboard.answering import refused, wants_page, with_usual_headers
 from penstock.dashboard.looking import StorageLooker
+from penstock.dashboard.recent import Recent
 
 LONGEST_PATH = 2000
 LARGEST_HEADERS_BYTES = 16 * 1024
@@ -31,36 +33,48 @@ class Gate:
         self._app = app
         self._access = access
         self._looker = looker
+        self._recent = Recent()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Let a request through, or say why not."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        send = _with_headers(send)
-        request = Request(scope)
-        answer = self._refused(request)
+        headers = _headers(scope)
+        answer = self._refused(scope, headers)
         if answer is not None:
-            await answer(scope, receive, send)
+            await answer(scope, receive, _with_headers(send))
             return
-        if not is_open(request.scope["path"]) and not self._looker.is_fresh():
-            await run_in_threadpool(self._looker.wait)
-        await self._app(scope, _limited(receive), send)
+        if not is_open(scope["path"]):
+            if not self._looker.is_fresh():
+                await run_in_threadpool(self._looker.wait)
+            known = self._recent.find(scope, headers, self._looker.last_look())
+            if known is not None:
+                await known(send)
+                return
+        await self._app(scope, _limited(receive), _with_headers(send))
 
-    def _refused(self, request: Request) -> Response | None:
-        path = request.scope["path"]
+    def _refused(self, scope: Scope, headers: Mapping[str, str]) -> Response | None:
+        path, method = scope["path"], scope["method"]
         if len(path) > LONGEST_PATH or not path.isprintable():
             return refused(
-                request, 400, "no path of this server is so long, or has such characters", headers=_END
+                Request(scope), 400, "no path of this server is so long, or has such characters", headers=_END
             )
-        if sum(len(name) + len(value) for name, value in request.scope["headers"]) > LARGEST_HEADERS_BYTES:
-            return refused(request, 431, "the headers are larger than those of any browser", headers=_END)
-        refusal = self._access.refusal(request.method, path, request.headers)
+        if sum(len(name) + len(value) for name, value in scope["headers"]) > LARGEST_HEADERS_BYTES:
+            return refused(
+                Request(scope), 431, "the headers are larger than those of any browser", headers=_END
+            )
+        refusal = self._access.refusal(method, path, headers)
         if refusal is not None:
-            return _told(request, refusal)
-        given = request.headers.get("content-length", "0")
+            return _told(Request(scope), refusal)
+        given = headers.get("content-length", "0")
         is_small = len(given) < _LONGEST_NUMBER and given.isdecimal() and int(given) <= LARGEST_BODY_BYTES
-        return None if is_small else too_large(request)
+        return None if is_small else too_large(Request(scope))
+
+
+def _headers(scope: Scope) -> dict[str, str]:
+    """By name, in lower case; of several of one name the first, as Starlette has it. A dictionary, since each is looked for often."""
+    return {name.decode("latin-1"): value.decode("latin-1") for name, value in reversed(scope["headers"])}
 
 
 def _told(request: Request, refusal: Refusal) -> Response:

@@ -16,7 +16,7 @@ import msgspec
 
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.errors import PenstockError
-from penstock.view.find import FoundJob, find_jobs, job_of
+from penstock.view.find import FoundJob, find_jobs, job_of, linked_jobs
 from penstock.view.look import JobWatcher
 from penstock.view.model import JobState, JobView
 
@@ -135,6 +135,10 @@ class StorageLooker:
         """All jobs, by name."""
         return self._now().seen
 
+    def last_look(self) -> object:
+        """Another object for each look: whatever was made of what was seen is good as long as this stays the same one."""
+        return self._now()
+
     @property
     def problems(self) -> tuple[str, ...]:
         """What is wrong with a storage as a whole, for people."""
@@ -188,15 +192,15 @@ class StorageLooker:
     def _find(self) -> tuple[str, ...]:
         if self._clock.monotonic() - self._found_at < FIND_EVERY_S:
             return self._sight.problems
-        jobs, problems = _found(self._places)
+        jobs, problems, linked = _found(self._places)
         self._found_at = self._clock.monotonic()
-        kept = self._watchers
+        kept = {uri: one for uri, one in self._watchers.items() if uri not in linked}
         self._watchers = {
             job.storage.uri: _known(kept, job) or (job, JobWatcher(job))
             for job in (_not_lost(jobs, kept) if problems else jobs)
             if self._only in (None, job.name)
         }
-        return problems
+        return (*problems, *linked.values())
 
     def _seen(self, job: FoundJob, watcher: JobWatcher, before: Seen | None) -> Seen:
         now = self._clock.monotonic()
@@ -233,10 +237,10 @@ class StorageLooker:
             _log.exception("job %s in %s cannot be looked at", job.name, job.storage.uri)
 
 
-def _found(places: Sequence[str]) -> tuple[list[FoundJob], tuple[str, ...]]:
-    """The jobs of all storages that answer, and why others do not."""
+def _found(places: Sequence[str]) -> tuple[list[FoundJob], tuple[str, ...], dict[str, str]]:
+    """The jobs of all storages that answer, why others do not, and links that are no jobs, see `linked_jobs`."""
     try:
-        return find_jobs(places), ()
+        return find_jobs(places), (), linked_jobs(places)
     except (PenstockError, OSError):
         pass  # which of them it is, is found out one by one
     answering, problems = [], []
@@ -247,9 +251,9 @@ def _found(places: Sequence[str]) -> tuple[list[FoundJob], tuple[str, ...]]:
         except (PenstockError, OSError) as error:
             problems.append(str(error))
     try:
-        return find_jobs(answering), tuple(problems)
+        return find_jobs(answering), tuple(problems), linked_jobs(answering)
     except (PenstockError, OSError) as error:
-        return [], (*problems, str(error))
+        return [], (*problems, str(error)), {}
 
 
 _Watched = tuple[FoundJob, JobWatcher]

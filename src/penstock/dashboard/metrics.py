@@ -17,6 +17,7 @@ from penstock.dashboard.flink.job_metrics import DESCRIBED, job_metrics
 from penstock.dashboard.flink.words import is_over
 from penstock.dashboard.looking import Looker
 from penstock.dashboard.metric_families import FAMILIES, Family
+from penstock.dashboard.recent import LastingResponse
 from penstock.view.model import JobView
 
 JOB_LABELS = ("job_id", "job_name")
@@ -35,7 +36,7 @@ def metrics_route(looker: Looker, path: str = "/metrics") -> Route:
 
     async def metrics(request: Request) -> Response:
         encode, content_type = choose_encoder(request.headers.get("accept", ""))
-        return Response(encode(_registry(looker.views())), headers={"content-type": content_type})
+        return LastingResponse(encode(_registry(looker.views())), headers={"content-type": content_type})
 
     return Route(path, metrics, methods=["GET"])
 

@@ -20,10 +20,11 @@ from starlette.types import Scope
 from penstock.dashboard import pages, twins
 from penstock.dashboard.access import Access
 from penstock.dashboard.actions import allowed_actions
-from penstock.dashboard.answering import json_answer, page_answer
+from penstock.dashboard.answering import HTML, JSON, json_answer, page_answer
 from penstock.dashboard.chrome import Chrome
 from penstock.dashboard.kept import Kept
 from penstock.dashboard.looking import Seen, StorageLooker
+from penstock.dashboard.recent import LastingResponse
 from penstock.dashboard.state_lookup import StateReader
 from penstock.errors import ConfigError
 from penstock.view.asking import Outcome, outcome
@@ -179,11 +180,12 @@ class Pages:
     def _page(
         self, render: Render, chrome: Chrome, mark: Hashable, shown: Callable[[], tuple[object, ...]]
     ) -> Response:
-        return page_answer(self._kept.get(chrome, mark, lambda: render(*shown(), chrome).encode()))
+        made = self._kept.get(chrome, mark, lambda: render(*shown(), chrome).encode())
+        return LastingResponse(made, media_type=HTML)
 
     def _twin(self, request: Request, mark: Hashable, shown: Callable[[], object]) -> Response:
         made = self._kept.get(request.scope["path"], mark, lambda: msgspec.json.encode(shown()))
-        return json_answer(made)
+        return LastingResponse(made, media_type=JSON)
 
 
 def twin_of(path: str) -> str:

@@ -1,4 +1,4 @@
-"""State that somebody wants to see: read in a thread, few at a time, since each reading fetches files. The dashboard's process."""
+"""State that somebody wants to see: few readings at a time, since each fetches files. The dashboard's process."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ from starlette.routing import Route
 
 from penstock.dashboard.answering import json_answer
 from penstock.dashboard.looking import Seen
+from penstock.dashboard.state_beside import answer_beside
+from penstock.view.bounded_reading import BoundedReading
 from penstock.view.model import CheckpointStatus, CheckpointView
-from penstock.view.state import StateContents, find_rows, largest_keys, state_contents
+from penstock.view.state import Question, StateContents, state_contents
 
 AT_A_TIME = 2
 """Readings of rows."""
@@ -43,7 +45,7 @@ class StateReader:
         name = (seen.job.storage.uri, retained.checkpoint, retained.run)
         found = self._contents.get(name)
         if found is None:
-            found = state_contents(seen.job.storage)
+            found = state_contents(BoundedReading(seen.job.storage))
             if len(self._contents) >= KEPT:
                 self._contents.clear()
             self._contents[name] = found
@@ -72,24 +74,19 @@ def lookup_route(seen_job: Callable[[Request], Seen], states: StateReader) -> Ro
     """`GET /jobs/{job}/state/{operator}/{state}.json?key=...`, once for each column of the key, or `key.COLUMN=...`; or `?largest=20`."""
 
     async def lookup(request: Request) -> Response:
-        storage = seen_job(request).job.storage
-        operator, state = request.path_params["operator"], request.path_params["state"]
-        largest = request.query_params.get("largest", "")
-        if largest:
-            most = (
-                min(int(largest), MOST_KEYS) if largest.isdecimal() and len(largest) < _DIGITS else MOST_KEYS
-            )
-            return json_answer(
-                await run_in_threadpool(
-                    states.reading, lambda: largest_keys(storage, operator, state, most=max(1, most))
-                )
-            )
-        key = asked_key(request)
-        return json_answer(
-            await run_in_threadpool(states.reading, lambda: find_rows(storage, operator, state, key))
-        )
+        storage, question = seen_job(request).job.storage, _question(request)
+        return json_answer(await run_in_threadpool(states.reading, lambda: answer_beside(storage, question)))
 
     return Route("/jobs/{job}/state/{operator}/{state:path}.json", lookup)
+
+
+def _question(request: Request) -> Question:
+    operator, state = request.path_params["operator"], request.path_params["state"]
+    largest = request.query_params.get("largest", "")
+    if not largest:
+        return Question(operator=operator, state=state, key=asked_key(request))
+    most = min(int(largest), MOST_KEYS) if largest.isdecimal() and len(largest) < _DIGITS else MOST_KEYS
+    return Question(operator=operator, state=state, largest=max(1, most))
 
 
 def asked_key(request: Request) -> dict[str, str] | list[str]:

@@ -78,6 +78,7 @@ def retained_checkpoint(storage: Storage, wanted: CheckpointId | None = None) ->
             whole=whole[-1].checkpoint,
         )
     there = f"there are {', '.join(str(one.checkpoint) for one in whole)}" if whole else "there is none"
+    there += f" ({wrong})" if wrong and not whole else ""
     raise ConfigError(
         f"{'no checkpoint' if wanted is None else f'checkpoint {wanted}'} of the job in {storage.uri} "
         f"{'can' if wanted is None else 'cannot'} be read: {there}; "

@@ -15,9 +15,8 @@ from typing import IO
 
 import msgspec
 
-from penstock import errors
 from penstock.checkpoint.completed import Completed
-from penstock.errors import InternalError, PenstockError, UnavailableError
+from penstock.errors import InternalError, UnavailableError, error_named
 from penstock.savepoint.create import Told, create_savepoint
 from penstock.savepoint.manifest import Manifest, read_manifest
 from penstock.storage import LocalStorage, Storage
@@ -86,7 +85,7 @@ def _listen(process: subprocess.Popen[bytes], wish: Wish, told: Told, words: IO[
     # and it stays open: its end tells the process that this one is gone
     for said in _lines(process):
         if said.failed:
-            raise _as_raised(said)
+            raise error_named(said.error, said.failed)
         told(said.done, said.of)
     if process.wait() != 0:
         raise UnavailableError(
@@ -105,13 +104,3 @@ def _lines(process: subprocess.Popen[bytes]) -> Iterator[Said]:
     for line in process.stdout or ():
         with contextlib.suppress(msgspec.DecodeError):
             yield _SAID.decode(line)
-
-
-def _as_raised(said: Said) -> Exception:
-    """The same error as if it had been met here."""
-    kind = getattr(errors, said.error, None)
-    if isinstance(kind, type) and issubclass(kind, PenstockError):
-        return kind(said.failed)
-    if said.error == "FileNotFoundError":
-        return FileNotFoundError(said.failed)
-    return InternalError(f"{said.error}: {said.failed}")

@@ -127,7 +127,11 @@ def encode(manifest: Manifest) -> bytes:
 
 def read_manifest(folder: Storage) -> Manifest:
     """Read and check the manifest; the files it names are looked at when they are used."""
-    data = _read(folder)
+    return checked_manifest(_read(folder), folder)
+
+
+def checked_manifest(data: bytes, folder: Storage) -> Manifest:
+    """What a manifest says; raises `CorruptStateError` or `IncompatibleStateError` when it is none of ours."""
     try:
         envelope = decoded(_ENVELOPES, data)
         if envelope.format != FORMAT:

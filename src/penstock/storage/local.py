@@ -127,11 +127,23 @@ class LocalStorage(Storage):
             return sorted(name for name in self._walk(checked_prefix(prefix)) if not is_temporary(name))
 
     def folders(self, prefix: str = "") -> list[str]:
-        """See `Storage.folders`; nothing below them is looked at."""
+        """See `Storage.folders`; nothing below them is looked at. A link is none, as in `names`: it can lead anywhere."""
+        return self._entries(prefix, lambda entry: entry.is_dir(follow_symlinks=False))
+
+    def linked_folders(self) -> dict[str, Path]:
+        """Links to folders directly below the root, and where they lead."""
+        names = self._entries("", lambda entry: entry.is_symlink() and entry.is_dir())
+        return {name: Path(os.path.realpath(self.root / name)) for name in names}
+
+    def is_link(self, name: str) -> bool:
+        """Whether a file or folder is a link."""
+        return (self.root / checked_file_name(name)).is_symlink()
+
+    def _entries(self, prefix: str, is_wanted: Callable[[os.DirEntry[str]], bool]) -> list[str]:
         with self._failures("list", prefix):
             try:
                 with os.scandir(self.root / checked_prefix(prefix)) as found:
-                    return sorted(entry.name for entry in found if _is_folder(entry))
+                    return sorted(entry.name for entry in found if _is(entry, is_wanted))
             except (FileNotFoundError, NotADirectoryError):
                 return []
 
@@ -265,10 +277,10 @@ def _no_local_file(name: str, local: Path) -> FileNotFoundError:
     return FileNotFoundError(errno.ENOENT, f"cannot upload {name!r}: no such local file", str(local))
 
 
-def _is_folder(entry: os.DirEntry[str]) -> bool:
+def _is(entry: os.DirEntry[str], is_wanted: Callable[[os.DirEntry[str]], bool]) -> bool:
     """One that cannot be looked at is none, and hides no other."""
     try:
-        return entry.is_dir()
+        return is_wanted(entry)
     except OSError:
         return False
 

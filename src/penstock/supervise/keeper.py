@@ -1,6 +1,7 @@
 """The supervisor: starts the program, watches it, passes signals on, and starts it again. Driver, in a process of its own.
 
-One thread, one loop: it sleeps until a signal comes, a child ends, or the program says something. It imports neither Spark nor the user's
+One loop: it sleeps until a signal comes, a child ends, or the program says something. What it tells is written in a thread of its own,
+so that no storage that hangs holds up a restart. It imports neither Spark nor the user's
 file. The program stays in its group and session, so that a terminal treats them as one; `family` finds what the program leaves behind.
 A supervisor that is killed takes nothing with it: the job goes on alone, see `program`.
 """
@@ -95,9 +96,9 @@ class Keeper:
         self._environment = dict(os.environ if environment is None else environment)
         self._clock = clock
         self._story = Story(clock)
-        self._storage: Storage | None = None
         self._uri = ""
-        """Of that storage, as the program says it: what was done there is told by it."""
+        """Where the job's storage is, once the program has said so."""
+        self._storage: Storage | None = None
         self._done: dict[str, Done] = {}
         """By storage of a job."""
         self._attempt = 0
@@ -111,16 +112,22 @@ class Keeper:
         """Until it is not to be started again; returns the exit code."""
         self._spared = children()  # of whoever became this process: they are not ours to end
         adopt_orphans()
-        with _signals_as_bytes() as woken:
-            while True:
-                program = self._start()
-                try:
-                    self._watch(program, woken)
-                finally:
-                    program.connection.close()
-                code = self._after(program, woken)
-                if code is not None:
-                    return code
+        try:
+            with _signals_as_bytes() as woken:
+                return self._kept_alive(woken)
+        finally:
+            self._story.close()
+
+    def _kept_alive(self, woken: socket.socket) -> int:
+        while True:
+            program = self._start()
+            try:
+                self._watch(program, woken)
+            finally:
+                program.connection.close()
+            code = self._after(program, woken)
+            if code is not None:
+                return code
 
     # ── one attempt ────────────────────────────────────────────────────────────────────────────
 
@@ -188,24 +195,15 @@ class Keeper:
                 self._supervision.asked is not None
             ):  # the signal came when it took its own no more, and heard nothing yet
                 self._pass_on(self._supervision.asked, program)
-            self._lies_in(said.storage)
+            if said.storage != self._uri:
+                self._uri, self._storage = said.storage, None
+            self._story.lies_in(said.storage)
         if said.run:
             self._has_done(Done(claimed=True, restored=True))
         if said.going and self._died_at is not None:
             after = duration(self._clock.monotonic() - self._died_at)
             _log.info("job %s is processing again, %s after its process ended", program.job, after)
             self._died_at = None
-
-    def _lies_in(self, uri: str) -> None:
-        self._uri = uri
-        try:
-            self._storage = open_storage(uri)
-        except PenstockError as error:
-            _log.warning(
-                "the story of this supervisor is not written down, %s cannot be opened: %s", uri, error
-            )
-            return
-        self._story.lies_in(self._storage)
 
     # ── signals ────────────────────────────────────────────────────────────────────────────────
 
@@ -250,11 +248,15 @@ class Keeper:
         return code
 
     def _see_what_is_done(self) -> None:
-        """At its end, and where storage did not answer then, again before the next start."""
-        if self._storage is None or self._done.get(self._uri) == Done(claimed=True, restored=True):
+        """At its end, and where storage did not answer then, again before the next start.
+
+        The one thing for which a restart waits for storage: only for programs that never came up, and not to go back a second time.
+        """
+        if not self._uri or self._done.get(self._uri) == Done(claimed=True, restored=True):
             self._unseen = []  # who has not said where its storage is has done nothing there
             return
         try:
+            self._storage = self._storage or open_storage(self._uri)
             for process in self._unseen:
                 self._has_done(done_by(self._storage, process))
         except PenstockError as error:

@@ -1,8 +1,8 @@
 """The story of a program and its supervisor, in the journal of the job. Driver, in the supervisor.
 
-The supervisor does not know where the job's storage is until the program has said so; what happens before is kept. What cannot be
-written is kept for the next time: no job ends for want of it. Where no program ever says where, nothing is written. Nothing is deleted:
-that is for the run that owns the job.
+The supervisor does not know where the job's storage is until the program has said so; what happens before is kept. From then on a
+`JournalWriter` writes: no storage that hangs holds up a restart, and no job ends for want of the story. Where no program ever says where,
+nothing is written. Nothing is deleted: that is for the run that owns the job.
 """
 
 from __future__ import annotations
@@ -10,45 +10,69 @@ from __future__ import annotations
 import logging
 import os
 import platform
-
-import msgspec
+import threading
+from collections import deque
 
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.errors import PenstockError
-from penstock.journal.events import Lost, ProcessDied, ProcessStarted
-from penstock.journal.files import SEGMENT_BYTES, segment_name
+from penstock.journal.events import Event, Lost, ProcessDied, ProcessStarted
+from penstock.journal.writing import JournalWriter
 from penstock.ownership.claim import process_start
-from penstock.randomness import SYSTEM_RANDOMNESS
-from penstock.storage import Storage
+from penstock.storage import open_storage
 
 _log = logging.getLogger(__name__)
 
 MOST_KEPT = 1000
-"""So many events wait for a storage that does not answer."""
-_DIGITS = 16
+"""So many events wait until it is known where they belong."""
+LAST_WORDS_S = 2.0
+"""So long the end waits for a storage to take them."""
 _NOBODY = 0
 """The run that says so: none does."""
 
 
 class Story:
-    """Writes the events of one supervisor, in files of its own."""
+    """Tells the events of one supervisor, and never waits for storage, except at its end. By one thread."""
 
     def __init__(self, clock: Clock = SYSTEM_CLOCK) -> None:
         self._clock = clock
-        self._started = clock.wall()
-        self._token = SYSTEM_RANDOMNESS.token(_DIGITS)
-        self._storage: Storage | None = None
-        self._number = 1
-        self._written = b""
-        """What the present file holds."""
-        self._waiting: list[bytes] = []
+        self._lock = threading.Lock()
+        """Around the two below: the events go over to the writer while others are told."""
+        self._waiting: deque[Event] = deque(maxlen=MOST_KEPT)
+        self._writer: JournalWriter | None = None
         self._lost = 0
+        self._opening: threading.Thread | None = None
 
-    def lies_in(self, storage: Storage) -> None:
-        """The job's storage is known now."""
-        if self._storage is None:
-            self._storage = storage
-            self._write()
+    def lies_in(self, uri: str) -> None:
+        """The job's storage is known now. It is opened in a thread: a mount that hangs may not answer even that."""
+        if self._opening is None:
+            self._opening = threading.Thread(
+                target=self._open, args=(uri,), name="penstock-story", daemon=True
+            )
+            self._opening.start()
+
+    def close(self) -> None:
+        """Write down what there is, if storage takes it soon."""
+        until = self._clock.monotonic() + LAST_WORDS_S
+        if self._opening is not None:
+            self._opening.join(LAST_WORDS_S)
+        if self._writer is not None:
+            self._writer.close(max(0.0, until - self._clock.monotonic()))
+
+    def _open(self, uri: str) -> None:
+        try:
+            storage = open_storage(uri)
+        except PenstockError as error:
+            _log.warning(
+                "the story of this supervisor is not written down, %s cannot be opened: %s", uri, error
+            )
+            return
+        with self._lock:
+            self._writer = JournalWriter(storage, clock=self._clock)
+            if self._lost:
+                self._writer.tell(Lost(at=self._clock.wall(), run=_NOBODY, events=self._lost))
+            for event in self._waiting:
+                self._writer.tell(event)
+            self._waiting.clear()
 
     def started(self, pid: int, attempt: int) -> None:
         """The program was started."""
@@ -78,26 +102,10 @@ class Story:
             )
         )
 
-    def _tell(self, event: ProcessStarted | ProcessDied) -> None:
-        self._waiting.append(msgspec.json.encode(event) + b"\n")
-        if len(self._waiting) > MOST_KEPT:
-            self._lost += len(self._waiting) - MOST_KEPT
-            self._waiting = self._waiting[-MOST_KEPT:]
-        self._write()
-
-    def _write(self) -> None:
-        if self._storage is None or not self._waiting:
-            return
-        try:
-            self._write_to(self._storage)
-        except (PenstockError, OSError) as error:
-            _log.warning("the journal in %s does not take what happened: %s", self._storage.uri, error)
-
-    def _write_to(self, storage: Storage) -> None:
-        if len(self._written) >= SEGMENT_BYTES:
-            self._number, self._written = self._number + 1, b""
-        lost = Lost(at=self._clock.wall(), run=_NOBODY, events=self._lost)
-        before = msgspec.json.encode(lost) + b"\n" if self._lost else b""
-        content = b"".join((self._written, before, *self._waiting))
-        storage.put(segment_name(self._started, self._token, self._number), content)
-        self._written, self._waiting, self._lost = content, [], 0
+    def _tell(self, event: Event) -> None:
+        with self._lock:
+            if self._writer is not None:
+                self._writer.tell(event)
+            else:
+                self._lost += len(self._waiting) == self._waiting.maxlen
+                self._waiting.append(event)

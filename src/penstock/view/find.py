@@ -15,6 +15,7 @@ from penstock.storage import LocalStorage, Storage, open_job_storage, open_stora
 from penstock.wording import did_you_mean
 
 ID_DIGITS = 32
+_ITS_OWN = (JOB_FILE, "runs", "requests", "holds", "events")
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ def job_id(name: str, uri: str = "") -> str:
 
 
 def find_jobs(places: Sequence[str | Path]) -> list[FoundJob]:
-    """All jobs in these storages, by name. A place may also be the folder of one job."""
+    """All jobs in these storages, by name. A place may also be the folder of one job. Links inside of one are none, see `linked_jobs`."""
     found = {
         storage.uri: (name, place, storage) for place in places for name, place, storage in _in(str(place))
     }
@@ -61,8 +62,44 @@ def _in(place: str) -> Iterator[tuple[str, str, Storage]]:
         yield name, above, opened
         return
     for name in opened.folders():
-        if is_name(name) and _is_job(opened, name):
+        if is_name(name) and _is_job(opened, name) and not _link_inside(opened, name):
             yield name, place, open_job_storage(place, name)
+
+
+def linked_jobs(places: Iterable[str | Path]) -> dict[str, str]:
+    """What is no job in these storages because of a link: by its URI, with why it is not shown.
+
+    Whoever can write into a storage could show a job under another name so, and steer one that lies outside. A storage may be a link, and
+    so may the folder of a job: those are named by a person.
+    """
+    found = {}
+    for place in places:
+        opened = open_storage(place)
+        if isinstance(opened, LocalStorage) and opened.size(JOB_FILE) is None:
+            for name, why in _refused(opened).items():
+                found[LocalStorage(opened.root / name).uri] = f"{name} in {place} is not shown: {why}"
+    return found
+
+
+def _refused(place: LocalStorage) -> dict[str, str]:
+    linked = {
+        name: f"it is a link to {leads_to}, and a job is shown where it lies; give that folder, too, if it is to be shown here"
+        for name, leads_to in place.linked_folders().items()
+        if _is_job(place, name)
+    }
+    hollow = {
+        name: f"{link} in it is a link, and can be that of another job; Penstock makes no links there, so look who did"
+        for name in place.folders()
+        if _is_job(place, name) and (link := _link_inside(place, name))
+    }
+    return {**linked, **hollow}
+
+
+def _link_inside(place: Storage, folder: str) -> str:
+    """Which of the places by which a job is known and steered is a link; '' when none is."""
+    if not isinstance(place, LocalStorage):
+        return ""
+    return next((name for name in _ITS_OWN if place.is_link(f"{folder}/{name}")), "")
 
 
 def _is_job(place: Storage, folder: str) -> bool:

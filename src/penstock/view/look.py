@@ -18,6 +18,7 @@ from penstock.journal.reading import JournalReader
 from penstock.ownership.claim import process_start
 from penstock.ownership.run_list import ListedRun, list_runs
 from penstock.storage import Storage
+from penstock.view.bounded_reading import LARGEST_METADATA_BYTES
 from penstock.view.checkpoints import Name, history, summary
 from penstock.view.failures import failures
 from penstock.view.find import FoundJob
@@ -25,8 +26,6 @@ from penstock.view.model import JobState, JobView, RunView
 from penstock.wording import size
 
 _FOLDER = re.compile(r"chk-(\d+)-r(\d+)")
-LARGEST_METADATA_BYTES = 128 * 1024 * 1024
-"""Ours have some megabytes at most: larger ones are not read to be looked at."""
 _BY_HOW = {
     "finished": JobState.FINISHED,
     "stopped": JobState.STOPPED,

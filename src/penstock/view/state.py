@@ -176,6 +176,22 @@ def _columns(view: View) -> dict[str, str]:
 # ── rows ───────────────────────────────────────────────────────────────────────────────────────────
 
 
+class Question(msgspec.Struct, frozen=True, kw_only=True):
+    """What somebody wants to see of a state: the rows of a key, or the keys with the most rows."""
+
+    operator: str
+    state: str
+    key: dict[str, str] | list[str] = []
+    """Its values as texts, by column or in their order. Without one, the first rows of the state."""
+    largest: int = 0
+    """So many of the largest keys; 0: rows."""
+
+    @property
+    def why(self) -> str:
+        """Why a checkpoint is held for it."""
+        return "the largest keys are looked up" if self.largest else "a key is looked up"
+
+
 def find_rows(
     storage: Storage,
     operator: str,
@@ -186,18 +202,13 @@ def find_rows(
     clock: Clock = SYSTEM_CLOCK,
 ) -> FoundRows:
     """The rows of a key: its values as texts, by column or in their order. Without one, the first rows of the state."""
+    given = dict(key) if isinstance(key, Mapping) else list(key)
+    question = Question(operator=operator, state=state, key=given)
 
     def read(completed: Completed) -> FoundRows:
-        asked = _Asked.of(checkpoint_contents(storage, completed), operator, state)
-        scan = _Scan(limits, clock)
-        given = asked.key_of(key)
-        wanted = [(name, _value(name, text, asked.types[name])) for name, text in given.items()]
-        rows = _rows(asked, scan, wanted)
-        return FoundRows(
-            **asked.facts(scan), key=given, rows=tuple(rows[: limits.shown]), more=len(rows) > limits.shown
-        )
+        return _found_rows(_Asked.by(question, storage, completed), _Scan(limits, clock))
 
-    return read_held(storage, read, why="a key is looked up", clock=clock)
+    return read_held(storage, read, why=question.why, clock=clock)
 
 
 def largest_keys(
@@ -210,16 +221,36 @@ def largest_keys(
     clock: Clock = SYSTEM_CLOCK,
 ) -> LargestKeys:
     """The keys with the most rows in a state of which a key may have many: a map, a list, timers, windows."""
+    question = Question(operator=operator, state=state, largest=most)
 
     def read(completed: Completed) -> LargestKeys:
-        asked = _Asked.of(checkpoint_contents(storage, completed), operator, state)
-        asked.refuse_one_row()
-        scan = _Scan(limits, clock)
-        names = list(asked.view.key)
-        counts = [_counts(batch, names) for batch in scan.batches(asked)]
-        return LargestKeys(**asked.facts(scan), keys=_largest(counts, names, most))
+        return _largest_keys(_Asked.by(question, storage, completed), _Scan(limits, clock))
 
-    return read_held(storage, read, why="the largest keys are looked up", clock=clock)
+    return read_held(storage, read, why=question.why, clock=clock)
+
+
+def check_question(storage: Storage, completed: Completed, question: Question) -> None:
+    """Refuse, with `ConfigError`, what cannot be answered, before a row is read."""
+    _Asked.by(question, storage, completed)
+
+
+def answer(storage: Storage, completed: Completed, question: Question) -> FoundRows | LargestKeys:
+    """Read this checkpoint, which somebody else holds."""
+    asked = _Asked.by(question, storage, completed)
+    scan = _Scan(USUAL_LIMITS, SYSTEM_CLOCK)
+    return _largest_keys(asked, scan) if question.largest else _found_rows(asked, scan)
+
+
+def _found_rows(asked: _Asked, scan: _Scan) -> FoundRows:
+    rows = _rows(asked, scan)
+    shown = scan.limits.shown
+    return FoundRows(**asked.facts(scan), key=asked.given, rows=tuple(rows[:shown]), more=len(rows) > shown)
+
+
+def _largest_keys(asked: _Asked, scan: _Scan) -> LargestKeys:
+    names = list(asked.view.key)
+    counts = [_counts(batch, names) for batch in scan.batches(asked)]
+    return LargestKeys(**asked.facts(scan), keys=_largest(counts, names, asked.largest))
 
 
 @dataclass(frozen=True)
@@ -229,15 +260,23 @@ class _Asked:
     contents: Contents
     operator: OperatorContents
     view: View
+    given: dict[str, str]
+    """The key as it was typed, by column."""
+    wanted: tuple[tuple[str, pa.Scalar], ...]
+    """The same as the columns have it."""
+    largest: int
 
     @classmethod
-    def of(cls, contents: Contents, operator: str, state: str) -> _Asked:
-        found = contents.operator(operator)
-        return cls(contents, found, found.find(None if state in (ROW_NAME, ROW) else state))
-
-    @property
-    def types(self) -> dict[str, pa.DataType]:
-        return {name: self.view.table.identity.field(name).type for name in self.view.key}
+    def by(cls, question: Question, storage: Storage, completed: Completed) -> _Asked:
+        contents = checkpoint_contents(storage, completed)
+        operator = contents.operator(question.operator)
+        view = operator.find(None if question.state in (ROW_NAME, ROW) else question.state)
+        if question.largest:
+            _refuse_one_row(operator, view)
+        types = {name: view.table.identity.field(name).type for name in view.key}
+        given = _key_of(operator, types, question.key)
+        wanted = tuple((name, _value(name, text, types[name])) for name, text in given.items())
+        return cls(contents, operator, view, given, wanted, question.largest)
 
     @property
     def parts(self) -> list[Part]:
@@ -247,27 +286,6 @@ class _Asked:
     def lies_together(self) -> bool:
         """Whether all rows of a key come one after the other."""
         return self.operator.is_placed_by_key(self.view)
-
-    def key_of(self, given: Mapping[str, str] | Sequence[str]) -> dict[str, str]:
-        names = list(self.types)
-        found = dict(given) if isinstance(given, Mapping) else dict(zip(names, given, strict=False))
-        if not given or (set(found) == set(names) and len(given) == len(names)):
-            return {name: found[name] for name in names if name in found}
-        said = ", ".join(f"{name} {spark_type(kind)}" for name, kind in self.types.items())
-        raise ConfigError(
-            f"the key of {self.operator.uid} has {counted(len(names), 'column')} ({said}), and {len(given)} were given; give one "
-            "value for each",
-            operator=self.operator.uid,
-        )
-
-    def refuse_one_row(self) -> None:
-        if self.view.kind in ONE_ROW or self.view.one_copy:
-            name = self.view.name or "the row of values"
-            raise ConfigError(
-                f"a key has one row in {name} of {self.operator.uid}, so none is larger than another; ask "
-                "for a map, list, timers or windows",
-                operator=self.operator.uid,
-            )
 
     def facts(self, scan: _Scan) -> dict[str, Any]:
         return {
@@ -282,6 +300,31 @@ class _Asked:
             "why": scan.stopped,
             "took_s": round(scan.watch.seconds, 3),
         }
+
+
+def _key_of(
+    operator: OperatorContents, types: Mapping[str, pa.DataType], given: Mapping[str, str] | Sequence[str]
+) -> dict[str, str]:
+    names = list(types)
+    found = dict(given) if isinstance(given, Mapping) else dict(zip(names, given, strict=False))
+    if not given or (set(found) == set(names) and len(given) == len(names)):
+        return {name: found[name] for name in names if name in found}
+    said = ", ".join(f"{name} {spark_type(kind)}" for name, kind in types.items())
+    raise ConfigError(
+        f"the key of {operator.uid} has {counted(len(names), 'column')} ({said}), and {len(given)} were given; give one "
+        "value for each",
+        operator=operator.uid,
+    )
+
+
+def _refuse_one_row(operator: OperatorContents, view: View) -> None:
+    if view.kind in ONE_ROW or view.one_copy:
+        name = view.name or "the row of values"
+        raise ConfigError(
+            f"a key has one row in {name} of {operator.uid}, so none is larger than another; ask "
+            "for a map, list, timers or windows",
+            operator=operator.uid,
+        )
 
 
 @dataclass
@@ -318,12 +361,12 @@ class _Scan:
         return bool(self.stopped)
 
 
-def _rows(asked: _Asked, scan: _Scan, wanted: Sequence[tuple[str, pa.Scalar]]) -> list[Row]:
+def _rows(asked: _Asked, scan: _Scan) -> list[Row]:
     """Those that are shown, and one more where there are more."""
     found: list[Row] = []
     view = asked.view
     for batch in scan.batches(asked):
-        mask = _mask(batch, wanted)
+        mask = _mask(batch, asked.wanted)
         at = np.flatnonzero(mask)
         if not len(at):
             if found and asked.lies_together:
@@ -333,7 +376,7 @@ def _rows(asked: _Asked, scan: _Scan, wanted: Sequence[tuple[str, pa.Scalar]]) -
         if view.without_null:
             shown = shown.filter(shown.column(shown.num_columns - 1).is_valid())
         found += shown.to_pylist()
-        is_whole = view.kind in ONE_ROW and bool(wanted)
+        is_whole = view.kind in ONE_ROW and bool(asked.wanted)
         if is_whole or len(found) > scan.limits.shown:
             break
     return found

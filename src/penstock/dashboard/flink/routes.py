@@ -25,6 +25,7 @@ from penstock.dashboard.flink.job_metrics import job_metrics, listed
 from penstock.dashboard.flink.refusals import Refused
 from penstock.dashboard.flink.words import Json, job_state, node_of
 from penstock.dashboard.looking import Looker
+from penstock.dashboard.recent import LastingResponse
 from penstock.decoding import decoded
 from penstock.errors import ConfigError, PenstockError, UnavailableError
 from penstock.journal.plan import PlanNode
@@ -88,6 +89,10 @@ def _status(error: PenstockError) -> int:
 
 def _json(content: Any, status: int = 200) -> Response:
     return Response(msgspec.json.encode(content), status, media_type="application/json")
+
+
+def _lasting(content: Any) -> Response:
+    return LastingResponse(msgspec.json.encode(content), media_type="application/json")
 
 
 def _errors(status: int, text: str) -> Response:
@@ -173,19 +178,19 @@ class _Rest:
 
     def _of_all(self, shape: Callable[[list[JobView]], Any]) -> Endpoint:
         async def endpoint(_: Request) -> Response:
-            return _json(shape(self._looker.views()))
+            return _lasting(shape(self._looker.views()))
 
         return endpoint
 
     def _of_job(self, shape: Callable[[JobView], Any]) -> Endpoint:
         async def endpoint(request: Request) -> Response:
-            return _json(shape(self._view(request)))
+            return _lasting(shape(self._view(request)))
 
         return endpoint
 
     def _of_node(self, shape: Callable[[JobView, PlanNode], Any]) -> Endpoint:
         async def endpoint(request: Request) -> Response:
-            return _json(shape(*self._node(request)))
+            return _lasting(shape(*self._node(request)))
 
         return endpoint
 

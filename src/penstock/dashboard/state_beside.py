@@ -1,0 +1,134 @@
+"""Reading state in a process of its own, which has little memory and little time. The dashboard's process.
+
+Whoever reaches the storage may have put a file there that says it has few rows, and unpacks to gigabytes. No size that it declares is
+believed, whichever backend has written it: the system refuses the process more memory than `MEMORY_BYTES` (on Linux; other systems
+do not bound it), and it is ended after `SECONDS`. The checkpoint is held here, so that a process that was ended leaves no hold behind.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+
+import msgspec
+
+from penstock.checkpoint.completed import Completed
+from penstock.dashboard.ui_options import TOKEN_VARIABLE
+from penstock.decoding import decoded
+from penstock.errors import InternalError, UnavailableError, error_named
+from penstock.recovery.held_reading import read_held
+from penstock.storage import Storage
+from penstock.view.bounded_reading import BoundedReading
+from penstock.view.state import Question, check_question
+from penstock.wording import duration, size
+
+MEMORY_BYTES = 1 << 30
+"""Above what it has when it begins; files that it maps are in it."""
+SECONDS = 30.0
+"""A reading ends by itself after 10; opening files is not counted in those."""
+LARGEST_ANSWER_BYTES = 8 << 20
+NO_ROOM = 3
+"""How the process ends that got no more memory; 1 is any other error, which it tells."""
+_FAILED = 1
+_LAST_CHARACTERS = 500
+_ENVIRONMENT = {"ARROW_DEFAULT_MEMORY_POOL": "system", "MALLOC_ARENA_MAX": "1", "OPENBLAS_NUM_THREADS": "1"}
+"""Other pools, and one for each thread, set much aside that is never used, and that counts."""
+_MODESTLY = (
+    "import os, runpy; os.nice(15); runpy.run_module('penstock.dashboard.state_process', run_name='__main__')"
+)
+
+
+class Wish(msgspec.Struct, frozen=True, kw_only=True):
+    """What the process is told on its standard input."""
+
+    storage: str
+    checkpoint: int
+    run: int
+    question: Question
+    memory_bytes: int
+    seconds: float
+
+
+class Failed(msgspec.Struct, frozen=True):
+    """What it says instead of an answer."""
+
+    error: str
+    why: str
+
+
+_FAILURES = msgspec.json.Decoder(Failed)
+
+
+class _GivenUpError(Exception):
+    """A limit was met. No error of ours: a newer checkpoint would not be read instead, it would meet the same."""
+
+
+def answer_beside(storage: Storage, question: Question) -> bytes:
+    """The answer as JSON; raises `ConfigError` about the question, and `UnavailableError` when the reading was given up."""
+    looked_at = BoundedReading(storage)
+
+    def read(completed: Completed) -> bytes:
+        check_question(looked_at, completed, question)
+        return _answered(
+            Wish(
+                storage=storage.uri,
+                checkpoint=completed.checkpoint,
+                run=completed.run,
+                question=question,
+                memory_bytes=MEMORY_BYTES,
+                seconds=SECONDS,
+            )
+        )
+
+    try:
+        return read_held(looked_at, read, why=question.why)
+    except _GivenUpError as error:
+        raise UnavailableError(
+            f"the look-up in {question.state} of {question.operator} was given up: {error}. The job is not touched by it. Read this state "
+            "with Spark, by ps.read_state; if it should be small, its files are not what the job has written",
+            operator=question.operator,
+        ) from error
+
+
+def _answered(wish: Wish) -> bytes:
+    with tempfile.TemporaryDirectory(prefix="penstock-read-") as scratch:
+        try:
+            done = subprocess.run(  # noqa: S603 - our own interpreter and module
+                [sys.executable, "-P", "-c", _MODESTLY],
+                input=msgspec.json.encode(wish),
+                capture_output=True,
+                timeout=wish.seconds,
+                env=_environment(scratch),
+                check=False,
+            )
+        except subprocess.TimeoutExpired as error:
+            raise _GivenUpError(f"it takes longer than {duration(wish.seconds)}") from error
+    if done.returncode == 0:
+        return done.stdout
+    raise _why(done, wish)
+
+
+def _environment(scratch: str) -> dict[str, str]:
+    ours = {name: value for name, value in os.environ.items() if name != TOKEN_VARIABLE}
+    return {**ours, **_ENVIRONMENT, "TMPDIR": scratch}
+
+
+def _why(done: subprocess.CompletedProcess[bytes], wish: Wish) -> Exception:
+    status = done.returncode
+    room = size(wish.memory_bytes)
+    if status == NO_ROOM:
+        return _GivenUpError(f"it takes more than {room} of memory")
+    if status < 0:
+        return _GivenUpError(
+            f"its process was ended by {signal.Signals(-status).name}, as one is that takes more than {room} of memory or "
+            f"{duration(wish.seconds)} of a processor"
+        )
+    try:
+        failed = decoded(_FAILURES, done.stdout)
+    except msgspec.DecodeError:
+        said = done.stderr.decode(errors="replace").strip()[-_LAST_CHARACTERS:]
+        return InternalError(f"the process that reads state ended with {status}: {said}")
+    return error_named(failed.error, failed.why)

@@ -1,0 +1,136 @@
+"""A folder that is held open: what is done in it is done there, wherever its path leads meanwhile, and never behind a link. Anywhere.
+
+A look at a path and a deed at that path are two things: in between a folder can become a link to another one. Here every step into a folder
+is made from the one before, and the system itself refuses to take it through a link.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from penstock.storage.names import checked_file_name
+
+_STEP = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_CLOEXEC
+"""On Linux without asking for more than the right to go through."""
+_INSIDE = _STEP | os.O_NOFOLLOW
+_FILE = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
+_NOT_EMPTY = (errno.ENOTEMPTY, errno.EEXIST)
+_NO_FOLDER = (errno.ENOTDIR, errno.ELOOP)
+
+
+class BehindLinkError(Exception):
+    """A name is a link, or a part of it is no folder."""
+
+
+class HeldFolder:
+    """One folder; names are relative to it. Raises `OSError` for what the system refuses. By one thread."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._descriptor = os.open(path, _STEP)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        os.close(self._descriptor)
+
+    def lies_below(self, file: str) -> bool:
+        """Whether this folder, or one of those that it really lies in, has such a file."""
+        with ExitStack() as opened:
+            at = self._descriptor
+            while not _has(file, at):
+                above = os.open("..", _INSIDE, dir_fd=at)
+                opened.callback(os.close, above)
+                if os.path.samestat(os.fstat(at), os.fstat(above)):
+                    return False
+                at = above
+        return True
+
+    def is_file(self, name: str) -> bool:
+        """Whether a file is there; raises `BehindLinkError` where the name is a link, or leads through one."""
+        with suppress(FileNotFoundError), self._inside(name) as (folder, last):
+            mode = os.stat(last, dir_fd=folder, follow_symlinks=False).st_mode
+            if stat.S_ISLNK(mode):
+                raise BehindLinkError(name)
+            return stat.S_ISREG(mode)
+        return False
+
+    def read(self, name: str, most_bytes: int) -> bytes:
+        """What is in a file, and at most so much; raises `FileNotFoundError` where there is none."""
+        with self._inside(name) as (folder, last):
+            descriptor = os.open(last, _FILE, dir_fd=folder)
+            with open(descriptor, "rb") as file:  # noqa: PTH123 - a path would lead elsewhere
+                return file.read(most_bytes)
+
+    def delete(self, name: str) -> None:
+        """Delete a file, and folders that are empty then; one that is gone already is no error."""
+        with suppress(FileNotFoundError), self._inside(name) as (folder, last):
+            os.unlink(last, dir_fd=folder)  # of a link it takes the link itself
+        above = name.rpartition("/")[0]
+        while above and self._remove_empty(above):
+            above = above.rpartition("/")[0]
+
+    def remove_if_empty(self) -> bool:
+        """Remove the folder itself; False when something is in it, or its path leads elsewhere by now."""
+        real = Path(os.path.realpath(self._path))
+        above = os.open("..", _INSIDE, dir_fd=self._descriptor)
+        try:
+            found = os.stat(real.name, dir_fd=above, follow_symlinks=False)
+            if not os.path.samestat(found, os.fstat(self._descriptor)):
+                return False
+            os.rmdir(real.name, dir_fd=above)
+        except OSError:
+            return False
+        finally:
+            os.close(above)
+        return True
+
+    def _remove_empty(self, name: str) -> bool:
+        try:
+            with self._inside(name) as (folder, last):
+                os.rmdir(last, dir_fd=folder)
+        except FileNotFoundError:
+            return True
+        except OSError as error:
+            if error.errno in _NOT_EMPTY:
+                return False
+            raise
+        return True
+
+    @contextmanager
+    def _inside(self, name: str) -> Iterator[tuple[int, str]]:
+        """The folder in which a name ends, and the end of the name."""
+        *folders, last = checked_file_name(name).split("/")
+        with ExitStack() as opened:
+            at = self._descriptor
+            for folder in folders:
+                at = _entered(folder, at, name)
+                opened.callback(os.close, at)
+            yield at, last
+
+
+def _has(file: str, folder: int) -> bool:
+    try:
+        os.stat(file, dir_fd=folder)
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def _entered(folder: str, above: int, name: str) -> int:
+    try:
+        return os.open(folder, _INSIDE, dir_fd=above)
+    except OSError as error:
+        if error.errno in _NO_FOLDER:
+            raise BehindLinkError(name) from error
+        raise
