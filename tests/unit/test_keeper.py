@@ -150,7 +150,6 @@ def test_what_could_not_be_seen_at_the_end_is_looked_for_again(tmp_path) -> None
     storage = LocalStorage(tmp_path)
     record_descent(claim(storage, 0.0), CheckpointId(3))
     kept = kept_alive(["true"])
-    kept._uri = storage.uri
     kept._storage = FaultyStorage(storage, FaultPlan(failures=(Failure(operation="names", times=1),)))
     kept._uri = storage.uri
     kept._unseen = [Process(os.getpid(), process_start(os.getpid()))]
