@@ -143,10 +143,13 @@ def test_a_job_from_its_start_over_a_failure_to_its_end(spark: SparkSession, led
     assert "the disk of the user is on fire" in failure.why
     assert "fixed_delay(attempts=2) allows another try" in failure.decision
     assert (failure.run, failure.next_run, failure.restored_from) == (1, 2, 1)
-    assert failure.down_s is not None
-    assert failure.down_s > 0
+    assert failure.down_s
     _checkpoints_are_told(view)
     assert view.savepoints == (folder,)
+    assert [(one.what, one.by, one.state, one.folder) for one in view.asked] == [
+        ("stop", "the program itself", "done", ""),
+        ("savepoint", "the program itself", "done", folder),
+    ]
     assert not handle.caught_up() or ledger.counts() == ledger.truth()
 
 

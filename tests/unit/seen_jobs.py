@@ -8,6 +8,7 @@ from collections.abc import Callable
 import msgspec
 
 from penstock.journal.events import (
+    Answered,
     Asked,
     CheckpointCommitted,
     CheckpointCompleted,
@@ -27,6 +28,8 @@ from penstock.journal.events import (
 )
 from penstock.journal.live import Live, OperatorLive, PendingLive, SinkLive, SourceLive
 from penstock.journal.plan import Plan, PlanNode, PlanSettings
+from penstock.ownership.requests import PROGRAM
+from penstock.view.asked import asked_for
 from penstock.view.checkpoints import history, summary
 from penstock.view.failures import failures
 from penstock.view.find import job_id
@@ -318,6 +321,7 @@ def job_view(
         failures=failures(told, runs, {}),
         runs=runs,
         events=tuple(reversed(told)),
+        asked=asked_for(told, runs, 3 if state.is_alive else 0),
     )
     return msgspec.structs.replace(usual, **fields)
 
@@ -371,8 +375,12 @@ def story() -> list[Event]:
         run_failed(NOW - 2420, 2),
         RunStarted(at=NOW - 2400, run=3, host="driver-7.cluster", pid=40_112, restored_from=4709, restored_from_run=2, parallelism=8, restore_s=2.1),
         FirstBatch(at=NOW - 2394, run=3, batch=4710, took_s=5.9),
-        Asked(at=NOW - 1500, run=3, what="savepoint", by="anna on laptop-3"),
+        Asked(at=NOW - 1500, run=3, request="a1", what="savepoint", by="anna on laptop-3"),
         SavepointMade(at=NOW - 1470, run=3, checkpoint=4801, folder="s3://streams/penstock/page-views-savepoints/2026-11-17", took_s=28.4),
+        Answered(at=NOW - 1470, run=3, request="a1", what="savepoint", by="anna on laptop-3", ok=True, checkpoint=4801, folder="s3://streams/penstock/page-views-savepoints/2026-11-17"),
+        Asked(at=NOW - 1400, run=3, request="a2", what="savepoint", by=PROGRAM),
+        Answered(at=NOW - 1390, run=3, request="a2", what="savepoint", by=PROGRAM, ok=False, error="/backups/views is not empty: a savepoint needs a folder of its own"),
+        Asked(at=NOW - 2, run=3, request="a3", what="checkpoint", by=PROGRAM),
         CheckpointFailed(at=NOW - 620, run=3, checkpoint=5056, reason="expired", text="it was not complete after 10 min", detail="2 of 20 subtasks did not acknowledge (priced-3, priced-5)", counts=True, triggered_at=NOW - 1220),
         Lost(at=NOW - 600, run=3, events=4),
     ]  # fmt: skip
@@ -638,6 +646,7 @@ def hostile() -> JobView:
         run_failed(NOW - 10, 3, error=HOSTILE, why=HOSTILE * 9, root=HOSTILE, notes=(HOSTILE,), trace=HOSTILE, strategy=HOSTILE, decision=HOSTILE),
         SinkDown(at=NOW - 9, run=3, sink=HOSTILE, why=HOSTILE, waiting=1),
         Asked(at=NOW - 8, run=3, what=HOSTILE, by=HOSTILE),
+        Answered(at=-1e30, run=3, request=HOSTILE, what=HOSTILE, by=HOSTILE, ok=False, error=HOSTILE, checkpoint=2**62, folder=HOSTILE),
         SavepointMade(at=NOW - 7, run=3, checkpoint=7, folder=HOSTILE, took_s=1e12),
         ProcessDied(at=NOW - 6, run=0, how=HOSTILE, restarts=False, decision=HOSTILE),
         JobEnded(at=NOW - 5, run=3, how=HOSTILE, why=HOSTILE),

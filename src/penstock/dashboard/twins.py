@@ -12,7 +12,15 @@ import msgspec
 from penstock.journal.events import Event
 from penstock.journal.plan import PlanSettings
 from penstock.view.asking import Outcome
-from penstock.view.model import CheckpointSummary, CheckpointView, FailureView, JobState, JobView, RunView
+from penstock.view.model import (
+    AskedView,
+    CheckpointSummary,
+    CheckpointView,
+    FailureView,
+    JobState,
+    JobView,
+    RunView,
+)
 
 MOST_EVENTS = 200
 MOST_CHECKPOINTS = 20
@@ -94,6 +102,8 @@ class ActionsTwin(msgspec.Struct, frozen=True, kw_only=True):
     state: JobState
     allowed: tuple[str, ...]
     savepoints: tuple[str, ...]
+    asked: tuple[AskedView, ...]
+    """What the journal knows of earlier requests, newest first."""
     outcome: Outcome | None = None
 
 
@@ -186,5 +196,6 @@ def actions(view: JobView, allowed: Sequence[str], outcome: Outcome | None) -> A
         state=view.state,
         allowed=tuple(allowed),
         savepoints=view.savepoints,
+        asked=view.asked,
         outcome=outcome,
     )

@@ -15,6 +15,7 @@ from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.engine import telling
 from penstock.ids import CheckpointId
 from penstock.journal.events import (
+    Answered,
     Asked,
     CheckpointCommitted,
     Event,
@@ -24,6 +25,7 @@ from penstock.journal.events import (
     SinkDown,
     SinkUp,
 )
+from penstock.ownership.requests import Done, Request
 from penstock.recovery.restore import RestorePoint
 from penstock.snapshot.messages import MergeDone
 from penstock.state.handle import StateHandle
@@ -227,9 +229,26 @@ class Observer(Witness):
             )
         )
 
-    def asked(self, what: str, by: str) -> None:
+    def asked(self, request: str, wish: Request) -> None:
         """Somebody has asked for something, and it was taken on."""
-        self._tell(Asked(at=self._clock.wall(), run=self.progress.run, what=what, by=telling.text_of(by)))
+        now, run = self._clock.wall(), self.progress.run
+        self._tell(Asked(at=now, run=run, request=request, what=wish.kind, by=telling.text_of(wish.by)))
+
+    def answered(self, request: str, wish: Request, done: Done) -> None:
+        """This came of it."""
+        self._tell(
+            Answered(
+                at=self._clock.wall(),
+                run=self.progress.run,
+                request=request,
+                what=wish.kind,
+                by=telling.text_of(wish.by),
+                ok=done.ok,
+                error=telling.text_of(done.error),
+                checkpoint=done.facts.get("checkpoint", -1),
+                folder=done.facts.get("savepoint", ""),
+            )
+        )
 
     def savepoint_made(self, checkpoint: int, folder: str, took_s: float) -> None:
         """A savepoint is whole."""

@@ -163,6 +163,23 @@ class Asked(_Event, frozen=True, kw_only=True, tag="asked"):
 
     what: str
     by: str = ""
+    request: str = ""
+    """By which its answer is found."""
+
+
+class Answered(_Event, frozen=True, kw_only=True, tag="answered"):
+    """What came of something that somebody has asked the job for."""
+
+    request: str
+    what: str
+    by: str = ""
+    ok: bool
+    error: str = ""
+    """Why it came to nothing."""
+    checkpoint: int = -1
+    """The one that was made for it; of a stop or a cancel, the last one."""
+    folder: str = ""
+    """Of the savepoint, where one was asked for."""
 
 
 class SinkDown(_Event, frozen=True, kw_only=True, tag="sink_down"):
@@ -221,6 +238,7 @@ Event = (
     | JobEnded
     | SavepointMade
     | Asked
+    | Answered
     | SinkDown
     | SinkUp
     | ProcessDied

@@ -118,6 +118,23 @@ class FailureView(msgspec.Struct, frozen=True, kw_only=True):
     """How many rows were processed again; None where nobody knows."""
 
 
+class AskedView(msgspec.Struct, frozen=True, kw_only=True):
+    """Something that somebody has asked the job for: from a shell, a page, or the program itself."""
+
+    request: str
+    what: str
+    by: str
+    asked_at: float
+    state: str
+    """`under way`, `done`, `failed`, or `unknown`: the process that had taken it on ended before it said what came of it."""
+    answered_at: float = 0.0
+    error: str = ""
+    checkpoint: int = -1
+    """The one that was made for it; of a stop or a cancel, the last one."""
+    folder: str = ""
+    """Of the savepoint, where one was asked for."""
+
+
 class RunView(msgspec.Struct, frozen=True, kw_only=True):
     """One run."""
 
@@ -191,6 +208,8 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     """Newest first."""
     events: tuple[Event, ...] = ()
     """The journal, newest first."""
+    asked: tuple[AskedView, ...] = ()
+    """What it was asked for, newest first."""
     savepoints: tuple[str, ...] = ()
     """Folders of savepoints that the journal knows of, newest first."""
     unreadable: tuple[str, ...] = ()

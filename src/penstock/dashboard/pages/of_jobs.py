@@ -28,11 +28,10 @@ from penstock.dashboard.pages.phases import (
     took_ms,
 )
 from penstock.dashboard.pages.render import render
-from penstock.dashboard.pages.sentences import Sentence, sentence
+from penstock.dashboard.pages.sentences import Sentence, outcome_sentence, sentence
 from penstock.dashboard.pages.timeline import Mark, timeline
 from penstock.dashboard.pages.verdict import Tone, Verdict, by_need, concerns, verdict
 from penstock.dashboard.pages.words import moment
-from penstock.journal.events import Asked, JobEnded, SavepointMade
 from penstock.view.asking import Outcome
 from penstock.view.model import CheckpointStatus, CheckpointView, JobView
 from penstock.view.state import ONE_ROW, ROW_NAME, StateContents
@@ -198,7 +197,6 @@ def state(view: JobView, contents: StateContents | None, chrome: Chrome) -> str:
 def actions(view: JobView, outcome: Outcome | None, chrome: Chrome) -> str:
     """What can be asked of the job, and what became of what was asked."""
     tone, headline = outcome_words(outcome) if outcome else (Tone.QUIET, "")
-    asked = [event for event in view.events if isinstance(event, Asked | SavepointMade | JobEnded)]
     return _of_job(
         "actions.html",
         view,
@@ -208,7 +206,7 @@ def actions(view: JobView, outcome: Outcome | None, chrome: Chrome) -> str:
         outcome_tone=tone,
         outcome_headline=headline,
         deeds=deeds(view),
-        asked=[sentence(event) for event in asked[:_LATELY]],
+        asked=[outcome_sentence(one) for one in view.asked[:_LATELY]],
     )
 
 

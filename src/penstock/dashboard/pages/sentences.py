@@ -5,8 +5,9 @@ from __future__ import annotations
 import msgspec
 
 from penstock.dashboard.pages.verdict import Tone
-from penstock.dashboard.pages.words import lasted, milliseconds, shortened
+from penstock.dashboard.pages.words import capital, lasted, milliseconds, shortened
 from penstock.journal.events import (
+    Answered,
     Asked,
     CheckpointCommitted,
     CheckpointCompleted,
@@ -23,6 +24,8 @@ from penstock.journal.events import (
     SinkDown,
     SinkUp,
 )
+from penstock.ownership.requests import PROGRAM
+from penstock.view.model import AskedView
 from penstock.wording import counted, size
 
 LONGEST_WHY = 500
@@ -81,7 +84,11 @@ def sentence(event: Event) -> Sentence:  # noqa: C901, PLR0911, PLR0912 - one ca
                 event.folder,
             )
         case Asked():
-            return _said(event, Tone.BUSY, f"{event.by or 'Somebody'} asked for: {event.what}.")
+            return _said(event, Tone.BUSY, f"{_who(event.by)} asked for: {event.what}.")
+        case Answered():
+            text = f"The {event.what} that {event.by or 'somebody'} had asked for {'was done' if event.ok else 'came to nothing'}."
+            tone = Tone.GOOD if event.ok else Tone.BAD
+            return _said(event, tone, text, event.error or event.folder)
         case SinkDown():
             return _said(
                 event,
@@ -114,6 +121,23 @@ def sentence(event: Event) -> Sentence:  # noqa: C901, PLR0911, PLR0912 - one ca
                 Tone.WARNING,
                 f"{counted(event.events, 'event')} could not be written down: storage did not take them in time.",
             )
+
+
+def outcome_sentence(asked: AskedView) -> Sentence:
+    """What somebody has asked for, and what came of it."""
+    later = f"{lasted(asked.answered_at - asked.asked_at)} later"
+    made = f", with checkpoint {asked.checkpoint}" if asked.checkpoint >= 0 else ""
+    tone, came_of_it = {
+        "under way": (Tone.BUSY, "The job is at it."),
+        "done": (Tone.GOOD, f"Done {later}{made}."),
+        "failed": (Tone.BAD, f"It came to nothing, {later}."),
+    }.get(asked.state, (Tone.QUIET, "Nobody has said what came of it: the process ended before."))
+    text = f"{_who(asked.by)} asked for: {asked.what}. {came_of_it}"
+    return Sentence(asked.asked_at, 0, tone, text, asked.error or asked.folder)
+
+
+def _who(by: str) -> str:
+    return capital(by) if by == PROGRAM else by or "Somebody"
 
 
 def _said(event: Event, tone: Tone, text: str, detail: str = "", *, routine: bool = False) -> Sentence:
