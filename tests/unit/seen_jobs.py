@@ -482,8 +482,16 @@ def late() -> JobView:
 
 
 def restarting() -> JobView:
-    """A job that has failed and waits to go back."""
-    events: list[Event] = [*checkpoint_events(40, 20, NOW - 9), run_failed(NOW - 3, 3, rows_again=9_120)]
+    """A job that has failed, as two times before, and waits to go back."""
+    times = {1: NOW - 160, 2: NOW - 90, 3: NOW - 3}
+    runs = tuple(RunView(run=run, how="restarted", started_at=at - 60) for run, at in reversed(times.items()))
+    events: list[Event] = [*checkpoint_events(40, 20, NOW - 9)]
+    for run, at in times.items():
+        events += [
+            RunStarted(at=at - 60, run=run, host="driver-7.cluster", pid=40_112, restored_from=38 + run),
+            FirstBatch(at=at - 56, run=run, batch=39 + run, took_s=3.9),
+            run_failed(at, run, rows_again=3_000 + run, batch_at=at - 2),
+        ]
     said = live(
         status="restarting",
         next_try_at=NOW + 4.2,
@@ -495,6 +503,7 @@ def restarting() -> JobView:
         "enrichment",
         JobState.RESTARTING,
         events=events,
+        runs=runs,
         plan=page_views_plan(job="enrichment"),
         live=said,
         since=NOW - 3,

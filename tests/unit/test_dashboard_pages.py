@@ -24,6 +24,7 @@ from seen_jobs import (
     late,
     live,
     nothing_at_all,
+    restarting,
 )
 
 import penstock.dashboard
@@ -280,6 +281,28 @@ def test_a_failure_shows_its_root_first_and_what_it_cost() -> None:
         "Job aborted due to stage failure",
     ]
     assert [text.index(words) for words in told] == sorted(text.index(words) for words in told)
+
+
+def test_a_failure_that_came_again_is_shown_once() -> None:
+    """With how often and what all of it cost; each time can be opened."""
+    page = Parsed(pages.failures(restarting(), CHROME))
+    assert len([one for element, one in page.elements if element == "article"]) == 1
+    assert "3 times" in page.text
+    assert "9,006" in page.text
+    assert "2 earlier times with the same cause" in page.text
+    assert "run 1: nothing was processed for" in " ".join(page.text.split())
+
+
+def test_more_failures_than_a_page_takes_are_left_to_the_json() -> None:
+    """Each is counted once, and the newest of them are shown."""
+    newest = healthy().failures[0]
+    many = [
+        msgspec.structs.replace(newest, at=NOW - n, run=500 - n, root=f"{'x' * (1 + n // 30)}")
+        for n in range(140)
+    ]
+    page = Parsed(pages.failures(msgspec.structs.replace(healthy(), failures=tuple(many)), CHROME))
+    assert len([one for element, one in page.elements if element == "article"]) == 4
+    assert "40 older failures are in the JSON" in " ".join(page.text.split())
 
 
 def test_a_slow_subtask_is_marked() -> None:

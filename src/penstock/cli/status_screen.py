@@ -41,6 +41,7 @@ def status_json(view: JobView) -> dict[str, Any]:
         checkpoints=view.checkpoints[:SHOWN_OF_HISTORY],
         failures=view.failures[:SHOWN_OF_HISTORY],
         events=view.events[:SHOWN_OF_HISTORY],
+        asked=view.asked[:SHOWN_OF_HISTORY],
         runs=view.runs[:SHOWN_OF_HISTORY],
     )
     summed_up = {name: value for name, value in as_json(view).items() if name not in brief.__struct_fields__}

@@ -12,10 +12,12 @@ import msgspec
 from penstock.journal.events import Event
 from penstock.journal.plan import PlanSettings
 from penstock.view.asking import Outcome
+from penstock.view.failures import grouped
 from penstock.view.model import (
     AskedView,
     CheckpointSummary,
     CheckpointView,
+    FailureGroup,
     FailureView,
     JobState,
     JobView,
@@ -83,6 +85,8 @@ class FailuresTwin(msgspec.Struct, frozen=True, kw_only=True):
     job: str
     now: float
     failures: tuple[FailureView, ...]
+    groups: tuple[FailureGroup, ...]
+    """Which of them, one behind the other, have the same cause."""
     runs: tuple[RunView, ...]
 
 
@@ -158,6 +162,7 @@ def job(view: JobView) -> JobView:
     return msgspec.structs.replace(
         view,
         events=view.events[:MOST_EVENTS],
+        asked=view.asked[:MOST_EVENTS],
         checkpoints=_light(view.checkpoints[:MOST_CHECKPOINTS]),
     )
 
@@ -180,7 +185,13 @@ def _light(known: Sequence[CheckpointView]) -> tuple[CheckpointView, ...]:
 
 def failures(view: JobView) -> FailuresTwin:
     """All that is known."""
-    return FailuresTwin(job=view.name, now=view.now, failures=view.failures, runs=view.runs)
+    return FailuresTwin(
+        job=view.name,
+        now=view.now,
+        failures=view.failures,
+        groups=grouped(view.failures),
+        runs=view.runs,
+    )
 
 
 def journal(view: JobView) -> JournalTwin:

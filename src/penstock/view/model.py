@@ -118,6 +118,20 @@ class FailureView(msgspec.Struct, frozen=True, kw_only=True):
     """How many rows were processed again; None where nobody knows."""
 
 
+class FailureGroup(msgspec.Struct, frozen=True, kw_only=True):
+    """Failures one behind the other that have the same cause, but for numbers in its text."""
+
+    begins: int
+    """Where the newest of them is in `JobView.failures`."""
+    count: int
+    first_at: float
+    last_at: float
+    down_s: float | None
+    """For how long nothing was processed, over all of them, as far as is known: failures without a batch between them share that time."""
+    rows_again: int | None
+    """The sum of those that are known."""
+
+
 class AskedView(msgspec.Struct, frozen=True, kw_only=True):
     """Something that somebody has asked the job for: from a shell, a page, or the program itself."""
 

@@ -33,11 +33,13 @@ from penstock.dashboard.pages.timeline import Mark, timeline
 from penstock.dashboard.pages.verdict import Tone, Verdict, by_need, concerns, verdict
 from penstock.dashboard.pages.words import moment
 from penstock.view.asking import Outcome
-from penstock.view.model import CheckpointStatus, CheckpointView, JobView
+from penstock.view.failures import grouped
+from penstock.view.model import CheckpointStatus, CheckpointView, FailureGroup, FailureView, JobView
 from penstock.view.state import ONE_ROW, ROW_NAME, StateContents
 
 MOST_CHECKPOINTS = 100
 MOST_EVENTS = 400
+MOST_FAILURES = 100
 _LATELY = 8
 _SPARK_POINTS, _SPARK_WIDTH, _SPARK_HEIGHT = 40, 120.0, 28.0
 _TALLY = {
@@ -173,9 +175,29 @@ _WORD_WIDTH = 9.0
 """Of the name of a moment, in parts of a hundred of the picture."""
 
 
+class _FailureRow(msgspec.Struct, frozen=True):
+    group: FailureGroup
+    newest: FailureView
+    others: tuple[FailureView, ...]
+    """Those of the group that came before it, as far as the page has room for them."""
+    mark: str
+    """Of its element: the same when the group has grown."""
+
+
 def failures(view: JobView, chrome: Chrome) -> str:
-    """What went wrong, and what it cost."""
-    return _of_job("failures.html", view, chrome, "failures")
+    """What went wrong, and what it cost. What came again and again is shown once, with all of its times to be opened."""
+    rows: list[_FailureRow] = []
+    room = MOST_FAILURES
+    for group in grouped(view.failures):
+        found = view.failures[group.begins : group.begins + min(group.count, room)]
+        if not found:
+            break
+        oldest = group.begins + group.count - 1
+        mark = f"{view.failures[oldest].run}-{len(view.failures) - oldest}"
+        rows.append(_FailureRow(group, found[0], found[1:], mark))
+        room -= len(found)
+    shown = MOST_FAILURES - room
+    return _of_job("failures.html", view, chrome, "failures", rows=rows, left_out=len(view.failures) - shown)
 
 
 def journal(view: JobView, chrome: Chrome) -> str:
