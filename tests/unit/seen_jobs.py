@@ -133,6 +133,7 @@ def live(now: float = NOW, **changes: object) -> Live:
         at=now - 0.4,
         status="running",
         started_at=now - 9 * 3600 - 1260,
+        up_since=now - 2394,
         batch=5120,
         batches=5120,
         batch_seconds=1.24,
@@ -496,8 +497,10 @@ def restarting() -> JobView:
         status="restarting",
         next_try_at=NOW + 4.2,
         failure="ValueError: could not convert string to float: '12,50'",
-        rows_per_s=0.0,
+        up_since=0.0,
+        batch_since=0.0,
         restarts=4,
+        sinks={"dashboard-db": SinkLive(rows=210_000), "lake": SinkLive(rows=95_000)},
     )
     return job_view(
         "enrichment",
@@ -523,7 +526,7 @@ def died() -> JobView:
             newest_checkpoint=311,
         ),
     )
-    said = live(at=NOW - 7_300, batch_at=NOW - 7_301)
+    said = live(NOW - 7_300, at=NOW - 7_300, batch_at=NOW - 7_301)
     events: list[Event] = checkpoint_events(311, 30, NOW - 7_310)
     seen = job_view(
         "fraud-scores",

@@ -383,6 +383,15 @@ def test_a_page_is_the_same_for_the_same_view(maker: Callable[[], JobView]) -> N
     assert dict(pages_of(maker())) == dict(pages_of(maker()))
 
 
+def test_while_a_job_restarts_nothing_old_is_shown_as_present() -> None:
+    """Neither on the overview nor on its page: what lay in the sources has its time, and there is no rate."""
+    for html in (pages.overview([restarting()], CHROME), pages.job(restarting(), CHROME)):
+        page = " ".join(Parsed(html).text.split())
+        assert "14.3 k rows as of 10:52:43: no run looks now" in page
+        assert "rows/s" not in page
+        assert "It waits for rows" not in page
+
+
 def test_of_a_job_that_ended_rates_are_not_shown_as_present() -> None:
     """What a dead job said last of its speed is no speed."""
     ended = msgspec.structs.replace(died(), live=live(at=NOW - 7300, rows_per_s=777.0))

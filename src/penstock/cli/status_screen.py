@@ -145,7 +145,7 @@ def _input(view: JobView) -> Text:
     live = view.live
     if live is None:
         return Text()
-    now = f"{rate(live.rows_per_s)}, " if view.state.is_alive else ""
+    now = f"{rate(live.rows_per_s)}, " if view.is_up else ""
     batches = f"{counted(live.batches, 'batch', 'batches')} since this start, the last took {duration(live.batch_seconds)}"
     text = Text(f"{now}{counted(live.rows_in, 'row')} in {batches}")
     if view.restarts:

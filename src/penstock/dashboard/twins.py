@@ -12,6 +12,7 @@ import msgspec
 from penstock.journal.events import Event
 from penstock.journal.plan import PlanSettings
 from penstock.view.asking import Outcome
+from penstock.view.behind import total_behind
 from penstock.view.failures import grouped
 from penstock.view.model import (
     AskedView,
@@ -54,7 +55,7 @@ class JobGlance(msgspec.Struct, frozen=True, kw_only=True):
     late: bool
     rows_per_s: float
     behind: int | None
-    """Rows in all sources that are not read yet; None where nobody knows."""
+    """Rows in all sources that are not read yet; None where nobody knows, or no run is up that looks."""
     restarts: int
     failures: int
     last_failure: str
@@ -119,7 +120,6 @@ def overview(views: Sequence[JobView], problems: tuple[str, ...] = ()) -> Overvi
 def glance(view: JobView) -> JobGlance:
     """One of them."""
     live, plan, last = view.live, view.plan, view.last_completed
-    is_alive = live is not None and view.state.is_alive
     failure = view.failures[0] if view.failures else None
     return JobGlance(
         id=view.id,
@@ -142,19 +142,14 @@ def glance(view: JobView) -> JobGlance:
         checkpoint_age_s=view.checkpoint_age_s,
         interval_s=plan.settings.interval_s if plan else None,
         late=view.is_late,
-        rows_per_s=live.rows_per_s if live and is_alive else 0.0,
-        behind=_behind(view) if is_alive else None,
+        rows_per_s=live.rows_per_s if live and view.is_up else 0.0,
+        behind=total_behind(view).now,
         restarts=view.restarts,
         failures=len(view.failures),
         last_failure=(failure.root or failure.why) if failure else "",
         last_failure_at=failure.at if failure else 0.0,
         unreadable=view.unreadable,
     )
-
-
-def _behind(view: JobView) -> int | None:
-    known = [source.behind for source in (view.live.sources.values() if view.live else ())]
-    return None if not known or None in known else sum(filter(None, known))
 
 
 def job(view: JobView) -> JobView:

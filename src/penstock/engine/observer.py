@@ -70,6 +70,8 @@ class Progress:
     run: int = 0
     restored_from: int = -1
     restarts: int = 0
+    up_since: float = 0.0
+    """When the present run came up: it had done a batch, or found nothing to read. 0: none is up."""
     batch: int = -1
     batches: int = 0
     rows_in: int = 0
@@ -146,10 +148,13 @@ class Observer(Witness):
         self._completed: dict[int, float] = {}
         """When checkpoints that are not known to be committed came to exist."""
         self._first_batch_since_s: float | None = None
-        self.is_coming_up = True
-        """Whether the present run has neither done a batch nor found that there is nothing to do."""
 
     # ── a run ──────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def is_coming_up(self) -> bool:
+        """Whether the present run has neither done a batch nor found that there is nothing to do."""
+        return not self.progress.up_since
 
     def restored(self, point: RestorePoint) -> None:
         """A run begins."""
@@ -159,7 +164,7 @@ class Observer(Witness):
             self.progress.checkpoint = point.id
             self.progress.checkpoint_at = point.checkpoint.completed_at if point.checkpoint else 0.0
             self._count_what_is_unsafe({})
-            self.progress.batch_since = 0.0
+            self.progress.batch_since = self.progress.up_since = 0.0
             self.progress.sinks_down = {}
             self._completed, self._told_again = {}, False
         self.on_change(self.progress)
@@ -169,7 +174,6 @@ class Observer(Witness):
     ) -> None:
         """It has gone back to its checkpoint, and its query is about to start. `savepoint`: with which the job has begun just now."""
         self._first_batch_since_s = self._clock.monotonic()
-        self.is_coming_up = True
         now = self._clock.wall()
         self._tell(
             telling.run_started(
@@ -210,7 +214,7 @@ class Observer(Witness):
         """A run failed and another is going to begin."""
         with self._lock:
             self.progress.restarts += 1
-            self.progress.batch_since = 0.0
+            self.progress.batch_since = self.progress.up_since = 0.0
         self.on_change(self.progress)
 
     def ended(self, how: str, error: BaseException | None) -> None:
@@ -259,7 +263,8 @@ class Observer(Witness):
 
     def has_nothing_to_read(self) -> None:
         """The query has looked at its sources and waits for rows: the run is up."""
-        self.is_coming_up = False
+        with self._lock:
+            self.progress.up_since = self.progress.up_since or self._clock.wall()
 
     def batch_begun(self) -> None:
         """A batch runs."""
@@ -276,9 +281,9 @@ class Observer(Witness):
     ) -> None:
         """A batch passed every operator and sink."""
         now = self._clock.wall()
-        self.is_coming_up = False
         with self._lock:
             progress = self.progress
+            progress.up_since = progress.up_since or now
             progress.batch = batch
             progress.batches += 1
             progress.rows_out = _more(progress.rows_out, ((one.sink, one.rows) for one in transactions))

@@ -230,6 +230,13 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     """What is wrong with files of the job, for people."""
 
     @property
+    def is_up(self) -> bool:
+        """Whether a run is at work. If not, rates, and what lies in sources, are left of one that is over."""
+        if self.state is JobState.STOPPING:
+            return self.live is not None and self.live.up_since > 0
+        return self.state is JobState.RUNNING
+
+    @property
     def last_completed(self) -> CheckpointView | None:
         """The newest completed checkpoint that is known."""
         completed = (one for one in self.checkpoints if one.status is CheckpointStatus.COMPLETED)

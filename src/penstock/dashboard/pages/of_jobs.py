@@ -16,7 +16,7 @@ from penstock.dashboard.chrome import Chrome
 from penstock.dashboard.pages import charts
 from penstock.dashboard.pages.deeds import deeds, outcome_words
 from penstock.dashboard.pages.drawing import draw
-from penstock.dashboard.pages.facts import node_facts, total_behind
+from penstock.dashboard.pages.facts import node_facts
 from penstock.dashboard.pages.phases import (
     Phase,
     bar,
@@ -33,6 +33,7 @@ from penstock.dashboard.pages.timeline import Mark, timeline
 from penstock.dashboard.pages.verdict import Tone, Verdict, by_need, concerns, verdict
 from penstock.dashboard.pages.words import moment
 from penstock.view.asking import Outcome
+from penstock.view.behind import Behind, total_behind
 from penstock.view.failures import grouped
 from penstock.view.model import CheckpointStatus, CheckpointView, FailureGroup, FailureView, JobView
 from penstock.view.state import ONE_ROW, ROW_NAME, StateContents
@@ -58,7 +59,7 @@ def _tally(tone: Tone, number: int) -> str:
 class _OverviewRow(msgspec.Struct, frozen=True):
     view: JobView
     verdict: Verdict
-    behind: int | None
+    behind: Behind
     spark: str
 
 
@@ -90,7 +91,7 @@ def job(view: JobView, chrome: Chrome) -> str:
         chrome,
         "",
         others=[one for one in concerns(view) if one.text != judged.detail],
-        behind_rows=total_behind(view),
+        behind=total_behind(view),
         drawings=[draw(nodes), draw(nodes, downward=True)],
         facts=node_facts(view),
         rates_chart=charts.rates_chart(view).as_json,
