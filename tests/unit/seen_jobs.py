@@ -85,6 +85,7 @@ def page_views_plan(**changes: object) -> Plan:
             kind="operator",
             what="tumbling windows of 1 min by app",
             inputs=("priced",),
+            partly_aggregated=True,
             parallelism=8,
             keys=("app",),
             event_time=True,

@@ -141,6 +141,7 @@ def test_one_screen_has_all_of_a_job(penstock: Penstock, tmp_path: Path, now: fl
         "└─ joined  as above",
         "97.7 KB in 3 files, watermark ",
         "5 late rows",
+        "rows partly aggregated",
         "nothing waits",
         "http://127.0.0.1:8090",
     ):

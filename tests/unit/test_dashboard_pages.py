@@ -392,6 +392,19 @@ def test_while_a_job_restarts_nothing_old_is_shown_as_present() -> None:
         assert "It waits for rows" not in page
 
 
+def test_rows_that_are_not_counted_one_by_one_are_marked() -> None:
+    """In the table of parts, with the reason as a title, and below the subtasks of a checkpoint."""
+    marked = [
+        attributes["title"]
+        for _, attributes in Parsed(pages.job(healthy(), CHROME)).elements
+        if "aggregated" in attributes.get("class", "")
+    ]
+    assert len(marked) == 1
+    assert "one row for each key of a batch and task" in marked[0]
+    page = Parsed(pages.checkpoint(healthy(), healthy().checkpoints[0], CHROME)).text
+    assert "Rows of views-per-minute: counted behind Spark" in page
+
+
 def test_of_a_job_that_ended_rates_are_not_shown_as_present() -> None:
     """What a dead job said last of its speed is no speed."""
     ended = msgspec.structs.replace(died(), live=live(at=NOW - 7300, rows_per_s=777.0))

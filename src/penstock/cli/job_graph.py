@@ -11,7 +11,7 @@ from rich.text import Text
 from penstock.cli.job_list import TIGHT
 from penstock.cli.printing import lasting, time_of_day
 from penstock.journal.live import Live, OperatorLive, SinkLive, SourceLive
-from penstock.journal.plan import Plan, PlanNode
+from penstock.journal.plan import PARTLY_AGGREGATED, Plan, PlanNode
 from penstock.view.behind import source_behind
 from penstock.view.model import JobView
 from penstock.wording import counted, size
@@ -67,7 +67,7 @@ def graph_table(view: JobView, spark: Callable[[str], str] | None = None, *, wid
             f"{doing.rows_per_s:,.0f}" if known and doing and view.is_up else "",
             *([spark(node.uid) if first else ""] if spark is not None else []),
             *([f"{doing.rows:,}" if known and doing else ""] if wide else []),
-            _said(doing, view) if known and doing else "",
+            _said(doing, node, view) if known and doing else "",
         )
     return table
 
@@ -77,7 +77,7 @@ def _doing(live: Live, node: PlanNode) -> SourceLive | OperatorLive | SinkLive |
     return of_kind.get(node.kind, {}).get(node.uid)  # type: ignore[attr-defined, no-any-return]
 
 
-def _said(doing: SourceLive | OperatorLive | SinkLive, view: JobView) -> Text:
+def _said(doing: SourceLive | OperatorLive | SinkLive, node: PlanNode, view: JobView) -> Text:
     now = view.now if view.state.is_alive or view.live is None else view.live.at
     match doing:
         case SourceLive():
@@ -86,6 +86,8 @@ def _said(doing: SourceLive | OperatorLive | SinkLive, view: JobView) -> Text:
             parts = _of_operator(doing, now, _as_of(view))
         case SinkLive():
             parts = _of_sink(doing, now) if view.is_up or not view.state.is_alive else _unknown("waiting")
+    if node.partly_aggregated:
+        parts = [*parts, Text(f"rows {PARTLY_AGGREGATED}", "dim")]
     return Text(", ").join(part if isinstance(part, Text) else Text(part) for part in parts)
 
 

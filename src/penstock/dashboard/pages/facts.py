@@ -16,7 +16,7 @@ from penstock.dashboard.pages.words import (
     watermark_moment,
 )
 from penstock.journal.live import Live, OperatorLive, SinkLive, SourceLive
-from penstock.journal.plan import PlanNode
+from penstock.journal.plan import PARTLY_AGGREGATED, PlanNode
 from penstock.view.behind import source_behind
 from penstock.view.model import JobView
 from penstock.wording import counted, size
@@ -28,6 +28,8 @@ class NodeFacts(msgspec.Struct, frozen=True, kw_only=True):
     node: PlanNode
     speed: str = NOTHING
     rows: str = NOTHING
+    counted: str = ""
+    """How its rows are counted, where that is not one by one: `partly aggregated`."""
     state: str = NOTHING
     """Size of state; of a source what lies in it unread, of a sink what waits for its commit."""
     state_label: str = ""
@@ -86,6 +88,7 @@ def _operator(node: PlanNode, operator: OperatorLive, view: JobView) -> NodeFact
         node=node,
         speed=_speed(operator.rows_per_s, view),
         rows=f"{operator.rows:,}",
+        counted=PARTLY_AGGREGATED if node.partly_aggregated else "",
         state=size(operator.state_bytes),
         state_label="state",
         as_of=_time(view.live.batch_at if view.live and not view.is_up else 0.0),

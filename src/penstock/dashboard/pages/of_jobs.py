@@ -147,10 +147,17 @@ def checkpoint(view: JobView, one: CheckpointView, chrome: Chrome) -> str:
         newer=view.checkpoints[at - 1] if at else None,
         older=view.checkpoints[at + 1] if at is not None and at + 1 < len(view.checkpoints) else None,
         slow=slow,
+        aggregated=_partly_aggregated(view, {of.operator for of in one.subtasks}),
         subtasks=sorted(
             one.subtasks, key=lambda of: ((of.operator, of.index) not in slow, of.operator, -took_ms(of))
         ),
     )
+
+
+def _partly_aggregated(view: JobView, operators: set[str]) -> list[str]:
+    """Those of them whose rows are not counted one by one."""
+    nodes = view.plan.nodes if view.plan else ()
+    return [node.uid for node in nodes if node.partly_aggregated and node.uid in operators]
 
 
 class _PlacedMark(msgspec.Struct, frozen=True):
