@@ -25,6 +25,7 @@ from penstock.journal.events import (
     SinkDown,
     SinkUp,
     SubtaskTimes,
+    TasksRepeated,
 )
 from penstock.journal.live import Live, OperatorLive, PendingLive, SinkLive, SourceLive
 from penstock.journal.plan import Plan, PlanNode, PlanSettings
@@ -384,6 +385,8 @@ def story() -> list[Event]:
         Answered(at=NOW - 1390, run=3, request="a2", what="savepoint", by=PROGRAM, ok=False, error="/backups/views is not empty: a savepoint needs a folder of its own"),
         Asked(at=NOW - 2, run=3, request="a3", what="checkpoint", by=PROGRAM),
         CheckpointFailed(at=NOW - 620, run=3, checkpoint=5056, reason="expired", text="it was not complete after 10 min", detail="2 of 20 subtasks did not acknowledge (priced-3, priced-5)", counts=True, triggered_at=NOW - 1220),
+        TasksRepeated(at=NOW - 900, run=3, batch=4870, operator="views-per-minute", subtasks=(1, 5), attempts=2, why="ValueError: could not convert string to float: '12,50' (page_views.py:88)"),
+        TasksRepeated(at=NOW - 890, run=3, batch=4871, operator="lake", attempts=3, batches_before=4),
         Lost(at=NOW - 600, run=3, events=4),
     ]  # fmt: skip
 
@@ -657,6 +660,7 @@ def hostile() -> JobView:
         completed(7, NOW - 39, subtasks=many, subtasks_in_all=2000),
         CheckpointFailed(at=NOW - 20, run=3, checkpoint=8, reason=HOSTILE, text=HOSTILE, detail=HOSTILE * 30, counts=True),
         run_failed(NOW - 10, 3, error=HOSTILE, why=HOSTILE * 9, root=HOSTILE, notes=(HOSTILE,), trace=HOSTILE, strategy=HOSTILE, decision=HOSTILE),
+        TasksRepeated(at=NOW - 9, run=3, batch=-1, operator=HOSTILE, subtasks=tuple(range(200)), attempts=2**60, why=HOSTILE),
         SinkDown(at=NOW - 9, run=3, sink=HOSTILE, why=HOSTILE, waiting=1),
         Asked(at=NOW - 8, run=3, what=HOSTILE, by=HOSTILE),
         Answered(at=-1e30, run=3, request=HOSTILE, what=HOSTILE, by=HOSTILE, ok=False, error=HOSTILE, checkpoint=2**62, folder=HOSTILE),

@@ -13,8 +13,10 @@ from penstock.checkpoint.events import Announce
 from penstock.checkpoint.witness import Witness
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.engine import telling
+from penstock.engine.repeated_tasks import Repeated
 from penstock.ids import CheckpointId
 from penstock.journal.events import (
+    MOST_SUBTASKS,
     Answered,
     Asked,
     CheckpointCommitted,
@@ -24,6 +26,7 @@ from penstock.journal.events import (
     SavepointMade,
     SinkDown,
     SinkUp,
+    TasksRepeated,
 )
 from penstock.ownership.requests import Done, Request
 from penstock.recovery.restore import RestorePoint
@@ -298,6 +301,24 @@ class Observer(Witness):
             took_s = self._clock.monotonic() - first_since_s
             self._tell(FirstBatch(at=now, run=self.progress.run, batch=batch, took_s=took_s))
         self.on_change(self.progress)
+
+    def tasks_repeated(self, repeated: Repeated) -> None:
+        """A batch was done after Spark had repeated some of its tasks."""
+        told = TasksRepeated(
+            at=self._clock.wall(),
+            run=self.progress.run,
+            batch=repeated.batch,
+            operator=repeated.uid,
+            subtasks=repeated.subtasks[:MOST_SUBTASKS],
+            attempts=repeated.attempts,
+            why=telling.text_of(repeated.why),
+            batches_before=repeated.batches_before,
+        )
+        _log.warning(
+            "batch %s is done after %s attempts of tasks of %s: %s",
+            *(told.batch, told.attempts, told.operator, told.why or "one ended without a word"),
+        )
+        self._tell(told)
 
     def rows_read(self, batch: int, sources: Mapping[str, SourceAccount]) -> None:
         """Spark has accounted for a batch: so many more came from the sources."""

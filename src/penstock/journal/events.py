@@ -150,6 +150,25 @@ class JobEnded(_Event, frozen=True, kw_only=True, tag="job_ended"):
     checkpoint: int = -1
 
 
+class TasksRepeated(_Event, frozen=True, kw_only=True, tag="tasks_repeated"):
+    """Attempts of tasks have failed, Spark has repeated them, and the batch was done: nothing is lost.
+
+    Told of an operator once a minute at most.
+    """
+
+    batch: int
+    operator: str
+    """Or the sink."""
+    subtasks: tuple[int, ...] = ()
+    """Those that are known by their number; of very many the first."""
+    attempts: int
+    """The most that one of them needed."""
+    why: str = ""
+    """What the first attempt that failed has said; '' for one that said nothing: its process died, or Spark gave it up."""
+    batches_before: int = 0
+    """So many batches with the same came since this was last told."""
+
+
 class SavepointMade(_Event, frozen=True, kw_only=True, tag="savepoint_made"):
     """A savepoint is whole."""
 
@@ -236,6 +255,7 @@ Event = (
     | CheckpointFailed
     | RunFailed
     | JobEnded
+    | TasksRepeated
     | SavepointMade
     | Asked
     | Answered

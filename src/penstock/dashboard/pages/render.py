@@ -42,7 +42,7 @@ _GLOBALS: dict[str, Any] = {
     "counted": wording.counted,
     "legend": phases.LEGEND,
     "nothing": words.NOTHING,
-    "counted_behind": "Counted behind Spark’s own partial aggregation: one row for each key of a batch and task, fewer than were read",
+    "counted_behind": "Counted behind Spark's own partial aggregation: one row for each key of a batch and task, fewer than were read",
     "version": __version__,
 }
 

@@ -23,11 +23,14 @@ from penstock.journal.events import (
     SavepointMade,
     SinkDown,
     SinkUp,
+    TasksRepeated,
 )
 from penstock.ownership.requests import PROGRAM
 from penstock.view.model import AskedView
 from penstock.wording import counted, size
 
+MOST_NAMED = 5
+"""Subtasks in a sentence."""
 LONGEST_WHY = 500
 """Characters of an error in a sentence; the page of failures has all of it."""
 
@@ -76,6 +79,8 @@ def sentence(event: Event) -> Sentence:  # noqa: C901, PLR0911, PLR0912 - one ca
             return _said(event, Tone.BAD, _failed(event), event.decision)
         case JobEnded():
             return _ended(event)
+        case TasksRepeated():
+            return _said(event, Tone.WARNING, _repeated(event), event.why)
         case SavepointMade():
             return _said(
                 event,
@@ -88,7 +93,7 @@ def sentence(event: Event) -> Sentence:  # noqa: C901, PLR0911, PLR0912 - one ca
         case Answered():
             text = f"The {event.what} that {event.by or 'somebody'} had asked for {'was done' if event.ok else 'came to nothing'}."
             tone = Tone.GOOD if event.ok else Tone.BAD
-            return _said(event, tone, text, event.error or event.folder)
+            return _said(event, tone, text, event.error)
         case SinkDown():
             return _said(
                 event,
@@ -173,6 +178,19 @@ def _failed(event: RunFailed) -> str:
     return (
         f"Run {event.run} failed: {shortened(event.root or event.why, LONGEST_WHY)} ({event.error}). {then}"
     )
+
+
+def _repeated(event: TasksRepeated) -> str:
+    which = ", ".join(f"{event.operator}-{index}" for index in event.subtasks[:MOST_NAMED]) or event.operator
+    more = len(event.subtasks) - MOST_NAMED
+    others = f" and {counted(more, 'other')}" if more > 0 else ""
+    before = (
+        f" It was so in {counted(event.batches_before, 'batch', 'batches')} before, since this was last said."
+        if event.batches_before
+        else ""
+    )
+    silent = "" if event.why else " The first ended without a word."
+    return f"Spark needed {counted(event.attempts, 'attempt')} for {which}{others} in batch {event.batch}, which is done.{silent}{before}"
 
 
 def _ended(event: JobEnded) -> Sentence:
