@@ -51,7 +51,7 @@ def print_failures(job: str, failures: Sequence[FailureView], now: float, *, ver
 
 def _in_all(group: FailureGroup) -> Text:
     """Of a failure that came again and again."""
-    parts = [f"the same {group.count} times since {moment(group.first_at)} UTC"]
+    parts = [f"the same {counted(group.count, 'time')} since {moment(group.first_at)} UTC"]
     if group.down_s is not None:
         parts.append(f"nothing was processed for {duration(group.down_s)} in all")
     if group.rows_again is not None:
