@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import httpx
@@ -20,6 +21,7 @@ from penstock.journal.events import (
     RunFailed,
     RunStarted,
     SavepointMade,
+    TasksRepeated,
 )
 from penstock.view.find import find_jobs
 from penstock.view.look import JobWatcher
@@ -91,13 +93,23 @@ def _checkpoints_are_told(view: JobView) -> None:
     assert kinds.index(RunFailed) < kinds.index(SavepointMade) < kinds.index(JobEnded)
 
 
+def _what_spark_repeated_is_told(view: JobView) -> None:
+    """Of the first task, whose repetition succeeded."""
+    told = [event for event in view.events if isinstance(event, TasksRepeated)]
+    assert [(one.operator, one.attempts) for one in told] == [("counts", 2)]
+    assert re.fullmatch(r"ValueError: stumbled once \(test_seen_jobs.py:\d+\)", told[0].why)
+
+
 def test_a_job_from_its_start_over_a_failure_to_its_end(spark: SparkSession, ledger: Ledger) -> None:
     """All of it can be read from storage alone: while it runs, and when it is over, with what the failure cost."""
     ledger.fill(600)
-    marker = ledger.root / "failed"
+    stumbled, marker = ledger.root / "stumbled", ledger.root / "failed"
 
     class FailsOnce(Count):
         def process(self, key, rows, ctx):  # type: ignore[no-untyped-def]
+            if not stumbled.exists():
+                stumbled.touch()
+                raise ValueError("stumbled once")
             if ctx.checkpoint == 2 and not marker.exists():
                 fail_for_good(marker)
             yield from super().process(key, rows, ctx)
@@ -143,10 +155,14 @@ def test_a_job_from_its_start_over_a_failure_to_its_end(spark: SparkSession, led
     assert "the disk of the user is on fire" in failure.why
     assert "fixed_delay(attempts=2) allows another try" in failure.decision
     assert (failure.run, failure.next_run, failure.restored_from) == (1, 2, 1)
-    assert failure.down_s is not None
-    assert failure.down_s > 0
+    assert failure.down_s
     _checkpoints_are_told(view)
+    _what_spark_repeated_is_told(view)
     assert view.savepoints == (folder,)
+    assert [(one.what, one.by, one.state, one.folder) for one in view.asked] == [
+        ("stop", "the program itself", "done", ""),
+        ("savepoint", "the program itself", "done", folder),
+    ]
     assert not handle.caught_up() or ledger.counts() == ledger.truth()
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import msgspec
 
 from penstock.journal.events import (
+    Answered,
     Asked,
     CheckpointCommitted,
     CheckpointCompleted,
@@ -24,9 +25,12 @@ from penstock.journal.events import (
     SinkDown,
     SinkUp,
     SubtaskTimes,
+    TasksRepeated,
 )
 from penstock.journal.live import Live, OperatorLive, PendingLive, SinkLive, SourceLive
 from penstock.journal.plan import Plan, PlanNode, PlanSettings
+from penstock.ownership.requests import PROGRAM
+from penstock.view.asked import asked_for
 from penstock.view.checkpoints import history, summary
 from penstock.view.failures import failures
 from penstock.view.find import job_id
@@ -82,6 +86,7 @@ def page_views_plan(**changes: object) -> Plan:
             kind="operator",
             what="tumbling windows of 1 min by app",
             inputs=("priced",),
+            partly_aggregated=True,
             parallelism=8,
             keys=("app",),
             event_time=True,
@@ -130,6 +135,7 @@ def live(now: float = NOW, **changes: object) -> Live:
         at=now - 0.4,
         status="running",
         started_at=now - 9 * 3600 - 1260,
+        up_since=now - 2394,
         batch=5120,
         batches=5120,
         batch_seconds=1.24,
@@ -318,6 +324,7 @@ def job_view(
         failures=failures(told, runs, {}),
         runs=runs,
         events=tuple(reversed(told)),
+        asked=asked_for(told, runs, 3 if state.is_alive else 0),
     )
     return msgspec.structs.replace(usual, **fields)
 
@@ -371,9 +378,15 @@ def story() -> list[Event]:
         run_failed(NOW - 2420, 2),
         RunStarted(at=NOW - 2400, run=3, host="driver-7.cluster", pid=40_112, restored_from=4709, restored_from_run=2, parallelism=8, restore_s=2.1),
         FirstBatch(at=NOW - 2394, run=3, batch=4710, took_s=5.9),
-        Asked(at=NOW - 1500, run=3, what="savepoint", by="anna on laptop-3"),
+        Asked(at=NOW - 1500, run=3, request="a1", what="savepoint", by="anna on laptop-3"),
         SavepointMade(at=NOW - 1470, run=3, checkpoint=4801, folder="s3://streams/penstock/page-views-savepoints/2026-11-17", took_s=28.4),
+        Answered(at=NOW - 1470, run=3, request="a1", what="savepoint", by="anna on laptop-3", ok=True, checkpoint=4801, folder="s3://streams/penstock/page-views-savepoints/2026-11-17"),
+        Asked(at=NOW - 1400, run=3, request="a2", what="savepoint", by=PROGRAM),
+        Answered(at=NOW - 1390, run=3, request="a2", what="savepoint", by=PROGRAM, ok=False, error="/backups/views is not empty: a savepoint needs a folder of its own"),
+        Asked(at=NOW - 2, run=3, request="a3", what="checkpoint", by=PROGRAM),
         CheckpointFailed(at=NOW - 620, run=3, checkpoint=5056, reason="expired", text="it was not complete after 10 min", detail="2 of 20 subtasks did not acknowledge (priced-3, priced-5)", counts=True, triggered_at=NOW - 1220),
+        TasksRepeated(at=NOW - 900, run=3, batch=4870, operator="views-per-minute", subtasks=(1, 5), attempts=2, why="ValueError: could not convert string to float: '12,50' (page_views.py:88)"),
+        TasksRepeated(at=NOW - 890, run=3, batch=4871, operator="lake", attempts=3, batches_before=4),
         Lost(at=NOW - 600, run=3, events=4),
     ]  # fmt: skip
 
@@ -474,19 +487,30 @@ def late() -> JobView:
 
 
 def restarting() -> JobView:
-    """A job that has failed and waits to go back."""
-    events: list[Event] = [*checkpoint_events(40, 20, NOW - 9), run_failed(NOW - 3, 3, rows_again=9_120)]
+    """A job that has failed, as two times before, and waits to go back."""
+    times = {1: NOW - 160, 2: NOW - 90, 3: NOW - 3}
+    runs = tuple(RunView(run=run, how="restarted", started_at=at - 60) for run, at in reversed(times.items()))
+    events: list[Event] = [*checkpoint_events(40, 20, NOW - 9)]
+    for run, at in times.items():
+        events += [
+            RunStarted(at=at - 60, run=run, host="driver-7.cluster", pid=40_112, restored_from=38 + run),
+            FirstBatch(at=at - 56, run=run, batch=39 + run, took_s=3.9),
+            run_failed(at, run, rows_again=3_000 + run, batch_at=at - 2),
+        ]
     said = live(
         status="restarting",
         next_try_at=NOW + 4.2,
         failure="ValueError: could not convert string to float: '12,50'",
-        rows_per_s=0.0,
+        up_since=0.0,
+        batch_since=0.0,
         restarts=4,
+        sinks={"dashboard-db": SinkLive(rows=210_000), "lake": SinkLive(rows=95_000)},
     )
     return job_view(
         "enrichment",
         JobState.RESTARTING,
         events=events,
+        runs=runs,
         plan=page_views_plan(job="enrichment"),
         live=said,
         since=NOW - 3,
@@ -506,7 +530,7 @@ def died() -> JobView:
             newest_checkpoint=311,
         ),
     )
-    said = live(at=NOW - 7_300, batch_at=NOW - 7_301)
+    said = live(NOW - 7_300, at=NOW - 7_300, batch_at=NOW - 7_301)
     events: list[Event] = checkpoint_events(311, 30, NOW - 7_310)
     seen = job_view(
         "fraud-scores",
@@ -636,8 +660,10 @@ def hostile() -> JobView:
         completed(7, NOW - 39, subtasks=many, subtasks_in_all=2000),
         CheckpointFailed(at=NOW - 20, run=3, checkpoint=8, reason=HOSTILE, text=HOSTILE, detail=HOSTILE * 30, counts=True),
         run_failed(NOW - 10, 3, error=HOSTILE, why=HOSTILE * 9, root=HOSTILE, notes=(HOSTILE,), trace=HOSTILE, strategy=HOSTILE, decision=HOSTILE),
+        TasksRepeated(at=NOW - 9, run=3, batch=-1, operator=HOSTILE, subtasks=tuple(range(200)), attempts=2**60, why=HOSTILE),
         SinkDown(at=NOW - 9, run=3, sink=HOSTILE, why=HOSTILE, waiting=1),
         Asked(at=NOW - 8, run=3, what=HOSTILE, by=HOSTILE),
+        Answered(at=-1e30, run=3, request=HOSTILE, what=HOSTILE, by=HOSTILE, ok=False, error=HOSTILE, checkpoint=2**62, folder=HOSTILE),
         SavepointMade(at=NOW - 7, run=3, checkpoint=7, folder=HOSTILE, took_s=1e12),
         ProcessDied(at=NOW - 6, run=0, how=HOSTILE, restarts=False, decision=HOSTILE),
         JobEnded(at=NOW - 5, run=3, how=HOSTILE, why=HOSTILE),

@@ -29,7 +29,14 @@ PLAN = Plan(
     nodes=(
         PlanNode(uid="clicks", kind="source", what="log of 4 partitions"),
         PlanNode(uid="shops", kind="source", what="kafka"),
-        PlanNode(uid="counts", kind="operator", what="aggregate by app", inputs=("clicks",), parallelism=2),
+        PlanNode(
+            uid="counts",
+            kind="operator",
+            what="aggregate by app",
+            inputs=("clicks",),
+            parallelism=2,
+            partly_aggregated=True,
+        ),
         PlanNode(
             uid="joined", kind="operator", what="join by shop", inputs=("counts", "shops"), event_time=True
         ),

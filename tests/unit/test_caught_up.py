@@ -33,7 +33,7 @@ def test_nothing_is_left() -> None:
         ({"sinks": {"table": SinkLive(waiting=2)}}, "2 transactions of table to commit"),
     ],
 )
-@pytest.mark.parametrize("state", [JobState.RUNNING, JobState.DIED])
+@pytest.mark.parametrize("state", [JobState.RUNNING, JobState.RESTARTING, JobState.DIED])
 def test_something_is_left(state: JobState, said: dict[str, Any], why: str) -> None:
     """What is known to be left makes it no, whatever else nobody knows, and whether the job runs or not."""
     found = is_caught_up(view(state, **said))
@@ -53,11 +53,13 @@ def test_a_batch_under_way() -> None:
         (JobState.RUNNING, {"sources": {"clicks": SourceLive(behind=0), "shops": SourceLive()}}),
         (JobState.RUNNING, {"sources": {"clicks": SourceLive(behind=0)}}),
         (JobState.RUNNING, {"sources": {}}),
+        (JobState.RUNNING, {"up_since": 9.0}),
+        (JobState.RESTARTING, {}),
         (JobState.FINISHED, {}),
     ],
 )
 def test_nobody_knows(state: JobState, said: dict[str, Any]) -> None:
-    """A source that cannot say it, or has not yet, and a job that does not run, are not taken for yes."""
+    """A source that cannot say it, or has not since the restart, and a job of which no run is up, are not taken for yes."""
     found = is_caught_up(view(state, **said))
     assert found.answer is CaughtUp.UNKNOWN
     assert found.why

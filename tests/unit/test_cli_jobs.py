@@ -176,6 +176,7 @@ def test_one_screen_has_all_of_a_job(penstock: Penstock, tmp_path: Path, now: fl
         "└─ joined  as above",
         "97.7 KB in 3 files, watermark ",
         "5 late rows",
+        "rows partly aggregated",
         "nothing waits",
         "http://127.0.0.1:8090",
     ):
@@ -328,6 +329,24 @@ def test_failures_with_what_they_cost(penstock: Penstock, tmp_path: Path, now: f
     (one,) = penstock("failures", tmp_path, "views", "--json").json
     assert (one["error"], one["restored_from"], one["rows_again"]) == ("UnavailableError", 38, 1234)
     assert one["down_s"] == pytest.approx(13.0)
+
+
+def test_a_failure_that_came_again_is_listed_once(penstock: Penstock, tmp_path: Path, now: float) -> None:
+    """With how often it came and what it cost in all; `-v` and the JSON have each of them."""
+    job = healthy(tmp_path, now)
+    usual = next(event for event in job.events if isinstance(event, told.RunFailed))
+    job.tell(
+        *(
+            msgspec.structs.replace(usual, at=usual.at + n, why=f"the broker 10.0.0.{n} does not answer")
+            for n in (2, 9)
+        )
+    )
+    lines = penstock("failures", tmp_path, "views").out.splitlines()
+    assert len(lines) == 5
+    assert lines[4].startswith("  the same 3 times since ")
+    assert lines[4].endswith("3,702 rows were processed again (-v: each of them)")
+    assert penstock("failures", tmp_path, "views", "-v").out.count(" UTC  run 1, ") == 3
+    assert len(penstock("failures", tmp_path, "views", "--json").json) == 3
 
 
 def test_a_job_without_failures(penstock: Penstock, tmp_path: Path, now: float) -> None:

@@ -24,6 +24,7 @@ from seen_jobs import (
     late,
     live,
     nothing_at_all,
+    restarting,
 )
 
 import penstock.dashboard
@@ -282,6 +283,28 @@ def test_a_failure_shows_its_root_first_and_what_it_cost() -> None:
     assert [text.index(words) for words in told] == sorted(text.index(words) for words in told)
 
 
+def test_a_failure_that_came_again_is_shown_once() -> None:
+    """With how often and what all of it cost; each time can be opened."""
+    page = Parsed(pages.failures(restarting(), CHROME))
+    assert len([one for element, one in page.elements if element == "article"]) == 1
+    assert "3 times" in page.text
+    assert "9,006" in page.text
+    assert "2 earlier times with the same cause" in page.text
+    assert "run 1: nothing was processed for" in " ".join(page.text.split())
+
+
+def test_more_failures_than_a_page_takes_are_left_to_the_json() -> None:
+    """Each is counted once, and the newest of them are shown."""
+    newest = healthy().failures[0]
+    many = [
+        msgspec.structs.replace(newest, at=NOW - n, run=500 - n, root=f"{'x' * (1 + n // 30)}")
+        for n in range(140)
+    ]
+    page = Parsed(pages.failures(msgspec.structs.replace(healthy(), failures=tuple(many)), CHROME))
+    assert len([one for element, one in page.elements if element == "article"]) == 4
+    assert "40 older failures are in the JSON" in " ".join(page.text.split())
+
+
 def test_a_slow_subtask_is_marked() -> None:
     """The one subtask that held a checkpoint up comes first and has a mark, the others have none."""
     view = healthy()
@@ -358,6 +381,28 @@ def test_long_names_and_many_subtasks_are_cut_with_the_whole_name_at_hand() -> N
 def test_a_page_is_the_same_for_the_same_view(maker: Callable[[], JobView]) -> None:
     """Nothing but the view and what surrounds it decides, so a page can be kept and given to many."""
     assert dict(pages_of(maker())) == dict(pages_of(maker()))
+
+
+def test_while_a_job_restarts_nothing_old_is_shown_as_present() -> None:
+    """Neither on the overview nor on its page: what lay in the sources has its time, and there is no rate."""
+    for html in (pages.overview([restarting()], CHROME), pages.job(restarting(), CHROME)):
+        page = " ".join(Parsed(html).text.split())
+        assert "14.3 k rows as of 10:52:43: no run looks now" in page
+        assert "rows/s" not in page
+        assert "It waits for rows" not in page
+
+
+def test_rows_that_are_not_counted_one_by_one_are_marked() -> None:
+    """In the table of parts, with the reason as a title, and below the subtasks of a checkpoint."""
+    marked = [
+        attributes["title"]
+        for _, attributes in Parsed(pages.job(healthy(), CHROME)).elements
+        if "aggregated" in attributes.get("class", "")
+    ]
+    assert len(marked) == 1
+    assert "one row for each key of a batch and task" in marked[0]
+    page = Parsed(pages.checkpoint(healthy(), healthy().checkpoints[0], CHROME)).text
+    assert "Rows of views-per-minute: counted behind Spark" in page
 
 
 def test_of_a_job_that_ended_rates_are_not_shown_as_present() -> None:

@@ -15,17 +15,19 @@ from seen_jobs import (
     JOBS,
     NOW,
     completed,
+    died,
     healthy,
     hostile,
     late,
     live,
     page_views_plan,
+    restarting,
     story,
     subtasks,
 )
 
 from penstock.dashboard.pages.drawing import Box, Drawing, draw
-from penstock.dashboard.pages.facts import node_facts, total_behind
+from penstock.dashboard.pages.facts import node_facts
 from penstock.dashboard.pages.phases import (
     LEGEND,
     Point,
@@ -44,6 +46,7 @@ from penstock.dashboard.pages.words import NOTHING, ago, behind, compact, moment
 from penstock.journal.events import Event, FirstBatch
 from penstock.journal.live import PendingLive, SourceLive
 from penstock.journal.plan import PlanNode
+from penstock.view.behind import Behind, total_behind
 from penstock.view.checkpoints import history
 from penstock.view.model import CheckpointStatus, CheckpointView, JobState, JobView
 from penstock.view.needs import needs_somebody
@@ -176,7 +179,23 @@ def test_late_and_bad_rows_are_said() -> None:
 def test_lag_is_known_of_all_sources_or_not_at_all(known: list[int | None], expected: int | None) -> None:
     """A sum in which one source is missing would look better than it is."""
     sources = {f"s{number}": SourceLive(behind=behind) for number, behind in enumerate(known)}
-    assert total_behind(msgspec.structs.replace(healthy(), live=live(sources=sources))) == expected
+    seen = msgspec.structs.replace(healthy(), live=live(sources=sources, up_since=0.0))
+    assert total_behind(seen) == Behind(expected)
+
+
+def test_what_a_dead_run_left_is_shown_as_old() -> None:
+    """While no run is up: with the time when it was so, or not at all. A run that has come up has to look first."""
+    for seen in (restarting(), died()):
+        facts = node_facts(seen)
+        assert {fact.speed for fact in facts.values()} == {NOTHING}
+        assert facts["clicks"].state == "14.3 k rows"
+        assert facts["clicks"].as_of
+        assert facts["priced"].as_of
+    assert total_behind(restarting()) == Behind(14_312, NOW - 1)
+    assert node_facts(restarting())["lake"].state == NOTHING
+    came_up = msgspec.structs.replace(healthy(), live=live(up_since=NOW - 0.5))
+    assert total_behind(came_up).now is None
+    assert total_behind(healthy()) == Behind(14_312)
 
 
 # ── checkpoints ────────────────────────────────────────────────────────────────────────────────

@@ -6,9 +6,11 @@ from typing import Any, cast
 
 import pytest
 
+from penstock.engine.plans import plan_nodes
 from penstock.errors import ConfigError
-from penstock.graph import Graph, Source
+from penstock.graph import Aggregate, Dedupe, Graph, Source, Window
 from penstock.operators.row_order import Order, parse_order
+from penstock.operators.window_kinds import CountWindows, SessionWindows, TimeWindows
 
 
 @pytest.mark.parametrize(
@@ -35,6 +37,23 @@ def test_what_is_no_order_is_refused(given):
     """A direction that is not understood is never taken for the usual one."""
     with pytest.raises(ConfigError, match="asc or desc"):
         parse_order(given)
+
+
+def test_which_rows_are_counted_behind_a_partial_aggregation():
+    """Those of aggregates and of windows with aggregates, as far as Spark groups them: not those of windows of so many rows."""
+    any_column = cast("dict[str, Any]", {"n": None})
+    graph, source = Graph(), Source("clicks", cast("Any", None), None)
+    graph.sources.append(source)
+    graph.operators += [
+        Aggregate("totals", source, ("app",), any_column),
+        Window("minutes", source, ("app",), TimeWindows(60, 60), columns=any_column),
+        Window("sessions", source, ("app",), SessionWindows(60), columns=any_column),
+        Window("tens", source, ("app",), CountWindows(10), columns=any_column),
+        Window("own", source, ("app",), TimeWindows(60, 60)),
+        Dedupe("once", source, ("app",), 60),
+    ]
+    nodes = plan_nodes(graph, {}, parallelism=1)
+    assert [node.uid for node in nodes if node.partly_aggregated] == ["totals", "minutes", "sessions"]
 
 
 def test_a_uid_is_used_once():

@@ -103,6 +103,14 @@ def test_values_of_ours() -> None:
     assert value(views, "penstock_operator_bad_records_total", operator="per-page") == 2
 
 
+def test_what_a_dead_run_left_is_not_measured() -> None:
+    """While no run is up nothing is read, and nobody knows how far behind the sources are."""
+    restarting = msgspec.structs.replace(rich_view(), state=JobState.RESTARTING)
+    assert value([restarting], "penstock_rows_per_second") == 0
+    assert ("penstock_source_behind_rows" in {name for name, _ in series([restarting])}) is False
+    assert value([restarting], "penstock_source_rows_total", source="clicks") > 0
+
+
 def test_every_family_has_a_value_in_a_rich_view() -> None:
     """No family is only a name."""
     found = {name for name, _ in series([rich_view()])}

@@ -21,6 +21,7 @@ from penstock.engine.source_partitions import partition_name
 from penstock.engine.start import start_run
 from penstock.graph import EventTime
 from penstock.ids import CheckpointId
+from penstock.journal.events import Event
 from penstock.operators.timers import moment
 from penstock.ownership.claim import Claimant
 from penstock.snapshot.mailbox import Address
@@ -40,7 +41,8 @@ class Batches:
     def __init__(self, root: Path) -> None:
         self.clock = VirtualClock()
         self.storage = LocalStorage(root / "storage")
-        self.observer = Observer()
+        self.told: list[Event] = []
+        self.observer = Observer(tell=self.told.append)
         spec = JobSpec(
             "job",
             "job-1",

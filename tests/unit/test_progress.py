@@ -24,6 +24,23 @@ def test_rows_are_counted_where_they_come_in_and_for_each_sink() -> None:
     assert early == {"views": 2}
 
 
+def test_since_when_a_run_is_up() -> None:
+    """From its first batch on, or since it has found nothing to read; not any more when it has failed."""
+    clock = VirtualClock()
+    observer = Observer(clock=clock)
+    assert observer.is_coming_up
+    observer.has_nothing_to_read()
+    up_since = clock.wall()
+    clock.sleep(10.0)
+    observer.batch_done(CheckpointId(0), [], 0.5)
+    assert observer.progress.up_since == up_since
+    observer.restarting()
+    assert observer.is_coming_up
+    clock.sleep(10.0)
+    observer.batch_done(CheckpointId(0), [], 0.5)
+    assert observer.progress.up_since == up_since + 20.0
+
+
 def test_since_when_rows_are_in_no_checkpoint() -> None:
     """From the first of them on, until a checkpoint has all; a run that goes back has none."""
     clock = VirtualClock()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -38,9 +39,10 @@ from penstock.recovery.forget import forget_everything
 from penstock.recovery.restore import JobRecord, check_job_record
 from penstock.storage import LocalStorage, open_job_storage
 from penstock.view.checkpoints import percentiles
+from penstock.view.failures import grouped
 from penstock.view.find import find_jobs, job_id, job_of, linked_jobs
 from penstock.view.look import COMING_UP_S, look_at
-from penstock.view.model import CheckpointStatus, JobState, JobView
+from penstock.view.model import CheckpointStatus, FailureView, JobState, JobView
 
 NOW = 1_000.0
 SETTINGS = PlanSettings(
@@ -468,3 +470,43 @@ def test_percentiles_are_measured_values() -> None:
     assert found is not None
     assert (found.minimum, found.p50, found.p90, found.p99, found.maximum) == (0.0, 50.0, 90.0, 99.0, 100.0)
     assert percentiles([3.0]) == type(found)(*[3.0] * 8)
+
+
+# ── failures of one cause ──────────────────────────────────────────────────────────────────────
+
+
+def failure(at: float, root: str, **facts: Any) -> FailureView:
+    return FailureView(at=at, run=int(at), error="UserCodeError", why="a task failed", root=root, **facts)
+
+
+def test_neighbours_with_the_same_cause_are_one_group() -> None:
+    """Numbers, addresses and ids do not make another cause; another failure in between does."""
+    roots = [
+        "ValueError: '12,50' in batch 9 at 0x7f10ab",
+        "ValueError: '7,1' in batch 12 at 0x55fe",
+        "KeyError: 'user'",
+        "ValueError: '1,1' in batch 2 at 0x1",
+        "query 5f0e12ab-94cd-4bd1-9d0e-0a1b2c3d4e5f is gone",
+        "query 77aa01ff-03bd-41aa-bb12-aaaabbbbcccc is gone",
+        "topic2 is gone",
+    ]
+    found = grouped([failure(900.0 - n, root) for n, root in enumerate(roots)])
+    assert [(one.begins, one.count) for one in found] == [(0, 2), (2, 1), (3, 1), (4, 2), (6, 1)]
+    assert (found[0].first_at, found[0].last_at) == (899.0, 900.0)
+    assert grouped(()) == ()
+
+
+def test_a_group_costs_what_its_failures_cost() -> None:
+    """Failures with no batch between them were one silence, which counts once; what nobody knows is left out."""
+    of_one_silence = [
+        failure(900.0, "x", back_at=905.0, down_s=45.0, rows_again=0),
+        failure(880.0, "x", back_at=905.0, down_s=45.0, rows_again=100),
+    ]
+    before = [
+        failure(700.0, "x", back_at=710.0, down_s=12.0, rows_again=20),
+        failure(600.0, "x", back_at=0.0, down_s=None, rows_again=None),
+    ]
+    (group,) = grouped([*of_one_silence, *before])
+    assert (group.count, group.down_s, group.rows_again) == (4, 57.0, 120)
+    (unknown,) = grouped(before[1:])
+    assert (unknown.down_s, unknown.rows_again) == (None, None)

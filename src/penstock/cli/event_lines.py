@@ -38,12 +38,18 @@ def _sentence(event: Event) -> str:  # noqa: C901, PLR0911, PLR0912 - one case a
         case told.JobEnded():
             why = f": {event.error}: {_short(event.why)}" if event.error else ""
             return f"the job has ended: {event.how}{why}"
+        case told.TasksRepeated():
+            why = _short(event.why) or "one ended without a word"
+            return f"batch {event.batch} is done after {event.attempts} attempts of tasks of {event.operator}: {why}"
         case told.SavepointMade():
             return (
                 f"savepoint of checkpoint {event.checkpoint} made in {duration(event.took_s)}: {event.folder}"
             )
         case told.Asked():
             return f"{event.what} asked for by {_short(event.by) or 'somebody'}"
+        case told.Answered():
+            said = "was done" if event.ok else f"came to nothing: {_short(event.error)}"
+            return f"{event.what} that {_short(event.by) or 'somebody'} had asked for {said}"
         case told.SinkDown():
             waiting = counted(event.waiting, "transaction waits", "transactions wait")
             return f"sink {event.sink} does not take commits, {waiting}: {_short(event.why)}"
@@ -62,8 +68,15 @@ def _sentence(event: Event) -> str:  # noqa: C901, PLR0911, PLR0912 - one case a
 
 def is_bad(event: Event) -> bool:
     """Whether somebody may want to know."""
-    bad = (told.CheckpointFailed, told.RunFailed, told.SinkDown, told.ProcessDied, told.Lost)
-    return isinstance(event, bad) or (isinstance(event, told.JobEnded) and bool(event.error))
+    bad = (
+        told.CheckpointFailed,
+        told.RunFailed,
+        told.TasksRepeated,
+        told.SinkDown,
+        told.ProcessDied,
+        told.Lost,
+    )
+    return isinstance(event, bad) or (isinstance(event, told.JobEnded | told.Answered) and bool(event.error))
 
 
 def _origin(event: told.RunStarted) -> str:

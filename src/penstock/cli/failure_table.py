@@ -8,7 +8,8 @@ from rich.text import Text
 
 from penstock.cli.console import plain_console
 from penstock.cli.printing import ago, in_brief, moment, visible
-from penstock.view.model import FailureView
+from penstock.view.failures import grouped
+from penstock.view.model import FailureGroup, FailureView
 from penstock.wording import counted, duration
 
 SHORT = 300
@@ -41,9 +42,21 @@ def print_failures(job: str, failures: Sequence[FailureView], now: float, *, ver
     if not failures:
         console.print(f"job {job} has no failure that is known", highlight=False)
         return
-    for failure in reversed(failures):
-        for line in _lines(failure, now, verbose=verbose):
+    for group in reversed(grouped(failures)):
+        found = failures[group.begins : group.begins + (group.count if verbose else 1)]
+        lines = [line for failure in reversed(found) for line in _lines(failure, now, verbose=verbose)]
+        for line in (*lines, *([_in_all(group)] if group.count > 1 else [])):
             console.print(line, soft_wrap=True, highlight=False)
+
+
+def _in_all(group: FailureGroup) -> Text:
+    """Of a failure that came again and again."""
+    parts = [f"the same {counted(group.count, 'time')} since {moment(group.first_at)} UTC"]
+    if group.down_s is not None:
+        parts.append(f"nothing was processed for {duration(group.down_s)} in all")
+    if group.rows_again is not None:
+        parts.append(f"{counted(group.rows_again, 'row was', 'rows were')} processed again")
+    return Text(f"  {', '.join(parts)} (-v: each of them)", "yellow")
 
 
 def _lines(failure: FailureView, now: float, *, verbose: bool) -> Iterator[Text]:

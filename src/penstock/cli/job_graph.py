@@ -9,9 +9,10 @@ from rich.table import Table
 from rich.text import Text
 
 from penstock.cli.job_list import TIGHT
-from penstock.cli.printing import lasting
+from penstock.cli.printing import lasting, time_of_day
 from penstock.journal.live import Live, OperatorLive, SinkLive, SourceLive
-from penstock.journal.plan import Plan, PlanNode
+from penstock.journal.plan import PARTLY_AGGREGATED, Plan, PlanNode
+from penstock.view.behind import source_behind
 from penstock.view.model import JobView
 from penstock.wording import counted, size
 
@@ -63,10 +64,10 @@ def graph_table(view: JobView, spark: Callable[[str], str] | None = None, *, wid
         known = first and doing is not None
         table.add_row(
             name,
-            f"{doing.rows_per_s:,.0f}" if known and doing and view.state.is_alive else "",
+            f"{doing.rows_per_s:,.0f}" if known and doing and view.is_up else "",
             *([spark(node.uid) if first else ""] if spark is not None else []),
             *([f"{doing.rows:,}" if known and doing else ""] if wide else []),
-            _said(doing, view) if known and doing else "",
+            _said(doing, node, view) if known and doing else "",
         )
     return table
 
@@ -76,26 +77,41 @@ def _doing(live: Live, node: PlanNode) -> SourceLive | OperatorLive | SinkLive |
     return of_kind.get(node.kind, {}).get(node.uid)  # type: ignore[attr-defined, no-any-return]
 
 
-def _said(doing: SourceLive | OperatorLive | SinkLive, view: JobView) -> Text:
+def _said(doing: SourceLive | OperatorLive | SinkLive, node: PlanNode, view: JobView) -> Text:
     now = view.now if view.state.is_alive or view.live is None else view.live.at
     match doing:
         case SourceLive():
-            parts = _of_source(doing)
+            parts = _of_source(doing, view)
         case OperatorLive():
-            parts = _of_operator(doing, now)
+            parts = _of_operator(doing, now, _as_of(view))
         case SinkLive():
-            parts = _of_sink(doing, now)
+            parts = _of_sink(doing, now) if view.is_up or not view.state.is_alive else _unknown("waiting")
+    if node.partly_aggregated:
+        parts = [*parts, Text(f"rows {PARTLY_AGGREGATED}", "dim")]
     return Text(", ").join(part if isinstance(part, Text) else Text(part) for part in parts)
 
 
-def _of_source(source: SourceLive) -> list[str | Text]:
-    if source.behind is None:
-        return [Text("behind: not known", "dim")]
-    return [f"{source.behind:,} behind" if source.behind else Text("nothing left to read", "green")]
+def _unknown(what: str) -> list[str | Text]:
+    return [Text(f"{what}: not known", "dim")]
 
 
-def _of_operator(operator: OperatorLive, now: float) -> list[str | Text]:
-    parts: list[str | Text] = [f"{size(operator.state_bytes)} in {counted(operator.files, 'file')}"]
+def _of_source(source: SourceLive, view: JobView) -> list[str | Text]:
+    behind = source_behind(view, source)
+    if behind.rows is None:
+        return _unknown("behind")
+    if behind.as_of:
+        return [Text(f"{behind.rows:,} behind at {time_of_day(behind.as_of)}", "dim")]
+    return [f"{behind.rows:,} behind" if behind.rows else Text("nothing left to read", "green")]
+
+
+def _as_of(view: JobView) -> str:
+    """Of what the last batch has said, where its run is over: when that was."""
+    at = 0.0 if view.is_up or view.live is None else view.live.batch_at
+    return f" at {time_of_day(at)}" if at else ""
+
+
+def _of_operator(operator: OperatorLive, now: float, as_of: str) -> list[str | Text]:
+    parts: list[str | Text] = [f"{size(operator.state_bytes)} in {counted(operator.files, 'file')}{as_of}"]
     if operator.watermark_us is not None:
         lag_s = now - operator.watermark_us / 1e6
         parts.append(f"watermark {lasting(lag_s)} behind" if lag_s > 0 else "watermark ahead of the clock")

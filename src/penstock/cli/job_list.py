@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from penstock.cli.printing import about
+from penstock.view.behind import total_behind
 from penstock.view.caught_up import is_caught_up
 from penstock.view.model import JobState, JobView
 from penstock.view.needs import needs_somebody
@@ -44,7 +45,7 @@ def as_json(view: JobView) -> dict[str, Any]:
         "checkpoint_age_s": view.checkpoint_age_s,
         "late": view.is_late,
         "rows_per_s": _rate_of(view),
-        "behind": behind(view),
+        "behind": total_behind(view).now,
         "caught_up": is_caught_up(view).answer.value,
         "restarts": view.restarts,
         "guarantee": view.guarantee or None,
@@ -57,16 +58,8 @@ def ui(view: JobView) -> str:
     return view.live.ui if view.live is not None and view.state.is_alive else ""
 
 
-def behind(view: JobView) -> int | None:
-    """Rows that lie in its sources and are not read; None where a source cannot say it, or nobody looks."""
-    if view.live is None or not view.state.is_alive or not view.live.sources:
-        return None
-    known = [source.behind for source in view.live.sources.values()]
-    return None if None in known else sum(rows or 0 for rows in known)
-
-
 def _rate_of(view: JobView) -> float | None:
-    return view.live.rows_per_s if view.live is not None and view.state.is_alive else None
+    return view.live.rows_per_s if view.live is not None and view.is_up else None
 
 
 def overview(views: Sequence[JobView], columns: int) -> RenderableType:
@@ -96,7 +89,7 @@ def _cells(view: JobView) -> list[Text | str]:
         "-" if last is None else str(last.checkpoint),
         age_text(view),
         "" if rows is None else f"{rows:,.0f}",
-        _number(behind(view), view),
+        _number(total_behind(view).now, view),
     ]
 
 

@@ -41,6 +41,7 @@ def status_json(view: JobView) -> dict[str, Any]:
         checkpoints=view.checkpoints[:SHOWN_OF_HISTORY],
         failures=view.failures[:SHOWN_OF_HISTORY],
         events=view.events[:SHOWN_OF_HISTORY],
+        asked=view.asked[:SHOWN_OF_HISTORY],
         runs=view.runs[:SHOWN_OF_HISTORY],
     )
     summed_up = {name: value for name, value in as_json(view).items() if name not in brief.__struct_fields__}
@@ -144,7 +145,7 @@ def _input(view: JobView) -> Text:
     live = view.live
     if live is None:
         return Text()
-    now = f"{rate(live.rows_per_s)}, " if view.state.is_alive else ""
+    now = f"{rate(live.rows_per_s)}, " if view.is_up else ""
     batches = f"{counted(live.batches, 'batch', 'batches')} since this start, the last took {duration(live.batch_seconds)}"
     text = Text(f"{now}{counted(live.rows_in, 'row')} in {batches}")
     if view.restarts:

@@ -45,7 +45,7 @@ class WatchScreen:
             return
         self._noted = look
         for view in views:
-            live = view.live if view.state.is_alive else None
+            live = view.live if view.is_up else None
             self._rates.note(view.storage, live.rows_per_s if live is not None else 0.0)
             for uid, rows_per_s in _rates(live).items() if live is not None else ():
                 self._rates.note(f"{view.storage}\0{uid}", rows_per_s)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from penstock.journal.live import Live, OperatorLive, SinkLive, SourceLive
+from penstock.view.behind import source_behind
 from penstock.view.model import JobState, JobView
 
 Labels = tuple[str, ...]
@@ -107,6 +108,11 @@ def _since_s(view: JobView, moment: float) -> float:
     return max(0.0, view.now - moment) if moment else 0.0
 
 
+def _rows_per_s(view: JobView) -> float | None:
+    """While no run is up, nothing is read, whatever it said last."""
+    return None if view.live is None else view.live.rows_per_s if view.is_up else 0.0
+
+
 def _last_down_s(view: JobView) -> float | None:
     known = (failure.down_s for failure in view.failures)
     return next((down for down in known if down is not None), None)
@@ -145,7 +151,7 @@ _JOB = (
         counter=True,
     ),
     Family("penstock_rows_total", "Rows read", _live(lambda live: live.rows_in), counter=True),
-    Family("penstock_rows_per_second", "Rows read in a second", _live(lambda live: live.rows_per_s)),
+    Family("penstock_rows_per_second", "Rows read in a second", _one(_rows_per_s)),
     Family("penstock_batches_total", "Batches done", _live(lambda live: live.batches), counter=True),
     Family(
         "penstock_last_batch_seconds", "How long the last batch took", _live(lambda live: live.batch_seconds)
@@ -216,8 +222,8 @@ _SOURCES = (
     ),
     Family(
         "penstock_source_behind_rows",
-        "Rows that lie in a source and are not read yet, where that can be known",
-        _sources(lambda _, source: source.behind),
+        "Rows that lie in a source and are not read yet, where that can be known and a run is up that looks",
+        _sources(lambda view, source: source_behind(view, source).now),
         ("source",),
     ),
     Family(

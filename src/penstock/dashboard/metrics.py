@@ -18,6 +18,7 @@ from penstock.dashboard.flink.words import is_over
 from penstock.dashboard.looking import Looker
 from penstock.dashboard.metric_families import FAMILIES, Family
 from penstock.dashboard.recent import LastingResponse
+from penstock.view.behind import source_behind
 from penstock.view.model import JobView
 
 JOB_LABELS = ("job_id", "job_name")
@@ -110,8 +111,8 @@ def _operator_values(view: JobView) -> Iterator[tuple[str, str, float]]:
         return
     for uid, source in live.sources.items():
         yield uid, "numRecordsOut", source.rows
-        if source.behind is not None:
-            yield uid, "pendingRecords", source.behind
+        if (behind := source_behind(view, source).now) is not None:
+            yield uid, "pendingRecords", behind
     for uid, operator in live.operators.items():
         yield uid, "numRecordsIn", operator.rows
         yield uid, "numLateRecordsDropped", operator.late_rows

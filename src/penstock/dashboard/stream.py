@@ -166,7 +166,7 @@ def _changed(seen: Seen) -> Changed:
         checkpoints=len(view.checkpoints),
         failures=len(view.failures),
         pending=len(view.live.pending) if view.live else 0,
-        rows_per_s=view.live.rows_per_s if view.live else 0.0,
+        rows_per_s=view.live.rows_per_s if view.live and view.is_up else 0.0,
     )
 
 

@@ -12,7 +12,18 @@ import msgspec
 from penstock.journal.events import Event
 from penstock.journal.plan import PlanSettings
 from penstock.view.asking import Outcome
-from penstock.view.model import CheckpointSummary, CheckpointView, FailureView, JobState, JobView, RunView
+from penstock.view.behind import total_behind
+from penstock.view.failures import grouped
+from penstock.view.model import (
+    AskedView,
+    CheckpointSummary,
+    CheckpointView,
+    FailureGroup,
+    FailureView,
+    JobState,
+    JobView,
+    RunView,
+)
 
 MOST_EVENTS = 200
 MOST_CHECKPOINTS = 20
@@ -44,7 +55,7 @@ class JobGlance(msgspec.Struct, frozen=True, kw_only=True):
     late: bool
     rows_per_s: float
     behind: int | None
-    """Rows in all sources that are not read yet; None where nobody knows."""
+    """Rows in all sources that are not read yet; None where nobody knows, or no run is up that looks."""
     restarts: int
     failures: int
     last_failure: str
@@ -75,6 +86,8 @@ class FailuresTwin(msgspec.Struct, frozen=True, kw_only=True):
     job: str
     now: float
     failures: tuple[FailureView, ...]
+    groups: tuple[FailureGroup, ...]
+    """Which of them, one behind the other, have the same cause."""
     runs: tuple[RunView, ...]
 
 
@@ -94,6 +107,8 @@ class ActionsTwin(msgspec.Struct, frozen=True, kw_only=True):
     state: JobState
     allowed: tuple[str, ...]
     savepoints: tuple[str, ...]
+    asked: tuple[AskedView, ...]
+    """What the journal knows of earlier requests, newest first."""
     outcome: Outcome | None = None
 
 
@@ -105,7 +120,6 @@ def overview(views: Sequence[JobView], problems: tuple[str, ...] = ()) -> Overvi
 def glance(view: JobView) -> JobGlance:
     """One of them."""
     live, plan, last = view.live, view.plan, view.last_completed
-    is_alive = live is not None and view.state.is_alive
     failure = view.failures[0] if view.failures else None
     return JobGlance(
         id=view.id,
@@ -128,8 +142,8 @@ def glance(view: JobView) -> JobGlance:
         checkpoint_age_s=view.checkpoint_age_s,
         interval_s=plan.settings.interval_s if plan else None,
         late=view.is_late,
-        rows_per_s=live.rows_per_s if live and is_alive else 0.0,
-        behind=_behind(view) if is_alive else None,
+        rows_per_s=live.rows_per_s if live and view.is_up else 0.0,
+        behind=total_behind(view).now,
         restarts=view.restarts,
         failures=len(view.failures),
         last_failure=(failure.root or failure.why) if failure else "",
@@ -138,16 +152,12 @@ def glance(view: JobView) -> JobGlance:
     )
 
 
-def _behind(view: JobView) -> int | None:
-    known = [source.behind for source in (view.live.sources.values() if view.live else ())]
-    return None if not known or None in known else sum(filter(None, known))
-
-
 def job(view: JobView) -> JobView:
     """The job, with as much of its history as its page shows."""
     return msgspec.structs.replace(
         view,
         events=view.events[:MOST_EVENTS],
+        asked=view.asked[:MOST_EVENTS],
         checkpoints=_light(view.checkpoints[:MOST_CHECKPOINTS]),
     )
 
@@ -170,7 +180,13 @@ def _light(known: Sequence[CheckpointView]) -> tuple[CheckpointView, ...]:
 
 def failures(view: JobView) -> FailuresTwin:
     """All that is known."""
-    return FailuresTwin(job=view.name, now=view.now, failures=view.failures, runs=view.runs)
+    return FailuresTwin(
+        job=view.name,
+        now=view.now,
+        failures=view.failures,
+        groups=grouped(view.failures),
+        runs=view.runs,
+    )
 
 
 def journal(view: JobView) -> JournalTwin:
@@ -186,5 +202,6 @@ def actions(view: JobView, allowed: Sequence[str], outcome: Outcome | None) -> A
         state=view.state,
         allowed=tuple(allowed),
         savepoints=view.savepoints,
+        asked=view.asked,
         outcome=outcome,
     )

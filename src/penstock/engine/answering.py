@@ -72,13 +72,15 @@ class Answering:
         *,
         in_background: Callable[[Callable[[], None]], None],
         clock: Clock = SYSTEM_CLOCK,
-        on_taken: Callable[[Request], None] = lambda _: None,
+        on_taken: Callable[[str, Request], None] = lambda *_: None,
+        on_answered: Callable[[str, Request, Done], None] = lambda *_: None,
     ) -> None:
         self._storage = storage
         self._claimant = claimant
         self._deeds = deeds
         self._in_background = in_background
         self._on_taken = on_taken
+        self._on_answered = on_answered
         self._clock = clock
         self._lock = threading.Lock()
         self._deciding = threading.Lock()
@@ -137,13 +139,7 @@ class Answering:
         with self._lock:
             left = dict(self._under_way)
         for request, wish in left.items():
-            if wish.kind in (Kind.STOP, Kind.CANCEL) and error is None:
-                done = Done(ok=True, facts=facts)
-            elif error is not None:
-                done = Done.failed(error)
-            else:
-                done = Done.failed(f"the job ended ({facts.get('status')}) before the {wish.kind} was made")
-            self._answer(request, done)
+            self._answer(request, answer_at_the_end(wish, facts, error))
 
     # ── one request ────────────────────────────────────────────────────────────────────────────
 
@@ -168,7 +164,7 @@ class Answering:
         with self._lock:
             self._under_way[request] = wish
         _log.info("%s is asked for by %s", wish.kind, wish.by or "somebody")
-        self._on_taken(wish)
+        self._on_taken(request, wish)
         self._begin(request, wish)
 
     def _is_late(self, request: str, wish: Request, claim: Claim) -> bool:
@@ -232,6 +228,8 @@ class Answering:
         if claim is not None:
             claim.check()
             answer(self._storage, request, done)
+            if (wish := self._under_way.get(request)) is not None:
+                self._on_answered(request, wish, done)
 
     def _forget(self, over: list[str]) -> None:
         now_s = self._clock.monotonic()
@@ -239,6 +237,15 @@ class Answering:
         old = [request for request, since_s in self._over_since_s.items() if now_s - since_s > FORGET_AFTER_S]
         if old:
             forget_requests(self._storage, old)
+
+
+def answer_at_the_end(wish: Request, facts: Facts, error: BaseException | None) -> Done:
+    """To what was under way when the job ended: a stop or a cancel has come to its end. `error`: why that is not so."""
+    if error is not None:
+        return Done.failed(error)
+    if wish.kind in (Kind.STOP, Kind.CANCEL):
+        return Done(ok=True, facts=facts)
+    return Done.failed(f"the job ended ({facts.get('status')}) before the {wish.kind} was made")
 
 
 def _expired(wish: Request, late_s: float) -> str:

@@ -114,6 +114,8 @@ class OperatorAnswer(msgspec.Struct, frozen=True, tag="operator"):
     bad: BadCount = BadCount()
     late: int = 0
     """How many rows came too late."""
+    tries: int = 1
+    """How often its task was begun in this batch."""
 
 
 class SinkAnswer(msgspec.Struct, frozen=True, tag="sink"):
@@ -124,6 +126,7 @@ class SinkAnswer(msgspec.Struct, frozen=True, tag="sink"):
     attempt: int
     transaction: PreCommitted | None
     bad: BadCount = BadCount()
+    tries: int = 1
 
 
 Answer = OperatorAnswer | SinkAnswer

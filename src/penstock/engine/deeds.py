@@ -19,8 +19,7 @@ from penstock.errors import ConfigError, PenstockError, UnavailableError
 from penstock.ids import NO_CHECKPOINT
 from penstock.ownership.claim import Claimant, newest_claim
 from penstock.ownership.holds import holding
-from penstock.ownership.requests import ID_DIGITS, Facts, Kind, Request
-from penstock.randomness import SYSTEM_RANDOMNESS
+from penstock.ownership.requests import Facts, Request
 from penstock.savepoint.folder import refuse_if_taken
 from penstock.storage import Storage, open_storage
 
@@ -72,12 +71,6 @@ class JobDeeds:
         """Told of each that is whole: its checkpoint, its folder, how long it took (s)."""
         self._over = threading.Event()
         self.how_to_stop = Stop()
-
-    def asked_here(self, kind: Kind, timeout_s: float, to: str | None = None) -> tuple[str, Request]:
-        """A request of the program that runs the job itself, which needs no storage."""
-        now = self._clock.wall()
-        wish = Request(kind=kind, asked_at=now, until=now + timeout_s, to=to, by="the program itself")
-        return SYSTEM_RANDOMNESS.token(ID_DIGITS), wish
 
     def no_further_run(self) -> None:
         """The last run is over: nobody waits for a checkpoint any more."""

@@ -57,6 +57,7 @@ class LiveView:
             status=now.status,
             ui=now.ui,
             started_at=now.started_at,
+            up_since=progress.up_since,
             batch=progress.batch,
             batches=progress.batches,
             batch_seconds=progress.batch_seconds,

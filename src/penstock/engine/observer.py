@@ -13,8 +13,11 @@ from penstock.checkpoint.events import Announce
 from penstock.checkpoint.witness import Witness
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.engine import telling
+from penstock.engine.repeated_tasks import Repeated
 from penstock.ids import CheckpointId
 from penstock.journal.events import (
+    MOST_SUBTASKS,
+    Answered,
     Asked,
     CheckpointCommitted,
     Event,
@@ -23,7 +26,9 @@ from penstock.journal.events import (
     SavepointMade,
     SinkDown,
     SinkUp,
+    TasksRepeated,
 )
+from penstock.ownership.requests import Done, Request
 from penstock.recovery.restore import RestorePoint
 from penstock.snapshot.messages import MergeDone
 from penstock.state.handle import StateHandle
@@ -68,6 +73,8 @@ class Progress:
     run: int = 0
     restored_from: int = -1
     restarts: int = 0
+    up_since: float = 0.0
+    """When the present run came up: it had done a batch, or found nothing to read. 0: none is up."""
     batch: int = -1
     batches: int = 0
     rows_in: int = 0
@@ -144,10 +151,13 @@ class Observer(Witness):
         self._completed: dict[int, float] = {}
         """When checkpoints that are not known to be committed came to exist."""
         self._first_batch_since_s: float | None = None
-        self.is_coming_up = True
-        """Whether the present run has neither done a batch nor found that there is nothing to do."""
 
     # ── a run ──────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def is_coming_up(self) -> bool:
+        """Whether the present run has neither done a batch nor found that there is nothing to do."""
+        return not self.progress.up_since
 
     def restored(self, point: RestorePoint) -> None:
         """A run begins."""
@@ -157,7 +167,7 @@ class Observer(Witness):
             self.progress.checkpoint = point.id
             self.progress.checkpoint_at = point.checkpoint.completed_at if point.checkpoint else 0.0
             self._count_what_is_unsafe({})
-            self.progress.batch_since = 0.0
+            self.progress.batch_since = self.progress.up_since = 0.0
             self.progress.sinks_down = {}
             self._completed, self._told_again = {}, False
         self.on_change(self.progress)
@@ -167,7 +177,6 @@ class Observer(Witness):
     ) -> None:
         """It has gone back to its checkpoint, and its query is about to start. `savepoint`: with which the job has begun just now."""
         self._first_batch_since_s = self._clock.monotonic()
-        self.is_coming_up = True
         now = self._clock.wall()
         self._tell(
             telling.run_started(
@@ -208,7 +217,7 @@ class Observer(Witness):
         """A run failed and another is going to begin."""
         with self._lock:
             self.progress.restarts += 1
-            self.progress.batch_since = 0.0
+            self.progress.batch_since = self.progress.up_since = 0.0
         self.on_change(self.progress)
 
     def ended(self, how: str, error: BaseException | None) -> None:
@@ -227,9 +236,26 @@ class Observer(Witness):
             )
         )
 
-    def asked(self, what: str, by: str) -> None:
+    def asked(self, request: str, wish: Request) -> None:
         """Somebody has asked for something, and it was taken on."""
-        self._tell(Asked(at=self._clock.wall(), run=self.progress.run, what=what, by=telling.text_of(by)))
+        now, run = self._clock.wall(), self.progress.run
+        self._tell(Asked(at=now, run=run, request=request, what=wish.kind, by=telling.text_of(wish.by)))
+
+    def answered(self, request: str, wish: Request, done: Done) -> None:
+        """This came of it."""
+        self._tell(
+            Answered(
+                at=self._clock.wall(),
+                run=self.progress.run,
+                request=request,
+                what=wish.kind,
+                by=telling.text_of(wish.by),
+                ok=done.ok,
+                error=telling.text_of(done.error),
+                checkpoint=done.facts.get("checkpoint", -1),
+                folder=done.facts.get("savepoint", ""),
+            )
+        )
 
     def savepoint_made(self, checkpoint: int, folder: str, took_s: float) -> None:
         """A savepoint is whole."""
@@ -240,7 +266,8 @@ class Observer(Witness):
 
     def has_nothing_to_read(self) -> None:
         """The query has looked at its sources and waits for rows: the run is up."""
-        self.is_coming_up = False
+        with self._lock:
+            self.progress.up_since = self.progress.up_since or self._clock.wall()
 
     def batch_begun(self) -> None:
         """A batch runs."""
@@ -257,9 +284,9 @@ class Observer(Witness):
     ) -> None:
         """A batch passed every operator and sink."""
         now = self._clock.wall()
-        self.is_coming_up = False
         with self._lock:
             progress = self.progress
+            progress.up_since = progress.up_since or now
             progress.batch = batch
             progress.batches += 1
             progress.rows_out = _more(progress.rows_out, ((one.sink, one.rows) for one in transactions))
@@ -274,6 +301,24 @@ class Observer(Witness):
             took_s = self._clock.monotonic() - first_since_s
             self._tell(FirstBatch(at=now, run=self.progress.run, batch=batch, took_s=took_s))
         self.on_change(self.progress)
+
+    def tasks_repeated(self, repeated: Repeated) -> None:
+        """A batch was done after Spark had repeated some of its tasks."""
+        told = TasksRepeated(
+            at=self._clock.wall(),
+            run=self.progress.run,
+            batch=repeated.batch,
+            operator=repeated.uid,
+            subtasks=repeated.subtasks[:MOST_SUBTASKS],
+            attempts=repeated.attempts,
+            why=telling.text_of(repeated.why),
+            batches_before=repeated.batches_before,
+        )
+        _log.warning(
+            "batch %s is done after %s attempts of tasks of %s: %s",
+            *(told.batch, told.attempts, told.operator, told.why or "one ended without a word"),
+        )
+        self._tell(told)
 
     def rows_read(self, batch: int, sources: Mapping[str, SourceAccount]) -> None:
         """Spark has accounted for a batch: so many more came from the sources."""

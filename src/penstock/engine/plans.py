@@ -27,6 +27,7 @@ from penstock.graph import (
     late_from,
 )
 from penstock.journal.plan import PlanNode, PlanSettings
+from penstock.operators.window_kinds import CountWindows
 from penstock.sinks.two_phase_commit import Delivery
 from penstock.wording import exactly
 
@@ -59,7 +60,15 @@ def _operator(operator: Keyed, graph: Graph, parallelism: int) -> PlanNode:
         parallelism=parallelism,
         keys=operator.keys,
         event_time=bool(graph.event_time_sources(operator)),
+        partly_aggregated=_is_partly_aggregated(operator),
     )
+
+
+def _is_partly_aggregated(operator: Keyed) -> bool:
+    """Whether Spark groups its rows before a task counts them. To windows of so many rows each row comes alone."""
+    if isinstance(operator, Window):
+        return bool(operator.columns) and not isinstance(operator.windows, CountWindows)
+    return isinstance(operator, Aggregate)
 
 
 def _sink(output: Output) -> PlanNode:

@@ -26,6 +26,7 @@ from penstock.engine.job_spec import JobSpec
 from penstock.engine.late_rows import LateRowCounts
 from penstock.engine.observer import Observer, tell_origins
 from penstock.engine.reading import Reading
+from penstock.engine.repeated_tasks import SeldomTold, repeated_tasks
 from penstock.engine.source_partitions import moved, named_partitions
 from penstock.engine.start import Start
 from penstock.engine.task_failures import Accounts, as_error
@@ -104,6 +105,7 @@ class Run:
         self._watermarks.know(known, self._now_us)
         self._show_event_time()
         self._accounts = Accounts()
+        self._repeated = SeldomTold(observer.tasks_repeated, clock)
         self._merge_orders = MergeOrders(choose_merge or spec.backend.choose_merge)
         self._reading = Reading(
             start.log,
@@ -270,6 +272,7 @@ class Run:
                 self._clock.wall(),
             )
         )
+        self._repeated.take(repeated_tasks(plan.batch, self._accounts.told, answers))
         self._show_event_time()
         seconds = self._clock.monotonic() - batch.began
         self._observer.batch_done(

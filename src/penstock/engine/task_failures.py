@@ -88,6 +88,11 @@ class Accounts:
             self._told.append(told)
 
     @property
+    def told(self) -> tuple[TaskFailed, ...]:
+        """All of them, the first first."""
+        return tuple(self._told)
+
+    @property
     def decisive(self) -> TaskFailed | None:
         """The failure that the batch ends with: one that would only be met again, or else the first, which others may have followed."""
         return self.hopeless or (self._told[0] if self._told else None)

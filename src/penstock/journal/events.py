@@ -150,6 +150,25 @@ class JobEnded(_Event, frozen=True, kw_only=True, tag="job_ended"):
     checkpoint: int = -1
 
 
+class TasksRepeated(_Event, frozen=True, kw_only=True, tag="tasks_repeated"):
+    """Attempts of tasks have failed, Spark has repeated them, and the batch was done: nothing is lost.
+
+    Told of an operator once a minute at most.
+    """
+
+    batch: int
+    operator: str
+    """Or the sink."""
+    subtasks: tuple[int, ...] = ()
+    """Those that are known by their number; of very many the first."""
+    attempts: int
+    """The most that one of them needed."""
+    why: str = ""
+    """What the first attempt that failed has said; '' for one that said nothing: its process died, or Spark gave it up."""
+    batches_before: int = 0
+    """So many batches with the same came since this was last told."""
+
+
 class SavepointMade(_Event, frozen=True, kw_only=True, tag="savepoint_made"):
     """A savepoint is whole."""
 
@@ -163,6 +182,23 @@ class Asked(_Event, frozen=True, kw_only=True, tag="asked"):
 
     what: str
     by: str = ""
+    request: str = ""
+    """By which its answer is found."""
+
+
+class Answered(_Event, frozen=True, kw_only=True, tag="answered"):
+    """What came of something that somebody has asked the job for."""
+
+    request: str
+    what: str
+    by: str = ""
+    ok: bool
+    error: str = ""
+    """Why it came to nothing."""
+    checkpoint: int = -1
+    """The one that was made for it; of a stop or a cancel, the last one."""
+    folder: str = ""
+    """Of the savepoint, where one was asked for."""
 
 
 class SinkDown(_Event, frozen=True, kw_only=True, tag="sink_down"):
@@ -219,8 +255,10 @@ Event = (
     | CheckpointFailed
     | RunFailed
     | JobEnded
+    | TasksRepeated
     | SavepointMade
     | Asked
+    | Answered
     | SinkDown
     | SinkUp
     | ProcessDied

@@ -81,6 +81,8 @@ class Live(msgspec.Struct, frozen=True, kw_only=True):
     """Where its pages are: `http://127.0.0.1:8090`."""
     started_at: float = 0.0
     """When this start of the job began."""
+    up_since: float = 0.0
+    """When the present run came up: it had done a batch, or found nothing to read. 0: none is up: numbers are of the run before."""
     batch: int = -1
     batches: int = 0
     batch_seconds: float = 0.0

@@ -22,6 +22,12 @@ class PlanNode(msgspec.Struct, frozen=True, kw_only=True):
     """Whether it goes by event time."""
     promise: str = ""
     """Of a sink: when its rows are visible, or what may come of a repetition."""
+    partly_aggregated: bool = False
+    """Whether the rows that come to it are counted behind Spark's own partial aggregation: fewer than were read."""
+
+
+PARTLY_AGGREGATED = "partly aggregated"
+"""What is said beside numbers of rows of such a node."""
 
 
 class PlanSettings(msgspec.Struct, frozen=True, kw_only=True):

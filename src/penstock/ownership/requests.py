@@ -31,6 +31,8 @@ ID_DIGITS = 32
 LONGEST_ERROR = 4000
 LONGEST_NAME = 200
 """Of whoever asks."""
+PROGRAM = "the program itself"
+"""Who asks through the handle of a job: that needs no file."""
 LATEST = 1e11
 """No time is later, in seconds since the epoch: some thousand years."""
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
-
-import msgspec
 
 from penstock.checkpoint.completed import Completed
 from penstock.clock import SYSTEM_CLOCK
@@ -14,7 +13,7 @@ from penstock.config import Duration, seconds
 from penstock.engine.observer import Progress
 from penstock.errors import ConfigError, shown_alone
 from penstock.ownership.descent import read_descents
-from penstock.ownership.requests import Kind, Request
+from penstock.ownership.requests import Facts, Kind, Request
 from penstock.recovery.history import read_history
 from penstock.spark.catching_up import Moment, SilentSince
 from penstock.spark.life import JobLife
@@ -86,9 +85,8 @@ class JobHandle:
         `savepoint`: make one of that checkpoint, in this folder, or with True in a new one beside the job's; returns where it is.
         `drain`: event time comes to its end before, all windows close, all its timers fire.
         """
-        token, wish = self._life.deeds.asked_here(Kind.STOP, 0.0, _folder(savepoint))
-        self._life.deeds.stop(
-            token, msgspec.structs.replace(wish, savepoint=savepoint is not False, drain=drain)
+        self._life.own_wishes.stop(
+            self._life.deeds.stop, savepoint=savepoint is not False, to=_folder(savepoint), drain=drain
         )
         if not wait:
             return None
@@ -103,13 +101,12 @@ class JobHandle:
 
         `to`: a folder that holds none yet; without it a new one beside the job's. `timeout`: for the checkpoint that it is made of.
         """
-        token, wish = self._asked_here(Kind.SAVEPOINT, timeout, None if to is None else str(to))
-        return str(self._life.deeds.savepoint(token, wish)["savepoint"])
+        folder = None if to is None else str(to)
+        return str(self._performed(Kind.SAVEPOINT, self._life.deeds.savepoint, timeout, folder)["savepoint"])
 
     def trigger_checkpoint(self, *, timeout: Duration = "10min") -> int:
         """Complete a checkpoint of all that is processed by now, whatever the interval says; returns its number."""
-        token, wish = self._asked_here(Kind.CHECKPOINT, timeout)
-        return int(self._life.deeds.checkpoint(token, wish)["checkpoint"])
+        return int(self._performed(Kind.CHECKPOINT, self._life.deeds.checkpoint, timeout)["checkpoint"])
 
     def caught_up(self, *, timeout: Duration | float = 0.0) -> bool:
         """Whether all that lies in the sources at this moment is in a completed checkpoint, and committed. Waits for it up to `timeout`.
@@ -129,16 +126,18 @@ class JobHandle:
         coordinator = self._life.coordinator()
         return self._life.observer.newest_committed if coordinator is None else coordinator.newest_committed
 
-    def _asked_here(self, kind: Kind, timeout: Duration, to: str | None = None) -> tuple[str, Request]:
+    def _performed(
+        self, kind: Kind, deed: Callable[[str, Request], Facts], timeout: Duration, to: str | None = None
+    ) -> Facts:
         if self._life.ended.is_set():
             raise ConfigError(
                 f"the job {self._life.job.name} has ended ({self._life.status.value}): it makes no {kind} any more"
             )
-        return self._life.deeds.asked_here(kind, seconds("timeout", timeout), to)
+        return self._life.own_wishes.perform(kind, deed, seconds("timeout", timeout), to)
 
     def cancel(self) -> None:
         """End now, without a last checkpoint. What is kept is decided by `checkpoint.on_cancel`."""
-        self._life.begin_to_cancel()
+        self._life.own_wishes.cancel(self._life.begin_to_cancel)
         self.wait()
 
     def abandon(self, timeout: float) -> bool:

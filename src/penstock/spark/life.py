@@ -20,6 +20,7 @@ from penstock.engine.answering import LOOK_S, Answering
 from penstock.engine.deeds import JobDeeds
 from penstock.engine.face import STARTING, STOPPING, Asked, Face
 from penstock.engine.job_spec import JobSpec
+from penstock.engine.own_wishes import OwnWishes
 from penstock.engine.run_ends import RunEnds
 from penstock.engine.start import check_fits, start_run
 from penstock.errors import JobFailedError, is_final
@@ -122,8 +123,10 @@ class JobLife:
             self._claimant,
             self.deeds,
             in_background=self._in_background,
-            on_taken=lambda wish: self.observer.asked(wish.kind, wish.by),
+            on_taken=self.observer.asked,
+            on_answered=self.observer.answered,
         )
+        self.own_wishes = OwnWishes(self.observer.asked, self.observer.answered)
         self._helpers: list[threading.Thread] = []
         """Threads that make what somebody has asked for."""
         self._thread = threading.Thread(target=self._work, name=f"penstock-{job.name}", daemon=True)
@@ -134,7 +137,7 @@ class JobLife:
         job.storage.check_place()
         if (
             not options.takeover
-        ):  # a courtesy before Spark is asked for anything; looked at again when all else is right
+        ):  # a courtesy before Spark is asked for anything; looked at again at the claim
             refuse_if_running(job.storage, SYSTEM_CLOCK.wall())
         with ExitStack() as if_refused:
             if_refused.callback(options.listeners.close)
@@ -198,9 +201,7 @@ class JobLife:
     # ── the loop around the runs ───────────────────────────────────────────────────────────────
 
     def _prepared_run(self) -> QueryRun:
-        if (
-            not self._claimant.has_claimed and not self._options.takeover
-        ):  # also when it is long after the start
+        if not self._claimant.has_claimed and not self._options.takeover:  # also when it is long after
             refuse_if_running(self._spec.storage, SYSTEM_CLOCK.wall(), self._claimant.token)
         savepoint = self._adopt_savepoint()
         watch = Stopwatch()
@@ -345,6 +346,7 @@ class JobLife:
         facts |= self.deeds.how_to_stop.made or {}
         failed = None if self._cancelled else self.failure or self.deeds.why_the_stop_failed()
         self._answering.ended(facts, failed)
+        self.own_wishes.ended(facts, failed)
 
     def _ended_as(self) -> Status:
         if self._cancelled:

@@ -82,8 +82,9 @@ class SparkExecutor:
         return _task().partitionId()
 
     def answer(self, answer: Answer) -> None:
-        """See `Executor.answer`."""
-        self.answers.add([encode_answer(answer)])
+        """See `Executor.answer`. Only Spark knows how often it has begun the task."""
+        tries = _task().attemptNumber() + 1
+        self.answers.add([encode_answer(msgspec.structs.replace(answer, tries=tries))])
 
     def upload(self, upload: Upload) -> None:
         """See `Executor.upload`."""

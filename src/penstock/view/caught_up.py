@@ -7,6 +7,7 @@ import enum
 import msgspec
 
 from penstock.journal.live import Live
+from penstock.view.behind import source_behind
 from penstock.view.model import JobView
 from penstock.wording import counted, named
 
@@ -33,14 +34,13 @@ def is_caught_up(view: JobView) -> CaughtUpView:
     if live is None:
         return CaughtUpView(CaughtUp.UNKNOWN, "no run has said anything yet")
     under_way = ["a batch is being processed"] if live.batch_since and view.state.is_alive else []
-    left = [*_left_to_read(live), *under_way, *_left_to_commit(live)]
+    left = [*_left_to_read(view, live), *under_way, *_left_to_commit(live)]
     if left:
         return CaughtUpView(CaughtUp.NO, ", ".join(left))
-    if not view.state.is_alive:
-        return CaughtUpView(
-            CaughtUp.UNKNOWN, f"the job does not run ({view.state}): nobody looks at its sources"
-        )
-    silent = sorted({*_sources(view), *live.sources} - _those_that_say_it(live))
+    if not view.is_up:
+        down = "no run is up" if view.state.is_alive else "the job does not run"
+        return CaughtUpView(CaughtUp.UNKNOWN, f"{down} ({view.state}): nobody looks at its sources")
+    silent = sorted({*_sources(view), *live.sources} - _those_that_say_it(view, live))
     if silent or not live.sources:
         whose = named(silent, "source") if silent else "its sources"
         return CaughtUpView(
@@ -53,13 +53,15 @@ def _sources(view: JobView) -> list[str]:
     return [] if view.plan is None else [node.uid for node in view.plan.nodes if node.kind == "source"]
 
 
-def _those_that_say_it(live: Live) -> set[str]:
-    return {uid for uid, source in live.sources.items() if source.behind is not None}
+def _those_that_say_it(view: JobView, live: Live) -> set[str]:
+    return {uid for uid, source in live.sources.items() if source_behind(view, source).now is not None}
 
 
-def _left_to_read(live: Live) -> list[str]:
-    behind = {uid: source.behind for uid, source in live.sources.items() if source.behind}
-    return [f"{counted(rows, 'row')} to read from {uid}" for uid, rows in behind.items()]
+def _left_to_read(view: JobView, live: Live) -> list[str]:
+    """While no run is up, what was unread stays so."""
+    every = {uid: source_behind(view, source) for uid, source in live.sources.items()}
+    left = {uid: one.now if view.is_up else one.rows for uid, one in every.items()}
+    return [f"{counted(rows, 'row')} to read from {uid}" for uid, rows in left.items() if rows]
 
 
 def _left_to_commit(live: Live) -> list[str]:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
 
 import msgspec
 
 from penstock.journal.events import Event, FirstBatch, JobEnded, ProcessDied, RunFailed, RunStarted
 from penstock.journal.live import Live
-from penstock.view.model import FailureView, RunView
+from penstock.view.model import FailureGroup, FailureView, RunView
 
 DIED = "died"
 DID_NOT_SAY = "did not say"
@@ -126,3 +128,41 @@ def _with_the_way_back(
         ),
         last,
     )
+
+
+def grouped(failures: Sequence[FailureView]) -> tuple[FailureGroup, ...]:
+    """Neighbours with the same cause together, so that one that comes again and again hides no other. Newest first, as they are given."""
+    groups: list[FailureGroup] = []
+    begins = 0
+    for _, found in groupby(failures, key=_cause):
+        group = _group(begins, tuple(found))
+        groups.append(group)
+        begins += group.count
+    return tuple(groups)
+
+
+def _group(begins: int, of: Sequence[FailureView]) -> FailureGroup:
+    down_s: dict[float, float] = {}
+    for one in of:
+        if one.down_s is not None:
+            down_s[one.back_at] = max(one.down_s, down_s.get(one.back_at, 0.0))
+    again = [one.rows_again for one in of if one.rows_again is not None]
+    return FailureGroup(
+        begins=begins,
+        count=len(of),
+        first_at=of[-1].at,
+        last_at=of[0].at,
+        down_s=sum(down_s.values()) if down_s else None,
+        rows_again=sum(again) if again else None,
+    )
+
+
+def _cause(failure: FailureView) -> tuple[str, str]:
+    """What reads the same when the same happens again: batches, processes and addresses have other numbers each time."""
+    return failure.error, _NUMBER.sub("#", failure.root or failure.why)
+
+
+_NUMBER = re.compile(
+    r"\b(?:[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}|0x[0-9a-fA-F]+|(?=[a-f]*[0-9])[0-9a-f]{8,}|[0-9]+)\b"
+)
+"""As a word of its own; also an id, or an address."""

@@ -18,6 +18,7 @@ from penstock.journal.reading import JournalReader
 from penstock.ownership.claim import process_start
 from penstock.ownership.run_list import ListedRun, list_runs
 from penstock.storage import Storage
+from penstock.view.asked import asked_for
 from penstock.view.bounded_reading import LARGEST_METADATA_BYTES
 from penstock.view.checkpoints import Name, history, summary
 from penstock.view.failures import failures
@@ -108,6 +109,7 @@ class JobWatcher:
             failures=failures(read.events, runs, self._lives(runs, live), reads_again=reads_again),
             runs=runs,
             events=read.events[::-1],
+            asked=asked_for(read.events, runs, run if state.is_alive else 0),
             savepoints=tuple(one.folder for one in reversed(read.events) if isinstance(one, SavepointMade)),
             unreadable=tuple(wrong),
         )

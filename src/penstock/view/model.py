@@ -118,6 +118,37 @@ class FailureView(msgspec.Struct, frozen=True, kw_only=True):
     """How many rows were processed again; None where nobody knows."""
 
 
+class FailureGroup(msgspec.Struct, frozen=True, kw_only=True):
+    """Failures one behind the other that have the same cause, but for numbers in its text."""
+
+    begins: int
+    """Where the newest of them is in `JobView.failures`."""
+    count: int
+    first_at: float
+    last_at: float
+    down_s: float | None
+    """For how long nothing was processed, over all of them, as far as is known: failures without a batch between them share that time."""
+    rows_again: int | None
+    """The sum of those that are known."""
+
+
+class AskedView(msgspec.Struct, frozen=True, kw_only=True):
+    """Something that somebody has asked the job for: from a shell, a page, or the program itself."""
+
+    request: str
+    what: str
+    by: str
+    asked_at: float
+    state: str
+    """`under way`, `done`, `failed`, or `unknown`: the process that had taken it on ended before it said what came of it."""
+    answered_at: float = 0.0
+    error: str = ""
+    checkpoint: int = -1
+    """The one that was made for it; of a stop or a cancel, the last one."""
+    folder: str = ""
+    """Of the savepoint, where one was asked for."""
+
+
 class RunView(msgspec.Struct, frozen=True, kw_only=True):
     """One run."""
 
@@ -191,10 +222,19 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     """Newest first."""
     events: tuple[Event, ...] = ()
     """The journal, newest first."""
+    asked: tuple[AskedView, ...] = ()
+    """What it was asked for, newest first."""
     savepoints: tuple[str, ...] = ()
     """Folders of savepoints that the journal knows of, newest first."""
     unreadable: tuple[str, ...] = ()
     """What is wrong with files of the job, for people."""
+
+    @property
+    def is_up(self) -> bool:
+        """Whether a run is at work. If not, rates, and what lies in sources, are left of one that is over."""
+        if self.state is JobState.STOPPING:
+            return self.live is not None and self.live.up_since > 0
+        return self.state is JobState.RUNNING
 
     @property
     def last_completed(self) -> CheckpointView | None:

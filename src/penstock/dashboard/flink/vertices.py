@@ -22,6 +22,7 @@ from penstock.dashboard.flink.words import (
 )
 from penstock.journal.events import SubtaskTimes
 from penstock.journal.plan import PlanNode
+from penstock.view.behind import source_behind
 from penstock.view.model import JobView
 
 
@@ -132,14 +133,14 @@ def vertex_metrics(view: JobView, node: PlanNode) -> dict[str, Value]:
     if live is not None and node.uid in live.operators:
         operator = live.operators[node.uid]
         found |= {
-            "0.numRecordsInPerSecond": operator.rows_per_s,
+            "0.numRecordsInPerSecond": operator.rows_per_s if view.is_up else 0.0,
             "0.numLateRecordsDropped": operator.late_rows,
         }
     if live is not None and node.uid in live.sources:
         source = live.sources[node.uid]
-        found["0.numRecordsOutPerSecond"] = source.rows_per_s
-        if source.behind is not None:
-            found["0.pendingRecords"] = source.behind
+        found["0.numRecordsOutPerSecond"] = source.rows_per_s if view.is_up else 0.0
+        if (behind := source_behind(view, source).now) is not None:
+            found["0.pendingRecords"] = behind
     return found
 
 

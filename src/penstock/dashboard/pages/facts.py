@@ -6,9 +6,18 @@ from collections.abc import Iterator
 
 import msgspec
 
-from penstock.dashboard.pages.words import NOTHING, behind, compact, lasted, rate, watermark_moment
+from penstock.dashboard.pages.words import (
+    NOTHING,
+    behind,
+    clock_time,
+    compact,
+    lasted,
+    rate,
+    watermark_moment,
+)
 from penstock.journal.live import Live, OperatorLive, SinkLive, SourceLive
-from penstock.journal.plan import PlanNode
+from penstock.journal.plan import PARTLY_AGGREGATED, PlanNode
+from penstock.view.behind import source_behind
 from penstock.view.model import JobView
 from penstock.wording import counted, size
 
@@ -19,9 +28,13 @@ class NodeFacts(msgspec.Struct, frozen=True, kw_only=True):
     node: PlanNode
     speed: str = NOTHING
     rows: str = NOTHING
+    counted: str = ""
+    """How its rows are counted, where that is not one by one: `partly aggregated`."""
     state: str = NOTHING
     """Size of state; of a source what lies in it unread, of a sink what waits for its commit."""
     state_label: str = ""
+    as_of: str = ""
+    """Of a state that is left of a run that is over: the time when it was so."""
     time: str = NOTHING
     """How far event time is behind the clock."""
     lag: str = ""
@@ -55,12 +68,14 @@ def _facts(node: PlanNode, live: Live, view: JobView) -> NodeFacts:
 
 
 def _source(node: PlanNode, source: SourceLive, view: JobView) -> NodeFacts:
+    unread = source_behind(view, source)
     return NodeFacts(
         node=node,
         speed=_speed(source.rows_per_s, view),
         rows=f"{source.rows:,}",
-        state=NOTHING if source.behind is None else _rows(source.behind),
+        state=NOTHING if unread.rows is None else _rows(unread.rows),
         state_label="unread",
+        as_of=_time(unread.as_of),
         time=behind(source.watermark_us, _asked_at(view)),
         lag=_lag(source.watermark_us, view),
         watermark=watermark_moment(source.watermark_us),
@@ -73,8 +88,10 @@ def _operator(node: PlanNode, operator: OperatorLive, view: JobView) -> NodeFact
         node=node,
         speed=_speed(operator.rows_per_s, view),
         rows=f"{operator.rows:,}",
+        counted=PARTLY_AGGREGATED if node.partly_aggregated else "",
         state=size(operator.state_bytes),
         state_label="state",
+        as_of=_time(view.live.batch_at if view.live and not view.is_up else 0.0),
         time=behind(operator.watermark_us, _asked_at(view)),
         lag=_lag(operator.watermark_us, view),
         watermark=watermark_moment(operator.watermark_us),
@@ -85,13 +102,15 @@ def _operator(node: PlanNode, operator: OperatorLive, view: JobView) -> NodeFact
 
 def _sink(node: PlanNode, sink: SinkLive, view: JobView) -> NodeFacts:
     since = f", since {lasted(_asked_at(view) - sink.waiting_since)}" if sink.waiting_since > 0 else ""
+    is_known = view.is_up or not view.state.is_alive
     waits = f"{counted(sink.waiting, 'transaction')} with {counted(sink.waiting_rows, 'row')} wait for their commit{since}"
     return NodeFacts(
         node=node,
         speed=_speed(sink.rows_per_s, view),
         rows=f"{sink.rows:,}",
-        state=_rows(sink.waiting_rows) if sink.waiting else "none",
+        state=_rows(sink.waiting_rows) if sink.waiting else "none" if is_known else NOTHING,
         state_label="uncommitted",
+        as_of=_time(view.live.at if view.live and not view.state.is_alive else 0.0),
         left_out=", ".join(_left_out(0, sink.bad_records)),
         alarm="down" if sink.down else "",
         why=f"{sink.down}. {waits}" if sink.down else waits if sink.waiting else "",
@@ -111,20 +130,16 @@ def _lag(watermark_us: int | None, view: JobView) -> str:
 
 
 def _speed(rows_per_s: float, view: JobView) -> str:
-    return rate(rows_per_s) if view.state.is_alive else NOTHING
+    return rate(rows_per_s) if view.is_up else NOTHING
+
+
+def _time(at: float) -> str:
+    return clock_time(at) if at > 0 else ""
 
 
 def _asked_at(view: JobView) -> float:
     """Of a job that has ended, times are counted up to what it said last."""
     return view.now if view.state.is_alive or view.live is None else view.live.at
-
-
-def total_behind(view: JobView) -> int | None:
-    """Rows that lie in the sources and are not read yet; None where it is not known of all of them."""
-    if view.live is None or not view.live.sources or not view.state.is_alive:
-        return None
-    every = [source.behind for source in view.live.sources.values()]
-    return None if None in every else sum(filter(None, every))
 
 
 def _rows(number: int) -> str:

@@ -16,7 +16,7 @@ from penstock.dashboard.chrome import Chrome
 from penstock.dashboard.pages import charts
 from penstock.dashboard.pages.deeds import deeds, outcome_words
 from penstock.dashboard.pages.drawing import draw
-from penstock.dashboard.pages.facts import node_facts, total_behind
+from penstock.dashboard.pages.facts import node_facts
 from penstock.dashboard.pages.phases import (
     Phase,
     bar,
@@ -28,17 +28,19 @@ from penstock.dashboard.pages.phases import (
     took_ms,
 )
 from penstock.dashboard.pages.render import render
-from penstock.dashboard.pages.sentences import Sentence, sentence
+from penstock.dashboard.pages.sentences import Sentence, outcome_sentence, sentence
 from penstock.dashboard.pages.timeline import Mark, timeline
 from penstock.dashboard.pages.verdict import Tone, Verdict, by_need, concerns, verdict
 from penstock.dashboard.pages.words import moment
-from penstock.journal.events import Asked, JobEnded, SavepointMade
 from penstock.view.asking import Outcome
-from penstock.view.model import CheckpointStatus, CheckpointView, JobView
+from penstock.view.behind import Behind, total_behind
+from penstock.view.failures import grouped
+from penstock.view.model import CheckpointStatus, CheckpointView, FailureGroup, FailureView, JobView
 from penstock.view.state import ONE_ROW, ROW_NAME, StateContents
 
 MOST_CHECKPOINTS = 100
 MOST_EVENTS = 400
+MOST_FAILURES = 100
 _LATELY = 8
 _SPARK_POINTS, _SPARK_WIDTH, _SPARK_HEIGHT = 40, 120.0, 28.0
 _TALLY = {
@@ -57,7 +59,7 @@ def _tally(tone: Tone, number: int) -> str:
 class _OverviewRow(msgspec.Struct, frozen=True):
     view: JobView
     verdict: Verdict
-    behind: int | None
+    behind: Behind
     spark: str
 
 
@@ -89,7 +91,7 @@ def job(view: JobView, chrome: Chrome) -> str:
         chrome,
         "",
         others=[one for one in concerns(view) if one.text not in judged.detail],
-        behind_rows=total_behind(view),
+        behind=total_behind(view),
         drawings=[draw(nodes), draw(nodes, downward=True)],
         facts=node_facts(view),
         rates_chart=charts.rates_chart(view).as_json,
@@ -145,10 +147,17 @@ def checkpoint(view: JobView, one: CheckpointView, chrome: Chrome) -> str:
         newer=view.checkpoints[at - 1] if at else None,
         older=view.checkpoints[at + 1] if at is not None and at + 1 < len(view.checkpoints) else None,
         slow=slow,
+        aggregated=_partly_aggregated(view, {of.operator for of in one.subtasks}),
         subtasks=sorted(
             one.subtasks, key=lambda of: ((of.operator, of.index) not in slow, of.operator, -took_ms(of))
         ),
     )
+
+
+def _partly_aggregated(view: JobView, operators: set[str]) -> list[str]:
+    """Those of them whose rows are not counted one by one."""
+    nodes = view.plan.nodes if view.plan else ()
+    return [node.uid for node in nodes if node.partly_aggregated and node.uid in operators]
 
 
 class _PlacedMark(msgspec.Struct, frozen=True):
@@ -174,9 +183,29 @@ _WORD_WIDTH = 9.0
 """Of the name of a moment, in parts of a hundred of the picture."""
 
 
+class _FailureRow(msgspec.Struct, frozen=True):
+    group: FailureGroup
+    newest: FailureView
+    others: tuple[FailureView, ...]
+    """Those of the group that came before it, as far as the page has room for them."""
+    mark: str
+    """Of its element: the same when the group has grown."""
+
+
 def failures(view: JobView, chrome: Chrome) -> str:
-    """What went wrong, and what it cost."""
-    return _of_job("failures.html", view, chrome, "failures")
+    """What went wrong, and what it cost. What came again and again is shown once, with all of its times to be opened."""
+    rows: list[_FailureRow] = []
+    room = MOST_FAILURES
+    for group in grouped(view.failures):
+        found = view.failures[group.begins : group.begins + min(group.count, room)]
+        if not found:
+            break
+        oldest = group.begins + group.count - 1
+        mark = f"{view.failures[oldest].run}-{len(view.failures) - oldest}"
+        rows.append(_FailureRow(group, found[0], found[1:], mark))
+        room -= len(found)
+    shown = MOST_FAILURES - room
+    return _of_job("failures.html", view, chrome, "failures", rows=rows, left_out=len(view.failures) - shown)
 
 
 def journal(view: JobView, chrome: Chrome) -> str:
@@ -198,7 +227,6 @@ def state(view: JobView, contents: StateContents | None, chrome: Chrome) -> str:
 def actions(view: JobView, outcome: Outcome | None, chrome: Chrome, refusal: str = "") -> str:
     """What can be asked of the job, and what became of what was asked. `refusal`: why that came to nothing before the job heard of it."""
     tone, headline = outcome_words(outcome) if outcome else (Tone.QUIET, "")
-    asked = [event for event in view.events if isinstance(event, Asked | SavepointMade | JobEnded)]
     return _of_job(
         "actions.html",
         view,
@@ -209,7 +237,7 @@ def actions(view: JobView, outcome: Outcome | None, chrome: Chrome, refusal: str
         outcome_tone=tone,
         outcome_headline=headline,
         deeds=deeds(view),
-        asked=[sentence(event) for event in asked[:_LATELY]],
+        asked=[outcome_sentence(one) for one in view.asked[:_LATELY]],
     )
 
 

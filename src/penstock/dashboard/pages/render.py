@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from penstock import wording
 from penstock.dashboard.chrome import Chrome
 from penstock.dashboard.pages import phases, words
-from penstock.dashboard.pages.facts import total_behind
 from penstock.dashboard.pages.paths import Paths
 from penstock.dashboard.pages.verdict import concerns, verdict
 from penstock.optional_package import optional_package
@@ -36,7 +35,6 @@ _FILTERS = {
     "rate": words.rate,
     "shortened": words.shortened,
     "size": wording.size,
-    "total_behind": total_behind,
     "verdict": verdict,
     "watermark_moment": words.watermark_moment,
 }
@@ -44,6 +42,7 @@ _GLOBALS: dict[str, Any] = {
     "counted": wording.counted,
     "legend": phases.LEGEND,
     "nothing": words.NOTHING,
+    "counted_behind": "Counted behind Spark's own partial aggregation: one row for each key of a batch and task, fewer than were read",
     "version": __version__,
 }
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import msgspec
 
 from penstock.dashboard.pages.verdict import Tone
-from penstock.dashboard.pages.words import lasted, milliseconds, shortened
+from penstock.dashboard.pages.words import capital, lasted, milliseconds, shortened
 from penstock.journal.events import (
+    Answered,
     Asked,
     CheckpointCommitted,
     CheckpointCompleted,
@@ -22,9 +23,14 @@ from penstock.journal.events import (
     SavepointMade,
     SinkDown,
     SinkUp,
+    TasksRepeated,
 )
+from penstock.ownership.requests import PROGRAM
+from penstock.view.model import AskedView
 from penstock.wording import counted, size
 
+MOST_NAMED = 5
+"""Subtasks in a sentence."""
 LONGEST_WHY = 500
 """Characters of an error in a sentence; the page of failures has all of it."""
 
@@ -73,6 +79,8 @@ def sentence(event: Event) -> Sentence:  # noqa: C901, PLR0911, PLR0912 - one ca
             return _said(event, Tone.BAD, _failed(event), event.decision)
         case JobEnded():
             return _ended(event)
+        case TasksRepeated():
+            return _said(event, Tone.WARNING, _repeated(event), event.why)
         case SavepointMade():
             return _said(
                 event,
@@ -81,7 +89,11 @@ def sentence(event: Event) -> Sentence:  # noqa: C901, PLR0911, PLR0912 - one ca
                 event.folder,
             )
         case Asked():
-            return _said(event, Tone.BUSY, f"{event.by or 'Somebody'} asked for: {event.what}.")
+            return _said(event, Tone.BUSY, f"{_who(event.by)} asked for: {event.what}.")
+        case Answered():
+            text = f"The {event.what} that {event.by or 'somebody'} had asked for {'was done' if event.ok else 'came to nothing'}."
+            tone = Tone.GOOD if event.ok else Tone.BAD
+            return _said(event, tone, text, event.error)
         case SinkDown():
             return _said(
                 event,
@@ -114,6 +126,23 @@ def sentence(event: Event) -> Sentence:  # noqa: C901, PLR0911, PLR0912 - one ca
                 Tone.WARNING,
                 f"{counted(event.events, 'event')} could not be written down: storage did not take them in time.",
             )
+
+
+def outcome_sentence(asked: AskedView) -> Sentence:
+    """What somebody has asked for, and what came of it."""
+    later = f"{lasted(asked.answered_at - asked.asked_at)} later"
+    made = f", with checkpoint {asked.checkpoint}" if asked.checkpoint >= 0 else ""
+    tone, came_of_it = {
+        "under way": (Tone.BUSY, "The job is at it."),
+        "done": (Tone.GOOD, f"Done {later}{made}."),
+        "failed": (Tone.BAD, f"It came to nothing, {later}."),
+    }.get(asked.state, (Tone.QUIET, "Nobody has said what came of it: the process ended before."))
+    text = f"{_who(asked.by)} asked for: {asked.what}. {came_of_it}"
+    return Sentence(asked.asked_at, 0, tone, text, asked.error or asked.folder)
+
+
+def _who(by: str) -> str:
+    return capital(by) if by == PROGRAM else by or "Somebody"
 
 
 def _said(event: Event, tone: Tone, text: str, detail: str = "", *, routine: bool = False) -> Sentence:
@@ -149,6 +178,19 @@ def _failed(event: RunFailed) -> str:
     return (
         f"Run {event.run} failed: {shortened(event.root or event.why, LONGEST_WHY)} ({event.error}). {then}"
     )
+
+
+def _repeated(event: TasksRepeated) -> str:
+    which = ", ".join(f"{event.operator}-{index}" for index in event.subtasks[:MOST_NAMED]) or event.operator
+    more = len(event.subtasks) - MOST_NAMED
+    others = f" and {counted(more, 'other')}" if more > 0 else ""
+    before = (
+        f" It was so in {counted(event.batches_before, 'batch', 'batches')} before, since this was last said."
+        if event.batches_before
+        else ""
+    )
+    silent = "" if event.why else " The first ended without a word."
+    return f"Spark needed {counted(event.attempts, 'attempt')} for {which}{others} in batch {event.batch}, which is done.{silent}{before}"
 
 
 def _ended(event: JobEnded) -> Sentence:
