@@ -28,7 +28,7 @@ demo: $(READY)  ## run the demonstration: a job that is killed and comes back ex
 
 test: oldest-spark flink-client lint types  ## lint, types and all tests but the long chaos runs
 	@echo "test: pytest, without the long runs (marked chaos_long): make chaos has them"
-	@$(BIN)/python -m pytest -q -n 2 --durations=20 -m "not chaos_long" $(ARGS)
+	@$(BIN)/python -m pytest -q -n 3 --durations=20 -m "not chaos_long" $(ARGS)
 
 # One test runs on the oldest Spark. Its environment, half a GB to fetch once, is made beside the others; the test waits for it.
 oldest-spark: $(READY)

@@ -16,7 +16,7 @@ from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, C
 
 from penstock.spark.java import find_java
 from services import maven, summary
-from services.patience import PATIENCE_S
+from services.patience import PATIENCE_S, tries
 
 VERSION = "4.1.2"
 PASSWORD = "s3cret-of-the-tests"
@@ -102,7 +102,10 @@ class KafkaBroker:
         )
         admin = self.admin()  # must live until the answer is there
         admin.create_topics([topic])[name].result(PATIENCE_S)
-        return name
+        for _ in tries(0.01):  # the broker knows of it a moment after it was made
+            if len(admin.list_topics(name, timeout=PATIENCE_S).topics[name].partitions) == partitions:
+                return name
+        raise TimeoutError(name)
 
     def set_topic(self, topic: str, setting: str, value: str) -> None:
         """Change a setting of a topic."""
