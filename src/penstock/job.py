@@ -216,15 +216,12 @@ class Job:
         """
         refuse_while_loading("run()")
         from penstock.spark.foreground import in_foreground
-        from penstock.supervise.program import done_before, still_to_restore
-
-        done = done_before(self.storage.uri)
 
         def start() -> JobHandle:
             return self.start(
                 available_now=available_now,
-                restore=still_to_restore(done, restore),
-                takeover=takeover and not done.claimed,
+                restore=restore,
+                takeover=takeover,
                 drop_state=drop_state,
                 drop_sources=drop_sources,
                 rename=rename,

@@ -288,6 +288,22 @@ def test_state_that_unpacks_to_more_than_there_is_room_for_is_given_up(
     assert site.storage.names("holds") == []
 
 
+def test_state_behind_a_link_is_not_shown(tmp_path: Path) -> None:
+    """A file of state that is a link may be that of another job."""
+    site = site_with(tmp_path)
+    name = next(one for one in site.storage.names("state") if one.endswith(".arrow"))
+    file = site.storage.root / name
+    with served(tmp_path) as client:
+        path = f"/jobs/job/state/{name.split('/')[1]}/_row.json"
+        assert client.get(path).status_code == 200
+        file.rename(tmp_path / "elsewhere")
+        file.symlink_to(tmp_path / "elsewhere")
+        answer = client.get(path)
+    assert answer.status_code == 500, answer.text
+    assert f"{name} in" in answer.json()["error"]
+    assert "is a link" in answer.json()["error"]
+
+
 def test_metadata_that_is_too_large_is_not_read(tmp_path: Path) -> None:
     """Nobody's memory goes into it, neither for the page nor for a look-up; what is wrong is said."""
     site = site_with(tmp_path)

@@ -228,3 +228,18 @@ def test_plan_and_live_of_nobody(storage: LocalStorage) -> None:
     assert [read_plan(storage, 1), read_live(storage, 1), read_plan(storage, 2), read_live(storage, 2)] == [
         None
     ] * 4
+
+
+def test_a_signal_in_the_midst_of_telling(storage: LocalStorage) -> None:
+    """Its handler may tell something itself, as a program's that stops its job does: nobody waits for himself."""
+    writer, done = JournalWriter(storage), threading.Event()
+
+    def tell() -> None:
+        with writer._changed:  # where a signal may meet the thread that tells
+            writer.tell(committed(1))
+        done.set()
+
+    threading.Thread(target=tell, daemon=True).start()
+    assert done.wait(PATIENCE_S)
+    writer.close()
+    assert told(storage) == (committed(1),)

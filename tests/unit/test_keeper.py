@@ -4,36 +4,28 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
-from types import SimpleNamespace
 
-import msgspec
 import pytest
 
-import penstock as ps
 from penstock.clock import SYSTEM_CLOCK
 from penstock.engine.observer import Progress
-from penstock.ids import CheckpointId
-from penstock.ownership.claim import claim, process_start
-from penstock.ownership.descent import record_descent
+from penstock.ownership.claim import process_start
 from penstock.recovery.restart import fixed_delay
-from penstock.spark import foreground
 from penstock.spark.foreground import _Telling
-from penstock.storage import LocalStorage
 from penstock.supervise import family, program
-from penstock.supervise.command import Process
 from penstock.supervise.decisions import Supervision
 from penstock.supervise.family import GRACE_S, Remains
 from penstock.supervise.keeper import Keeper, Program
 from penstock.supervise.words import (
-    DONE_ENVIRONMENT,
     ENVIRONMENT,
-    Done,
+    ID_ENVIRONMENT,
     Lines,
     Said,
     Wish,
@@ -41,7 +33,6 @@ from penstock.supervise.words import (
     read_said,
     socket_name,
 )
-from penstock.testing.faulty_storage import Failure, FaultPlan, FaultyStorage
 from services.patience import PATIENCE_S, tries
 
 
@@ -145,47 +136,32 @@ def test_a_job_that_outlives_its_script_does_not_end_the_supervision(tmp_path) -
     assert len((tmp_path / "starts").read_text()) == 3
 
 
-def test_what_could_not_be_seen_at_the_end_is_looked_for_again(tmp_path) -> None:
-    """Or a storage that was away would have the job go back to an old checkpoint a second time."""
-    storage = LocalStorage(tmp_path)
-    record_descent(claim(storage, 0.0), CheckpointId(3))
-    kept = kept_alive(["true"])
-    kept._storage = FaultyStorage(storage, FaultPlan(failures=(Failure(operation="names", times=1),)))
-    kept._uri = storage.uri
-    kept._unseen = [Process(os.getpid(), process_start(os.getpid()))]
-    kept._see_what_is_done()
-    assert kept._done == {}
-    kept._see_what_is_done()
-    assert (kept._done, kept._unseen) == ({storage.uri: Done(claimed=True, restored=True)}, [])
-
-
 SAYING = """
 import os, sys
 from pathlib import Path
 folder = Path(sys.argv[1])
 with (folder / "starts").open("a") as starts:
-    print(sys.argv[2:], os.environ["PENSTOCK_SUPERVISOR_DONE"], file=starts)
-said = '{"job":"j","storage":"%s"}\\n{"run":1}\\n' % folder.as_uri()
-os.write(int(os.environ["PENSTOCK_SUPERVISOR_FD"].partition(":")[0]), said.encode())
+    print(sys.argv[2:], os.environ["PENSTOCK_SUPERVISOR_ID"], file=starts)
 sys.exit(0 if len((folder / "starts").read_text().splitlines()) == 2 else 1)
 """
 
 
 def test_the_arguments_of_a_program_are_its_own(tmp_path) -> None:
-    """They are repeated as they are, whatever they are called; what is not to be done again is told besides."""
+    """They are repeated as they are, whatever they are called; by the id of the supervisor the attempts know each other."""
     arguments = ["--restore", "backup.sql", "--takeover"]
     started = [sys.executable, "-S", "-c", SAYING, str(tmp_path), *arguments]
     kept = [sys.executable, "-m", "penstock.cli", "keep-alive", "--restart", "fixed-delay:delay=10ms", "--"]
     assert subprocess.run([*kept, *started], check=False).returncode == 0
-    done = f'{{"{tmp_path.as_uri()}":{{"claimed":true,"restored":true}}}}'
-    assert (tmp_path / "starts").read_text().splitlines() == [f"{arguments} {{}}", f"{arguments} {done}"]
+    first, second = (tmp_path / "starts").read_text().splitlines()
+    assert first == second
+    assert re.fullmatch(rf"{re.escape(str(arguments))} [0-9a-f]{{16}}", first)
 
 
 def test_a_failure_is_that_of_the_last_job(tmp_path) -> None:
     """A program whose first job failed for good, and which goes on with another, is judged by that."""
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        heard, kept = Program(Process(1, ""), ours), kept_alive(["true"])
+        heard, kept = Program(1, ours), kept_alive(["true"])
         kept._heard(Said(job="a", storage=str(tmp_path)), heard)
         kept._heard(Said(failed="CorruptStateError", exit_code=3), heard)
         assert heard.told == 3
@@ -196,20 +172,14 @@ def test_a_failure_is_that_of_the_last_job(tmp_path) -> None:
 # ── the program's end ──────────────────────────────────────────────────────────────────────────
 
 
-def test_a_job_goes_back_once(connection, monkeypatch, tmp_path) -> None:
-    """What an earlier attempt did is not done again, wherever it is asked for; of another job, or later in the program, it is."""
-    job, other = (ps.Job(name, storage=str(tmp_path)) for name in ("one", "other"))
-    asked = list[tuple[object, object]]()
-    monkeypatch.setenv(
-        DONE_ENVIRONMENT, msgspec.json.encode({job.storage.uri: Done(claimed=True, restored=True)}).decode()
-    )
-    monkeypatch.setattr(
-        ps.Job, "start", lambda _, **options: asked.append((options["restore"], options["takeover"]))
-    )
-    monkeypatch.setattr(foreground, "in_foreground", lambda _, start: start() or SimpleNamespace(status=None))
-    for one in (job, job, other):
-        one.run(restore=3, takeover=True)
-    assert asked == [(None, False), (3, True), (3, True)]
+def test_only_who_has_its_socket_is_of_a_supervisor(connection, monkeypatch) -> None:
+    """The id is believed with the socket, and is kept from what this program starts."""
+    monkeypatch.setenv(ID_ENVIRONMENT, "abc")
+    assert program.supervised_by() == "abc"
+    assert ID_ENVIRONMENT not in os.environ
+    monkeypatch.setattr(program._OfThisProcess, "supervisor_id", "")
+    monkeypatch.setenv(ID_ENVIRONMENT, "another")
+    assert program.supervised_by() == ""
 
 
 def test_a_signal_in_the_midst_of_a_word(connection, monkeypatch) -> None:
@@ -321,8 +291,8 @@ def test_what_a_program_starts_knows_nothing_of_its_supervisor(connection, monke
     assert program.supervisor() is None
 
 
-def test_a_run_is_told_when_there_is_one() -> None:
-    """A job that could not come up at once claims later: the supervisor must know that its options are done."""
+def test_that_it_goes_is_told_once() -> None:
+    """When the first batch is done: a job that could not come up at once does it later."""
     said = list[Said]()
 
     class Watching:
@@ -331,10 +301,8 @@ def test_a_run_is_told_when_there_is_one() -> None:
 
     telling, progress = _Telling(Watching()), Progress()  # type: ignore[arg-type]
     assert not telling.look(progress)
-    progress.run = 3
-    assert not telling.look(progress)
     progress.batches = 1
     assert telling.look(progress)
     assert not telling.look(progress)
-    assert said == [Said(run=3), Said(going=True)]
-    assert line(Said(run=3)) == b'{"run":3}\n'
+    assert said == [Said(going=True)]
+    assert line(Said(going=True)) == b'{"going":true}\n'

@@ -2,34 +2,28 @@
 
 from __future__ import annotations
 
-import os
-import platform
 import random
 import signal
 import threading
 from typing import Any
 
-import msgspec
 import pytest
 
 from penstock import errors
 from penstock.errors import ConfigError
 from penstock.exit_codes import exit_code_of
-from penstock.ids import CheckpointId
 from penstock.journal.events import Lost, ProcessDied, ProcessStarted
 from penstock.journal.files import read_segment, segments
-from penstock.ownership.claim import claim, process_start
-from penstock.ownership.descent import record_descent
 from penstock.randomness import Randomness
 from penstock.recovery.restart import exponential_delay, failure_rate, fixed_delay, no_restart
 from penstock.storage import LocalStorage, Storage
 from penstock.storage.forwarding import ForwardingStorage
 from penstock.supervise import telling
-from penstock.supervise.command import Process, done_by, without
+from penstock.supervise.command import without
 from penstock.supervise.decisions import SAME_WISH_S, End, Supervision
 from penstock.supervise.strategies import BY_DEFAULT, strategy_of
 from penstock.supervise.telling import Story
-from penstock.supervise.words import LONGEST_LINE, Done, Lines, Said, line, read_said
+from penstock.supervise.words import LONGEST_LINE, Lines, Said, line, read_said
 from services.patience import PATIENCE_S
 
 
@@ -191,29 +185,6 @@ def test_options_are_taken_out_of_a_command() -> None:
     ]
 
 
-def test_storage_tells_what_a_dead_program_got_done(tmp_path) -> None:
-    """A process that died before it could say so has claimed if its record is there, and restored if that is; others' count for nothing."""
-    storage, own = LocalStorage(tmp_path), Process(os.getpid(), process_start(os.getpid()))
-    assert done_by(storage, own) == Done()
-    mine = claim(storage, 100.0)
-    assert done_by(storage, own) == Done(claimed=True)
-    record_descent(mine, CheckpointId(3))
-    assert done_by(storage, own) == Done(claimed=True, restored=True)
-    assert done_by(storage, Process(own.pid, "1")) == Done()  # an earlier process with this pid
-    assert done_by(storage, Process(own.pid + 1, own.began)) == Done()
-    other = msgspec.json.encode(
-        {
-            "run": 2,
-            "host": f"not-{platform.node()}",
-            "pid": own.pid,
-            "process_started": "1",
-            "started_at": 200.0,
-        }
-    )
-    storage.put("runs/2.json", other)
-    assert done_by(storage, Process(own.pid, "1")) == Done()
-
-
 def test_words_come_in_any_pieces() -> None:
     """Lines are whole whatever the socket makes of them; what is no line of ours, or far too long, is passed over."""
     sent = line(Said(job="views", storage="file:///s")) + b"nonsense\n" + line(Said(going=True))
@@ -222,7 +193,7 @@ def test_words_come_in_any_pieces() -> None:
         heard += read_said(lines.add(sent[at : at + 7]))
     assert heard == [Said(job="views", storage="file:///s"), Said(going=True)]
     lines.add(b"x" * (LONGEST_LINE + 1))
-    assert read_said(lines.add(line(Said(run=1)))) == [Said(run=1)]
+    assert read_said(lines.add(line(Said(job="j")))) == [Said(job="j")]
 
 
 # ── the story in the journal ───────────────────────────────────────────────────────────────────

@@ -417,6 +417,8 @@ def test_a_link_to_the_folder_of_a_job_is_no_job(tmp_path: Path) -> None:
     (tmp_path / "one" / "hollow" / "requests").symlink_to(tmp_path / "elsewhere" / "sales" / "requests")
     assert [job.name for job in find_jobs([tmp_path / "one"])] == ["views"]
     assert any("requests in it is a link" in why for why in linked_jobs([tmp_path / "one"]).values())
+    assert find_jobs([tmp_path / "one" / "hollow"]) == []
+    assert "requests in it is a link" in str(linked_jobs([tmp_path / "one" / "hollow"]))
     assert [job.name for job in find_jobs([tmp_path / "one" / "foreign"])] == ["foreign"]  # named by a person
 
 

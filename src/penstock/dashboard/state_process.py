@@ -6,6 +6,7 @@ import math
 import os
 import resource
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
@@ -13,9 +14,9 @@ import pyarrow as pa
 
 from penstock.checkpoint.metadata import CheckpointName, read_metadata
 from penstock.dashboard.state_beside import LARGEST_ANSWER_BYTES, NO_ROOM, Failed, Wish
-from penstock.errors import UnavailableError
+from penstock.errors import CorruptStateError, UnavailableError
 from penstock.ids import CheckpointId, RunId
-from penstock.storage import open_storage
+from penstock.storage import LocalStorage, Storage, open_storage
 from penstock.view.state import USUAL_LIMITS, answer
 from penstock.wording import size
 
@@ -41,7 +42,9 @@ def main() -> int:
 
 def _found(wish: Wish) -> bytes:
     storage = open_storage(wish.storage)
-    completed = read_metadata(storage, CheckpointName(CheckpointId(wish.checkpoint), RunId(wish.run)))
+    name = CheckpointName(CheckpointId(wish.checkpoint), RunId(wish.run))
+    completed = read_metadata(storage, name)
+    _refuse_links(storage, [name.metadata, *sorted(completed.files)])
     encoded = msgspec.json.encode(answer(storage, completed, wish.question))
     if len(encoded) > LARGEST_ANSWER_BYTES:
         raise UnavailableError(
@@ -50,6 +53,17 @@ def _found(wish: Wish) -> bytes:
             operator=wish.question.operator,
         )
     return encoded
+
+
+def _refuse_links(storage: Storage, names: Iterable[str]) -> None:
+    """What lies behind one may be state of another job, which this one's readers are not to see."""
+    linked = next((one for one in names if isinstance(storage, LocalStorage) and storage.leads_away(one)), "")
+    if linked:
+        raise CorruptStateError(
+            f"{linked} in {storage.uri} is a link, or lies behind one: Penstock makes none there, and nothing behind it was shown; look "
+            "who made it",
+            file=linked,
+        )
 
 
 def _bound(wish: Wish) -> None:

@@ -24,7 +24,9 @@ class OwnWishes:
         self._on_taken = on_taken
         self._on_answered = on_answered
         self._clock = clock
-        self._lock = threading.Lock()
+        self._lock = (
+            threading.RLock()
+        )  # a signal handler of the program may ask for something in the midst of it
         self._is_over = False
         self._under_way: dict[str, Request] = {}
 

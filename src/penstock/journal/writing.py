@@ -68,8 +68,9 @@ class JournalWriter:
         self._token = token or SYSTEM_RANDOMNESS.token(TOKEN_DIGITS)
         self._waiting: deque[Event] = deque(maxlen=Lost.MOST_WAITING)
         self._lost = 0
-        self._lock = threading.Lock()
-        self._something = threading.Event()
+        self._changed = threading.Condition()
+        """Around what waits. A signal may come in the midst of telling, and its handler may tell something, too: this bears it."""
+        self._has_news = False
         self._closing = threading.Event()
         self._number = 0
         self._written = b""
@@ -80,21 +81,30 @@ class JournalWriter:
 
     def tell(self, event: Event) -> None:
         """Write this down, soon."""
-        with self._lock:
+        with self._changed:
             self._lost += len(self._waiting) == self._waiting.maxlen
             self._waiting.append(event)
-        self._something.set()
+        self._wake()
 
     def close(self, timeout_s: float = CLOSE_S) -> None:
         """Write down what there is, and end. A storage that does not answer is not waited for longer than this."""
         self._closing.set()
-        self._something.set()
+        self._wake()
         self._thread.join(timeout_s)
+
+    def _wake(self) -> None:
+        with self._changed:
+            self._has_news = True
+            self._changed.notify()
+
+    def _sleep(self) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._has_news)
+            self._has_news = False
 
     def _work(self) -> None:
         while not self._closing.is_set():
-            self._something.wait()
-            self._something.clear()
+            self._sleep()
             self._write_what_there_is()
             self._closing.wait(PAUSE_S)
         self._write_what_there_is()
@@ -105,7 +115,7 @@ class JournalWriter:
                 self._put(lot)
         except Exception as error:  # noqa: BLE001 - this thread must not end before the job
             self._warn(error)
-            self._something.set()  # tried again, with what comes meanwhile
+            self._wake()  # tried again, with what comes meanwhile
         else:
             self._warned = False
 
@@ -121,7 +131,7 @@ class JournalWriter:
         if len(self._written) >= SEGMENT_BYTES:
             self._number += 1
             self._written = b""
-        with self._lock:
+        with self._changed:
             waiting, lost = list(self._waiting), self._lost
         if not waiting:
             return None
@@ -139,7 +149,7 @@ class JournalWriter:
         content = before + lot.lines
         self._storage.put(segment_name(self._started, self._token, self._number), content)
         self._written = content
-        with self._lock:
+        with self._changed:
             lost = self._lost - lot.lost  # meanwhile; they were the oldest of these
             for _ in range(max(0, lot.events - lost)):
                 self._waiting.popleft()

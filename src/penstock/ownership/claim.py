@@ -35,6 +35,8 @@ class RunRecord(msgspec.Struct, frozen=True):
     process_started: str
     started_at: float
     claimant: str = ""
+    supervisor: str = ""
+    """Which supervisor keeps the program alive: by this its later attempts know what earlier ones got done, see `attempts`."""
 
 
 _RUN_RECORDS = msgspec.json.Decoder(RunRecord)
@@ -47,6 +49,8 @@ class Claimant:
     token: str = field(default_factory=lambda: SYSTEM_RANDOMNESS.token(CLAIMANT_DIGITS))
     first_run: RunId | None = None
     newest_run: RunId | None = None
+    supervisor: str = ""
+    """The id of the supervisor of this program, if it has one."""
 
     @property
     def has_claimed(self) -> bool:
@@ -142,7 +146,13 @@ def claim(storage: Storage, now: float, claimant: Claimant | None = None) -> Cla
         if claimant.has_claimed and not _is_of(storage, newest, claimant):
             raise _lost_to(storage, newest)
         run = RunId(newest + 1)
-        record = RunRecord(run, platform.node(), os.getpid(), process_start(os.getpid()), now, claimant.token)
+        record = RunRecord(
+            run,
+            *this_process(),
+            started_at=now,
+            claimant=claimant.token,
+            supervisor=claimant.supervisor,
+        )
         if storage.create(f"runs/{run}.json", msgspec.json.encode(record)):
             claimant.first_run = claimant.first_run or run
             claimant.newest_run = run
@@ -172,6 +182,11 @@ def forget_old_runs(storage: Storage, run: RunId, keep: int = 20) -> None:
     """Delete what is left of runs long gone; the newest ones stay, they decide what the line of descent is."""
     files = records(storage, "json", "restored", "alive", "ended", "plan", "live")
     storage.delete([name for name, number in files if number <= run - keep])
+
+
+def this_process() -> tuple[str, int, str]:
+    """Its host, its pid, and when it was started: as they are in the record of a run."""
+    return platform.node(), os.getpid(), process_start(os.getpid())
 
 
 def process_start(pid: int) -> str:

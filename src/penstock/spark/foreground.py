@@ -164,17 +164,11 @@ class _Telling:
 
     def __init__(self, watching: Supervisor | None) -> None:
         self._watching = watching
-        self._run = 0
         self._going = False
 
     def look(self, progress: Progress) -> bool:
         """To be called now and then: a job that could not come up at once has its first run later. True: it has just begun to go."""
-        if self._watching is None:
-            return False
-        if progress.run and not self._run:
-            self._run = progress.run
-            self._watching.say(Said(run=progress.run))
-        if self._going or not progress.batches:
+        if self._watching is None or self._going or not progress.batches:
             return False
         self._going = True
         self._watching.say(Said(going=True))

@@ -26,6 +26,7 @@ from penstock.engine.start import check_fits, start_run
 from penstock.errors import JobFailedError, is_final
 from penstock.guarantee import Guarantee
 from penstock.log_fields import about, in_context
+from penstock.ownership.attempts import earlier_attempts
 from penstock.ownership.claim import Claim, Claimant
 from penstock.ownership.ends import How
 from penstock.ownership.heartbeat import beating, refuse_if_running
@@ -60,6 +61,7 @@ from penstock.spark.verdicts import (
 )
 from penstock.state.local_files import forget_earlier_runs, job_dir, make_job_dir, run_dir
 from penstock.storage import Storage
+from penstock.supervise.program import supervised_by
 from penstock.wording import counted, storable
 
 if TYPE_CHECKING:
@@ -96,7 +98,7 @@ class JobLife:
         self._met = Failure()
         self.status = Status.RUNNING
         self.failure: BaseException | None = None
-        self._claimant = Claimant()
+        self._claimant = Claimant(supervisor=supervised_by())
         plan = plan_of(job, compiled, guarantee, available_now=options.available_now)
         self.face = Face(
             spec,
@@ -135,9 +137,9 @@ class JobLife:
     def start(cls, job: Job, options: StartOptions) -> JobLife:
         """Check everything, take the job over, and run it in the background. See `Job.start`."""
         job.storage.check_place()
-        if (
-            not options.takeover
-        ):  # a courtesy before Spark is asked for anything; looked at again at the claim
+        if options.restore is not None or options.takeover:
+            options = options.not_again(earlier_attempts(job.storage, supervised_by()))
+        if not options.takeover:  # a courtesy before Spark is asked for anything; looked at again later
             refuse_if_running(job.storage, SYSTEM_CLOCK.wall())
         with ExitStack() as if_refused:
             if_refused.callback(options.listeners.close)

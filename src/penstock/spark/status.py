@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass, field
+import logging
+from dataclasses import dataclass, field, replace
 
+from penstock import start_options
 from penstock.dashboard.ui_options import UiOptions
 from penstock.engine.adopting import Savepoint
 from penstock.journal.listening import Listeners
+from penstock.ownership.attempts import EarlierAttempts
 from penstock.recovery.changes import Changes
+
+_log = logging.getLogger(__name__)
 
 
 class Status(enum.Enum):
@@ -35,3 +40,14 @@ class StartOptions:
     changes: Changes = field(default_factory=Changes)
     ui: UiOptions | None = None
     listeners: Listeners = field(default_factory=Listeners)
+
+    def not_again(self, earlier: EarlierAttempts) -> StartOptions:
+        """Without what earlier attempts of the same supervisor have got done: what came after it would be lost at every death."""
+        restore = self.restore
+        if restore is not None and earlier.have_restored(restore):
+            _log.info(
+                "%s was done before this program died: the job goes on from its newest checkpoint",
+                start_options.restore(restore),
+            )
+            restore = None
+        return replace(self, restore=restore, takeover=self.takeover and not earlier.have_claimed)

@@ -139,6 +139,11 @@ class LocalStorage(Storage):
         """Whether a file or folder is a link."""
         return (self.root / checked_file_name(name)).is_symlink()
 
+    def leads_away(self, name: str) -> bool:
+        """Whether a name is a link, or lies behind one inside of the root, which may be a link itself."""
+        root = os.path.realpath(self.root)
+        return os.path.realpath(self.root / checked_file_name(name)) != os.path.join(root, *name.split("/"))  # noqa: PTH118 - as realpath says it
+
     def _entries(self, prefix: str, is_wanted: Callable[[os.DirEntry[str]], bool]) -> list[str]:
         with self._failures("list", prefix):
             try:

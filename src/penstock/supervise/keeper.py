@@ -1,8 +1,9 @@
 """The supervisor: starts the program, watches it, passes signals on, and starts it again. Driver, in a process of its own.
 
-One loop: it sleeps until a signal comes, a child ends, or the program says something. What it tells is written in a thread of its own,
-so that no storage that hangs holds up a restart. It imports neither Spark nor the user's
-file. The program stays in its group and session, so that a terminal treats them as one; `family` finds what the program leaves behind.
+One loop: it sleeps until a signal comes, a child ends, or the program says something. It imports neither Spark nor the user's file, and
+looks into no storage, so that none holds up a restart: what it tells is written in a thread of its own, and what is not to be done twice
+is for the program to see, which knows by the id of this supervisor which runs were its own (`ownership.attempts`).
+The program stays in its group and session, so that a terminal treats them as one; `family` finds what the program leaves behind.
 A supervisor that is killed takes nothing with it: the job goes on alone, see `program`.
 """
 
@@ -17,21 +18,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
-import msgspec
-
 from penstock import exit_codes
 from penstock.clock import SYSTEM_CLOCK, Clock
-from penstock.errors import PenstockError
-from penstock.ownership.claim import process_start
-from penstock.storage import Storage, open_storage
-from penstock.supervise.command import Process, done_by
+from penstock.randomness import SYSTEM_RANDOMNESS
 from penstock.supervise.decisions import WISHES, End, Supervision
 from penstock.supervise.family import Remains, adopt_orphans, children, end_orphans, reap
 from penstock.supervise.telling import Story
 from penstock.supervise.words import (
-    DONE_ENVIRONMENT,
     ENVIRONMENT,
-    Done,
+    ID_ENVIRONMENT,
     Lines,
     Said,
     Wish,
@@ -46,23 +41,20 @@ _log = logging.getLogger(__name__)
 _RECEIVE = 65536
 _RESET = (signal.SIGPIPE, signal.SIGXFSZ)
 """Python ignores them, and a child would inherit that."""
+_ID_DIGITS = 16
 
 
 @dataclass
 class Program:
     """One attempt: a process, and what it has said of itself."""
 
-    process: Process
+    pid: int
+    """0: it could not be started."""
     connection: socket.socket
     lines: Lines = field(default_factory=Lines)
     job: str = ""
     told: int = 0
     status: int | None = None
-
-    @property
-    def pid(self) -> int:
-        """Its number; 0: it could not be started."""
-        return self.process.pid
 
     @property
     def hears(self) -> bool:
@@ -96,17 +88,11 @@ class Keeper:
         self._environment = dict(os.environ if environment is None else environment)
         self._clock = clock
         self._story = Story(clock)
-        self._uri = ""
-        """Where the job's storage is, once the program has said so."""
-        self._storage: Storage | None = None
-        self._done: dict[str, Done] = {}
-        """By storage of a job."""
+        self._id = SYSTEM_RANDOMNESS.token(_ID_DIGITS)
         self._attempt = 0
         self._died_at: float | None = None
         self._spared: frozenset[int] = frozenset()
         self._remains = Remains()
-        self._unseen: list[Process] = []
-        """Those of which it is not known yet what they got done."""
 
     def run(self) -> int:
         """Until it is not to be started again; returns the exit code."""
@@ -135,7 +121,6 @@ class Keeper:
         ours, theirs = socket.socketpair()
         ours.settimeout(0)
         self._attempt += 1
-        self._see_what_is_done()
         with theirs:
             try:
                 pid = self._spawned(theirs)
@@ -144,16 +129,16 @@ class Keeper:
                     ours.close()
                     raise
                 _log.warning("the program cannot be started: %s", error)
-                return Program(Process(0, ""), ours, status=exit_codes.FAILED)
+                return Program(0, ours, status=exit_codes.FAILED)
         self._story.started(pid, self._attempt)
-        return Program(Process(pid, process_start(pid)), ours)
+        return Program(pid, ours)
 
     def _spawned(self, theirs: socket.socket) -> int:
         theirs.set_inheritable(True)
         environment = {
             **self._environment,
             ENVIRONMENT: socket_name(theirs.fileno()),
-            DONE_ENVIRONMENT: msgspec.json.encode(self._done).decode(),
+            ID_ENVIRONMENT: self._id,
         }
         return os.posix_spawnp(self._command[0], self._command, environment, setsigdef=_RESET)
 
@@ -195,11 +180,7 @@ class Keeper:
                 self._supervision.asked is not None
             ):  # the signal came when it took its own no more, and heard nothing yet
                 self._pass_on(self._supervision.asked, program)
-            if said.storage != self._uri:
-                self._uri, self._storage = said.storage, None
             self._story.lies_in(said.storage)
-        if said.run:
-            self._has_done(Done(claimed=True, restored=True))
         if said.going and self._died_at is not None:
             after = duration(self._clock.monotonic() - self._died_at)
             _log.info("job %s is processing again, %s after its process ended", program.job, after)
@@ -232,8 +213,6 @@ class Keeper:
         now = self._clock.monotonic()
         end = End(program.status or 0, program.told)
         self._died_at = now if self._died_at is None else self._died_at
-        self._unseen += [program.process] if program.pid else []
-        self._see_what_is_done()
         beside_the_dead = self._remains.tend(now) is not None
         verdict = self._supervision.ended(end, now, beside_the_dead=beside_the_dead)
         self._remains.left_by_the_dead(self._spared, now)
@@ -246,26 +225,6 @@ class Keeper:
         if code is not None:
             end_orphans(self._spared, hurry=lambda: self._asked_again(woken))
         return code
-
-    def _see_what_is_done(self) -> None:
-        """At its end, and where storage did not answer then, again before the next start.
-
-        The one thing for which a restart waits for storage: only for programs that never came up, and not to go back a second time.
-        """
-        if not self._uri or self._done.get(self._uri) == Done(claimed=True, restored=True):
-            self._unseen = []  # who has not said where its storage is has done nothing there
-            return
-        try:
-            self._storage = self._storage or open_storage(self._uri)
-            for process in self._unseen:
-                self._has_done(done_by(self._storage, process))
-        except PenstockError as error:
-            _log.warning("what the program got done cannot be read: %s", error)
-            return
-        self._unseen = []
-
-    def _has_done(self, done: Done) -> None:
-        self._done[self._uri] = self._done.get(self._uri, Done()) | done
 
     def _asked_meanwhile(self, woken: socket.socket) -> bool:
         self._take_signals(woken, None)

@@ -14,22 +14,18 @@ import signal
 import socket
 import threading
 from collections import deque
-from typing import ClassVar
 
 import msgspec
 
-from penstock import start_options
 from penstock.clock import SYSTEM_CLOCK
 from penstock.decoding import decoded
 from penstock.errors import PenstockError
 from penstock.exit_codes import exit_code_of
 from penstock.supervise.words import (
-    DONE,
-    DONE_ENVIRONMENT,
     ENVIRONMENT,
+    ID_ENVIRONMENT,
     LONGEST_TEXT,
     WISHES,
-    Done,
     Lines,
     Said,
     line,
@@ -146,49 +142,26 @@ class _OfThisProcess:
     """One for the process, and none for what is forked off it."""
 
     pid = 0
-    done: ClassVar[dict[str, Done]] = {}
-    """What earlier attempts got done, by storage."""
+    supervisor_id = ""
     connection: socket.socket | None = None
     supervisor: Supervisor | None = None
 
 
 def keep_to_oneself() -> None:
     """What this program starts from here on, such as Spark or another job, knows nothing of the supervisor."""
-    said, done = os.environ.pop(ENVIRONMENT, ""), os.environ.pop(DONE_ENVIRONMENT, "")
+    said, its_id = os.environ.pop(ENVIRONMENT, ""), os.environ.pop(ID_ENVIRONMENT, "")
     number = said.partition(":")[0]
     if number.isdecimal() and socket_name(int(number)) == said:
         connection = socket.socket(fileno=int(number))
         connection.set_inheritable(False)
         _OfThisProcess.pid, _OfThisProcess.connection = os.getpid(), connection
-        _OfThisProcess.done = _read_done(done)
+        _OfThisProcess.supervisor_id = its_id
 
 
-def _read_done(said: str) -> dict[str, Done]:
-    try:
-        return decoded(DONE, said.encode()) if said else {}
-    except msgspec.DecodeError as error:
-        _log.warning(
-            "what earlier attempts got done cannot be understood, so that it may be done again: %s", error
-        )
-        return {}
-
-
-def done_before(storage: str) -> Done:
-    """What earlier attempts of this supervisor got done with the job in this storage. Said once: a later start of the job is another."""
+def supervised_by() -> str:
+    """The id of the supervisor that started this program; '' where none did."""
     keep_to_oneself()
-    ours = _OfThisProcess
-    return ours.done.pop(storage, Done()) if ours.pid == os.getpid() else Done()
-
-
-def still_to_restore(done: Done, restore: int | None) -> int | None:
-    """The checkpoint to go back to, unless an earlier attempt has: what came after it must not be thrown away at every death."""
-    if restore is None or not done.restored:
-        return restore
-    _log.info(
-        "%s was done before this program died: the job goes on from its newest checkpoint",
-        start_options.restore(restore),
-    )
-    return None
+    return _OfThisProcess.supervisor_id if _OfThisProcess.pid == os.getpid() else ""
 
 
 def supervisor() -> Supervisor | None:

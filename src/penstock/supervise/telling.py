@@ -53,18 +53,20 @@ class Story:
     def close(self) -> None:
         """Write down what there is, if storage takes it soon."""
         until = self._clock.monotonic() + LAST_WORDS_S
-        if self._opening is not None:
-            self._opening.join(LAST_WORDS_S)
+        opening = self._opening
+        if opening is not None:
+            opening.join(LAST_WORDS_S)
         if self._writer is not None:
             self._writer.close(max(0.0, until - self._clock.monotonic()))
 
     def _open(self, uri: str) -> None:
         try:
             storage = open_storage(uri)
-        except PenstockError as error:
+        except (PenstockError, OSError) as error:
             _log.warning(
-                "the story of this supervisor is not written down, %s cannot be opened: %s", uri, error
+                "the story of this supervisor is not written down yet, %s cannot be opened: %s", uri, error
             )
+            self._opening = None  # tried again when the next program says where it lies
             return
         with self._lock:
             self._writer = JournalWriter(storage, clock=self._clock)

@@ -15,8 +15,8 @@ from penstock.decoding import decoded
 
 ENVIRONMENT = "PENSTOCK_SUPERVISOR_FD"
 """Has the number of the socket, and which one it is: what a program starts may have the variable, and another socket of that number."""
-DONE_ENVIRONMENT = "PENSTOCK_SUPERVISOR_DONE"
-"""Has what earlier attempts got done, by storage of a job: the arguments of a program are its own, and are repeated as they are."""
+ID_ENVIRONMENT = "PENSTOCK_SUPERVISOR_ID"
+"""Has a word that all attempts of one supervisor have in common, see `ownership.attempts`."""
 LONGEST_LINE = 64 * 1024
 LONGEST_TEXT = 2000
 """Characters of an error: it may have a user's rows in it."""
@@ -37,8 +37,6 @@ class Said(msgspec.Struct, frozen=True, omit_defaults=True):
     job: str = ""
     """A job is about to start, of this name and in this storage. From now on the program hears wishes over the socket."""
     storage: str = ""
-    run: int = 0
-    """A run has claimed the job, and gone back to its checkpoint."""
     going: bool = False
     """The first batch is done."""
     signal: int = 0
@@ -50,18 +48,6 @@ class Said(msgspec.Struct, frozen=True, omit_defaults=True):
     """Which code that failure has, see `exit_codes`: a program of the user's may end with any."""
 
 
-class Done(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What earlier attempts have got done with a job, and what is therefore not to be done again."""
-
-    claimed: bool = False
-    """It has had the job: whoever has it by now is not to be disturbed, `takeover` or not."""
-    restored: bool = False
-    """A run has recorded where it went on from: `restore` a second time would throw away what came after."""
-
-    def __or__(self, other: Done) -> Done:
-        return Done(self.claimed or other.claimed, self.restored or other.restored)
-
-
 class Wish(msgspec.Struct, frozen=True):
     """What the supervisor says: do what you do at this signal."""
 
@@ -70,7 +56,6 @@ class Wish(msgspec.Struct, frozen=True):
 
 SAID = msgspec.json.Decoder(Said)
 WISHES = msgspec.json.Decoder(Wish)
-DONE = msgspec.json.Decoder(dict[str, Done])
 
 
 def line(words: Said | Wish) -> bytes:

@@ -15,7 +15,9 @@ from penstock.storage import LocalStorage, Storage, open_job_storage, open_stora
 from penstock.wording import did_you_mean
 
 ID_DIGITS = 32
-_ITS_OWN = (JOB_FILE, "runs", "requests", "holds", "events")
+_ITS_OWN = (JOB_FILE, "runs", "requests", "holds", "events", "state")
+
+_HOLLOW = "{} in it is a link, and can be that of another job; Penstock makes no links there, so look who did"
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,8 @@ def find_jobs(places: Sequence[str | Path]) -> list[FoundJob]:
 def _in(place: str) -> Iterator[tuple[str, str, Storage]]:
     opened = open_storage(place)
     if opened.size(JOB_FILE) is not None:
+        if _link_inside(opened):
+            return
         name = opened.uri.rstrip("/").rpartition("/")[2]
         above = (
             str(Path(opened.root).parent)
@@ -62,7 +66,7 @@ def _in(place: str) -> Iterator[tuple[str, str, Storage]]:
         yield name, above, opened
         return
     for name in opened.folders():
-        if is_name(name) and _is_job(opened, name) and not _link_inside(opened, name):
+        if is_name(name) and _is_job(opened, name) and not _link_inside(opened, f"{name}/"):
             yield name, place, open_job_storage(place, name)
 
 
@@ -75,7 +79,12 @@ def linked_jobs(places: Iterable[str | Path]) -> dict[str, str]:
     found = {}
     for place in places:
         opened = open_storage(place)
-        if isinstance(opened, LocalStorage) and opened.size(JOB_FILE) is None:
+        if not isinstance(opened, LocalStorage):
+            continue
+        if opened.size(JOB_FILE) is not None:
+            if link := _link_inside(opened):
+                found[opened.uri] = f"{place} is not shown: {_HOLLOW.format(link)}"
+        else:
             for name, why in _refused(opened).items():
                 found[LocalStorage(opened.root / name).uri] = f"{name} in {place} is not shown: {why}"
     return found
@@ -88,18 +97,18 @@ def _refused(place: LocalStorage) -> dict[str, str]:
         if _is_job(place, name)
     }
     hollow = {
-        name: f"{link} in it is a link, and can be that of another job; Penstock makes no links there, so look who did"
+        name: _HOLLOW.format(link)
         for name in place.folders()
-        if _is_job(place, name) and (link := _link_inside(place, name))
+        if _is_job(place, name) and (link := _link_inside(place, f"{name}/"))
     }
     return {**linked, **hollow}
 
 
-def _link_inside(place: Storage, folder: str) -> str:
-    """Which of the places by which a job is known and steered is a link; '' when none is."""
+def _link_inside(place: Storage, folder: str = "") -> str:
+    """Which of the places by which a job is known and steered is a link; '' when none is. `folder`: with a slash behind it."""
     if not isinstance(place, LocalStorage):
         return ""
-    return next((name for name in _ITS_OWN if place.is_link(f"{folder}/{name}")), "")
+    return next((name for name in _ITS_OWN if place.is_link(f"{folder}{name}")), "")
 
 
 def _is_job(place: Storage, folder: str) -> bool:
