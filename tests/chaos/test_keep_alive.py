@@ -194,6 +194,7 @@ def test_what_dies_comes_back_and_the_truth_is_kept(site, seed, keep) -> None:
         reached = newest_checkpoint(site)
         kept.wait_for("a checkpoint of the third", lambda: newest_checkpoint(site) > reached)
         told = story(site)
+        (_,) = {read_run(site.storage, run).supervisor for run in range(1, newest_run(site.storage) + 1)} - {""}
         kept.process.kill()
         kept.process.wait()
         reached = newest_checkpoint(site)
