@@ -22,6 +22,7 @@ from processes import GONE, MARK, _mark_of, until
 import penstock
 from penstock.dashboard.beside import start_beside
 from penstock.dashboard.ui_options import UiOptions
+from penstock.ids import RunId
 from penstock.journal.events import ProcessDied, ProcessStarted
 from penstock.journal.files import read_segment, segments
 from penstock.ownership.claim import newest_run, read_run
@@ -194,7 +195,9 @@ def test_what_dies_comes_back_and_the_truth_is_kept(site, seed, keep) -> None:
         reached = newest_checkpoint(site)
         kept.wait_for("a checkpoint of the third", lambda: newest_checkpoint(site) > reached)
         told = story(site)
-        (_,) = {read_run(site.storage, run).supervisor for run in range(1, newest_run(site.storage) + 1)} - {""}
+        (_,) = {
+            read_run(site.storage, RunId(run)).supervisor for run in range(1, newest_run(site.storage) + 1)
+        } - {""}
         kept.process.kill()
         kept.process.wait()
         reached = newest_checkpoint(site)

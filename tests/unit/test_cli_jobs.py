@@ -231,6 +231,7 @@ def test_a_supervisor_is_somebody(state: JobState) -> None:
     """A job that its supervisor starts again needs nobody else."""
     down = JobView(id="", name="v", storage="", place="", state=state, now=1.0, supervised=True)
     assert exit_code(down) == 0
+    assert "its supervisor starts it again" in status_json(down)["needs"][0]["advice"]
 
 
 def test_text_of_others_does_nothing_to_the_terminal(penstock: Penstock, tmp_path: Path, now: float) -> None:

@@ -50,7 +50,7 @@ def test_only_who_tries_again_says_so() -> None:
 NOUNS = "rows|batches|restarts|transactions|files|failures|tries|times|keys|values|partitions|kills|checkpoints|runs|messages"
 PLURAL = re.compile(rf"(?<!of )(?<!its )(?:%d|%s|\x00) (?:{NOUNS})\b(?!/)")
 MORE_THAN_ONE = {
-    "spark/life.py": "a failure that was met several times in a row",
+    "spark/verdicts.py": "a failure that was met several times in a row",
     "dashboard/pages/verdict.py": "several in a row",
     "testing": "read by those who wrote the test",
 }

@@ -43,6 +43,7 @@ from penstock.view.failures import grouped
 from penstock.view.find import find_jobs, job_id, job_of, linked_jobs
 from penstock.view.look import COMING_UP_S, look_at
 from penstock.view.model import CheckpointStatus, FailureView, JobState, JobView
+from penstock.view.needs import needs
 
 NOW = 1_000.0
 SETTINGS = PlanSettings(
@@ -389,8 +390,11 @@ def test_jobs_are_found(tmp_path: Path) -> None:
     assert [job.name for job in find_jobs([one / "views", one])] == ["sales", "views"]
     both = find_jobs([one, other])
     assert len({job.id for job in both}) == 3
-    with pytest.raises(ConfigError, match="there are 2 jobs 'views'"):
-        job_of(both, "views")
+    for ambiguous in ("views", job_id("views")):
+        with pytest.raises(ConfigError, match=f"there are 2 jobs '{ambiguous}': [0-9a-f]{{32}} in"):
+            job_of(both, ambiguous)
+    for shown in both:  # by the id that it has beside others, also where it is alone
+        assert job_of(find_jobs([shown.place]), shown.id).storage.uri == shown.storage.uri
     with pytest.raises(ConfigError, match="did you mean 'views'"):
         job_of(both, "view")
     assert find_jobs([tmp_path / "nothing"]) == []
@@ -452,6 +456,23 @@ def test_supervised_jobs(place: Place) -> None:
         assert place.look().state is JobState.DIED
         assert place.look().supervised is is_supervised
     assert not place.look(NOW + COMING_UP_S).supervised
+
+
+def test_a_supervisor_that_is_gone_is_told(place: Place) -> None:
+    """A run whose program one has started, and which lives on alone: somebody should know before it dies."""
+    place.claimant = Claimant(supervisor="its id")
+    place.run(NOW)
+    mine = process_start(os.getpid())
+    place.tell(supervised_by(940.0, mine))
+    assert not place.look().supervisor_gone
+    assert needs(place.look()) == ()
+    place.tell(supervised_by(950.0, "of another process"))
+    assert place.look().supervisor_gone
+    (need,) = needs(place.look())
+    assert (need.text, need.urgent) == (
+        "its supervisor is gone: nobody starts the job again if it dies",
+        False,
+    )
 
 
 def test_restarts_are_those_of_all_starts(place: Place) -> None:

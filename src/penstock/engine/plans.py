@@ -101,7 +101,7 @@ def _kind(operator: Keyed) -> str:
         case Dedupe():
             kind = f"dedupe within {exactly(operator.within_us)}"
         case Join():
-            kind = f"{operator.how} join"
+            kind = f"{operator.how.value} join"
         case Lookup():
             kind = "lookup"
     return kind

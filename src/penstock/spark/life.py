@@ -33,7 +33,7 @@ from penstock.ownership.heartbeat import beating, refuse_if_running
 from penstock.ownership.requests import LONGEST_ERROR, Facts
 from penstock.randomness import SYSTEM_RANDOMNESS
 from penstock.recovery.forget import forget_everything
-from penstock.recovery.repeated import Failure, times_in_a_row, would_come_again
+from penstock.recovery.repeated import Failure, would_come_again
 from penstock.recovery.restore import (
     JobRecord,
     job_record_of,
@@ -54,6 +54,7 @@ from penstock.spark.tasks import take_over_all
 from penstock.spark.verdicts import (
     add_what_follows,
     allowed,
+    comes_again,
     given_up,
     last_words,
     may_come_up,
@@ -61,7 +62,8 @@ from penstock.spark.verdicts import (
 )
 from penstock.state.local_files import forget_earlier_runs, job_dir, make_job_dir, run_dir
 from penstock.storage import Storage
-from penstock.supervise.program import supervised_by
+from penstock.supervise.program import supervised_by, supervisor
+from penstock.supervise.words import Said
 from penstock.wording import counted, storable
 
 if TYPE_CHECKING:
@@ -137,6 +139,8 @@ class JobLife:
     def start(cls, job: Job, options: StartOptions) -> JobLife:
         """Check everything, take the job over, and run it in the background. See `Job.start`."""
         job.storage.check_place()
+        if (watching := supervisor()) is not None:
+            watching.say(Said(storage=job.storage.uri))
         if options.restore is not None or options.takeover:
             options = options.not_again(earlier_attempts(job.storage, supervised_by()))
         if not options.takeover:  # a courtesy before Spark is asked for anything; looked at again later
@@ -412,16 +416,10 @@ class JobLife:
             self.run = None
 
     def _give_up_what_comes_again(self, error: Exception, met: list[Failure], times_s: list[float]) -> None:
-        if self.job.restart.counts_attempts or not would_come_again(
+        if not self.job.restart.counts_attempts and would_come_again(
             met, times_s, available_now=self._options.available_now
         ):
-            return
-        times = times_in_a_row(met)
-        why = (
-            f"It came {times} times in a row at the same place, in batch {met[-1].batch}: it is in the code or in the data. (A restart "
-            "strategy with `attempts` tries as often as it says.)"
-        )
-        raise given_up(self.job.name, error, why, failures=len(met), batch=met[-1].batch)
+            raise comes_again(self.job.name, error, met)
 
     def _go_back_or_give_up(self, error: Exception, delay_s: float | None, met: list[Failure]) -> None:
         if delay_s is None:

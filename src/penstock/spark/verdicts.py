@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from penstock.engine.observer import Progress
 from penstock.errors import (
     BadRecordError,
@@ -11,6 +13,7 @@ from penstock.errors import (
     UserCodeError,
 )
 from penstock.logins import refuses_login
+from penstock.recovery.repeated import Failure, times_in_a_row
 from penstock.wording import counted, duration
 
 
@@ -50,6 +53,15 @@ def given_up(job: str, error: Exception, why: str, **facts: object) -> JobFailed
         failed.add_note(note)
     failed.__cause__ = error
     return failed
+
+
+def comes_again(job: str, error: Exception, met: Sequence[Failure]) -> JobFailedError:
+    """The job has failed for good because it met the same again and again."""
+    why = (
+        f"It came {times_in_a_row(met)} times in a row at the same place, in batch {met[-1].batch}: it is in the code or in the data. (A "
+        "restart strategy with `attempts` tries as often as it says.)"
+    )
+    return given_up(job, error, why, failures=len(met), batch=met[-1].batch)
 
 
 def add_what_follows(error: BaseException, progress: Progress) -> None:

@@ -22,7 +22,7 @@ _FINAL: Mapping[int, str] = {
     exit_codes.DONE: "it ended by itself",
     exit_codes.WRONG_SETTING: "a setting or the command is wrong, or the job is running already",
     exit_codes.FAILED_FOR_GOOD: "the job has failed for good: another attempt would only meet it again",
-    exit_codes.FENCED: "another start owns the job now",
+    exit_codes.FENCED: "another start owns the job now, or its storage was taken away",
 }
 _ASKED = frozenset({*(-number for number in WISHES), *(exit_codes.BY_SIGNAL + number for number in WISHES)})
 

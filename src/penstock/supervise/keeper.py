@@ -180,6 +180,7 @@ class Keeper:
                 self._supervision.asked is not None
             ):  # the signal came when it took its own no more, and heard nothing yet
                 self._pass_on(self._supervision.asked, program)
+        if said.storage:
             self._story.lies_in(said.storage)
         if said.going and self._died_at is not None:
             after = duration(self._clock.monotonic() - self._died_at)

@@ -37,6 +37,7 @@ class Said(msgspec.Struct, frozen=True, omit_defaults=True):
     job: str = ""
     """A job is about to start, of this name and in this storage. From now on the program hears wishes over the socket."""
     storage: str = ""
+    """Alone: where a job lies that the program starts, and whose signals it takes itself."""
     going: bool = False
     """The first batch is done."""
     signal: int = 0

@@ -122,9 +122,14 @@ def _is_job(place: Storage, folder: str) -> bool:
 
 
 def job_of(jobs: Iterable[FoundJob], wanted: str) -> FoundJob:
-    """The one of this name or id; raises `ConfigError` that says which there are."""
+    """The one of this name or id; raises `ConfigError` that says which there are.
+
+    A job has two ids: which of them is shown depends on what is shown beside it, and either is understood where it says which job is meant.
+    """
     known = list(jobs)
-    matching = [job for job in known if wanted in (job.name, job.id)]
+    matching = [job for job in known if wanted in (job.name, job.id)] or [
+        job for job in known if wanted in (job_id(job.name), job_id(job.name, job.storage.uri))
+    ]
     if len(matching) == 1:
         return matching[0]
     if matching:

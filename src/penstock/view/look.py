@@ -85,6 +85,7 @@ class JobWatcher:
                 f"{read.unreadable} lines of the journal could not be read: damaged, or of a newer version"
             )
         state, since = _state(listed, live)
+        supervised = _is_supervised(read.events, state, now)
         pending = live.pending if live is not None and state.is_alive else ()
         known = history(read.events, stored, self._committed(storage, stored), pending, run)
         runs = tuple(_run_view(one) for one in reversed(listed))
@@ -101,7 +102,8 @@ class JobWatcher:
             run=run,
             host=newest.record.host if newest and newest.record else "",
             pid=newest.record.pid if newest and newest.record else 0,
-            supervised=_is_supervised(read.events, state, now),
+            supervised=supervised,
+            supervisor_gone=not supervised and state.is_alive and _had_a_supervisor_here(newest),
             plan=plan,
             live=live,
             checkpoints=known,
@@ -214,6 +216,11 @@ def _is_supervised(events: tuple[Event, ...], state: JobState, now: float) -> bo
     if started.host == platform.node() and started.supervisor:
         return process_start(started.supervisor) == started.supervisor_started
     return state.is_alive or now - said[-1].at < COMING_UP_S
+
+
+def _had_a_supervisor_here(run: ListedRun | None) -> bool:
+    record = run.record if run is not None else None
+    return record is not None and bool(record.supervisor) and record.host == platform.node()
 
 
 COMING_UP_S = 600.0

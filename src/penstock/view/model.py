@@ -210,6 +210,8 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     pid: int = 0
     supervised: bool = False
     """Whether `penstock run --keep-alive` starts it again when its process dies."""
+    supervisor_gone: bool = False
+    """Whether one has started the program that runs now, and lives no more."""
     plan: Plan | None = None
     live: Live | None = None
     """What it said last; of a job that is not running, what it said before it ended."""

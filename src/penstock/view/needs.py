@@ -35,12 +35,22 @@ def _of_the_state(view: JobView) -> Iterator[Need]:
     last = view.failures[0] if view.failures else None
     cause = f": {last.error}: {last.why}" if last is not None else ""
     goes_on = _goes_on(view)
+    if view.supervisor_gone:
+        yield Need(
+            text="its supervisor is gone: nobody starts the job again if it dies",
+            advice="when it suits, stop the job and start it anew with `penstock run --keep-alive`: a second start beside it is refused",
+        )
     match view.state:
+        case JobState.FAILED if view.supervised:
+            yield Need(
+                text=f"its program has failed{cause}",
+                advice="its supervisor starts it again, unless another attempt would only meet the same",
+            )
         case JobState.FAILED:
             yield Need(
                 text=f"the job has failed for good{cause}",
                 advice=f"mend the cause, then start the program again: it goes on {goes_on}",
-                urgent=not view.supervised,
+                urgent=True,
             )
         case JobState.DIED if view.supervised:
             yield Need(

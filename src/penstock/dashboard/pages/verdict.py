@@ -225,6 +225,8 @@ def _died(view: JobView) -> str:
 def _failed(view: JobView) -> str:
     why = view.failures[0] if view.failures else None
     said = shortened(why.root or why.why, _LONGEST_WHY).rstrip(".") + ". " if why else ""
+    if view.supervised:
+        return f"{said}Its supervisor starts it again, unless another attempt would only meet the same; it {_goes_on(view)}."
     return f"{said}Mend the cause and start the program again; it {_goes_on(view)}."
 
 
