@@ -30,6 +30,7 @@ from penstock.operators.timers import EVENT_TIME, timer_table
 from penstock.ownership.claim import claim
 from penstock.ownership.descent import record_descent
 from penstock.recovery.lifetimes import described
+from penstock.recovery.restore import JobRecord, check_job_record
 from penstock.savepoint import compare as comparing
 from penstock.savepoint.compare import APPEARED, CHANGED, WENT, Difference, compare
 from penstock.savepoint.contents import Contents, checkpoint_contents, held_checkpoint, savepoint_contents
@@ -661,3 +662,14 @@ def test_tables_can_be_read_without_penstock(tmp_path: Path, reader: str) -> Non
     )
     assert result.returncode == 0, result.stderr
     assert json.loads(result.stdout) == [[f"card {n}", n, n % 3 == 0] for n in range(20)]
+
+
+def test_a_job_that_never_ran_has_no_state(tmp_path: Path) -> None:
+    """A wrong name is told from a job that has no checkpoint yet, and leaves no folder behind."""
+    storage = LocalStorage(tmp_path / "job")
+    with pytest.raises(ConfigError, match="no job ever ran in"), held_checkpoint(storage):
+        pass
+    assert not storage.root.exists()
+    check_job_record(storage, JobRecord("job", 128))
+    with pytest.raises(ConfigError, match="has no completed checkpoint"), held_checkpoint(storage):
+        pass

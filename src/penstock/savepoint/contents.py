@@ -18,6 +18,7 @@ from penstock.ids import CheckpointId
 from penstock.operators.timers import watermark
 from penstock.operators.window_kinds import size_of_tumbling
 from penstock.operators.window_tables import LAST
+from penstock.ownership.claim import JOB_FILE
 from penstock.ownership.holds import holding
 from penstock.recovery.held_reading import steady_history
 from penstock.recovery.history import choose
@@ -254,6 +255,12 @@ def newest_contents(storage: Storage, checkpoint: int | None = None) -> Contents
     """The same for those who read no rows."""
     wanted = None if checkpoint is None else CheckpointId(checkpoint)
     found = choose(steady_history(storage), wanted=wanted)
+    if not found and storage.size(JOB_FILE) is None:
+        raise ConfigError(
+            f"no job ever ran in {storage.uri}, so there is no state to read; check the storage and the name, `penstock list` shows "
+            "which jobs there are",
+            storage=storage.uri,
+        )
     if not found:
         raise ConfigError(
             f"the job in {storage.uri} has no completed checkpoint, so there is no state to read; wait for its first one",
