@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import suppress
 
@@ -48,8 +49,9 @@ def orphan() -> Iterator[int]:
 def connection(monkeypatch) -> Iterator[socket.socket]:
     """The supervisor's end of a socket whose other end this process is told of."""
     ours, theirs = socket.socketpair()
-    monkeypatch.setattr(program._OfThisProcess, "connection", None)
-    monkeypatch.setattr(program._OfThisProcess, "supervisor", None)
+    nobody = {"pid": 0, "connection": None, "supervisor": None, "supervisor_id": ""}
+    for name, nothing in nobody.items():
+        monkeypatch.setattr(program._OfThisProcess, name, nothing)
     monkeypatch.setenv(ENVIRONMENT, socket_name(theirs.fileno()))
     number = theirs.detach()
     with ours:
@@ -306,3 +308,20 @@ def test_that_it_goes_is_told_once() -> None:
     assert not telling.look(progress)
     assert said == [Said(going=True)]
     assert line(Said(going=True)) == b'{"going":true}\n'
+
+
+def test_jobs_that_start_in_several_threads_have_one_supervisor(connection, monkeypatch) -> None:
+    """Two that listen on one socket would each hear half of the wishes."""
+    monkeypatch.setenv(ID_ENVIRONMENT, "abc")
+    together, found = threading.Barrier(8), list[object]()
+
+    def start() -> None:
+        together.wait()
+        found.append((program.supervisor(), program.supervised_by()))
+
+    threads = [threading.Thread(target=start) for _ in range(8)]
+    for one in threads:
+        one.start()
+    for one in threads:
+        one.join()
+    assert set(found) == {(program.supervisor(), "abc")}

@@ -141,6 +141,8 @@ class Supervisor:
 class _OfThisProcess:
     """One for the process, and none for what is forked off it."""
 
+    making = threading.Lock()
+    """A program may start jobs in several threads."""
     pid = 0
     supervisor_id = ""
     connection: socket.socket | None = None
@@ -149,13 +151,14 @@ class _OfThisProcess:
 
 def keep_to_oneself() -> None:
     """What this program starts from here on, such as Spark or another job, knows nothing of the supervisor."""
-    said, its_id = os.environ.pop(ENVIRONMENT, ""), os.environ.pop(ID_ENVIRONMENT, "")
-    number = said.partition(":")[0]
-    if number.isdecimal() and socket_name(int(number)) == said:
-        connection = socket.socket(fileno=int(number))
-        connection.set_inheritable(False)
-        _OfThisProcess.pid, _OfThisProcess.connection = os.getpid(), connection
-        _OfThisProcess.supervisor_id = its_id
+    with _OfThisProcess.making:
+        said, its_id = os.environ.pop(ENVIRONMENT, ""), os.environ.pop(ID_ENVIRONMENT, "")
+        number = said.partition(":")[0]
+        if number.isdecimal() and socket_name(int(number)) == said:
+            connection = socket.socket(fileno=int(number))
+            connection.set_inheritable(False)
+            _OfThisProcess.pid, _OfThisProcess.connection = os.getpid(), connection
+            _OfThisProcess.supervisor_id = its_id
 
 
 def supervised_by() -> str:
@@ -170,8 +173,9 @@ def supervisor() -> Supervisor | None:
     ours = _OfThisProcess
     if ours.connection is None or ours.pid != os.getpid():
         return None
-    if ours.supervisor is None:
-        ours.supervisor = Supervisor(ours.connection)
+    with ours.making:
+        if ours.supervisor is None:
+            ours.supervisor = Supervisor(ours.connection)
     return ours.supervisor
 
 
