@@ -502,16 +502,6 @@ def test_where_no_savepoint_is_what_is_there_is_said(tmp_path: Path, files: list
         read_manifest(storage)
 
 
-def test_reading_a_job_that_is_not_there_makes_no_folder(tmp_path: Path) -> None:
-    """Not even for the hold."""
-    with (
-        pytest.raises(ConfigError, match="no completed checkpoint"),
-        held_checkpoint(LocalStorage(tmp_path / "typo")),
-    ):
-        pass
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_diff_ends_as_diff_does(penstock: Penstock, tmp_path: Path, job: Completed) -> None:
     """0 for the same, 1 for different, 2 for what could not be compared; a job's folder stands for its newest checkpoint."""
     same, other = save(tmp_path / "a", list(range(20))), save(tmp_path / "b", list(range(21)))
