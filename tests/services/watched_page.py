@@ -90,8 +90,8 @@ class Watched:
 
     def check(self) -> None:
         """Nothing went wrong, and nobody else was asked."""
-        assert self.wrong == []
-        assert self.elsewhere == []
+        assert self.wrong == [], self.wrong
+        assert self.elsewhere == [], self.elsewhere
 
 
 @contextmanager
