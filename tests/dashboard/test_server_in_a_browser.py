@@ -91,7 +91,7 @@ def test_a_server_that_dies_and_comes_back(chromium: Browser, job: StoredJob) ->
     with ExitStack() as first:
         server = first.enter_context(served(job))
         seen = first.enter_context(watched(chromium, server.address))
-        seen.expected = re.compile("ERR_|Failed to load|Failed to fetch|network error|AbortError")  # wherever it is cut
+        seen.expected = re.compile("ERR_|Failed to load|Failed to fetch|network error|AbortError")
         seen.goto("/jobs/views")
         seen.page.locator("#stream.is-live").wait_for()
         os.kill(server.pid, signal.SIGKILL)
