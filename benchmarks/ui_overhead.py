@@ -24,6 +24,7 @@ import penstock as ps
 WARM_UP = 2
 FEW, MANY = 10, 1_000
 """Requests a second."""
+TOKEN = "a-token-of-thirty-two-characters"
 PATHS = ("/jobs/bench", "/jobs/bench.json", "/jobs/bench/checkpoints", "/metrics", "/v1/jobs/overview")
 
 
@@ -41,7 +42,9 @@ def measure(bench: Bench) -> Found:
                 what = f"{rate} requests a second, turn {turn + 1} of {turns}"
 
                 def run(rate: int = rate) -> None:
-                    handle = _job(bench, root, clicks).start(available_now=True, ui="127.0.0.1:0")
+                    handle = _job(bench, root, clicks).start(
+                        available_now=True, ui="127.0.0.1:0", ui_token=TOKEN
+                    )
                     with _asking(handle.ui_address, rate) as asked:
                         handle.wait()
                     if rate == MANY:
@@ -101,11 +104,12 @@ def ask(address: str, rate: int) -> float:
 
     def work(index: int) -> None:
         connection = http.client.HTTPConnection(host, int(port), timeout=30)
+        shown = {"Authorization": f"Bearer {TOKEN}"}
         pause_s = len(counts) / rate
         next_s = time.monotonic()
         while not over.is_set():
             with suppress(OSError, http.client.HTTPException):  # the server is not up yet, or is ending
-                connection.request("GET", PATHS[counts[index] % len(PATHS)])
+                connection.request("GET", PATHS[counts[index] % len(PATHS)], headers=shown)
                 connection.getresponse().read()
                 counts[index] += 1
             next_s += pause_s

@@ -57,19 +57,21 @@ def append_a_day(log: ps.sources.PartitionedLog) -> None:
 
 def job(spark: SparkSession) -> ps.Job:
     """A day more of events, and the job that looks for missing payments: `penstock run` finds it by this name."""
-    log = ps.sources.PartitionedLog("payments/log", "order string, what string, at timestamp", partitions=1)
+    log = ps.sources.PartitionedLog(
+        "missing-payment/log", "order string, what string, at timestamp", partitions=1
+    )
     append_a_day(log)
 
-    made = ps.Job("payments", storage="payments/storage", parallelism=2)
+    made = ps.Job("missing-payment", storage="missing-payment/storage", parallelism=2)
     events = made.read(log.read(spark), uid="events", event_time="at", out_of_order="1min")
     alerts = events.key_by("order").process(
         MissingPayments(), schema="order string, missing_since timestamp", uid="alerts", order_by="at"
     )
-    alerts.write_to(ps.sinks.Files("payments/out", format="parquet"), uid="alerts-out")
+    alerts.write_to(ps.sinks.Files("missing-payment/out", format="parquet"), uid="alerts-out")
     return made
 
 
 if __name__ == "__main__":
     job(ps.local_session("missing-payment")).run(available_now=True)
-    for row in sorted(pq.read_table("payments/out").to_pylist(), key=lambda row: row["missing_since"]):
+    for row in sorted(pq.read_table("missing-payment/out").to_pylist(), key=lambda row: row["missing_since"]):
         print(f"order {row['order']}: no payment until {row['missing_since']:%Y-%m-%d %H:%M}")

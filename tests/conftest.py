@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import shutil
+import signal
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -40,6 +41,14 @@ ROOM_BYTES = 12 << 30
 
 
 @pytest.hookimpl(tryfirst=True)
+def _default_signals_for_children() -> None:
+    """A signal that is ignored, as by `nohup`, is ignored by every program that a test starts; one that is handled is not."""
+    handlers = {signal.SIGHUP: lambda *_: None, signal.SIGINT: signal.default_int_handler}
+    for number, handler in handlers.items():
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, handler)
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Failures are told at once, and temporary files lie in memory where there is much of it."""
     from services.failures_at_once import FailuresAtOnce
@@ -47,6 +56,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(FailuresAtOnce(config))
     _files_in_memory()
+    _default_signals_for_children()
 
 
 def _files_in_memory() -> None:

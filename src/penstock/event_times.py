@@ -6,7 +6,7 @@ is a timestamp, is seen where the columns are known (`spark/event_times.py`). Wh
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from penstock.errors import ConfigError, InternalError
 from penstock.graph import BadRecords, Join, Late, Node, Side, Source, Transform, Union, Window, late_from
@@ -16,6 +16,66 @@ from penstock.operators.window_kinds import WINDOW_END, CountWindows
 
 def inherited_event_time(node: Node) -> TimeColumn | None:
     """What the sources of a stream, or the last window before it, call their time; None where none has any."""
+    found = _inherited(node)
+    return None if found is None else with_limits(found, node)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Which times of rows are believed, and what becomes of the others."""
+
+    ahead_us: int | None = None
+    refuses_absurd: bool = False
+
+
+ANY_TIME = Limits()
+
+
+def limits_of(node: Node) -> Limits | None:
+    """What is said of the times of the rows of a stream: what its source says, and for streams that meet the widest; None: nothing.
+
+    Nobody knows the source of a row of a union. So such rows are refused only where all sources refuse them; each source also looks at
+    its own rows as it reads them (`spark/newest_times.py`).
+    """
+    match node:
+        case Source():
+            time = node.event_time
+            return None if time is None else Limits(time.ahead_us, time.refuses_absurd)
+        case Union():
+            return _widest([one for one in map(limits_of, (node.left, node.right)) if one is not None])
+        case Transform() | Late():
+            return limits_of(_before(node))
+        case _:
+            return ANY_TIME
+
+
+def _widest(limits: list[Limits]) -> Limits | None:
+    if not limits:
+        return None
+    ahead = [one.ahead_us for one in limits if one.ahead_us is not None]
+    return Limits(
+        max(ahead) if len(ahead) == len(limits) else None, all(one.refuses_absurd for one in limits)
+    )
+
+
+def with_limits(time: TimeColumn, node: Node) -> TimeColumn:
+    """The same column, with what is said of the times of the rows of a stream."""
+    limits = limits_of(node) or ANY_TIME
+    return replace(time, ahead_us=limits.ahead_us, refuses_absurd=limits.refuses_absurd)
+
+
+def streams_that_meet(node: Node) -> list[tuple[Node, Limits]]:
+    """Those of a union, however many, if they believe times up to different moments; otherwise the stream itself, alone."""
+    whole = limits_of(node) or ANY_TIME
+    parts = [(part, limits_of(part) or whole) for part in _parts(node)]
+    return parts if any(own.ahead_us != whole.ahead_us for _, own in parts) else [(node, whole)]
+
+
+def _parts(node: Node) -> list[Node]:
+    return [*_parts(node.left), *_parts(node.right)] if isinstance(node, Union) else [node]
+
+
+def _inherited(node: Node) -> TimeColumn | None:
     match node:
         case Source():
             return None if node.event_time is None else TimeColumn(node.event_time.column)
@@ -26,9 +86,9 @@ def inherited_event_time(node: Node) -> TimeColumn | None:
         case Join():
             return _of_join(node)
         case Union():
-            return _of_both(inherited_event_time(node.left), inherited_event_time(node.right))
+            return _of_both(_inherited(node.left), _inherited(node.right))
         case _:
-            return _given_by(node, inherited_event_time(_before(node)))
+            return _given_by(node, _inherited(_before(node)))
 
 
 def _given_by(node: Node, time: TimeColumn | None) -> TimeColumn | None:

@@ -49,6 +49,8 @@ class EventTime:
     refuses_absurd: bool = False
     in_positions: bool = False
     """Whether the positions of the source name its partitions, so that one is known before it has rows."""
+    follows_clock: bool = False
+    """Whether event time goes on with the clock while all partitions are idle; otherwise it stays."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -249,6 +251,17 @@ def late_from(late: Late) -> Node:
     """The stream whose rows these are."""
     right = second_input(late.of)
     return late.of.upstream if right is None or late.input == LEFT else right.upstream
+
+
+def judges_by_time(node: Keyed) -> bool:
+    """Whether rows come late for an operator."""
+    match node:
+        case Window():
+            return not isinstance(node.windows, CountWindows)
+        case Join():
+            return node.within_us is not None or node.windows is not None
+        case _:
+            return isinstance(node, Dedupe)
 
 
 def lives_by_event_time(node: Keyed) -> bool:

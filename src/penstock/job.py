@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 
     from penstock.engine.adopting import Savepoint
     from penstock.spark.handle import JobHandle
-    from penstock.spark.status import Status
 
 DEFAULT_MAX_PARALLELISM = 128
 
@@ -45,6 +44,7 @@ class Job:
 
     `storage` is a path or URI below which the job gets a folder of its own, or a `Storage` whose root is the job's.
     `on_bad_record`: what becomes of a row that an operator or sink cannot take, "fail" or "skip"; each may say otherwise.
+    `show_rows`: False keeps values of rows out of what is told of failures: errors, the job's journal, its pages and its log.
     """
 
     def __init__(
@@ -61,6 +61,7 @@ class Job:
         local_dir: str | Path | None = None,
         local_recovery: bool = True,
         on_bad_record: OnBadRecord | str = "fail",
+        show_rows: bool = True,
     ) -> None:
         self.name = checked_name("job name", name)
         self.storage = storage if isinstance(storage, Storage) else open_job_storage(storage, name)
@@ -81,6 +82,7 @@ class Job:
         self.trigger_s = None if trigger is None else seconds("trigger", trigger)
         self.local_dir = None if local_dir is None else Path(local_dir)
         self.local_recovery = local_recovery
+        self.show_rows = show_rows
         self.graph = Graph(on_bad_record=checked_policy(on_bad_record))
 
     @checked_arguments
@@ -96,6 +98,7 @@ class Job:
         max_ahead: Duration | None = "1d",
         partition_by: str | Sequence[str] | None = None,
         bad_event_time: str = "late",
+        when_all_idle: str = "wait",
     ) -> Stream:
         """Add a source: any streaming DataFrame, with whatever stateless SQL is already in it.
 
@@ -104,7 +107,8 @@ class Job:
         `out_of_order`: rows may be so much older than it. `idle_after`: a partition that is silent for so long is not waited for; None: it
         always is. `max_ahead`: a time so far ahead of the clock is not believed; None: any is. `partition_by`: the columns that tell
         partitions apart, where Penstock does not know them; of Kafka and `PartitionedLog` it does. `bad_event_time`: a row with no time,
-        or one that is not believed, counts as "late", or makes the run "fail".
+        or one that is not believed, counts as "late", or makes the run "fail". `when_all_idle`: while all partitions are idle, event time
+        can "wait" for the next row, or "follow_clock": the last windows close without it, and rows older than the clock has come are late.
         """
         if not getattr(frame, "isStreaming", False):
             raise ConfigError(f"source {uid!r} is not a streaming DataFrame: use spark.readStream", uid=uid)
@@ -113,7 +117,13 @@ class Job:
         checked = self.graph.new_uid("source", uid)
         with self.graph.saying_where(uid):
             time = TimeOptions(
-                event_time, out_of_order, idle_after, max_ahead, partition_by, bad_event_time
+                event_time,
+                out_of_order,
+                idle_after,
+                max_ahead,
+                partition_by,
+                bad_event_time,
+                when_all_idle,
             ).of(frame, checked)
         source = Source(checked, frame, replayable, time)
         self.graph.sources.append(source)
@@ -157,8 +167,9 @@ class Job:
         `drain`, with `available_now`: when the input is done, event time comes to its end: all windows close, all its timers fire.
         `savepoint`: begin with the savepoint in this folder; a job that has begun with it goes on from its newest checkpoint. `claim`: the
         savepoint becomes the job's own, and its folder is deleted.
-        `ui`: show the job's pages at this address of the machine, such as "127.0.0.1:8090"; True: at the first free port from 8090 on. An
-        address that others can reach needs a token (`ui_token`, or PENSTOCK_UI_TOKEN). `ui_read_only`: nobody acts there.
+        `ui`: show the job's pages at this address of the machine, such as "127.0.0.1:8090"; True: at the first free port from 8090 on.
+        Whoever opens it needs the token (`ui_token`, or PENSTOCK_UI_TOKEN); by default, and only where other machines do not reach it, one
+        is made, which the log tells with the address. `ui_read_only`: nobody acts there.
         `listeners`: objects that are told what happens to the job, see `Listener`.
         """
         refuse_while_loading("start()")
@@ -208,9 +219,10 @@ class Job:
         ui_token: str | None = None,
         ui_read_only: bool = False,
         listeners: Sequence[Listener] = (),
-    ) -> Status:
-        """`start`, show how it goes, and wait for the end; returns how it came. Arguments as for `start`.
+    ) -> JobHandle:
+        """`start`, show how it goes, and wait for the end. Arguments as for `start`.
 
+        Returns the handle of the job that has ended: its `status` says how, its `progress` counts rows, late rows and bad rows.
         Ctrl-C or SIGTERM stops the job with a last checkpoint, and `run` returns. A second one ends it now, without: `run` then
         raises `KeyboardInterrupt`, or `SystemExit` for SIGTERM. Signals reach Python's main thread only: called in another, it takes none.
         """
@@ -236,7 +248,7 @@ class Job:
             )
 
         try:
-            return in_foreground(self, start).status
+            return in_foreground(self, start)
         except (PenstockError, KeyboardInterrupt) as error:
             failure = shown_alone(error)
         raise failure

@@ -15,14 +15,21 @@ from penstock.graph import (
     SecondInput,
     Top,
 )
+from penstock.operators.everything import shown_keys
 from penstock.operators.keyed_co_process import KeyedCoProcess
 from penstock.operators.row_order import OrderBy, parse_orders
 from penstock.operators.time_to_live import TTL, time_to_live
-from penstock.operators.window_kinds import Windows
+from penstock.operators.window_kinds import CountWindows, Windows
 from penstock.operators.window_process import WindowProcess
 from penstock.own_code import add_process
 from penstock.streams import Stream, check_same_job, say_policy
-from penstock.windowed import WindowPlan, add_window_aggregate, add_window_process, window_options
+from penstock.windowed import (
+    WindowPlan,
+    add_window_aggregate,
+    add_window_process,
+    refuse_updates,
+    window_options,
+)
 from penstock.wrong_words import Steps, checked_arguments
 
 if TYPE_CHECKING:
@@ -58,14 +65,10 @@ class _WithOwnCode(Steps):
 
         `schema`: the columns of its results, as DDL, a `StructType` or a list such as ["app string", ("n", "long")].
         `order_by`: columns ('at', 'at asc' or 'at desc') that put the rows of a key in order within a batch.
-        `on_bad_record`: "fail", or "skip" rows without a key and rows of a key for which `process` raises.
+        `on_bad_record`: "fail", or "skip" rows without a key, rows that `process` rejects, and those for which it raises. What a
+        `Process` or `BatchProcess` raises ends the run.
         Behind `connect`, its `process_broadcast` is given the rows of the broadcast stream, in every batch before all others.
         """
-        if on_bad_record is not None and not self._keys:
-            raise ConfigError(
-                f"operator {uid!r}: on_bad_record={on_bad_record!r} is for operators with a key; what a Process raises ends the run",
-                uid=uid,
-            )
         node = add_process(
             self._graph,
             self._node,
@@ -94,12 +97,14 @@ class KeyedStream(_WithOwnCode):
         """Keep SQL aggregates per key over everything so far; emits the new values of every key that changed in a batch.
 
         Spark computes the aggregate of the batch, Penstock merges it into the state: count, count_if, sum, min, max, avg, bool_and,
-        bool_or, bit_and, bit_or, bit_xor, count_distinct. Anything that cannot be merged exactly is refused by name.
+        bool_or, bit_and, bit_or, bit_xor, max_by, min_by, first, last, any_value, count_distinct. Anything that cannot be merged exactly is
+        refused by name.
         A column is named by its argument, `pv=F.count("*")`, or by its alias, `F.count("*").alias("page views")`: so it may have any name.
         `on_bad_record`: "fail" or "skip" rows whose key is null. `ttl`: a key that has had no rows for so long is forgotten.
         """
         from penstock.spark.aggregate_names import named_aggregates
 
+        refuse_updates(self._node, uid)
         aggregates = named_aggregates(columns, named, keys=self._keys, uid=uid)
         lifetime = time_to_live(ttl)
         if lifetime is not None and lifetime.renews:
@@ -159,6 +164,10 @@ class KeyedStream(_WithOwnCode):
         by key and `window_start`.
         """
         told = window_options(windows, lateness=lateness, early=early, event_time=event_time)
+        if isinstance(windows, CountWindows) and not shown_keys(self._keys):
+            raise ConfigError(
+                f"window({windows}): without a key, one subtask would have to count all rows one by one; call key_by first"
+            )
         return WindowedStream(self._graph, WindowPlan(self._node, self._keys, told))
 
     @overload

@@ -23,12 +23,20 @@ _PACKAGES = re.compile(r"/(?:site|dist)-packages/|/lib/python3[^/]*/")
 """On any machine."""
 _MOST_CHARACTERS = 120
 
+_NAMES = (
+    r"password|passwd|\bpass\b|pwd|passphrase|secret|token|credential|(?:api|access|account|private|shared|storage|encryption)[-_.]?key"
+    r"|authorization|\bsas\b|signature"
+)
+_GIVES = r"""["']\s{0,9},\s{0,9}(?=[bfru]{0,2}["'])|["']?\]?\s{0,9}(?::\s?[\w.\[\]| ]{1,40}=(?!=)|=>|[=:])\s{0,9}"""
+"""Between a name and its value: `name=`, `"name": `, `name: str = `, `"name" => `, or `"name", ` as in `option("name", "value")`."""
 _SECRET = re.compile(
-    r"""(://[^:/@\s"']*:)[^\s"']*(@)"""
-    r"""|((?:password|passwd|secret|token)\w*["']?\s*[=:]\s*(?:[bfru]{1,2}(?=["']))?)(?:(?P<quote>["'])(?:\\.|(?!(?P=quote)).)*|[^"',)\s]*)""",
+    r"""(://[^:/@\s"']{0,200}:)[^\s"']{0,1000}(@)"""
+    rf"""|((?:{_NAMES})[\w.-]{{0,40}}(?:{_GIVES})(?:[bfru]{{1,2}}(?=["']))?|--[\w-]{{0,40}}(?:{_NAMES})[\w-]{{0,40}}\s{{1,9}})"""
+    r"""(?:(?P<quote>["'])(?:\\.|(?P=quote){2}|(?!(?P=quote)).)*|(?:(?:Bearer|Basic|Digest)\s{1,9})?[^"',;&)\s]*)"""
+    r"""|(\b(?:Bearer|Basic|Digest)\s{1,9}|https?://(?=[^:/@\s"']{8,200}@))[\w.~+/=-]{8,}""",
     re.IGNORECASE,
 )
-"""In a line of code: what follows the user in an address, or the name of a password."""
+"""In a text: what follows the user in an address, or the name of a password, key or token."""
 
 AT = "  at: "
 """How a note begins that names a place."""
@@ -99,7 +107,7 @@ def place_of_function(function: Callable[..., object]) -> Place | None:
 
 
 def _source(file: str, line: int) -> str:
-    text = _SECRET.sub(_masked, linecache.getline(file, line).strip())
+    text = without_secrets(linecache.getline(file, line).strip())
     return text if len(text) <= _MOST_CHARACTERS else f"{text[:_MOST_CHARACTERS]}..."
 
 
@@ -121,5 +129,10 @@ def place_in_text(text: str) -> Place | None:
     return own[-1] if own else None
 
 
+def without_secrets(text: str) -> str:
+    """The same text, with dots in place of passwords and the like, as far as they can be told by what stands before them."""
+    return _SECRET.sub(_masked, text)
+
+
 def _masked(found: re.Match[str]) -> str:
-    return f"{found[1] or found[3]}{found['quote'] or ''}...{found[2] or ''}"
+    return f"{found[1] or found[3] or found[5]}{found['quote'] or ''}...{found[2] or ''}"

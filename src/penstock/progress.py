@@ -56,7 +56,7 @@ class Work:
     def sentence(self, now_s: float) -> str:
         """`making the savepoint: 3 of 8 files, about 12 s left`."""
         if not self.total:
-            return f"{self.what}, since {duration(round(now_s - self.began_s))}"
+            return f"{self.what}, for {duration(round(now_s - self.began_s))}"
         left_s = self.left_s(now_s)
         left = "" if left_s is None else f", about {duration(max(1, round(left_s)))} left"
         return f"{self.what}: {self.done:,} of {counted(self.total, self.unit)}{left}"

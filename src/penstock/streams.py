@@ -24,6 +24,7 @@ from penstock.graph import (
     Transform,
     Union,
 )
+from penstock.operators.everything import EVERYTHING
 from penstock.operators.process import Process as UnkeyedProcess
 from penstock.operators.row_order import OrderBy, parse_orders
 from penstock.operators.side_outputs import checked_side
@@ -44,9 +45,15 @@ from penstock.two_inputs import (
 from penstock.wrong_words import Steps, checked_arguments
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import Column, DataFrame
 
-    from penstock.keyed_streams import BroadcastStream, ConnectedStream, ConnectedStreams, KeyedStream
+    from penstock.keyed_streams import (
+        BroadcastStream,
+        ConnectedStream,
+        ConnectedStreams,
+        KeyedStream,
+        WindowedStream,
+    )
     from penstock.state.declared import Columns
 
 
@@ -81,6 +88,36 @@ class Stream(Steps):
         from penstock.keyed_streams import KeyedStream
 
         return KeyedStream(self._graph, self._node, columns)
+
+    def aggregate(self, *columns: Column, uid: str, ttl: TTL | None = None, **named: Column) -> Stream:
+        """Keep SQL aggregates of all rows so far, without a key: `clicks.aggregate(n=F.count("*"), uid="total")`.
+
+        It is `aggregate` behind `key_by`, with one key for all. Spark reduces the rows of a batch in all its tasks before one subtask
+        merges them into the state; a `count_distinct` sends each distinct value there.
+        """
+        from penstock.keyed_streams import KeyedStream
+
+        keyed = KeyedStream(self._graph, self._node, (EVERYTHING,))
+        return keyed.aggregate(*columns, uid=uid, on_bad_record=None, ttl=ttl, **named)
+
+    @checked_arguments
+    def window(
+        self,
+        windows: Windows,
+        *,
+        lateness: Duration = "0s",
+        early: Duration | None = None,
+        event_time: str | None = None,
+    ) -> WindowedStream:
+        """Cut all rows into windows, without a key: `clicks.window(tumbling("1min")).aggregate(n=F.count("*"), uid="per-minute")`.
+
+        All is as in `window` behind `key_by`, but it takes no `count_window` and no own code: all rows would go to one subtask. Of
+        aggregates Spark reduces the rows of a batch in all its tasks before.
+        """
+        from penstock.keyed_streams import KeyedStream
+
+        keyed = KeyedStream(self._graph, self._node, (EVERYTHING,))
+        return keyed.window(windows, lateness=lateness, early=early, event_time=event_time)
 
     def process(
         self, operator: UnkeyedProcess, *, schema: Columns, uid: str, order_by: OrderBy = ()
@@ -136,9 +173,9 @@ class Stream(Steps):
                 "and late('right')",
                 uid=self._node.uid,
             )
-        if not self._node.keys:
+        if EVERYTHING in self._node.keys:
             raise ConfigError(
-                f"bad_records(): operator {self._node.uid!r} has no key, and no bad rows either; what a Process raises ends the run",
+                f"bad_records(): operator {self._node.uid!r} has no key, and no bad rows either",
                 uid=self._node.uid,
             )
         return Stream(self._graph, self._graph.bad_records(self._node))

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.config import Duration, seconds
 from penstock.errors import ConfigError
-from penstock.graph import Graph, Node, Window
+from penstock.graph import Graph, Node, Transform, Union, Window
+from penstock.operators.everything import shown_keys
 from penstock.operators.parameters import check_window_parameters
 from penstock.operators.row_order import OrderBy, parse_orders
 from penstock.operators.side_outputs import declared_sides
@@ -89,6 +90,32 @@ def window_options(
     return WindowOptions(windows, in_microseconds(length), early_us, event_time)
 
 
+def refuse_updates(upstream: Node, uid: str) -> None:
+    """Refuse to add up results of windows of which each replaces the one before. Own code may stand between, and knows what it does."""
+    match upstream:
+        case Transform():
+            refuse_updates(upstream.upstream, uid)
+        case Union():
+            refuse_updates(upstream.left, uid)
+            refuse_updates(upstream.right, uid)
+        case Window() if upstream.lateness_us or upstream.early_us is not None:
+            why = " and ".join(
+                word
+                for word, is_set in (("lateness", upstream.lateness_us), ("early", upstream.early_us))
+                if is_set
+            )
+            late = ", and read rows that come too late with late()" if upstream.lateness_us else ""
+            raise ConfigError(
+                f"operator {uid!r} would add up every result of the window {upstream.uid!r}, which has {why} and so gives more than one "
+                "result of a window: each replaces the one before. Aggregate the rows in front of that window instead; or leave "
+                f"{why} out there{late}",
+                uid=uid,
+                window=upstream.uid,
+            )
+        case _:
+            return
+
+
 def add_window_process(
     graph: Graph, plan: WindowPlan, operator: WindowProcess, *, schema: Columns, uid: str, order_by: OrderBy
 ) -> Window:
@@ -97,6 +124,12 @@ def add_window_process(
         made = f"; write {operator.__name__}()" if isinstance(operator, type) else ""
         raise ConfigError(
             f"process({operator!r}): behind window(...) it takes an instance of a WindowProcess subclass{made}",
+            uid=uid,
+        )
+    if not shown_keys(plan.keys):
+        raise ConfigError(
+            f"operator {uid!r}: own code over windows without a key would be one subtask's work over all rows; aggregate them, or call "
+            "key_by first",
             uid=uid,
         )
     for kind, found in (("state", declared_state(operator)), ("side output", declared_sides(operator))):
@@ -111,6 +144,7 @@ def add_window_process(
             f"operator {uid!r}: early is for aggregate; own code is called when a window closes. Leave early out",
             uid=uid,
         )
+    refuse_updates(plan.upstream, uid)
     check_window_parameters(operator, uid)
     ddl = schema_ddl(schema)
     node = plan.node(
@@ -141,6 +175,7 @@ def add_window_aggregate(
             uid=uid,
         )
 
+    refuse_updates(plan.upstream, uid)
     added = () if isinstance(plan.options.windows, CountWindows) else (WINDOW_START, WINDOW_END)
     for name in added:
         if name in plan.keys:

@@ -6,6 +6,7 @@ Driver and executors.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from datetime import datetime, timedelta
 from difflib import get_close_matches
 
 _SECOND_MS, _MINUTE_S, _HOUR_S, _DAY_S = 1000, 60, 3600, 86400
@@ -88,6 +89,18 @@ def size(size_bytes: float) -> str:
         if size_bytes < _KILOBYTE:
             return f"{size_bytes:.1f} {unit}"
     return f"{size_bytes / _KILOBYTE:.1f} TB"
+
+
+def event_moment(at: datetime) -> str:
+    """A watermark, the end of a window or the moment of a timer, everywhere with the same digits: `2026-11-18 12:00:00.25`, in UTC.
+
+    A watermark, and the last moment of a window, is a microsecond before the time that people know it by. No digit is left out: two moments
+    that are shown the same are the same, so that a timer that waits never looks as if it had been missed.
+    """
+    nearly = at.replace(tzinfo=None)
+    whole = nearly if nearly == datetime.max else nearly + timedelta(microseconds=1)  # noqa: DTZ901 - without a zone, as the other
+    text = f"{whole:%Y-%m-%d %H:%M:%S.%f}"
+    return text.rstrip("0").rstrip(".")
 
 
 def storable(text: str) -> str:

@@ -29,10 +29,7 @@ _BEFORE_KEY = "write it before key_by(...)"
 
 STEPS: Mapping[str, Mapping[str, str]] = {
     "Stream": {
-        **{
-            name: f"it is done key by key. Call key_by first: stream.key_by('column').{name}(...)"
-            for name in ("aggregate", "top", "window")
-        },
+        "top": "it is done key by key. Call key_by first: stream.key_by('column').top(...)",
         **_all("groupBy group_by keyBy", "rows belong together by key_by('column')"),
         **_all("filter map select where withColumn", "SQL is transform(lambda rows: rows.where(...))"),
         **_all("withWatermark assign_timestamps_and_watermarks", _WATERMARK),

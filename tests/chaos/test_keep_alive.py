@@ -158,6 +158,7 @@ def looked_at(site: Site) -> Iterator[Page]:
             yield Page(None)
             return
         seen = stack.enter_context(watched(browser, server.address))
+        seen.goto(server.opening_address.removeprefix(server.address))
         seen.goto(f"/jobs/{JOB}")
         yield Page(seen)
 

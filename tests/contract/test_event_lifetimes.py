@@ -161,6 +161,10 @@ class Subtask:
         assert [n for n, there in zip(values.column("n").to_pylist(), found, strict=True) if there] == [
             self.windows[row] for row in wanted if row in self.windows
         ]
+        for card, end in wanted:
+            there = state.table("windows").at(end, CARDS.index(card))
+            of_one = [n for part in there for n in part.column("n").to_pylist()]
+            assert of_one == ([self.windows[card, end]] if (card, end) in self.windows else [])
         values, found = state.read(keys_of(list(CARDS)))
         assert found.tolist() == [card in self.seen for card in CARDS]
         everything = [row for part in state.table("windows").scan() for row in part.column("n").to_pylist()]

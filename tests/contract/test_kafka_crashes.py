@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from penstock.sinks import Kafka
 from penstock.sinks.kafka.cluster import KafkaCluster
 from penstock.testing.sink_contract import JOB, SINK
 from services.kafka_broker import KafkaBroker
+from services.kafka_proxy import END_TXN, PRODUCE
 from services.patience import PATIENCE_S
 
 
@@ -62,6 +64,7 @@ STEPS = [
     ("after produce", 1, 0),
     ("after commit_transaction", 1, 0),
     ("owners", 1, 0),
+    ("after init_transactions", 2, 0),
     ("after begin_transaction", 2, 0),
     ("after produce", 2, 0),
     ("after produce", 38, 0),
@@ -143,6 +146,11 @@ def with_hook(sink: Kafka, monkeypatch: pytest.MonkeyPatch, at: str, hook: Calla
         if name == at and hooks:
             hooks.pop()()
 
+    watch(sink, monkeypatch, before)
+
+
+def watch(sink: Kafka, monkeypatch: pytest.MonkeyPatch, before: Callable[[str], None]) -> None:
+    """Let `before` be told of each call of the producers of this sink, with its name."""
     plain = KafkaCluster.producer
 
     def watched(cluster: KafkaCluster, settings: Any) -> Any:
@@ -242,6 +250,42 @@ def test_broker_killed_in_the_middle_of_a_commit(
     suite.assert_visible(*range(60))
 
 
+class DriverDiedError(Exception):
+    """Stands for the death of the driver at this place."""
+
+
+@pytest.mark.parametrize("delayed", [PRODUCE, END_TXN], ids=["produce", "end of transaction"])
+def test_a_request_that_comes_in_the_next_transaction(
+    suite: KafkaTarget, monkeypatch: pytest.MonkeyPatch, delayed: int
+) -> None:
+    """A request that reaches the broker only when the next commit is under way has no effect on that."""
+    before, first, second = (
+        suite.staged(rows, checkpoint=checkpoint)
+        for checkpoint, rows in enumerate([[100], range(20), range(20, 40)])
+    )
+    driver = suite.sink()
+    driver.cluster.address = suite.broker.proxy_address
+    armed = threading.Event()
+
+    def let_it_come(name: str) -> None:
+        if name == "commit_transaction" and armed.is_set():
+            proxy.release()
+            raise DriverDiedError
+
+    watch(driver, monkeypatch, let_it_come)
+    with suite.broker.proxy() as proxy:
+        driver.commit(before)
+        proxy.hold(delayed)
+        driver.commit(first)
+        assert proxy.holds.is_set()
+        armed.set()
+        with pytest.raises(DriverDiedError):
+            driver.commit(second)
+    suite.assert_visible(100, *range(20))
+    suite.sink().commit(second)
+    suite.assert_visible(100, *range(40))
+
+
 def test_a_proof_behind_an_open_transaction_of_somebody_else(suite: KafkaTarget, tmp_path: Path) -> None:
     """A proof that cannot be seen yet is waited for: it is never taken for one that does not exist."""
     driver = suite.sink()
@@ -300,7 +344,7 @@ def test_a_topic_of_commits_made_anew_while_a_commit_is_in_doubt(suite: KafkaTar
     if earlier:
         suite.sink().commit(suite.staged([100], checkpoint=0))
     staged = [suite.staged(range(20), checkpoint=1)]
-    killed(suite, "after commit_transaction", 1 if earlier else 2, staged)
+    killed(suite, "after commit_transaction", 2, staged)
     made_anew(suite)
     expected = [*range(20), *([100] if earlier else [])]
     for _ in range(2):

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 import pytest
-from dashboard_site import TestClient
+from dashboard_site import TestClient, ui_options
 from test_savepoints import BACKENDS, Site, _hash, rows_of
 
 from penstock.checkpoint.completed import Completed, OperatorState
@@ -21,7 +21,6 @@ from penstock.dashboard import state_beside, state_lookup
 from penstock.dashboard.access import Access
 from penstock.dashboard.app import make_app
 from penstock.dashboard.looking import StorageLooker
-from penstock.dashboard.ui_options import UiOptions
 from penstock.errors import ConfigError
 from penstock.ids import NO_CHECKPOINT
 from penstock.ownership.claim import claim
@@ -183,7 +182,7 @@ def client(tmp_path: Path) -> Iterator[TestClient]:
 @contextmanager
 def served(tmp_path: Path) -> Iterator[TestClient]:
     """The pages of the job there."""
-    rules = Access(UiOptions.checked("127.0.0.1:8090"), 8090)
+    rules = Access(ui_options("127.0.0.1:8090"), 8090)
     app = make_app(StorageLooker([str(tmp_path / "job")]), rules)
     with TestClient(app, base_url="http://127.0.0.1:8090") as made:
         yield made

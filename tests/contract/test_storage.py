@@ -53,6 +53,29 @@ def create_and_report(storage: Storage, who: int, go: object, won: object) -> No
             won.put((round_number, who))  # type: ignore[attr-defined]
 
 
+def test_files_of_a_local_storage_are_for_their_owner_alone(tmp_path: Path) -> None:
+    """However they come into being, and whatever the umask: state and journal have rows of users in them."""
+    before = os.umask(0)
+    try:
+        storage = LocalStorage(tmp_path / "above" / "root")
+        storage.put("events/1", b"x")
+        storage.create("runs/1.json", b"x")
+        (tmp_path / "made").write_bytes(b"x")
+        storage.upload(tmp_path / "made", "state/deep/1")
+    finally:
+        os.umask(before)
+    modes = {path.name: path.stat().st_mode & 0o777 for path in storage.root.rglob("*")}
+    assert modes == {
+        "events": 0o700,
+        "runs": 0o700,
+        "state": 0o700,
+        "deep": 0o700,
+        "1": 0o600,
+        "1.json": 0o600,
+    }
+    assert storage.root.stat().st_mode & 0o777 == 0o700
+
+
 def test_what_was_put_is_read_back_and_replaced(storage: Storage) -> None:
     """A file holds the bytes of the last put, also none."""
     storage.put("a/b/c", b"one")
@@ -371,6 +394,7 @@ class TestAVanishedRoot:
         """A storage whose folder was deleted refuses every write, also in other processes, and makes no part of it anew."""
         storage = LocalStorage(tmp_path / "jobs" / "views")
         storage.check_writable()
+        storage.put("job.json", b"")
         sent: LocalStorage = pickle.loads(pickle.dumps(storage))
         shutil.rmtree(tmp_path / "jobs" / "views")
         (tmp_path / "state").write_bytes(b"x")
@@ -382,6 +406,36 @@ class TestAVanishedRoot:
             with pytest.raises(UnavailableError, match="is gone: its folder was there"):
                 call()
         assert list((tmp_path / "jobs").iterdir()) == []
+
+    def test_a_check_leaves_no_folder(self, tmp_path: Path) -> None:
+        """A start that is refused after the check has made nothing; one that goes on makes the folder with its first write."""
+        first, second = (LocalStorage(tmp_path / "jobs" / "views") for _ in range(2))
+        first.check_writable()
+        assert list(tmp_path.iterdir()) == []
+        (tmp_path / "jobs" / "views").mkdir(parents=True)
+        second.check_writable()
+        assert (tmp_path / "jobs" / "views").is_dir()
+        (tmp_path / "jobs" / "views").rmdir()  # by a start beside it, that had made it for its own check
+        for storage in (first, second):
+            assert storage.create(f"{id(storage)}", b"")
+
+    def test_starts_that_check_beside_each_other(self, tmp_path: Path) -> None:
+        """Each of them may make the folder and remove it: none of them is refused, and of those that go on one wins."""
+        for number in range(50):
+            together, won = threading.Barrier(4), []
+
+            def start(root: Path = tmp_path / f"{number}", together=together, won=won) -> None:
+                storage = LocalStorage(root)
+                together.wait()
+                storage.check_writable()
+                won.append(storage.create("runs/1.json", b""))
+
+            threads = [threading.Thread(target=start) for _ in range(4)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            assert sorted(won) == [False, False, False, True]
 
     def test_a_new_start_may_make_it(self, tmp_path: Path) -> None:
         """A folder that was deleted on purpose is made by the next start of the same job object."""

@@ -38,6 +38,10 @@ CSP = "default-src 'self'; img-src 'self' data:; object-src 'none'; base-uri 'no
 REQUEST = "0123456789abcdef" * 2
 
 
+LARGE = 9_007_199_254_740_995
+"""A number of 64 bits that a browser's own numbers cannot hold."""
+
+
 class PageServer:
     """One server of views, in a thread."""
 
@@ -87,7 +91,7 @@ class PageServer:
                 Route("/jobs/{job}/events", self._events),
                 Route("/jobs/{job}/actions/{kind}", self._act, methods=["POST"]),
                 Route("/jobs/{job}/checkpoints/{one}", self._checkpoint),
-                Route("/jobs/{job}/state/{operator}/{state}.json", self._lookup),
+                Route("/jobs/{job}/state/{operator}/{state}.html", self._lookup),
                 Route("/jobs/{job}/{page}", self._page),
                 Mount("/static", StaticFiles(directory=STATIC)),
             ],
@@ -105,7 +109,10 @@ class PageServer:
     def _chrome(self, request: Request) -> Chrome:
         path = request.url.path
         return Chrome(
-            path=path, twin=f"{path}.json" if path != "/" else "/index.json", read_only=self.read_only
+            path=path,
+            query=f"?{request.url.query}" if request.url.query else "",
+            twin=f"{path}.json" if path != "/" else "/index.json",
+            read_only=self.read_only,
         )
 
     async def _overview(self, request: Request) -> Response:
@@ -123,8 +130,9 @@ class PageServer:
             case "actions":
                 outcome = self.outcome if "request" in request.query_params else None
                 return HTMLResponse(pages.actions(view, outcome, chrome))
-            case "checkpoints" | "failures" | "journal" as name:
-                return HTMLResponse(getattr(pages, name)(view, chrome))
+            case "batches" | "savepoints" | "checkpoints" | "failures" | "journal" as name:
+                asked = {name: int(text) for name, text in request.query_params.items()}
+                return HTMLResponse(getattr(pages, name)(view, chrome, **asked))
             case other:
                 return HTMLResponse(pages.problem(404, f"There is no page {other}.", chrome), 404)
 
@@ -146,7 +154,7 @@ class PageServer:
             "kind": "windows",
             "checkpoint": 5117,
             "run": 3,
-            "columns": {"app": "string", "views": "bigint"},
+            "columns": {"app": "string", "views": "string", "order": "bigint"},
             "looked_at": 12_000,
             "complete": "largest" not in request.query_params,
             "why": "only 2,000,000 rows are read",
@@ -154,13 +162,10 @@ class PageServer:
         }
         if "largest" in request.query_params:
             keys = (KeyRows(key={"app": "<b>app-1</b>"}, rows=3), KeyRows(key={"app": "app-2"}, rows=1))
-            return Response(
-                msgspec.json.encode(LargestKeys(**facts, keys=keys)), media_type="application/json"
-            )
+            return HTMLResponse(pages.found(LargestKeys(**facts, keys=keys)))
         asked = {name.removeprefix("key."): value for name, value in request.query_params.items()}
-        rows = ({**asked, "views": "<b>12</b>"},)
-        found = FoundRows(**facts, key=asked, rows=rows)
-        return Response(msgspec.json.encode(found), media_type="application/json")
+        rows = ({**asked, "views": "<b>12</b>", "order": LARGE},)
+        return HTMLResponse(pages.found(FoundRows(**facts, key=asked, rows=rows)))
 
     async def _events(self, request: Request) -> Response:
         async def told() -> AsyncIterator[str]:

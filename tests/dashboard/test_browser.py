@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
+from zoneinfo import ZoneInfo
 
 import msgspec
 import pytest
-from page_server import PageServer, later
+from page_server import LARGE, PageServer, later
 from seen_jobs import JOBS, NOW, died, healthy, live
 
 from penstock.view.asking import Outcome
@@ -141,6 +143,7 @@ def test_a_lookup_outlasts_a_refresh(seen: Watched, server: PageServer) -> None:
     box.locator("form:visible").get_by_role("button", name="Look it up").click()
     box.get_by_text("<b>12</b>").wait_for()
     box.get_by_text("shop & more").wait_for()
+    assert box.get_by_text(str(LARGE), exact=True).count() == 1
     with seen.page.expect_response(lambda answer: answer.url.endswith("/state")):
         server.show(later(healthy(), 3))
     seen.page.wait_for_timeout(50)
@@ -149,6 +152,23 @@ def test_a_lookup_outlasts_a_refresh(seen: Watched, server: PageServer) -> None:
     box.get_by_text("<b>app-1</b>").wait_for()
     box.get_by_text("Not everything was read: only 2,000,000 rows are read.").wait_for()
     assert box.locator("b").count() == 0
+
+
+def test_times_are_in_the_zone_of_the_reader(chromium: Browser, server: PageServer) -> None:
+    """The server writes UTC; the browser shows its own zone, after a refresh too, and says which."""
+    context = chromium.new_context(timezone_id="America/New_York")
+    page = context.new_page()
+    page.goto(f"{server.url}{JOB}/journal")
+    page.get_by_text("All times are in your zone, America/New_York.").wait_for()
+    for _ in range(2):
+        first = page.locator(".story time").first
+        said = datetime.fromisoformat(first.get_attribute("datetime") or "")
+        here = said.astimezone(ZoneInfo("America/New_York"))
+        assert first.inner_text() == f"{here:%Y-%m-%d %H:%M:%S}"
+        with page.expect_response(lambda answer: answer.url.endswith("/journal")):
+            server.show(later(healthy(), 3))
+        page.wait_for_timeout(50)
+    context.close()
 
 
 def test_a_broken_stream_is_said_and_comes_back(seen: Watched, server: PageServer) -> None:
@@ -180,13 +200,13 @@ def test_the_journal_shows_checkpoints_to_who_wants_them(seen: Watched, server: 
     """Routine is hidden at first; who asks for it keeps it over a refresh."""
     seen.goto(f"{JOB}/journal")
     assert not seen.page.get_by_text("Checkpoint 5117 was completed").is_visible()
-    seen.page.get_by_label("also each checkpoint").check()
+    seen.page.get_by_role("link", name="With each checkpoint").click()
     seen.page.get_by_text("Checkpoint 5117 was completed").wait_for()
-    with seen.page.expect_response(lambda answer: answer.url.endswith("/journal")):
+    with seen.page.expect_response(lambda answer: answer.url.endswith("/journal?routine=1")):
         server.show(later(healthy(), 3))
     seen.page.wait_for_timeout(50)
     assert seen.page.get_by_text("Checkpoint 5117 was completed").is_visible()
-    assert seen.page.get_by_label("also each checkpoint").is_checked()
+    assert seen.page.get_by_role("link", name="Without each checkpoint").count() == 1
 
 
 # ── acting ─────────────────────────────────────────────────────────────────────────────────────

@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from dashboard_site import TOKEN, StoredJob, served
+from dashboard_site import TOKEN, StoredJob, served, ui_options
 
 from penstock.dashboard.beside import start_beside
-from penstock.dashboard.ui_options import UiOptions
 from penstock.ownership.requests import Done, Kind, Listing, answer, read_request
 from services.watched_page import watched
 
@@ -96,7 +95,7 @@ def test_a_server_that_dies_and_comes_back(chromium: Browser, job: StoredJob) ->
         seen.page.locator("#stream.is-live").wait_for()
         os.kill(server.pid, signal.SIGKILL)
         seen.page.locator("#old").wait_for(state="visible")
-        again = UiOptions.checked(server.address.removeprefix("http://"))
+        again = ui_options(server.address.removeprefix("http://"))
         with closing(start_beside(job.storage, job.name, again)):
             seen.page.locator("#old").wait_for(state="hidden")
             job.live(rows_per_s=777.0)

@@ -113,7 +113,7 @@ def test_missing_payments_are_noticed(run: Run, run_by_command: Run) -> None:
     """The order that is never paid, and in the next run the one that waited when the first run ended."""
     assert run("missing_payment") == ["order 0-2: no payment until 2026-01-01 09:35"]
     run_by_command("missing_payment")
-    alerts = sorted((row["order"], row["missing_since"].day) for row in rows_in("payments/out"))
+    alerts = sorted((row["order"], row["missing_since"].day) for row in rows_in("missing-payment/out"))
     assert alerts == [("0-2", 1), ("0-3", 1), ("1-2", 2)]
 
 

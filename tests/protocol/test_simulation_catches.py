@@ -43,6 +43,7 @@ from penstock.operators import keyed_process
 from penstock.operators.side_outputs import SideRows
 from penstock.ownership import claim
 from penstock.ownership.claim import Claim, read_run
+from penstock.ownership.holds import Hold
 from penstock.recovery import begun, fitting, forget, history, progress_log, restore
 from penstock.recovery.begun import Instead
 from penstock.recovery.held_reading import retained_checkpoint
@@ -548,7 +549,7 @@ def forget_without_recording_that_the_job_goes_back_to_nothing(patch: Patch) -> 
     patch.setattr(forget, "record_descent", lambda claim, restored_from, completed_by: None)
 
 
-@mutation(787)
+@mutation(336)
 def forget_what_belongs_to_another_start(patch: Patch) -> None:
     """A zombie has taken the job before the driver that had it is cancelled: as if that were a first claim."""
     patch.setattr(forget, "claim", lambda storage, now, claimant: claim.claim(storage, now))
@@ -575,7 +576,7 @@ def keep_results_and_drop_letters_of_a_sink(patch: Patch) -> None:
 
 @mutation(5, **BAD)
 def count_from_nothing_after_a_recovery(patch: Patch) -> None:
-    patch.setattr(run, "BadRecordCounts", lambda restored: BadRecordCounts({}))
+    patch.setattr(run, "BadRecordCounts", lambda restored, **named: BadRecordCounts({}, **named))
 
 
 @mutation(**BAD)
@@ -667,7 +668,7 @@ def keep_what_the_end_of_time_has_done(patch: Patch) -> None:
 
 
 @mutation(
-    15,
+    182,
     **{**TIMED, "mode": Mode.AT_MOST_ONCE},
     drains=True,
     records=12,
@@ -705,7 +706,7 @@ HELD: dict[str, Any] = {
 
 @mutation(8, **HELD)
 def subsume_what_somebody_holds(patch: Patch) -> None:
-    patch.setattr(Coordinator, "_is_held", lambda self: False)
+    patch.setattr(Coordinator, "_holds", lambda self: [])
 
 
 @mutation(wants=1.0)
@@ -870,7 +871,7 @@ def test_saying_that_the_input_is_done_without_owning_the_job_is_found(
 
 
 def read_while_every_metadata_is_written() -> None:
-    """Somebody puts a hold when it was seen that there is none, and chooses the checkpoint that is deleted behind the metadata."""
+    """Somebody puts a hold and chooses the checkpoint that the metadata, which is written in this moment, subsumes."""
     calls = calls_without_a_crash(Mode.EXACTLY_ONCE)
     for metadata in (at for at, call in enumerate(calls, 1) if call.startswith("create chk-")):
         with world(workload(), SEED) as here:
@@ -879,12 +880,39 @@ def read_while_every_metadata_is_written() -> None:
             assert here.readings == 1
 
 
-def test_reading_without_beginning_again_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A reader whose hold came when a deletion was decided already needs the newer checkpoint."""
+def test_looking_for_holds_before_the_metadata_is_written_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reader whose hold comes between the two has chosen what is deleted: it would have to begin again, and here does not."""
+    monkeypatch.setattr(reader, "read_newest", lambda storage, read, only: read(retained_checkpoint(storage)))
     read_while_every_metadata_is_written()
-    monkeypatch.setattr(reader, "read_newest", lambda storage, read: read(retained_checkpoint(storage)))
+    look, write = Coordinator._holds, Coordinator._write
+    seen: dict[int, Any] = {}
+
+    def look_and_write(self: Coordinator, completed: Completed) -> None:
+        seen[id(self)] = look(self)
+        write(self, completed)
+
+    monkeypatch.setattr(Coordinator, "_write", look_and_write)
+    monkeypatch.setattr(Coordinator, "_holds", lambda self: seen[id(self)])
     with pytest.raises(Violation, match="a reader with a hold has begun with"):
         read_while_every_metadata_is_written()
+
+
+def test_a_hold_that_names_another_checkpoint_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a reader reads is kept because its hold names it."""
+    monkeypatch.setattr(reader, "read_newest", chosen_and_read)
+    read_while_every_metadata_is_written()
+    monkeypatch.setattr(Hold, "keeps", lambda self, checkpoint, run: self.checkpoint == checkpoint + 1)
+    with pytest.raises(Violation, match="a reader with a hold has begun with"):
+        read_while_every_metadata_is_written()
+
+
+def chosen_and_read(
+    storage: Storage, read: Callable[[Completed], None], only: Callable[[int, int], None]
+) -> None:
+    """As a reader does, without beginning again."""
+    completed = retained_checkpoint(storage)
+    only(completed.checkpoint, completed.run)
+    read(completed)
 
 
 def die_at_every_call_of_a_start_from_a_savepoint() -> None:

@@ -50,9 +50,10 @@ class Said:
 class FlinkClient:
     """`flink ...` against one server."""
 
-    def __init__(self, address: str, work: Path) -> None:
-        """`address`: `127.0.0.1:8090`, or `http://127.0.0.1:8090/prefix`. `work`: a folder of its own."""
+    def __init__(self, address: str, work: Path, headers: str = "") -> None:
+        """`address`: `127.0.0.1:8090`, or `http://127.0.0.1:8090/prefix`. `work`: a folder of its own. `headers`: sent with each request."""
         self._address = address
+        self._headers = headers
         self._work = work
         self._jars = jars()
         self._java = find_java().path / "bin" / "java"
@@ -78,7 +79,11 @@ class FlinkClient:
                 *("-m", self._address),
                 *map(str, arguments),
             ],
-            env={**os.environ, "FLINK_CONF_DIR": str(conf), "FLINK_REST_CLIENT_HEADERS": headers},
+            env={
+                **os.environ,
+                "FLINK_CONF_DIR": str(conf),
+                "FLINK_REST_CLIENT_HEADERS": headers or self._headers,
+            },
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

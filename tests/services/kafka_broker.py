@@ -16,6 +16,7 @@ from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, C
 
 from penstock.spark.java import find_java
 from services import maven, summary
+from services.kafka_proxy import KafkaProxy
 from services.patience import PATIENCE_S, tries
 
 VERSION = "4.1.2"
@@ -27,9 +28,10 @@ _SETTINGS = """\
 process.roles=broker,controller
 node.id=1
 controller.quorum.voters=1@127.0.0.1:{controller}
-listeners=PLAINTEXT://127.0.0.1:{port},SASL_PLAINTEXT://127.0.0.1:{guarded},CONTROLLER://127.0.0.1:{controller}
-advertised.listeners=PLAINTEXT://127.0.0.1:{port},SASL_PLAINTEXT://127.0.0.1:{guarded}
-listener.security.protocol.map=PLAINTEXT:PLAINTEXT,SASL_PLAINTEXT:SASL_PLAINTEXT,CONTROLLER:PLAINTEXT
+listeners=PLAINTEXT://127.0.0.1:{port},SASL_PLAINTEXT://127.0.0.1:{guarded},PROXIED://127.0.0.1:{behind},\
+  CONTROLLER://127.0.0.1:{controller}
+advertised.listeners=PLAINTEXT://127.0.0.1:{port},SASL_PLAINTEXT://127.0.0.1:{guarded},PROXIED://127.0.0.1:{proxy}
+listener.security.protocol.map=PLAINTEXT:PLAINTEXT,SASL_PLAINTEXT:SASL_PLAINTEXT,PROXIED:PLAINTEXT,CONTROLLER:PLAINTEXT
 sasl.enabled.mechanisms=PLAIN,OAUTHBEARER
 listener.name.sasl_plaintext.plain.sasl.jaas.config=\
   org.apache.kafka.common.security.plain.PlainLoginModule required user_me="{password}";
@@ -59,14 +61,20 @@ class KafkaBroker:
         self._jars = maven.resolve("org.apache.kafka", "kafka_2.13", VERSION)
         self._process: subprocess.Popen[bytes] | None = None
         self._names = itertools.count()
-        port, guarded, controller = _free_ports(3)
+        port, guarded, controller, self._proxy, self._behind = _free_ports(5)
         self.address = f"127.0.0.1:{port}"
         self.guarded_address = f"127.0.0.1:{guarded}"
         """Where the user `me` needs the password."""
         self._settings = folder / "server.properties"
         self._settings.write_text(
             _SETTINGS.format(
-                port=port, guarded=guarded, controller=controller, folder=folder, password=PASSWORD
+                port=port,
+                guarded=guarded,
+                controller=controller,
+                proxy=self._proxy,
+                behind=self._behind,
+                folder=folder,
+                password=PASSWORD,
             )
         )
         formatted = self._java(
@@ -90,6 +98,14 @@ class KafkaBroker:
             self._process.send_signal(signal.SIGKILL)
             self._process.wait()
             self._process = None
+
+    def proxy(self) -> KafkaProxy:
+        """A proxy through which clients reach this broker, as long as they begin with its address."""
+        return KafkaProxy(self._proxy, self._behind)
+
+    @property
+    def proxy_address(self) -> str:
+        return f"127.0.0.1:{self._proxy}"
 
     def admin(self) -> AdminClient:
         return AdminClient({"bootstrap.servers": self.address, "log_level": 0})

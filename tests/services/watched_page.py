@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 PATIENCE_MS = 120_000
 """Only against hanging."""
 WIDTHS = (1600, 800)
-PAGES = ("", "/checkpoints", "/failures", "/state", "/journal", "/actions")
+PAGES = ("", "/batches", "/checkpoints", "/failures", "/state", "/savepoints", "/journal", "/actions")
 
 _OVERFLOW = "() => document.documentElement.scrollWidth - document.documentElement.clientWidth"
 _TOO_FAINT = """() => {

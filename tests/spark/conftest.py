@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import golden_job
 import ledger
 import pytest
 from pyspark import cloudpickle
@@ -9,7 +10,7 @@ from pyspark import cloudpickle
 
 @pytest.fixture(autouse=True, scope="module")
 def by_value(request):
-    modules = [ledger, request.module]
+    modules = [golden_job, ledger, request.module]
     for module in modules:
         cloudpickle.register_pickle_by_value(module)
     yield

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
@@ -18,7 +19,10 @@ from pyspark.sql import functions as F
 
 import penstock as ps
 from penstock.checkpoint.metadata import checkpoint_ids
+from penstock.ownership.requests import Kind
+from penstock.savepoint.manifest import MANIFEST
 from penstock.storage import LocalStorage
+from penstock.view.asking import ask, outcome
 from services.patience import PATIENCE_S, tries
 
 pytestmark = pytest.mark.spark
@@ -56,7 +60,7 @@ if hangs:
 spark = local_session("asked")
 for name in names:
     made = windows(name) if name == "drained" else job(name)
-    print(name, made.run().value, flush=True)
+    print(name, made.run().status, flush=True)
 """
 
 
@@ -220,3 +224,24 @@ def test_a_program_asks_its_own_job(spark, tmp_path: Path) -> None:
             handle.savepoint()
     finally:
         handle.cancel()
+
+
+def test_a_stop_with_a_savepoint_of_a_job_that_is_cancelled_meanwhile_fails(spark, tmp_path: Path) -> None:
+    """A script that goes on with the savepoint would lose the state. The cancel has not failed."""
+    ledger = Ledger(tmp_path)
+    ledger.append(0, "a", 3)
+    job = ledger.job(checkpoint=ps.Checkpointing(interval="1h"))
+    rows = job.read(ledger.log.read(spark), uid="log")
+    rows.key_by("app").aggregate(n=F.count("*"), uid="counts").write_to(ledger.sqlite(), uid="out")
+    (tmp_path / "output").write_text("nothing: it runs in this process")
+    handle = job.start()
+    folder = str(tmp_path / "none")
+    stop = ask(job.storage, Kind.STOP, by="a test", now=time.time(), savepoint=True, to=folder)
+    until(lambda: outcome(job.storage, stop).state == "under way", "the stop", tmp_path)
+    cancel = ask(job.storage, Kind.CANCEL, by="a test", now=time.time())
+    handle.wait()
+    stopped = outcome(job.storage, stop)
+    assert stopped.state == "failed"
+    assert "the job was cancelled" in stopped.error
+    assert outcome(job.storage, cancel).facts["status"] == "cancelled"
+    assert not (tmp_path / "none" / MANIFEST).exists()

@@ -78,10 +78,10 @@ def test_an_aggregate_that_cannot_be_merged_is_refused_by_name(spark, ledger):
 @pytest.mark.parametrize(
     ("stateful", "named"),
     [
-        (lambda df: df.dropDuplicates(["user"]), "dropDuplicates"),
-        (lambda df: df.groupBy("app").count(), "groupBy"),
+        (lambda df: df.dropDuplicates(["user"]), r"dropDuplicates.* use dedupe\(on="),
+        (lambda df: df.groupBy("app").count(), "groupBy.* use key_by"),
         (lambda df: df.limit(5), "limit"),
-        (lambda df: df.join(df.select("app"), "app"), "join of two streams"),
+        (lambda df: df.join(df.select("app"), "app"), r"join of two streams.* use left.join\(right"),
     ],
 )
 def test_state_of_spark_upstream_of_read_is_refused(spark, ledger, stateful, named):

@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 from ledger import Ledger
 
 import penstock as ps
+from penstock.clock import SYSTEM_CLOCK
+from penstock.ownership.heartbeat import refuse_if_running
+from penstock.view.find import find_jobs
+from penstock.view.look import look_at
+from penstock.view.model import JobState
+from penstock.view.needs import needs
+from services.patience import tries
 
 pytestmark = pytest.mark.spark
 
@@ -40,6 +49,27 @@ def away(spark, tmp_path):
     sink.asked.wait()
     yield handle, sink
     sink.answer.set()
+
+
+def test_what_is_seen(away, caplog) -> None:
+    """Page, `status` and log name the sink that does not answer, say since when, and count the restarts; nobody may start the job meanwhile."""
+    handle, sink = away
+    storage = handle._life.job.storage
+    (found,) = find_jobs([Path(urlsplit(storage.uri).path).parent])
+    for _ in tries(0.05):  # it is written down every second
+        view = look_at(found, SYSTEM_CLOCK.wall())
+        if view.live is not None:
+            break
+    assert (view.state, view.restarts) == (JobState.RESTARTING, 1)
+    (need,) = needs(view)
+    assert need.text.startswith(
+        "UnavailableError: the sink out does not answer: the server is away. Down for "
+    )
+    with pytest.raises(ps.RunningAlreadyError):
+        refuse_if_running(storage, SYSTEM_CLOCK.wall())
+    end_by(handle.cancel, handle, sink)
+    (said,) = {record.getMessage() for record in caplog.get_records("setup")}
+    assert "failed (UnavailableError: the sink out does not answer: the server is away); it goes back" in said
 
 
 def end_by(call, handle, sink) -> None:

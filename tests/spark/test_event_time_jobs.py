@@ -109,7 +109,8 @@ def test_the_slowest_partition_decides_over_restarts_and_late_rows_are_counted(
             "job pv: watermark 2026-01-01 00:00:45 UTC, still open: counts (next at 2026-01-01 00:00:50 UTC); the next run goes on with it, "
             "drain=True closes it"
         )
-        readings.job(idle_after=None).run(available_now=True, drain=True)
+        done = readings.job(idle_after=None).run(available_now=True, drain=True)
+        assert (done.status, done.progress.late_rows) == ("finished", {"counts": 2})
         assert caplog.messages[-1] == "job pv: watermark 2026-01-01 00:00:45 UTC, nothing is open"
     closed = {("a", 0): 2, ("a", 10): 2, ("a", 20): 1, ("a", 30): 2, ("a", 40): 1, ("a", 90): 1}
     assert readings.counts() == closed
@@ -148,9 +149,9 @@ def test_lateness_and_disorder_may_change(readings: Readings) -> None:
 
 
 def test_windows_close_when_no_data_comes(readings: Readings) -> None:
-    """An idle partition does not hold the watermark, and when all are idle the last window closes, in batches that read nothing."""
+    """An idle partition does not hold the watermark; where time follows the clock the last window closes, in batches that read nothing."""
     readings.add(0, 1, 2, 15)
-    handle = readings.job(idle_after="500ms").start()
+    handle = readings.job(idle_after="500ms", when_all_idle="follow_clock").start()
     try:
         wait_for(lambda: ("a", 0) in readings.counts())
         wait_for(lambda: ("a", 10) in readings.counts())
@@ -167,6 +168,57 @@ def test_windows_close_when_no_data_comes(readings: Readings) -> None:
     again.wait()
     assert readings.counts() == {("a", 0): 2, ("a", 10): 1, ("a", 1000): 1}
     assert again.progress.late_rows == {}
+
+
+class Ticking(ps.KeyedProcess):
+    """Sets a timer by the clock, and sets it again when it fires; each time it tells the watermark of its batch."""
+
+    def process(self, key: Any, rows: Any, ctx: ps.Context) -> Any:
+        ctx.set_timer(ctx.now + dt.timedelta(milliseconds=100), by="clock")
+        return ()
+
+    def on_timer(self, key: Any, timer: ps.Timer, ctx: ps.Context) -> Any:
+        ctx.set_timer(ctx.now + dt.timedelta(milliseconds=100), by="clock")
+        yield (key, ctx.watermark)
+
+
+def test_rows_in_order_are_in_time_after_any_silence(readings: Readings) -> None:
+    """All partitions have long been idle, and timers of another operator fired meanwhile: the watermark stays where the rows left it."""
+    readings.add(0, 1, 12)
+    readings.add(1, 2, 13)
+    job = readings.job(idle_after="100ms")
+    rows = job.read(
+        readings.log.read(readings.spark), uid="again", event_time="at", out_of_order="0s", idle_after="100ms"
+    )
+    ticks = rows.key_by("k").process(Ticking(), schema="k string, at timestamp", uid="ticking")
+    ticks.write_to(readings.ledger.files("ticks"), uid="ticks")
+    handle = job.start()
+    try:
+        wait_for(lambda: len(readings.ledger.rows("ticks")) >= 8)
+        assert {row["at"] for row in readings.ledger.rows("ticks")[2:]} == {at(12) - MICROSECOND}
+        readings.add(0, 13, 25)
+        readings.add(1, 14, 26)
+        wait_for(lambda: ("a", 10) in readings.counts())
+    finally:
+        handle.stop()
+    assert readings.counts() == {("a", 0): 2, ("a", 10): 4}
+    assert handle.progress.late_rows == {}
+
+
+def test_a_partition_that_is_silent_in_run_after_run_is_idle(readings: Readings) -> None:
+    """Its silence counts over runs that end with their input, so that windows close; a run is not long enough for it by itself."""
+    readings.add(0, 1, 12)
+    readings.job(idle_after="1s").run(available_now=True)
+    assert readings.counts() == {}
+    known_us = readings.newest().barrier.time.sources["readings"].seen_us[partition_name([1])]
+    readings.add(0, 13)
+    wait_for(lambda: time.time() * SECOND_US > known_us + SECOND_US)
+    readings.job(idle_after="1s").run(available_now=True)
+    assert readings.counts() == {("a", 0): 1}
+    readings.add(1, 14, 25)  # it comes back in order, and is in time
+    readings.add(0, 26)
+    readings.job(idle_after="1s").run(available_now=True)
+    assert readings.counts() == {("a", 0): 1, ("a", 10): 3}
 
 
 def test_what_came_while_a_batch_ran_is_not_late_by_a_tick_behind_it(readings: Readings) -> None:
@@ -189,6 +241,7 @@ def test_what_came_while_a_batch_ran_is_not_late_by_a_tick_behind_it(readings: R
         event_time="at",
         out_of_order="0s",
         idle_after="200ms",
+        when_all_idle="follow_clock",
     )
     windows = read.transform(long_batch).key_by("k").window(ps.tumbling("10s"))
     windows.aggregate(uid="counts", n=F.count("*")).write_to(readings.ledger.files("counts"), uid="out")
@@ -219,6 +272,68 @@ def test_times_that_cannot_be_believed(readings: Readings) -> None:
     rows.write_to(readings.ledger.files("plain"), uid="plain-out")
     with pytest.raises(ps.BadRecordError, match="source 'rows': 3 rows have no event time"):
         plain.run(available_now=True)
+
+
+class Passing(ps.KeyedProcess):
+    """Gives every row as it came."""
+
+    def process(self, key: Any, rows: Any, ctx: ps.Context) -> Any:
+        for row in rows:
+            yield (key, row.at)
+
+
+def test_each_row_is_judged_by_the_settings_of_its_own_source(readings: Readings) -> None:
+    """A row without a time of another source ends nothing, and a union with results of an operator does not believe the year 9999."""
+    root, spark = readings.ledger.root, readings.spark
+    lax, bounded = (Readings(spark, root / name, 1) for name in ("lax", "bounded"))
+    readings.add(0, 2)
+    lax.add(0, 1, None, key="b")
+    bounded.add(0, 3, dt.datetime(9999, 1, 1, tzinfo=dt.UTC), key="c")
+    job = readings.ledger.job(parallelism=2)
+    strict = job.read(readings.log.read(spark), uid="strict", event_time="at", bad_event_time="fail")
+    others = [
+        job.read(one.log.read(spark), uid=uid, event_time="at", max_ahead=ahead)
+        for uid, one, ahead in (("lax", lax, None), ("bounded", bounded, "1d"))
+    ]
+    passed = strict.key_by("k").process(Passing(), schema=COLUMNS, uid="passed")
+    mixed = passed.union(others[1].transform(lambda rows: rows.select("k", "at")))
+    for uid, rows in (("counts", strict.union(others[0])), ("mixed", mixed)):
+        counts = rows.key_by("k").window(ps.tumbling("10s")).aggregate(uid=uid, n=F.count("*"))
+        counts.write_to(readings.ledger.files(uid), uid=f"{uid}-out")
+    mixed.write_to(readings.ledger.files("plain"), uid="plain-out")
+    handle = job.start(available_now=True, drain=True)
+    handle.wait()
+    found = {uid: [(row["k"], row["n"]) for row in readings.ledger.rows(uid)] for uid in ("counts", "mixed")}
+    assert {uid: sorted(rows) for uid, rows in found.items()} == {
+        "counts": [("a", 1), ("b", 1)],
+        "mixed": [("a", 1), ("c", 1)],
+    }
+    assert handle.progress.late_rows == {"counts": 1, "mixed": 1}
+    assert sorted(row["at"].year for row in readings.ledger.rows("plain")) == [2026, 2026, 9999]
+
+
+@pytest.mark.parametrize("results_first", [True, False])
+def test_a_moment_is_not_taken_for_the_end_of_a_window(readings: Readings, *, results_first: bool) -> None:
+    """Where rows of a source meet results of windows in one column, they are in the windows that begin with them, in either order."""
+    other = Readings(readings.spark, readings.ledger.root / "other", 1)
+    readings.add(0, 1)
+    other.add(0, 10, 20, 25, key="b")
+    job = readings.ledger.job(parallelism=1)
+    mine, rows = (
+        job.read(one.log.read(readings.spark), uid=uid, event_time="at")
+        for uid, one in (("mine", readings), ("rows", other))
+    )
+    rows = rows.transform(lambda frame: frame.select("k", "at"))
+    counts = mine.key_by("k").window(ps.tumbling("10s")).aggregate(uid="counts", n=F.count("*"))
+    ends = counts.transform(lambda frame: frame.select("k", F.col("window_end").alias("at")))
+    both = ends.union(rows) if results_first else rows.union(ends)
+    again = (
+        both.key_by("k").window(ps.tumbling("10s"), event_time="at").aggregate(uid="again", n=F.count("*"))
+    )
+    again.write_to(readings.ledger.files("again"), uid="out")
+    job.run(available_now=True, drain=True)
+    found = [(row["k"], row["window_start"].second, row["n"]) for row in readings.ledger.rows("again")]
+    assert sorted(found) == [("a", 10, 1), ("b", 10, 1), ("b", 20, 2)]
 
 
 def test_the_slower_of_two_sources_decides(readings: Readings) -> None:
@@ -295,6 +410,8 @@ def test_what_read_refuses(spark: SparkSession, readings: Readings) -> None:
         ({"event_time": "at", "idle_after": "0s"}, "more than 0 s"),
         ({"event_time": "at", "partition_by": "nobody"}, "tell its partitions apart"),
         ({"event_time": "at", "bad_event_time": "skip"}, "choose 'late' or 'fail'"),
+        ({"event_time": "at", "when_all_idle": "go"}, "choose 'wait' or 'follow_clock'"),
+        ({"event_time": "at", "when_all_idle": "follow_clock", "idle_after": None}, "has no effect"),
         ({"idle_after": None}, "has idle_after and no event_time"),
     ]
     for options, message in wrong:

@@ -13,7 +13,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
-from urllib.request import urlopen
+from urllib.request import Request, urlopen
 
 import pytest
 from ledger import Ledger
@@ -32,12 +32,13 @@ from services.patience import PATIENCE_S
 pytestmark = pytest.mark.spark
 
 TOKEN = "a-token-of-thirty-two-characters"
+BEARER = f"Authorization:Bearer {TOKEN}"  # no space behind the colon, or the client itself refuses it
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 
 
 @contextmanager
-def serving(storage: Path, token: str = "") -> Iterator[str]:
-    """The address of `penstock dashboard` over a storage."""
+def serving(storage: Path) -> Iterator[str]:
+    """The address of `penstock dashboard` over a storage; it asks for the token."""
     command = [
         sys.executable,
         "-c",
@@ -46,9 +47,11 @@ def serving(storage: Path, token: str = "") -> Iterator[str]:
         str(storage),
         "--ui",
         ":0",
+        "--savepoints",
+        str(storage.parent),
     ]
     with subprocess.Popen(
-        command, stdout=subprocess.PIPE, text=True, env={**os.environ, "PENSTOCK_UI_TOKEN": token}
+        command, stdout=subprocess.PIPE, text=True, env={**os.environ, "PENSTOCK_UI_TOKEN": TOKEN}
     ) as process:
         try:
             assert process.stdout is not None
@@ -59,8 +62,13 @@ def serving(storage: Path, token: str = "") -> Iterator[str]:
 
 def asked(address: str, path: str) -> Any:
     """What the server says of the job that runs."""
-    with urlopen(f"http://{address}{path}") as answer:
+    with urlopen(asking(address, path)) as answer:
         return json.load(answer)
+
+
+def asking(address: str, path: str) -> Request:
+    """With the token."""
+    return Request(f"http://{address}{path}", headers={"Authorization": f"Bearer {TOKEN}"})
 
 
 def newest_checkpoint(address: str, job: str) -> int | None:
@@ -71,7 +79,7 @@ def newest_checkpoint(address: str, job: str) -> int | None:
 
 def completed_checkpoints(address: str, job: str) -> float:
     """As Prometheus would read it, under Flink's name."""
-    with urlopen(f"http://{address}/metrics") as answer:
+    with urlopen(asking(address, "/metrics")) as answer:
         families = text_string_to_metric_families(answer.read().decode())
     values = [
         sample.value
@@ -111,7 +119,7 @@ def test_flinks_client_steers_a_job(tmp_path: Path) -> None:
     """List, checkpoint, savepoint, disposal, stop, stop with a drain, cancel: each does to a running job what it does in Flink."""
     store, ledger = tmp_path / "store", inputs(tmp_path)
     with program(tmp_path, "counted", "drained", "saved", "cancelled") as process, serving(store) as address:
-        flink = FlinkClient(address, tmp_path / "flink")
+        flink = FlinkClient(address, tmp_path / "flink", headers=BEARER)
         counted = job_id("counted")
         until(lambda: batches(tmp_path, "counted"), "the first batch", tmp_path)
         listed = flink.run("list").text
@@ -175,14 +183,13 @@ def test_flinks_client_steers_a_job(tmp_path: Path) -> None:
 
 def test_flinks_client_is_refused_in_words(tmp_path: Path) -> None:
     """A job that does not exist, and a server that wants a token, are told to the user of Flink's client as errors; with the token it works."""
-    with serving(tmp_path / "store", TOKEN) as address:
+    with serving(tmp_path / "store") as address:
         flink = FlinkClient(address, tmp_path / "flink")
         said = flink.run("list")
         assert said.code == 1
         assert "token" in said.text
-        token = f"Authorization:Bearer {TOKEN}"  # no space behind the colon, or the client itself refuses it
-        said = flink.run("list", headers=token)
+        said = flink.run("list", headers=BEARER)
         assert (said.code, "No running jobs" in said.text) == (0, True), said.text
-        said = flink.run("cancel", job_id("nobody"), headers=token)
+        said = flink.run("cancel", job_id("nobody"), headers=BEARER)
         assert said.code == 1
         assert "there is no job" in said.text

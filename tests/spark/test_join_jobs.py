@@ -214,6 +214,8 @@ def check_counts(spark, shop):
 
 def test_wrong_use_is_refused_before_anything_runs(spark, tmp_path):
     """Keys of different types, columns of one name, no time: each is said before the query starts."""
+    from pyspark.sql import functions as F
+
     shop = Shop(tmp_path)
 
     def refused(build, match):
@@ -242,6 +244,23 @@ def test_wrong_use_is_refused_before_anything_runs(spark, tmp_path):
         ),
         "'ordered_at', and there is no such column",
     )
+    windows = ps.tumbling("20min")
+
+    def most(payments):
+        return payments.key_by("id").window(windows).aggregate(most=F.max("amount"), uid="most")
+
+    in_windows = {"on": [("order_id", "id")], "window": windows, "uid": "join"}
+    refused(
+        lambda o, p: o.join(most(p), **in_windows),
+        "two columns called window_end, window_start; rename .* A window_end that is renamed is still the time of its result",
+    )
+    refused(
+        lambda o, p: o.join(
+            most(p).transform(lambda f: f.selectExpr("id", "most", "window_end + interval 1 day as to")),
+            **in_windows,
+        ),
+        "Keep the end of the window on the way, under any name",
+    )
     refused(
         lambda o, p: o.lookup(p.transform(lambda f: f.select("id")), on=[("order_id", "id")], uid="l"),
         "nothing to look up",
@@ -249,7 +268,7 @@ def test_wrong_use_is_refused_before_anything_runs(spark, tmp_path):
 
 
 def test_the_time_of_a_result_moves_what_is_behind(spark, tmp_path):
-    """Windows behind an outer join by `at` lose none of its results; a lookup finds what came before."""
+    """Windows behind an outer join by `at` lose none of its results; a join by windows finds those of a window whose end was renamed."""
     shop = Shop(tmp_path)
     shop.fill(60)
     shop.fill(60)
@@ -267,13 +286,49 @@ def test_the_time_of_a_result_moves_what_is_behind(spark, tmp_path):
     shop.write(counted.late(), "late")
     looked_up = orders.lookup(payments, on=[("order_id", "id")], how="inner", uid="lookup")
     shop.write(looked_up, "lookup")
+    write_best(shop, payments)
     job.run(available_now=True, drain=True)
     shop.views(spark)
     expected = judged(spark, "full", WITHIN)
     assert plain(tuple(row.values())[:5] for row in shop.rows("full")) == expected
     assert sum(row["n"] for row in shop.rows("windows")) == sum(row[0] is not None for row in expected)
     assert shop.rows("late") == []
+    check_best(shop)
     paid = {(row["id"], row["amount"]) for row in shop.logs["payments"].table().to_pylist()}
     found = shop.rows("lookup")
     assert found
     assert all((row["order_id"], row["amount"]) in paid for row in found)
+
+
+def write_best(shop, payments):
+    """The highest payments of each key and window, beside what the window gives; once with the renamed end named as event time."""
+    from pyspark.sql import functions as F
+
+    known = payments.transform(lambda frame: frame.where("id is not null"))
+    windows = ps.tumbling("20min")
+    most = known.key_by("id").window(windows).aggregate(most=F.max("amount"), uid="most")
+    renamed = most.transform(
+        lambda frame: frame.withColumnsRenamed({"window_start": "since", "window_end": "until"})
+    )
+    on = ["id", ("amount", "most")]
+    shop.write(known.join(renamed, on=on, window=windows, uid="best"), "best")
+    named = renamed.transform(lambda frame: frame.select("id", "most", "since", frame.until.alias("to")))
+    times = ("paid_at", "to")
+    shop.write(known.join(named, on=on, window=windows, event_time=times, uid="named"), "named")
+
+
+def check_best(shop):
+    by_window = defaultdict(list)
+    for row in shop.logs["payments"].table().to_pylist():
+        if row["id"]:
+            by_window[row["id"], int(row["paid_at"].timestamp()) // 1200].append(row)
+    best = [
+        row
+        for rows in by_window.values()
+        for row in rows
+        if row["amount"] == max(other["amount"] for other in rows)
+    ]
+    expected = plain((row["id"], row["paid_at"]) for row in best)
+    assert len(expected) > 20
+    for name in ("best", "named"):
+        assert plain((row["id"], row["paid_at"]) for row in shop.rows(name)) == expected

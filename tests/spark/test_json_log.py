@@ -74,3 +74,26 @@ def test_every_line_is_json_with_job_and_run(tmp_path: Path) -> None:
     (tmp_path / "visits.py").write_text("job = 7\n")
     code, (failed,) = run(tmp_path, "--log", "json", "run")
     assert (code, failed["level"], failed["error"]) == (2, "ERROR", "JobFileError")
+
+
+DYING_FILE = """
+import os
+import penstock as ps
+
+def job(spark):
+    jvm = spark._jvm.java.lang.ProcessHandle.current().pid()
+    job = ps.Job("visits", storage="{root}/store")
+    rows = job.read(ps.sources.PartitionedLog("{root}/log").read(spark), uid="log")
+    rows.write_to(ps.sinks.Foreach(lambda batch, context: os.kill(jvm, 9)), uid="out")
+    return job
+"""
+
+
+def test_the_death_of_the_jvm_is_told_in_json(tmp_path: Path) -> None:
+    """PySpark's own servers print no stack beside the lines of the log."""
+    with PartitionedLog(tmp_path / "log", "app string", 1) as log:
+        log.append(0, [{"app": "a"}])
+    (tmp_path / "visits.py").write_text(DYING_FILE.format(root=tmp_path))
+    code, lines = run(tmp_path, "run", PENSTOCK_LOG="json")
+    assert code == 1
+    assert "Spark is gone" in str(lines[-1]["message"])

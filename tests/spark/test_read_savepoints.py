@@ -156,7 +156,9 @@ class Shop:
                 uid="hourly", n=F.count("*"), price=F.avg("price")
             ),
             "straight": keyed.window(ps.tumbling("20min")).aggregate(uid="straight", n=F.count("*")),
-            "visits": keyed.window(ps.session("10min")).aggregate(uid="visits", n=F.count("*")),
+            "visits": keyed.window(ps.session("10min")).aggregate(
+                uid="visits", n=F.count("*"), prices=F.count_distinct("price")
+            ),
             "lists": keyed.window(ps.tumbling("1h")).process(
                 Listed(), uid="lists", schema="shop string, n long"
             ),
@@ -325,9 +327,9 @@ def test_windows(saved: ps.SavedState, shop: Shop) -> None:
     assert saved.state("hourly").columns == ["shop", "window_start", "window_end", "n", "price"]
     assert rows(saved.state("hourly", "windows")) == rows(judge.select("shop", *bounds, "n", "price"))
     judge = every.groupBy("shop", F.session_window("at", "10 minutes").alias("window")).agg(
-        F.count("*").alias("n")
+        F.count("*").alias("n"), F.size(F.collect_set("price")).alias("prices")
     )
-    assert rows(saved.state("visits")) == rows(judge.select("shop", *bounds, "n"))
+    assert rows(saved.state("visits")) == rows(judge.select("shop", *bounds, "n", "prices"))
     lists = every.select("shop", F.window("at", "1 hour").alias("window"), "at", "amount", "price")
     assert rows(saved.state("lists")) == rows(lists.select("shop", *bounds, "at", "amount", "price"))
     stretches = saved.state("stretches", "rows")

@@ -93,7 +93,10 @@ def without_variable_parts(text: str, folders: dict[str, str]) -> str:
             r"^TIME WARNING a message from .* was dropped: \[Errno 104\].*\n",
             "",
         ),  # only if Spark ended a worker in the middle of one
-        (r"\d+ batch(?:es)?, [\d,]+ rows? in", "N batches, N rows in"),  # counted when Spark has told
+        (
+            r"\d+ batch(?:es)?, (?:[\d,]+ rows? in|its rows are not counted yet)",
+            "N batches, N rows in",
+        ),  # counted when Spark has told
         (r"pid \d+", "pid N"),
         (r"(127\.0\.0\.1(?::|\", port )|port=)(?!1\b)\d+", r"\1N"),
         (r"in \d+(\.\d s| s| ms)", "in N s"),

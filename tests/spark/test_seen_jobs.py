@@ -28,6 +28,8 @@ from penstock.view.look import JobWatcher
 from penstock.view.model import CheckpointStatus, JobState, JobView
 from services.patience import PATIENCE_S, tries
 
+TOKEN = "a-token-of-thirty-two-characters"
+
 pytestmark = pytest.mark.spark
 
 
@@ -119,11 +121,12 @@ def test_a_job_from_its_start_over_a_failure_to_its_end(spark: SparkSession, led
     counts = clicks.key_by("app").process(FailsOnce(), schema="app string, n long", uid="counts")
     counts.write_to(ledger.sqlite(), uid="out")
     heard = Heard()
-    handle = job.start(ui="127.0.0.1:0", listeners=[heard])
+    handle = job.start(ui="127.0.0.1:0", ui_token=TOKEN, listeners=[heard])
     try:
         assert handle.caught_up(timeout=PATIENCE_S)
         assert ledger.counts() == ledger.truth()
-        page = httpx.get(f"{handle.ui_address}/jobs/pv", timeout=PATIENCE_S)
+        shown = {"Authorization": f"Bearer {TOKEN}"}
+        page = httpx.get(f"{handle.ui_address}/jobs/pv", headers=shown, timeout=PATIENCE_S)
         assert page.status_code == 200
         assert "counts" in page.text
         view = until_nothing_is_left(ledger)

@@ -156,7 +156,7 @@ def test_one_of_them_is_down(spark, tmp_path, kafka, caplog):
             assert handle.progress.restarts == 0
 
             site.ledger.append(0, "both", 30)
-            wait_for("recoveries in vain", handle, lambda: "cannot go on from checkpoint" in caplog.text)
+            wait_for("recoveries in vain", handle, lambda: "the sink to-postgres does not" in caplog.text)
             server.kill()  # it starts it again
             wait_for("the table", handle, lambda: site.in_postgres() == site.truth("both"))
         finally:

@@ -52,7 +52,7 @@ def job(name):
 
 def run(name):
     try:
-        print(name, job(name).run().value, flush=True)
+        print(name, job(name).run().status, flush=True)
     except KeyboardInterrupt:
         print(name, "interrupted", flush=True)
 
@@ -155,7 +155,8 @@ def test_a_signal_while_spark_starts(tmp_path: Path, number: signal.Signals) -> 
     ):
         found = []
         for process in (first, second):
-            until(lambda process=process: javas(process), "Java")
+            until(lambda process=process: javas(process) or process.poll() is not None, "Java")
+            assert process.poll() is None, [path.read_text() for path in tmp_path.glob("*.out")]
             found += javas(process)
             os.killpg(process.pid, number)
         for process in (first, second):

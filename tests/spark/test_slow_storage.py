@@ -6,6 +6,7 @@ import errno
 import logging
 import os
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import TypeVar
@@ -21,6 +22,7 @@ from penstock.spark.status import Status
 from penstock.storage import LocalStorage, Storage
 from penstock.storage.forwarding import ForwardingStorage, Operation
 from penstock.testing.slow_storage import SlowStorage
+from services.patience import tries
 
 pytestmark = pytest.mark.spark
 T = TypeVar("T")
@@ -371,3 +373,31 @@ def test_the_local_disk_runs_full_while_state_is_frozen(spark, ledger, start, ca
     assert "No space left on device" in said
     assert "free space" in said
     assert ledger.counts() == ledger.truth("user")
+
+
+def _mount(storage: Path, place: Path) -> None:
+    """Put a storage back; a run that looks for it meanwhile may make the place anew."""
+    for number, _ in enumerate(tries(0.01)):
+        place.rename(place.with_name(f"below-{number}"))
+        with suppress(OSError):
+            storage.rename(place)
+            return
+    pytest.fail("somebody makes the place anew all the time")
+
+
+def test_storage_that_is_away_for_a_while_costs_a_restart(spark, ledger: Ledger, start) -> None:
+    """A mount that is gone leaves an empty folder: the run ends, later ones wait for the storage, and every row counts once."""
+    store, away = ledger.root / "store", ledger.root / "away"
+    ledger.fill(100)
+    restart = ps.fixed_delay(attempts=1000, delay="50ms")
+    handle = start(counting_job(spark, ledger, plain(ledger), restart=restart))
+    wait_until(handle, lambda: handle.progress.checkpoint >= 0)
+    store.rename(away)
+    store.mkdir(exist_ok=True)  # Spark may be quicker
+    wait_until(handle, lambda: handle.progress.restarts >= 3)
+    assert not [*store.glob("runs/*.json"), *store.glob("chk-*/_metadata")]
+    _mount(away, store)
+    ledger.append(0, "app0", 50)
+    wait_until(handle, lambda: bool(handle.progress.up_since))
+    wait_until(handle, lambda: ledger.counts() == ledger.truth("user"))
+    handle.stop()

@@ -105,7 +105,7 @@ def test_timers_wait_over_restarts_and_fire_when_no_data_comes(watched: Watched)
     watched.add("c", 20)
     watched.job(parallelism=3).run(available_now=True)
     assert watched.silent() == [("a", "event_time 2", 15.0), ("b", "event_time 1", 12.0)]
-    handle = watched.job(InColumns(), idle_after="200ms").start()
+    handle = watched.job(InColumns(), idle_after="200ms", when_all_idle="follow_clock").start()
     try:
         wait_for(lambda: ("c", "columns 2", 30.0) in watched.silent())
     finally:

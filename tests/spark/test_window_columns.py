@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+from dataclasses import replace
 
 import pyarrow as pa
 import pytest
@@ -97,7 +98,8 @@ def test_late_and_absurd_rows_are_apart(spark: SparkSession) -> None:
     at = [(key, None if t is None else dt.datetime.fromtimestamp(t, dt.UTC), v) for key, t, v in rows]
     frame = spark.createDataFrame(at, "shop string, at timestamp, amount long")
     compiled = window_of(frame, ps.tumbling("1min"), lateness_us=30 * second)
-    clock = OperatorClock(before_us=150 * second - 1, latest_us=1000 * second)
+    compiled = replace(compiled, time=replace(compiled.time, ahead_us=1000 * second))
+    clock = OperatorClock(before_us=150 * second - 1)
     late = compiled.late_rows(frame, clock)
     assert late.schema == frame.schema
     assert sorted(row.amount for row in late.collect()) == [1, 2, 3, 4]

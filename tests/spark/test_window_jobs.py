@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from ledger import Ledger
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 import penstock as ps
@@ -76,6 +76,33 @@ def aggregates() -> dict[str, Any]:
         "mean": F.avg("amount"),
         "paid": F.sum("price"),
         "dear": F.count_if(F.col("amount") > 25),
+        "opened": F.first("amount"),
+        "closed": F.last("amount", ignorenulls=True),
+        "dearest": F.max_by("at", "amount"),
+        "cheapest": F.min_by("at", "amount"),
+    }
+
+
+def counted() -> dict[str, Any]:
+    """Counts of distinct values, among them NaN and a zero of either sign."""
+    case = F.col("amount") % 3
+    ratio = F.when(case == 0, float("nan")).when(case == 1, -0.0).otherwise(0.0)
+    return {
+        "kinds": F.count_distinct("amount"),
+        "pairs": F.count_distinct("shop", "price"),
+        "ratios": F.count_distinct(ratio),
+        "mixed": F.count_distinct(ratio, F.encode("shop", "utf-8"), F.date_trunc("minute", "at")),
+    }
+
+
+def judged() -> dict[str, Any]:
+    """The same as Spark says it, with rows in the order of their times, and the last of those that are equal."""
+    known, at = F.col("amount").isNotNull(), F.col("at")
+    return aggregates() | {
+        "opened": F.min_by("amount", "at"),
+        "closed": F.max_by("amount", F.when(known, at)),
+        "dearest": F.max_by("at", F.when(known, F.struct("amount", "at"))),
+        "cheapest": F.min_by("at", F.when(known, F.struct("amount", -F.unix_micros("at")))),
     }
 
 
@@ -108,13 +135,32 @@ def build(payments: Payments) -> ps.Job:
         "session": ps.session("4s"),
     }
     for name, windows in kinds.items():
-        found = by_shop.window(windows).aggregate(uid=name, **aggregates())
+        found = by_shop.window(windows).aggregate(uid=name, **aggregates(), **counted())
         found.write_to(payments.ledger.files(name), uid=f"{name}-out")
         code = by_shop.window(windows).process(Listed(), schema=LISTED, uid=f"{name}-code", order_by="at")
         code.write_to(payments.ledger.files(f"{name}-code"), uid=f"{name}-code-out")
-    tens = by_shop.window(ps.count_window(10)).aggregate(uid="tens", **aggregates())
+        everything = rows.window(windows).aggregate(uid=f"all-{name}", **aggregates(), **counted())
+        everything.write_to(payments.ledger.files(f"all-{name}"), uid=f"all-{name}-out")
+    tens = by_shop.window(ps.count_window(10)).aggregate(uid="tens", **aggregates(), **counted())
     tens.write_to(payments.ledger.files("tens"), uid="tens-out")
     return job
+
+
+def summed_by_spark(every: DataFrame, keys: list[str], window: Column) -> list[tuple[Any, ...]]:
+    """What Spark says about the rows of each window.
+
+    It finds the windows first, then their rows: asked for both at once, it counts some distinct values of a `session_window` twice, and gets 3
+    where there are but NaN and 0.0.
+    """
+    windows = every.groupBy(*keys, window.alias("w")).count().select(*keys, "w.start", "w.end")
+    own = windows.select(*(F.col(key).alias(f"of_{key}") for key in keys), "start", "end")
+    within = (F.col("at") >= F.col("start")) & (F.col("at") < F.col("end"))
+    for key in keys:
+        within &= F.col(key) == F.col(f"of_{key}")
+    columns = judged() | counted()
+    found = every.join(own, within).groupBy(*keys, "start", "end")
+    summed = found.agg(*(column.alias(name) for name, column in columns.items()))
+    return [tuple(row) for row in summed.collect()]
 
 
 def test_windows_are_sparks_own(payments: Payments) -> None:
@@ -130,17 +176,16 @@ def test_windows_are_sparks_own(payments: Payments) -> None:
         "session": F.session_window("at", "4 seconds"),
     }
     for name, window in judges.items():
-        expected = (
-            every.groupBy("shop", window.alias("w"))
-            .agg(*(column.alias(one) for one, column in aggregates().items()))
-            .select("shop", "w.start", "w.end", *aggregates())
-        )
-        rows = expected.collect()
-        assert_same(payments.ledger.rows(name), [tuple(row) for row in rows])
+        rows = summed_by_spark(every, ["shop"], window)
+        assert_same(payments.ledger.rows(name), rows)
+        assert_same(payments.ledger.rows(f"all-{name}"), summed_by_spark(every, [], window))
         listed = [(row[0], row[1], row[2], row[3], row[5] or 0) for row in rows]
         assert_same(payments.ledger.rows(f"{name}-code"), listed)
     tens = payments.ledger.rows("tens")
     assert {row["n"] for row in tens} == {10}
+    assert all(row["kinds"] == row["pairs"] <= row["known"] for row in tens)  # a price is an amount doubled
+    assert {row["ratios"] for row in tens} <= {1, 2}
+    assert any(row["kinds"] > 1 for row in tens)
     counts = every.groupBy("shop").count().collect()
     assert len(tens) == sum(row["count"] // 10 for row in counts)
 
@@ -148,12 +193,16 @@ def test_windows_are_sparks_own(payments: Payments) -> None:
 def late_job(payments: Payments) -> ps.Job:
     """The same windows in all forms, with five seconds of lateness, and what comes too late for each."""
     job = payments.ledger.job(parallelism=2)
-    rows = payments.read(job, out_of_order="0s").key_by("shop")
+    every = payments.read(job, out_of_order="0s")
+    rows = every.key_by("shop")
     for name, windows in (("tumbling", ps.tumbling("10s")), ("session", ps.session("3s"))):
         plan = rows.window(windows, lateness="5s")
-        counted = plan.aggregate(uid=name, n=F.count("*"))
+        counted = plan.aggregate(uid=name, n=F.count("*"), times=F.count_distinct("at"))
         code = plan.process(Listed(), schema=LISTED, uid=f"{name}-code", order_by="at")
-        for uid, stream in ((name, counted), (f"{name}-code", code)):
+        whole = every.window(windows, lateness="5s").aggregate(
+            uid=f"{name}-all", n=F.count("*"), times=F.count_distinct("at")
+        )
+        for uid, stream in ((name, counted), (f"{name}-code", code), (f"{name}-all", whole)):
             stream.write_to(payments.ledger.files(uid), uid=f"{uid}-out")
             stream.late().write_to(payments.ledger.files(f"{uid}-late"), uid=f"{uid}-late-out")
     return job
@@ -179,15 +228,21 @@ def test_late_rows_update_or_come_out(spark: SparkSession, tmp_path: Path) -> No
     assert results["session"] == [(1, 5, 2), (8, 16.5, 5), (9, 16.5, 3), (21, 24, 1), (30, 33, 1)]
     late = {}
     for name in ("tumbling", "session"):
+        for uid in (name, f"{name}-all"):
+            assert all(row["times"] == row["n"] for row in payments.ledger.rows(uid))
         assert sorted(map(seconds, payments.ledger.rows(f"{name}-code"))) == results[name]
-        for uid in (name, f"{name}-code"):
+        assert sorted(map(seconds, payments.ledger.rows(f"{name}-all"))) == results[name]
+        for uid in (name, f"{name}-code", f"{name}-all"):
             rows = payments.ledger.rows(f"{uid}-late")
             late[uid] = sorted(
                 (row["at"] - START).total_seconds() if row["at"] is not None else -1 for row in rows
             )
-    assert late["tumbling"] == late["tumbling-code"] == [-1, 8, 9.5]
-    assert late["session"] == late["session-code"] == [-1, 3]
-    assert handle.progress.late_rows == {"tumbling": 3, "tumbling-code": 3, "session": 2, "session-code": 2}
+    assert late["tumbling"] == late["tumbling-code"] == late["tumbling-all"] == [-1, 8, 9.5]
+    assert late["session"] == late["session-code"] == late["session-all"] == [-1, 3]
+    assert handle.progress.late_rows == {
+        **dict.fromkeys(("tumbling", "tumbling-code", "tumbling-all"), 3),
+        **dict.fromkeys(("session", "session-code", "session-all"), 2),
+    }
 
 
 def test_early_results_come_by_the_clock(spark: SparkSession, tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from penstock.dashboard.serving import bind, make_server
 from penstock.dashboard.ui_options import UiOptions, address_of
 from penstock.ids import NO_CHECKPOINT
 from penstock.journal.events import CheckpointCompleted, Event, RunFailed, RunStarted
-from penstock.journal.files import segment_name, write_live, write_plan
+from penstock.journal.files import Budget, segment_name, write_live, write_plan
 from penstock.journal.live import Live, SourceLive
 from penstock.journal.plan import Plan, PlanNode, PlanSettings
 from penstock.ownership.claim import claim
@@ -64,7 +64,7 @@ class StoredJob:
         self.events: list[Event] = []
         check_job_record(self.storage, JobRecord(name, 128))
         self.now = time.time()
-        owner = claim(self.storage, self.now - 60)
+        owner = claim(self.storage, self.now - 600)  # and no heartbeat since: nobody waits for one so long
         self.run = owner.run
         record_descent(owner, NO_CHECKPOINT)
         nodes = (PlanNode(uid="clicks", kind="source", what=HOSTILE),)
@@ -81,7 +81,7 @@ class StoredJob:
     def tell(self, *events: Event) -> None:
         self.events += events
         lines = b"".join(msgspec.json.encode(event) + b"\n" for event in self.events)
-        self.storage.put(segment_name(self.now, "0" * 16, 1), lines)
+        self.storage.put(segment_name(self.now, "0" * 16, Budget.RUNS, 1), lines)
 
     def live(self, **changes: Any) -> None:
         usual: dict[str, Any] = {
@@ -141,10 +141,15 @@ class StoredJob:
             yield self
 
 
+def ui_options(ui: str | int = "127.0.0.1:8090", token: str | None = None, **options: Any) -> UiOptions:
+    """Those of a server that asks for this token, or for none: most tests are about something else."""
+    return msgspec.structs.replace(UiOptions.checked(ui, token, **options), token=token, token_is_made=False)
+
+
 @contextmanager
 def served(job: StoredJob, **options: Any) -> Iterator[Beside]:
-    """The real server for a job, as a child process."""
-    beside = start_beside(job.storage, job.name, UiOptions.checked("127.0.0.1:0", **options))
+    """The real server for a job, as a child process; without a token, unless one is given."""
+    beside = start_beside(job.storage, job.name, ui_options("127.0.0.1:0", **options))
     try:
         beside.wait_until_ready(PATIENCE_S)
         yield beside
@@ -161,6 +166,11 @@ class InThread:
         self._server = make_server([str(place)], options, self._listening.getsockname()[1])
         self._thread = threading.Thread(target=self._server.run, args=([self._listening],))
         self._thread.start()
+
+    @property
+    def connections(self) -> list[Any]:
+        """Those that are open."""
+        return list(self._server.server_state.connections)
 
     def close(self) -> None:
         self._server.should_exit = True

@@ -111,7 +111,8 @@ class OperatorCluster:
         self._version += 1
         self.clock = self._next_clock(watermark_us)
         self.declare(operator)
-        sort_keys = np.array([sort_key(key) for key in rows.column("k").to_pylist()], dtype=np.int64)
+        texts = rows.column("k").cast(pa.binary()).to_pylist()  # also of one that Python cannot read
+        sort_keys = np.array([sort_key(key) for key in texts], dtype=np.int64)
         rows = rows.append_column(SORT_KEY, pa.array(sort_keys))
         owner = owners(key_groups(sort_keys), self.parallelism)
         results: list[dict[str, Any]] = []
@@ -339,7 +340,7 @@ class OperatorCluster:
         return [len(handle.refs) if handle else 0 for handle in self._handles]
 
 
-def sort_key(key: str) -> int:
+def sort_key(key: str | bytes) -> int:
     """As Spark's, a pure function of the key."""
-    digest = xxhash.xxh3_64_intdigest(key.encode())
+    digest = xxhash.xxh3_64_intdigest(key.encode() if isinstance(key, str) else key)
     return (digest % MAX_PARALLELISM) << GROUP_SHIFT | (digest >> 32) % SORT_KEYS_A_GROUP

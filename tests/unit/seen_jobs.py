@@ -27,7 +27,7 @@ from penstock.journal.events import (
     SubtaskTimes,
     TasksRepeated,
 )
-from penstock.journal.live import Live, OperatorLive, PendingLive, SinkLive, SourceLive
+from penstock.journal.live import BatchLive, Live, OperatorLive, PendingLive, SinkLive, SourceLive
 from penstock.journal.plan import Plan, PlanNode, PlanSettings
 from penstock.ownership.requests import PROGRAM
 from penstock.view.asked import asked_for
@@ -171,6 +171,18 @@ def live(now: float = NOW, **changes: object) -> Live:
                 watermark_us=int((now - 8.1) * 1e6),
             ),
         },
+        recent_batches=tuple(
+            BatchLive(
+                5117 - n,
+                now - n,
+                1000 + n,
+                1.2,
+                1000.0 / (n + 1),
+                950.0,
+                {"latestOffset": 40.0, "addBatch": 1000.0, "walCommit": 60.0},
+            )
+            for n in range(40)
+        ),
         operators={
             "priced": OperatorLive(
                 rows=412_883_120,
@@ -651,6 +663,9 @@ def hostile() -> JobView:
         doing=HOSTILE,
         failure=HOSTILE,
         sources={HOSTILE: SourceLive(position=HOSTILE, watermark_us=2**62, rows_per_s=1e18, behind=-5)},
+        recent_batches=(
+            BatchLive(-(2**63), 1e300, -1, -5.0, 1e308, -1.0, {HOSTILE: -1e300, "addBatch": 1e300}),
+        ),
         operators={LONG: OperatorLive(rows=-1, state_bytes=2**62, late_rows=7, watermark_us=-(2**62))},
         sinks={f"{LONG}-sink": SinkLive(down=HOSTILE * 20, waiting=3, waiting_since=NOW + 1e9)},
         pending=(PendingLive(checkpoint=2**53, triggered_at=NOW + 1e6, missing=(HOSTILE,)),),

@@ -13,7 +13,7 @@ from penstock.checkpoint.metadata import write_metadata
 from penstock.ids import CheckpointId, RunId, SubtaskId
 from penstock.journal import events as told
 from penstock.journal.events import Event
-from penstock.journal.files import segment_name, write_live, write_plan
+from penstock.journal.files import Budget, segment_name, write_live, write_plan
 from penstock.journal.live import Live, OperatorLive, PendingLive, SinkLive, SourceLive
 from penstock.journal.plan import Plan, PlanNode, PlanSettings
 from penstock.ownership.claim import claim
@@ -87,7 +87,7 @@ class SeenJob:
         """The journal."""
         self.events += events
         lines = b"".join(msgspec.json.encode(event) + b"\n" for event in self.events)
-        self.storage.put(segment_name(1_700_000_000.0, "0" * 16, 1), lines)
+        self.storage.put(segment_name(1_700_000_000.0, "0" * 16, Budget.RUNS, 1), lines)
 
     def complete(self, checkpoint: int, at: float, *, retained: bool = True, committed: bool = True) -> None:
         """A checkpoint, told and, if it is retained, there."""

@@ -14,7 +14,14 @@ from sink_double import RefusingSink
 from penstock.config import OnBadRecord
 from penstock.engine.sink_writer import SinkWriter
 from penstock.engine.task_failures import Accounts, as_error, tell_failure
-from penstock.errors import BadRecordError, CorruptStateError, UnavailableError, UserCodeError, is_final
+from penstock.errors import (
+    BadRecordError,
+    ConfigError,
+    CorruptStateError,
+    UnavailableError,
+    UserCodeError,
+    is_final,
+)
 from penstock.ids import SubtaskId
 from penstock.places import Place
 from penstock.snapshot.messages import TaskFailed
@@ -170,3 +177,50 @@ def test_a_sink_tells_its_own_failures() -> None:
     )
     assert [one.error for one in told_] == ["BadRecordError"]
     assert still_open == set()
+
+
+def raised(error: Exception) -> Exception:
+    """By a line of somebody's program, which this file is."""
+    with pytest.raises(type(error)) as caught:
+        raise error
+    return caught.value
+
+
+def told_of(error: Exception) -> TaskFailed:
+    teller = Telling()
+    plan: Any = SimpleNamespace(batch=7, place=SimpleNamespace(job="job", run=3))
+    tell_failure(cast("Any", teller), plan, SubtaskId("mine", 0), error)
+    (message,) = teller.told
+    assert isinstance(message, TaskFailed)
+    return message
+
+
+def test_passwords_do_not_leave_the_task() -> None:
+    """Neither in the text of an exception, nor in its notes, nor in a row."""
+    error = BadRecordError(
+        "no answer of postgresql://me:hunter2@db/shop", row={"user": "me", "password": "hunter2"}
+    )
+    error.add_note("pwd=hunter2")
+    assert "hunter2" not in str(told_of(error))
+    assert "hunter2" not in str(told_of(ValueError("api_key: 'hunter2'")))
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        BadRecordError("operator op: process() yielded 'Ann Lee'", row={"name": "Ann Lee"}, key="Ann"),
+        ValueError("Ann Lee"),
+        raised(ConfigError("Ann Lee")),
+        raised(UnavailableError("Ann Lee")),
+    ],
+)
+def test_a_job_that_shows_no_rows_tells_no_values(error: Exception) -> None:
+    """Which exception it was and where is told, and nothing that may come from a row."""
+    shown, hidden = Accounts(7), Accounts(7, shows_rows=False)
+    for accounts in (shown, hidden):
+        accounts.take(told_of(error))
+    assert "Ann" in str(shown.told)
+    assert "Ann" not in str(hidden.told)
+    made = as_error(hidden.told[0], lambda _: False)
+    assert type(error).__name__ in str(made)
+    assert "its text is not shown" in str(made)

@@ -13,9 +13,10 @@ from operator_harness import OperatorHarness
 from sink_double import RefusingSink
 
 from penstock.config import OnBadRecord
+from penstock.engine.aggregate_task import without_null_keys
 from penstock.engine.assignment import BadCount
 from penstock.engine.bad_records import BadRecordCounts
-from penstock.engine.dead_letters import tolerates
+from penstock.engine.dead_letters import ROW, ROWS, tolerates
 from penstock.engine.sifting import Sifter
 from penstock.errors import BadRecordError, ConfigError, InternalError, UnavailableError
 from penstock.graph import BadRecords as BadRecordsNode
@@ -68,30 +69,44 @@ class Adding(KeyedProcess):
 
 
 def test_a_call_that_raises_is_undone(tmp_path):
-    """Of a key whose call raises nothing stays: no result, no state, also none that was changed in place; other keys go on."""
+    """Of a row whose call raises nothing stays: no result, no state, also none that was changed in place; other rows go on."""
     harness = TolerantHarness(tmp_path)
     harness.process(Adding(), table(("a", 1), ("b", 2)))
     assert harness.process(Adding(), table(("a", 10), ("a", -1), ("b", 20), ("c", -5))) == [
-        {"k": "b", "n": 22}
+        {"k": "a", "n": 11},
+        {"k": "b", "n": 22},
     ]
-    assert harness.state() == {("a",): ([1], 1), ("b",): ([2, 20], 22)}
-    assert harness.process(Adding(), table(("a", 4))) == [{"k": "a", "n": 5}]
+    assert harness.state() == {("a",): ([1, 10], 11), ("b",): ([2, 20], 22)}
+    assert harness.process(Adding(), table(("a", 4))) == [{"k": "a", "n": 15}]
 
 
-def test_all_rows_of_the_key_are_dead_letters(tmp_path):
-    """Each says which row it was, whole, with operator, key and batch; the row at fault is told from those that only share its key."""
+def test_the_row_at_fault_is_a_dead_letter(tmp_path):
+    """It says which row it was, whole, with operator, key and batch; those that only share its key are good."""
     harness = TolerantHarness(tmp_path)
     harness.process(Adding(), table(("a", 10), ("b", 1), ("a", -1)))
-    first, second = harness.letters()
-    assert harness.bad.count == 2
-    assert harness.bad.first_reason == second["reason"]
-    assert (json.loads(first["row"]), json.loads(second["row"])) == ({"k": "a", "v": 10}, {"k": "a", "v": -1})
-    assert first["reason"] == f"another row of this key in the batch: {second['reason']}"
-    assert second["reason"].startswith("ValueError: -1 is negative (")
-    assert f"{__file__}:" in second["reason"]
-    assert [(one["operator"], one["key"], one["batch"]) for one in (first, second)] == [
-        ("op", '{"k":"a"}', 7)
-    ] * 2
+    (letter,) = harness.letters()
+    assert harness.bad.count == 1
+    assert harness.bad.first_reason == letter["reason"]
+    assert json.loads(letter["row"]) == {"k": "a", "v": -1}
+    assert letter["reason"].startswith("ValueError: -1 is negative (")
+    assert f"{__file__}:" in letter["reason"]
+    assert (letter["operator"], letter["key"], letter["batch"]) == ("op", '{"k":"a"}', 7)
+
+
+def test_a_password_in_the_reason_is_not_kept(tmp_path):
+    """A dead letter has dots in place of a password in the text of the exception, as the log has, also where the text is cut."""
+
+    class Connecting(KeyedProcess):
+        def process(self, key, rows, ctx):
+            filler = "x" * (1_990 if key == "long" else 0)
+            raise ValueError(f"{filler} cannot open postgresql://etl:hunter2@db/orders, password='hunter3'")
+
+    harness = TolerantHarness(tmp_path)
+    harness.process(Connecting(), table(("a", 1), ("long", 2)))
+    reasons = [letter["reason"] for letter in harness.letters()]
+    assert len(reasons) == 2
+    assert "postgresql://etl:...@db/orders, password='...'" in reasons[0]
+    assert not any("hunter" in text for text in [*reasons, harness.bad.first_reason])
 
 
 @pytest.mark.parametrize("wrong", ["result", "names", "state", "no list"])
@@ -300,3 +315,24 @@ def test_counts_go_on_from_the_checkpoint(caplog):
         ("ERROR", "batch 9: ALL of 3 rows were bad at 'op', 10 so far; the first: again"),
         ("WARNING", "batch 9: 1 of 2 rows were bad at 'out', 1 so far; the first: no"),
     ]
+
+
+def test_rows_that_are_to_be_kept_are_not_only_counted():
+    """Aggregated rows without a key that come without the row itself end the run where they are to be kept; elsewhere they are counted."""
+    grouped = pa.table({"k": pa.array(["a", None]), ROWS: pa.array([3, 2], pa.int64())})
+    with pytest.raises(InternalError, match="2 rows without a key came to operator op"):
+        without_null_keys(grouped, ["k"], BadRecords("op", 7, kept=True))
+    skipping = BadRecords("op", 7, kept=False)
+    assert without_null_keys(grouped, ["k"], skipping).column("k").to_pylist() == ["a"]
+    assert skipping.count == 2
+    maps = pa.array(
+        [[("z", [[("a", 1)], None])]], pa.map_(pa.string(), pa.list_(pa.map_(pa.string(), pa.int64())))
+    )
+    row = pa.StructArray.from_arrays([pa.array([None], pa.string()), maps], names=["k", "maps"])
+    kept = BadRecords("op", 7, kept=True)
+    whole = grouped.slice(1).append_column(ROW, row)
+    assert without_null_keys(whole, ["k"], kept).num_rows == 0
+    letters = pa.Table.from_batches(kept.letters(), LETTER).to_pylist()
+    assert [json.loads(one["row"]) for one in letters] == [
+        {"k": None, "maps": [["z", [[["a", 1]], None]]]}
+    ] * 2

@@ -3,22 +3,55 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from functools import reduce
+from typing import cast
 
 import pyarrow as pa
 import pytest
+from pyspark.sql import DataFrame
 
 from penstock.errors import BadRecordError
+from penstock.event_times import ANY_TIME, Limits, inherited_event_time, streams_that_meet
+from penstock.graph import EventTime, Node, Source, Top, Transform, Union
 from penstock.operators.clock import OperatorClock
 from penstock.operators.row_times import RowTimes
 from penstock.operators.time_column import TimeColumn
 from penstock.operators.times_of_rows import judged_by_time
 
 NOW = datetime(2024, 10, 3, tzinfo=UTC)
-CLOCK = OperatorClock(
-    before_us=0, latest_us=int((NOW + timedelta(days=1)).timestamp()) * 1_000_000, refuses_absurd=True
-)
+FRAME = cast("DataFrame", None)
+DAY_US = 86_400_000_000
+CLOCK = OperatorClock(before_us=0, now_us=int(NOW.timestamp()) * 1_000_000)
 ROWS = pa.table({"window_end": pa.array([NOW + timedelta(days=28), None], pa.timestamp("us", "UTC"))})
-OF_SOURCE, OF_WINDOW = TimeColumn("window_end"), TimeColumn("window_end", earlier_us=1, of_results=True)
+OF_SOURCE = TimeColumn("window_end", ahead_us=DAY_US, refuses_absurd=True)
+OF_WINDOW = TimeColumn("window_end", earlier_us=1, of_results=True)
+
+
+def limits(*settings: tuple[int | None, bool]) -> tuple[int | None, bool]:
+    """What is said of the rows of the union of sources with these settings."""
+    streams: list[Node] = [
+        Source(f"s{at}", FRAME, None, EventTime("at", 0, None, ahead_us, refuses_absurd=refuses))
+        for at, (ahead_us, refuses) in enumerate(settings)
+    ]
+    time = inherited_event_time(reduce(Union, streams))
+    assert time is not None
+    return time.ahead_us, time.refuses_absurd
+
+
+def test_each_stream_is_judged_by_its_own_sources() -> None:
+    """Where they meet in a union the widest limit holds, and a row is refused only where all of them refuse it."""
+    assert limits((DAY_US, True)) == (DAY_US, True)
+    assert limits((DAY_US, True), (5, True)) == (DAY_US, True)
+    assert limits((DAY_US, True), (5, False)) == (DAY_US, False)
+    assert limits((DAY_US, False), (None, True)) == (None, False)
+    near = Source("near", FRAME, None, EventTime("at", 0, None, 5))
+    timeless = Source("timeless", FRAME, None)
+    met = Union(near, timeless)
+    assert streams_that_meet(met) == [(met, Limits(5))]
+    given = Transform(Top("top", near, ("k",), 1, (), (), ()), lambda frame: frame)
+    both = Union(met, given)
+    assert streams_that_meet(both) == [(near, Limits(5)), (timeless, ANY_TIME), (given, ANY_TIME)]
+    assert inherited_event_time(both) == TimeColumn("at", of_results=True)
 
 
 def test_a_window_may_end_next_month() -> None:

@@ -74,6 +74,21 @@ def test_errors_of_spark_in_brief() -> None:
     assert in_brief(own) is own
 
 
+def test_errors_of_spark_without_values_of_rows() -> None:
+    """What the error is called and the line of the user's code are told: not Spark's words, nor in the cause."""
+    cast = Captured("22018", "[CAST_INVALID_INPUT] The value 'Ann Lee' cannot be cast. SQLSTATE: 22018")
+    for error, said in (
+        (cast, "SOME_CONDITION (its text is not shown: it may have values of rows in it)"),
+        (
+            Captured("38000"),
+            "SOME_CONDITION (its text is not shown: it may have values of rows in it) (job.py:27)",
+        ),
+        (Py4JError("Ann Lee"), "Py4JError (its text is not shown: it may have values of rows in it)"),
+    ):
+        hidden = in_brief(error, shows_rows=False)
+        assert (str(hidden), hidden.__cause__) == (said, None)
+
+
 PLAN = """[UNRESOLVED_COLUMN.WITH_SUGGESTION] A column with name `usr` cannot be resolved. SQLSTATE: 42703;
 'Filter '`>`('usr, 0)
 +- LogicalRDD [user#49L], false

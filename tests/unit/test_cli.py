@@ -593,3 +593,20 @@ def test_kills_fall_into_the_middle_of_the_input(kills: int, more: int) -> None:
     assert settings.kill_point(kills) is None
     assert all(later - earlier >= 2 for earlier, later in pairwise(firsts))
     assert all(0 < first < settings.batches - 2 for first in firsts)
+
+
+@pytest.mark.parametrize("command", ["run", "guarantee"])
+def test_what_follows_two_dashes_is_for_the_file(penstock: Penstock, tmp_path: Path, command: str) -> None:
+    """It sees it in `sys.argv`; without the dashes a word is refused, and nothing is run."""
+    seen = tmp_path / "seen"
+    file = tmp_path / "mine.py"
+    file.write_text(f"import sys\nopen({str(seen)!r}, 'w').write(repr(sys.argv[1:]))\n")
+    refused = penstock(command, file, "available-now")
+    assert (refused.code, seen.exists()) == (2, False)
+    assert "write -- before what is for the file itself" in refused.err
+    assert f"penstock {command} FILE -- available-now" in refused.err
+    own = ("--available-now",) if command == "run" else ("--json",)
+    assert (
+        penstock(command, file, *own, "--", "--since", "2026", "--available-now").code == 2
+    )  # it has no job
+    assert seen.read_text() == "['--since', '2026', '--available-now']"

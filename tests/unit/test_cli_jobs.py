@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,7 +16,9 @@ from penstock.cli.console import plain_console
 from penstock.cli.event_lines import event_line
 from penstock.cli.status_screen import exit_code, status_json
 from penstock.cli.watch_screen import WatchScreen
+from penstock.cli.which_job import within
 from penstock.clock import SYSTEM_CLOCK
+from penstock.errors import UnavailableError
 from penstock.journal import events as told
 from penstock.journal.files import read_plan, write_plan
 from penstock.journal.live import SinkLive, SourceLive
@@ -121,7 +124,20 @@ def test_a_storage_that_is_not_there(
 
 def restarting(place: Path, now: float) -> SeenJob:
     job = healthy(place, now)
-    job.live(now, status="restarting", failure="broker away")
+    job.live(now, status="restarting", failure="broker away", failed_in_a_row=1, next_try_at=now + 60)
+    return job
+
+
+def restarting_again(place: Path, now: float) -> SeenJob:
+    job = healthy(place, now)
+    job.live(
+        now,
+        status="restarting",
+        failure="broker away",
+        failed_in_a_row=8,
+        down_since=now - 90,
+        next_try_at=now + 60,
+    )
     return job
 
 
@@ -135,7 +151,12 @@ def with_a_sink_down(place: Path, now: float) -> SeenJob:
     ("make", "code", "said"),
     [
         (healthy, 0, "caught up     yes"),
-        (restarting, 0, "ATTENTION it has failed, and goes back to its last checkpoint: broker away"),
+        (restarting, 0, "ATTENTION broker away, goes back to its last checkpoint in "),
+        (
+            restarting_again,
+            3,
+            "NEEDS SOMEBODY broker away. Down for 1 min 30 s, 8 failures in a row, goes back to its last checkpoint in ",
+        ),
         (late, 3, "NEEDS SOMEBODY no checkpoint for 2 min"),
         (
             with_a_sink_down,
@@ -419,3 +440,18 @@ def test_how_far_sources_are_behind_may_be_unknown(penstock: Penstock, tmp_path:
     assert (
         "unknown: nobody knows how far behind source shops is" in penstock("status", tmp_path / "views").out
     )
+
+
+def test_status_gives_up_on_a_storage_that_hangs() -> None:
+    """It says so, with how long it has waited."""
+    going_on = threading.Event()
+    try:
+        with pytest.raises(
+            UnavailableError, match=r"/mnt/x has not answered for 10 ms: how the job is cannot be seen"
+        ):
+            within(0.01, "/mnt/x", going_on.wait)
+    finally:
+        going_on.set()
+    assert within(60.0, "/mnt/x", lambda: 7) == 7
+    with pytest.raises(KeyError):
+        within(60.0, "/mnt/x", lambda: {"a": 1}["missing"])

@@ -209,7 +209,7 @@ def test_changes_are_said_once(tmp_path: Path) -> None:
     )
     assert lines_now[1:] == [
         "restarting, run 2, last checkpoint 41",
-        "it has failed, and goes back to its last checkpoint: it broke; it comes back by itself, unless the same comes again",
+        "it broke, goes back to its last checkpoint; it is tried again by itself; see whether what the error names answers",
     ]
     assert list(changes.lines(seen(tmp_path))) == []
     assert list(changes.lines([])) == [f"{(tmp_path / 'views').as_uri()} is gone"]

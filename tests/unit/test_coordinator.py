@@ -6,12 +6,13 @@ import logging
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import msgspec
 import pytest
 from protocol_story import JOB, LAYOUT, SUBTASKS, handle
 from sink_double import TroubledSink, staged, visible
 
 from penstock.checkpoint.commits import Post, SinkCall
-from penstock.checkpoint.completed import Barrier, PreCommitted
+from penstock.checkpoint.completed import Barrier, Completed, PreCommitted
 from penstock.checkpoint.content import Identity
 from penstock.checkpoint.coordinator import Coordinator, Opening
 from penstock.checkpoint.events import (
@@ -36,6 +37,7 @@ from penstock.errors import (
 from penstock.ids import CheckpointId, RunId
 from penstock.ownership.claim import claim
 from penstock.ownership.holds import BELIEVED_S, HOLD_S, put_hold, release_hold
+from penstock.recovery.held_reading import retained_checkpoint
 from penstock.storage import LocalStorage
 from penstock.testing.faulty_storage import Failure, FaultPlan, FaultyStorage
 from penstock.testing.simulation.external import External
@@ -56,6 +58,7 @@ class Scene:
     """Commits have a thread of their own: what calls a sink is put into `calls`."""
     post: Post | None = None
     left_over: tuple[str, ...] = ()
+    retained: tuple[Completed, ...] = ()
 
     def __post_init__(self) -> None:
         self.clock = VirtualClock()
@@ -67,7 +70,7 @@ class Scene:
         self.sink = TroubledSink(self.external, self.refusals)
         settings = Checkpointing(interval="1s", tolerable_failures=self.tolerable_failures)
         identity = Identity(JOB, self.run, 1, 8, {"views": LAYOUT}, {"views": ()})
-        protocol = Protocol(settings, identity, (), Now(0.0, 0.0))
+        protocol = Protocol(settings, identity, self.retained, Now(0.0, 0.0))
         self.protocol = protocol
         self.calls: list[SinkCall] = []
         self.coordinator = Coordinator(
@@ -350,7 +353,10 @@ def test_a_sink_that_cannot_be_listed_is_swept_later(
 
     scene.sink.abort = once  # type: ignore[method-assign]
     scene.batch(0)
-    assert "strays are left for the next checkpoint" in caplog.text
+    assert (
+        f"sink {UID} does not answer, so transactions that nobody commits are aborted after the next checkpoint"
+        in caplog.text
+    )
     assert staged(scene.external) == [(1, 0, 1)]
     scene.batch(1)
     assert staged(scene.external) == []
@@ -425,20 +431,49 @@ def test_what_is_given_back_is_deleted_in_the_end(tmp_path: Path) -> None:
 
 
 def test_nothing_is_deleted_while_somebody_holds(tmp_path: Path) -> None:
-    """Checkpoints and their files stay as long as a hold is good; the first completion behind it subsumes all at once."""
+    """Nobody goes back to them, and they stay as long as a hold that names none is good; behind it all go at once."""
     scene = Scene(tmp_path)
     scene.batch(0)
     put_hold(scene.plain, "ab", scene.clock.wall(), "a test")
     for number in (1, 2):
         scene.batch(number)
         newest = read_metadata(scene.plain, CheckpointName(CheckpointId(number), scene.run))
-        assert newest.oldest_retained == 0
+        assert newest.oldest_retained == number
     assert scene.checkpoints == [0, 1, 2]
     assert scene.plain.names("state") == [f"state/views/{number}" for number in (0, 1, 2)]
     scene.clock.advance(HOLD_S)
     scene.batch(3)
     assert scene.checkpoints == [3]
     assert scene.plain.names("state") == ["state/views/3"]
+
+
+def test_readers_one_after_the_other_keep_what_they_read_and_no_more(tmp_path: Path) -> None:
+    """Each comes before the one before it has gone, so that there is always a hold: what nobody reads any more goes all the same."""
+    scene = Scene(tmp_path)
+    for number in range(20):
+        scene.batch(number)
+        put_hold(scene.plain, f"{number:02x}", scene.clock.wall(), "a look-up")
+        if number:
+            release_hold(scene.plain, f"{number - 1:02x}")
+    assert len(scene.checkpoints) <= 3
+    assert len(scene.plain.names("state")) <= 3
+
+
+def test_a_hold_keeps_the_checkpoint_that_it_names(tmp_path: Path) -> None:
+    """Those before and after it go, however long it is read, and it goes when nobody reads it any more."""
+    scene = Scene(tmp_path)
+    scene.batch(0)
+    scene.batch(1)
+    put_hold(scene.plain, "ab", scene.clock.wall(), "a savepoint", checkpoint=1, run=scene.run)
+    for number in (2, 3, 4):
+        scene.batch(number)
+    assert scene.checkpoints == [1, 4]
+    assert scene.plain.names("state") == ["state/views/1", "state/views/4"]
+    assert retained_checkpoint(scene.plain).checkpoint == 4
+    release_hold(scene.plain, "ab")
+    scene.batch(5)
+    assert scene.checkpoints == [5]
+    assert scene.plain.names("state") == ["state/views/5"]
 
 
 def test_who_cannot_see_the_holds_deletes_nothing(tmp_path: Path) -> None:
@@ -479,6 +514,28 @@ def test_holds_that_can_never_be_seen_are_told_once(tmp_path: Path, caplog: pyte
     assert "checkpoints are not deleted, for it cannot be seen whether somebody reads them" in warned[0]
     scene.batch(4)
     assert scene.checkpoints == [4]
+
+
+def test_a_held_checkpoint_of_an_earlier_run_keeps_the_files_it_shares(tmp_path: Path) -> None:
+    """The run went on with a file of a checkpoint that a reader holds since before it: the file stays as long as the hold does."""
+    scene = Scene(tmp_path)
+    scene.batch(0)
+    of_earlier_run = CheckpointName(CheckpointId(0), scene.run)
+    put_hold(scene.plain, "ab", scene.clock.wall(), "a look-up", checkpoint=0, run=scene.run)
+    retained = read_metadata(scene.plain, of_earlier_run)
+    later = Scene(tmp_path, left_over=(of_earlier_run.metadata,), retained=(replaced(retained, 1),))
+    later.batch(2)
+    assert "state/views/0" in later.plain.names("state")
+    assert 0 in later.checkpoints
+    release_hold(later.plain, "ab")
+    later.batch(3)
+    assert later.plain.names("state") == ["state/views/3"]
+    assert later.checkpoints == [3]
+
+
+def replaced(completed: Completed, number: int) -> Completed:
+    """A checkpoint that names the same files."""
+    return msgspec.structs.replace(completed, checkpoint=number, oldest_retained=number)
 
 
 def test_what_a_start_left_because_of_a_hold_goes_later(tmp_path: Path) -> None:

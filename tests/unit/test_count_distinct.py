@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import tempfile
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,10 +18,16 @@ from penstock.errors import InternalError
 from penstock.operators import distinct_values, wide_columns
 from penstock.operators import run_aggregate as run_module
 from penstock.operators.aggregates import AggregateSpec, Kind, Partial, output_schema, partial_name
+from penstock.operators.clock import OperatorClock
 from penstock.operators.distinct_values import WHOSE, aggregate_layout, counting_distinct, value_names
 from penstock.operators.keyed_process import Context
 from penstock.operators.pieces import PieceLimits
 from penstock.operators.run_aggregate import run_aggregate
+from penstock.operators.task_time import TaskTime
+from penstock.operators.time_to_live import TimeToLive
+from penstock.recovery.changed_state import Verdict, changed_state
+from penstock.recovery.lifetimes import described
+from penstock.savepoint.views import views_of
 from penstock.state.backends.base import OpenState, StateLayout
 
 BACKENDS = ["filesystem", "memory", "rocksdb"]
@@ -157,3 +164,159 @@ def test_values_without_their_key_are_a_bug(tmp_path: Path) -> None:
     rows = grouped([Click("p", "ada", 1.0)])
     with pytest.raises(InternalError, match="0 rows with aggregates for 1 key"):
         OperatorCluster(tmp_path, OUTPUT).batch(Counts(), rows.filter(pa.compute.greater(rows[WHOSE], 0)))
+
+
+TTL_US = 10
+NEWEST = "__newest"
+
+
+class MortalCounts(Counts):
+    """The same with a time to live."""
+
+    def __init__(self, by: str, ttl_us: int = TTL_US) -> None:
+        self._ttl = TimeToLive(timedelta(microseconds=ttl_us), by=by)
+
+    def layout(self, key: pa.Schema) -> StateLayout:
+        return aggregate_layout(SPECS, key, self._ttl)
+
+    def run_in_time(
+        self, rows: pa.Table, state: OpenState, context: Context, clock: OperatorClock
+    ) -> list[pa.RecordBatch]:
+        lifetimes = self.layout(pa.schema([("k", TEXT)])).lifetimes
+        time = TaskTime(clock, NEWEST)
+        return run_aggregate(SPECS, rows, state, key_names=["k"], lifetimes=lifetimes, time=time)
+
+
+NOTHING = grouped([]).append_column(NEWEST, pa.array([], pa.int64()))
+timed = st.tuples(batches, st.integers(0, 9), st.integers(0, 4))
+timed_events = st.lists(
+    timed | timed | timed | st.sampled_from([1, 2, 3, "merge", "crash"]), min_size=2, max_size=12
+)
+
+
+@pytest.mark.parametrize("by", ["clock", "event_time"])
+@pytest.mark.parametrize("backend", BACKENDS)
+@given(events=timed_events)
+@settings(max_examples=20)
+def test_values_live_as_long_as_their_key(backend: str, by: str, events: list[Any]) -> None:
+    """A key that is touched often enough forgets no value, however old; one that was forgotten begins with nothing; then all is gone."""
+    known_keys: dict[str, tuple[int, int, dict[str, set[str]]]] = {}
+    operator, now = MortalCounts(by), 100
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        cluster = OperatorCluster(Path(folder), OUTPUT, backend)
+        cluster.now_us = now
+        for event in events:
+            match event:
+                case "merge":
+                    cluster.merge()
+                case "crash":
+                    cluster.go_back(cluster.checkpoint())
+                case int():
+                    cluster.rescale(event)
+                    cluster.batch(operator, NOTHING)
+                case rows, later, older:
+                    now += later
+                    cluster.now_us = now
+                    before = now if by == "clock" else cluster.clock.watermark_us
+                    table = grouped(rows)
+                    newest = max(now - older, 0)
+                    table = table.append_column(NEWEST, pa.array([newest] * table.num_rows, pa.int64()))
+                    results = cluster.batch(operator, table, now)
+                    expected = _mortal(
+                        known_keys, rows, before, now if by == "clock" else max(newest, before)
+                    )
+                    assert sorted(results, key=lambda row: row["k"]) == expected
+        cluster.now_us = now + 3 * TTL_US
+        cluster.batch(operator, NOTHING, now + 3 * TTL_US)
+        tables = operator.layout(pa.schema([("k", TEXT)])).tables
+        assert not cluster.stored()
+        assert not any(cluster.rows_in(table.name) for table in tables)
+
+
+def _mortal(
+    known_keys: dict[str, tuple[int, int, dict[str, set[str]]]], rows: list[Click], now: int, touched: int
+) -> list[dict[str, Any]]:
+    """The results of a batch, in plain Python: by key when it was last touched, how many rows it had, and its values."""
+    for key in {row.k for row in rows}:
+        last, _, _ = known_keys.get(key, (None, 0, {}))
+        if last is None or last + TTL_US <= now:
+            known_keys[key] = (touched, 0, {name: set() for name in VALUES})
+    for row in rows:
+        last, number, seen = known_keys[row.k]
+        for name, values in VALUES.items():
+            value = known(values(row))
+            if value is not None:
+                seen[name].add(str(value))
+        known_keys[row.k] = (max(last, touched), number + 1, seen)
+    found = [
+        {"k": key, "n": known_keys[key][1], **{name: len(known_keys[key][2][name]) for name in VALUES}}
+        for key in sorted({row.k for row in rows})
+    ]
+    return [{name: row[name] for name in OUTPUT.names} for row in found]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("ttl_us", [4, 30])
+def test_another_time_to_live_counts_no_value_twice(backend: str, ttl_us: int, tmp_path: Path) -> None:
+    """Values that were written long before it was made shorter, or longer, are still known while their key is touched."""
+    cluster = OperatorCluster(tmp_path, OUTPUT, backend)
+    click = [Click("p", "ada", 1.0)]
+    for now in (100, 108, 109, 112, 115, 118, 121):
+        cluster.now_us = now
+        operator = MortalCounts("clock", TTL_US if now < 109 else ttl_us)
+        (result,) = cluster.batch(
+            operator, grouped(click).append_column(NEWEST, pa.array([0] * 4, pa.int64()))
+        )
+        assert result["users"] == 1
+
+
+def test_values_change_to_another_measure_of_time(tmp_path: Path) -> None:
+    """A time to live that goes by event time, after one by the clock, counts no value twice, wherever the two stand."""
+    for offset in (-1000, 0, 1000):
+        cluster = OperatorCluster(tmp_path / str(offset), OUTPUT, "memory")
+        for now in range(100, 190, 6):
+            cluster.now_us = now
+            operator = MortalCounts("clock" if now < 130 else "event_time")
+            users = ["ada", "bob"] if now in (136, 184) else ["ada"]
+            table = grouped([Click("p", user, 1.0) for user in users])
+            table = table.append_column(NEWEST, pa.array([now + offset] * table.num_rows, pa.int64()))
+            (result,) = cluster.batch(operator, table, now + offset)
+            assert result["users"] == (1 if now < 136 else 2)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_values_of_an_earlier_life_do_not_count_while_the_clock_stands(backend: str, tmp_path: Path) -> None:
+    """It does when it was set back, or the job has come from a machine whose clock was ahead; event time goes on."""
+    cluster = OperatorCluster(tmp_path, OUTPUT, backend)
+    cluster.now_us, found = 1000, []
+    for key, user, at in (("p", "ada", 100), ("p", "bob", 101), ("q", "eve", 112), ("p", "ada", 113)):
+        table = grouped([Click(key, user, 1.0)])
+        table = table.append_column(NEWEST, pa.array([at] * table.num_rows, pa.int64()))
+        (result,) = cluster.batch(MortalCounts("event_time"), table, at)
+        found.append((key, result["users"], result["n"]))
+    assert found == [("p", 1, 1), ("p", 2, 2), ("q", 1, 1), ("p", 1, 1)]
+
+
+def test_a_time_to_live_is_a_form_of_its_own() -> None:
+    """Counts without one would know values that have no life: they begin anew, allowed by their name; other lengths go along, unseen."""
+    key = pa.schema([("k", TEXT)])
+    plain, mortal, longer = (
+        aggregate_layout(SPECS, key, ttl) for ttl in (None, TimeToLive("1h"), TimeToLive("2h"))
+    )
+    names = {"users", "both", "numbers"}
+    lost = {one.name for one in changed_state(plain, mortal).differences if one.verdict is Verdict.LOSES}
+    assert lost == names
+    assert changed_state(plain, mortal, names).fits
+    assert changed_state(mortal, longer).fits
+    assert not changed_state(mortal, longer).is_other_form
+    views = views_of(described(mortal))
+    assert [one for one in views if one] == [
+        "users",
+        "n",
+        "both",
+        "numbers",
+        "users_values",
+        "both_values",
+        "numbers_values",
+    ]
+    assert views["users_values"].schema.names == ["k", "users"]

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import pytest
-from dashboard_site import TOKEN
+from dashboard_site import TOKEN, ui_options
 
 from penstock.dashboard.access import SESSION_S, Access
 from penstock.dashboard.answering import local_path
-from penstock.dashboard.ui_options import UiOptions
 from penstock.testing.virtual_clock import VirtualClock
 
 HOST = {"host": "127.0.0.1:8090"}
 
 
 def access(ui: str = "127.0.0.1:8090", token: str | None = None, **options: object) -> Access:
-    return Access(UiOptions.checked(ui, token, **options), 8090, clock=VirtualClock())  # type: ignore[arg-type]
+    return Access(ui_options(ui, token, **options), 8090, clock=VirtualClock())
 
 
 def status(rules: Access, method: str = "GET", path: str = "/index.json", **headers: str) -> int:
@@ -110,23 +109,25 @@ def test_the_way_in_needs_no_token(path: str) -> None:
 def test_a_cookie_stands_for_the_token_until_it_ends() -> None:
     """It is not the token, does not have it inside, and cannot be prolonged."""
     clock = VirtualClock()
-    rules = Access(UiOptions.checked(8090, TOKEN), 8090, clock=clock)
+    rules = Access(ui_options(8090, TOKEN), 8090, clock=clock)
     cookie = rules.new_cookie()
     assert TOKEN not in cookie
     sent = f"other=1; {rules.cookie_name}={cookie}; more=2"
     assert status(rules, cookie=sent) == 200
-    until, _, signature = cookie.partition(".")
+    session, _, signature = cookie.partition(".")
+    until, _, name = session.partition("-")
     for forged in (
-        f"{int(until) + 1}.{signature}",
-        f"{until}.",
+        f"{int(until) + 1}-{name}.{signature}",
+        f"{until}.{signature}",
+        f"{session}.",
         "",
         ".",
         f"{'9' * 30}.{signature}",
         f"-1.{signature}",
-        f"{until}.{'0' * 64}",
+        f"{session}.{'0' * 64}",
     ):
         assert status(rules, cookie=f"{rules.cookie_name}={forged}") == 401
-    other = Access(UiOptions.checked(8090, TOKEN + "x"), 8090, clock=clock)
+    other = Access(ui_options(8090, TOKEN + "x"), 8090, clock=clock)
     assert status(other, cookie=sent) == 401
     clock.sleep(SESSION_S + 1)
     assert status(rules, cookie=sent) == 401

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dashboard_site import HOSTILE, TOKEN, StoredJob, TestClient
+from dashboard_site import HOSTILE, TOKEN, StoredJob, TestClient, ui_options
 
+from penstock.dashboard import guesses
 from penstock.dashboard.access import Access
 from penstock.dashboard.app import make_app
 from penstock.dashboard.looking import StorageLooker
-from penstock.dashboard.ui_options import UiOptions
 from penstock.ownership.requests import Done, Kind, answer, read_request
 from penstock.view.find import job_id
 from services.patience import tries
@@ -33,7 +33,7 @@ def client(tmp_path: Path) -> Iterator[Client]:
     opened: list[TestClient] = []
 
     def make(token: str | None = None, **options: Any) -> TestClient:
-        rules = Access(UiOptions.checked("127.0.0.1:8090", token, **options), 8090)
+        rules = Access(ui_options("127.0.0.1:8090", token, **options), 8090)
         app = make_app(StorageLooker([str(tmp_path)]), rules)
         made = TestClient(app, base_url="http://127.0.0.1:8090", follow_redirects=False)
         opened.append(made.__enter__())
@@ -49,7 +49,7 @@ def reading(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[TestClie
     """One for those who only read, over a job that ran, and its storage."""
     place = tmp_path_factory.mktemp("storage")
     StoredJob(place).complete(3)
-    app = make_app(StorageLooker([str(place)]), Access(UiOptions.checked("127.0.0.1:8090"), 8090))
+    app = make_app(StorageLooker([str(place)]), Access(ui_options("127.0.0.1:8090"), 8090))
     with TestClient(app, base_url="http://127.0.0.1:8090", follow_redirects=False) as made:
         yield made, place
 
@@ -174,14 +174,115 @@ def test_no_action_is_asked_of_an_odd_name(client: Client, job: StoredJob, path:
         assert job.storage.names("requests") == []
 
 
+def test_a_session_ends_with_the_log_out(client: Client, job: StoredJob) -> None:
+    """Whoever has kept a copy of the cookie has nothing, and other sessions go on."""
+    answers = client(TOKEN)
+    cookies = []
+    for _ in range(2):
+        answers.cookies.clear()
+        answers.get(f"/login?token={TOKEN}")
+        cookies.append(answers.cookies["penstock-8090"])
+    answers.cookies.clear()
+    kept, other = ({"cookie": f"penstock-8090={one}"} for one in cookies)
+    assert answers.get("/index.json", headers=kept).status_code == 200
+    assert answers.post("/logout", headers=kept).status_code == 303
+    assert answers.get("/index.json", headers=kept).status_code == 401
+    assert answers.get("/index.json", headers=other).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("headers", "secure"),
+    [
+        ({}, False),
+        ({"x-forwarded-proto": "https"}, True),
+        ({"origin": "https://127.0.0.1:8090"}, True),
+        ({"x-forwarded-proto": "http"}, False),
+    ],
+)
+def test_behind_a_proxy_with_tls_the_cookie_is_secure(
+    client: Client, headers: dict[str, str], secure: bool
+) -> None:
+    """A browser then never sends it without encryption."""
+    answer = client(TOKEN).post("/login", data={"token": TOKEN}, headers=headers)
+    assert answer.status_code == 303
+    assert ("secure" in answer.headers["set-cookie"].lower()) == secure
+
+
+@pytest.mark.parametrize("how", ["header", "form", "address"])
+def test_guesses_are_slowed_and_logged(
+    client: Client,
+    job: StoredJob,
+    how: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """One at a time, with a pause, and one line a minute that says from where; the right token does not wait."""
+    answers, wrong = client(TOKEN), "another-token-of-this-length"
+    pauses: list[float] = []
+
+    async def paused(seconds: float) -> None:
+        pauses.append(seconds)
+
+    monkeypatch.setattr(guesses.asyncio, "sleep", paused)
+    for _ in range(3):
+        if how == "header":
+            assert answers.get("/index.json", headers={"authorization": f"Bearer {wrong}"}).status_code == 401
+        elif how == "form":
+            assert answers.post("/login", data={"token": wrong}).status_code == 401
+        else:
+            assert answers.get(f"/login?token={wrong}").status_code == 200
+    assert pauses.count(guesses.PAUSE_S) == 3
+    assert [one.getMessage() for one in caplog.records if "token" in one.getMessage()] == [
+        "the dashboard was shown 1 wrong token, the last by testclient"
+    ]
+    assert wrong not in caplog.text
+    assert answers.get("/index.json", headers={"authorization": f"Bearer {TOKEN}"}).status_code == 200
+    assert pauses.count(guesses.PAUSE_S) == 3
+
+
 # ── actions ────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_savepoints_go_below_folders_that_were_configured(
+    client: Client, job: StoredJob, tmp_path: Path
+) -> None:
+    """Or beside the job, as without a folder; a link below an allowed folder leads nowhere else."""
+    allowed, elsewhere = tmp_path / "saved", tmp_path / "home-of-root"
+    allowed.mkdir()
+    elsewhere.mkdir()
+    (allowed / "shortcut").symlink_to(elsewhere)
+    answers = client(savepoints=(str(allowed),))
+    with job.running():
+        for folder in (
+            elsewhere / "x",
+            allowed / "shortcut" / "x",
+            allowed / ".." / "x",
+            allowed,
+            tmp_path / "savedx",
+        ):
+            refused = answers.post("/jobs/views/actions/savepoint", json={"to": str(folder)})
+            assert refused.status_code == 400, folder
+            assert "--savepoints" in refused.json()["error"]
+        assert job.storage.names("requests") == []
+        for folder in (allowed / "a", allowed / "b" / "c", tmp_path / "views-savepoints" / "mine"):
+            assert answers.post("/jobs/views/actions/savepoint", json={"to": str(folder)}).status_code == 202
+
+
+def test_the_address_that_is_printed_logs_in(client: Client, job: StoredJob) -> None:
+    """Its token becomes a cookie, and the address in the browser has it no more; another token is asked for."""
+    answers = client(TOKEN)
+    wrong = answers.get("/login?token=another-token-of-this-length", headers={"accept": "text/html"})
+    assert (wrong.status_code, wrong.cookies) == (200, {})
+    opened = answers.get(f"/login?token={TOKEN}")
+    assert (opened.status_code, opened.headers["location"]) == (303, "/")
+    assert answers.get("/index.json").status_code == 200
 
 
 def test_a_savepoint_is_asked_for_and_its_outcome_told(
     client: Client, job: StoredJob, tmp_path: Path
 ) -> None:
     """202 with the id of the request, which lies in the job's storage; the outcome comes when the job has said it."""
-    answers = client()
+    answers = client(savepoints=(str(tmp_path),))
     with job.running():
         asked = answers.post("/jobs/views/actions/savepoint", json={"to": str(tmp_path / "saved")})
     assert asked.status_code == 202
@@ -411,7 +512,7 @@ def test_strangers_do_not_make_it_look(path: str, tmp_path: Path, monkeypatch: p
     """What shows nothing of jobs waits for no storage: forty who ask for it would take all threads from those with a token."""
     looker = StorageLooker([str(tmp_path)])
     monkeypatch.setattr(looker, "wait", lambda: pytest.fail("somebody without a token waits for storage"))
-    app = make_app(looker, Access(UiOptions.checked("127.0.0.1:8090", TOKEN), 8090))
+    app = make_app(looker, Access(ui_options("127.0.0.1:8090", TOKEN), 8090))
     with TestClient(app, base_url="http://127.0.0.1:8090") as stranger:
         assert stranger.get(path).status_code == 200
 

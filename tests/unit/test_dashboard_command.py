@@ -50,14 +50,15 @@ def ask(address: str, path: str, **headers: str) -> tuple[int, Any]:
 
 
 def test_it_shows_all_jobs_and_ends_with_ctrl_c(tmp_path: Path) -> None:
-    """Those of several storages, and the folder of one job; the address is all that it prints."""
+    """Those of several storages, and the folder of one job; the address, with a new token, is all that it prints."""
     for place, name in (("a", "views"), ("a", "orders"), ("b", "views"), ("c", "alone"), ("c", "not this")):
         if name != "not this":
             StoredJob(tmp_path / place, name)
     with dashboard(tmp_path / "a", tmp_path / "b", tmp_path / "c" / "alone", "--ui", ":0") as process:
         assert process.stdout is not None
-        address = process.stdout.readline().strip()
-        status, said = ask(address, "/index.json")
+        address, _, token = process.stdout.readline().strip().partition("/login?token=")
+        assert ask(address, "/index.json")[0] == 401
+        status, said = ask(address, "/index.json", Authorization=f"Bearer {token}")
         assert status == 200
         assert [one["name"] for one in said["jobs"]] == ["alone", "orders", "views", "views"]
         assert len({one["id"] for one in said["jobs"]}) == 4

@@ -46,6 +46,28 @@ def test_what_is_no_address_is_refused(ui: object) -> None:
         UiOptions.checked(ui, TOKEN)
 
 
+def test_without_a_token_one_is_made() -> None:
+    """Every other user of the machine reaches 127.0.0.1, too. It is another one each time, and part of the address that is printed."""
+    one, other = UiOptions.checked(True), UiOptions.checked(True)
+    assert one.token is not None
+    assert other.token is not None
+    assert one.token != other.token
+    assert one.opening_address(8090) == f"http://127.0.0.1:8090/login?token={one.token}"
+    assert one.token not in repr(one)
+
+
+def test_a_token_that_was_given_is_not_printed() -> None:
+    """Whoever gave it knows it, and logs are kept."""
+    assert UiOptions.checked(True, TOKEN).opening_address(8090) == "http://127.0.0.1:8090"
+
+
+@pytest.mark.parametrize("folder", ["relative", "", "s3://bucket/x", "/"])
+def test_a_folder_for_savepoints_is_a_whole_path(folder: str) -> None:
+    """What is none is refused before anything starts; the root would be no limit."""
+    with pytest.raises(ConfigError, match="savepoints"):
+        UiOptions.checked(True, savepoints=(folder,))
+
+
 @pytest.mark.parametrize("ui", ["0.0.0.0:8090", "192.168.1.4:8090", "[::]:8090", "driver-3:8090"])
 def test_an_address_that_others_reach_needs_a_token(ui: str) -> None:
     """Without one it is refused, with what to do."""

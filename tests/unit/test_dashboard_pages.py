@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import msgspec
@@ -28,18 +30,36 @@ from seen_jobs import (
 )
 
 import penstock.dashboard
+from penstock.cli.state_table import moment as state_moment
 from penstock.dashboard import pages
 from penstock.dashboard.chrome import Chrome
 from penstock.dashboard.pages.render import environment
+from penstock.dashboard.pages.sentences import collapsed, sentence
+from penstock.dashboard.pages.words import NOTHING, watermark_moment
+from penstock.engine.observer import Progress
+from penstock.engine.story import event_time_left
+from penstock.journal.events import (
+    CheckpointCommitted,
+    Event,
+    JobEnded,
+    ProcessDied,
+    RunFailed,
+    RunStarted,
+    SavepointMade,
+    TasksRepeated,
+)
 from penstock.view.asking import Outcome
-from penstock.view.model import JobView
+from penstock.view.failures import failures
+from penstock.view.model import JobView, RunView
+from penstock.view.state import FoundRows, KeyRows, LargestKeys
+from penstock.wording import event_moment
 
 STATIC = Path(penstock.dashboard.__file__).parent / "static"
 REQUEST = "ab" * 16
 CHROME = Chrome(path="/here", twin="/here.json", logged_in=True, problems=(HOSTILE,))
 KNOWN_PATHS = re.compile(
     r"/(here(\.json)?|events|login|logout|static/.+|"
-    r"jobs/[^/]+(/(checkpoints(/\d+-r\d+)?|failures|state(/[^/]+/[^/]+\.json)?|journal|actions(/\w+)?|events))?)?"
+    r"jobs/[^/]+(/(batches|savepoints(/delete)?|checkpoints(/\d+-r\d+)?|failures|state(/[^/]+/[^/]+\.html)?|journal|actions(/\w+)?|events))?)?"
 )
 
 
@@ -95,9 +115,26 @@ class Parsed(HTMLParser):
         return [attributes[name] for _, attributes in self.elements for name in names if name in attributes]
 
 
+def found_rows(rows: tuple[dict[str, Any], ...]) -> FoundRows:
+    """What a look-up has found."""
+    return FoundRows(
+        operator="counts",
+        state="seen",
+        kind="map",
+        checkpoint=3,
+        run=1,
+        columns=dict.fromkeys(rows[0], "string"),
+        looked_at=12_000,
+        complete=True,
+        key={},
+        rows=rows,
+    )
+
+
 def pages_of(view: JobView, chrome: Chrome = CHROME) -> Iterator[tuple[str, str]]:
     """All pages of a job, by name."""
     yield "job", pages.job(view, chrome)
+    yield "batches", pages.batches(view, chrome)
     yield "checkpoints", pages.checkpoints(view, chrome)
     for one in (*view.checkpoints[:3], *(one for one in view.checkpoints if one.reason)):
         yield f"checkpoint {one.checkpoint}", pages.checkpoint(view, one, chrome)
@@ -105,6 +142,8 @@ def pages_of(view: JobView, chrome: Chrome = CHROME) -> Iterator[tuple[str, str]
     yield "journal", pages.journal(view, chrome)
     yield "state", pages.state(view, held(), chrome)
     yield "no state", pages.state(view, None, chrome)
+    yield "savepoints", pages.savepoints(view, chrome)
+    yield "a savepoint", pages.savepoints(view, chrome, HOSTILE, HOSTILE)
     yield "actions", pages.actions(view, None, chrome)
     yield (
         "asked",
@@ -387,7 +426,7 @@ def test_while_a_job_restarts_nothing_old_is_shown_as_present() -> None:
     """Neither on the overview nor on its page: what lay in the sources has its time, and there is no rate."""
     for html in (pages.overview([restarting()], CHROME), pages.job(restarting(), CHROME)):
         page = " ".join(Parsed(html).text.split())
-        assert "14.3 k rows as of 10:52:43: no run looks now" in page
+        assert "14.3 k rows as of 10:52:43 : no run looks now" in page
         assert "rows/s" not in page
         assert "It waits for rows" not in page
 
@@ -409,3 +448,161 @@ def test_of_a_job_that_ended_rates_are_not_shown_as_present() -> None:
     """What a dead job said last of its speed is no speed."""
     ended = msgspec.structs.replace(died(), live=live(at=NOW - 7300, rows_per_s=777.0))
     assert "777 rows/s" not in Parsed(pages.job(ended, CHROME)).text
+
+
+def test_every_digit_and_every_kind_of_value_is_found() -> None:
+    """Numbers of 64 bits, values inside of maps, null, and a text that says null are shown as they are stored."""
+    row = {"n": 2**63 - 1, "of": {"m": [2**53 + 1]}, "none": None, "text": "null", "odd": "NaN", "zero": -0.0}
+    hostile_rows = found_rows(({HOSTILE: HOSTILE, "of": {HOSTILE: [HOSTILE]}},))
+    assert HOSTILE not in pages.found(hostile_rows)
+    html = pages.found(found_rows((row,)))
+    shown = Parsed(html)
+    for text in ("9223372036854775807", '{"m":[9007199254740993]}', "NaN", "-0.0"):
+        assert text in shown.texts
+    assert html.count("<code>null</code>") == 1
+    assert html.count('<span class="small">null</span>') == 1
+
+
+def test_the_largest_keys_are_more_than_one() -> None:
+    """The button asks for a list."""
+    asked = [
+        one["data-largest"]
+        for one in Parsed(pages.state(healthy(), held(), CHROME)).all("button")
+        if "data-largest" in one
+    ]
+    assert asked
+    assert all(one.endswith("?largest=20") for one in asked)
+    facts = {
+        name: getattr(found_rows(({"app": "a"},)), name)
+        for name in ("operator", "state", "kind", "checkpoint", "run", "columns")
+    }
+    keys = tuple(KeyRows(key={"app": f"app-{n}"}, rows=2**60 + n) for n in range(3))
+    for known in (keys, ()):
+        largest = LargestKeys(
+            **facts, keys=known, looked_at=9, complete=False, why="reading ends after 9 rows"
+        )
+        shown = Parsed(pages.found(largest))
+        assert [text for text in shown.texts if text.startswith("app-")] == [one.key["app"] for one in known]
+        assert "Not everything was read: reading ends after 9 rows." in shown.text
+    assert (
+        "1,152,921,504,606,846,978"
+        in Parsed(pages.found(LargestKeys(**facts, keys=keys, looked_at=9, complete=True))).text
+    )
+
+
+def committed(number: int) -> CheckpointCommitted:
+    return CheckpointCommitted(at=NOW - 5000 + number, run=1, checkpoint=number, commit_ms=1.0)
+
+
+def test_what_happened_is_not_hidden_behind_checkpoints() -> None:
+    """However many checkpoints came after it, a failure is on the first page; with each checkpoint, all is there page by page."""
+    ended = JobEnded(at=NOW - 9000, run=1, how="failed", error="E", why="the disk is full")
+    view = msgspec.structs.replace(
+        healthy(), events=(*(committed(number) for number in reversed(range(1000))), ended)
+    )
+    assert "the disk is full" in Parsed(pages.journal(view, CHROME)).text
+    assert "the disk is full" in Parsed(pages.job(view, CHROME)).text
+    assert "the disk is full" not in Parsed(pages.journal(view, CHROME, routine=1)).text
+    numbers: list[str] = []
+    for page in range(1, 12):
+        shown = Parsed(pages.journal(view, CHROME, page=page, routine=1))
+        numbers += re.findall(r"of checkpoint (\d+)", shown.text)
+    assert "the disk is full" in shown.text
+    assert [int(number) for number in numbers] == list(reversed(range(1000)))
+    assert "page=11" not in "".join(shown.addresses)
+
+
+def test_what_comes_again_and_again_is_said_once() -> None:
+    """Equal events one after the other, and the same few in turn, are one sentence each, with how often and since when."""
+    repeated = [
+        TasksRepeated(at=NOW - n, run=1, batch=90 - n, operator="charge", attempts=2, why=f"pid {n}")
+        for n in range(8)
+    ]
+    turns: list[Event] = []
+    for n in range(5):
+        turns.append(RunStarted(at=NOW - 100 - n, run=9 - n, host="h", pid=40 + n))
+        turns.append(
+            RunFailed(at=NOW - 100.5 - n, run=8 - n, error="E", why="down", strategy="s", restarts=True)
+        )
+    other = SavepointMade(at=NOW - 200, run=1, checkpoint=3, folder="/a", took_s=1.0)
+    said = collapsed([sentence(event) for event in (*repeated, *turns, other)])
+    assert [one.times for one in said] == [8, 5, 5, 1]
+    assert said[0].first_at == NOW - 7
+    page = Parsed(
+        pages.journal(msgspec.structs.replace(healthy(), events=(*repeated, *turns, other)), CHROME)
+    )
+    assert "8 times since" in page.text
+
+
+@pytest.mark.parametrize("behind_s", [0.0, 500.0])
+def test_a_driver_that_was_killed_is_told_of(behind_s: float) -> None:
+    """What happened says so between the two starts, also where the next driver's clock is behind; what a supervisor saw is not said twice."""
+    runs = (
+        RunView(run=2, how="running", started_at=NOW - 90 - behind_s, host="a", pid=12),
+        RunView(run=1, how="did not say", started_at=NOW - 200, ended_at=NOW - 100, host="a", pid=11),
+    )
+    first = RunStarted(at=NOW - 200, run=1, host="a", pid=11)
+    second = RunStarted(at=NOW - 90 - behind_s, run=2, host="a", pid=12)
+
+    def said(*events: Event) -> list[str]:
+        view = msgspec.structs.replace(
+            healthy(), events=events[::-1], runs=runs, failures=failures(events, runs, {})
+        )
+        page = Parsed(pages.journal(view, CHROME)).text
+        assert "2 times" not in page
+        assert page.count("The driver (pid 11") == 1
+        return re.findall(
+            r"Run \d started|The driver \(pid 11 on a\) ended without a word|signal SIGKILL", page
+        )
+
+    assert said(first, second) == [
+        "Run 2 started",
+        "The driver (pid 11 on a) ended without a word",
+        "Run 1 started",
+    ]
+    seen = ProcessDied(at=NOW - 99, run=0, how="signal SIGKILL", restarts=True, decision="again", pid=11)
+    assert said(first, seen, second) == ["Run 2 started", "signal SIGKILL", "Run 1 started"]
+
+
+def test_drivers_that_were_killed_before_they_told_anything() -> None:
+    """Each is told of, newest first, also where the journal is empty."""
+    runs = tuple(
+        RunView(run=run, how="did not say", ended_at=NOW - 100 + run, host=host, pid=run)
+        for run, host in ((2, "two"), (1, "one"))
+    )
+    view = msgspec.structs.replace(healthy(), events=(), runs=runs, failures=failures((), runs, {}))
+    page = Parsed(pages.journal(view, CHROME)).text
+    assert re.findall(r"on (\w+)\) ended without a word", page) == ["two", "one"]
+
+
+def test_a_uid_is_written_as_the_program_has_it() -> None:
+    """A failure that begins with the name of a subtask keeps its small letters."""
+    failure = msgspec.structs.replace(healthy().failures[0], root="charge-0: ValueError: no", why="w")
+    view = msgspec.structs.replace(healthy(), failures=(failure,))
+    for html in (pages.failures(view, CHROME), pages.job(view, CHROME)):
+        assert "charge-0: ValueError: no" in html
+        assert "Charge-0" not in html
+
+
+def test_a_watermark_is_shown_as_everywhere_else() -> None:
+    """Page, log and tables of a shell write event time with the same digits, so that no timer seems to be missed."""
+    at = datetime(2026, 11, 17, 12, 0, 0, 249_999, UTC)
+    text = event_moment(at)
+    assert text == "2026-11-17 12:00:00.25"
+    assert watermark_moment(round(at.timestamp() * 1_000_000)) == text
+    assert state_moment(at) == text
+    assert f"watermark {text} UTC" in event_time_left(
+        "views", Progress(watermarks={"counts": at}), drainable=False
+    )
+    assert watermark_moment(2**62) == NOTHING
+
+
+def test_batches_show_input_against_processing() -> None:
+    """Each of the newest batches with both rates, its duration and where the time went."""
+    page = Parsed(pages.batches(healthy(), CHROME))
+    assert "5117" in page.texts
+    assert "950 rows/s" in page.texts
+    assert [text for text in page.texts if text == "1.2 s"]
+    assert len(page.all("tr")) == 41
+    (chart,) = (one["data-chart"] for one in page.all("div") if "data-chart" in one)
+    assert [one["label"] for one in msgspec.json.decode(chart)["series"]] == ["input", "processing"]

@@ -2,26 +2,33 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
-from dashboard_site import HOSTILE, TOKEN, StoredJob, TestClient
+from dashboard_site import HOSTILE, TOKEN, StoredJob, TestClient, ui_options
 
 from penstock.dashboard.access import Access
 from penstock.dashboard.app import make_app
 from penstock.dashboard.looking import StorageLooker
 from penstock.dashboard.static_files import StaticFiles
-from penstock.dashboard.ui_options import UiOptions
+from penstock.journal.events import SavepointMade
+from penstock.savepoint.manifest import MANIFEST, encode, read_manifest
+from penstock.storage import LocalStorage
 from penstock.view.find import job_id
+from services.patience import tries
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "savepoint-1" / "saved"
 
 BROWSER = {"Accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
-PAGES = ["/", "/jobs/views", "/jobs/views/checkpoints", "/jobs/views/checkpoints/3-r1", "/jobs/views/failures",
-         "/jobs/views/journal", "/jobs/views/state", "/jobs/views/actions"]  # fmt: skip
+PAGES = ["/", "/jobs/views", "/jobs/views/batches", "/jobs/views/checkpoints", "/jobs/views/checkpoints/3-r1", "/jobs/views/failures",
+         "/jobs/views/journal", "/jobs/views/state", "/jobs/views/savepoints", "/jobs/views/actions"]  # fmt: skip
 
 
 def client_of(place: Path, token: str | None = None) -> TestClient:
-    rules = Access(UiOptions.checked("127.0.0.1:8090", token), 8090)
+    rules = Access(ui_options("127.0.0.1:8090", token), 8090)
     app = make_app(StorageLooker([str(place)]), rules)
     return TestClient(app, base_url="http://127.0.0.1:8090", follow_redirects=False)
 
@@ -124,3 +131,34 @@ def test_a_page_is_made_once_for_many(client: TestClient, monkeypatch: pytest.Mo
     for _ in range(200):
         assert client.get("/jobs/views", headers=BROWSER).status_code == 200
     assert 0 < len(made) < 50
+
+
+def test_a_savepoint_is_looked_into_and_deleted(tmp_path: Path) -> None:
+    """Only one that the journal names and that lies where this server may delete; what was deleted is listed no more."""
+    job = StoredJob(tmp_path)
+    saved, outside = tmp_path / "views-savepoints" / "sp 1", tmp_path / "elsewhere"
+    for folder in (saved, outside):
+        shutil.copytree(GOLDEN, folder)
+        job.tell(SavepointMade(at=job.now, run=1, checkpoint=7, folder=str(folder), took_s=1.5))
+    manifest = read_manifest(LocalStorage(saved))
+    origin = msgspec.structs.replace(manifest.origin, job="views")
+    (saved / MANIFEST).write_bytes(encode(msgspec.structs.replace(manifest, origin=origin)))
+    page = "/jobs/views/savepoints"
+    with client_of(tmp_path) as client:
+        assert str(saved) in client.get(page, headers=BROWSER).text
+        assert client.get(f"{page}.json").json()["savepoints"] == [str(outside), str(saved)]
+        inside = client.get(page, params={"folder": str(saved)}, headers=BROWSER).text
+        assert all(f">{uid}</th>" in inside for uid in manifest.operators)
+        assert "Delete it" in inside
+        assert "--savepoints" in client.get(page, params={"folder": str(outside)}, headers=BROWSER).text
+        for folder, status in ((tmp_path / "unknown", 404), (outside, 409)):
+            assert client.post(f"{page}/delete", data={"folder": str(folder)}).status_code == status
+        assert (outside / MANIFEST).exists()
+        deleted = client.post(f"{page}/delete", data={"folder": str(saved)}, headers=BROWSER)
+        assert (deleted.status_code, deleted.headers["location"]) == (303, page)
+        assert not saved.exists()
+        assert any(client.get(f"{page}.json").json()["savepoints"] == [str(outside)] for _ in tries(0.05))
+    rules = Access(ui_options("127.0.0.1:8090", None, read_only=True), 8090)
+    app = make_app(StorageLooker([str(tmp_path)]), rules)
+    with TestClient(app, base_url="http://127.0.0.1:8090") as client:
+        assert client.post(f"{page}/delete", data={"folder": str(outside)}).status_code == 403

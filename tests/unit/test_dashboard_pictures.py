@@ -163,7 +163,7 @@ def test_a_sink_that_is_down_says_why() -> None:
     fact = node_facts(late())["ledger"]
     assert fact.alarm == "down"
     assert (
-        "connection refused. 7 transactions with 8,114 rows wait for their commit, since 1 min 34 s"
+        "connection refused. 7 transactions with 8,114 rows wait for their commit, the oldest for 1 min 34 s"
         in fact.why
     )
 
@@ -206,10 +206,29 @@ def view_of(*events: Event) -> CheckpointView:
 
 
 def test_the_phases_are_the_time_that_passed() -> None:
-    """Alignment and freezing lie inside the batch, so they are not counted twice."""
+    """The picture is as long as the duration, then comes the commit; alignment and freezing lie inside the batch."""
+    usual = view_of(completed(5, NOW))
+    idle = msgspec.structs.replace(usual, batch_ms=0.0, duration_ms=205.0, async_ms=123.0)
+    clocks_differ = msgspec.structs.replace(usual, batch_ms=900.0, duration_ms=205.0)
+    for one in (usual, idle, clocks_differ):
+        phases = split(one)
+        assert split_ms(one) == pytest.approx(one.duration_ms + one.commit_ms)
+        assert all(phase.ms >= 0 for phase in phases)
+        assert [phase.name for phase in phases] == [label.name for label in LEGEND]
+
+
+def test_the_scale_of_a_checkpoint_counts_from_its_trigger() -> None:
+    """Also of one that was stored before it was triggered: what lies left of the trigger is before it."""
     one = view_of(completed(5, NOW))
-    assert split_ms(one) == pytest.approx(one.batch_ms + one.async_ms + one.complete_ms + one.commit_ms)
-    assert [phase.name for phase in split(one)] == [label.name for label in LEGEND]
+    (zero,) = (tick for tick in timeline(one, NOW).ticks if tick.text == "0")
+    assert zero.x == pytest.approx(
+        next(mark.x for mark in timeline(one, NOW).marks if mark.name == "trigger")
+    )
+    early = msgspec.structs.replace(one, triggered_at=one.completed_at - 0.01)
+    ticks = timeline(early, NOW).ticks
+    assert any(tick.text.startswith("-") for tick in ticks)
+    assert [tick.x for tick in ticks] == sorted(tick.x for tick in ticks)
+    assert all(0 <= tick.x <= 100 for tick in ticks)
 
 
 def test_a_bar_is_full_for_the_longest() -> None:

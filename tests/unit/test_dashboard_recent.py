@@ -8,14 +8,13 @@ from typing import Any
 
 import pytest
 from asgi_client import AsgiClient
-from dashboard_site import TOKEN, StoredJob
+from dashboard_site import TOKEN, StoredJob, ui_options
 
 from penstock.dashboard import metrics, recent
 from penstock.dashboard.access import Access
 from penstock.dashboard.app import make_app
 from penstock.dashboard.connections import _JoinedWrites
 from penstock.dashboard.looking import StorageLooker
-from penstock.dashboard.ui_options import UiOptions
 
 HOST = {"Host": "127.0.0.1:8090"}
 LET_IN = {**HOST, "Authorization": f"Bearer {TOKEN}"}
@@ -32,7 +31,7 @@ def looker(tmp_path: Path) -> StorageLooker:
 
 
 def client_of(looker: StorageLooker, token: str | None = None) -> AsgiClient:
-    return AsgiClient(make_app(looker, Access(UiOptions.checked("127.0.0.1:8090", token), 8090)))
+    return AsgiClient(make_app(looker, Access(ui_options("127.0.0.1:8090", token), 8090)))
 
 
 def test_what_many_ask_for_is_made_once_for_each_look(

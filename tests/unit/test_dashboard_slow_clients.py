@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from dashboard_site import InThread, StoredJob, connect, get, port_of
+from dashboard_site import TOKEN, InThread, StoredJob, connect, get, port_of, ui_options
 
 from penstock.dashboard import connections
-from penstock.dashboard.ui_options import UiOptions
+from services.patience import tries
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def server(job: StoredJob, monkeypatch: pytest.MonkeyPatch) -> Iterator[InThread
     """One that waits for half a second."""
     monkeypatch.setattr(connections, "REQUEST_S", 0.5)
     monkeypatch.setattr(connections, "READING_S", 0.5)
-    made = InThread(job.place, UiOptions.checked("127.0.0.1:0"))
+    made = InThread(job.place, ui_options("127.0.0.1:0"))
     yield made
     made.close()
 
@@ -112,3 +112,53 @@ def test_a_quick_client_keeps_its_connection(server: InThread) -> None:
             while not answer.endswith(b"}"):
                 answer += client.recv(65536)
             assert answer.startswith(b"HTTP/1.1 200")
+
+
+def test_clients_that_do_not_read_cost_so_much_together(
+    job: StoredJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beyond that, who has waited longest is cut off, although the deadline is far away; who reads gets all of it."""
+    monkeypatch.setattr(connections, "MOST_UNREAD_BYTES", 300_000)
+    monkeypatch.setattr(connections, "READING_S", 1e6)
+    server = InThread(job.place, ui_options("127.0.0.1:0"))
+    path = "/jobs/views/checkpoints.json"
+    asked = f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1:{port_of(server)}\r\n\r\n" * 100
+    clients = [connect(server) for _ in range(10)]
+    ports = {client.getsockname()[1] for client in clients}
+    try:
+        for _ in tries(0.02):
+            if ports <= {one.client[1] for one in server.connections}:
+                break
+        for client in clients:
+            client.sendall(asked.encode())
+        for _ in tries(0.02):
+            if len(ports & {one.client[1] for one in server.connections}) < len(clients):
+                break
+        assert len(get(server, path)[1]["checkpoints"]) == 200
+    finally:
+        for client in clients:
+            client.close()
+        server.close()
+
+
+def test_strangers_lock_nobody_out(job: StoredJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever has no token may hold so many connections; the oldest of them goes, and never one on which a token was shown."""
+    monkeypatch.setattr(connections, "MOST_STRANGERS", 20)
+    monkeypatch.setattr("penstock.dashboard.serving.MOST_CONNECTIONS", 30)
+    server = InThread(job.place, ui_options("127.0.0.1:0", TOKEN))
+    bearer = f"Authorization: Bearer {TOKEN}"
+    strangers: list[socket.socket] = []
+    try:
+        with connect(server) as friend:
+            stream = f"GET /events HTTP/1.1\r\nHost: 127.0.0.1:{port_of(server)}\r\n{bearer}\r\n\r\n"
+            friend.sendall(stream.encode())
+            assert friend.recv(65536).startswith(b"HTTP/1.1 200")
+            strangers.extend(connect(server) for _ in range(60))
+            assert get(server, "/index.json", bearer)[0] == 200
+            assert rest_of(strangers[0]) == b""
+            job.complete(999)
+            assert friend.recv(65536)
+    finally:
+        for one in strangers:
+            one.close()
+        server.close()

@@ -12,7 +12,7 @@ from penstock.checkpoint.metadata import CheckpointName, read_metadata
 from penstock.decoding import decoded
 from penstock.errors import CorruptStateError
 from penstock.ids import CheckpointId, RunId
-from penstock.journal.files import read_live, read_segment, segment_name
+from penstock.journal.files import Budget, read_live, read_segment, segment_name
 from penstock.ownership.claim import JOB_FILE, read_run
 from penstock.ownership.heartbeat import last_beat
 from penstock.ownership.holds import find_holds
@@ -24,7 +24,7 @@ from penstock.storage import LocalStorage, Storage
 
 _DEEP = b'{"x":' + b"[" * 100_000 + b"]" * 100_000 + b"}"
 REQUEST = "a" * 32
-SEGMENT = segment_name(1.0, "0" * 16, 1)
+SEGMENT = segment_name(1.0, "0" * 16, Budget.RUNS, 1)
 Read = Callable[[Storage], object]
 
 REFUSED: dict[str, tuple[str, bytes, Read]] = {

@@ -154,11 +154,11 @@ def test_late_rows_are_put_aside() -> None:
 
 def test_absurd_times_end_the_run_where_asked() -> None:
     """The source may say that a row without a time is an error; it is named."""
-    clock = OperatorClock(refuses_absurd=True)
+    clock, time = OperatorClock(), TimeColumn("at", refuses_absurd=True)
     rows: Any = [("a", 5, 0), ("b", None, 1)]
     with pytest.raises(ps.BadRecordError, match=r"'at'.*no event time"):
-        judged_by_time(table(rows), TimeColumn("at"), clock, operator="op")
-    in_time = judged_by_time(table(rows[:1]), TimeColumn("at"), clock, operator="op")
+        judged_by_time(table(rows), time, clock, operator="op")
+    in_time = judged_by_time(table(rows[:1]), time, clock, operator="op")
     assert (in_time.times.tolist(), in_time.late.num_rows) == ([5], 0)
 
 

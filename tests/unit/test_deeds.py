@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
@@ -10,7 +11,7 @@ from typing import Any, cast
 import pytest
 from protocol_story import Story, completed
 
-from penstock.checkpoint.completed import Completed
+from penstock.checkpoint.completed import Completed, OperatorColumns
 from penstock.checkpoint.loop import CoordinatorLoop
 from penstock.cli import asking
 from penstock.engine import savepoints
@@ -22,8 +23,9 @@ from penstock.ownership.holds import find_holds
 from penstock.ownership.requests import Kind, Request
 from penstock.savepoint.create import Told
 from penstock.savepoint.folder import claim_folder
-from penstock.savepoint.manifest import MANIFEST, Manifest, read_manifest
+from penstock.savepoint.manifest import MANIFEST, Manifest, SavedFile, SavedOperator, read_manifest
 from penstock.storage import LocalStorage, Storage
+from penstock.storage.forwarding import ForwardingStorage
 from penstock.testing.virtual_clock import VirtualClock
 
 TOKEN = "0123456789abcdef"
@@ -33,18 +35,21 @@ class Run:
     """A run whose protocol is told everything at once, in place of a loop with threads."""
 
     def __init__(self, *restored: Completed) -> None:
-        self.story = Story(restored=restored, interval="1h")
+        self._told = Story(restored=restored, interval="1h")
         self.coordinator = self
 
     def post(self, event: Any) -> None:
-        self.story.tell(event)
+        self._told.tell(event)
 
     def answer_to(self, token: str, *, committed: bool = False) -> Completed | None:
-        return self.story.protocol.answer_to(token, committed=committed)
+        return self._told.protocol.answer_to(token, committed=committed)
+
+    def story(self) -> str:
+        return "nothing was told"
 
     @property
     def last_completed(self) -> int:
-        return self.story.protocol.last_completed
+        return self._told.protocol.last_completed
 
 
 class Clock(VirtualClock):
@@ -92,10 +97,18 @@ class Scene:
 
 
 def create(
-    job_storage: Storage, made_of: Completed, to: Storage, *, token: str, committed: bool, told: Told
+    job_storage: Storage,
+    made_of: Completed,
+    to: Storage,
+    *,
+    token: str,
+    committed: bool,
+    told: Told,
+    given_up: Callable[[], bool],
 ) -> Manifest:
     """Without reading any state."""
     assert committed
+    assert not given_up()
     del job_storage, told
     attempt = claim_folder(to, token)
     made = Manifest(
@@ -258,13 +271,190 @@ def test_a_savepoint_that_fails_does_not_keep_the_job_from_ending(
     assert "no savepoint was made: OSError: no space left. Nothing is lost. `penstock savepoint" in failure
 
 
-def test_a_job_that_never_read_anything_has_nothing_to_save(scene: Scene) -> None:
-    """That is said at once."""
+def test_a_stop_with_a_savepoint_waits_for_the_first_checkpoint(scene: Scene) -> None:
+    """A job that has read nothing yet is not stopped: there would be nothing to save."""
+    scene.run = Run()
+    following = scene.restored(3)
+    stopped_before: list[list[str]] = []
+
+    def happens() -> None:
+        stopped_before.append(list(scene.stopped))
+        scene.run = following
+
+    scene.clock.happens = happens
+    scene.deeds.stop(TOKEN, scene.wish(Kind.STOP, savepoint=True, to=str(scene.root / "here")))
+    assert stopped_before == [[]]
+    assert scene.stopped == ["stop"]
+    scene.deeds.settled()
+    assert (scene.root / "here" / MANIFEST).exists()
+
+
+def test_a_stop_with_a_savepoint_of_a_job_that_reads_nothing_stops_nothing(scene: Scene) -> None:
+    """When its time is over the job goes on, and the asker is told why."""
     scene.run = Run()
     assert scene.run.last_completed == NO_CHECKPOINT
+    with pytest.raises(UnavailableError, match=r"the job goes on.*has read nothing yet"):
+        scene.deeds.stop(TOKEN, scene.wish(Kind.STOP, savepoint=True))
+    assert scene.stopped == []
+    assert not scene.deeds.how_to_stop.savepoint
+
+
+def test_a_job_that_is_between_two_runs_is_stopped_at_once(scene: Scene) -> None:
+    """It may never come up: there is no savepoint then, which is said."""
     scene.deeds.stop(TOKEN, scene.wish(Kind.STOP, savepoint=True))
+    assert scene.stopped == ["stop"]
     scene.deeds.settled()
     assert "before it read anything" in str(scene.deeds.why_the_stop_failed())
+
+
+@pytest.mark.parametrize("savepoint", [True, False])
+def test_a_stop_of_a_job_that_is_cancelled_meanwhile_has_failed(scene: Scene, savepoint: bool) -> None:
+    """Who goes on with the savepoint, or with the last checkpoint, would go on without."""
+    scene.run = scene.restored(7)
+    wish = scene.wish(Kind.STOP, savepoint=savepoint)
+    scene.deeds.stop(TOKEN, wish)
+    assert "the job was cancelled before" in str(scene.deeds.why_the_stop_failed(wish, cancelled=True))
+
+
+def test_each_stop_is_told_what_became_of_its_own_wish(scene: Scene) -> None:
+    """A plain stop has not failed for want of a savepoint, and one with another folder has none there."""
+    scene.run = scene.restored(7)
+    plain, first, second = (
+        scene.wish(Kind.STOP),
+        scene.wish(Kind.STOP, savepoint=True, to=str(scene.root / "first")),
+        scene.wish(Kind.STOP, savepoint=True, to=str(scene.root / "second")),
+    )
+    for wish in (plain, first, second):
+        scene.deeds.stop(TOKEN, wish)
+    assert scene.deeds.why_the_stop_failed(plain) is None
+    assert "no savepoint was made" in str(scene.deeds.why_the_stop_failed(first))
+    scene.deeds.settled()
+    assert scene.deeds.why_the_stop_failed(first) is None
+    assert scene.deeds.why_the_stop_failed(first, cancelled=True) is None
+    elsewhere = str(scene.deeds.why_the_stop_failed(second))
+    assert f"its savepoint is in {scene.root / 'first'}" in elsewhere
+    assert f"there is none in {scene.root / 'second'}" in elsewhere
+
+
+class AwayAfterwards(ForwardingStorage):
+    """Does not answer as soon as `away` is set."""
+
+    away = False
+
+    def names(self, prefix: str = "") -> list[str]:
+        """See `Storage.names`."""
+        if self.away:
+            raise UnavailableError("storage is away for a moment")
+        return super().names(prefix)
+
+
+@pytest.mark.parametrize("fails", [True, False])
+def test_a_savepoint_that_is_whole_is_said_to_be_made(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, fails: bool
+) -> None:
+    """Whatever fails after its manifest was written: the process that made it, or a look at who owns the job."""
+    storage = AwayAfterwards(scene.storage)
+
+    def made_and_gone(job_storage: Storage, *given: Any, **options: Any) -> Manifest:
+        made = create(job_storage, *given, **options)
+        storage.away = not fails
+        if fails:
+            raise UnavailableError("the process that makes the savepoint ended with -9")
+        return made
+
+    monkeypatch.setattr(savepoints, "create_beside", made_and_gone)
+    claim(scene.storage, 0.0, scene.claimant)
+    run = scene.restored(7)
+    deeds = JobDeeds(
+        storage,
+        scene.claimant,
+        present=lambda: cast("CoordinatorLoop | None", run),
+        stop=lambda: None,
+        cancel=lambda: None,
+        clock=scene.clock,
+    )
+    made = deeds.savepoint(TOKEN, scene.wish(to=str(scene.root / "here")))
+    assert made["savepoint"] == str(scene.root / "here")
+    assert read_manifest(LocalStorage(scene.root / "here")).checkpoint == 7
+
+
+def test_a_manifest_without_its_files_is_no_savepoint(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Somebody has deleted a part of it while it was made."""
+
+    def a_part_is_gone(job_storage: Storage, made_of: Completed, to: Storage, **options: Any) -> Manifest:
+        attempt = claim_folder(to, options["token"])
+        saved = SavedFile("state/views/rows/0-01234567.parquet", size=1, checksum="")
+        attempt.to.put(saved.path, b"x")
+        made = Manifest(
+            id=options["token"],
+            checkpoint=7,
+            mode="exactly-once",
+            parallelism=1,
+            max_parallelism=1,
+            operators={"views": SavedOperator(OperatorColumns({}, {}), {"rows": (saved,)})},
+        )
+        attempt.finish(made)
+        to.delete([saved.path])
+        raise UnavailableError("a part of the savepoint has been deleted while it was made")
+
+    monkeypatch.setattr(savepoints, "create_beside", a_part_is_gone)
+    scene.run = scene.restored(7)
+    with pytest.raises(UnavailableError, match="has been deleted while it was made"):
+        scene.deeds.savepoint(TOKEN, scene.wish(to=str(scene.root / "here")))
+
+
+def test_a_cancel_gives_up_the_savepoint_of_a_stop(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may go into a folder that hangs; whoever has stopped the job is told that there is none."""
+    begun = threading.Event()
+
+    def until_given_up(*_: Any, given_up: Callable[[], bool], **__: Any) -> Manifest:
+        begun.set()
+        while not given_up():
+            time.sleep(0.01)
+        raise UnavailableError("the job was cancelled while its savepoint was made: it is given up")
+
+    monkeypatch.setattr(savepoints, "create_beside", until_given_up)
+    scene.run = scene.restored(7)
+    wish = scene.wish(Kind.STOP, savepoint=True, to=str(scene.root / "here"))
+    scene.deeds.stop(TOKEN, wish)
+    settling = threading.Thread(target=scene.deeds.settled, daemon=True)
+    settling.start()
+    assert begun.wait(60)
+    scene.deeds.end_now()
+    settling.join(60)
+    assert not settling.is_alive()
+    assert "given up" in str(scene.deeds.why_the_stop_failed(wish, cancelled=True))
+
+
+def test_savepoints_are_made_one_after_the_other(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many threads of a program that ask at once start no process each."""
+    at_work: list[str] = []
+    two_at_once = threading.Event()
+
+    def counted(*given: Any, token: str, **options: Any) -> Manifest:
+        at_work.append(token)
+        if len(at_work) > 1:
+            two_at_once.set()
+        two_at_once.wait(0.02)
+        made = create(*given, token=token, **options)
+        at_work.remove(token)
+        return made
+
+    monkeypatch.setattr(savepoints, "create_beside", counted)
+    scene.run = scene.restored(7)
+    made: list[Any] = []
+    threads = [
+        threading.Thread(
+            target=lambda number=number: made.append(scene.deeds.savepoint(f"{number:016x}", scene.wish()))
+        )
+        for number in range(8)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len({one["savepoint"] for one in made}) == 8
+    assert not two_at_once.is_set()
 
 
 def test_a_cancel_is_handed_on(scene: Scene) -> None:

@@ -109,6 +109,8 @@ def test_types_of_the_door_are_those_that_jobs_use() -> None:
     assert {"JobHandle", "Status", "local_session"} <= set(dir(ps))
     assert ps.JobHandle.__module__ == "penstock.spark.handle"
     assert ps.Status("stopped") is ps.Status.STOPPED
+    word: str = ps.Status.STOPPED
+    assert word == f"{ps.Status.STOPPED}" == "stopped"
     assert all(issubclass(backend, ps.StateBackend) for backend in BACKENDS)
     assert issubclass(ps.LocalStorage, ps.Storage)
     with pytest.raises(AttributeError, match="has no attribute 'JobHandel'"):

@@ -7,18 +7,35 @@ import json
 import random
 import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from operator_cluster import OperatorCluster
+from operator_cluster import BuiltIn, OperatorCluster
 
 import penstock as ps
+from penstock.config import OnBadRecord
+from penstock.engine.aggregate_task import EVENT_TIME_US, AggregateTask
+from penstock.engine.executor import Executor
+from penstock.engine.tagged_rows import RESULTS
+from penstock.engine.task_rows import TaskRows
 from penstock.errors import ConfigError
+from penstock.ids import CheckpointId
+from penstock.operators.aggregates import AggregateSpec, Kind, Partial
+from penstock.operators.bad_records import BadRecords
+from penstock.operators.clock import OperatorClock
+from penstock.operators.distinct_values import aggregate_layout
+from penstock.operators.keyed_process import Context
+from penstock.operators.late_rows import LateRows
+from penstock.operators.time_column import TimeColumn
 from penstock.operators.timers import microseconds, moment
+from penstock.operators.two_input_rows import TIME, in_one_table
+from penstock.state.backends.base import OpenState, StateLayout
 from penstock.state.lifetimes import FAR_AWAY_US
 from penstock.state.types import arrow_schema
 
@@ -135,16 +152,26 @@ class Model:
         said: list[str] = []
         if mine:
             touched |= {"read"} if "look" in steps and "read" in states else set()
-            states |= dict.fromkeys(touched, now)
+            self._touch(states, touched, now, anew=touched & {"element"} if self.columns else set())
             said.append(self._seen(states, looks="look" in steps))
         due = sorted(at for at in timers if at <= self.watermark)
         timers.difference_update(due)
         for _ in due[: 1 if self.columns else None]:
             touched.add("entry" if self.columns else "value")
-            states |= dict.fromkeys(touched, now)
+            self._touch(states, touched, now)
             said.append(self._seen(states, looks=False))
-        states |= dict.fromkeys(touched, max([now, *due]))
+        self._touch(states, touched, max([now, *due]))
         return said
+
+    def _touch(
+        self,
+        states: dict[str, int],
+        touched: set[str],
+        at: int,
+        anew: frozenset[str] | set[str] = frozenset(),
+    ) -> None:
+        """A touch by an older row shortens no life, but an element that takes the place of another begins one."""
+        states |= {name: at if name in anew else max(at, states.get(name, at)) for name in touched}
 
     def _seen(self, states: dict[str, int], *, looks: bool) -> str:
         found = [name in states for name in STATES[:3]]
@@ -234,3 +261,84 @@ def test_what_a_time_to_live_goes_by_is_named() -> None:
     """Anything else is refused by name."""
     with pytest.raises(ConfigError, match="by='watermark' is unknown"):
         ps.TimeToLive("1h", by="watermark")
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("what", ["value", "entry", "element", "read"])
+def test_an_older_row_shortens_no_life(tmp_path: Path, backend: str, what: str) -> None:
+    """State touched at 100 lives to the watermark 110, also if a row at 5 touches it later."""
+    cluster = OperatorCluster(tmp_path, OUTPUT, backend)
+    cluster.event_time = "at"
+    cluster.batch(KeyByKey(), table_of([("a", 100, what)]), 0)
+    cluster.batch(KeyByKey(), table_of([("a", 5, "look" if what == "read" else what)]), 50)
+    expected = [what == "value", what == "entry", what == "element", what == "read"]
+    for watermark, there in ((109, expected), (110, expected), (111, [False] * 4)):
+        (row,) = cluster.batch(KeyByKey(), table_of([("a", None, "look")]), watermark)
+        if what != "read":
+            assert json.loads(row["seen"]) == there
+    assert what != "read" or json.loads(row["seen"]) == [False, False, False, True]  # the looks renewed it
+
+
+def test_a_timer_shortens_no_life(tmp_path: Path) -> None:
+    """A timer at 8 touches a value that a row at 100 touched before."""
+    cluster = OperatorCluster(tmp_path, OUTPUT)
+    cluster.event_time = "at"
+    cluster.batch(KeyByKey(), table_of([("a", 5, "timer")]), 6)
+    cluster.batch(KeyByKey(), table_of([("a", 100, "value")]), 7)
+    assert len(cluster.batch(KeyByKey(), table_of([]), 60)) == 1
+    (row,) = cluster.batch(KeyByKey(), table_of([("a", 61, "nothing")]), 61)
+    assert json.loads(row["seen"])[0]
+
+
+class Counting(BuiltIn):
+    """The task of `aggregate`, with rows as Spark hands them over."""
+
+    def layout(self, key: pa.Schema) -> StateLayout:
+        return aggregate_layout(COUNT, key, TTL)
+
+    def run(self, rows: pa.Table, state: OpenState, context: Context) -> list[pa.RecordBatch]:
+        raise NotImplementedError
+
+    def run_in_time(
+        self, rows: pa.Table, state: OpenState, context: Context, clock: OperatorClock
+    ) -> list[pa.RecordBatch]:
+        plan: Any = SimpleNamespace(clock_of=lambda _: replace(clock, latest_us=1000))
+        task = AggregateTask(
+            "op", ("k",), self.layout(KEY), plan, cast("Executor", None), OnBadRecord.FAIL, COUNT
+        )
+        given = task.apply(
+            TaskRows(rows), state, 0, BadRecords("op", CheckpointId(1), kept=False), LateRows(None)
+        )
+        return list(given[RESULTS])
+
+
+KEY = arrow_schema("k string")
+COUNT = [AggregateSpec("n", Kind.COUNT, (Partial("n", Kind.COUNT, pa.int64()),), pa.int64())]
+COUNTED = arrow_schema(f"k string, n long, {EVENT_TIME_US} long")
+
+
+def counted(cluster: OperatorCluster, at: int, watermark: int) -> int:
+    rows = pa.Table.from_pylist([{"k": "a", "n": 1, EVENT_TIME_US: at}], COUNTED)
+    (row,) = cluster.batch(Counting(), rows, watermark)
+    return int(row["n"])
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_an_older_row_shortens_no_life_of_aggregates(tmp_path: Path, backend: str) -> None:
+    """Rows at 100, 5 and 102 are counted together, however they are cut."""
+    cluster = OperatorCluster(tmp_path, arrow_schema("k string, n long"), backend)
+    assert [counted(cluster, *row) for row in ((100, 0), (5, 50), (102, 60))] == [1, 2, 3]
+
+
+def test_aggregates_of_results_live_from_times_ahead_of_the_clock(tmp_path: Path) -> None:
+    """A window that ends next month touches what counts it at its end: the limit ahead of the clock is for rows of a source."""
+    cluster = OperatorCluster(tmp_path, arrow_schema("k string, n long"))
+    assert [counted(cluster, *row) for row in ((5000, 0), (5001, 100), (5002, 5001))] == [1, 2, 3]
+
+
+def test_each_of_two_inputs_is_believed_by_its_own_rule() -> None:
+    """Of a source a time ahead of the clock is none; of an operator it is believed."""
+    rows = pa.table({"k": ["a"], "at": pa.array([5000], pa.timestamp("us"))})
+    times = TimeColumn("at", ahead_us=1000), TimeColumn("at", earlier_us=1, of_results=True)
+    table = in_one_table(rows, rows, ["k"], ["k"], times, clock=OperatorClock())
+    assert table.column(TIME).cast(pa.int64()).to_pylist() == [None, 4999]

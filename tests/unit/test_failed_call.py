@@ -16,7 +16,7 @@ from penstock.operators import run_process
 from penstock.operators.failed_call import MOST_CHARACTERS, FailedCall, blamed_on, failed_call
 from penstock.operators.keyed_process import Context, bind
 from penstock.operators.rows import Rows, RowTable
-from penstock.places import Place
+from penstock.places import Place, without_secrets
 
 TABLE = pa.table({"app": ["a", "a"], "user": [1, 2]})
 
@@ -168,6 +168,25 @@ def test_what_a_key_yields_or_stores_does_not_fit(
         ('url = "redis://me:a@hunter2@db/0"', '"redis://me:...@db/0"'),
         ('dsn = "host=h password=hunter2 user=u"', '"host=h password=... user=u"'),
         ('dsn = "host=h password=fhunter2 user=u"', '"host=h password=... user=u"'),
+        ('connect(user="me", pwd="hunter2", port=1)', 'pwd="...", port=1)'),
+        ('dsn = "Server=h;Pwd=hunter2;Database=d"', 'Pwd=...;Database=d"'),
+        ('client(api_key="hunter2", retries=3)', 'api_key="...", retries=3)'),
+        ('client(apiKey="hunter2")', 'apiKey="...")'),
+        ('options["fs.azure.account.key"] = "hunter2"', 'account.key"] = "..."'),
+        ('{"aws_secret_access_key": "hunter2", "x": 1}', '"aws_secret_access_key": "...", "x": 1}'),
+        ('credentials = "hunter2"', 'credentials = "..."'),
+        ('headers = {"Authorization": "Bearer hunter2"}', '"Authorization": "..."}'),
+        ('curl("-H", "X: Bearer hunter2hunter2")', 'X: Bearer ..."'),
+        ('url = "https://h/blob?sig=1&signature=hunter2&x=1"', 'signature=...&x=1"'),
+        ('login("me", passphrase=b"hunter2")', 'passphrase=b"...")'),
+        ('reader.option("password", "hunter2").load()', 'option("password", "...").load()'),
+        ('conf.set("fs.s3a.secret.key", "hunter2")', 'set("fs.s3a.secret.key", "...")'),
+        ("password: str = 'hunter2'", "password: str = '...'"),
+        ("sql(\"ALTER USER u password='it''s hunter2' x\")", "password='...' x"),
+        ('run("tool --password hunter2 --port 1")', "--password ... --port 1"),
+        ("Authorization: Digest hunter2", "Authorization: ..."),
+        ('url = "https://hunter2hunter2@host/x"', '"https://...@host/x"'),
+        ('{"password" => "hunter2"}', '"password" => "..."'),
     ],
 )  # fmt: skip
 def test_a_password_in_the_line_is_not_shown(tmp_path: Path, line: str, shown: str) -> None:
@@ -177,3 +196,47 @@ def test_a_password_in_the_line_is_not_shown(tmp_path: Path, line: str, shown: s
     source = Place(str(program), 1).source
     assert "hunter2" not in source
     assert shown in source
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "row.token_count = 5  # nothing follows the name of a token",
+        "compass = 3",
+        "keys = ['a', 'b']",
+        "basic = plan.price",
+        'frame.select("primary_key", "monkey")',
+    ],
+)
+def test_what_is_no_password_is_shown(line: str) -> None:
+    """Names that only look like one stay readable, but for what stands behind the name of a token."""
+    assert without_secrets(line) in (line, line.replace("= 5", "= ..."))
+
+
+def test_long_texts_are_masked_in_a_moment() -> None:
+    """The time that masking takes grows with the text, not with its square: a row's value may be any text."""
+    for word in ("password", "token=", "--token ", "://a:", '"secret", ', "password: str ", "https://"):
+        assert len(without_secrets(word * (100_000 // len(word)))) > 0
+
+
+def test_states_are_called_what_they_were_declared_as(tmp_path: Path) -> None:
+    """Python's own errors name what user code has written, and not what stands in its place."""
+
+    class Wrong(ps.KeyedProcess):
+        counts = ps.MapState("string", "long")
+        seen = ps.ListState("long")
+        total = ps.ValueState("array<long>", default=[])
+
+        def process(self, key: str, rows: ps.Rows, ctx: ps.Context) -> None:
+            for state in (self.counts, self.seen, self.total):
+                try:
+                    state.nothing  # type: ignore[union-attr]  # noqa: B018
+                except AttributeError as error:
+                    said.append(str(error))
+
+    said: list[str] = []
+    harness = OperatorHarness(tmp_path, ["k"], pa.schema([("k", pa.string())]))
+    harness.run(Wrong(), pa.table({"k": ["a"], "v": [1]}))
+    assert said == [
+        f"'{kind}' object has no attribute 'nothing'" for kind in ("MapState", "ListState", "ValueState")
+    ]

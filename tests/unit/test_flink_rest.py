@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import time
 from dataclasses import dataclass, field
@@ -20,12 +21,14 @@ from penstock.dashboard.flink.routes import LARGEST_BODY
 from penstock.engine.answering import Answering
 from penstock.errors import UnavailableError
 from penstock.ids import RunId
+from penstock.journal.events import SavepointDeleted
+from penstock.journal.files import read_segment
 from penstock.ownership.claim import JOB_FILE, Claimant, claim
 from penstock.ownership.ends import How, end_of, record_end
 from penstock.ownership.heartbeat import beat
 from penstock.ownership.requests import Facts, Kind, Listing, Request, read_request
 from penstock.recovery.restore import JobRecord
-from penstock.savepoint.manifest import MANIFEST, read_manifest
+from penstock.savepoint.manifest import MANIFEST, encode, read_manifest
 from penstock.storage import LocalStorage
 from penstock.view.find import job_id
 
@@ -86,7 +89,8 @@ def rest(start: Start) -> AsgiClient:
 
 
 def client(store: Path, *, read_only: bool = False) -> AsgiClient:
-    return AsgiClient(Starlette(routes=list(flink_routes(PlainLooker(str(store)), read_only=read_only))))
+    routes = flink_routes(PlainLooker(str(store)), read_only=read_only, savepoints=(str(store.parent),))
+    return AsgiClient(Starlette(routes=list(routes)))
 
 
 def asked(rest: AsgiClient, path: str, body: Any) -> str:
@@ -339,6 +343,85 @@ def test_disposal(rest: AsgiClient, tmp_path: Path) -> None:
     assert not savepoint.exists()
 
 
+def dispose_of(rest: AsgiClient, savepoint: Path) -> Any:
+    return rest.post("/v1/savepoint-disposal", json={"savepoint-path": str(savepoint)})
+
+
+def forged(savepoint: Path, victim: str) -> None:
+    """A manifest whose checksum is right, and that names another file instead of one of its own."""
+    manifest = read_manifest(LocalStorage(savepoint))
+    uid, operator = next((uid, one) for uid, one in manifest.operators.items() if any(one.files.values()))
+    table, files = next((table, files) for table, files in operator.files.items() if files)
+    first, *others = files
+    named = msgspec.structs.replace(first, path=victim)
+    changed = msgspec.structs.replace(operator, files={**operator.files, table: (named, *others)})
+    operators = {**manifest.operators, uid: changed}
+    (savepoint / MANIFEST).write_bytes(encode(msgspec.structs.replace(manifest, operators=operators)))
+
+
+def test_disposal_deletes_nothing_that_a_forged_manifest_names(rest: AsgiClient, tmp_path: Path) -> None:
+    """Whoever writes a manifest can name any file beside it: one with another size or checksum is not of the savepoint."""
+    for content in (b"another size", None):
+        savepoint = tmp_path / "sp"
+        shutil.copytree(GOLDEN, savepoint)
+        before = next(read_manifest(LocalStorage(savepoint)).files)
+        victim = savepoint / "state" / "cards" / "values" / "9-0a0b0c0d.parquet"
+        victim.write_bytes(content or b"x" * before.size)
+        forged(savepoint, str(victim.relative_to(savepoint)))
+        there = sorted(savepoint.rglob("*"))
+        assert "nothing was deleted" in errors(dispose_of(rest, savepoint), 400)
+        assert sorted(savepoint.rglob("*")) == there
+        shutil.rmtree(savepoint)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file to another user")
+@pytest.mark.parametrize("given_away", ["manifest", "file", "folder"])
+def test_disposal_deletes_nothing_that_belongs_to_several(
+    rest: AsgiClient, tmp_path: Path, given_away: str
+) -> None:
+    """In a folder that many can write to, somebody who cannot delete a file could have it deleted by the server."""
+    savepoint = tmp_path / "sp"
+    shutil.copytree(GOLDEN, savepoint)
+    file = next(read_manifest(LocalStorage(savepoint)).files).path
+    os.chown(
+        {"manifest": savepoint / MANIFEST, "file": savepoint / file, "folder": savepoint}[given_away],
+        12345,
+        12345,
+    )
+    there = sorted(savepoint.rglob("*"))
+    assert "belongs to another user" in errors(dispose_of(rest, savepoint), 400)
+    assert sorted(savepoint.rglob("*")) == there
+
+
+def test_disposal_is_recorded(
+    rest: AsgiClient, start: Start, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """In the journal of the job whose savepoint it was, and in the log: who had it deleted."""
+    savepoint = tmp_path / "sp"
+    shutil.copytree(GOLDEN, savepoint)
+    manifest = read_manifest(LocalStorage(savepoint))
+    origin = msgspec.structs.replace(manifest.origin, job="views")
+    (savepoint / MANIFEST).write_bytes(encode(msgspec.structs.replace(manifest, origin=origin)))
+    assert dispose_of(rest, savepoint).status_code == 202
+    (name,) = start.storage.names("events")
+    (told,) = read_segment(start.storage, name).events
+    assert isinstance(told, SavepointDeleted)
+    assert (told.folder, told.by) == (str(savepoint), "Flink's REST interface, from 127.0.0.1")
+    assert str(savepoint) in caplog.text
+
+
+def test_disposal_keeps_to_folders_that_were_configured(start: Start, tmp_path: Path) -> None:
+    """What lies elsewhere is not deleted from here; what lies beside a job is."""
+    rest = AsgiClient(Starlette(routes=list(flink_routes(PlainLooker(str(start.store))))))
+    elsewhere, beside = tmp_path / "sp", start.store / "views-savepoints" / "1"
+    for one in (elsewhere, beside):
+        shutil.copytree(GOLDEN, one)
+    assert "--savepoints" in errors(dispose_of(rest, elsewhere), 400)
+    assert (elsewhere / MANIFEST).exists()
+    assert dispose_of(rest, beside).status_code == 202
+    assert not beside.exists()
+
+
 def test_disposal_refuses_what_is_not_a_savepoint(start: Start, rest: AsgiClient, tmp_path: Path) -> None:
     """A manifest that is damaged, a folder of a job, a link inside or on the way into a job: nothing is deleted."""
     damaged, linked = tmp_path / "damaged", tmp_path / "linked"
@@ -384,15 +467,14 @@ def test_disposal_deletes_nothing_behind_a_link_that_comes_meanwhile(
     shutil.copytree(GOLDEN, savepoint)
     shutil.copytree(GOLDEN, other)
     before = sorted(path for path in other.rglob("*"))
-    look, last = disposal._refuse_behind_a_link, list(read_manifest(LocalStorage(savepoint)).files)[-1].path
+    look = disposal._refuse_of_others
 
     def look_and_swap(*given: Any) -> None:
         look(*given)
-        if given[-1] == last:
-            (savepoint / swapped).rename(aside)
-            (savepoint / swapped).symlink_to(other / swapped)
+        (savepoint / swapped).rename(aside)
+        (savepoint / swapped).symlink_to(other / swapped)
 
-    monkeypatch.setattr(disposal, "_refuse_behind_a_link", look_and_swap)
+    monkeypatch.setattr(disposal, "_refuse_of_others", look_and_swap)
     answer = rest.post("/v1/savepoint-disposal", json={"savepoint-path": str(savepoint)})
     assert sorted(path for path in other.rglob("*")) == before
     if swapped:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
 from penstock.engine.plans import plan_nodes
 from penstock.errors import ConfigError
-from penstock.graph import Aggregate, Dedupe, Graph, Source, Window
+from penstock.graph import Aggregate, Dedupe, Graph, Late, Output, Source, Window
 from penstock.operators.row_order import Order, parse_order
 from penstock.operators.window_kinds import CountWindows, SessionWindows, TimeWindows
+from penstock.sinks.two_phase_commit import Delivery
 
 
 @pytest.mark.parametrize(
@@ -62,3 +64,17 @@ def test_a_uid_is_used_once():
     graph.sources.append(Source(graph.new_uid("source", "views"), frame, None))
     with pytest.raises(ConfigError, match="used twice, by a source and an operator; state and transactions"):
         graph.new_uid("operator", "views")
+
+
+def test_what_an_operator_gives_beside_its_results_hangs_below_it():
+    """Late rows are those of the operator that they come too late for, and not of the source that they were read from."""
+    graph, source = Graph(), Source("clicks", cast("Any", None), None)
+    window = Window(
+        "minutes", source, ("app",), TimeWindows(60, 60), columns=cast("dict[str, Any]", {"n": None})
+    )
+    graph.sources.append(source)
+    graph.operators.append(window)
+    sink = cast("Any", SimpleNamespace(delivery=Delivery.TRANSACTIONAL, explanation=""))
+    graph.outputs += [Output("out", window, sink), Output("late-out", Late(window), sink)]
+    inputs = {node.uid: node.inputs for node in plan_nodes(graph, {}, parallelism=1)}
+    assert inputs["late-out"] == inputs["out"] == ("minutes",)

@@ -8,10 +8,9 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from protocol_story import Story, completed, discarded, forgotten, only, transaction
+from protocol_story import completed, transaction
 
 from penstock.checkpoint.completed import Completed
-from penstock.checkpoint.events import MetadataWritten, WriteMetadata
 from penstock.checkpoint.metadata import mark_committed, write_metadata
 from penstock.errors import ConfigError, CorruptStateError
 from penstock.ids import CheckpointId
@@ -88,9 +87,11 @@ def test_holding_renews_and_releases() -> None:
         def wall(self) -> float:
             return clock.wall()
 
-    with holding(storage, "a test", clock=Clock()) as token:
+    with holding(storage, "a test", clock=Clock()) as held:
+        held.only(7, 2)
         assert renewed.wait(60)
-        assert [hold.token for hold in find_holds(storage, clock.wall()).good] == [token]
+        (hold,) = find_holds(storage, clock.wall()).good
+        assert (hold.token, hold.checkpoint, hold.run) == (held.token, 7, 2)
     assert storage.names() == []
 
 
@@ -123,48 +124,6 @@ def test_a_hold_is_released_when_reading_fails() -> None:
     release_hold(storage, "never-was")
 
 
-# ── the protocol ───────────────────────────────────────────────────────────────────────────────
-
-
-def write_of(story: Story, number: int) -> WriteMetadata:
-    (write,) = only(story.batch(number, seconds=10), WriteMetadata)
-    return write
-
-
-def test_a_checkpoint_that_is_held_is_not_said_to_be_subsumed() -> None:
-    """With a hold the metadata says that the older ones are retained, nothing is discarded, and the next one subsumes all at once."""
-    story = Story(retained=1)
-    story.checkpoint(0)
-    for number in (1, 2):
-        write = write_of(story, number)
-        assert write.completed.oldest_retained == number
-        assert write.kept_if_held is not None
-        assert write.kept_if_held.oldest_retained == 0
-        actions = story.tell(MetadataWritten(CheckpointId(number), held=True))
-        assert (forgotten(actions), discarded(actions)) == ([], set())
-    assert [(one.checkpoint, one.oldest_retained) for one in story.protocol.completed] == [
-        (0, 0),
-        (1, 0),
-        (2, 0),
-    ]
-    assert write_of(story, 3).completed.oldest_retained == 3
-    actions = story.written(3)
-    assert forgotten(actions) == [0, 1, 2]
-    assert discarded(actions) == {
-        f"state/views-{subtask}-{number}" for subtask in (0, 1) for number in (0, 1, 2)
-    }
-
-
-def test_nobody_looks_for_holds_when_nothing_is_subsumed() -> None:
-    """A checkpoint that leaves all older ones has nothing to ask for."""
-    story = Story(retained=2)
-    assert write_of(story, 0).kept_if_held is None
-    story.written(0)
-    assert write_of(story, 1).kept_if_held is None
-    story.written(1)
-    assert write_of(story, 2).kept_if_held is not None
-
-
 # ── reading ────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -177,14 +136,15 @@ def put(storage: LocalStorage, number: int, *, oldest_retained: int = -1) -> Com
 
 
 def test_a_reader_whose_checkpoint_goes_reads_the_newest(tmp_path: Path) -> None:
-    """It had been decided to delete the first before the hold came; the reader begins again with the one that is the newest then."""
+    """By the clock of the job its hold was over; the reader begins again with the one that is the newest then, and holds that."""
     storage = LocalStorage(tmp_path)
     put(storage, 1)
     seen: list[int] = []
 
     def read(found: Completed) -> int:
         seen.append(found.checkpoint)
-        assert find_holds(storage, NOW).good
+        (hold,) = find_holds(storage, NOW).good
+        assert hold.checkpoint == found.checkpoint
         if found.checkpoint == 1:
             put(storage, 2, oldest_retained=2)
             raise CorruptStateError("its file is gone")

@@ -6,12 +6,13 @@ import threading
 from functools import partial
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from penstock.errors import UnavailableError
 from penstock.journal import files, reading, writing
-from penstock.journal.events import CheckpointCommitted, Event, JobEnded, Lost
-from penstock.journal.files import SEGMENT_BYTES, read_live, read_plan, segments
+from penstock.journal.events import Asked, CheckpointCommitted, Event, JobEnded, Lost, RunFailed, SinkDown
+from penstock.journal.files import SEGMENT_BYTES, Budget, read_live, read_plan, segments
 from penstock.journal.reading import JournalReader
 from penstock.journal.writing import JournalWriter
 from penstock.storage import LocalStorage
@@ -175,6 +176,43 @@ def test_the_journal_is_bounded(storage: LocalStorage, monkeypatch: pytest.Monke
     assert newest.batches == 99
 
 
+@pytest.mark.parametrize(
+    "flood",
+    [
+        CheckpointCommitted(at=5.0, run=1, checkpoint=1, commit_ms=1.0),
+        Asked(at=5.0, run=1, what="savepoint", by="a script " * 400),
+        SinkDown(at=5.0, run=1, sink="out", why="down " * 800, waiting=1),
+        RunFailed(at=5.0, run=1, error="E", why="x" * 4000, strategy="s", restarts=True),
+    ],
+    ids=lambda event: type(event).__name__,
+)
+def test_no_flood_deletes_what_is_of_another_kind(
+    storage: LocalStorage, monkeypatch: pytest.MonkeyPatch, flood: Event
+) -> None:
+    """Checkpoints, requests and troubles without end delete neither the story of a failure nor who cancelled the job."""
+    monkeypatch.setattr(files, "KEEP_BYTES", 100_000)
+    failed = RunFailed(at=1.0, run=1, error="E", why="the disk is full", strategy="s", restarts=True)
+    cancelled = Asked(at=2.0, run=1, what="cancel", by="ada")
+    for start in range(4):
+        writer = JournalWriter(storage, may_delete=lambda: True)
+        if not start:
+            writer.tell(failed)
+            writer.tell(cancelled)
+        for _ in range(1200 if isinstance(flood, CheckpointCommitted) else 60):
+            writer.tell(flood)
+        writer.close()
+    events = told(storage)
+    assert cancelled in events
+    assert failed in events or isinstance(flood, RunFailed)
+    assert sum(storage.size(name) or 0 for name in segments(storage)) < 400_000
+
+
+def test_files_of_an_earlier_version_are_read(storage: LocalStorage) -> None:
+    """Their names have no budget; they are read as long as they are there."""
+    storage.put(f"events/{'1' * 13}-{'a' * 16}-000000.jsonl", msgspec.json.encode(committed(1)) + b"\n")
+    assert told(storage) == (committed(1),)
+
+
 def test_who_may_not_write_writes_nothing(storage: LocalStorage) -> None:
     """A folder that was deleted, or is another life of the job, is left alone."""
     writer = JournalWriter(storage, may_write=lambda: False)
@@ -193,7 +231,7 @@ def test_what_cannot_be_read_is_counted(storage: LocalStorage) -> None:
         name,
         storage.get(name) + b'{"event":"of_tomorrow","at":1,"run":1}\n{"event":"checkp\n' + b"[" * 20_000,
     )
-    storage.put(files.segment_name(1.0, "f" * 16, 0), b" " * (2 << 20))
+    storage.put(files.segment_name(1.0, "f" * 16, Budget.RUNS, 0), b" " * (2 << 20))
     storage.put("events/notes.txt", b"of a person")
     read = JournalReader(storage).read()
     assert (len(read.events), read.unreadable) == (1, 4)

@@ -12,6 +12,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
@@ -21,7 +22,7 @@ from penstock.ownership.claim import process_start
 from penstock.recovery.restart import fixed_delay
 from penstock.spark.foreground import _Telling
 from penstock.supervise import family, program
-from penstock.supervise.decisions import Supervision
+from penstock.supervise.decisions import SAME_WISH_S, Supervision
 from penstock.supervise.family import GRACE_S, Remains
 from penstock.supervise.keeper import Keeper, Program
 from penstock.supervise.words import (
@@ -35,6 +36,8 @@ from penstock.supervise.words import (
     socket_name,
 )
 from services.patience import PATIENCE_S, tries
+
+TESTS = Path(__file__).parents[1]
 
 
 @pytest.fixture
@@ -94,7 +97,7 @@ def test_what_cannot_be_killed_keeps_nobody(orphan, monkeypatch) -> None:
     assert remains.tend(1.0) is not None
     monkeypatch.setattr(family, "reap", dict)
     monkeypatch.setattr(family, "children", lambda: frozenset({orphan}))
-    assert family.end_orphans(frozenset(), grace_s=0.0) == 0
+    assert family.end_orphans(frozenset(), grace_s=0.0) == frozenset()
 
 
 # ── starting it ────────────────────────────────────────────────────────────────────────────────
@@ -136,6 +139,97 @@ def test_a_job_that_outlives_its_script_does_not_end_the_supervision(tmp_path) -
     command = [sys.executable, "-m", "penstock.cli", "keep-alive", "--", "/bin/sh", str(script)]
     assert subprocess.run(command, check=False).returncode == 0
     assert len((tmp_path / "starts").read_text()) == 3
+
+
+def test_a_program_whose_file_is_away_at_a_restart_is_tried_again(tmp_path) -> None:
+    """It ran once, so that the command is right: a file that is replaced, or lies on a mount, comes back."""
+    script, starts = tmp_path / "script.py", tmp_path / "starts"
+    script.write_text(
+        "import os, pathlib, sys\n"
+        f"starts = pathlib.Path({str(starts)!r})\n"
+        "again = starts.exists()\n"
+        "starts.touch()\n"
+        "if again: sys.exit(0)\n"
+        "os.rename(__file__, __file__ + '.away')\n"
+        "os.kill(os.getpid(), 9)\n"
+    )
+    kept = [
+        sys.executable,
+        "-m",
+        "penstock.cli",
+        "keep-alive",
+        "--restart",
+        "fixed-delay:attempts=1000,delay=10ms",
+    ]
+    with subprocess.Popen(
+        [*kept, "--", sys.executable, str(script)], stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stderr is not None
+        for said in process.stderr:
+            if "exit code 2" in said:
+                break
+        (tmp_path / "script.py.away").rename(script)
+        process.stderr.read()
+    assert process.returncode == 0
+
+
+def test_a_program_whose_file_was_never_there_is_not(tmp_path) -> None:
+    """The command is wrong."""
+    kept = [
+        sys.executable,
+        "-m",
+        "penstock.cli",
+        "keep-alive",
+        "--",
+        sys.executable,
+        str(tmp_path / "none.py"),
+    ]
+    assert subprocess.run(kept, check=False, capture_output=True).returncode == 2
+
+
+def test_a_program_that_puts_itself_into_the_background_is_not_killed(tmp_path) -> None:
+    """It has ended with 0 and left a process in a session of its own, which goes on; what stays in the session is ended."""
+    pids = tmp_path / "pids"
+    script = f"exec > {pids} 2> /dev/null; sleep 300 & echo $!; setsid sleep 300 & echo $!"
+    kept = [sys.executable, "-m", "services.keep_alive", "keep-alive", "--", "/bin/sh", "-c", script]
+    done = subprocess.run(
+        kept, check=False, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(TESTS)}
+    )
+    stayed, left = (int(pid) for pid in pids.read_text().split())
+    try:
+        assert done.returncode == 0
+        assert process_start(stayed) == ""
+        assert process_start(left) != ""
+        assert f"has put 1 process into the background (pid {left})" in done.stderr
+    finally:
+        os.kill(left, signal.SIGKILL)
+
+
+DEAF = "import signal, sys, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(600)"
+DEAF_FOR_A_MOMENT = """
+import sys
+from penstock.supervise import decisions
+decisions.DEAF_S = 0.1
+from penstock.cli import main
+main()
+"""
+
+
+def test_a_program_that_is_deaf_to_signals_is_killed_after_the_second(tmp_path) -> None:
+    """The first asks it to stop, the second means now, and nobody sends a third."""
+    kept = [sys.executable, "-c", DEAF_FOR_A_MOMENT, "keep-alive", "--", sys.executable, "-c", DEAF]
+    with subprocess.Popen(kept, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "up\n"
+        for _ in tries(SAME_WISH_S):
+            process.send_signal(signal.SIGTERM)
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(SAME_WISH_S)
+                break
+        assert process.stderr is not None
+        said = process.stderr.read()
+    assert process.returncode == 128 + signal.SIGKILL
+    assert "is deaf to signals: it is killed" in said
 
 
 SAYING = """

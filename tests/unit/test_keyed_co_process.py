@@ -106,20 +106,31 @@ def test_left_rows_come_first_and_both_share_the_state(
 
 
 def test_bad_rows_of_both_streams_are_letters_as_they_came() -> None:
-    """What a call for a key raises makes its rows of both streams bad; each letter has the columns of its own stream."""
+    """A row for which a call raises is bad, on either side; each letter has the columns of its own stream."""
+
+    class Strict(Both):
+        def process_left(self, key: str, rows: ps.Rows, ctx: ps.Context) -> Iterator[Any]:
+            yield from super().process_left(key, rows, ctx)
+            if 9 in rows.column("n"):
+                raise ValueError("a bad number")
+
     with tempfile.TemporaryDirectory(dir=RAM_DISK) as root:
         cluster = OperatorCluster(Path(root), OUTPUT, tolerant=True)
-        got = cluster.batch(Both(), table([(1, "a"), (2, "b")], [("a", "x"), ("a", "bad"), ("b", "y")]))
-        assert sorted(row["k"] for row in got) == ["b", "b"]
+        rows = table([(1, "a"), (9, "a"), (2, "b")], [("a", "x"), ("a", "bad"), ("b", "y")])
+        got = cluster.batch(Strict(), rows)
+        assert sorted((row["k"], row["said"]) for row in got) == [
+            ("a", "['left 1', 'right x'] 1"),
+            ("a", "left 1"),
+            ("b", "['left 2', 'right y'] 1"),
+            ("b", "left 1"),
+        ]
         letters = pa.Table.from_batches(cluster.bad.letters()).to_pylist()
         assert [json.loads(one["row"]) for one in letters] == [
-            {"n": 1, "k": "a"},
-            {"id": "a", "word": "x"},
+            {"n": 9, "k": "a"},
             {"id": "a", "word": "bad"},
         ]
-        assert [json.loads(one["key"]) for one in letters] == [{"k": "a"}, {"id": "a"}, {"id": "a"}]
-        assert "a bad word" in cluster.bad.first_reason
-        assert "another row" not in cluster.bad.first_reason
+        assert [json.loads(one["key"]) for one in letters] == [{"k": "a"}, {"id": "a"}]
+        assert "a bad number" in cluster.bad.first_reason
 
 
 class WithTimers(ps.KeyedCoProcess):

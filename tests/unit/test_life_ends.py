@@ -14,7 +14,9 @@ from penstock.journal.events import Event, JobEnded, RunFailed
 from penstock.journal.reading import JournalReader
 from penstock.journal.writing import JournalWriter
 from penstock.spark import life as of_a_job
+from penstock.spark.handle import JobHandle
 from penstock.spark.life import JobLife
+from penstock.spark.status import Status
 from penstock.storage import LocalStorage
 
 
@@ -93,3 +95,19 @@ def test_who_waits_for_the_end_hears_of_it(monkeypatch: pytest.MonkeyPatch) -> N
     assert life.ended.is_set()
     assert life.failure is error
     assert face.ends == [("failed", error)]
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "shown"),
+    [
+        (7, "<JobHandle of 'views': finished, newest checkpoint 7>"),
+        (-1, "<JobHandle of 'views': finished, no checkpoint>"),
+    ],
+)
+def test_a_handle_says_how_the_job_is(checkpoint: int, shown: str) -> None:
+    """`print(job.run())` shows the job's name, its status and its newest checkpoint."""
+    life = object.__new__(JobLife)
+    life.job = SimpleNamespace(name="views")  # type: ignore[assignment]
+    life.status, life.observer = Status.FINISHED, Observer()
+    life.observer.progress.checkpoint = checkpoint
+    assert repr(JobHandle(life)) == shown

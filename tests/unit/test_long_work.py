@@ -34,7 +34,7 @@ def begun_at(work: Work, at_s: float) -> Work:
 def test_a_sentence_with_an_estimate() -> None:
     """How much is done of how much, and how long the rest takes if it goes on so; nothing is said that nobody knows."""
     work = Work("making the savepoint", unit="file", began_s=100.0)
-    assert work.sentence(105.0) == "making the savepoint, since 5 s"
+    assert work.sentence(105.0) == "making the savepoint, for 5 s"
     work.reached(0, 8)
     assert work.sentence(105.0) == "making the savepoint: 0 of 8 files"
     work.reached(2, 8)

@@ -22,9 +22,9 @@ from penstock.checkpoint.protocol import Protocol
 from penstock.checkpoint.witness import Witness
 from penstock.clock import SYSTEM_CLOCK
 from penstock.config import Checkpointing
-from penstock.errors import FencedError, UnavailableError
+from penstock.errors import CheckpointFailedError, FencedError, UnavailableError
 from penstock.ids import CheckpointId
-from penstock.ownership.claim import claim
+from penstock.ownership.claim import StorageAwayError, claim
 from penstock.storage import LocalStorage
 from penstock.testing.simulation.external import External
 
@@ -109,7 +109,7 @@ class Noting(Witness):
         self._completed.append(completed)
 
 
-def loop_with(claim, sinks, completed=None) -> CoordinatorLoop:
+def loop_with(claim, sinks, completed=None, on_failure=pytest.fail) -> CoordinatorLoop:
     """`completed`: a list of the checkpoints that exist."""
     storage, run = claim.storage, claim.run
     completed = [] if completed is None else completed
@@ -130,7 +130,7 @@ def loop_with(claim, sinks, completed=None) -> CoordinatorLoop:
             witness=Noting(completed),
         )
 
-    return CoordinatorLoop(make, claim=claim, on_failure=pytest.fail)
+    return CoordinatorLoop(make, claim=claim, on_failure=on_failure)
 
 
 def finish_batch(loop, run, sinks, number) -> None:
@@ -183,6 +183,41 @@ def test_whoever_drains_can_give_up(tmp_path):
     assert staged(sinks["down"]._external) == [(run, 0, 0)]
 
 
+class Hanging(TroubledSink):
+    """Commits when it is allowed to, and does not return before."""
+
+    def __init__(self) -> None:
+        super().__init__(External())
+        self.asked, self.allowed = threading.Event(), threading.Event()
+
+    def commit(self, transaction):
+        self.asked.set()
+        self.allowed.wait()
+        super().commit(transaction)
+
+
+def test_a_cancelled_job_leaves_a_call_behind_that_never_returns(tmp_path, monkeypatch, caplog):
+    """Who ends the job now is not kept for ever by a sink that does not return: the log names it. Others wait until it has."""
+    monkeypatch.setattr("penstock.checkpoint.sink_lanes.LEAVE_AFTER_S", 0.0)
+    mine = claim(LocalStorage(tmp_path), 0.0)
+    sinks = {"hanging": Hanging(), "well": TroubledSink(External())}
+    loop = loop_with(mine, sinks)
+    loop.start()
+    finish_batch(loop, mine.run, sinks, 0)
+    sinks["hanging"].asked.wait()
+    cancelled = threading.Event()
+    stopping = threading.Thread(target=loop.stop, args=[cancelled.is_set], daemon=True)
+    stopping.start()
+    stopping.join(0.3)
+    assert stopping.is_alive()  # who has not given up waits
+    cancelled.set()
+    stopping.join()
+    assert "sink hanging: a call has not returned, and the job ends without it" in caplog.text
+    assert "sink well" not in caplog.text
+    assert visible(sinks["well"]._external) == [(mine.run, 0, 0)]
+    sinks["hanging"].allowed.set()
+
+
 def test_a_stop_does_not_sit_out_the_pause_between_two_tries(tmp_path, monkeypatch):
     """A sink that has been down for long is tried every half minute; who stops the job is not kept waiting for that."""
     monkeypatch.setattr("penstock.checkpoint.commits.FIRST_PAUSE_S", 3600.0)
@@ -199,7 +234,7 @@ def test_a_stop_does_not_sit_out_the_pause_between_two_tries(tmp_path, monkeypat
     assert staged(sinks["down"]._external) == [(run, 0, 0)]
 
 
-def test_a_run_whose_storage_vanished_ends_and_makes_nothing_of_it_anew(tmp_path, monkeypatch):
+def test_a_run_whose_storage_vanished_fails_and_makes_nothing_of_it_anew(tmp_path, monkeypatch):
     """Without a batch or a checkpoint the heartbeat finds out: the run fails, says so, and the folder stays away."""
     monkeypatch.setattr("penstock.checkpoint.loop.HEARTBEAT_S", 0.01)
     storage = LocalStorage(tmp_path / "views")
@@ -209,9 +244,32 @@ def test_a_run_whose_storage_vanished_ends_and_makes_nothing_of_it_anew(tmp_path
     loop.start()
     until(lambda: failures)
     loop.stop()
-    assert isinstance(failures[0], FencedError)
+    assert isinstance(failures[0], StorageAwayError)
     assert "the folder was deleted, replaced by a copy, or is not mounted" in str(failures[0])
     assert not storage.root.exists()
+
+
+def test_a_run_whose_storage_was_away_completes_and_commits_nothing_any_more(tmp_path):
+    """Its files may have gone into the empty folder below the mount: what it has pre-committed is the next run's to decide."""
+    storage = LocalStorage(tmp_path / "views")
+    mine = claim(storage, 0.0)
+    storage.root.rename(tmp_path / "away")
+    with pytest.raises(StorageAwayError):
+        mine.check()
+    (tmp_path / "away").rename(storage.root)
+    sinks = {"up": TroubledSink(External())}
+    completed: list[Completed] = []
+    loop = loop_with(mine, sinks, completed, on_failure=lambda _: None)
+    loop.start()
+    loop.coordinator.begin_batch(CheckpointId(0))
+    promised = tuple(sink.stage("job", uid, run=mine.run, batch=0) for uid, sink in sinks.items())
+    loop.post(BatchFinished(CheckpointId(0), Barrier(), {}, promised))
+    until(lambda: loop.failure is not None)
+    loop.stop()
+    assert isinstance(loop.failure, StorageAwayError | CheckpointFailedError)
+    assert completed == []
+    assert visible(sinks["up"]._external) == []
+    assert not [name for name in storage.names() if name.startswith("chk-")]
 
 
 class BackAgain(Stubborn):

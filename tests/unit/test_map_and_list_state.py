@@ -43,10 +43,9 @@ class Model:
         self.elements: dict[str, list[int]] = {}
 
     def batch(self, steps: list[Step]) -> dict[str, list[str]]:
-        failed = {step[0] for step in steps if step[2] == "fail"}
         seen: dict[str, list[str]] = {}
         for step in steps:
-            if step[0] not in failed:
+            if step[2] != "fail":
                 entries, elements = (
                     self.entries.setdefault(step[0], {}),
                     self.elements.setdefault(step[0], []),

@@ -123,6 +123,7 @@ def test_what_is_not_known_is_left_out() -> None:
     assert {name for name, _ in found if name.startswith("penstock_")} == {
         "penstock_job_state",
         "penstock_job_supervised",
+        "penstock_last_look_age_seconds",
         "penstock_run",
         "penstock_restarts_total",
         "penstock_rows_done_again_total",

@@ -612,11 +612,6 @@ class BatchList(ps.BatchProcess):
         (lambda p, r: p.connect(None), "it takes a broadcast stream, such as"),
         (lambda p, r: p.connect(r.key_by("k")), "it takes a broadcast stream, such as"),
         (lambda p, r: p.connect(r.broadcast(order_by="a b c")), "order_by='a b c'"),
-        (lambda p, r: p.process(Plain()).bad_records(), "has no key, and no bad rows either"),
-        (
-            lambda p, r: p.connect(r.broadcast()).process(Told(), on_bad_record="skip"),
-            "what a Process raises ends the run",
-        ),
     ],
 )
 def test_wrong_use_is_refused_before_anything_starts(

@@ -3,21 +3,36 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from penstock.errors import ConfigError, CorruptStateError, FencedError
+from penstock.errors import ConfigError, CorruptStateError, FencedError, RunningAlreadyError
 from penstock.ids import CheckpointId, RunId
-from penstock.ownership.claim import Claimant, RunRecord, claim, forget_old_runs, newest_run, process_start
+from penstock.ownership.claim import (
+    AWAY_S,
+    Absence,
+    Claimant,
+    RunRecord,
+    StorageAwayError,
+    claim,
+    forget_old_runs,
+    newest_run,
+    pid_space,
+    process_start,
+)
 from penstock.ownership.descent import Descent, in_line_of_descent, read_descents, record_descent
 from penstock.ownership.ends import How, end_of, record_end
-from penstock.ownership.heartbeat import STALE_AFTER_S, beat, refuse_if_running
+from penstock.ownership.heartbeat import CLOCKS_S, STALE_AFTER_S, Pulse, beat, refuse_if_running
+from penstock.ownership.run_list import list_runs
 from penstock.storage import LocalStorage
+from penstock.testing.virtual_clock import VirtualClock
 
 NOW = 1_000.0
 
@@ -123,11 +138,79 @@ def test_a_run_whose_claim_is_gone_owns_nothing(storage: LocalStorage) -> None:
     """A folder that was deleted, replaced by a copy or is not mounted any more says nothing about who owns the job."""
     third = [claim(storage, NOW) for _ in range(3)][-1]
     storage.delete(storage.names("runs"))
-    with pytest.raises(FencedError, match=r"the claim of run 3, runs/3\.json, is gone .* none"):
+    with pytest.raises(StorageAwayError, match=r"the claims of all runs are gone .* not mounted; run 3"):
         third.check()
     assert claim(storage, NOW).run == 1
-    with pytest.raises(FencedError, match=r"the newest there is 1"):
+    with pytest.raises(
+        FencedError, match=r"the claim of run 3, runs/3\.json, is gone .*the newest there is 1"
+    ):
         third.check()
+
+
+def test_storage_that_is_away_for_a_moment_costs_the_run_and_not_the_job(storage: LocalStorage) -> None:
+    """A run that sees no claim owns nothing again, though the storage is back; the next run of the same start does."""
+    mine = Claimant()
+    run = claim(storage, NOW, mine)
+    away = taken_away(storage)
+    with pytest.raises(StorageAwayError):
+        run.check()
+    with pytest.raises(StorageAwayError, match="within 2 min"):
+        claim(storage, NOW, mine)
+    away.rename(storage.root)
+    with pytest.raises(StorageAwayError, match=r"were gone .* for a while"):
+        run.check()
+    again = claim(storage, NOW, mine)
+    again.check()
+    assert again.run == 2
+    with pytest.raises(FencedError, match="replaced by run 2"):
+        run.check()
+
+
+def test_storage_that_stays_away_ends_the_job(storage: LocalStorage) -> None:
+    """The time counts from the first look that finds nothing, over all runs of a start, and begins anew when the storage was there."""
+    clock = VirtualClock()
+    mine = Claimant(absence=Absence(clock))
+    claim(storage, NOW, mine)
+    for _ in range(2):
+        away = taken_away(storage)
+        with pytest.raises(StorageAwayError):
+            claim(storage, NOW, mine)
+        clock.sleep(AWAY_S - 1)
+        with pytest.raises(StorageAwayError):
+            claim(storage, NOW, mine)
+        away.rename(storage.root)
+        last = claim(storage, NOW, mine)
+    taken_away(storage)
+    with pytest.raises(StorageAwayError):
+        last.check()
+    clock.sleep(AWAY_S)
+    with pytest.raises(FencedError, match="for more than 2 min"):
+        claim(storage, NOW, mine)
+    with pytest.raises(FencedError, match="for more than 2 min"):
+        last.check()
+
+
+def test_another_start_that_is_visible_fences_whatever_was_away(storage: LocalStorage) -> None:
+    """Once another start owns the job, a run whose storage was away is fenced at once."""
+    mine = Claimant()
+    run = claim(storage, NOW, mine)
+    away = taken_away(storage)
+    with pytest.raises(StorageAwayError):
+        run.check()
+    away.rename(storage.root)
+    claim(storage, NOW)
+    with pytest.raises(FencedError, match="replaced by run 2"):
+        run.check()
+    with pytest.raises(FencedError, match="replaced by another one"):
+        claim(storage, NOW, mine)
+
+
+def taken_away(storage: LocalStorage) -> Path:
+    """As a folder whose mount is gone: it is there, and empty."""
+    away = storage.root.with_name(f"{storage.root.name}-away")
+    storage.root.rename(away)
+    storage.root.mkdir()
+    return away
 
 
 def test_a_run_of_another_life_of_the_job_owns_nothing(storage: LocalStorage) -> None:
@@ -146,15 +229,6 @@ def test_a_run_of_another_life_of_the_job_owns_nothing(storage: LocalStorage) ->
         record_descent(zombie, CheckpointId(5))
 
 
-def test_a_start_whose_storage_was_deleted_does_not_claim_again(storage: LocalStorage) -> None:
-    """It says what has happened: there is no other start to which the job would belong."""
-    claimant = Claimant()
-    claim(storage, NOW, claimant)
-    storage.delete(storage.names())
-    with pytest.raises(FencedError, match="the folder was deleted, replaced by a copy, or is not mounted"):
-        claim(storage, NOW, claimant)
-
-
 def test_a_claim_that_vanishes_while_it_is_looked_at_is_gone(tmp_path: Path) -> None:
     """Between the list and the record the folder may be deleted: that is no error of its own."""
 
@@ -163,7 +237,7 @@ def test_a_claim_that_vanishes_while_it_is_looked_at_is_gone(tmp_path: Path) -> 
             self.delete([name])
             return super().get(name)
 
-    with pytest.raises(FencedError, match="is gone from"):
+    with pytest.raises(StorageAwayError, match="are gone from"):
         claim(Vanishing(tmp_path), NOW).check()
 
 
@@ -241,9 +315,12 @@ def test_a_start_that_lost_the_job_does_not_take_it_back(storage: LocalStorage) 
 # ── whether a job is running already ───────────────────────────────────────────────────────────
 
 
-def pretend(storage: LocalStorage, *, host: str, pid: int, started: str = "1") -> None:
+def pretend(
+    storage: LocalStorage, *, pid: int, host: str = os.uname().nodename, started: str = "1", space: str = ""
+) -> None:
     """A run of some other process."""
-    storage.put("runs/1.json", msgspec.json.encode(RunRecord(1, host, pid, started, NOW)))
+    record = RunRecord(1, host, pid, started, NOW, pid_space=space)
+    storage.put("runs/1.json", msgspec.json.encode(record))
 
 
 def test_a_job_that_never_ran_may_start(storage: LocalStorage) -> None:
@@ -263,14 +340,99 @@ def test_a_dead_process_is_noticed_at_once(storage: LocalStorage) -> None:
     child = subprocess.run(
         [sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, check=True
     )
-    pretend(storage, host=os.uname().nodename, pid=int(child.stdout))
+    pretend(storage, pid=int(child.stdout), space=pid_space())
     refuse_if_running(storage, NOW + 1)
 
 
 def test_another_process_with_the_same_pid_is_not_the_run(storage: LocalStorage) -> None:
     """A pid that was given out again does not keep a dead run alive."""
-    pretend(storage, host=os.uname().nodename, pid=os.getpid(), started="long ago")
+    pretend(storage, pid=os.getpid(), started="long ago", space=pid_space())
     refuse_if_running(storage, NOW + 1)
+
+
+@pytest.mark.parametrize("space", ["", "another-boot pid:[4026531836]"])
+def test_a_pid_of_another_space_says_nothing(storage: LocalStorage, space: str) -> None:
+    """Containers may have the host's name, and pids of their own: a missing one is no sign of death."""
+    pretend(storage, pid=2**22 + 1, space=space)
+    with pytest.raises(RunningAlreadyError):
+        refuse_if_running(storage, NOW + 1)
+    assert list_runs(storage, NOW + 1)[0].how == "running"
+
+
+_LOOK = """
+import sys, time
+from penstock.ownership.heartbeat import refuse_if_running
+from penstock.ownership.run_list import list_runs
+from penstock.storage import LocalStorage
+storage = LocalStorage(sys.argv[1])
+print(list_runs(storage, time.time())[0].how)
+refuse_if_running(storage, time.time())
+"""
+
+
+def test_a_healthy_job_is_seen_from_another_pid_namespace(storage: LocalStorage) -> None:
+    """There its pid is nobody's. It is running, and a second start is refused."""
+    inside = ["unshare", "--pid", "--fork", "--mount-proc"]
+    tried = (
+        subprocess.run([*inside, "true"], capture_output=True, text=True, check=False)
+        if shutil.which("unshare")
+        else None
+    )
+    if tried is None or tried.returncode != 0:
+        pytest.skip(f"no pid namespace can be made here: {tried.stderr if tried else 'there is no unshare'}")
+    run = claim(storage, time.time()).run
+    beat(storage, run, time.time())
+    looked = subprocess.run(
+        [*inside, sys.executable, "-c", _LOOK, str(storage.root)], capture_output=True, text=True, check=False
+    )
+    assert looked.stdout == "running\n"
+    assert "RunningAlreadyError" in looked.stderr
+
+
+class BeatsOn(VirtualClock):
+    """While somebody waits, the heart of a run goes on to beat, by a clock that is wrong."""
+
+    def __init__(self, storage: LocalStorage, ahead_s: float) -> None:
+        super().__init__(NOW)
+        self._storage, self._ahead_s = storage, ahead_s
+
+    def sleep(self, seconds: float) -> None:
+        super().sleep(seconds)
+        beat(self._storage, RunId(1), self.wall() + self._ahead_s)
+
+
+@pytest.mark.parametrize("ahead_s", [-600.0, -45.0, 45.0, 600.0])
+def test_a_heart_that_beats_is_seen_to_whatever_its_clock_says(storage: LocalStorage, ahead_s: float) -> None:
+    """A start looks twice: what changes is alive, and what does not is dead."""
+    pretend(storage, host="elsewhere", pid=1)
+    beat(storage, RunId(1), NOW + ahead_s)
+    refuse_if_running(storage, NOW, clock=VirtualClock(NOW))
+    with pytest.raises(RunningAlreadyError):
+        refuse_if_running(storage, NOW, clock=BeatsOn(storage, ahead_s))
+
+
+@pytest.mark.parametrize("ahead_s", [-45.0, 0.0, 45.0])
+def test_who_looks_again_and_again_goes_by_changes(storage: LocalStorage, ahead_s: float) -> None:
+    """The first look allows for a minute between the clocks; later ones count by the clock of who looks."""
+    pretend(storage, host="elsewhere", pid=1)
+    pulse, now = Pulse(), NOW
+    for _ in range(3):
+        beat(storage, RunId(1), now + ahead_s)
+        assert list_runs(storage, now, pulse)[0].alive
+        now += STALE_AFTER_S - 1
+    assert list_runs(storage, now, pulse)[0].alive
+    now += STALE_AFTER_S
+    assert not list_runs(storage, now, pulse)[0].alive
+    beat(storage, RunId(1), now + ahead_s)
+    assert list_runs(storage, now, pulse)[0].alive
+
+
+def test_a_living_driver_whose_storage_was_away_for_seconds_has_not_died(storage: LocalStorage) -> None:
+    """Its heart could not beat, and its process is there: it is shown as running. A start does not wait for it so long."""
+    claim(storage, NOW)
+    assert list_runs(storage, NOW + STALE_AFTER_S + 5)[0].how == "running"
+    refuse_if_running(storage, NOW + STALE_AFTER_S + 5)
+    assert list_runs(storage, NOW + CLOCKS_S + STALE_AFTER_S)[0].how == "did not say"
 
 
 def test_a_run_elsewhere_lives_as_long_as_its_heart_beats(storage: LocalStorage) -> None:
@@ -281,7 +443,7 @@ def test_a_run_elsewhere_lives_as_long_as_its_heart_beats(storage: LocalStorage)
     beat(storage, RunId(1), NOW + 100)
     with pytest.raises(ConfigError):
         refuse_if_running(storage, NOW + 100 + STALE_AFTER_S - 0.1)
-    refuse_if_running(storage, NOW + 100 + STALE_AFTER_S)
+    refuse_if_running(storage, NOW + 100 + STALE_AFTER_S, clock=VirtualClock())
 
 
 def test_a_run_that_ended_is_over(storage: LocalStorage) -> None:

@@ -200,6 +200,38 @@ class TestRefusals:
             log.append(0, bad)  # type: ignore[arg-type]
         assert log.end_offsets() == {0: 0, 1: 0}
 
+    @pytest.mark.parametrize(
+        "bad",
+        [
+            [(2, "y")],
+            ["x"],
+            [("app", "n")],
+            [{"app": "x", "n": 1}, None],
+            "xy",
+            {"app": "x", "n": 1},
+            5,
+            None,
+        ],
+    )
+    def test_what_is_no_row_is_refused(self, log: PartitionedLog, bad: object) -> None:
+        """Tuples, texts and a single dictionary are told what a row looks like, and add nothing."""
+        with pytest.raises(
+            ConfigError, match=r"is a dictionary with the columns app, n.*nothing was appended"
+        ):
+            log.append(0, bad)  # type: ignore[arg-type]
+        assert log.end_offsets() == {0: 0, 1: 0}
+
+    def test_rows_of_a_generator_are_appended(self, log: PartitionedLog) -> None:
+        """It can be gone through once only."""
+        log.append(0, (row for row in rows(0, 3)))  # type: ignore[arg-type]
+        assert numbers(log) == [0, 1, 2]
+
+    def test_a_name_that_is_no_text_is_an_unknown_column(self, log: PartitionedLog) -> None:
+        """It is refused as any other, also beside one that is a text."""
+        with pytest.raises(BadRecordError, match=r"unknown columns \[1, 'm'\]"):
+            log.append(0, [{1: "x", "m": 2}])
+        assert log.end_offsets() == {0: 0, 1: 0}
+
     def test_a_wrong_partition_or_range_is_refused(self, log: PartitionedLog) -> None:
         """Numbers outside the log are errors, not empty answers."""
         with pytest.raises(ConfigError, match="no partition 2"):

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from protocol_story import completed, transaction
 
+from penstock.dashboard.pages.phases import batch_phases
 from penstock.engine.observer import Observer, SourceAccount
 from penstock.ids import CheckpointId
 from penstock.journal.events import Event, RunFailed
+from penstock.journal.live import MOST_BATCHES
+from penstock.spark.input_rows import took
 from penstock.testing.virtual_clock import VirtualClock
 
 
@@ -34,6 +37,7 @@ def test_since_when_a_run_is_up() -> None:
     clock.sleep(10.0)
     observer.batch_done(CheckpointId(0), [], 0.5)
     assert observer.progress.up_since == up_since
+    observer.has_failed()
     observer.restarting()
     assert observer.is_coming_up
     clock.sleep(10.0)
@@ -67,3 +71,26 @@ def test_rows_are_done_again_once_however_often_the_way_back_fails() -> None:
         observer.run_failed(OSError("down"), strategy="s", delay_s=1.0, decision="again")
     assert observer.progress.rows_again == 100
     assert [event.rows_again for event in told if isinstance(event, RunFailed)] == [100, 0, 0]
+
+
+def test_the_newest_batches_are_kept_one_by_one() -> None:
+    """With Spark's account of each: how long it took, where, and how fast rows came and were processed."""
+    account = {
+        "numInputRows": 90,
+        "inputRowsPerSecond": 30.0,
+        "processedRowsPerSecond": 60.0,
+        "durationMs": {"triggerExecution": 1500, "addBatch": 1200, "latestOffset": 20, "queryPlanning": 80},
+    }
+    observer = Observer()
+    for batch in range(MOST_BATCHES + 3):
+        observer.rows_read(batch, {"clicks": SourceAccount(90)}, took(account))
+    recent = observer.progress.recent_batches
+    assert [one.batch for one in recent] == list(range(MOST_BATCHES + 2, 2, -1))
+    assert (recent[0].rows, recent[0].seconds, recent[0].input_per_s, recent[0].processed_per_s) == (
+        90,
+        1.5,
+        30.0,
+        60.0,
+    )
+    assert sum(phase.ms for phase in batch_phases(recent[0])) == 1500
+    assert took({**account, "durationMs": {}, "inputRowsPerSecond": 0.0}).seconds == 0

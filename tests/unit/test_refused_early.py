@@ -61,13 +61,6 @@ def test_a_class_is_no_operator() -> None:
         KeyedStream(Graph(), SOURCE, ("k",)).process(Known, schema="k string", uid="known")  # type: ignore[arg-type]
 
 
-def test_distinct_values_do_not_expire() -> None:
-    """A time to live beside count_distinct is refused by the name of the column."""
-    key = pa.schema([("page", pa.string())])
-    with pytest.raises(ConfigError, match=r"'uv' counts distinct values.*ttl='1h'"):
-        aggregate_layout((UNIQUE,), key, ps.TimeToLive("1h"))
-
-
 def test_a_key_with_the_name_of_the_stamp() -> None:
     """There would be two columns of one name."""
     key = pa.schema([("__touched", pa.string())])

@@ -9,17 +9,18 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
-from penstock.engine.answering import FORGET_AFTER_S, Answering
+from penstock.engine.answering import FORGET_AFTER_S, MOST_WAITING, Answering
 from penstock.errors import ConfigError, CorruptStateError, UnavailableError
 from penstock.ids import RunId
 from penstock.ownership.asking import Asking
 from penstock.ownership.claim import Claimant, claim
 from penstock.ownership.ends import How, end_of, record_end
-from penstock.ownership.heartbeat import HEARTBEAT_S, STALE_AFTER_S, beat
+from penstock.ownership.heartbeat import CLOCKS_S, HEARTBEAT_S, STALE_AFTER_S, beat
 from penstock.ownership.requests import (
     Done,
     Facts,
@@ -155,7 +156,7 @@ def test_a_stop_that_failed_says_why(job: Job) -> None:
     """The error of the end is the answer."""
     put(job, Kind.STOP)
     job.answering.look()
-    job.answering.ended({"status": "stopped"}, UnavailableError("no savepoint"))
+    job.answering.ended({"status": "stopped"}, lambda _: UnavailableError("no savepoint"))
     assert said(job) == Done(ok=False, error="no savepoint", kind="UnavailableError")
 
 
@@ -174,7 +175,7 @@ def test_a_job_that_ends_leaves_no_request_open(job: Job) -> None:
     put(job, Kind.SAVEPOINT)
     job.answering.look()
     job.answering.ended({"status": "finished"})
-    assert said(job).error == "the job ended (finished) before the savepoint was made"
+    assert said(job).error.startswith("the job ended (finished) while it was at the savepoint")
     job.background[0]()
     assert not said(job).ok  # the first word stays
 
@@ -205,6 +206,139 @@ def test_what_is_being_taken_on_when_the_job_ends_is_answered(clock: VirtualCloc
     end.join()
     assert job.performed == [f"stop {ID}"]
     assert said(job) == Done(ok=True, facts={"status": "finished"})
+
+
+def ask_for(job: Job, number: int, kind: Kind = Kind.SAVEPOINT, **options: Any) -> str:
+    """A request of its own, a second after the one before."""
+    now, request = job.clock.wall(), f"{number:032x}"
+    put_request(job.storage, request, Request(kind=kind, asked_at=now, until=now + 60, **options))
+    return request
+
+
+def test_savepoints_are_made_one_at_a_time(job: Job) -> None:
+    """The others wait in storage, in the order in which they came; a stop and a cancel wait for nothing."""
+    job.waits = True
+    last = ask_for(job, 40)
+    job.answering.look()
+    for number in range(39, 0, -1):
+        ask_for(job, number)
+        job.answering.look()
+    assert len(job.background) == 1
+    assert taken_on_by(job.storage, last) == job.claim.run
+    assert taken_on_by(job.storage, f"{1:032x}") is None
+    ask_for(job, 41, Kind.CHECKPOINT)
+    ask_for(job, 42, Kind.STOP)
+    ask_for(job, 43, Kind.CANCEL)
+    job.answering.look()
+    assert job.performed == [f"stop {42:032x}", "cancel"]
+    assert len(job.background) == 2
+    while job.background:
+        job.background.pop(0)()
+        job.answering.look()
+    done = [one.split()[1] for one in job.performed if one.startswith("savepoint")]
+    assert done == [f"{number:032x}" for number in range(40, 0, -1)]
+
+
+def test_a_request_that_waits_can_be_taken_back(job: Job) -> None:
+    """Its asker has given up: it is never performed."""
+    job.waits = True
+    ask_for(job, 1)
+    job.answering.look()
+    given_up, left, late = ask_for(job, 2), ask_for(job, 3), ask_for(job, 4)
+    job.answering.look()
+    assert take_back(job.storage, given_up)
+    assert take_back(job.storage, left)
+    forget_requests(job.storage, [left])
+    job.clock.advance(61)
+    job.background.pop()()
+    job.answering.look()
+    assert job.background == []
+    assert job.performed == [f"savepoint {1:032x}"]
+    late_answer = read_answer(job.storage, late)
+    assert late_answer is not None
+    assert "was to begin within 1 min" in late_answer.error
+
+
+def test_a_stop_that_waits_is_answered_with_the_one_before_it(job: Job) -> None:
+    """Both asked the same job to stop: the next start of it is not stopped by the second. One that was taken back stays so."""
+    now = job.clock.wall()
+    for request in ("aa", "bb", "cc"):
+        wish = Request(kind=Kind.STOP, asked_at=now, until=now + 600, savepoint=True)
+        put_request(job.storage, request, wish)
+    job.answering.look()
+    assert take_back(job.storage, "cc")
+    job.answering.ended({"status": "stopped"})
+    answers = [read_answer(job.storage, request) for request in ("aa", "bb", "cc")]
+    assert [None if one is None else one.ok for one in answers] == [True, True, None]
+    later = Job(job.storage, job.clock)
+    later.answering.look()
+    assert (job.performed, later.performed) == (["stop aa"], [])
+
+
+def test_more_than_so_many_do_not_wait(job: Job) -> None:
+    """What comes beyond them is refused, and those before are not."""
+    job.waits = True
+    ask_for(job, 0)
+    job.answering.look()
+    for number in range(1, MOST_WAITING + 1):
+        ask_for(job, number)
+    job.answering.look()
+    refused = ask_for(job, 0xFFFF)
+    job.answering.look()
+    done = read_answer(job.storage, refused)
+    assert done is not None
+    assert not done.ok
+    assert f"{MOST_WAITING} requests wait for their turn already" in done.error
+    assert len(Listing(job.storage).open) == MOST_WAITING + 1
+
+
+def test_a_stop_into_a_folder_that_hangs_makes_the_job_deaf_to_nothing(clock: VirtualClock) -> None:
+    """It is looked at in a thread of its own, which holds up neither other requests nor the end of the job."""
+    hangs, reached = threading.Event(), threading.Event()
+
+    class Hangs(Job):
+        def stop(self, token: str, request: Request) -> None:
+            if request.savepoint:
+                reached.set()
+                hangs.wait()
+            super().stop(token, request)
+
+    job = Hangs(VirtualStorage(), clock)
+    job.answering = Answering(
+        job.storage,
+        job.claimant,
+        job,
+        in_background=lambda work: work(),
+        apart=lambda work: threading.Thread(target=work, daemon=True).start(),
+        clock=clock,
+    )
+    first = ask_for(job, 1, Kind.STOP, savepoint=True, to="/hangs")
+    second = ask_for(job, 2, Kind.STOP, savepoint=True, to="/hangs")
+    job.answering.look()
+    assert reached.wait(60)
+    ask_for(job, 3, Kind.CHECKPOINT)
+    ask_for(job, 4, Kind.CANCEL)
+    job.answering.look()
+    assert job.performed == [f"checkpoint {3:032x}", "cancel"]
+    job.answering.close()
+    job.answering.ended(
+        {"status": "cancelled"}, lambda wish: UnavailableError("cancelled") if wish.savepoint else None
+    )
+    for request in (first, second):
+        done = read_answer(job.storage, request)
+        assert done is not None
+        assert done.error == "cancelled"
+    hangs.set()
+
+
+def test_only_a_cancel_is_taken_on_when_the_last_run_is_over(job: Job) -> None:
+    """A savepoint that was begun before may hang, and somebody must be able to end that."""
+    job.answering.close()
+    put(job, Kind.SAVEPOINT)
+    ask_for(job, 1, Kind.CANCEL)
+    job.answering.look()
+    assert job.performed == ["cancel"]
+    assert take_back(job.storage, ID)
 
 
 def test_an_error_is_the_answer(job: Job) -> None:
@@ -612,7 +746,7 @@ def test_asking_a_job_that_does_not_run() -> None:
     """It is refused at once, with how the last run ended, and nothing is written."""
     asked = Asked()
     record_end(asked.job.storage, end_of(asked.job.claim.run, How.FAILED, asked.clock.wall()))
-    asked.clock.advance(STALE_AFTER_S)
+    asked.clock.advance(CLOCKS_S + STALE_AFTER_S)
     with pytest.raises(
         ConfigError, match=r"is not running: its last run, 1, is over: failed; nothing was asked for"
     ):
@@ -627,7 +761,7 @@ def test_a_run_that_dies_before_it_takes_the_request_on() -> None:
     with pytest.raises(
         UnavailableError, match=r"run 1 .* ended before it took the request on; the request is taken back"
     ):
-        asked.ask()
+        asked.ask(timeout_s=120)
     assert asked.left == []
     asked.live()
     assert asked.job.performed == []
@@ -642,13 +776,13 @@ def test_a_run_that_dies_in_the_middle_is_followed_by_the_next() -> None:
     def happens() -> None:
         if asked.clock.monotonic() < dead_at_s:
             asked.live()
-        elif asked.clock.monotonic() > dead_at_s + 2 * STALE_AFTER_S and asked.job.waits:
+        elif asked.clock.monotonic() > dead_at_s + CLOCKS_S + 2 * STALE_AFTER_S and asked.job.waits:
             asked.job = Job(asked.job.storage, asked.clock)
         elif not asked.job.waits:
             asked.live()
 
     asked.clock.happens = happens
-    assert asked.ask(timeout_s=120) == {"checkpoint": 7}
+    assert asked.ask(timeout_s=240) == {"checkpoint": 7}
     assert any("no run is alive now: the next one goes on with it" in line for line in asked.told)
 
 
@@ -676,7 +810,7 @@ def test_what_takes_longer_goes_on() -> None:
 
 
 def test_an_asker_who_is_interrupted_takes_its_request_back() -> None:
-    """Ctrl-C leaves nothing that is performed later."""
+    """Ctrl-C leaves nothing that is performed later, and no file."""
     asked = Asked()
 
     def interrupted() -> None:
@@ -685,8 +819,31 @@ def test_an_asker_who_is_interrupted_takes_its_request_back() -> None:
     asked.clock.happens = interrupted
     with pytest.raises(KeyboardInterrupt):
         asked.ask(Kind.CANCEL)
+    assert asked.told[-1] == "the request is taken back: nothing was done"
+    assert asked.left == []
     asked.live()
+    assert asked.left == []
     assert asked.job.performed == []
+
+
+@pytest.mark.parametrize("leaves", [KeyboardInterrupt, SystemExit])
+def test_no_later_run_performs_what_its_asker_waits_for_no_more(leaves: type[BaseException]) -> None:
+    """A run that is at it goes on; when it dies, nobody begins again."""
+    asked = Asked()
+    asked.job.waits = True
+
+    def interrupted() -> None:
+        asked.live()
+        if asked.job.background:
+            raise leaves
+
+    asked.clock.happens = interrupted
+    with pytest.raises(leaves):
+        asked.ask(Kind.SAVEPOINT)
+    assert asked.told[-1].startswith("run 1 has taken the request on, and it is not taken back")
+    following = Job(asked.job.storage, asked.clock)
+    following.answering.look()
+    assert following.performed == []
 
 
 def test_the_first_answer_stays() -> None:

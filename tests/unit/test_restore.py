@@ -416,7 +416,9 @@ def test_a_sink_that_is_down_does_not_keep_the_others_from_committing(scene: Sce
     sinks = {"a-down": down, UID: scene.sink}
     promises = (down.stage(JOB, "a-down", run=1, batch=5), scene.stage(5))
     scene.checkpoint(5, promises=promises)
-    with pytest.raises(UnavailableError, match=r"checkpoint 5 .* the sink a-down did not commit") as failed:
+    with pytest.raises(
+        UnavailableError, match=r"the sink a-down does not commit: .* The job goes on from checkpoint 5 when"
+    ) as failed:
         restore(scene.storage, sinks, owner=JOB, mode=Mode.EXACTLY_ONCE, now=NOW)
     assert failed.value.facts == {"sinks": ("a-down",), "denied": False}
     assert visible(scene.external) == [(1, 5, 0)]
@@ -440,7 +442,7 @@ def test_a_commit_that_raises_anything_may_pass(scene: Scene) -> None:
     scene.checkpoint(5, promises=(down.stage(JOB, "function", run=1, batch=5),))
     sinks = {"function": down, UID: scene.sink}
     with pytest.raises(
-        UnavailableError, match="the sink function did not commit: ConnectionResetError: by peer"
+        UnavailableError, match="the sink function does not commit: ConnectionResetError: by peer"
     ):
         restore(scene.storage, sinks, owner=JOB, mode=Mode.EXACTLY_ONCE, now=NOW)
     restore(scene.storage, sinks, owner=JOB, mode=Mode.EXACTLY_ONCE, now=NOW)
@@ -754,9 +756,11 @@ def test_what_is_refused_does_not_fence_the_run_that_is_well(scene: Scene) -> No
 
     sinks, mode = {UID: scene.sink}, Mode.EXACTLY_ONCE
     with pytest.raises(ConfigError, match="checkpoint 77 cannot be restored"):
-        check_restorable(scene.storage, sinks, mode=mode, wanted=CheckpointId(77), check=lambda _: None)
+        check_restorable(
+            scene.storage, sinks, owner=JOB, mode=mode, wanted=CheckpointId(77), check=lambda _: None
+        )
     with pytest.raises(IncompatibleStateError):
-        check_restorable(scene.storage, sinks, mode=mode, wanted=None, check=refuse)
+        check_restorable(scene.storage, sinks, owner=JOB, mode=mode, wanted=None, check=refuse)
     assert newest_run(scene.storage) == 1
 
 

@@ -17,6 +17,7 @@ from penstock.ownership.claim import Claimant, RunRecord, claim, process_start
 from penstock.ownership.descent import record_descent
 from penstock.ownership.ends import LONGEST_WHY, How, RunEnd, read_end, record_end
 from penstock.ownership.heartbeat import (
+    CLOCKS_S,
     STALE_AFTER_S,
     beat,
     last_completed,
@@ -201,7 +202,7 @@ def test_who_was_killed_did_not_say(scene: Scene) -> None:
     """A run without a last word runs, as long as its process does and its heart beats."""
     run = scene.run()
     assert scene.listed()[0].how == "running"
-    assert scene.listed(NOW + STALE_AFTER_S)[0].how == "did not say"
+    assert scene.listed(NOW + CLOCKS_S + STALE_AFTER_S)[0].how == "did not say"
     record = RunRecord(run, "elsewhere", 1, process_start(1), NOW, scene.claimant.token)
     scene.storage.put("runs/1.json", msgspec.json.encode(record))
     assert scene.listed(NOW + STALE_AFTER_S - 1)[0].how == "running"

@@ -168,7 +168,7 @@ def test_the_signs_of_a_job() -> None:
     assert terminal.shown == ["starting"]
     handle: Any = SimpleNamespace(progress=Progress(run=3, batches=1), status=Status.RUNNING)
     signs.watch(handle)
-    assert terminal.shown[0].startswith("running, run 3, 1 batch, 0 rows in, 0 rows/s, ")
+    assert terminal.shown[0].startswith("running, run 3, 1 batch, its rows are not counted yet, 0 rows/s, ")
     clock.sleep(2.0)
     handle.progress.rows_in, handle.status = 500, Status.RESTARTING
     signs.watch(handle)
@@ -196,6 +196,19 @@ def test_without_a_terminal_the_log_tells() -> None:
         "checkpoint 1 completed",
         "WARNING job failed",
     ]
+
+
+def test_a_log_that_comes_up_meanwhile_tells_nothing_twice() -> None:
+    """A library that logs to the root, as py4j does when the JVM dies, gives it a handler: the lines of the job come once all the same."""
+    stream = io.StringIO()
+    handler = logging.StreamHandler(stream)
+    with no_log(), streams(io.StringIO(), stream):
+        with signs_of_life():
+            logging.getLogger().addHandler(handler)
+            life()
+            logging.getLogger().removeHandler(handler)
+        assert PENSTOCK.propagate
+    assert stream.getvalue().count("job failed") == 1
 
 
 def test_on_a_terminal_checkpoints_are_in_the_line() -> None:
@@ -255,7 +268,7 @@ def test_a_failure_leaves_the_terminal_clean() -> None:
 
 def test_a_real_terminal() -> None:
     """The line is as wide as the terminal allows, what is logged stands above it, and it is gone at the end."""
-    handle: Any = SimpleNamespace(progress=Progress(run=3, batches=24), status=Status.RUNNING)
+    handle: Any = SimpleNamespace(progress=Progress(run=3, batches=24, rows_in=5), status=Status.RUNNING)
     with no_log(), real_terminal(40) as (stream, written), streams(io.StringIO(), stream):
         with signs_of_life() as signs:
             signs.watch(handle)
@@ -266,7 +279,7 @@ def test_a_real_terminal() -> None:
     before_the_end, *_ = came.rpartition("\r\x1b[K")
     above, line = screen(before_the_end)
     assert above.endswith(" run 3 begins")
-    assert line == "running, run 3, 24 batches, 0 rows i..."
+    assert line == "running, run 3, 24 batches, 5 rows i..."
     assert screen(came)[1:] == ["and then the prompt", ""]
 
 

@@ -23,7 +23,7 @@ def looked(silence: Silence, message: str, now_us: int, *, data: bool = False) -
 
 def test_only_a_look_that_found_nothing_since_the_last_batch_counts() -> None:
     """Before the first look nothing is known, and after a batch not until the next one; then each moment is a look."""
-    silence = Silence(0.0, matters=True)
+    silence = Silence(0.0)
     assert silence.looked_us(None, 1) is None
     assert looked(silence, "Initializing sources", 2) is None
     assert looked(silence, "Getting offsets from a log", 3) is None
@@ -39,12 +39,7 @@ def test_only_a_look_that_found_nothing_since_the_last_batch_counts() -> None:
 
 def test_with_a_trigger_the_look_may_be_as_old_as_it() -> None:
     """What came since then nobody has seen."""
-    silence = Silence(0.001, matters=True)
+    silence = Silence(0.001)
     assert looked(silence, "Waiting for next trigger", 5_000) == 5_000
     assert looked(silence, "Waiting for next trigger", 5_900) == 5_000
     assert looked(silence, "Waiting for next trigger", 7_000) == 6_000
-
-
-def test_where_nobody_has_event_time_nobody_asks() -> None:
-    """A call into the JVM ten times a second is not made for nothing."""
-    assert looked(Silence(0.0, matters=False), "Waiting for data to arrive", 1) is None

@@ -88,6 +88,8 @@ def test_the_end() -> None:
     assert ended("views", "failed", one) == (
         "job views failed: run 3, 1 batch, 1 row in, no checkpoint, 1 restart"
     )
+    again = dataclasses.replace(one, restarts_before=2)
+    assert ended("views", "failed", again).endswith(", no checkpoint, 3 restarts")
     lossy = dataclasses.replace(BUSY, bad_records={"views": 1}, late_rows={"views": 1_000, "windows": 234})
     assert ended("views", "stopped", lossy) == (
         "job views stopped: run 3, 24 batches, 1,200,000 rows in, 1 bad row, late rows (views 1,000; windows 234), last checkpoint 41"
@@ -126,6 +128,11 @@ def test_what_is_open_at_the_end() -> None:
     ("progress", "line"),
     [
         (Progress(), "running, 0 batches, 0 rows in, 52,310 rows/s, no checkpoint"),
+        (Progress(batches=1), "running, 1 batch, its rows are not counted yet, 52,310 rows/s, no checkpoint"),
+        (
+            Progress(batches=1, sources_at=NOW),
+            "running, 1 batch, 0 rows in, 52,310 rows/s, no checkpoint",
+        ),
         (
             BUSY,
             "running, run 3, 24 batches, 1,200,000 rows in, 52,310 rows/s, last checkpoint 41, 12 s ago",

@@ -20,7 +20,7 @@ from penstock.storage import LocalStorage, Storage
 from penstock.storage.forwarding import ForwardingStorage
 from penstock.supervise import telling
 from penstock.supervise.command import without
-from penstock.supervise.decisions import SAME_WISH_S, End, Supervision
+from penstock.supervise.decisions import DEAF_S, SAME_WISH_S, End, Supervision
 from penstock.supervise.strategies import BY_DEFAULT, strategy_of
 from penstock.supervise.telling import Story
 from penstock.supervise.words import LONGEST_LINE, Lines, Said, line, read_said
@@ -103,6 +103,24 @@ def test_who_meets_what_its_predecessor_left_is_tried_again() -> None:
     assert kept.ended(End(2), 0.0, beside_the_dead=True).restarts
     assert not kept.ended(End(0), 0.0, beside_the_dead=True).restarts
     assert not kept.ended(End(2), 0.0).restarts
+
+
+def test_a_command_that_was_right_once_is_tried_again() -> None:
+    """Its file may be away for a moment. A refusal that the job itself has told of is one, at any attempt."""
+    kept = supervision()
+    assert kept.ended(End(2), 0.0, again=True).restarts
+    assert not kept.ended(End(2, told=2), 0.0, again=True).restarts
+    assert not kept.ended(End(3), 0.0, again=True).restarts
+
+
+def test_after_the_second_wish_a_program_has_so_long_to_end() -> None:
+    """The first is a wish for an end in good order, which takes its time."""
+    kept = supervision()
+    kept.came(signal.SIGTERM, 5.0)
+    assert kept.killed_at is None
+    kept.came(signal.SIGTERM, 7.0)
+    kept.came(signal.SIGTERM, 9.0)
+    assert kept.killed_at == 7.0 + DEAF_S
 
 
 def test_the_strategy_sets_pauses_and_the_limit() -> None:

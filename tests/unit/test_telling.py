@@ -10,9 +10,10 @@ from penstock.errors import JobFailedError, UserCodeError
 from penstock.journal.events import LONGEST_TEXT, RunFailed
 
 
-def told(error: BaseException) -> RunFailed:
+def told(error: BaseException, *, shows_rows: bool = True) -> RunFailed:
     return run_failed(
         error,
+        shows_rows=shows_rows,
         at=1.0,
         run=1,
         strategy="s",
@@ -52,3 +53,20 @@ def test_long_texts_are_cut_where_they_say_least() -> None:
     assert event.why.startswith("first x")
     assert event.trace.endswith("last \\udcff\n")
     assert max(len(event.why), len(event.trace)) <= LONGEST_TEXT
+
+
+def test_the_journal_has_no_passwords() -> None:
+    """Also not those in lines of a program and in what Spark says."""
+    with pytest.raises(UserCodeError) as raised:
+        raise UserCodeError("no answer, pwd=hunter2") from Py4JError("postgresql://me:hunter2@db/shop")
+    raised.value.add_note('  at: job.py:3: connect(api_key="hunter2")')
+    assert "hunter2" not in str(told(raised.value))
+
+
+def test_a_journal_without_rows_has_no_texts_of_spark() -> None:
+    """They have the exception of user code in them, with whatever it says."""
+    error = caused_by(
+        UserCodeError("mine-0: ValueError (its text is not shown)"), Py4JError("ValueError: Ann Lee")
+    )
+    assert "Ann Lee" in told(error).trace
+    assert "Ann Lee" not in str(told(error, shows_rows=False))

@@ -339,10 +339,9 @@ class World:
 
     def batch(self, steps: list[Step]) -> dict[str, list[str]]:
         self.expire()
-        failed = {step[0] for step in steps if step[2] == "fail"}
         seen: dict[str, list[str]] = {}
         for step in steps:
-            if step[0] not in failed:
+            if step[2] != "fail":
                 states = self.keys.setdefault(step[0], {kind: Model(kind, self) for kind in KINDS})
                 seen.setdefault(step[0], []).append(done(step, states))
         return seen

@@ -8,8 +8,10 @@ from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
+from operator_cluster import OperatorCluster
 from task_cluster import TaskCluster
 
 import penstock as ps
@@ -268,7 +270,7 @@ def test_a_process_that_fails_takes_its_timers_with_it(tmp_path: Path) -> None:
     task.batch(rows(("a", "fails")))
     assert task.due == Due()
     task.batch(rows(("a", "set")))
-    given = task.batch(rows(("a", "delete"), ("a", "fails")), watermark_us=NOON_US)
+    given = task.batch(rows(("a", "ctx.delete_timer(NOON); 1 / 0"), ("a", "fails")), watermark_us=NOON_US)
     assert said(given) == ["event_time 12:00 11 2026-05-01 12:00:00+00:00"]
 
 
@@ -372,3 +374,115 @@ def test_in_columns_a_circle_without_an_end_is_found(tmp_path: Path, monkeypatch
     task.batch(rows(("again", "set")))
     with pytest.raises(UserCodeError, match="10 times in a row: this may never end"):
         task.batch([], watermark_us=NOON_US)
+
+
+# ── a gap ──────────────────────────────────────────────────────────────────────────────────────
+
+
+class EverySecond(ps.KeyedProcess):
+    """Sets the next timer when one fires, by event time or by the clock."""
+
+    count = ps.ValueState("long", default=0)
+
+    def process(self, key: str, rows: ps.Rows, ctx: ps.Context) -> None:
+        for by in ("event_time", "clock"):
+            ctx.set_timer(NOON, by)
+
+    def on_timer(self, key: str, timer: ps.Timer, ctx: ps.Context) -> Iterator[Any]:
+        self.count.value += 1
+        ctx.set_timer(timer.at + timedelta(seconds=1), timer.by)
+        yield key, str(self.count.value)
+
+
+class EverySecondInColumns(ps.BatchProcess):
+    """The same in columns."""
+
+    count = ps.ValueState("long", default=0)
+
+    def process_batch(self, keys: Any, batch: Any, state: ps.BatchState) -> None:
+        for by in ("event_time", "clock"):
+            state.set_timers([NOON] * len(keys), by=by)
+
+    def on_timers(self, keys: Any, timers: ps.BatchTimers, state: ps.BatchState) -> Any:
+        for at, by, index in zip(
+            timers["at"].to_pylist(), timers["by"].to_pylist(), timers.key_index.tolist(), strict=True
+        ):
+            state.set_timers([at + timedelta(seconds=1)], [index], by=by)
+        counts = np.array(state["count"].to_pylist()) + np.bincount(timers.key_index, minlength=len(keys))
+        state["count"] = counts.tolist()
+        return {"k": keys["k"], "what": [str(count) for count in counts]}
+
+
+@pytest.mark.parametrize("operator", [EverySecond, EverySecondInColumns])
+def test_a_periodic_timer_catches_up_after_a_gap(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, operator: Any
+) -> None:
+    """A timer that sets the next one a second later fires for every second of a gap, however long: moments that advance do end."""
+    monkeypatch.setattr(timer_cell, "MOST_IN_A_ROW", 20)
+    monkeypatch.setattr(column_timers, "MOST_ROUNDS", 20)
+    task = cluster(tmp_path, operator())
+    task.batch(rows(("a", ""), ("b", "")), watermark_us=NOON_US - 1, now_us=NOON_US - 1)
+    gap_us = NOON_US + 99_000_000
+    given = task.batch([], watermark_us=gap_us, now_us=gap_us)
+    assert max(int(row["what"]) for row in given) == 200
+    assert task.due == Due(gap_us + 1_000_000, gap_us + 1_000_000)
+    with pytest.raises(UserCodeError, match="this may never end"):
+        task.batch([], watermark_us=FAR_AWAY_US, now_us=gap_us)
+
+
+class AlsoLater(EverySecondInColumns):
+    """The same, with a timer beside it that fires once, much later: all that is due fires in the first round."""
+
+    def process_batch(self, keys: Any, batch: Any, state: ps.BatchState) -> None:
+        super().process_batch(keys, batch, state)
+        state.set_timers([NOON + timedelta(seconds=99)] * len(keys))
+
+    def on_timers(self, keys: Any, timers: ps.BatchTimers, state: ps.BatchState) -> Any:
+        counts = state["count"].to_pylist()
+        for at, by, index in zip(
+            timers["at"].to_pylist(), timers["by"].to_pylist(), timers.key_index.tolist(), strict=True
+        ):
+            if at < NOON + timedelta(seconds=99):
+                state.set_timers([at + timedelta(seconds=1)], [index], by=by)
+            counts[index] += 1
+        state["count"] = counts
+        return {"k": keys["k"], "what": [str(count) for count in counts]}
+
+
+def test_a_periodic_timer_catches_up_beside_one_that_is_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is behind that one in every round, and goes on all the same."""
+    monkeypatch.setattr(column_timers, "MOST_ROUNDS", 20)
+    task = cluster(tmp_path, AlsoLater())
+    task.batch(rows(("a", ""), ("b", "")), watermark_us=NOON_US - 1, now_us=NOON_US - 1)
+    gap_us = NOON_US + 99_000_000
+    given = task.batch([], watermark_us=gap_us, now_us=gap_us)
+    assert max(int(row["what"]) for row in given) == 201
+
+
+# ── keys that Python cannot read ───────────────────────────────────────────────────────────────
+
+
+class SetsInColumns(ps.BatchProcess):
+    """Code in columns need not read a key to set a timer for it."""
+
+    count = ps.ValueState("long", default=0)
+
+    def process_batch(self, keys: Any, batch: Any, state: ps.BatchState) -> None:
+        state.set_timers([NOON] * len(keys))
+
+    def on_timers(self, keys: Any, timers: ps.BatchTimers, state: ps.BatchState) -> None: ...
+
+
+def test_a_timer_of_a_key_that_cannot_be_read_is_a_dead_letter(tmp_path: Path) -> None:
+    """Nobody can be called for it, and it is not dropped without a word."""
+    cluster = OperatorCluster(tmp_path, OUTPUT, tolerant=True)
+    unreadable = pa.array([b"\xff\xfe", b"b"]).cast(pa.string(), safe=False)
+    cluster.batch(SetsInColumns(), pa.table({"k": unreadable, "what": ["", ""]}), NOON_US - 1)
+    given = cluster.batch(EverySecond(), ROWS.empty_table(), NOON_US)
+    assert [row["k"] for row in given] == ["b"]
+    (letter,) = [row for batch in cluster.bad.letters() for row in batch.to_pylist()]
+    assert "on_timer()" in letter["reason"]
+    assert "a value that Python cannot read" in letter["reason"]
+    assert json.loads(letter["row"])["timer_at"].startswith("2026-05-01T12:00")

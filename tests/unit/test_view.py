@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 
 from penstock.checkpoint.completed import Barrier, Completed, SubtaskReport
 from penstock.checkpoint.metadata import mark_committed, write_metadata
+from penstock.engine.chronicle import Chronicle, Totals
 from penstock.errors import ConfigError
 from penstock.ids import CheckpointId, RunId, SubtaskId
 from penstock.journal.events import (
@@ -28,10 +30,11 @@ from penstock.journal.events import (
     SavepointMade,
 )
 from penstock.journal.files import write_live, write_plan
+from penstock.journal.listening import Listeners
 from penstock.journal.live import Live, PendingLive
 from penstock.journal.plan import Plan, PlanSettings
 from penstock.journal.writing import JournalWriter
-from penstock.ownership.claim import Claimant, claim, process_start
+from penstock.ownership.claim import Claimant, claim, forget_old_runs, pid_space, process_start
 from penstock.ownership.descent import record_descent
 from penstock.ownership.ends import How, end_of, record_end
 from penstock.ownership.heartbeat import beat
@@ -313,6 +316,18 @@ def test_late_checkpoints(place: Place) -> None:
         assert place.look().is_late is late
 
 
+def test_a_job_is_not_late_for_what_it_has_not_written_down_yet(place: Place) -> None:
+    """With a short interval the last words of a job are several intervals old: it is late when that lasts."""
+    run = place.run(900.0)
+    often = msgspec.structs.replace(PLAN.settings, interval_s=0.1, min_pause_s=0.0)
+    write_plan(place.storage, run, msgspec.structs.replace(PLAN, settings=often))
+    live = Live(run=run, at=999.0, status="running", started_at=900.0, rows_since_checkpoint=1)
+    beat(place.storage, run, 999.0)
+    for completed_at, late in ((998.5, False), (997.0, False), (996.0, True)):
+        write_live(place.storage, msgspec.structs.replace(live, checkpoint_at=completed_at))
+        assert place.look().is_late is late
+
+
 def test_a_job_that_rested_is_not_late(place: Place) -> None:
     """Its last checkpoint is hours old, and its first rows have only just come; or somebody has just asked for a checkpoint."""
     run = place.run(at=100.0)
@@ -435,6 +450,7 @@ def supervised_by(at: float, started: str, host: str = "") -> ProcessStarted:
         host=host or platform.node(),
         supervisor=os.getpid(),
         supervisor_started=started,
+        pid_space="" if host else pid_space(),
     )
 
 
@@ -486,6 +502,24 @@ def test_restarts_are_those_of_all_starts(place: Place) -> None:
     assert (view.restarts, view.rows_again) == (1, 200)
 
 
+def test_runs_that_cannot_come_up_are_restarts(place: Place) -> None:
+    """Each run that was begun after a failure counts, also while none has come up; one that has said nothing yet is restarting."""
+    first = place.run(900.0)
+    failed = RunFailed(at=950.0, run=first, error="E", why="away", strategy="s", restarts=True)
+    place.tell(started(first, 900.0), failed)
+    for at in (960.0, 970.0, 980.0):
+        run = place.run(at)
+        place.tell(msgspec.structs.replace(failed, at=at + 1, run=run))
+    beat(place.storage, run, 999.0)
+    assert place.look().restarts == 3
+    write_live(place.storage, Live(run=run, at=990.0, status="restarting", failure="away", failed_in_a_row=4))
+    newest = place.run(991.0)
+    beat(place.storage, newest, 999.0)
+    view = place.look()
+    assert (view.state, view.run, view.restarts) == (JobState.RESTARTING, newest, 4)
+    assert needs(view)[0].urgent
+
+
 def test_percentiles_are_measured_values() -> None:
     """Nothing in between is made up, and nothing comes of nothing."""
     assert percentiles([]) is None
@@ -533,3 +567,37 @@ def test_a_group_costs_what_its_failures_cost() -> None:
     assert (group.count, group.down_s, group.rows_again) == (4, 57.0, 120)
     (unknown,) = grouped(before[1:])
     assert (unknown.down_s, unknown.rows_again) == (None, None)
+
+
+def test_counters_do_not_go_down_when_records_and_journal_forget(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Restarts and rows done again are counted on from start to start, though only the newest runs and events are kept."""
+    monkeypatch.setattr("penstock.journal.files.KEEP_BYTES", 400)
+    monkeypatch.setattr("penstock.journal.files.KEEP_FILES", 3)
+    storage, seen = place.storage, []
+    before: list[Totals] = []
+    for start in range(12):
+        claimant = Claimant()
+        run = claim(storage, NOW + start, claimant).run
+        forget_old_runs(storage, run, keep=4)
+        seen.append(place.look(NOW + 1000))
+        live = Live(run=run, at=NOW + start, status="running", rows_since_checkpoint=10)
+        if start == 5:  # this one fails once, and is tried again by itself; then it is stopped
+            live = msgspec.structs.replace(live, restarts=1, rows_again=7)
+        look = partial(msgspec.structs.replace, live)
+        chronicle = Chronicle(storage, claimant, PLAN, look, Listeners(), on_totals=before.append)
+        chronicle.run_began(run)
+        chronicle.tell(RunStarted(at=NOW + start, run=run, host="away", pid=1))
+        chronicle.close()
+        if start == 5:
+            record_end(storage, end_of(run, How.STOPPED, NOW + start))
+        seen.append(place.look(NOW + 1000))
+        in_the_log = before[-1].restarts + live.restarts
+        assert seen[-1].restarts - in_the_log in (
+            0,
+            1,
+        )  # its process has died by now, which the log cannot say
+    counted = [(view.restarts, view.rows_again) for view in seen]
+    assert counted == sorted(counted)
+    assert counted[-1] == (11, 107)

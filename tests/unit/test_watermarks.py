@@ -17,10 +17,11 @@ from penstock.engine.source_partitions import (
     partition_name,
     partition_parts,
 )
-from penstock.engine.watermarks import Newest, Watermarks
+from penstock.engine.watermarks import Newest, Watermarks, latest_us
 from penstock.graph import EventTime
 from penstock.ids import CheckpointId
 from penstock.operators.clock import OperatorClock
+from penstock.operators.time_column import TimeColumn
 from penstock.state.lifetimes import FAR_AWAY_US, LONG_AGO_US
 
 IDLE_US = 100
@@ -32,10 +33,21 @@ PARTS_OF_NAMES = st.lists(
 )
 
 
+DUE = {OP: LONG_AGO_US}
+"""The operator waits for something that any watermark brings."""
+
+
 def source(
-    *, out_of_order: int = 0, idle: int | None = IDLE_US, ahead: int | None = None, parts: bool = True
+    *,
+    out_of_order: int = 0,
+    idle: int | None = IDLE_US,
+    ahead: int | None = None,
+    parts: bool = True,
+    clock: bool = False,
 ) -> EventTime:
-    return EventTime("ts", out_of_order, idle, ahead, ("p",) if parts else (), in_positions=parts)
+    return EventTime(
+        "ts", out_of_order, idle, ahead, ("p",) if parts else (), in_positions=parts, follows_clock=clock
+    )
 
 
 @dataclass
@@ -61,12 +73,12 @@ class Story:
 
     def next(self) -> int:
         """Where a batch that has rows would bring the watermark."""
-        return self.marks._ahead(self.marks._looked_us, frozenset(self.sources), ())[0][OP]
+        return self.marks._ahead(self.marks._looked_us, frozenset(self.sources), DUE)[0][OP]
 
     def tick(self, after: int, *, looked: bool = True) -> int:
         """A batch that reads nothing; somebody has looked right before it, or nobody since the last batch with rows."""
         self.now_us += after
-        clocks = self.marks.begin(self.now_us, looked_us=self.now_us if looked else None)
+        clocks = self.marks.begin(self.now_us, looked_us=self.now_us if looked else None, waiting=DUE)
         self.marks.finish({})
         return clocks[OP].watermark_us
 
@@ -74,8 +86,8 @@ class Story:
         return Story(self.sources, self.partitions, self.marks.reached(), self.now_us + 5)
 
 
-def one(*parts: str, out_of_order: int = 0, idle: int | None = IDLE_US) -> Story:
-    return Story({"s": source(out_of_order=out_of_order, idle=idle)}, {"s": parts})
+def one(*parts: str, out_of_order: int = 0, idle: int | None = IDLE_US, clock: bool = False) -> Story:
+    return Story({"s": source(out_of_order=out_of_order, idle=idle, clock=clock)}, {"s": parts})
 
 
 # ── the cases of Flink's valve, with partitions for its channels ──────────────────────────────────
@@ -108,7 +120,7 @@ def test_the_slowest_partition_decides() -> None:
 
 
 def test_partitions_become_idle_one_by_one() -> None:
-    """Each that falls silent is waited for no more; when the last one does, the newest row of all decides."""
+    """Each that falls silent is waited for no more; when the last one does, the watermark stays."""
     story = one("a", "b", "c")
     assert story.batch({"s": {"a": 25, "b": 10, "c": 17}}) == 9
     assert story.batch({"s": {"a": 25, "c": 17}}, after=60) == 9
@@ -119,12 +131,13 @@ def test_partitions_become_idle_one_by_one() -> None:
     assert story.marks.if_nothing_is_read(story.now_us)[OP] == 24
 
 
-def test_the_newest_counts_when_all_are_idle_although_the_slowest_spoke_last() -> None:
-    """As Flink's valve gives out the highest of all when the last channel becomes idle."""
-    story = one("a", "b")
+@pytest.mark.parametrize(("clock", "reached"), [(False, 5), (True, 89)])
+def test_the_newest_counts_only_where_time_follows_the_clock(clock: bool, reached: int) -> None:
+    """Otherwise the slowest decides if it spoke last, as in Flink's sources."""
+    story = one("a", "b", clock=clock)
     story.batch({"s": {"a": 90, "b": 5}})
     assert story.batch({"s": {"b": 6}}, after=IDLE_US) == 5
-    assert story.tick(IDLE_US) == 89
+    assert story.tick(IDLE_US) == reached
 
 
 def test_a_partition_that_wakes_up_behind_holds_and_does_not_turn_back() -> None:
@@ -192,7 +205,7 @@ def test_a_batch_that_takes_long_makes_nobody_idle() -> None:
 
 def test_who_was_not_looked_at_is_not_idle() -> None:
     """Between the end of a batch and the next look at the sources nothing is known of them, and the clock brings nothing on."""
-    story = one("a", "b")
+    story = one("a", "b", clock=True)
     story.batch({"s": {"a": 50, "b": 5}}, takes=10 * IDLE_US)
     assert story.tick(10 * IDLE_US, looked=False) == 4
     assert story.tick(1) > 4
@@ -201,9 +214,9 @@ def test_who_was_not_looked_at_is_not_idle() -> None:
 # ── silence ───────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_when_all_are_idle_it_goes_on_with_the_clock() -> None:
+def test_when_all_are_idle_it_can_go_on_with_the_clock() -> None:
     """So the last windows close in the end, but not before the time in which the next row may come has passed."""
-    story = one("a", out_of_order=10)
+    story = one("a", out_of_order=10, clock=True)
     story.batch({"s": {"a": 500}})
     assert story.tick(IDLE_US - 1) == 489
     assert story.tick(1) == 489
@@ -213,7 +226,7 @@ def test_when_all_are_idle_it_goes_on_with_the_clock() -> None:
 
 def test_rows_that_come_after_a_silence_are_not_late_because_of_it() -> None:
     """The batch that has them does not go on with the clock, and neither do those behind it."""
-    story = one("a")
+    story = one("a", clock=True)
     story.batch({"s": {"a": 500}})
     story.now_us += 100_000
     assert story.batch({"s": {"a": 501}}) == 500
@@ -222,12 +235,12 @@ def test_rows_that_come_after_a_silence_are_not_late_because_of_it() -> None:
 
 def test_a_job_that_has_seen_no_time_has_none_to_go_on_from() -> None:
     """The clock alone says nothing about the time of rows."""
-    assert one("a").tick(10**9) == LONG_AGO_US
+    assert one("a", clock=True).tick(10**9) == LONG_AGO_US
 
 
 def test_after_a_restart_it_goes_on_with_the_clock_from_where_it_was() -> None:
     """It first waits as long as for anybody who is silent."""
-    story = one("a")
+    story = one("a", clock=True)
     story.batch({"s": {"a": 500}})
     assert story.tick(IDLE_US + 1_000) == 1_499
     again = story.restored()
@@ -235,12 +248,105 @@ def test_after_a_restart_it_goes_on_with_the_clock_from_where_it_was() -> None:
     assert again.tick(1 + 50) == 1_549
 
 
+# ── when all are idle ─────────────────────────────────────────────────────────────────────────────
+
+
+def test_when_all_are_idle_the_watermark_stays() -> None:
+    """Rows that come in order after any silence are in time, whatever has been due by the clock meanwhile."""
+    story = one("a", "b", out_of_order=10)
+    story.batch({"s": {"a": 500, "b": 300}})
+    for _ in range(3):
+        assert story.tick(10 * IDLE_US) == 289
+    assert story.restored().tick(10 * IDLE_US) == 289
+    assert story.batch({"s": {"a": 501, "b": 301}}) == 290
+
+
+def test_the_last_to_fall_silent_decide_whenever_somebody_looks() -> None:
+    """They were still active when the others were idle already; one that never had rows is not among them."""
+    for looks in ([60, 39, 2, 500], [1_000]):
+        story = one("a", "b", "c")
+        story.batch({"s": {"a": 90, "b": 5}})
+        story.batch({"s": {"b": 50, "a": 91}}, after=10)
+        story.batch({"s": {"b": 60}}, after=10)
+        for after in looks:
+            reached = story.tick(after)
+        assert reached == 59
+
+
+def test_the_last_source_to_fall_silent_decides() -> None:
+    """As partitions do in a source."""
+    story = Story({"l": source(parts=False), "r": source(parts=False), "silent": source(parts=False)})
+    story.batch({"l": {ALL_ROWS: 50}, "r": {ALL_ROWS: 20}})
+    story.batch({"r": {ALL_ROWS: 30}}, after=10)
+    assert story.tick(10 * IDLE_US) == 29
+
+
+def test_an_idle_operator_that_waits_holds_nobody() -> None:
+    """A timer that is set again and again behind a silent source does not hold an operator that a live source moves on."""
+    sources = {"a": source(parts=False), "b": source(parts=False)}
+    marks = Watermarks(
+        sources, {"second": ("a", "b"), "first": ("a",)}, TimeReached(), 0, {"second": ["first"], "first": []}
+    )
+    for now in range(0, 300, 10):
+        rows = {"b": {ALL_ROWS: now}, **({"a": {ALL_ROWS: now}} if now <= 30 else {})}
+        clocks = marks.begin(now, reads=rows, looked_us=now, waiting={"first": 35})
+        marks.finish(rows)
+    assert (clocks["first"].watermark_us, clocks["second"].watermark_us) == (29, 279)
+
+
+def test_partitions_that_only_rows_tell_are_forgotten_when_they_are_idle() -> None:
+    """A checkpoint names those that may hold the watermark, not every device there ever was; the watermark is the same."""
+    story = Story({"s": EventTime("ts", 0, IDLE_US, None, ("device",))})
+    for at in range(1_000):
+        assert story.batch({"s": {f"device {at}": at}}, after=IDLE_US // 10) == max(0, at - 9) - 1
+    named = story.marks.reached().sources["s"]
+    assert len(named.newest_us) <= 11
+    assert named.newest_us.keys() == named.seen_us.keys()
+    story.tick(10 * IDLE_US)
+    assert story.marks.reached().sources["s"].newest_us == {"device 999": 999}
+    assert story.batch({"s": {"device 5": 2_000}}) == 1_999
+
+
+# ── runs that end with their input ────────────────────────────────────────────────────────────────
+
+
+def test_silence_counts_over_runs_that_read_to_the_end() -> None:
+    """A partition that had nothing in run after run is idle at the end of one, as if a single run had waited as long."""
+    story = one("a", "b")
+    reached = []
+    for run in range(4):
+        story.batch({"s": {"a": 10 * (run + 1)}}, after=40)
+        story.marks.read_to_the_end(story.now_us)
+        reached.append(story.tick(1, looked=False))
+        story = story.restored()
+    assert reached == [LONG_AGO_US, LONG_AGO_US, LONG_AGO_US, 39]
+    waiting = one("a", "b", idle=None)
+    waiting.batch({"s": {"a": 10}})
+    waiting = waiting.restored()
+    waiting.now_us += 10**9
+    waiting.marks.read_to_the_end(waiting.now_us)
+    assert waiting.tick(1) == LONG_AGO_US
+
+
+def test_silence_of_earlier_runs_does_not_count_before_all_is_read() -> None:
+    """There may be a backlog of a partition in a later batch: until then it is waited for as at any start."""
+    story = one("a", "b")
+    story.batch({"s": {"a": 10, "b": 5}})
+    story = story.restored()
+    story.now_us += 10**9
+    story = Story(story.sources, story.partitions, story.marks.reached(), story.now_us)
+    assert story.batch({"s": {"a": 500}}) == 4
+    assert story.batch({"s": {"b": 6}}) == 5
+    story.marks.read_to_the_end(story.now_us)
+    assert story.tick(1) == 5
+
+
 # ── sources and operators ─────────────────────────────────────────────────────────────────────────
 
 
 def test_the_slowest_source_decides_and_an_idle_one_does_not() -> None:
     """As partitions do in a source; a source without event time is not asked."""
-    story = Story({"l": source(parts=False), "r": source(parts=False)})
+    story = Story({"l": source(parts=False, clock=True), "r": source(parts=False, clock=True)})
     assert story.batch({"l": {ALL_ROWS: 50}}) == LONG_AGO_US
     assert story.batch({"r": {ALL_ROWS: 20}}) == 19
     assert story.batch({"l": {ALL_ROWS: 60}}, after=IDLE_US) == 59
@@ -265,12 +371,12 @@ def test_a_source_that_is_new_holds_operators_where_they_were() -> None:
 
 def test_a_busy_source_does_not_keep_a_silent_one_from_its_end() -> None:
     """Each operator goes on with the clock when nothing comes of its own sources, whatever others read; Spark looks at all of them."""
-    sources = {"busy": source(parts=False), "silent": source(parts=False)}
+    sources = {"busy": source(parts=False), "silent": source(parts=False, clock=True)}
     marks = Watermarks(sources, {OP: ("silent",), "other": ("busy",)}, TimeReached(), 0)
     marks.begin(10, reads=sources, looked_us=10)
     marks.finish({"busy": {ALL_ROWS: 50}, "silent": {ALL_ROWS: 50}})
     for now in range(20, 10 + IDLE_US + 200, 10):
-        clocks = marks.begin(now, reads=["busy", "without time"], looked_us=now)
+        clocks = marks.begin(now, reads=["busy", "without time"], looked_us=now, waiting=DUE)
         marks.finish({"busy": {ALL_ROWS: 50}})
         assert clocks[OP].watermark_us == 49 + max(0, now - 10 - IDLE_US)
         assert clocks["other"].watermark_us == 49
@@ -279,23 +385,26 @@ def test_a_busy_source_does_not_keep_a_silent_one_from_its_end() -> None:
 
 def test_a_batch_that_waits_after_it_was_planned_has_seen_nothing_since() -> None:
     """Sinks that are down hold it up; what came meanwhile is in the next one."""
-    marks = Watermarks({"s": source(idle=IDLE_US), "t": source(idle=IDLE_US)}, {OP: ("t",)}, TimeReached(), 0)
+    marks = Watermarks({"s": source(), "t": source(clock=True)}, {OP: ("t",)}, TimeReached(), 0)
     marks.begin(10, reads=["t"], looked_us=10)
     marks.finish({"t": {"a": 500}})
     assert marks.begin(10_000, reads=["s"], looked_us=20)[OP].watermark_us == 499
     marks.finish({})
-    assert marks.begin(10_001, looked_us=10_001)[OP].watermark_us > 499
+    assert marks.begin(10_001, looked_us=10_001, waiting=DUE)[OP].watermark_us > 499
+
+
+OPEN = {"first": 30}
 
 
 def chain() -> Watermarks:
-    """`a` -> first -> with `b` -> second; `a` has fallen silent long ago, and `first` has a window open."""
-    sources = {"a": source(parts=False), "b": source(parts=False)}
+    """`a` -> first -> with `b` -> second; `a` has fallen silent long ago and follows the clock, and `first` has a window open."""
+    sources = {"a": source(parts=False, clock=True), "b": source(parts=False)}
     marks = Watermarks(
         sources, {"second": ("a", "b"), "first": ("a",)}, TimeReached(), 0, {"second": ["first"], "first": []}
     )
     for now in range(0, 300, 10):
         rows = {"b": {ALL_ROWS: now}, **({"a": {ALL_ROWS: now}} if now <= 30 else {})}
-        clocks = marks.begin(now, reads=rows, looked_us=now, waiting=["first"])
+        clocks = marks.begin(now, reads=rows, looked_us=now, waiting=OPEN)
         marks.finish(rows)
         assert clocks["second"].watermark_us <= clocks["first"].watermark_us
     return marks
@@ -304,11 +413,34 @@ def chain() -> Watermarks:
 def test_an_operator_does_not_pass_one_in_front_that_waits() -> None:
     """What that one gives when its moment comes is on time; with the clock it comes."""
     marks = chain()
-    assert marks.begin(300, reads=["b"], looked_us=300, waiting=["first"])["second"].watermark_us == 29 + 170
+    assert marks.begin(300, reads=["b"], looked_us=300, waiting=OPEN)["second"].watermark_us == 29 + 170
     assert marks.begin(300, reads=["b"], looked_us=300)["second"].watermark_us == 289
-    held = marks.begin(310, reads=["b"], looked_us=310, waiting=["first"])
+    held = marks.begin(310, reads=["b"], looked_us=310, waiting=OPEN)
     assert (held["first"].watermark_us, held["second"].watermark_us) == (209, 289)  # and never back
-    assert chain().if_nothing_is_read(300, ["first"])["second"] == 199
+    assert chain().if_nothing_is_read(300, OPEN)["second"] == 199
+
+
+def test_with_the_clock_only_those_go_on_for_whom_something_is_due() -> None:
+    """And the operators before them, whose results must not be late; a timer of one operator moves no other."""
+    operators = {"first": ("a",), "second": ("a",), "beside": ("a",)}
+
+    def at(now: int, waiting: dict[str, int]) -> dict[str, int]:
+        marks = Watermarks(
+            {"a": source(parts=False, clock=True)}, operators, TimeReached(), 0, {"second": ["first"]}
+        )
+        marks.begin(10, reads=["a"], looked_us=10)
+        marks.finish({"a": {ALL_ROWS: 50}})
+        expected = marks.if_nothing_is_read(now, waiting)
+        clocks = marks.begin(now, looked_us=now, waiting=waiting)
+        assert expected == {uid: clock.watermark_us for uid, clock in clocks.items()}
+        return expected
+
+    gone_on = 49 + 200
+    now = 10 + IDLE_US + 200
+    assert at(now, {}) == dict.fromkeys(operators, 49)
+    assert at(now, {"first": gone_on}) == {"first": gone_on, "second": 49, "beside": 49}
+    assert at(now, {"first": gone_on + 1}) == dict.fromkeys(operators, 49)
+    assert at(now, {"second": 60, "first": 900}) == {"first": gone_on, "second": gone_on, "beside": 49}
 
 
 def test_who_knows_of_no_time_holds_nobody() -> None:
@@ -318,16 +450,16 @@ def test_who_knows_of_no_time_holds_nobody() -> None:
     )
     marks.begin(1, reads=["b"])
     marks.finish({"b": {ALL_ROWS: 70}})
-    assert marks.begin(2, waiting=["first"])["second"].watermark_us == 69
+    assert marks.begin(2, waiting={"first": 3})["second"].watermark_us == 69
 
 
 def test_rows_and_clocks_do_not_end_time() -> None:
     """Only a drain does, whatever is believed."""
-    story = one("a")
+    story = one("a", clock=True)
     assert story.batch({"s": {"a": FAR_AWAY_US * 2 - 1}}) == FAR_AWAY_US - 1
     assert story.tick(IDLE_US + 10) == FAR_AWAY_US - 1
-    far = source(ahead=FAR_AWAY_US)
-    assert Watermarks({"s": far}, {OP: ("s",)}, TimeReached(), 0).begin(5)[OP].latest_us == FAR_AWAY_US
+    clock = OperatorClock(now_us=5).judging(TimeColumn("ts", ahead_us=FAR_AWAY_US))
+    assert clock.latest_us == latest_us(source(ahead=FAR_AWAY_US), 5) == FAR_AWAY_US
 
 
 def test_an_operator_without_sources_knows_of_no_event_time() -> None:
@@ -338,16 +470,6 @@ def test_an_operator_without_sources_knows_of_no_event_time() -> None:
     assert (first.fired_us, first.now_us) == (LONG_AGO_US, 20)
     assert (second.fired_us, second.now_us) == (20, 30)
     assert second.latest_us == FAR_AWAY_US
-
-
-def test_the_clock_of_an_operator_says_what_is_absurd() -> None:
-    """The farthest that one of its sources allows; and whether one of them refuses such rows."""
-    near, far = source(ahead=10), source(ahead=500)
-    clock = Watermarks({"a": near, "b": far}, {OP: ("a", "b")}, TimeReached(), 0).begin(1)[OP]
-    assert (clock.latest_us, clock.refuses_absurd) == (501, False)
-    refusing = EventTime("ts", 0, None, None, (), refuses_absurd=True)
-    clock = Watermarks({"a": near, "b": refusing}, {OP: ("a", "b")}, TimeReached(), 0).begin(1)[OP]
-    assert (clock.latest_us, clock.refuses_absurd) == (FAR_AWAY_US, True)
 
 
 def test_a_change_of_what_tells_partitions_apart_keeps_the_watermark_only() -> None:
@@ -451,6 +573,19 @@ def test_the_end_of_time_and_what_follows_it() -> None:
         assert marks.begin(again.now_us)[OP].watermark_us == 499
 
 
+def test_after_a_drain_the_watermark_is_that_of_all_rows() -> None:
+    """Also of those of the last batch, after which no other has come."""
+    story = one("a")
+    story.batch({"s": {"a": 500}})
+    story.batch({"s": {"a": 700}})
+    story.marks.begin_end_of_time(story.now_us)
+    story.marks.finish({})
+    assert story.marks.reached().counted_from_us == {OP: 699}
+    story.marks.begin_anew(CheckpointId(7))
+    story.marks.finish({})
+    assert story.marks.reached().watermarks_us == {OP: 699}
+
+
 def test_the_clock_stands_still_in_the_batch_that_begins_anew() -> None:
     """Its timers would give rows, and all of them were late: they fire in the batch behind it, also after a restart."""
     story = one("a")
@@ -503,9 +638,12 @@ class Model:
     def look(self) -> None:
         for uid, parts in PARTS.items():
             waited = [part for part in parts if not self.idle(uid, part)]
-            known = [self.newest[uid, part] for part in parts if (uid, part) in self.newest]
-            if not waited and known:
-                reached = max(known)
+            known = [part for part in parts if (uid, part) in self.newest]
+            if not waited and known and self.sources[uid].follows_clock:
+                reached = max(self.newest[uid, part] for part in known)
+            elif not waited and known:
+                last = max(self.since(uid, part) for part in known)
+                reached = min(self.newest[uid, part] for part in known if self.since(uid, part) == last)
             elif waited and all((uid, part) in self.newest for part in waited):
                 reached = min(self.newest[uid, part] for part in waited)
             else:
@@ -517,10 +655,12 @@ class Model:
         self.look()
         active = [uid for uid, parts in PARTS.items() if not all(self.idle(uid, part) for part in parts)]
         every = {uid: self.marks.get(uid, LONG_AGO_US) for uid in PARTS}
-        self.operator = max(
-            self.operator, min(every[uid] for uid in active) if active else max(every.values())
-        )
-        if active or self.operator == LONG_AGO_US:
+        follows = all(one.follows_clock for one in self.sources.values())
+        fell = {uid: max(self.since(uid, part) for part in PARTS[uid]) for uid in self.marks}
+        last = [every[uid] for uid in fell if fell[uid] == max(fell.values())]
+        reached = [every[uid] for uid in active] or ([max(every.values())] if follows else last)
+        self.operator = max(self.operator, min(reached, default=LONG_AGO_US))
+        if active or self.operator == LONG_AGO_US or not follows:
             self.silence = None
             return
         began = max(
@@ -534,13 +674,13 @@ class Model:
             self.operator = max(self.operator, self.silence[1] + min(self.looks.values()) - began)
 
 
-@pytest.mark.parametrize("idle", [60, None])
+@pytest.mark.parametrize(("idle", "clock"), [(60, ""), (60, "l"), (60, "lr"), (None, "")])
 @given(script=scripts(), out_of_order=st.integers(0, 20))
 def test_it_is_what_the_rules_say(
-    idle: int | None, script: list[tuple[str, int, dict[str, dict[str, int]]]], out_of_order: int
+    idle: int | None, clock: str, script: list[tuple[str, int, dict[str, dict[str, int]]]], out_of_order: int
 ) -> None:
     """Random batches, ticks and restarts: the watermark is that of a model, never goes back, and no row it was made of is behind it."""
-    sources = {uid: source(out_of_order=out_of_order, idle=idle) for uid in PARTS}
+    sources = {uid: source(out_of_order=out_of_order, idle=idle, clock=uid in clock) for uid in PARTS}
     now = 1_000
     story = Story(sources, PARTS, now_us=now)
     story.marks.know(PARTS, now)
@@ -556,15 +696,16 @@ def test_it_is_what_the_rules_say(
         reads = set() if kind == "tick" else set(rows)
         silent = not reads
         looked = now if after % 3 or kind == "batch" else None
-        expected = story.marks.if_nothing_is_read(looked)[OP]
+        expected = story.marks.if_nothing_is_read(looked, DUE)[OP]
         if looked is not None:
             model.looks.update(dict.fromkeys(PARTS.keys() - reads, looked))
         model.advance(silent=silent)
-        clock = story.marks.begin(now, reads=reads, looked_us=looked)[OP]
-        assert (clock.before_us, clock.watermark_us) == (before, model.operator)
-        assert clock.watermark_us >= before
-        assert not silent or clock.watermark_us == expected
-        before = clock.watermark_us
+        told = story.marks.begin(now, reads=reads, looked_us=looked, waiting=DUE)[OP]
+        assert (told.before_us, told.watermark_us) == (before, model.operator)
+        assert told.watermark_us >= before
+        assert not silent or told.watermark_us == expected
+        assert clock == "lr" or told.watermark_us < max(model.newest.values(), default=0) - out_of_order
+        before = told.watermark_us
         story.marks.finish({} if silent else rows)
         if not silent:
             model.looks.update(dict.fromkeys(reads, now))

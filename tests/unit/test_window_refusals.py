@@ -10,7 +10,8 @@ from typing import Any, cast
 import pytest
 
 import penstock as ps
-from penstock.graph import EventTime, Graph, Source
+from penstock.errors import ConfigError
+from penstock.graph import EventTime, Graph, Source, Window
 from penstock.keyed_streams import KeyedStream
 from penstock.operators.window_kinds import SessionWindows, TimeWindows
 
@@ -38,6 +39,18 @@ def processed(operator: Any, **window: Any) -> ps.Stream:
     return windowed.process(operator, schema="k string", uid="w")
 
 
+GRAPH = Graph()
+COUNT: Any = None
+"""Refused before anybody looks at it."""
+
+
+def updated(lateness_us: int = 0, early_us: int | None = None) -> ps.Stream:
+    """Results of windows."""
+    rows = Source("rows", cast("Any", None), None, TIME)
+    windows = TimeWindows(60_000_000, 60_000_000)
+    return ps.Stream(GRAPH, Window("first", rows, ("shop",), windows, lateness_us, early_us))
+
+
 REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "size": (lambda: ps.tumbling("0s"), "size='0s' is too short"),
     "tiny": (lambda: ps.tumbling("0.0001ms"), "at least a microsecond"),
@@ -58,6 +71,33 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "code": (lambda: processed(Sums), r"a WindowProcess subclass; write Sums\(\)"),
     "parameters": (lambda: processed(Short()), "cannot be called with key, window, rows, ctx"),
     "state": (lambda: processed(WithState()), "which has no state of its own"),
+    "overlaps of a day": (
+        lambda: ps.sliding("2001s", "1s"),
+        r"each row would be in 2,001 windows, more than 2,000",
+    ),
+    "windows of updates": (
+        lambda: (
+            updated(lateness_us=5)
+            .key_by("shop")
+            .window(ps.tumbling("1h"))
+            .process(Sums(), schema="k string", uid="w")
+        ),
+        "'w' would add up every result of the window 'first', which has lateness and so",
+    ),
+    "aggregates of early results": (
+        lambda: (
+            updated(early_us=5)
+            .transform(lambda frame: frame)
+            .union(updated())
+            .key_by("shop")
+            .aggregate(n=COUNT, uid="w")
+        ),
+        "which has early .* Aggregate the rows in front.* leave early out there$",
+    ),
+    "windows of both": (
+        lambda: updated(5, 5).key_by("shop").window(ps.count_window(2)).aggregate(n=COUNT, uid="w"),
+        "which has lateness and early",
+    ),
     "early code": (lambda: processed(Sums(), early="1s"), "early is for aggregate"),
 }
 
@@ -101,3 +141,28 @@ def test_kinds_are_plain_values() -> None:
     assert ps.tumbling("1min", offset="61s") == TimeWindows(60_000_000, 60_000_000, 1_000_000)
     assert ps.sliding("10min", "1min") == TimeWindows(600_000_000, 60_000_000)
     assert pickle.loads(pickle.dumps(ps.session("30min"))) == SessionWindows(1_800_000_000)
+
+
+def test_windows_of_windows_with_one_result_are_taken() -> None:
+    """Each window of a window without lateness and early is added once; own code may stand between windows with them."""
+    behind = updated().key_by("shop").window(ps.tumbling("1h"))
+    assert isinstance(behind.process(Sums(), schema="k string", uid="behind"), ps.Stream)
+    newest = updated(5).key_by("shop").process(Newest(), schema="shop string", uid="newest")
+    behind = newest.key_by("shop").window(ps.count_window(2))
+    assert isinstance(behind.process(Sums(), schema="k string", uid="own"), ps.Stream)
+
+
+class Newest(ps.KeyedProcess):
+    def process(self, key: Any, rows: ps.Rows, ctx: ps.Context) -> None: ...
+
+
+def test_windows_of_everything_are_aggregated_only() -> None:
+    """Without a key, rows that cannot be reduced before would all go to one subtask; and no row is bad."""
+    every = ps.Stream(Graph(), Source("clicks", cast("Any", None), None, EventTime("at", 0, None, None)))
+    with pytest.raises(ConfigError, match="one subtask would have to count all rows"):
+        every.window(ps.count_window(3))
+    with pytest.raises(ConfigError, match="one subtask's work over all rows"):
+        every.window(ps.tumbling("1min")).process(Sums(), schema="k string", uid="w")
+    counted = every.window(ps.tumbling("1min")).aggregate(n=COUNT, uid="w")
+    with pytest.raises(ConfigError, match="has no key, and no bad rows either"):
+        counted.bad_records()

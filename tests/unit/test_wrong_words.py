@@ -37,8 +37,6 @@ class Visits(ps.KeyedProcess):
 @pytest.mark.parametrize(
     ("use", "said"),
     [
-        (lambda: STREAM.window(ps.tumbling("1min")), "stream.key_by('column').window(...)"),
-        (lambda: STREAM.aggregate(uid="a"), "Call key_by first: stream.key_by('column').aggregate(...)"),
         (lambda: STREAM.top(3, by="n", uid="t"), "stream.key_by('column').top(...)"),
         (
             lambda: STREAM.process(Visits(), schema="k string", uid="v"),

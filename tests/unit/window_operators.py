@@ -181,6 +181,7 @@ class _Sums(WindowProcess):
         yield (key, *times, *partials_of([row.v for row in rows]))
 
 
+SUMS = _Sums()
 COLUMNS = pa.schema([("v", pa.int64()), ("k", pa.string()), ("t", pa.timestamp("us"))])
 
 
@@ -332,10 +333,14 @@ class SessionModel:
                     self.late += own
                     continue
                 if last <= self.watermark_us and (last > before or touched):
-                    given.append(result(key, start, last + 1, [value for _, _, value in own]))
+                    given.append(self.result(key, start, last + 1, [value for _, _, value in own]))
                 if last + self.lateness_us > self.watermark_us:
                     self.sessions[key].append((start, last, own, False))
         return given
+
+    @staticmethod
+    def result(key: str, start: int, end: int, values: Sequence[int]) -> dict[str, Any]:
+        return result(key, start, end, values)
 
     @staticmethod
     def _joined(sessions: list[tuple[int, int, list[Row], bool]]) -> list[tuple[int, int, list[Row], bool]]:

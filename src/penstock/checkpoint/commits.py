@@ -167,7 +167,9 @@ class Committer:
                     sink.abort(transaction)
         except UnavailableError as error:
             _log.warning(
-                "sink %s: strays are left for the next checkpoint: %s", uid, error, extra=about(operator=uid)
+                "sink %s does not answer, so transactions that nobody commits are aborted after the next checkpoint: %s",
+                *(uid, error),
+                extra=about(operator=uid),
             )
 
     def _is_stray(self, name: TransactionName, up_to: CheckpointId) -> bool:

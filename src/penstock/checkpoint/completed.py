@@ -35,6 +35,8 @@ class SourceTime(msgspec.Struct, frozen=True):
     newest_us: dict[str, int] = {}
     told_by: tuple[str, ...] | None = None
     """The columns that tell its partitions apart; None: nobody has noted them."""
+    seen_us: dict[str, int] = {}
+    """By partition, by the clock: when it last had rows, or became known. Not noted by versions before this field."""
 
 
 class TimeReached(msgspec.Struct, frozen=True):

@@ -28,7 +28,7 @@ from penstock.checkpoint.events import (
     Tick,
     WriteMetadata,
 )
-from penstock.checkpoint.metadata import exists, mark_committed, name_of, write_metadata
+from penstock.checkpoint.metadata import CheckpointName, exists, mark_committed, name_of, write_metadata
 from penstock.checkpoint.pending import Now, Pending
 from penstock.checkpoint.protocol import Protocol
 from penstock.checkpoint.witness import Witness
@@ -37,10 +37,10 @@ from penstock.errors import (
     CheckpointFailedError,
     UnavailableError,
 )
-from penstock.ids import CheckpointId, SubtaskId
+from penstock.ids import CheckpointId, RunId, SubtaskId
 from penstock.log_fields import about
 from penstock.ownership.claim import Claim
-from penstock.ownership.holds import find_holds
+from penstock.ownership.holds import ANY, Hold, find_holds
 from penstock.sinks.two_phase_commit import TwoPhaseCommitSink
 from penstock.state.handle import StateHandle
 from penstock.storage import Storage
@@ -126,6 +126,8 @@ class Coordinator:
         )
         self._forgotten: list[str] = []
         self._unnamed: list[str] = []
+        self._subsumed: list[tuple[Completed, frozenset[str] | None]] = []
+        """What is retained no more, and by whom it was held when that came: None until it could be seen."""
         self._left_over = list(left_over)
         """What belongs to nothing any more and was held when the run began, in the order of its deletion."""
         self._warned: set[str] = set()
@@ -281,8 +283,7 @@ class Coordinator:
 
     def _complete(self, action: WriteMetadata) -> None:
         began_s = self._clock.monotonic()
-        held = (action.kept_if_held is not None or bool(self._left_over)) and self._is_held()
-        completed = action.kept_if_held if held and action.kept_if_held else action.completed
+        completed = action.completed
         try:
             self._write(completed)
         except UnavailableError as error:
@@ -300,17 +301,16 @@ class Coordinator:
             counted(len(completed.transactions), "transaction"),
             extra=about(checkpoint=completed.checkpoint),
         )
-        self._post(MetadataWritten(completed.id, held and action.kept_if_held is not None))
+        self._post(MetadataWritten(completed.id))
         self._witness.completed(completed, complete_s, wanted=action.wanted)
-        if self._left_over and not held:
-            self._forgotten += self._left_over
-            self._left_over.clear()
+        if self._left_over:  # what was held and subsumed meanwhile goes with what this one subsumes
             self._discard(Discard((), ()))
 
-    def _is_held(self) -> bool:
-        """Whether somebody reads a checkpoint, so that none is to be deleted. Asked before the metadata says what is subsumed.
+    def _holds(self) -> list[Hold] | None:
+        """What readers hold; None when that cannot be seen.
 
-        A hold that comes later is for the checkpoint that is being completed, or for one whose deletion was decided before it came.
+        Looked for after the metadata that subsumes a checkpoint is written: a reader that has chosen it had put its hold by then, and one
+        that comes later chooses a newer one.
         """
         try:
             found = find_holds(self._storage, self._clock.wall())
@@ -320,12 +320,12 @@ class Coordinator:
                 "Let the job's user read the folder holds there, or delete it when nobody reads the job's state",
                 error,
             )
-            return True
+            return None
         try:
             self._storage.delete(found.old)
         except UnavailableError as error:
             self._warn_once("holds of readers that are gone stay, and hold nothing: %s", error)
-        return bool(found.good)
+        return found.good
 
     def _warn_once(self, text: str, error: UnavailableError) -> None:
         """What lasts is not told at every checkpoint."""
@@ -362,14 +362,45 @@ class Coordinator:
 
         What could not be deleted comes first the next time: a checkpoint must never outlive a file that it names.
         """
-        self._forgotten += [name for completed in action.checkpoints for name in name_of(completed).files]
+        self._subsumed += [(completed, None) for completed in action.checkpoints]
         self._unnamed += action.files
+        self._keep_what_is_held()
+        kept = {name for completed, _ in self._subsumed for name in completed.files}
+        if (
+            self._left_over
+        ):  # checkpoints of earlier runs, whose files may be among those that this one has gone on with
+            kept |= set(self._unnamed)
         try:
             self._claim.check()
             self._storage.delete(self._forgotten)
             self._forgotten.clear()
-            self._storage.delete(self._unnamed)
-            self._unnamed.clear()
+            self._storage.delete([name for name in self._unnamed if name not in kept])
+            self._unnamed = [name for name in self._unnamed if name in kept]
         except UnavailableError as error:
             left = len(self._forgotten) + len(self._unnamed)
             _log.warning("%s left to be deleted later: %s", counted(left, "file is", "files are"), error)
+
+    def _keep_what_is_held(self) -> None:
+        """What is subsumed may go, unless somebody holds it who held it when it was subsumed.
+
+        A hold that comes later keeps nothing older. However many readers come one after the other, each keeps the checkpoint that it reads.
+        """
+        if not self._subsumed and not self._left_over:
+            return
+        holds = self._holds()
+        if holds is None:
+            return
+        waiting, self._subsumed = self._subsumed, []
+        for completed, holders in waiting:
+            keeping = {hold.token for hold in holds if hold.keeps(completed.checkpoint, completed.run)}
+            if kept_for := keeping if holders is None else keeping & holders:
+                self._subsumed.append((completed, frozenset(kept_for)))
+            else:
+                self._forgotten += name_of(completed).files
+        if not any(hold.checkpoint == ANY or _metadata_of(hold) in self._left_over for hold in holds):
+            self._forgotten += self._left_over
+            self._left_over.clear()
+
+
+def _metadata_of(hold: Hold) -> str:
+    return CheckpointName(CheckpointId(hold.checkpoint), RunId(hold.run)).metadata

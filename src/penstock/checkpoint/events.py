@@ -61,10 +61,9 @@ class SnapshotDeclined:
 
 @dataclass(frozen=True)
 class MetadataWritten:
-    """The checkpoint exists. With a hold in storage it says that older ones are retained, and none may be subsumed by it."""
+    """The checkpoint exists."""
 
     checkpoint: CheckpointId
-    held: bool = False
 
 
 @dataclass(frozen=True)
@@ -134,8 +133,6 @@ class WriteMetadata:
     """Check the fence, then write `_metadata`; answer with `MetadataWritten` or `MetadataFailed`."""
 
     completed: Completed
-    kept_if_held: Completed | None = None
-    """Where older ones are subsumed by it: the same without that, which is to be written while somebody holds them."""
     wanted: bool = False
     """It came before its time, because somebody waits for it."""
 

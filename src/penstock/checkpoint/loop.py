@@ -16,8 +16,8 @@ from penstock.checkpoint.events import Drain, Event, JobEnded, Tick
 from penstock.checkpoint.sink_lanes import SinkLanes
 from penstock.clock import SYSTEM_CLOCK
 from penstock.errors import FencedError, PenstockError
-from penstock.log_fields import in_context
-from penstock.ownership.claim import Claim
+from penstock.log_fields import about, in_context
+from penstock.ownership.claim import Claim, StorageAwayError
 from penstock.ownership.heartbeat import HEARTBEAT_S, beat
 
 _log = logging.getLogger(__name__)
@@ -77,8 +77,11 @@ class CoordinatorLoop:
         if self.failure is not None:
             raise self.failure
 
-    def stop(self) -> None:
-        """End the threads. What is pending is given up; commits that are not done are left for the next run."""
+    def stop(self, given_up: Callable[[], bool] = lambda: False) -> None:
+        """End the threads. What is pending is given up; commits that are not done are left for the next run.
+
+        `given_up`: whether a call of a sink that does not return is to be left behind, because the job ends now.
+        """
         if self._stopped.is_set():
             return
         self._stopped.set()
@@ -89,7 +92,13 @@ class CoordinatorLoop:
         self._lanes.close()
         for thread in self._threads:
             thread.join()
-        self._lanes.join()
+        for sink in self._lanes.join(given_up):
+            _log.warning(
+                "sink %s: a call has not returned, and the job ends without it. See whether its target answers; what a checkpoint "
+                "promised is committed by the next run",
+                sink,
+                extra=about(operator=sink),
+            )
 
     def _work(self) -> None:
         next_tick = SYSTEM_CLOCK.monotonic() + TICK_S
@@ -107,7 +116,7 @@ class CoordinatorLoop:
             try:
                 self._claim.check()  # a run whose storage was taken away must not begin to make it anew
                 beat(storage, run, SYSTEM_CLOCK.wall(), completed=self.coordinator.last_completed)
-            except FencedError as error:
+            except (FencedError, StorageAwayError) as error:
                 self._fail(error)
                 return
             except PenstockError as error:

@@ -12,8 +12,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from itertools import chain
 
-import msgspec
-
 from penstock.checkpoint.completed import Completed
 from penstock.checkpoint.content import Content, Identity
 from penstock.checkpoint.due_commits import DueCommits
@@ -186,7 +184,7 @@ class Protocol:
     def _metadata_written(self, event: MetadataWritten, now: Now) -> list[Action]:
         checkpoint = event.checkpoint
         written = self._under_way.complete(checkpoint, now)
-        self.completed.append(self._without_subsuming(written) if event.held else written)
+        self.completed.append(written)
         self.files.completed(written)
         if self._later:
             self._later.forget(checkpoint)
@@ -195,8 +193,7 @@ class Protocol:
         done = f"checkpoint {checkpoint} is complete"
         older = [(one, done) for one in self._under_way.in_order() if one.checkpoint <= checkpoint]
         actions += self._give_up_all(older, FailureReason.SUBSUMED, now)
-        subsumed = [] if event.held else self._subsume()
-        return actions + subsumed + self._trigger_idle(now) + self._completions(now)
+        return actions + self._subsume() + self._trigger_idle(now) + self._completions(now)
 
     def _somebody_waits(self, event: CheckpointWanted | AnswerTaken, now: Now) -> list[Action]:
         if isinstance(event, AnswerTaken):
@@ -250,14 +247,7 @@ class Protocol:
         if first is None:
             return []
         first.writing = self._content_of(first, now)
-        subsumes = len(self.completed) >= self._settings.retained
-        kept_if_held = self._without_subsuming(first.writing) if subsumes else None
-        return [WriteMetadata(first.writing, kept_if_held, wanted=self._under_way.is_ahead(first))]
-
-    def _without_subsuming(self, completed: Completed) -> Completed:
-        """The same metadata when nothing older may be deleted: what there is stays, until one completes that is not held up."""
-        oldest = self.completed[0].id if self.completed else completed.id
-        return msgspec.structs.replace(completed, oldest_retained=oldest)
+        return [WriteMetadata(first.writing, wanted=self._under_way.is_ahead(first))]
 
     def _acknowledge(self, pending: Pending) -> None:
         """Every subtask with a version in storage that the checkpoint may take has acknowledged it."""

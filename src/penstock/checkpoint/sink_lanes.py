@@ -9,6 +9,10 @@ from collections.abc import Callable
 from penstock.checkpoint.commits import SinkCall
 from penstock.log_fields import in_context
 
+LEAVE_AFTER_S = 10.0
+"""So long whoever ends the job now waits for a call of a sink that is under way."""
+_LOOK_S = 0.1
+
 
 class SinkLanes:
     """Takes tasks until it is closed. `perform` runs one; a lane ends when it says False, the others go on."""
@@ -16,7 +20,7 @@ class SinkLanes:
     def __init__(self, perform: Callable[[SinkCall], bool]) -> None:
         self._perform = perform
         self._queues: dict[str, queue.SimpleQueue[SinkCall | None]] = {}
-        self._threads: list[threading.Thread] = []
+        self._threads: dict[str, threading.Thread] = {}
         self._lock = threading.Lock()
         self._closed = False
 
@@ -36,16 +40,25 @@ class SinkLanes:
             for lane in self._queues.values():
                 lane.put(None)
 
-    def join(self) -> None:
-        """Wait until that is so."""
-        for thread in self._threads:
-            thread.join()
+    def join(self, given_up: Callable[[], bool] = lambda: False) -> list[str]:
+        """Wait until that is so. Once `given_up` says so, wait only `LEAVE_AFTER_S` longer; returns the sinks whose call has not returned.
+
+        Such a call may still come through: for its target it is one of a run that is over.
+        """
+        left_s = LEAVE_AFTER_S
+        while busy := [sink for sink, thread in self._threads.items() if thread.is_alive()]:
+            self._threads[busy[0]].join(_LOOK_S)
+            if given_up():
+                left_s -= _LOOK_S
+                if left_s <= 0:
+                    return busy
+        return []
 
     def _open(self, sink: str) -> None:
         lane = self._queues[sink] = queue.SimpleQueue()
         name = f"penstock-sink-{sink}"
         thread = threading.Thread(target=in_context(self._work), args=(lane,), name=name, daemon=True)
-        self._threads.append(thread)
+        self._threads[sink] = thread
         thread.start()
 
     def _work(self, lane: queue.SimpleQueue[SinkCall | None]) -> None:

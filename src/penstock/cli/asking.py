@@ -9,6 +9,7 @@ import typer
 
 from penstock.checkpoint.completed import Completed
 from penstock.cli.asked_progress import AskedProgress
+from penstock.cli.failures import exits_by_signals
 from penstock.clock import SYSTEM_CLOCK
 from penstock.config import seconds
 from penstock.engine.savepoints import check_folder, make_savepoint
@@ -26,7 +27,7 @@ def ask(storage: Storage, kind: Kind, timeout: str, **options: object) -> Facts:
     """Ask the run that owns the job, and wait; progress is told on standard error. A folder that it would refuse is refused here."""
     to = options.get("to")
     check_folder(storage, to if isinstance(to, str) else None)
-    with closing(AskedProgress(storage, terminal_line())) as shown:
+    with closing(AskedProgress(storage, terminal_line())) as shown, exits_by_signals():
         asking = Asking(storage, tell=shown.tell, meanwhile=shown.look)
         return asking.ask(kind, timeout_s=seconds("--timeout", timeout), **options)
 

@@ -39,7 +39,7 @@ def dashboard(
         typer.Option(
             "--token-file",
             metavar="FILE",
-            help=f"A file with the token that is asked for; or set {TOKEN_VARIABLE}. Needed on addresses that others reach.",
+            help=f"A file with the token that is asked for; or set {TOKEN_VARIABLE}. By default, on loopback, one is made and printed.",
             show_default=False,
         ),
     ] = None,
@@ -49,6 +49,14 @@ def dashboard(
             "--name",
             metavar="NAME",
             help="A name by which people reach it, such as that of a proxy; once for each.",
+        ),
+    ] = None,
+    savepoints: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--savepoints",
+            metavar="FOLDER",
+            help="A folder below which savepoints may be made and deleted from here, besides the one beside each job; once for each.",
         ),
     ] = None,
     read_only: Annotated[
@@ -64,15 +72,19 @@ def dashboard(
 
     token = token_of(token_file)
     options = UiOptions.checked(
-        True if ui is None else ui, token, read_only=read_only, names=tuple(name or ())
+        True if ui is None else ui,
+        token,
+        read_only=read_only,
+        names=tuple(name or ()),
+        savepoints=tuple(savepoints or ()),
     )
     for place in storages:
         _look_at(place)
 
     def told(address: str) -> None:
         typer.echo(address)
-        asks = "it asks for the token" if token else "whoever is on this machine can use it"
-        typer.echo(f"{asks}{', and only shows' if read_only else ''}; Ctrl-C ends it", err=True)
+        whom = "it asks for the token" if token else "only this address, with its token, is let in"
+        typer.echo(f"{whom}{', and it only shows' if read_only else ''}; Ctrl-C ends it", err=True)
 
     serve([str(place) for place in storages], options, told)
 

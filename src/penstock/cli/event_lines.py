@@ -45,6 +45,8 @@ def _sentence(event: Event) -> str:  # noqa: C901, PLR0911, PLR0912 - one case a
             return (
                 f"savepoint of checkpoint {event.checkpoint} made in {duration(event.took_s)}: {event.folder}"
             )
+        case told.SavepointDeleted():
+            return f"savepoint deleted for {_short(event.by) or 'somebody'}, {counted(event.files, 'file')}: {event.folder}"
         case told.Asked():
             return f"{event.what} asked for by {_short(event.by) or 'somebody'}"
         case told.Answered():

@@ -8,7 +8,9 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 
+from penstock import exit_codes
 from penstock.errors import ConfigError, InternalError, PenstockError
 
 
@@ -57,3 +59,25 @@ def ended_by_ctrl_c() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+@contextmanager
+def exits_by_signals() -> Iterator[None]:
+    """SIGTERM, as of `timeout`, and SIGHUP end the command by an exception, so that it can take back what it has asked for."""
+
+    def leave(number: int, _frame: FrameType | None) -> None:
+        raise SystemExit(exit_codes.BY_SIGNAL + number)
+
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    numbers = (signal.SIGTERM, signal.SIGHUP) if in_main_thread else ()
+    before = {number: signal.getsignal(number) for number in numbers}
+    ours = [
+        number for number, handler in before.items() if handler is signal.SIG_DFL
+    ]  # `nohup` ignores SIGHUP
+    for number in ours:
+        signal.signal(number, leave)
+    try:
+        yield
+    finally:
+        for number in ours:
+            signal.signal(number, before[number])

@@ -26,8 +26,15 @@ class ModeName(enum.StrEnum):
     AT_MOST_ONCE = Mode.AT_MOST_ONCE.value
 
 
+OwnArguments = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="ARGS", help="What the file sees as sys.argv[1:], behind --.", show_default=False),
+]
+
+
 def run(
     file: JobFile,
+    arguments: OwnArguments = None,
     *,
     job: JobVariable = None,
     available_now: Annotated[
@@ -139,6 +146,7 @@ def run(
     run_file(
         file,
         job,
+        arguments=own_arguments("run", arguments),
         available_now=available_now,
         restore=restore,
         takeover=takeover,
@@ -172,6 +180,16 @@ def keep_program_alive(
     raise typer.Exit(keep_alive(command, restart))
 
 
+def own_arguments(command: str, given: list[str] | None) -> tuple[str, ...]:
+    """What is for the file. Without -- before it a word is more likely an option that lost its dashes."""
+    if given and "--" not in sys.argv:
+        raise ConfigError(
+            f"{given[0]!r} is no option; write -- before what is for the file itself: penstock {command} FILE -- {' '.join(given)}",
+            argument=given[0],
+        )
+    return tuple(given or ())
+
+
 def _pair(option: str, form: str, text: str) -> tuple[str, str]:
     left, equals, right = text.partition("=")
     if not (left and equals and right):
@@ -179,7 +197,9 @@ def _pair(option: str, form: str, text: str) -> tuple[str, str]:
     return left, right
 
 
-def guarantee(file: JobFile, *, job: JobVariable = None, as_json: AsJson = False) -> None:
+def guarantee(
+    file: JobFile, arguments: OwnArguments = None, *, job: JobVariable = None, as_json: AsJson = False
+) -> None:
     """Print what the job in a Python file promises from end to end, and what limits it.
 
     It runs the file, and starts Spark to look at the sources; it reads none of them and starts no job.
@@ -189,7 +209,7 @@ def guarantee(file: JobFile, *, job: JobVariable = None, as_json: AsJson = False
 
     if file.is_file() and sys.stderr.isatty():  # somebody waits
         typer.echo(f"running {file.name} up to its job; that takes Spark, some seconds", err=True)
-    with ended_by_ctrl_c(), as_its_own_program(file):
+    with ended_by_ctrl_c(), as_its_own_program(file, own_arguments("guarantee", arguments)):
         found = load_job(file, job).guarantee()
     if as_json:
         print_json(

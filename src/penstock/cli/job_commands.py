@@ -45,12 +45,12 @@ def status(storage: StorageOfJob, job: NameOfJob = None, *, as_json: AsJson = Fa
     from penstock.cli.console import table_console
     from penstock.cli.printing import print_json
     from penstock.cli.status_screen import exit_code, screen, status_json
-    from penstock.cli.which_job import found_job
+    from penstock.cli.which_job import PATIENCE_S, found_job, within
     from penstock.clock import SYSTEM_CLOCK
     from penstock.view.look import look_at
 
     try:
-        view = look_at(found_job(storage, job), SYSTEM_CLOCK.wall())
+        view = within(PATIENCE_S, storage, lambda: look_at(found_job(storage, job), SYSTEM_CLOCK.wall()))
     except PenstockError as error:
         raise CouldNotError(str(error)) from error
     if as_json:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
@@ -45,9 +45,9 @@ def _like(file: Path) -> str:
 
 
 @contextmanager
-def as_its_own_program(file: Path) -> Iterator[None]:
-    """The file sees itself in `sys.argv`, and not the words of Penstock's command line, which are not for it."""
-    before, sys.argv = sys.argv, [str(file)]
+def as_its_own_program(file: Path, arguments: Sequence[str] = ()) -> Iterator[None]:
+    """The file sees itself in `sys.argv`, and its own arguments, but not the words of Penstock's command line, which are not for it."""
+    before, sys.argv = sys.argv, [str(file), *arguments]
     try:
         yield
     finally:

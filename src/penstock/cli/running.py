@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from penstock.cli.failures import ended_by_ctrl_c
@@ -20,6 +20,7 @@ def run_file(
     file: Path,
     name: str | None,
     *,
+    arguments: Sequence[str] = (),
     available_now: bool,
     restore: int | None,
     takeover: bool,
@@ -36,7 +37,7 @@ def run_file(
 ) -> None:
     """Run the job of a file until it ends, as `Job.run` does; what is to be said names the options of the command line."""
     keep_to_oneself()
-    with asked_on_the_command_line(), as_its_own_program(file):
+    with asked_on_the_command_line(), as_its_own_program(file, arguments):
         if ui is not None:  # no need to start Spark to find out that nobody can be shown anything
             check_installed()
             bind(UiOptions.checked(ui, ui_token, read_only=ui_read_only)).close()

@@ -25,7 +25,7 @@ from penstock.savepoint.views import ROW, View
 from penstock.state.backends.base import VALUES
 from penstock.state.types import spark_type
 from penstock.storage import open_storage
-from penstock.wording import size
+from penstock.wording import event_moment, size
 
 
 def contents_at(path: str, job: str | None = None) -> Contents:
@@ -168,4 +168,4 @@ def _rows(table: TableContents | None) -> str:
 
 def moment(at: datetime | None) -> str:
     """As tables show it."""
-    return "" if at is None else at.strftime("%Y-%m-%d %H:%M:%S")
+    return "" if at is None else event_moment(at)

@@ -40,7 +40,7 @@ def status_json(view: JobView) -> dict[str, Any]:
         view,
         checkpoints=view.checkpoints[:SHOWN_OF_HISTORY],
         failures=view.failures[:SHOWN_OF_HISTORY],
-        events=view.events[:SHOWN_OF_HISTORY],
+        events=view.story[:SHOWN_OF_HISTORY],
         asked=view.asked[:SHOWN_OF_HISTORY],
         runs=view.runs[:SHOWN_OF_HISTORY],
     )
@@ -115,7 +115,15 @@ def _facts(view: JobView) -> Iterator[tuple[str, Text]]:
         yield "pages", Text(ui(view))
     if view.savepoints:
         yield "savepoint", Text(view.savepoints[0])
+    yield "seen", Text(f"{moment(view.now)} UTC{_last_word(view)}", "dim")
     yield "id", Text(view.id, "dim")
+
+
+def _last_word(view: JobView) -> str:
+    """Numbers of a job that runs are those that it wrote last."""
+    if view.live is None or not view.state.is_alive:
+        return ""
+    return f"; the job itself wrote this {ago(view.now - view.live.at)}"
 
 
 def _checkpoint(view: JobView) -> Text:
@@ -147,7 +155,9 @@ def _input(view: JobView) -> Text:
         return Text()
     now = f"{rate(live.rows_per_s)}, " if view.is_up else ""
     batches = f"{counted(live.batches, 'batch', 'batches')} since this start, the last took {duration(live.batch_seconds)}"
-    text = Text(f"{now}{counted(live.rows_in, 'row')} in {batches}")
+    counted_by_spark = live.rows_in or any(source.looked_at for source in live.sources.values())
+    rows = f"{counted(live.rows_in, 'row')} in " if counted_by_spark or not live.batches else ""
+    text = Text(f"{now}{rows}{batches}")
     if view.restarts:
         text.append(f", {counted(view.restarts, 'restart')}", "yellow")
     return text

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from penstock.checkpoint.metadata import committed_checkpoints, found_checkpoints
-from penstock.errors import ConfigError
+from penstock.errors import ConfigError, UnavailableError
 from penstock.ids import checked_name
 from penstock.ownership.claim import JOB_FILE
 from penstock.savepoint.manifest import MANIFEST
 from penstock.storage import LocalStorage, Storage, open_job_storage, open_storage
 from penstock.view.find import ID_DIGITS, FoundJob, find_jobs, job_id, job_of
-from penstock.wording import did_you_mean
+from penstock.wording import did_you_mean, duration
+
+PATIENCE_S = 20.0
+"""So long a storage may take to show a job."""
+_T = TypeVar("_T")
 
 
 def open_job(storage: str, job: str | None = None) -> Storage:
@@ -81,3 +88,27 @@ def _known(storage: str, wanted: str = "") -> str:
         close = did_you_mean(wanted, known)
         return f"there are: {', '.join(known)}{f'; {close}' if close else ''}"
     return "there is none at all; is it the storage given to Job(storage=...)?"
+
+
+def within(seconds: float, storage: object, look: Callable[[], _T]) -> _T:
+    """What `look` gives; raises `UnavailableError` when storage has not answered for so long. The thread that waits is left behind."""
+    answered: queue.SimpleQueue[_T | Exception] = queue.SimpleQueue()
+
+    def work() -> None:
+        try:
+            answered.put(look())
+        except Exception as error:  # noqa: BLE001 - raised below
+            answered.put(error)
+
+    threading.Thread(target=work, name="penstock-look", daemon=True).start()
+    try:
+        found = answered.get(timeout=seconds)
+    except queue.Empty:
+        raise UnavailableError(
+            f"{storage} has not answered for {duration(seconds)}: how the job is cannot be seen. It may be well all the same; see whether "
+            "the storage is mounted and answers",
+            storage=str(storage),
+        ) from None
+    if isinstance(found, Exception):
+        raise found
+    return found

@@ -21,7 +21,7 @@ _WISHES = msgspec.json.Decoder(Wish)
 
 def main() -> None:
     """Read the wish, serve, end with the driver."""
-    logging.basicConfig(level=logging.ERROR, format="%(levelname)s %(name)s: %(message)s")
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     wish = _WISHES.decode(sys.stdin.buffer.readline())
     threading.Thread(target=_end_with_the_driver, args=(wish.parent,), daemon=True).start()
     try:

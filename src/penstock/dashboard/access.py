@@ -1,7 +1,7 @@
 """Who may do what: the decisions about a request, from its headers alone. Pure; the dashboard's process.
 
-On a loopback address without a token whoever is on the machine may look and act. With a token, a program sends it as
-`Authorization: Bearer`, and a browser gets a cookie for it once. What a page of another site makes a browser send is refused:
+A program sends the token as `Authorization: Bearer`, and a browser gets a cookie for it once. What a page of another site makes a browser
+send is refused:
 
 1. The name in `Host` must be ours. A foreign name that leads to our address (rebinding) is refused, before anything else.
 2. What changes something must come from a page of ours, by `Sec-Fetch-Site` and `Origin`, or from a program, which sends neither.
@@ -23,6 +23,7 @@ from urllib.parse import urlsplit
 
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.dashboard.ui_options import UiOptions, is_loopback
+from penstock.randomness import SYSTEM_RANDOMNESS
 
 SESSION_S = 12 * 3600
 MOST_STREAMS = 100
@@ -33,6 +34,7 @@ OPEN_PATHS = ("/login", "/logout", "/healthz")
 """Whoever has no token sees these, and what is in `/static/`."""
 
 _MOST_HOSTS = 64
+_SESSION_DIGITS = 16
 _SALT = b"penstock dashboard session"
 _HOST = re.compile(r"(?:\[([0-9a-fA-F:.]+)\]|([A-Za-z0-9._-]+))(?::\d{1,5})?")
 _LOCAL_NAMES = frozenset({"localhost", "localhost.localdomain"})
@@ -44,6 +46,8 @@ class Refusal:
 
     status: int
     why: str
+    is_guess: bool = False
+    """A token was shown, and it is not the right one."""
 
 
 class Access:
@@ -53,6 +57,8 @@ class Access:
         self._options = options
         self._port = port
         self._clock = clock
+        self._logged_out: set[str] = set()
+        """Sessions that were ended before their time."""
         self._our_hosts: set[str] = set()
         """Values of `Host` that were found to be ours: what is ours does not change while the server runs."""
 
@@ -60,6 +66,11 @@ class Access:
     def read_only(self) -> bool:
         """Whether nothing can be asked of a job."""
         return self._options.read_only
+
+    @property
+    def savepoints(self) -> tuple[str, ...]:
+        """See `UiOptions.savepoints`."""
+        return self._options.savepoints
 
     @property
     def needs_token(self) -> bool:
@@ -88,17 +99,26 @@ class Access:
         return f"penstock-{self._port}"
 
     def new_cookie(self) -> str:
-        """What a browser shows instead of the token."""
-        until = str(int(self._clock.wall()) + SESSION_S)
-        return f"{until}.{self._signature(until)}"
+        """What a browser shows instead of the token: until when, a name of its own, and that it is ours."""
+        session = f"{int(self._clock.wall()) + SESSION_S}-{SYSTEM_RANDOMNESS.token(_SESSION_DIGITS)}"
+        return f"{session}.{self._signature(session)}"
 
     def is_cookie(self, given: str) -> bool:
-        """Whether it was made here, or by a server with the same token, and is still good."""
-        until, _, signature = given.partition(".")
+        """Whether it was made here, or by a server with the same token, is still good, and nobody has logged out with it."""
+        session, _, signature = given.partition(".")
+        until = session.partition("-")[0]
         if not (until.isascii() and until.isdecimal()) or len(until) > len("9999999999"):
             return False
-        is_ours = hmac.compare_digest(_digest(signature), _digest(self._signature(until)))
-        return is_ours and self._clock.wall() < int(until)
+        is_ours = hmac.compare_digest(_digest(signature), _digest(self._signature(session)))
+        return is_ours and self._clock.wall() < int(until) and session not in self._logged_out
+
+    def log_out(self, headers: Mapping[str, str]) -> None:
+        """End the session whose cookie came along. It is remembered as long as the cookie would be good."""
+        cookie = _cookies(headers.get("cookie", "")).get(self.cookie_name, "")
+        if self.is_cookie(cookie):
+            now = self._clock.wall()
+            self._logged_out = {one for one in self._logged_out if int(one.partition("-")[0]) > now}
+            self._logged_out.add(cookie.partition(".")[0])
 
     def is_logged_in(self, headers: Mapping[str, str]) -> bool:
         """Whether the token, or a cookie for it, came along."""
@@ -161,13 +181,12 @@ class Access:
     def _of_strangers(self, path: str, headers: Mapping[str, str]) -> Refusal | None:
         if not self.needs_token or is_open(path) or self.is_logged_in(headers):
             return None
-        sent = (
-            "the token that was sent is not the right one"
-            if "authorization" in headers
-            else "no token was sent"
-        )
+        is_guess = "authorization" in headers
+        sent = "the token that was sent is not the right one" if is_guess else "no token was sent"
         return Refusal(
-            401, f"{sent}; send the one that the server was started with, as Authorization: Bearer TOKEN"
+            401,
+            f"{sent}; send the one that the server was started with, as Authorization: Bearer TOKEN",
+            is_guess,
         )
 
     def _of_actions(self, method: str, path: str) -> Refusal | None:

@@ -7,7 +7,7 @@ to the page of actions, which shows it; a wish that is refused comes back as tha
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 from urllib.parse import parse_qsl, quote
 
@@ -22,7 +22,7 @@ from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.dashboard.answering import json_answer, wants_page
 from penstock.dashboard.looking import Seen
 from penstock.decoding import decoded
-from penstock.engine.savepoints import check_folder
+from penstock.engine.savepoints import check_folder, refuse_outside
 from penstock.errors import ConfigError
 from penstock.ownership.requests import Kind
 from penstock.view.asking import ask, is_request_id, outcome
@@ -66,9 +66,12 @@ Refused = Callable[[Request, Seen, HTTPException], Response]
 
 
 def action_routes(
-    seen_job: Callable[[Request], Seen], refused: Refused, clock: Clock = SYSTEM_CLOCK
+    seen_job: Callable[[Request], Seen],
+    refused: Refused,
+    savepoints: Sequence[str] = (),
+    clock: Clock = SYSTEM_CLOCK,
 ) -> list[Route]:
-    """Asking, and what has become of it."""
+    """Asking, and what has become of it. `savepoints`: folders below which they may be made, see `UiOptions`."""
 
     async def act(request: Request) -> Response:
         seen = seen_job(request)
@@ -77,7 +80,9 @@ def action_routes(
         try:
             wanted = checked(kind, await read_wanted(request))
             by = f"dashboard on {platform.node()}, from {request.client.host if request.client else 'somewhere'}"
-            asked = await run_in_threadpool(_ask, seen, kind, wanted, by, clock)
+            asked = await run_in_threadpool(
+                _ask, seen, kind, wanted, by=by, savepoints=savepoints, now=clock.wall()
+            )
         except HTTPException as error:
             if not is_person:
                 raise
@@ -122,12 +127,14 @@ def checked(kind: Kind, wanted: Wanted) -> Wanted:
     return wanted
 
 
-def _ask(seen: Seen, kind: Kind, wanted: Wanted, by: str, clock: Clock) -> str:
+def _ask(seen: Seen, kind: Kind, wanted: Wanted, *, by: str, savepoints: Sequence[str], now: float) -> str:
     """Raises 400 for a folder that is not allowed, 409 when the job does not run."""
     storage = seen.job.storage
     try:
         _refuse_relative(wanted.to)
         check_folder(storage, wanted.to)
+        if wanted.to is not None:
+            refuse_outside(wanted.to, [(storage, seen.job.name)], savepoints)
     except (ConfigError, ValueError, OSError) as error:
         raise HTTPException(400, str(error)) from error
     try:
@@ -135,7 +142,7 @@ def _ask(seen: Seen, kind: Kind, wanted: Wanted, by: str, clock: Clock) -> str:
             storage,
             kind,
             by=by,
-            now=clock.wall(),
+            now=now,
             to=wanted.to,
             savepoint=wanted.savepoint,
             drain=wanted.drain,

@@ -92,6 +92,16 @@ def local_path(text: str) -> str:
     return text if is_local else "/"
 
 
+def _is_encrypted(request: Request) -> bool:
+    """Whether the browser speaks TLS, with this server or with a proxy before it. Who says so wrongly only loses a cookie."""
+    schemes = (
+        request.url.scheme,
+        request.headers.get("x-forwarded-proto", "").partition(",")[0].strip(),
+        request.headers.get("origin", "").partition(":")[0],
+    )
+    return "https" in schemes
+
+
 def with_cookie(answer: Response, access: Access, request: Request) -> Response:
     """The same, with a new cookie."""
     answer.set_cookie(
@@ -100,6 +110,6 @@ def with_cookie(answer: Response, access: Access, request: Request) -> Response:
         max_age=SESSION_S,
         httponly=True,
         samesite="strict",
-        secure=request.url.scheme == "https",
+        secure=_is_encrypted(request),
     )
     return answer

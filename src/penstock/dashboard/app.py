@@ -32,11 +32,13 @@ from penstock.dashboard.answering import (
 )
 from penstock.dashboard.chrome import Chrome
 from penstock.dashboard.flink import flink_routes
-from penstock.dashboard.gate import Gate, TooLargeError, too_large
+from penstock.dashboard.gate import Gate, TooLargeError, asker, too_large
+from penstock.dashboard.guesses import Guesses
 from penstock.dashboard.looking import Seen, StorageLooker
 from penstock.dashboard.metrics import metrics_route
 from penstock.dashboard.page_routes import Pages, seen_job
-from penstock.dashboard.state_lookup import StateReader, lookup_route
+from penstock.dashboard.savepoint_pages import savepoint_routes
+from penstock.dashboard.state_lookup import StateReader, lookup_routes
 from penstock.dashboard.static_files import StaticFiles
 from penstock.dashboard.stream import Streams
 from penstock.errors import ConfigError, PenstockError, UnavailableError
@@ -57,7 +59,7 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
 def make_app(looker: StorageLooker, access: Access, *, streams: Streams | None = None) -> ASGIApp:
     """All routes, behind the gate. The looker is started with the application and ends with it."""
     streams = streams or Streams(looker)
-    states = StateReader()
+    states, guesses = StateReader(), Guesses()
     shown = Pages(looker, access, states)
 
     def seen(request: Request) -> Seen:
@@ -65,11 +67,12 @@ def make_app(looker: StorageLooker, access: Access, *, streams: Streams | None =
 
     routes = [
         Route("/healthz", _healthz),
-        *_login_routes(access),
+        *_login_routes(access, guesses),
         StaticFiles().route(),
         *streams.routes(seen),
-        *action_routes(seen, shown.refused_action),
-        lookup_route(seen, states),
+        *action_routes(seen, shown.refused_action, access.savepoints),
+        *savepoint_routes(seen, access.savepoints),
+        *lookup_routes(seen, states),
         *shown.twin_routes(),
         *shown.browser_routes(),
         *_flink(looker, access),
@@ -87,7 +90,7 @@ def make_app(looker: StorageLooker, access: Access, *, streams: Streams | None =
         },
         lifespan=_lifespan(looker),
     )
-    return Gate(inside, access, looker)
+    return Gate(inside, access, looker, guesses)
 
 
 def _lifespan(looker: StorageLooker) -> Callable[[Starlette], AbstractAsyncContextManager[None]]:
@@ -107,7 +110,7 @@ def _lifespan(looker: StorageLooker) -> Callable[[Starlette], AbstractAsyncConte
 
 def _flink(looker: StorageLooker, access: Access) -> list[Route]:
     """Flink's REST interface, under `/v1` and without."""
-    return list(flink_routes(looker, read_only=access.read_only))
+    return list(flink_routes(looker, read_only=access.read_only, savepoints=access.savepoints))
 
 
 def _metrics(looker: StorageLooker) -> list[Route]:
@@ -122,21 +125,28 @@ async def _healthz(_: Request) -> Response:
     return json_answer(Health(penstock=__version__, pid=os.getpid()))
 
 
-def _login_routes(access: Access) -> list[Route]:
+def _login_routes(access: Access, guesses: Guesses) -> list[Route]:
     async def form(request: Request) -> Response:
         following = local_path(request.query_params.get("next", "/"))
         if not access.needs_token or access.is_logged_in(request.headers):
             return RedirectResponse(following, 303)
+        given = request.query_params.get("token", "")
+        if access.is_token(given):  # of the address that was printed
+            return with_cookie(RedirectResponse(following, 303), access, request)
+        if given:
+            await guesses.one_more(asker(request.scope))
         return page_answer(pages.login(Chrome(), following=following))
 
     async def login(request: Request) -> Response:
         fields = parse_qs((await request.body()).decode(errors="replace"))
         following = local_path(fields.get("next", ["/"])[0])
         if not access.is_token(fields.get("token", [""])[0]):
+            await guesses.one_more(asker(request.scope))
             return page_answer(pages.login(Chrome(), _NOT_THE_TOKEN, following), 401)
         return with_cookie(RedirectResponse(following, 303), access, request)
 
-    async def logout(_: Request) -> Response:
+    async def logout(request: Request) -> Response:
+        access.log_out(request.headers)
         answer = RedirectResponse("/login", 303)
         answer.delete_cookie(access.cookie_name, httponly=True, samesite="strict")
         return answer

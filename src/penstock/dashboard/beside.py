@@ -3,7 +3,7 @@
 What always holds:
 1. Nothing that it does holds up the job: its death is logged, and it is started anew, at most once a minute.
 2. It ends with the job, and with the driver, however that ends: its standard input is a pipe of which only the driver has the other end.
-3. The token is told through that pipe. It is in no argument, no environment and no log.
+3. The token is told through that pipe. It is in no argument and no environment, and in the log only if nobody gave one.
 4. It imports nothing out of the folder in which the driver was started, which others may be able to write to.
 5. Ctrl-C in the driver's terminal does not reach it, and of the driver's files and sockets it has only the one on which it listens.
 """
@@ -92,6 +92,11 @@ class Beside:
     def address(self) -> str:
         """Where its pages are: `http://127.0.0.1:8090`. Connections wait there from the first moment on."""
         return address_of(self._options.host, self._port)
+
+    @property
+    def opening_address(self) -> str:
+        """See `UiOptions.opening_address`."""
+        return self._options.opening_address(self._port)
 
     @property
     def pid(self) -> int:

@@ -1,4 +1,6 @@
-"""How long a client may take: connections on which nothing comes, or from which nobody reads, are ended. The dashboard's process.
+"""How long a client may take, and how much it may cost: connections on which nothing comes, or from which nobody reads, are ended.
+
+So are those on which nobody has shown a token, when there are many. The dashboard's process.
 
 uvicorn itself ends only connections that are quiet between two requests. It also writes head and body of an answer one by one, which is
 most of what a small answer costs.
@@ -16,6 +18,12 @@ REQUEST_S = 10.0
 """So long a client may take to send a request, its body included."""
 READING_S = 20.0
 """So long a client may leave unread what was sent to it."""
+MOST_UNREAD_BYTES = 64 * 1024 * 1024
+"""So much of what was sent may wait for all clients together: beyond that, who has waited longest is cut off."""
+MOST_STRANGERS = 200
+"""Connections on which nobody has shown a token yet: when there are more, the oldest is ended. So strangers lock nobody out."""
+LET_IN = "penstock.let_in"
+"""In the scope of a request that has passed the gate for more than what everybody sees."""
 
 
 class PatientConnection(H11Protocol):
@@ -23,8 +31,9 @@ class PatientConnection(H11Protocol):
 
     def __init__(self, *given: Any, **options: Any) -> None:
         super().__init__(*given, **options)
+        self.made_at = self.loop.time()
         self._sends = _Deadline(self, REQUEST_S)
-        self._reads = _Deadline(self, READING_S)
+        self.reads = _Deadline(self, READING_S)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Wait for the first request."""
@@ -32,11 +41,14 @@ class PatientConnection(H11Protocol):
         self.transport = _JoinedWrites(transport, self.loop)  # type: ignore[assignment]
         transport.set_write_buffer_limits(high=0)  # `pause_writing` comes as soon as anything waits here
         self._watch_request()
+        strangers = [one for one in self._others() if not one.is_let_in]
+        if len(strangers) > MOST_STRANGERS:
+            min(strangers, key=lambda one: one.made_at).transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Wait no more."""
         self._sends.stop()
-        self._reads.stop()
+        self.reads.stop()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -47,12 +59,32 @@ class PatientConnection(H11Protocol):
     def pause_writing(self) -> None:
         """The client does not read as fast as is sent."""
         super().pause_writing()
-        self._reads.start()
+        self.reads.start()
+        unread = sorted((one for one in self._others() if one.reads.since), key=lambda one: one.reads.since)
+        waiting_bytes = sum(one.transport.get_write_buffer_size() for one in unread)
+        for one in unread:
+            if waiting_bytes <= MOST_UNREAD_BYTES:
+                break
+            waiting_bytes -= one.transport.get_write_buffer_size()
+            one.transport.abort()
 
     def resume_writing(self) -> None:
         """It has read all."""
-        self._reads.stop()
+        self.reads.stop()
         super().resume_writing()
+
+    @property
+    def is_let_in(self) -> bool:
+        """Whether the last request on it has passed the gate."""
+        return self.scope is not None and bool(self.scope.get(LET_IN))
+
+    def _others(self) -> list[PatientConnection]:
+        """All open connections of the server, this one among them."""
+        return [
+            one
+            for one in self.connections
+            if isinstance(one, PatientConnection) and not one.transport.is_closing()
+        ]
 
     def _watch_request(self) -> None:
         if self.conn.their_state in (h11.IDLE, h11.SEND_BODY):
@@ -97,10 +129,13 @@ class _Deadline:
         self._connection = connection
         self._seconds = seconds
         self._timer: asyncio.TimerHandle | None = None
+        self.since = 0.0
+        """When it began; 0 while it does not run."""
 
     def start(self) -> None:
         """Now, unless it runs already."""
         if self._timer is None:
+            self.since = self._connection.loop.time()
             self._timer = self._connection.loop.call_later(self._seconds, self._connection.transport.abort)
 
     def stop(self) -> None:
@@ -108,3 +143,4 @@ class _Deadline:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+            self.since = 0.0

@@ -13,6 +13,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from penstock.dashboard.access import LARGEST_BODY_BYTES, READS, Access, Refusal, is_open
 from penstock.dashboard.answering import refused, wants_page, with_usual_headers
+from penstock.dashboard.connections import LET_IN
+from penstock.dashboard.guesses import Guesses
 from penstock.dashboard.looking import StorageLooker
 from penstock.dashboard.recent import Recent
 
@@ -29,10 +31,11 @@ class TooLargeError(Exception):
 class Gate:
     """An ASGI application around another."""
 
-    def __init__(self, app: ASGIApp, access: Access, looker: StorageLooker) -> None:
+    def __init__(self, app: ASGIApp, access: Access, looker: StorageLooker, guesses: Guesses) -> None:
         self._app = app
         self._access = access
         self._looker = looker
+        self._guesses = guesses
         self._recent = Recent()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -41,11 +44,15 @@ class Gate:
             await self._app(scope, receive, send)
             return
         headers = _headers(scope)
-        answer = self._refused(scope, headers)
+        refusal = self._access.refusal(scope["method"], scope["path"], headers)
+        answer = self._refused(scope, headers, refusal)
         if answer is not None:
+            if refusal is not None and refusal.is_guess:
+                await self._guesses.one_more(asker(scope))
             await answer(scope, receive, _with_headers(send))
             return
         if not is_open(scope["path"]):
+            scope[LET_IN] = True
             if not self._looker.is_fresh():
                 await run_in_threadpool(self._looker.wait)
             known = self._recent.find(scope, headers, self._looker.last_look())
@@ -54,8 +61,8 @@ class Gate:
                 return
         await self._app(scope, _limited(receive), _with_headers(send))
 
-    def _refused(self, scope: Scope, headers: Mapping[str, str]) -> Response | None:
-        path, method = scope["path"], scope["method"]
+    def _refused(self, scope: Scope, headers: Mapping[str, str], refusal: Refusal | None) -> Response | None:
+        path = scope["path"]
         if len(path) > LONGEST_PATH or not path.isprintable():
             return refused(
                 Request(scope), 400, "no path of this server is so long, or has such characters", headers=_END
@@ -64,12 +71,17 @@ class Gate:
             return refused(
                 Request(scope), 431, "the headers are larger than those of any browser", headers=_END
             )
-        refusal = self._access.refusal(method, path, headers)
         if refusal is not None:
             return _told(Request(scope), refusal)
         given = headers.get("content-length", "0")
         is_small = len(given) < _LONGEST_NUMBER and given.isdecimal() and int(given) <= LARGEST_BODY_BYTES
         return None if is_small else too_large(Request(scope))
+
+
+def asker(scope: Scope) -> str:
+    """The address of whoever asks, for people."""
+    client = scope.get("client")
+    return str(client[0]) if client else "somebody"
 
 
 def _headers(scope: Scope) -> dict[str, str]:

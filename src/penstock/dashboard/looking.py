@@ -1,24 +1,31 @@
-"""Looking at all jobs of some storages, for many who ask: what was seen is kept, and looked at anew in a thread. The dashboard's process.
+"""Looking at all jobs of some storages, for many who ask: what was seen is kept, and looked at anew in threads. The dashboard's process.
 
-While somebody asks, the thread looks every half second, and never for more than half of the time, however slow storage is. When nobody
-asks any more, it stands still. Whoever comes then waits for one look.
+Each storage has a thread, so that one that does not answer holds up no other. While somebody asks, it looks every half second, and never
+for more than half of the time, however slow storage is. When nobody asks any more, it stands still. Whoever comes then waits for one look.
+
+What was not looked at for a while is shown as it was last seen, and says so: `JobView.looked_at` stays, and `now` goes on. That is so of a
+storage that does not answer, and of one that is gone.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 import threading
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import msgspec
 
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.errors import PenstockError
-from penstock.view.find import FoundJob, find_jobs, job_of, linked_jobs
+from penstock.storage import LocalStorage, open_storage
+from penstock.view.find import FoundJob, find_jobs, job_id, job_of, linked_jobs
 from penstock.view.look import JobWatcher
 from penstock.view.model import JobState, JobView
+from penstock.wording import counted, duration
 
 _log = logging.getLogger(__name__)
 
@@ -31,7 +38,7 @@ ASLEEP_EVERY_S = 2.0
 WANTED_S = 3.0
 """So long after somebody has asked, looking goes on."""
 STALE_S = 5.0
-"""What was seen so long ago is not shown: somebody who asks waits for a new look."""
+"""What was seen so long ago is not shown as if it were so now: somebody who asks waits for a new look, or is told the age."""
 PATIENCE_S = 10.0
 """But not longer than this: then what there is is shown, with its age."""
 CLOSE_S = 2.0
@@ -72,6 +79,8 @@ class _Sight:
     seen: tuple[Seen, ...] = ()
     problems: tuple[str, ...] = ()
     at: float = float("-inf")
+    of: tuple[object, ...] = ()
+    """Of all storages together: what was seen in each of them."""
 
 
 class StorageLooker:
@@ -84,32 +93,31 @@ class StorageLooker:
         self, places: Sequence[str], *, only: str | None = None, clock: Clock = SYSTEM_CLOCK
     ) -> None:
         """`only`: the name of the one job that is shown, whatever else lies there."""
-        self._places = tuple(places)
-        self._only = only
         self._clock = clock
         self._sight = _Sight()
-        self._watchers: dict[str, tuple[FoundJob, JobWatcher]] = {}
         self._revision = 0
-        self._found_at = float("-inf")
         self._asked_at = float("-inf")
-        self._looking_since = float("inf")
-        """When the look began that is under way."""
-        self._told: set[tuple[str, str]] = set()
-        """Jobs that could not be looked at, and why."""
         self._asked = threading.Event()
         self._looked = threading.Condition()
         self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="penstock-look", daemon=True)
+        self._places = [_Place(place, only, clock, self._place_looked) for place in dict.fromkeys(places)]
+        self._threads = [
+            threading.Thread(target=self._run, args=(place,), name="penstock-look", daemon=True)
+            for place in self._places
+        ]
 
     def start(self) -> None:
         """Begin to look."""
-        self._thread.start()
+        for thread in self._threads:
+            thread.start()
 
     def close(self) -> None:
         """Look no more. A storage that does not answer is not waited for."""
         self._ended.set()
         self._asked.set()
-        self._thread.join(CLOSE_S)
+        until = self._clock.monotonic() + CLOSE_S
+        for thread in self._threads:
+            thread.join(max(0.0, until - self._clock.monotonic()))
 
     # ── for those who ask ──────────────────────────────────────────────────────────────────────
 
@@ -142,13 +150,12 @@ class StorageLooker:
     @property
     def problems(self) -> tuple[str, ...]:
         """What is wrong with a storage as a whole, for people."""
-        return self._sight.problems
+        return self._now().problems
 
     def is_fresh(self) -> bool:
         """Whether what is kept can be shown; if not, `wait` in a thread before. A look that takes long is not waited for a second time."""
-        now, sight = self._clock.monotonic(), self._sight
-        takes_long = now - self._looking_since > STALE_S and sight.at > float("-inf")
-        return takes_long or now - sight.at < STALE_S
+        now = self._clock.monotonic()
+        return all(now - place.sight.at < STALE_S or place.takes_long(now) for place in self._places)
 
     def wait(self) -> None:
         """Wait until what is kept can be shown, or patience ends. Never in the thread of an event loop."""
@@ -158,49 +165,143 @@ class StorageLooker:
 
     def _now(self) -> _Sight:
         self._want()
-        return self._sight
+        sight, sights, now = (
+            self._sight,
+            tuple(place.sight for place in self._places),
+            self._clock.monotonic(),
+        )
+        is_new = len(sights) != len(sight.of) or any(map(_is_another, sights, sight.of))
+        if is_new or (now - sight.at >= STALE_S and any(now - one.at >= STALE_S for one in sights)):
+            self._sight = sight = self._together(sights, now)
+        return sight
 
     def _want(self) -> None:
         self._asked_at = self._clock.monotonic()
         if not self._asked.is_set():
             self._asked.set()
 
-    # ── the thread that looks ──────────────────────────────────────────────────────────────────
+    def _together(self, sights: tuple[_Sight, ...], now: float) -> _Sight:
+        """All storages, each as it was last seen."""
+        by_uri = {one.job.storage.uri: one for sight in sights for one in sight.seen}
+        times = Counter(one.job.name for one in by_uri.values())
+        seen = [self._aged(_told_apart(one, times), now) for one in by_uri.values()]
+        problems = [text for place in self._places for text in place.problems(now)]
+        in_order = sorted(seen, key=lambda one: (one.job.name, one.job.place))
+        return _Sight(tuple(in_order), tuple(problems), now, sights)
 
-    def _run(self) -> None:
+    def _aged(self, seen: Seen, now: float) -> Seen:
+        """What was not looked at for a while looks different every few seconds: it gets older."""
+        if now - seen.looked_at < STALE_S:
+            return seen
+        self._revision += 1
+        view = msgspec.structs.replace(seen.view, now=self._clock.wall(), looked_at=seen.view.now)
+        return Seen(seen.job, view, seen.revision + self._revision, now)
+
+    # ── the threads that look ──────────────────────────────────────────────────────────────────
+
+    def _run(self, place: _Place) -> None:
         while not self._ended.is_set():
             self._asked.wait()
             began = self._clock.monotonic()
             if began - self._asked_at > WANTED_S:
                 self._asked.clear()
                 continue
-            self.look()
+            place.look()
             took = self._clock.monotonic() - began
             self._clock.wait(self._ended, max(EVERY_S - took, took))
 
-    def look(self) -> None:
-        """Look at everything that may have changed. By one thread at a time: that of `start`, or one that never starts it."""
-        self._looking_since = self._clock.monotonic()
-        problems = self._find()
-        before = {one.job.storage.uri: one for one in self._sight.seen}
-        seen = tuple(self._seen(*one, before.get(uri)) for uri, one in self._watchers.items())
+    def _place_looked(self) -> None:
         with self._looked:
-            self._sight = _Sight(seen, problems, self._clock.monotonic())
-            self._looking_since = float("inf")
             self._looked.notify_all()
+
+    def look(self) -> None:
+        """Look at everything that may have changed. By one thread, of a looker that is never started."""
+        for place in self._places:
+            place.look()
+
+
+def _is_another(one: object, other: object) -> bool:
+    return one is not other
+
+
+def _told_apart(seen: Seen, times: Counter[str]) -> Seen:
+    """The ids of two jobs of one name are made of their places, too."""
+    wanted = job_id(seen.job.name, seen.job.storage.uri if times[seen.job.name] > 1 else "")
+    if seen.job.id == wanted:
+        return seen
+    return replace(seen, job=replace(seen.job, id=wanted), view=msgspec.structs.replace(seen.view, id=wanted))
+
+
+class _Place:
+    """One storage. It is looked at by one thread, and what was seen is read by others."""
+
+    def __init__(self, place: str, only: str | None, clock: Clock, looked: Callable[[], None]) -> None:
+        self.sight = _Sight()
+        self._place = place
+        self._only = only
+        self._clock = clock
+        self._looked = looked
+        self._watchers: dict[str, _Watched] = {}
+        self._identity: _Identity = None
+        """Of the folder in which jobs were found: where another one, or none, is in its place, they are not deleted but away."""
+        self._revision = 0
+        self._found_at = float("-inf")
+        self._looking_since = float("inf")
+        """When the look began that is under way."""
+        self._told: set[tuple[str, str]] = set()
+        """Jobs that could not be looked at, and why."""
+
+    def takes_long(self, now: float) -> bool:
+        """Whether a look that is under way has taken so long that nobody waits for it."""
+        return now - self._looking_since > STALE_S
+
+    def problems(self, now: float) -> tuple[str, ...]:
+        """What is wrong with the storage by now."""
+        if not self.takes_long(now):
+            return self.sight.problems
+        how_long = duration(round(now - self._looking_since))
+        shown = (
+            "what is shown of its jobs was last seen before that"
+            if self.sight.seen
+            else "no job of it was seen yet"
+        )
+        return (*self.sight.problems, f"{self._place} has not answered for {how_long}; {shown}")
+
+    def look(self) -> None:
+        """Look at everything that may have changed."""
+        self._looking_since = self._clock.monotonic()
+        before = {one.job.storage.uri: one for one in self.sight.seen}
+        try:
+            problems = self._find()
+            seen = tuple(self._seen(*one, before.get(uri)) for uri, one in self._watchers.items())
+        except _AwayError as error:  # its jobs are shown as they were last seen
+            problems, seen = (str(error),), self.sight.seen
+            self._found_at = float("-inf")
+        self.sight = _Sight(seen, problems, self._clock.monotonic())
+        self._looking_since = float("inf")
+        self._looked()
 
     def _find(self) -> tuple[str, ...]:
         if self._clock.monotonic() - self._found_at < FIND_EVERY_S:
-            return self._sight.problems
-        jobs, problems, linked = _found(self._places)
+            return self.sight.problems
+        try:
+            identity = _identity(self._place)
+            jobs, linked = find_jobs([self._place]), linked_jobs([self._place])
+        except (PenstockError, OSError) as error:
+            raise _AwayError(str(error)) from error
+        if self._watchers and not jobs and not linked and (identity is None or identity != self._identity):
+            raise _AwayError(
+                f"{self._place} is gone, or another folder is in its place: is it mounted? "
+                f"{counted(len(self._watchers), 'job')} of it can be seen no more"
+            )
+        self._identity = identity
         self._found_at = self._clock.monotonic()
-        kept = {uri: one for uri, one in self._watchers.items() if uri not in linked}
         self._watchers = {
-            job.storage.uri: _known(kept, job) or (job, JobWatcher(job))
-            for job in (_not_lost(jobs, kept) if problems else jobs)
+            job.storage.uri: _known(self._watchers, job) or (job, JobWatcher(job))
+            for job in jobs
             if self._only in (None, job.name)
         }
-        return (*problems, *linked.values())
+        return tuple(linked.values())
 
     def _seen(self, job: FoundJob, watcher: JobWatcher, before: Seen | None) -> Seen:
         now = self._clock.monotonic()
@@ -237,26 +338,24 @@ class StorageLooker:
             _log.exception("job %s in %s cannot be looked at", job.name, job.storage.uri)
 
 
-def _found(places: Sequence[str]) -> tuple[list[FoundJob], tuple[str, ...], dict[str, str]]:
-    """The jobs of all storages that answer, why others do not, and links that are no jobs, see `linked_jobs`."""
-    try:
-        return find_jobs(places), (), linked_jobs(places)
-    except (PenstockError, OSError):
-        pass  # which of them it is, is found out one by one
-    answering, problems = [], []
-    for place in places:
-        try:
-            find_jobs([place])
-            answering.append(place)
-        except (PenstockError, OSError) as error:
-            problems.append(str(error))
-    try:
-        return find_jobs(answering), tuple(problems), linked_jobs(answering)
-    except (PenstockError, OSError) as error:
-        return [], (*problems, str(error)), {}
-
-
 _Watched = tuple[FoundJob, JobWatcher]
+_Identity = tuple[int, int] | None
+
+
+class _AwayError(Exception):
+    """A storage does not answer, or is gone."""
+
+
+def _identity(place: str) -> _Identity:
+    """Of a folder; None where there is none, or the storage has no such thing."""
+    opened = open_storage(place)
+    if not isinstance(opened, LocalStorage):
+        return None
+    try:
+        found = os.stat(opened.root)  # noqa: PTH116 - two numbers
+    except FileNotFoundError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 def _known(kept: dict[str, _Watched], job: FoundJob) -> _Watched | None:
@@ -265,13 +364,6 @@ def _known(kept: dict[str, _Watched], job: FoundJob) -> _Watched | None:
     if watched is None or (watched[0].id, watched[0].place) != (job.id, job.place):
         return None
     return watched
-
-
-def _not_lost(jobs: list[FoundJob], kept: dict[str, _Watched]) -> list[FoundJob]:
-    """With those known before whose storage does not answer now: they are shown, with what is wrong."""
-    there = {job.storage.uri for job in jobs}
-    both = [*jobs, *(job for uri, (job, _) in kept.items() if uri not in there)]
-    return sorted(both, key=lambda job: (job.name, job.place))
 
 
 def _looks_the_same(one: JobView, other: JobView) -> bool:

@@ -131,10 +131,15 @@ _JOB = (
         _info,
         ("guarantee", "mode", "penstock", "spark"),
     ),
+    Family(
+        "penstock_last_look_age_seconds",
+        "How long ago the job was seen: grows while its storage does not answer, and all other numbers are from then",
+        _one(lambda view: view.look_age_s),
+    ),
     Family("penstock_run", "The number of the newest run", _one(lambda view: float(view.run))),
     Family(
         "penstock_restarts_total",
-        "How often the job has come back after a failure or a death, as far as its journal knows",
+        "How often the job has come back after a failure or a death, since its first start",
         _one(lambda view: float(view.restarts)),
         counter=True,
     ),

@@ -7,7 +7,9 @@ not gets what Flink's client wants. Programs use the twins.
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable, Hashable
+from collections.abc import Awaitable, Callable, Hashable, Sequence
+from functools import partial
+from urllib.parse import urlencode
 
 import msgspec
 from starlette.concurrency import run_in_threadpool
@@ -25,12 +27,14 @@ from penstock.dashboard.chrome import Chrome
 from penstock.dashboard.kept import Kept
 from penstock.dashboard.looking import Seen, StorageLooker
 from penstock.dashboard.recent import LastingResponse
+from penstock.dashboard.savepoint_pages import known_folder, look_into
 from penstock.dashboard.state_lookup import StateReader
 from penstock.errors import ConfigError
 from penstock.view.asking import Outcome, outcome
 from penstock.view.model import CheckpointView, JobView
 
 _CHECKPOINT = re.compile(r"(\d{1,18})-r(\d{1,18})")
+_NUMBER = re.compile(r"[0-9]{1,6}")
 Endpoint = Callable[[Request], Awaitable[Response]]
 Render = Callable[..., str]
 """What is shown, then the chrome, into HTML: see `penstock.dashboard.chrome`."""
@@ -59,11 +63,23 @@ class Pages:
         return {
             "overview": ("/", *self._of_all()),
             "job": ("/jobs/{job}", *self._of_view(pages.job, twins.job)),
-            "checkpoints": ("/jobs/{job}/checkpoints", *self._of_view(pages.checkpoints, twins.checkpoints)),
+            "checkpoints": (
+                "/jobs/{job}/checkpoints",
+                *self._of_view(pages.checkpoints, twins.checkpoints, "page"),
+            ),
+            "batches": ("/jobs/{job}/batches", *self._of_view(pages.batches, twins.batches)),
             "checkpoint": ("/jobs/{job}/checkpoints/{checkpoint}", self._checkpoint, self._checkpoint_twin),
             "failures": ("/jobs/{job}/failures", *self._of_view(pages.failures, twins.failures)),
-            "journal": ("/jobs/{job}/journal", *self._of_view(pages.journal, twins.journal)),
+            "journal": (
+                "/jobs/{job}/journal",
+                *self._of_view(pages.journal, twins.journal, "page", "routine"),
+            ),
             "state": ("/jobs/{job}/state", self._state, self._state_twin),
+            "savepoints": (
+                "/jobs/{job}/savepoints",
+                self._savepoints,
+                self._of_view(pages.savepoints, twins.savepoints)[1],
+            ),
             "actions": ("/jobs/{job}/actions", self._actions, self._actions_twin),
         }
 
@@ -98,13 +114,14 @@ class Pages:
     # ── one job ────────────────────────────────────────────────────────────────────────────────
 
     def _of_view(
-        self, render: Render, twin_of_view: Callable[[JobView], object]
+        self, render: Render, twin_of_view: Callable[[JobView], object], *asked: str
     ) -> tuple[Endpoint, Endpoint]:
-        """A page that shows nothing but the view."""
+        """A page that shows nothing but the view. `asked`: numbers that may follow its path, such as that of a part of a list."""
 
         async def page(request: Request) -> Response:
-            seen = self._seen(request)
-            return self._page(render, self._chrome(request), seen.looked_at, lambda: (seen.view,))
+            seen, numbers = self._seen(request), _numbers(request, asked)
+            chrome = self._chrome(request, query=f"?{urlencode(numbers)}" if numbers else "")
+            return self._page(partial(render, **numbers), chrome, seen.looked_at, lambda: (seen.view,))
 
         async def twin(request: Request) -> Response:
             seen = self._seen(request)
@@ -141,6 +158,14 @@ class Pages:
     async def _state_twin(self, request: Request) -> Response:
         return json_answer(await run_in_threadpool(self._states.contents, self._seen(request)))
 
+    async def _savepoints(self, request: Request) -> Response:
+        seen, folder = self._seen(request), request.query_params.get("folder", "")
+        if not folder:
+            return self._page(pages.savepoints, self._chrome(request), seen.looked_at, lambda: (seen.view,))
+        inside = await run_in_threadpool(look_into, seen, known_folder(seen, folder), self._access.savepoints)
+        chrome = self._chrome(request, query=f"?{urlencode({'folder': folder})}")
+        return page_answer(pages.savepoints(seen.view, chrome, folder, inside))
+
     async def _actions(self, request: Request) -> Response:
         seen = self._seen(request)
         said = await self._outcome(request, seen)
@@ -167,10 +192,11 @@ class Pages:
     def _seen(self, request: Request) -> Seen:
         return seen_job(self._looker, request)
 
-    def _chrome(self, request: Request, of: str = "") -> Chrome:
+    def _chrome(self, request: Request, of: str = "", query: str = "") -> Chrome:
         path: str = of or request.scope["path"]
         return Chrome(
             path=path,
+            query=query,
             twin=twin_of(path),
             read_only=self._access.read_only,
             logged_in=self._access.needs_token,
@@ -186,6 +212,12 @@ class Pages:
     def _twin(self, request: Request, mark: Hashable, shown: Callable[[], object]) -> Response:
         made = self._kept.get(request.scope["path"], mark, lambda: msgspec.json.encode(shown()))
         return LastingResponse(made, media_type=JSON)
+
+
+def _numbers(request: Request, names: Sequence[str]) -> dict[str, int]:
+    """What follows the path. What is no number is passed over."""
+    found = {name: request.query_params.get(name, "") for name in names}
+    return {name: int(text) for name, text in found.items() if _NUMBER.fullmatch(text)}
 
 
 def twin_of(path: str) -> str:

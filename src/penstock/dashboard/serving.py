@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from penstock.dashboard.ui_options import UiOptions, address_of
+from penstock.dashboard.ui_options import UiOptions
 from penstock.decoding import decoded
 from penstock.errors import ConfigError
 from penstock.optional_package import optional_package
@@ -150,11 +150,11 @@ def make_server(
 
 
 def serve(places: Sequence[str], options: UiOptions, told: Callable[[str], None]) -> None:
-    """Serve in this process until Ctrl-C or SIGTERM. `told` is given the address."""
+    """Serve in this process until Ctrl-C or SIGTERM. `told` is given the address to open."""
     check_installed()
     listening = bind(options)
     port = port_of(listening)
     server = make_server(places, options, port)
-    told(address_of(options.host, port))
+    told(options.opening_address(port))
     with contextlib.suppress(KeyboardInterrupt):  # uvicorn has ended in good order, and raises it again
         server.run(sockets=[listening])

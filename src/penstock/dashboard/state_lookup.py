@@ -7,18 +7,20 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
 
+import msgspec
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from penstock.dashboard.answering import json_answer
+from penstock.dashboard import pages
+from penstock.dashboard.answering import json_answer, page_answer
 from penstock.dashboard.looking import Seen
 from penstock.dashboard.state_beside import answer_beside
 from penstock.view.bounded_reading import BoundedReading
 from penstock.view.model import CheckpointStatus, CheckpointView
-from penstock.view.state import Question, StateContents, state_contents
+from penstock.view.state import FoundRows, LargestKeys, Question, StateContents, state_contents
 
 AT_A_TIME = 2
 """Readings of rows."""
@@ -28,6 +30,8 @@ _DIGITS = 10
 _COLUMN = "key."
 _T = TypeVar("_T")
 _Name = tuple[str, int, int]
+_ROWS = msgspec.json.Decoder(FoundRows)
+_LARGEST = msgspec.json.Decoder(LargestKeys)
 
 
 class StateReader:
@@ -70,14 +74,25 @@ class StateReader:
             self._free.release()
 
 
-def lookup_route(seen_job: Callable[[Request], Seen], states: StateReader) -> Route:
-    """`GET /jobs/{job}/state/{operator}/{state}.json?key=...`, once for each column of the key, or `key.COLUMN=...`; or `?largest=20`."""
+def lookup_routes(seen_job: Callable[[Request], Seen], states: StateReader) -> list[Route]:
+    """`GET /jobs/{job}/state/{operator}/{state}.json?key=...`, once for each column of the key, or `key.COLUMN=...`; or `?largest=20`.
+
+    With `.html` the same as a part of the page of state.
+    """
+
+    async def answered(request: Request) -> tuple[Question, bytes]:
+        storage, question = seen_job(request).job.storage, _question(request)
+        return question, await run_in_threadpool(states.reading, lambda: answer_beside(storage, question))
 
     async def lookup(request: Request) -> Response:
-        storage, question = seen_job(request).job.storage, _question(request)
-        return json_answer(await run_in_threadpool(states.reading, lambda: answer_beside(storage, question)))
+        return json_answer((await answered(request))[1])
 
-    return Route("/jobs/{job}/state/{operator}/{state:path}.json", lookup)
+    async def part_of_page(request: Request) -> Response:
+        question, found = await answered(request)
+        return page_answer(pages.found((_LARGEST if question.largest else _ROWS).decode(found)))
+
+    path = "/jobs/{job}/state/{operator}/{state:path}"
+    return [Route(f"{path}.json", lookup), Route(f"{path}.html", part_of_page)]
 
 
 def _question(request: Request) -> Question:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import msgspec
 
 from penstock.journal.events import Event
+from penstock.journal.live import BatchLive
 from penstock.journal.plan import PlanSettings
 from penstock.view.asking import Outcome
 from penstock.view.behind import total_behind
@@ -39,6 +40,8 @@ class JobGlance(msgspec.Struct, frozen=True, kw_only=True):
     storage: str
     state: JobState
     now: float
+    looked_at: float
+    """When it was last seen, if that is some time ago; 0: just now."""
     since: float
     run: int
     host: str
@@ -99,6 +102,22 @@ class JournalTwin(msgspec.Struct, frozen=True, kw_only=True):
     events: tuple[Event, ...]
 
 
+class BatchesTwin(msgspec.Struct, frozen=True, kw_only=True):
+    """`/jobs/{job}/batches.json`: newest first."""
+
+    job: str
+    now: float
+    batches: tuple[BatchLive, ...]
+
+
+class SavepointsTwin(msgspec.Struct, frozen=True, kw_only=True):
+    """`/jobs/{job}/savepoints.json`: newest first."""
+
+    job: str
+    now: float
+    savepoints: tuple[str, ...]
+
+
 class ActionsTwin(msgspec.Struct, frozen=True, kw_only=True):
     """`/jobs/{job}/actions.json`: what can be asked for now, and what has become of what was."""
 
@@ -128,6 +147,7 @@ def glance(view: JobView) -> JobGlance:
         storage=view.storage,
         state=view.state,
         now=view.now,
+        looked_at=view.looked_at,
         since=view.since,
         run=view.run,
         host=view.host,
@@ -156,7 +176,7 @@ def job(view: JobView) -> JobView:
     """The job, with as much of its history as its page shows."""
     return msgspec.structs.replace(
         view,
-        events=view.events[:MOST_EVENTS],
+        events=view.story[:MOST_EVENTS],
         asked=view.asked[:MOST_EVENTS],
         checkpoints=_light(view.checkpoints[:MOST_CHECKPOINTS]),
     )
@@ -192,6 +212,17 @@ def failures(view: JobView) -> FailuresTwin:
 def journal(view: JobView) -> JournalTwin:
     """All that is known."""
     return JournalTwin(job=view.name, now=view.now, events=view.events)
+
+
+def batches(view: JobView) -> BatchesTwin:
+    """Those that the run has written down."""
+    found = view.live.recent_batches if view.live else ()
+    return BatchesTwin(job=view.name, now=view.now, batches=found)
+
+
+def savepoints(view: JobView) -> SavepointsTwin:
+    """Folders that the journal knows of."""
+    return SavepointsTwin(job=view.name, now=view.now, savepoints=view.savepoints)
 
 
 def actions(view: JobView, allowed: Sequence[str], outcome: Outcome | None) -> ActionsTwin:

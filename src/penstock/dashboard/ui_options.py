@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import msgspec
 
 from penstock.errors import ConfigError
+from penstock.randomness import SYSTEM_RANDOMNESS
 
 TOKEN_VARIABLE = "PENSTOCK_UI_TOKEN"  # noqa: S105 - a name
 """The variable of the environment that a token may be in: arguments of programs can be seen by everybody on a machine."""
@@ -21,6 +22,7 @@ MORE_PORTS = 20
 LARGEST_PORT = 65535
 SHORTEST_TOKEN, LONGEST_TOKEN = 16, 512
 """Characters. A cookie is made of the token: from a short one it could be guessed."""
+MADE_TOKEN_DIGITS = 48
 _FORMS = "write ui='127.0.0.1:8090', ui=':8090', ui=8090, or ui=True for the first free port from 8090 on"
 
 
@@ -31,9 +33,13 @@ class UiOptions(msgspec.Struct, frozen=True, kw_only=True):
     ports: tuple[int, ...] = (USUAL_PORT,)
     """The first that is free is taken; 0 is any."""
     token: str | None = None
+    token_is_made: bool = False
+    """Nobody gave a token, so this one was made: whoever starts the server is told it, as part of an address."""
     read_only: bool = False
     names: tuple[str, ...] = ()
     """Names by which people reach the server, besides its address: that of a machine, or of a proxy."""
+    savepoints: tuple[str, ...] = ()
+    """Folders below which savepoints may be made and deleted from here, besides the one beside each job."""
 
     @classmethod
     def checked(
@@ -43,8 +49,12 @@ class UiOptions(msgspec.Struct, frozen=True, kw_only=True):
         *,
         read_only: bool = False,
         names: tuple[str, ...] = (),
+        savepoints: tuple[str, ...] = (),
     ) -> UiOptions:
-        """What somebody has given; raises `ConfigError` that says what can be given. `ui` is a text, a port, or `True`."""
+        """What somebody has given; raises `ConfigError` that says what can be given. `ui` is a text, a port, or `True`.
+
+        Without a token one is made: every user of a machine reaches its loopback address.
+        """
         place = _place(ui)
         _check_token(token)
         if token is None and not is_loopback(place.host):
@@ -54,7 +64,20 @@ class UiOptions(msgspec.Struct, frozen=True, kw_only=True):
                 "or listen on 127.0.0.1 only",
                 ui=ui,
             )
-        return cls(host=place.host, ports=place.ports, token=token, read_only=read_only, names=names)
+        return cls(
+            host=place.host,
+            ports=place.ports,
+            token=token or SYSTEM_RANDOMNESS.token(MADE_TOKEN_DIGITS),
+            token_is_made=token is None,
+            read_only=read_only,
+            names=names,
+            savepoints=tuple(map(_whole_path, savepoints)),
+        )
+
+    def opening_address(self, port: int) -> str:
+        """What a person opens: with the token, if it was made here; whoever gave one knows it."""
+        address = address_of(self.host, port)
+        return f"{address}/login?token={self.token}" if self.token_is_made else address
 
     def __repr__(self) -> str:
         token = "none" if self.token is None else "(not shown)"
@@ -93,6 +116,15 @@ def _host(text: str, ui: str) -> str:
     if any(character.isspace() or character in "/@?#" for character in bare):
         raise ConfigError(f"ui={ui!r} is no address of this machine: {_FORMS}", ui=ui)
     return bare or USUAL_HOST
+
+
+def _whole_path(folder: str) -> str:
+    if not folder.startswith("/") or not folder.strip("/"):
+        raise ConfigError(
+            f"{folder!r} is no folder for savepoints: write a whole path that begins with /, and not / itself",
+            folder=folder,
+        )
+    return folder
 
 
 def _check_token(token: str | None) -> None:

@@ -13,14 +13,18 @@ from penstock.engine.dead_letters import ROW, ROWS
 from penstock.engine.subtask import OperatorTask
 from penstock.engine.tagged_rows import RESULTS, Outputs
 from penstock.engine.task_rows import TaskRows
+from penstock.errors import InternalError
 from penstock.operators.aggregates import AggregateSpec
 from penstock.operators.bad_records import BadRecords
 from penstock.operators.distinct_values import WHOSE
+from penstock.operators.everything import shown_key
 from penstock.operators.grouping import null_keys
 from penstock.operators.late_rows import LateRows
 from penstock.operators.run_aggregate import run_aggregate
 from penstock.operators.task_time import TaskTime
+from penstock.operators.time_column import TimeColumn
 from penstock.state.backends.base import OpenState
+from penstock.wording import counted
 
 EVENT_TIME_US = "__penstock_event_time"
 """The newest event time of the rows of a key, where its state lives by it."""
@@ -35,7 +39,9 @@ class AggregateTask(OperatorTask):
     @property
     def result_schema(self) -> pa.Schema:
         """See `OperatorTask.result_schema`."""
-        return pa.schema([*self.layout.key, *(pa.field(spec.name, spec.output) for spec in self.specs)])
+        return pa.schema(
+            [*shown_key(self.layout.key), *(pa.field(spec.name, spec.output) for spec in self.specs)]
+        )
 
     def apply(
         self,
@@ -47,13 +53,14 @@ class AggregateTask(OperatorTask):
     ) -> Outputs:
         """See `OperatorTask.apply`. A sum that overflows is about all rows of a key so far, and stays a failure."""
         newest = EVENT_TIME_US if EVENT_TIME_US in rows.own.column_names else None
+        believed = TimeColumn(EVENT_TIME_US, of_results=True)  # Spark has taken no other times
         results = run_aggregate(
             self.specs,
             rows.own,
             state,
             key_names=list(self.keys),
             lifetimes=self.layout.lifetimes,
-            time=TaskTime(self.assignment.clock_of(self.uid), newest),
+            time=TaskTime(self.assignment.clock_of(self.uid).judging(believed), newest),
         )
         return {RESULTS: results}
 
@@ -89,6 +96,11 @@ def without_null_keys(table: pa.Table, keys: Sequence[str], bad: BadRecords) -> 
         rows = rows.take(pa.array(np.repeat(np.arange(len(rows)), numbers)))
         repeated = [reason for reason, number in zip(reasons, numbers, strict=True) for _ in range(number)]
         bad.add(pa.RecordBatch.from_struct_array(rows), repeated, keys)
+    elif reasons and bad.kept:
+        raise InternalError(
+            f"{counted(sum(numbers), 'row')} without a key came to operator {bad.uid} without {ROW}: they are to be kept and could only "
+            "be counted"
+        )
     elif reasons:
         bad.add_number(sum(numbers), reasons[0])
     return table.filter(pa.array(~flags))

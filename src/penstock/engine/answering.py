@@ -22,6 +22,7 @@ from penstock.ownership.requests import (
     read_request,
     take_on,
 )
+from penstock.savepoint.manifest import MANIFEST
 from penstock.storage import Storage
 from penstock.wording import duration
 
@@ -33,6 +34,12 @@ FORGET_AFTER_S = 3600.0
 
 ANSWER_TRIES = 5
 """Storage may be away for a moment. What was done and is not answered would be done again, or taken for late: a stop by the next start."""
+
+MOST_WAITING = 100
+"""So many requests wait in storage for their turn; what comes beyond them is refused."""
+
+Judge = Callable[[Request], BaseException | None]
+"""Why a request for the end of the job did not get what it asked for; None: it did."""
 
 MOST_TOLD = 1000
 """Beyond so many different troubles with requests some are told again."""
@@ -50,9 +57,10 @@ class Deeds(Protocol):
         ...
 
     def stop(self, token: str, request: Request) -> None:
-        """Begin to end in good order; returns at once. The answer follows when the job has ended, by `Answering.ended`.
+        """Begin to end in good order. The answer follows when the job has ended, by `Answering.ended`.
 
-        Raises, and stops nothing, when the folder for its savepoint is refused.
+        Without a savepoint it returns at once. With one it looks at the folder, which may hang, and waits for the first checkpoint.
+        Raises, and stops nothing, when the folder is refused or no checkpoint comes.
         """
         ...
 
@@ -62,7 +70,11 @@ class Deeds(Protocol):
 
 
 class Answering:
-    """All requests to one start of a job. `look` is called again and again by one thread, `ended` once, behind the last run."""
+    """All requests to one start of a job. `look` is called again and again by one thread, `ended` once, behind the last run.
+
+    Of requests that take their time one of each kind is performed at a time. The others stay in storage, where nobody has taken them on:
+    their askers can take them back, and their time may end.
+    """
 
     def __init__(
         self,
@@ -71,6 +83,7 @@ class Answering:
         deeds: Deeds,
         *,
         in_background: Callable[[Callable[[], None]], None],
+        apart: Callable[[Callable[[], None]], None] | None = None,
         clock: Clock = SYSTEM_CLOCK,
         on_taken: Callable[[str, Request], None] = lambda *_: None,
         on_answered: Callable[[str, Request, Done], None] = lambda *_: None,
@@ -79,22 +92,29 @@ class Answering:
         self._claimant = claimant
         self._deeds = deeds
         self._in_background = in_background
+        """Runs what the end of the job waits for."""
+        self._apart = apart or in_background
+        """Runs what it does not wait for: it may hang."""
         self._on_taken = on_taken
         self._on_answered = on_answered
         self._clock = clock
         self._lock = threading.Lock()
         self._deciding = threading.Lock()
         """Held while a request is taken on and begun: the end comes before that, or behind it, and then answers it."""
-        self._is_closed = False
+        self._takes = frozenset(Kind)
         self._told: set[tuple[str, str, str]] = set()
         self._under_way: dict[str, Request] = {}
+        self._waiting: dict[str, Request] = {}
+        """Those that have to wait for their turn, in the order in which they were first seen."""
         self._over_since_s: dict[str, float] = {}
 
     def look(self) -> None:
         """Take on what there is. Nothing that goes wrong here is in the job's way: the next look tries again."""
         try:
             listing = Listing(self._storage)
-            for request in listing.open:
+            found = frozenset(listing.open)
+            self._waiting = {request: wish for request, wish in self._waiting.items() if request in found}
+            for request in [*self._waiting, *(one for one in listing.open if one not in self._waiting)]:
                 if request not in self._under_way:
                     self._look_at(request)
             self._forget(listing.over)
@@ -111,7 +131,7 @@ class Answering:
         """One request that is not what it should be is not in the way of the others."""
         try:
             with self._deciding:
-                if not self._is_closed:
+                if self._takes:
                     self._decide(request)
         except FencedError:
             raise
@@ -129,17 +149,36 @@ class Answering:
             self._told.add(told)
 
     def close(self) -> None:
-        """The last run is over: nothing is taken on from here on. What comes is left to whoever asks, and to the next start."""
+        """The last run is over: only a cancel is taken on from here on. What else comes is left to whoever asks, and to the next start."""
         with self._deciding:
-            self._is_closed = True
+            self._takes = frozenset({Kind.CANCEL})
 
-    def ended(self, facts: Facts, error: BaseException | None = None) -> None:
-        """The job is over: that is what a stop or cancel waits for, and why nothing else can be done. `error`: why a stop failed."""
-        self.close()
+    def ended(self, facts: Facts, judge: Judge = lambda _: None) -> None:
+        """The job is over: that is what a stop or cancel waits for, and why nothing else can be done."""
+        with self._deciding:
+            self._takes = frozenset()
+            self._take_on_stops_that_wait()
         with self._lock:
             left = dict(self._under_way)
         for request, wish in left.items():
-            self._answer(request, answer_at_the_end(wish, facts, error))
+            self._answer(request, answer_at_the_end(wish, facts, judge(wish)))
+
+    def _take_on_stops_that_wait(self) -> None:
+        """They have what they asked for, or not, with the stop before them. Left in storage they would stop the next start."""
+        try:
+            claim = self._claim()
+            for request, wish in self._waiting.items():
+                if (
+                    claim is None
+                    or wish.kind is not Kind.STOP
+                    or not take_on(self._storage, request, claim.run)
+                ):
+                    continue
+                if is_asked_for(self._storage, request):
+                    with self._lock:
+                        self._under_way[request] = wish
+        except PenstockError as error:
+            _log.warning("stops that wait for their turn are left to the next start: %s", error)
 
     # ── one request ────────────────────────────────────────────────────────────────────────────
 
@@ -148,15 +187,17 @@ class Answering:
         if claim is None:
             return  # nobody has the job yet
         try:
-            wish = read_request(self._storage, request)
+            wish = self._waiting.get(request) or read_request(self._storage, request)
         except FileNotFoundError:
             return  # its asker has read the answer of another run
         except CorruptStateError as error:
             claim.check()
             self._answer(request, Done.failed(error))
             return
-        if self._is_late(request, wish, claim) or not take_on(self._storage, request, claim.run):
-            return  # taken back: its asker answers, and deletes it
+        if wish.kind not in self._takes or self._is_late(request, wish, claim):
+            return
+        if self._has_to_wait(request, wish, claim) or not take_on(self._storage, request, claim.run):
+            return  # its turn comes later; or it was taken back: its asker answers, and deletes it
         # This run may have stood still since it read the request, so that its file is the first one once more, behind the deletion.
         if not is_asked_for(self._storage, request) or self._is_late(request, wish, claim):
             return
@@ -176,6 +217,21 @@ class Answering:
         self._answer(request, Done.failed(_expired(wish, late_s)))
         return True
 
+    def _has_to_wait(self, request: str, wish: Request, claim: Claim) -> bool:
+        """Whether one like it is under way. A stop without a savepoint and a cancel take no time, and wait for nothing."""
+        takes_time = wish.savepoint or wish.kind in (Kind.CHECKPOINT, Kind.SAVEPOINT)
+        with self._lock:
+            alike = [(one.kind, one.savepoint) for one in self._under_way.values()]
+        if not takes_time or (wish.kind, wish.savepoint) not in alike:
+            return False
+        if request in self._waiting or len(self._waiting) < MOST_WAITING:
+            self._waiting[request] = wish
+            return True
+        claim.check()
+        text = f"{MOST_WAITING} requests wait for their turn already: the {wish.kind} was refused, and nothing was done; ask again later"
+        self._answer(request, Done.failed(UnavailableError(text)))
+        return True
+
     def _claim(self) -> Claim | None:
         return newest_claim(self._storage, self._claimant)
 
@@ -185,6 +241,8 @@ class Answering:
                 self._in_background(lambda: self._perform(request, wish, self._deeds.checkpoint))
             case Kind.SAVEPOINT:
                 self._in_background(lambda: self._perform(request, wish, self._deeds.savepoint))
+            case Kind.STOP if wish.savepoint:
+                self._apart(lambda: self._stop(request, wish))
             case Kind.STOP:
                 self._stop(request, wish)
             case Kind.CANCEL:
@@ -245,7 +303,12 @@ def answer_at_the_end(wish: Request, facts: Facts, error: BaseException | None) 
         return Done.failed(error)
     if wish.kind in (Kind.STOP, Kind.CANCEL):
         return Done(ok=True, facts=facts)
-    return Done.failed(f"the job ended ({facts.get('status')}) before the {wish.kind} was made")
+    how = f"the job ended ({facts.get('status')})"
+    if wish.kind is Kind.SAVEPOINT:
+        return Done.failed(
+            f"{how} while it was at the savepoint, and it is not known whether that was made: it was if its folder has a {MANIFEST}"
+        )
+    return Done.failed(f"{how} before the {wish.kind} was made")
 
 
 def _expired(wish: Request, late_s: float) -> str:

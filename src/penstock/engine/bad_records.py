@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from penstock.engine.assignment import BadCount
 from penstock.ids import CheckpointId
 from penstock.log_fields import about
+from penstock.places import without_secrets
 
 _log = logging.getLogger(__name__)
 
@@ -16,8 +17,9 @@ _log = logging.getLogger(__name__)
 class BadRecordCounts:
     """Counts over the life of the job: it begins with those of the checkpoint, so that a batch that is done again counts once."""
 
-    def __init__(self, restored: Mapping[str, int]) -> None:
+    def __init__(self, restored: Mapping[str, int], *, shows_reasons: bool = True) -> None:
         self._so_far = Counter(restored)
+        self._shows_reasons = shows_reasons
 
     @property
     def so_far(self) -> dict[str, int]:
@@ -32,6 +34,6 @@ class BadRecordCounts:
                 logging.ERROR if bad.rows == bad.of else logging.WARNING,
                 "batch %d: %s of %d rows were bad at %r, %d so far; the first: %s",
                 *(batch, "ALL" if bad.rows == bad.of else bad.rows, bad.of, uid, self._so_far[uid]),
-                bad.first_reason,
+                without_secrets(bad.first_reason) if self._shows_reasons else "(not shown)",
                 extra=about(checkpoint=batch, operator=uid),
             )

@@ -9,7 +9,7 @@ from typing import Protocol
 from penstock.checkpoint.coordinator import Coordinator
 from penstock.clock import SYSTEM_CLOCK
 from penstock.config import Mode
-from penstock.engine.chronicle import Chronicle
+from penstock.engine.chronicle import Chronicle, Totals
 from penstock.engine.job_spec import JobSpec
 from penstock.engine.living import LiveView, Now
 from penstock.engine.observer import Observer
@@ -62,12 +62,15 @@ class Face:
         page: Page | None = None,
     ) -> None:
         self._page = page
+        self._claimant = claimant
         self._spec = spec
         self._plan = plan
         self._asked = asked
         self._now = Now(STARTING, SYSTEM_CLOCK.wall(), ui=page.address if page else "")
         self._view = LiveView(plan)
-        self._chronicle = Chronicle(spec.storage, claimant, plan, self._look, listeners)
+        self._chronicle = Chronicle(
+            spec.storage, claimant, plan, self._look, listeners, on_totals=self._count_from
+        )
         self.observer = Observer(tell=self._chronicle.tell)
 
     @property
@@ -90,12 +93,14 @@ class Face:
         """One has failed, and this was decided; `delay_s`: None where it is not tried again. One that was fenced off goes on elsewhere."""
         if isinstance(error, FencedError):
             return
+        self._say_from_now_on()
         self.observer.run_failed(
             error,
             strategy=self._plan.settings.restart,
             delay_s=delay_s,
             decision=decision,
             reads_again=self._spec.mode is not Mode.AT_MOST_ONCE,
+            shows_rows=self._spec.shows_rows,
         )
         self._now.failure = text_of(f"{type(error).__name__}: {said_by(error)}")
         self._now.next_try_at = 0.0 if delay_s is None else SYSTEM_CLOCK.wall() + delay_s
@@ -107,6 +112,18 @@ class Face:
         if self._page is not None:
             self._page.close()
 
+    def _say_from_now_on(self) -> None:
+        """Also a run that cannot come up says why, and when it is tried again."""
+        run = self._claimant.newest_run
+        if run is not None:
+            self.observer.claimed(run)
+            self._chronicle.run_began(run)
+
+    def _count_from(self, before: Totals) -> None:
+        self.observer.progress.restarts_before = before.restarts
+
     def _look(self) -> Live:
+        if self._claimant.newest_run is not None:
+            self.observer.claimed(self._claimant.newest_run)
         self._now.status, self._now.doing = self._asked.status(), doing(self._spec.name)
         return self._view.of(self.observer.progress, self._asked.coordinator(), self._now)

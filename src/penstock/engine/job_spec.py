@@ -47,6 +47,8 @@ class JobSpec:
     """For each operator with windows in event time, how long they are kept after they have closed."""
     replayable: Sequence[bool] = ()
     """At most once: for each streaming source whether it can replay."""
+    shows_rows: bool = True
+    """Whether what is told of a failure may have values of rows in it."""
 
     @property
     def source_numbers(self) -> Mapping[str, Sequence[int]]:

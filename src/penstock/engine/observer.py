@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 
+import msgspec
+
 from penstock.checkpoint.completed import Completed, PreCommitted, SubtaskReport
 from penstock.checkpoint.events import Announce
 from penstock.checkpoint.witness import Witness
@@ -28,6 +30,7 @@ from penstock.journal.events import (
     SinkUp,
     TasksRepeated,
 )
+from penstock.journal.live import MOST_BATCHES, BatchLive
 from penstock.ownership.requests import Done, Request
 from penstock.recovery.restore import RestorePoint
 from penstock.snapshot.messages import MergeDone
@@ -73,6 +76,13 @@ class Progress:
     run: int = 0
     restored_from: int = -1
     restarts: int = 0
+    """Since this start."""
+    restarts_before: int = 0
+    """Of earlier starts, and this one if it follows a death: with these the job counts from its first start on."""
+    down_since: float = 0.0
+    """When the first failure came since a run was last up; counts while none is."""
+    failed_in_a_row: int = 0
+    """How many came since then."""
     up_since: float = 0.0
     """When the present run came up: it had done a batch, or found nothing to read. 0: none is up."""
     batch: int = -1
@@ -93,6 +103,8 @@ class Progress:
     """When the last batch ended, in seconds since the epoch; 0 when there was none."""
     batch_since: float = 0.0
     """When the present batch began; 0 when none runs."""
+    recent_batches: tuple[BatchLive, ...] = ()
+    """The newest batches that read rows, newest first."""
     checkpoint: int = -1
     checkpoint_at: float = 0.0
     """When that checkpoint was completed, in seconds since the epoch; 0 when there is none."""
@@ -192,6 +204,7 @@ class Observer(Witness):
         delay_s: float | None,
         decision: str,
         reads_again: bool = True,
+        shows_rows: bool = True,
     ) -> None:
         """It has failed, and this was decided; `delay_s`: None where it is not tried again. At most once nothing is read again."""
         with self._lock:
@@ -210,14 +223,27 @@ class Observer(Witness):
                 batch_at=progress.batch_at,
                 checkpoint=progress.checkpoint,
                 rows_again=rows_again,
+                shows_rows=shows_rows,
             )
         self._tell(told)
 
+    def claimed(self, run: int) -> None:
+        """A run has the job, and may take long to come up: what is said from now on is said by it."""
+        with self._lock:
+            self.progress.run = max(run, self.progress.run)
+
+    def has_failed(self) -> None:
+        """A run failed, or could not come up."""
+        with self._lock:
+            if self.progress.up_since or not self.progress.down_since:
+                self.progress.down_since, self.progress.failed_in_a_row = self._clock.wall(), 0
+            self.progress.failed_in_a_row += 1
+            self.progress.batch_since = self.progress.up_since = 0.0
+
     def restarting(self) -> None:
-        """A run failed and another is going to begin."""
+        """Another is going to begin."""
         with self._lock:
             self.progress.restarts += 1
-            self.progress.batch_since = self.progress.up_since = 0.0
         self.on_change(self.progress)
 
     def ended(self, how: str, error: BaseException | None) -> None:
@@ -320,11 +346,16 @@ class Observer(Witness):
         )
         self._tell(told)
 
-    def rows_read(self, batch: int, sources: Mapping[str, SourceAccount]) -> None:
-        """Spark has accounted for a batch: so many more came from the sources."""
+    def rows_read(
+        self, batch: int, sources: Mapping[str, SourceAccount], took: BatchLive | None = None
+    ) -> None:
+        """Spark has accounted for a batch: so many more came from the sources. `took`: how long it took, without its number and time."""
         rows = sum(one.rows for one in sources.values())
         with self._lock:
             progress = self.progress
+            if took is not None:
+                newest = msgspec.structs.replace(took, batch=batch, at=self._clock.wall(), rows=rows)
+                progress.recent_batches = (newest, *progress.recent_batches)[:MOST_BATCHES]
             progress.rows_in += rows
             progress.rows_by_source = _more(
                 progress.rows_by_source, ((uid, one.rows) for uid, one in sources.items())

@@ -6,9 +6,12 @@ import threading
 from collections.abc import Callable
 
 from penstock.clock import SYSTEM_CLOCK, Clock
-from penstock.engine.answering import answer_at_the_end
+from penstock.engine.answering import Judge, answer_at_the_end
 from penstock.ownership.requests import ID_DIGITS, PROGRAM, Done, Facts, Kind, Request
 from penstock.randomness import SYSTEM_RANDOMNESS
+
+FIRST_CHECKPOINT_S = 600.0
+"""So long a stop with a savepoint waits for the first checkpoint of the job."""
 
 
 class OwnWishes:
@@ -47,19 +50,19 @@ class OwnWishes:
         self, deed: Callable[[str, Request], None], *, savepoint: bool, to: str | None, drain: bool
     ) -> None:
         """Begin to end; the answer follows with the end of the job, or at once where it is refused, which is raised."""
-        self._end(deed, *self._begun(Kind.STOP, 0.0, to=to, savepoint=savepoint, drain=drain))
+        self._end(deed, *self._begun(Kind.STOP, FIRST_CHECKPOINT_S, to=to, savepoint=savepoint, drain=drain))
 
     def cancel(self, deed: Callable[[], None]) -> None:
         """The same without a last checkpoint."""
         self._end(lambda *_: deed(), *self._begun(Kind.CANCEL, 0.0))
 
-    def ended(self, facts: Facts, error: BaseException | None = None) -> None:
-        """The job is over: that is what a stop or a cancel waits for. `error`: why a stop failed."""
+    def ended(self, facts: Facts, judge: Judge = lambda _: None) -> None:
+        """The job is over: that is what a stop or a cancel waits for."""
         with self._lock:
             self._is_over = True
             left, self._under_way = self._under_way, {}
         for token, wish in left.items():
-            self._on_answered(token, wish, answer_at_the_end(wish, facts, error))
+            self._on_answered(token, wish, answer_at_the_end(wish, facts, judge(wish)))
 
     def _begun(
         self,

@@ -24,9 +24,9 @@ from penstock.graph import (
     Union,
     Window,
     inputs_of,
-    late_from,
 )
 from penstock.journal.plan import PlanNode, PlanSettings
+from penstock.operators.everything import shown_keys
 from penstock.operators.window_kinds import CountWindows
 from penstock.sinks.two_phase_commit import Delivery
 from penstock.wording import exactly
@@ -58,7 +58,7 @@ def _operator(operator: Keyed, graph: Graph, parallelism: int) -> PlanNode:
         what=_described(operator),
         inputs=tuple(_direct(operator)),
         parallelism=parallelism,
-        keys=operator.keys,
+        keys=shown_keys(operator.keys),
         event_time=bool(graph.event_time_sources(operator)),
         partly_aggregated=_is_partly_aggregated(operator),
     )
@@ -83,7 +83,8 @@ def _sink(output: Output) -> PlanNode:
 
 
 def _described(operator: Keyed) -> str:
-    by = f" by {', '.join(operator.keys)}" if operator.keys else ""
+    keys = shown_keys(operator.keys)
+    by = f" by {', '.join(keys)}" if keys else ""
     return f"{_kind(operator)}{by}"
 
 
@@ -119,9 +120,7 @@ def _nearest(node: Node) -> Iterator[str]:
         case Union():
             yield from _nearest(node.left)
             yield from _nearest(node.right)
-        case Late():
-            yield from _nearest(late_from(node))
-        case Side() | BadRecords():
+        case Side() | BadRecords() | Late():
             yield node.of.uid
         case _:
             yield node.uid

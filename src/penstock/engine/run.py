@@ -89,7 +89,9 @@ class Run:
         self._last_batch = start.point.last_read
         self._now_us = start.now_us
         restored = start.point.checkpoint
-        self._bad_records = BadRecordCounts({} if restored is None else restored.bad_records)
+        self._bad_records = BadRecordCounts(
+            {} if restored is None else restored.bad_records, shows_reasons=spec.shows_rows
+        )
         observer.bad_records(self._bad_records.so_far)
         self._late_rows = LateRowCounts({} if restored is None else restored.late_rows)
         observer.late_rows(self._late_rows.so_far)
@@ -141,7 +143,7 @@ class Run:
         `planned_us`: when Spark had planned it, if not just now. It has looked at all sources then: of those that end where they did
         before, there was nothing.
         """
-        self._accounts = Accounts(self.next_batch)
+        self._accounts = Accounts(self.next_batch, shows_rows=self._spec.shows_rows)
         before = self._reading.barrier.positions
         barrier = self._reading.read(read)
         now_us = self._tell_time()
@@ -156,26 +158,26 @@ class Run:
 
     def begin_tick(self, mailbox: Address, *, looked_us: int | None = None) -> BatchUnderWay:
         """The same for a batch that reads nothing, because something is due. `looked_us`: see `is_due`."""
-        self._accounts = Accounts(self.next_batch)
+        self._accounts = Accounts(self.next_batch, shows_rows=self._spec.shows_rows)
         clocks = self._watermarks.begin(self._tell_time(), looked_us=looked_us, waiting=self._waiting)
         return self._begin(self._reading.barrier, clocks, mailbox)
 
     def begin_end_of_time(self, mailbox: Address) -> BatchUnderWay:
         """The same for one in which all is due that waits in event time, whenever it would be. `begin_anew` must follow."""
-        self._accounts = Accounts(self.next_batch)
+        self._accounts = Accounts(self.next_batch, shows_rows=self._spec.shows_rows)
         clocks = self._watermarks.begin_end_of_time(self._tell_time())
         return self._begin(self._reading.barrier, clocks, mailbox)
 
     def begin_anew(self, mailbox: Address) -> BatchUnderWay:
         """The same for one that removes what lived by event time after its end. Then the watermark is that of the rows again."""
-        self._accounts = Accounts(self.next_batch)
+        self._accounts = Accounts(self.next_batch, shows_rows=self._spec.shows_rows)
         self._tell_time()
         clocks = self._watermarks.begin_anew(self.next_batch)
         return self._begin(self._reading.barrier, clocks, mailbox, anew=True)
 
     @property
-    def _waiting(self) -> frozenset[str]:
-        return frozenset(waiting_in_event_time(self._handles.values()))
+    def _waiting(self) -> dict[str, int]:
+        return waiting_in_event_time(self._handles.values())
 
     def _tell_time(self) -> int:
         self._now_us = max(self._now_us, in_microseconds(self._clock.wall()))
@@ -308,6 +310,10 @@ class Run:
         watermarks_us = self._watermarks.if_nothing_is_read(looked_us, self._waiting)
         return bool(woken(self._handles.values(), watermarks_us, self.time_us if by_us is None else by_us))
 
+    def read_to_the_end(self, looked_us: int) -> None:
+        """All that the sources had at this moment is read, and nothing more will be in this run."""
+        self._watermarks.read_to_the_end(looked_us)
+
     @property
     def ends_with_event_time(self) -> bool:
         """Whether anything would happen at the end of time."""
@@ -385,7 +391,7 @@ class Run:
         if told is None:
             return None
         explained = as_error(told, self._coordinator.names)
-        explained.__cause__ = error
+        explained.__cause__ = error if self._spec.shows_rows else None
         return explained
 
     def check_claim(self) -> None:

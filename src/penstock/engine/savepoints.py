@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from penstock.checkpoint.completed import Completed
 from penstock.clock import Stopwatch
-from penstock.errors import ConfigError
+from penstock.errors import ConfigError, PenstockError, UnavailableError
 from penstock.log_fields import about
 from penstock.ownership.requests import Facts
 from penstock.progress import working
@@ -25,11 +26,18 @@ TOKEN_DIGITS = 8
 ATTEMPT_DIGITS = 8
 
 
-def make_savepoint(job_storage: Storage, completed: Completed, *, to: str | None, token: str) -> Facts:
+def make_savepoint(
+    job_storage: Storage,
+    completed: Completed,
+    *,
+    to: str | None,
+    token: str,
+    given_up: Callable[[], bool] = lambda: False,
+) -> Facts:
     """Make one of a checkpoint that is committed and held; says where it is. The same token again finds what was made for it before.
 
     Each attempt has a name of its own, also where it makes a folder itself: there may be one of a run that was thought dead, and one of
-    the run that replaced it.
+    the run that replaced it. `given_up`: asked again and again whether there is no time to finish it.
     """
     check_folder(job_storage, to)
     watch = Stopwatch()
@@ -37,8 +45,21 @@ def make_savepoint(job_storage: Storage, completed: Completed, *, to: str | None
     if made is None:
         attempt = f"{token}-{SYSTEM_RANDOMNESS.token(ATTEMPT_DIGITS)}"
         place = place or savepoint_place(job_storage, completed, to=None, token=attempt)
-        with working("making the savepoint", unit="subtask", job=completed.job) as reached:
-            made = create_beside(job_storage, completed, place, token=attempt, committed=True, told=reached)
+        try:
+            with working("making the savepoint", unit="subtask", job=completed.job) as reached:
+                made = create_beside(
+                    job_storage,
+                    completed,
+                    place,
+                    token=attempt,
+                    committed=True,
+                    told=reached,
+                    given_up=given_up,
+                )
+        except Exception as error:
+            made = _whole_all_the_same(place, token, error)
+            if made is None:
+                raise
     where = "" if place is None else shown(place)
     _log.info(
         "savepoint of checkpoint %d of job %s is in %s",
@@ -46,6 +67,21 @@ def make_savepoint(job_storage: Storage, completed: Completed, *, to: str | None
         extra=about(checkpoint=made.checkpoint),
     )
     return {"savepoint": where, "checkpoint": made.checkpoint, "took": duration(watch.seconds)}
+
+
+def _whole_all_the_same(place: Storage, token: str, error: Exception) -> Manifest | None:
+    """What failed may have failed after the manifest was written: then there is a savepoint."""
+    try:
+        made = made_before(place, token)
+        is_whole = made is not None and {file.path for file in made.files} <= set(place.names())
+    except PenstockError as unread:
+        raise UnavailableError(
+            f"{error}; it is not known whether the savepoint {shown(place)} is whole, for that cannot be read: {unread}"
+        ) from error
+    if not is_whole:
+        return None
+    _log.warning("the savepoint %s is whole, although its making ended with: %s", shown(place), error)
+    return made
 
 
 def check_folder(job_storage: Storage, to: str | None) -> None:
@@ -58,6 +94,19 @@ def check_folder(job_storage: Storage, to: str | None) -> None:
         raise ConfigError(
             f"the folder {to} for a savepoint {how} the job's own storage {shown(job_storage)}, where the job deletes what is not its own; "
             "nothing was made; choose a folder beside it, or leave it out: then one is made beside it",
+            folder=to,
+        )
+
+
+def refuse_outside(to: str, jobs: Iterable[tuple[Storage, str]], folders: Iterable[str]) -> None:
+    """Refuse a folder that lies neither below one of `folders` nor beside one of these jobs, where a request without a folder goes."""
+    place = _location(open_storage(to))
+    allowed = [_location(open_storage(one)) for one in folders]
+    allowed += [_location(open_storage(_beside(storage, job))) for storage, job in jobs]
+    if not any(one in place.parents for one in allowed):
+        raise ConfigError(
+            f"{to} is not below a folder that this server may use for savepoints: {', '.join(map(str, allowed)) or 'there is none'}; "
+            "nothing was done. Start the server with --savepoints FOLDER, leave the folder out, or use the penstock command",
             folder=to,
         )
 

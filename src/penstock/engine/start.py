@@ -78,13 +78,20 @@ def start_run(
     """Take the job over and go back to its checkpoint. After this, earlier runs can do nothing any more.
 
     `wanted`: an older retained checkpoint instead of the newest. `perform_all`: how tasks are run that take state over.
-    `latest`: where a source ends now. `alive`: says that the run is, while tasks take state over, which may be all of it.
+    `latest`: where a source ends now. `alive`: says that the run is, while sinks commit and tasks take state over, which may take long.
     `before_claim`: called when nothing is refused any more, before the first claim.
     """
     of_job(spec.name)
     now = JobNow(spec.source_numbers, spec.uids, changes, latest)
     point = _restored(
-        spec, claimant, clock, wanted, drop_state=drop_state, now=now, before_claim=before_claim
+        spec,
+        claimant,
+        clock,
+        wanted,
+        drop_state=drop_state,
+        now=now,
+        before_claim=before_claim,
+        alive=alive,
     )
     beat(spec.storage, point.run, clock.wall())
     for line in point.fitted.said if point.fitted else ():
@@ -163,6 +170,7 @@ def _restored(
     drop_state: tuple[str, ...],
     now: JobNow,
     before_claim: Callable[[], None],
+    alive: Alive,
 ) -> RestorePoint:
     checkpoint = None if wanted is None else CheckpointId(wanted)
 
@@ -175,7 +183,13 @@ def _restored(
 
     if not claimant.has_claimed:
         check_restorable(
-            spec.storage, spec.sinks, mode=spec.mode, wanted=checkpoint, fitting=fitting, check=check
+            spec.storage,
+            spec.sinks,
+            owner=spec.owner,
+            mode=spec.mode,
+            wanted=checkpoint,
+            fitting=fitting,
+            check=check,
         )
         before_claim()
     return restore(
@@ -187,7 +201,9 @@ def _restored(
         wanted=checkpoint,
         claimant=claimant,
         fitting=fitting,
+        former=now.former,
         check=check,
+        alive=alive,
     )
 
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Iterator, Mapping
-from datetime import datetime, timedelta
+from datetime import datetime
 
 from penstock import start_options
 from penstock.engine.observer import Progress
 from penstock.guarantee import Guarantee
 from penstock.recovery.restore import RestorePoint
 from penstock.savepoint.manifest import Manifest
-from penstock.wording import counted, duration, size
+from penstock.wording import counted, duration, event_moment, size
 
 LIFE = logging.getLogger("penstock.job")
 """Tells when a run begins and from where, and how the job ends."""
@@ -69,7 +69,8 @@ def ended(job: str, how: str, progress: Progress) -> str:
 
 def _counts(progress: Progress) -> Iterator[str]:
     yield counted(progress.batches, "batch", "batches")
-    yield f"{counted(progress.rows_in, 'row')} in"
+    counts_are_out = progress.batches and not progress.rows_in and not progress.sources_at
+    yield "its rows are not counted yet" if counts_are_out else f"{counted(progress.rows_in, 'row')} in"
 
 
 def _left_out(progress: Progress) -> Iterator[str]:
@@ -100,10 +101,7 @@ def _reached(watermarks: Mapping[str, datetime | None]) -> str:
 
 
 def _utc(at: datetime) -> str:
-    """A watermark, or the last moment of a window, is a microsecond before the time that people know it by."""
-    nearly = at.replace(tzinfo=None)
-    whole = nearly if nearly == datetime.max else nearly + timedelta(microseconds=1)  # noqa: DTZ901 - without a zone, as the other
-    return f"{whole:%Y-%m-%d %H:%M:%S} UTC"
+    return f"{event_moment(at)} UTC"
 
 
 def _last_checkpoint(progress: Progress) -> str:
@@ -111,7 +109,9 @@ def _last_checkpoint(progress: Progress) -> str:
 
 
 def _restarts(progress: Progress) -> str:
-    return f", {counted(progress.restarts, 'restart')}" if progress.restarts else ""
+    """Since the first start of the job, as `status` and the pages count them."""
+    restarts = progress.restarts_before + progress.restarts
+    return f", {counted(restarts, 'restart')}" if restarts else ""
 
 
 class Rate:

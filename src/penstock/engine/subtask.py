@@ -92,6 +92,10 @@ class OperatorTask(ABC):
         """
         return Due()
 
+    def over_us(self, subtask: SubtaskId) -> int | None:  # noqa: ARG002
+        """Up to where windows are forgotten in the state after this batch; None where it has no windows in event time."""
+        return None
+
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:  # noqa: D102 - Spark calls it
         attempt = self.executor.attempt()
         waiting = Stopwatch()
@@ -141,7 +145,7 @@ class OperatorTask(ABC):
             if plan.ends_event_time:
                 state.purge()
             freezing = Stopwatch()
-            handle = msgspec.structs.replace(state.freeze(), due=due)
+            handle = msgspec.structs.replace(state.freeze(), due=due, over_us=self.over_us(subtask))
         report = self._report(handle, before, received, alignment_ms, freezing.ms)
         report = msgspec.structs.replace(report, **asdict(workplace.origins))
         count = BadCount(bad.count, given + self.timers_fired, bad.first_reason)
@@ -366,7 +370,7 @@ class ProcessTask(OperatorTask):
         table = rows.own
         if rows.right is not None and self.right is not None:
             times = self.event_time, self.right.event_time
-            table = in_one_table(rows.own, rows.right, self.keys, self.right.keys, times)
+            table = in_one_table(rows.own, rows.right, self.keys, self.right.keys, times, clock=clock)
         try:
             results = (
                 self._results(table, state, own, context=context, bad=bad, sides=sides)
@@ -410,8 +414,8 @@ class ProcessTask(OperatorTask):
     ) -> list[pa.RecordBatch]:
         keys, operator = list(self.keys), self.operator
         column = self.event_time
-        if TIME in table.column_names:  # of two inputs, each of which has its own
-            column = TimeColumn(TIME)
+        if TIME in table.column_names:  # of two inputs, each of which has its own and was judged by it
+            column = TimeColumn(TIME, of_results=True)
         clock = self.assignment.clock_of(self.uid)
         time = TaskTime(
             clock if column is None else clock.judging(column),
@@ -437,7 +441,16 @@ class ProcessTask(OperatorTask):
                 rows = table.drop_columns([SORT_KEY])
                 no_timers = NoTimers(self.uid, "but a Process has no key that a timer could belong to")
                 context = replace(context, _timers=no_timers)
-                return run_unkeyed(operator, rows, own, output=self.output, context=context, sides=sides)
+                tolerant = self.on_bad_record is not OnBadRecord.FAIL
+                return run_unkeyed(
+                    operator,
+                    rows,
+                    own,
+                    output=self.output,
+                    context=context,
+                    sides=sides,
+                    bad=bad if tolerant else None,
+                )
         if self.on_bad_record is OnBadRecord.FAIL:
             with blamed_on(operator.process):
                 return run_process(

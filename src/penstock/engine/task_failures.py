@@ -8,6 +8,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
+import msgspec
+
 from penstock import errors
 from penstock.engine.assignment import Assignment
 from penstock.engine.executor import Executor
@@ -23,7 +25,7 @@ from penstock.errors import (
 )
 from penstock.ids import SubtaskId
 from penstock.operators.failed_call import failed_call
-from penstock.places import AT
+from penstock.places import AT, without_secrets
 from penstock.recovery.repeated import may_pass, place_of
 from penstock.snapshot.messages import TaskFailed
 from penstock.wording import storable
@@ -32,6 +34,7 @@ _log = logging.getLogger(__name__)
 
 MOST_NOTES = 3
 LONGEST_NOTE = 300
+NOT_SHOWN = "(its text is not shown: it may have values of rows in it)"
 _NO_SECOND_TRY = frozenset(
     kind.__name__ for kind in (ConfigError, IncompatibleStateError, BadRecordError, UserCodeError)
 )
@@ -59,17 +62,17 @@ def _told(plan: Assignment, subtask: SubtaskId, error: Exception) -> TaskFailed:
         plan.batch,
         subtask,
         kind,
-        storable(str(error) if kind else f"{type(error).__name__}: {error}"),
+        without_secrets(storable(str(error) if kind else f"{type(error).__name__}: {error}")),
         storable(str(file)),
         place_of(error),
         may_pass(error),
         call.place,
-        storable(call.key),
-        storable(call.row),
+        without_secrets(storable(call.key)),
+        without_secrets(storable(call.row)),
         call.names,
         call.is_wrong_name,
         tuple(
-            storable(one.split("\n")[0][:LONGEST_NOTE])
+            without_secrets(storable(one.split("\n")[0][:LONGEST_NOTE]))
             for one in getattr(error, "__notes__", ())[:MOST_NOTES]
         ),
     )
@@ -78,14 +81,15 @@ def _told(plan: Assignment, subtask: SubtaskId, error: Exception) -> TaskFailed:
 class Accounts:
     """The accounts of one batch. What comes late, of a task of another batch that Spark had given up, explains nothing."""
 
-    def __init__(self, batch: int | None = None) -> None:
+    def __init__(self, batch: int | None = None, *, shows_rows: bool = True) -> None:
         self._batch = batch
+        self._shows_rows = shows_rows
         self._told: list[TaskFailed] = []
 
     def take(self, told: TaskFailed) -> None:
         """From any thread."""
         if told.batch == self._batch:
-            self._told.append(told)
+            self._told.append(told if self._shows_rows else _without_rows(told))
 
     @property
     def told(self) -> tuple[TaskFailed, ...]:
@@ -109,6 +113,19 @@ class Accounts:
                     return told
                 met.add((told.subtask, told.place))
         return None
+
+
+def _without_rows(told: TaskFailed) -> TaskFailed:
+    """Only what cannot have a value of a row in it: which exception, and where."""
+    kind = told.error or told.cause.partition(":")[0]
+    cause = f"{kind} {NOT_SHOWN}"
+    of_rows = told.at is not None or told.error in (
+        "",
+        BadRecordError.__name__,
+    )  # also ours, if the user's code raised it
+    return msgspec.structs.replace(
+        told, cause=cause if of_rows else told.cause, key="", row="", notes=() if of_rows else told.notes
+    )
 
 
 def as_error(told: TaskFailed, in_checkpoint: Callable[[str], bool]) -> PenstockError:

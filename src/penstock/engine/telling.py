@@ -18,6 +18,7 @@ from penstock.journal.events import (
     RunStarted,
     SubtaskTimes,
 )
+from penstock.places import without_secrets
 from penstock.recovery.restore import RestorePoint
 from penstock.wording import storable
 
@@ -125,9 +126,14 @@ def run_failed(
     batch_at: float,
     checkpoint: int,
     rows_again: int,
+    shows_rows: bool = True,
 ) -> RunFailed:
-    """A run has failed; `delay_s`: it is tried again after so long, None: it is not."""
-    root = _root(error)
+    """A run has failed; `delay_s`: it is tried again after so long, None: it is not.
+
+    `shows_rows`: whether texts of Spark's and of user code are told, which may have values of rows in them.
+    """
+    root = _root(error) if shows_rows else error
+    trace = traceback.format_exception(error) if shows_rows else traceback.format_tb(error.__traceback__)
     return RunFailed(
         at=at,
         run=run,
@@ -137,7 +143,7 @@ def run_failed(
         notes=tuple(
             text_of(str(note)) for note in list(getattr(error, "__notes__", None) or ())[:MOST_NOTES]
         ),
-        trace=text_of("".join(traceback.format_exception(error)), keep_end=True),
+        trace=text_of("".join(trace), keep_end=True),
         strategy=strategy,
         restarts=delay_s is not None,
         delay_s=delay_s or 0.0,
@@ -158,8 +164,8 @@ def said_by(error: BaseException) -> str:
 
 
 def text_of(text: str, *, keep_end: bool = False) -> str:
-    """A text of others, so long as a journal takes it. Of a trace the end says most."""
-    told = storable(text)
+    """A text of others, so long as a journal takes it, without passwords. Of a trace the end says most."""
+    told = without_secrets(storable(text))
     if len(told) <= LONGEST_TEXT:
         return told
     return f"... {told[4 - LONGEST_TEXT :]}" if keep_end else f"{told[: LONGEST_TEXT - 4]} ..."

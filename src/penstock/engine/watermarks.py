@@ -2,19 +2,23 @@
 
 The watermark of a source is that of its slowest partition, that of an operator that of its slowest source. A partition that has been
 silent for long is idle, and not waited for; so is a source all of whose partitions are. A watermark never goes back.
-When all are idle, nobody is slower than the fastest: the watermark is that of the newest row of all. From there it goes on with the clock,
-but only in batches that read nothing of them: rows that come after a long silence are not late because of it.
-An operator does not pass one in front of it that still waits for a moment in event time: what that one gives then must not be late.
+When all are idle the watermark stays where the last of them left it, as in Flink: silence alone makes no row late.
+A source can ask for more (`EventTime.follows_clock`): then the watermark goes to the newest row of all, and from there on with the clock,
+but only in batches that read nothing of the source, and only at operators for which something is due by it.
+An operator does not pass one before it that still waits for a moment in event time: what that one gives then must not be late. An idle
+operator whose watermark stays is not waited for: it would hold the others for ever.
 
 Silence is measured by what the driver has seen: from the beginning of the last batch with rows of the partition to that of the last batch
 without, or to a later look at the sources that found nothing. So a batch that takes long, or a trigger that comes seldom, makes no
-partition idle: what came meanwhile nobody has seen yet.
+partition idle: what came meanwhile nobody has seen yet. A restart begins to count anew, because there may be a backlog; once a run has read
+its input to the end, the silence of earlier runs counts, too.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 from penstock.checkpoint.completed import SourceTime, TimeReached, Upstream
 from penstock.engine.source_partitions import ALL_ROWS
@@ -25,6 +29,7 @@ from penstock.state.lifetimes import FAR_AWAY_US, LONG_AGO_US
 
 Newest = Mapping[str, Mapping[str, int]]
 """Of sources and their partitions: the newest event time among rows of a batch. Those without such rows are not named."""
+NOBODY: Mapping[str, int] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -33,6 +38,12 @@ class _Partition:
     """None: it has had no rows."""
     seen_us: int
     """The beginning of the last batch that had rows of it, or when it became known in this run."""
+    before_us: int | None = None
+    """The same in earlier runs, as long as it has had no rows in this one."""
+
+    def since_the_last_run(self) -> _Partition:
+        """The same with the silence of earlier runs."""
+        return self if self.before_us is None else replace(self, seen_us=self.before_us)
 
 
 @dataclass(frozen=True)
@@ -57,6 +68,10 @@ class _Source:
         """When the last of its partitions fell silent."""
         return max((one.seen_us for one in self.partitions.values()), default=self.known_us)
 
+    def idle_from_us(self) -> int:
+        """When the last of its partitions became idle, if nothing has come meanwhile."""
+        return self.silent_since_us() + (self.settings.idle_after_us or 0)
+
     def is_idle(self, looked_us: int) -> bool:
         """Whether nobody has to wait for it."""
         return self._has_passed(self.silent_since_us(), looked_us)
@@ -67,17 +82,30 @@ class _Source:
 
     def at(self, looked_us: int) -> _Source:
         """The source with its watermark as far as it has come."""
-        every = self.partitions.values()
-        active = [one.newest_us for one in every if not self._has_passed(one.seen_us, looked_us)]
-        if not active:
-            newest = [one.newest_us for one in every if one.newest_us is not None]
-            return self._advanced(max(newest, default=None))
-        return self if None in active else self._advanced(min(us for us in active if us is not None))
+        active = {
+            name: one for name, one in self.partitions.items() if not self._has_passed(one.seen_us, looked_us)
+        }
+        if not active and self.settings.follows_clock:
+            return self._advanced([max(self._newest(), default=None)])
+        deciding = active or self._last_to_fall_silent()
+        source = self._advanced([one.newest_us for one in deciding.values()])
+        return source if self.settings.in_positions or not deciding else replace(source, partitions=deciding)
 
-    def _advanced(self, newest_us: int | None) -> _Source:
-        if newest_us is None:
+    def _newest(self) -> list[int]:
+        return [one.newest_us for one in self.partitions.values() if one.newest_us is not None]
+
+    def _last_to_fall_silent(self) -> dict[str, _Partition]:
+        """Of those that have had rows: they were still active when all others were idle already."""
+        timed = {name: one for name, one in self.partitions.items() if one.newest_us is not None}
+        last_us = max((one.seen_us for one in timed.values()), default=0)
+        return {name: one for name, one in timed.items() if one.seen_us == last_us}
+
+    def _advanced(self, newest_us: Collection[int | None]) -> _Source:
+        """With the watermark of the slowest; if one has had no rows, nothing is known."""
+        known = [us for us in newest_us if us is not None]
+        if not known or len(known) < len(newest_us):
             return self
-        reached_us = newest_us - self.settings.out_of_order_us - 1
+        reached_us = min(known) - self.settings.out_of_order_us - 1
         return replace(self, watermark_us=max(self.watermark_us, _before_the_end(reached_us)))
 
 
@@ -132,12 +160,12 @@ class Watermarks:
         *,
         reads: Collection[str] = (),
         looked_us: int | None = None,
-        waiting: Collection[str] = (),
+        waiting: Mapping[str, int] = NOBODY,
     ) -> dict[str, OperatorClock]:
         """Time goes on, to what the batches before this one have shown.
 
         `reads`: the sources of which the batch may have rows. `looked_us`: when all were last looked at; there was nothing more than that.
-        `waiting`: the operators that wait for a moment in event time.
+        `waiting`: the operators that wait for a moment in event time, and the first moment of each.
         """
         self._reads = frozenset(reads)
         self._began_us = now_us if looked_us is None or not reads else looked_us
@@ -155,7 +183,7 @@ class Watermarks:
     def begin_end_of_time(self, now_us: int) -> dict[str, OperatorClock]:
         """No row will come any more: time goes on to its end. What it had come to is kept, for a job that goes on all the same."""
         before = dict(self._applied)
-        self._to_go_on_from = self._to_go_on_from or before
+        self._to_go_on_from = self._to_go_on_from or self.if_nothing_is_read(None)
         self._applied = dict.fromkeys(before, FAR_AWAY_US)
         return self._clocks(before, self._applied, now_us)
 
@@ -167,6 +195,13 @@ class Watermarks:
         """
         self._begins_anew, self._anew_in = True, batch
         return self._clocks(self._applied, self._applied, self._fired_us)
+
+    def read_to_the_end(self, looked_us: int) -> None:
+        """All that was there at this moment has been read: partitions without rows were silent in this run and since the last one."""
+        for uid, source in self._sources.items():
+            silent = {name: one.since_the_last_run() for name, one in source.partitions.items()}
+            self._sources[uid] = replace(source, partitions=silent)
+        self._looked_us = self._looked(looked_us)
 
     def finish(self, newest: Newest) -> None:
         """The batch that began last has read rows, the newest of which are these."""
@@ -207,7 +242,9 @@ class Watermarks:
         """Whether the end of time has come, and no batch has begun anew and is done."""
         return bool(self._to_go_on_from)
 
-    def if_nothing_is_read(self, looked_us: int | None, waiting: Collection[str] = ()) -> dict[str, int]:
+    def if_nothing_is_read(
+        self, looked_us: int | None, waiting: Mapping[str, int] = NOBODY
+    ) -> dict[str, int]:
         """Where the watermarks of the operators would go in a batch that begins now and reads nothing; see `begin`."""
         return self._ahead(self._looked(looked_us), frozenset(), waiting)[0]
 
@@ -218,6 +255,10 @@ class Watermarks:
                 source.watermark_us,
                 {name: one.newest_us for name, one in source.partitions.items() if one.newest_us is not None},
                 source.settings.partition or (),
+                {
+                    name: one.seen_us if one.before_us is None else one.before_us
+                    for name, one in source.partitions.items()
+                },
             )
             for uid, source in self._sources.items()
         }
@@ -232,36 +273,50 @@ class Watermarks:
         )
 
     def _ahead(
-        self, looked_us: Mapping[str, int], reads: frozenset[str], waiting: Collection[str]
+        self, looked_us: Mapping[str, int], reads: frozenset[str], waiting: Mapping[str, int]
     ) -> tuple[dict[str, int], dict[str, _Silence]]:
+        """Where the watermarks go. With the clock only where something is due by it, and at the operators before those."""
         sources = {uid: source.at(looked_us[uid]) for uid, source in self._sources.items()}
+        furthest, _ = self._moved_on(sources, looked_us, reads, waiting, with_clock=self._timed_by.keys())
+        due = {uid for uid, first_us in waiting.items() if uid in furthest and first_us <= furthest[uid]}
+        before_due = {before for uid in due for before in self._upstream.get(uid, ())}
+        return self._moved_on(sources, looked_us, reads, waiting, with_clock=due | before_due)
+
+    def _moved_on(
+        self,
+        sources: Mapping[str, _Source],
+        looked_us: Mapping[str, int],
+        reads: frozenset[str],
+        waiting: Mapping[str, int],
+        *,
+        with_clock: Collection[str],
+    ) -> tuple[dict[str, int], dict[str, _Silence]]:
         applied: dict[str, int] = {}
         silences: dict[str, _Silence] = {}
+        staying: set[str] = set()
         for operator, uids in self._timed_by.items():
             own = [sources[uid] for uid in uids]
-            active = [sources[uid].watermark_us for uid in uids if not sources[uid].is_idle(looked_us[uid])]
-            reached_us = min(active, default=max((one.watermark_us for one in own), default=LONG_AGO_US))
-            reached_us = max(self._applied[operator], reached_us)
-            if own and not active and reached_us > LONG_AGO_US:
-                silence = self._silence(operator, own, reached_us)
-                silences[operator] = silence
-                if not uids & reads:
-                    passed_us = min(looked_us[uid] for uid in uids) - silence.began_us
-                    reached_us = max(reached_us, _before_the_end(silence.base_us + passed_us))
-            applied[operator] = max(
-                self._applied[operator], self._held(operator, reached_us, applied, waiting)
-            )
+            active = [sources[uid] for uid in uids if not sources[uid].is_idle(looked_us[uid])]
+            reached_us = max(self._applied[operator], _of_slowest(active or _deciding(own)))
+            if own and not active:
+                if not all(one.settings.follows_clock for one in own):
+                    staying.add(operator)
+                elif reached_us > LONG_AGO_US:
+                    silence = silences[operator] = self._silence(operator, own, reached_us)
+                    if operator in with_clock and not uids & reads:
+                        passed_us = min(looked_us[uid] for uid in uids) - silence.began_us
+                        reached_us = max(reached_us, _before_the_end(silence.base_us + passed_us))
+            holding = [
+                applied[uid]
+                for uid in self._upstream.get(operator, ())
+                if uid in waiting and uid in applied and uid not in staying
+            ]
+            held_us = min([reached_us, *(us for us in holding if us > LONG_AGO_US)])
+            applied[operator] = max(self._applied[operator], held_us)
         return applied, silences
 
-    def _held(
-        self, operator: str, reached_us: int, ahead: Mapping[str, int], waiting: Collection[str]
-    ) -> int:
-        """Not past those in front that wait. One that knows of no time does not hold it: its sources do, until they are idle."""
-        in_front = [ahead[uid] for uid in self._upstream.get(operator, ()) if uid in waiting and uid in ahead]
-        return min([reached_us, *(us for us in in_front if us > LONG_AGO_US)])
-
     def _silence(self, operator: str, sources: Collection[_Source], reached_us: int) -> _Silence:
-        began_us = max(source.silent_since_us() + (source.settings.idle_after_us or 0) for source in sources)
+        began_us = max(source.idle_from_us() for source in sources)
         before = self._silences.get(operator)
         if before is not None and before.began_us == began_us:
             return before
@@ -272,18 +327,30 @@ class Watermarks:
     ) -> dict[str, OperatorClock]:
         fired_us, self._fired_us = self._fired_us, now_us
         clocks = {}
-        for operator, uids in self._timed_by.items():
-            own = [self._sources[uid].settings for uid in uids]
+        for operator in self._timed_by:
             clocks[operator] = OperatorClock(
                 before[operator],
                 applied[operator],
                 fired_us,
                 now_us,
-                max((latest_us(one, now_us) for one in own), default=FAR_AWAY_US),
-                any(one.refuses_absurd for one in own),
-                self._over_us.get(operator, LONG_AGO_US),
+                over_us=self._over_us.get(operator, LONG_AGO_US),
             )
         return clocks
+
+
+def _deciding(sources: Collection[_Source]) -> list[_Source]:
+    """Of sources that are all idle: the newest, if all follow the clock, or those that fell silent last."""
+    timed = [source for source in sources if source.watermark_us > LONG_AGO_US]
+    if not timed:
+        return []
+    if all(source.settings.follows_clock for source in sources):
+        return [max(timed, key=lambda source: source.watermark_us)]
+    last_us = max(source.idle_from_us() for source in timed)
+    return [source for source in timed if source.idle_from_us() == last_us]
+
+
+def _of_slowest(sources: Collection[_Source]) -> int:
+    return min((source.watermark_us for source in sources), default=LONG_AGO_US)
 
 
 def _before_the_end(us: int) -> int:
@@ -299,8 +366,12 @@ def latest_us(settings: EventTime, now_us: int) -> int:
 def _restored(settings: EventTime, reached: SourceTime | None, now_us: int) -> _Source:
     """What was known of partitions counts only where they are still told apart in the same way; the watermark counts anyway."""
     same = reached is not None and reached.told_by in (None, settings.partition or ())
-    newest = reached.newest_us if reached is not None and same else {}
-    partitions = {name: _Partition(us, now_us) for name, us in newest.items() if name != ALL_ROWS}
+    newest, seen = (reached.newest_us, reached.seen_us) if reached is not None and same else ({}, {})
+    partitions = {
+        name: _Partition(newest.get(name), now_us, seen.get(name))
+        for name in newest.keys() | seen.keys()
+        if name != ALL_ROWS
+    }
     if not settings.partition:
-        partitions = {ALL_ROWS: _Partition(newest.get(ALL_ROWS), now_us)}
+        partitions = {ALL_ROWS: _Partition(newest.get(ALL_ROWS), now_us, seen.get(ALL_ROWS))}
     return _Source(settings, partitions, LONG_AGO_US if reached is None else reached.watermark_us, now_us)

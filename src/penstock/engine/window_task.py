@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pyarrow as pa
@@ -12,6 +12,7 @@ from penstock.engine.dead_letters import ROW, ROWS
 from penstock.engine.subtask import OperatorTask
 from penstock.engine.tagged_rows import RESULTS, Outputs
 from penstock.engine.task_rows import TaskRows
+from penstock.ids import SubtaskId
 from penstock.operators.bad_records import BadRecords
 from penstock.operators.clock import OperatorClock
 from penstock.operators.count_rows import CountRowsSpec, run_count_rows
@@ -25,11 +26,12 @@ from penstock.operators.session_aggregate import SessionRun, SessionSpec
 from penstock.operators.session_rows import SessionRowsSpec, run_session_rows
 from penstock.operators.time_column import TimeColumn
 from penstock.operators.window_aggregate import PANE, WindowRun, WindowSpec
-from penstock.operators.window_rows import RowsRun, WindowRowsSpec, run_window_rows
+from penstock.operators.window_rows import WindowRowsSpec, run_window_rows
 from penstock.state.backends.base import OpenState
 from penstock.state.backends.equality import Flags
 from penstock.state.handle import Due
 from penstock.state.keys import SORT_KEY
+from penstock.state.lifetimes import FAR_AWAY_US, LONG_AGO_US
 
 
 @dataclass
@@ -49,10 +51,28 @@ class _WindowTask(OperatorTask):
         """See `OperatorTask.due`."""
         return self._due
 
+    def over_us(self, subtask: SubtaskId) -> int | None:
+        """See `OperatorTask.over_us`. After the end of a drained input windows may begin anew: that says nothing."""
+        if self.lateness_us is None:
+            return None
+        clock = self._clock(subtask.index)
+        is_end = clock.watermark_us >= FAR_AWAY_US
+        over_us = clock.over_us if is_end else max(clock.over_us, clock.watermark_us - self.lateness_us)
+        return None if over_us <= LONG_AGO_US else over_us
+
     @property
-    def _clock(self) -> OperatorClock:
+    def lateness_us(self) -> int | None:
+        """So long windows are kept after their end; None where time has nothing to do with them."""
+        return None
+
+    def _clock(self, subtask: int) -> OperatorClock:
+        """At least once the state may be of a later batch than the watermark: windows that were over in it do not begin anew."""
         clock = self.assignment.clock_of(self.uid)
-        return clock if self.time is None else clock.judging(self.time)
+        clock = clock if self.time is None else clock.judging(self.time)
+        before = self.assignment.handles.get(SubtaskId(self.uid, subtask))
+        if before is None or before.over_us is None:
+            return clock
+        return replace(clock, over_us=max(clock.over_us, before.over_us))
 
 
 @dataclass
@@ -79,6 +99,11 @@ class WindowAggregateTask(_ReducedTask):
     spec: WindowSpec
 
     @property
+    def lateness_us(self) -> int | None:
+        """See `_WindowTask.lateness_us`."""
+        return self.spec.lateness_us
+
+    @property
     def result_schema(self) -> pa.Schema:
         """See `OperatorTask.result_schema`."""
         return self.spec.output
@@ -87,15 +112,16 @@ class WindowAggregateTask(_ReducedTask):
         self,
         rows: TaskRows,
         state: OpenState,
-        subtask: int,  # noqa: ARG002
+        subtask: int,
         bad: BadRecords,  # noqa: ARG002
         late: LateRows,
     ) -> Outputs:
         """See `OperatorTask.apply`. Late rows are only counted here: those that somebody reads Spark gives itself."""
-        own, number = without_late_rows(rows.own, PANE, ROWS, self._clock, self.uid)
-        late.add_number(number)
-        run = WindowRun(self.spec, state, self._clock)
+        clock = self._clock(subtask)
+        own, number = without_late_rows(rows.own, PANE, ROWS, clock, self.uid)
+        run = WindowRun(self.spec, state, clock)
         results = run.run(own)
+        late.add_number(number + int(own.column(ROWS).to_numpy()[run.late].sum()))
         self._due = run.due
         return {RESULTS: results}
 
@@ -107,6 +133,11 @@ class SessionAggregateTask(_ReducedTask):
     spec: SessionSpec
 
     @property
+    def lateness_us(self) -> int | None:
+        """See `_WindowTask.lateness_us`."""
+        return self.spec.lateness_us
+
+    @property
     def result_schema(self) -> pa.Schema:
         """See `OperatorTask.result_schema`."""
         return self.spec.output
@@ -115,16 +146,17 @@ class SessionAggregateTask(_ReducedTask):
         self,
         rows: TaskRows,
         state: OpenState,
-        subtask: int,  # noqa: ARG002
+        subtask: int,
         bad: BadRecords,  # noqa: ARG002
         late: LateRows,
     ) -> Outputs:
         """See `OperatorTask.apply`."""
+        clock = self._clock(subtask)
         absurd = rows.own.column(PANE).to_numpy() == ABSURD
-        if absurd.any() and self._clock.refuses_absurd:
+        if absurd.any() and clock.refuses_absurd:
             raise refused(int(rows.own.column(ROWS).to_numpy()[absurd].sum()), self.uid)
         sensible = rows.own.filter(pa.array(~absurd))
-        run = SessionRun(self.spec, state, self._clock)
+        run = SessionRun(self.spec, state, clock)
         is_late = run.take_in(sensible)
         run.close()
         for some, flags in ((rows.own, absurd), (sensible, is_late)):
@@ -194,6 +226,11 @@ class WindowProcessTask(_WindowTask):
     spec: WindowRowsSpec | SessionRowsSpec | CountRowsSpec
 
     @property
+    def lateness_us(self) -> int | None:
+        """See `_WindowTask.lateness_us`."""
+        return None if isinstance(self.spec, CountRowsSpec) else self.spec.lateness_us
+
+    @property
     def uses_time(self) -> bool:
         """See `OperatorTask.uses_time`."""
         return not isinstance(self.spec, CountRowsSpec)
@@ -212,18 +249,23 @@ class WindowProcessTask(_WindowTask):
         late: LateRows,
     ) -> Outputs:
         """See `OperatorTask.apply`."""
-        context = Context(self.uid, self.assignment.batch, subtask, self.assignment.place.parallelism)
+        clock = self._clock(subtask)
+        context = Context(
+            self.uid,
+            self.assignment.batch,
+            subtask,
+            self.assignment.place.parallelism,
+            _watermark_us=clock.watermark_us if self.uses_time else clock.before_us,
+            _now_us=clock.now_us,
+        )
         with blamed_on(self.spec.code.operator.process):
             if isinstance(self.spec, CountRowsSpec):
                 return {RESULTS: run_count_rows(self.spec, rows.own, state, context)}
-            given = self._in_time(self.spec, rows.own, state, context)
+            given = (
+                run_session_rows(self.spec, rows.own, state, clock, context)
+                if isinstance(self.spec, SessionRowsSpec)
+                else run_window_rows(self.spec, rows.own, state, clock, context)
+            )
         late.add(given.late)
         self._due = Due(event_us=given.waits_for)
         return {RESULTS: given.results}
-
-    def _in_time(
-        self, spec: WindowRowsSpec | SessionRowsSpec, rows: pa.Table, state: OpenState, context: Context
-    ) -> RowsRun:
-        if isinstance(spec, SessionRowsSpec):
-            return run_session_rows(spec, rows, state, self._clock, context)
-        return run_window_rows(spec, rows, state, self._clock, context)

@@ -177,6 +177,14 @@ class SavepointMade(_Event, frozen=True, kw_only=True, tag="savepoint_made"):
     took_s: float
 
 
+class SavepointDeleted(_Event, frozen=True, kw_only=True, tag="savepoint_deleted"):
+    """A savepoint is deleted by request. Told by the dashboard, before it begins."""
+
+    folder: str
+    by: str = ""
+    files: int = 0
+
+
 class Asked(_Event, frozen=True, kw_only=True, tag="asked"):
     """Somebody has asked the job for something, and it was taken on."""
 
@@ -238,6 +246,8 @@ class ProcessStarted(_Event, frozen=True, kw_only=True, tag="process_started"):
     """The pid of the supervisor itself, by which whoever is on the same machine sees whether it lives."""
     supervisor_started: str = ""
     """Tells it from a later process with that pid."""
+    pid_space: str = ""
+    """Where that pid means the supervisor, see `ownership.claim.pid_space`."""
 
 
 class Lost(_Event, frozen=True, kw_only=True, tag="lost"):
@@ -257,6 +267,7 @@ Event = (
     | JobEnded
     | TasksRepeated
     | SavepointMade
+    | SavepointDeleted
     | Asked
     | Answered
     | SinkDown

@@ -1,43 +1,103 @@
 """The files of the journal in storage, and how they are read back: at any time, whatever lies there. Driver; wherever one looks.
 
-    events/<started>-<token>-<n>.jsonl   what one writer has told, a line an event; written anew as it grows, no more once n+1 is there
-    runs/<k>.plan                        what the job is
-    runs/<k>.live                        what it does at this moment
+    events/<started>-<token>-<budget>-<n>.jsonl   events of one writer, one per line; rewritten as it grows, and left alone once n+1 exists
+    runs/<k>.plan                                 what the job is
+    runs/<k>.live                                 what it does at this moment
+
+Each kind of event belongs to a budget, and each budget has files and limits of its own: no number of checkpoints or of requests deletes the
+story of a failure, or the record of who cancelled the job.
 
 No start reads them. A line that cannot be read is passed over and counted.
 """
 
 from __future__ import annotations
 
+import enum
 import re
 from collections.abc import Iterable
 from typing import TypeVar
 
 import msgspec
 
-from penstock.decoding import decoded
-from penstock.journal.events import Event
+from penstock.decoding import sanely_decoded
+from penstock.journal.events import (
+    Answered,
+    Asked,
+    CheckpointCommitted,
+    CheckpointCompleted,
+    CheckpointFailed,
+    Event,
+    RunFailed,
+    SavepointDeleted,
+    SavepointMade,
+    SinkDown,
+    SinkUp,
+    TasksRepeated,
+)
 from penstock.journal.live import Live
 from penstock.journal.plan import Plan
-from penstock.ownership.small_files import LARGEST_BYTES, read_small
+from penstock.ownership.small_files import LARGEST_BYTES, small_content
 from penstock.storage import Storage
 
 SEGMENT_BYTES = 64 * 1024
 """A file that is as large gets a successor: it is written anew whenever something happens."""
 KEEP_BYTES = 4 * 1024 * 1024
-KEEP_FILES = 400
-"""So much of the journal is kept: some thousand checkpoints. Each start of the program has a file of its own, however little is in it."""
-
-_NAME = re.compile(r"events/(\d{13})-([0-9a-f]{16})-(\d{6})\.jsonl")
+"""Limit for checkpoints: some thousands of them. Every other budget gets a quarter of it."""
+KEEP_FILES = 200
+"""Limit per budget: each start of the program has files of its own, however little is in them."""
 _EVENTS = msgspec.json.Decoder(Event)
 _PLANS = msgspec.json.Decoder(Plan)
 _LIVES = msgspec.json.Decoder(Live)
 _T = TypeVar("_T")
 
 
-def segment_name(started: float, token: str, number: int) -> str:
-    """The name of a file of events. Names in order are in the order of the writers' beginnings."""
-    return f"events/{int(started * 1000):013d}-{token}-{number:06d}.jsonl"
+class Budget(enum.StrEnum):
+    """Events that make room only for each other."""
+
+    CHECKPOINTS = "checkpoints"
+    """Those that come all the time while a job is well."""
+    TROUBLES = "troubles"
+    """Failed checkpoints, repeated tasks, sinks that are down: the job survives them, and they may come with every batch."""
+    FAILURES = "failures"
+    REQUESTS = "requests"
+    """Requests for checkpoints and savepoints: a script may send one every second."""
+    RUNS = "runs"
+    """Starts and ends, and who asked for an end."""
+
+    @property
+    def keep_bytes(self) -> int:
+        """How much of it is kept."""
+        return KEEP_BYTES if self is Budget.CHECKPOINTS else KEEP_BYTES // 4
+
+
+_ENDING = ("stop", "cancel")
+"""Kinds of requests after which the job ends."""
+
+
+def budget_of(event: Event) -> Budget:
+    """The budget that an event belongs to."""
+    match event:
+        case CheckpointCompleted() | CheckpointCommitted():
+            return Budget.CHECKPOINTS
+        case CheckpointFailed() | TasksRepeated() | SinkDown() | SinkUp():
+            return Budget.TROUBLES
+        case RunFailed():
+            return Budget.FAILURES
+        case SavepointMade() | SavepointDeleted():
+            return Budget.REQUESTS
+        case Asked() | Answered() if event.what not in _ENDING:
+            return Budget.REQUESTS
+        case _:
+            return Budget.RUNS
+
+
+_NAME = re.compile(rf"events/(\d{{13}})-([0-9a-f]{{16}})-(?:({'|'.join(Budget)})-)?(\d{{6}})\.jsonl")
+"""Files without a budget have events of all kinds: an earlier version wrote them."""
+
+
+def segment_name(started: float, token: str, budget: Budget, number: int) -> str:
+    """The name of a file of events. The names of one budget, in order, are in the order of the writers' beginnings."""
+    return f"events/{int(started * 1000):013d}-{token}-{budget}-{number:06d}.jsonl"
 
 
 def segments(storage: Storage) -> list[str]:
@@ -45,13 +105,22 @@ def segments(storage: Storage) -> list[str]:
     return [name for name in storage.names("events") if _NAME.fullmatch(name)]
 
 
-def too_many(storage: Storage, names: Iterable[str]) -> list[str]:
-    """Those of the oldest that are beyond what is kept."""
+def by_budget(names: Iterable[str]) -> dict[Budget, list[str]]:
+    """The same by budget."""
+    found: dict[Budget, list[str]] = {budget: [] for budget in Budget}
+    for name in names:
+        match = _NAME.fullmatch(name)
+        found[Budget((match and match[3]) or Budget.CHECKPOINTS)].append(name)
+    return found
+
+
+def too_many(storage: Storage, budget: Budget, names: Iterable[str]) -> list[str]:
+    """The oldest files of a budget, beyond what is kept."""
     newest_first = sorted(names, reverse=True)
     kept_bytes, old = 0, []
     for number, name in enumerate(newest_first):
         kept_bytes += storage.size(name) or 0
-        if number and (number >= KEEP_FILES or kept_bytes > KEEP_BYTES):
+        if number and (number >= KEEP_FILES or kept_bytes > budget.keep_bytes):
             old.append(name)
     return old
 
@@ -72,7 +141,7 @@ def read_segment(storage: Storage, name: str) -> ReadEvents:
     found: list[Event] = []
     for line in lines:
         try:
-            found.append(decoded(_EVENTS, line))
+            found.append(sanely_decoded(_EVENTS, line))
         except msgspec.DecodeError:
             continue
     return ReadEvents(tuple(found), len(lines) - len(found))
@@ -109,6 +178,6 @@ def read_live(storage: Storage, run: int) -> Live | None:
 
 def _readable(storage: Storage, name: str, decoder: msgspec.json.Decoder[_T]) -> _T | None:
     try:
-        return read_small(storage, name, decoder)
+        return sanely_decoded(decoder, small_content(storage, name))
     except (FileNotFoundError, msgspec.DecodeError):
         return None

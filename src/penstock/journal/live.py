@@ -57,6 +57,27 @@ class SinkLive(msgspec.Struct, frozen=True, kw_only=True):
     bad_records: int = 0
 
 
+MOST_BATCHES = 40
+"""Of the newest batches, so many are written down one by one."""
+
+
+class BatchLive(msgspec.Struct, frozen=True, array_like=True):
+    """A batch that read rows, by Spark's own account of it."""
+
+    batch: int
+    at: float
+    """When Spark accounted for it: a moment after its end."""
+    rows: int = 0
+    seconds: float = 0.0
+    """All of it: looking for rows, planning, processing, and Spark's logs."""
+    input_per_s: float = 0.0
+    """How fast rows came: those of this batch, over the time since the one before it began."""
+    processed_per_s: float = 0.0
+    """How fast they were processed: over the time that the batch took."""
+    phases_ms: dict[str, float] = {}
+    """By Spark's names: `latestOffset`, `queryPlanning`, `addBatch`, ..."""
+
+
 class PendingLive(msgspec.Struct, frozen=True, kw_only=True):
     """A checkpoint that is under way."""
 
@@ -98,6 +119,10 @@ class Live(msgspec.Struct, frozen=True, kw_only=True):
     unsafe_since: float = 0.0
     """When the first of them was done, or of those behind an older checkpoint; 0: there is none."""
     restarts: int = 0
+    down_since: float = 0.0
+    """When the first failure came since a run was last up; 0: one is, or there was none."""
+    failed_in_a_row: int = 0
+    """How many came since then."""
     next_try_at: float = 0.0
     """While it waits to restart."""
     failure: str = ""
@@ -113,6 +138,12 @@ class Live(msgspec.Struct, frozen=True, kw_only=True):
     merge_ms: float = 0.0
     rows_again: int = 0
     """Rows that were processed again after failures of this start."""
+    restarts_total: int = 0
+    """Restarts since the job's first start: also of earlier starts, and after deaths of the process. Never goes down."""
+    rows_again_total: int = 0
+    """Rows that were processed again after all of them."""
+    recent_batches: tuple[BatchLive, ...] = ()
+    """Newest first."""
     pending: tuple[PendingLive, ...] = ()
     sources: dict[str, SourceLive] = {}
     operators: dict[str, OperatorLive] = {}

@@ -5,12 +5,20 @@ from __future__ import annotations
 from itertools import chain
 
 from penstock.journal.events import Event
-from penstock.journal.files import KEEP_BYTES, KEEP_FILES, ReadEvents, read_segment, segments
+from penstock.journal.files import (
+    KEEP_BYTES,
+    KEEP_FILES,
+    SEGMENT_BYTES,
+    ReadEvents,
+    by_budget,
+    read_segment,
+    segments,
+)
 from penstock.storage import Storage
 
 MOST_FILES = 2 * KEEP_FILES
-MOST_BYTES = 4 * KEEP_BYTES
-"""So much is read, the newest first: more than is kept, and not all that somebody may have put there."""
+MOST_BYTES = KEEP_BYTES + 2 * SEGMENT_BYTES
+"""Limits of what is read of each budget, the newest first: more than is kept, and not all that somebody may have put there."""
 
 
 class JournalReader:
@@ -23,7 +31,8 @@ class JournalReader:
 
     def read(self) -> ReadEvents:
         """All that could be read, in the order in which it happened."""
-        self._read = self._newest(segments(self._storage))
+        found = by_budget(segments(self._storage)).values()
+        self._read = {name: read for names in found for name, read in self._newest(names).items()}
         parts = [read for _, read in self._read.values()]
         events: list[Event] = list(chain.from_iterable(one.events for one in parts))
         events.sort(key=lambda event: event.at)

@@ -15,13 +15,22 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import takewhile
 
 import msgspec
 
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.errors import PenstockError
 from penstock.journal.events import Event, Lost
-from penstock.journal.files import SEGMENT_BYTES, segment_name, segments, too_many
+from penstock.journal.files import (
+    SEGMENT_BYTES,
+    Budget,
+    budget_of,
+    by_budget,
+    segment_name,
+    segments,
+    too_many,
+)
 from penstock.randomness import SYSTEM_RANDOMNESS
 from penstock.storage import Storage
 from penstock.wording import storable
@@ -39,13 +48,22 @@ May = Callable[[], bool]
 
 @dataclass(frozen=True)
 class _Lot:
-    """What is written together."""
+    """What is written together: into one file."""
 
+    budget: Budget
     lines: bytes
     events: int
     """How many of those that wait are in it."""
     lost: int
     """How many it says were lost before them."""
+
+
+@dataclass
+class _Segment:
+    """The newest file of a budget."""
+
+    number: int = 0
+    written: bytes = b""
 
 
 class JournalWriter:
@@ -72,9 +90,7 @@ class JournalWriter:
         """Around what waits. A signal may come in the midst of telling, and its handler may tell something, too: this bears it."""
         self._has_news = False
         self._closing = threading.Event()
-        self._number = 0
-        self._written = b""
-        """What is in the newest file."""
+        self._segments = {budget: _Segment() for budget in Budget}
         self._warned = False
         self._thread = threading.Thread(target=self._work, name="penstock-journal", daemon=True)
         self._thread.start()
@@ -127,40 +143,44 @@ class JournalWriter:
         self._warned = True
 
     def _next_lot(self) -> _Lot | None:
-        """As many events as the newest file has room for, or the next one if it has none; at least one if there is any."""
-        if len(self._written) >= SEGMENT_BYTES:
-            self._number += 1
-            self._written = b""
+        """The first events that wait and share a budget: as many as its newest file has room for, or the next one if it has none."""
         with self._changed:
             waiting, lost = list(self._waiting), self._lost
         if not waiting:
             return None
+        budget = budget_of(waiting[0])
+        segment = self._segments[budget]
+        if len(segment.written) >= SEGMENT_BYTES:
+            segment.number += 1
+            segment.written = b""
         lines = [_line(Lost(at=waiting[0].at, run=waiting[0].run, events=lost))] if lost else []
-        room = SEGMENT_BYTES - len(self._written)
-        for event in waiting:
+        room = SEGMENT_BYTES - len(segment.written)
+        for event in takewhile(lambda one: budget_of(one) is budget, waiting):
             lines.append(_line(event))
             room -= len(lines[-1])
             if room <= 0:
                 break
-        return _Lot(b"".join(lines), len(lines) - bool(lost), lost)
+        return _Lot(budget, b"".join(lines), len(lines) - bool(lost), lost)
 
     def _put(self, lot: _Lot) -> None:
-        before = self._written
+        segment = self._segments[lot.budget]
+        before = segment.written
         content = before + lot.lines
-        self._storage.put(segment_name(self._started, self._token, self._number), content)
-        self._written = content
+        self._storage.put(segment_name(self._started, self._token, lot.budget, segment.number), content)
+        segment.written = content
         with self._changed:
             lost = self._lost - lot.lost  # meanwhile; they were the oldest of these
             for _ in range(max(0, lot.events - lost)):
                 self._waiting.popleft()
             self._lost = max(0, lost - lot.events)
         if not before:
-            self._delete_what_is_old()
+            self._delete_what_is_old(lot.budget)
 
-    def _delete_what_is_old(self) -> None:
+    def _delete_what_is_old(self, budget: Budget) -> None:
         try:
             if self._may_delete():
-                self._storage.delete(too_many(self._storage, segments(self._storage)))
+                names = by_budget(segments(self._storage))[budget]
+                self._storage.delete(too_many(self._storage, budget, names))
         except PenstockError as error:
             _log.debug("old parts of the journal in %s stay for now: %s", self._storage.uri, error)
 

@@ -3,7 +3,8 @@
     rows of a batch --(Spark, JVM)--> partials, one row a key --merge--> state --finish--> output columns
 
 A partial is a value that can be merged with another of its kind without the rows behind it. Every aggregate
-is its own partial, but the average and the sum of decimals, which are a sum and a count. Null and NaN follow
+is its own partial, but the average and the sum of decimals, which are a sum and a count, and those that pick
+the value of one row, see `picked_values`. Null and NaN follow
 Spark, so that the result is what Spark's `groupBy` says about the whole input: null is skipped, a sum of nothing
 is null, a count is never null, NaN is larger than any number.
 
@@ -29,8 +30,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.errors import BadRecordError, CorruptStateError, IncompatibleStateError
-from penstock.operators.time_to_live import TimeToLive
-from penstock.state.lifetimes import Lifetime
+from penstock.operators.distinct_sets import set_sizes, united
+from penstock.operators.picked_values import chosen, picked_by, picked_first, picked_last, value_of
+from penstock.operators.value_order import compare
 from penstock.state.types import arrow_type, spark_type
 
 _AVERAGE = b"penstock.average"
@@ -39,7 +41,7 @@ _COUNT_AS_DECIMAL = pa.decimal256(19, 0)
 
 
 class Kind(StrEnum):
-    """An aggregate that can be merged; all but AVG and COUNT_DISTINCT are also the rule by which a partial column is merged."""
+    """An aggregate that can be merged; all but AVG are also the rule by which a partial column is merged."""
 
     COUNT = "count"
     SUM = "sum"
@@ -52,6 +54,14 @@ class Kind(StrEnum):
     BIT_OR = "bit_or"
     BIT_XOR = "bit_xor"
     COUNT_DISTINCT = "count_distinct"
+    MAX_BY = "max_by"
+    MIN_BY = "min_by"
+    FIRST = "first"
+    LAST = "last"
+
+
+PICKING = (Kind.MAX_BY, Kind.MIN_BY, Kind.FIRST, Kind.LAST)
+"""They pick the value of one row."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +77,7 @@ class Partial:
 class AggregateSpec:
     """One aggregate: the user's name, what is kept, the type that Spark gives its result, and whether overflow is an error.
 
-    `distinct` are the types of the values of which it counts the distinct ones; empty for all others.
+    `distinct` are the types of the values of which it counts the distinct ones, with tables of them; empty for all others.
     """
 
     name: str
@@ -123,12 +133,10 @@ def _stored_aggregate(name: str, columns: Sequence[tuple[Kind, pa.Field]]) -> Ag
         return AggregateSpec(name, Kind.AVG, partials, arrow_type(average.decode()), ansi=False)
     if len(partials) > 1 and pa.types.is_floating(first.type):  # a sum of these would have no count
         return AggregateSpec(name, Kind.AVG, partials, pa.float64(), ansi=False)
-    return AggregateSpec(name, kind, partials, first.type)
-
-
-def lifetimes(specs: Sequence[AggregateSpec], ttl: TimeToLive | None) -> tuple[Lifetime, ...]:
-    """One for all aggregates of a key: they are written together."""
-    return () if ttl is None else (ttl.lifetime(*state_schema(specs).names),)
+    output = first.type.field(0).type if kind in PICKING else first.type
+    if pa.types.is_list(first.type) and kind is Kind.COUNT_DISTINCT:
+        output = pa.int64()
+    return AggregateSpec(name, kind, partials, output)
 
 
 def output_schema(specs: Sequence[AggregateSpec]) -> pa.Schema:
@@ -155,7 +163,11 @@ def merge(
 
 def _known(before: pa.Array, known: pa.Array | None) -> pa.Array:
     """What `old` says about keys that were not found means nothing."""
-    return before if known is None else pc.if_else(known, before, pa.scalar(None, before.type))
+    if known is None:
+        return before
+    if pa.types.is_nested(before.type):
+        return before.take(pc.if_else(known, pa.array(np.arange(len(before))), pa.scalar(None, pa.int64())))
+    return pc.if_else(known, before, pa.scalar(None, before.type))
 
 
 def _check_counts(spec: AggregateSpec, before: Sequence[pa.Array], unknown: int) -> None:
@@ -261,6 +273,9 @@ def _count(before: pa.Array, added: pa.Array, spec: AggregateSpec) -> pa.Array:
 
 def _extreme(before: pa.Array, added: pa.Array, *, smallest: bool) -> pa.Array:
     """Arrow's own element-wise functions lack booleans and zoned timestamps, and take NaN for no value."""
+    if pa.types.is_nested(before.type):
+        signs = compare(before, added)
+        return chosen(before, added, signs <= 0 if smallest else signs >= 0)
     keep = pc.less_equal(before, added) if smallest else pc.greater_equal(before, added)
     if pa.types.is_floating(before.type):
         keep = pc.or_(keep, pc.is_nan(added if smallest else before))
@@ -282,6 +297,11 @@ _RULES: dict[Kind, Rule] = {
     Kind.BIT_AND: _by(pc.bit_wise_and),
     Kind.BIT_OR: _by(pc.bit_wise_or),
     Kind.BIT_XOR: _by(pc.bit_wise_xor),
+    Kind.MAX_BY: lambda before, added, _spec: picked_by(before, added, largest=True),
+    Kind.MIN_BY: lambda before, added, _spec: picked_by(before, added, largest=False),
+    Kind.FIRST: lambda before, added, _spec: picked_first(before, added),
+    Kind.LAST: lambda before, added, _spec: picked_last(before, added),
+    Kind.COUNT_DISTINCT: lambda before, added, _spec: united(before, added),
 }
 
 
@@ -289,6 +309,10 @@ _RULES: dict[Kind, Rule] = {
 
 
 def _result(spec: AggregateSpec, columns: list[pa.Array]) -> pa.Array:
+    if spec.kind in PICKING:
+        return value_of(columns[0]).cast(spec.output)
+    if spec.kind is Kind.COUNT_DISTINCT and pa.types.is_list(columns[0].type):
+        return set_sizes(columns[0]).cast(spec.output)
     if spec.kind is not Kind.AVG:
         return columns[0].cast(spec.output)
     total, count = columns

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from penstock.errors import BadRecordError, PenstockError
 from penstock.operators.states import StateAssignedError
-from penstock.places import place_in_user_code
+from penstock.places import place_in_user_code, without_secrets
 from penstock.wording import storable
 
 LETTER = pa.schema(
@@ -39,7 +39,8 @@ class BadRecords:
         self.count = 0
         self.first_reason = ""
         self._batch = batch
-        self._kept = kept
+        self.kept = kept
+        """Whether they are kept as dead letters, and not only counted."""
         self._letters: list[tuple[str, str | None, str]] = []
 
     def add(
@@ -50,26 +51,27 @@ class BadRecords:
     ) -> None:
         """Take rows, each with its reason."""
         self._count(rows.num_rows, reasons[0])
-        if not self._kept:
+        if not self.kept:
             return
         columns = {
             name: _plain_column(column) for name, column in zip(rows.schema.names, rows.columns, strict=True)
         }
+        shown = {reason: _shown(reason) for reason in set(reasons)}
         for at, reason in enumerate(reasons):
             row = {name: values[at] for name, values in columns.items()}
             key = _json({name: row[name] for name in key_names}) if key_names else None
-            self._letters.append((_cut(reason), key, _json(row)))
+            self._letters.append((shown[reason], key, _json(row)))
 
     def note(self, reason: str) -> None:
         """Say why the rows that come next are bad, where that of the first one only says that it was another."""
-        self.first_reason = self.first_reason or _cut(reason)
+        self.first_reason = self.first_reason or _shown(reason)
 
     def add_number(self, rows: int, reason: str) -> None:
         """Take so many rows of which nothing but the number is known."""
         self._count(rows, reason)
 
     def _count(self, rows: int, reason: str) -> None:
-        self.first_reason = self.first_reason or _cut(reason)
+        self.first_reason = self.first_reason or _shown(reason)
         self.count += rows
 
     def letters(self) -> list[pa.RecordBatch]:
@@ -103,8 +105,9 @@ def is_of_the_row(error: Exception, may_pass: Tolerates) -> bool:
     return not may_pass(error)
 
 
-def _cut(reason: str) -> str:
-    text = storable(reason)
+def _shown(reason: str) -> str:
+    """Masked before it is cut: half an address is not known for one."""
+    text = without_secrets(storable(reason))
     return text if len(text) <= _LONGEST_REASON else f"{text[:_LONGEST_REASON]}..."
 
 

@@ -98,6 +98,12 @@ class Cell(ABC):
 
     members: ClassVar[str]
     """What user code may ask of it, for an error message."""
+    declared_as: ClassVar[str] = ""
+    """The state that it stands for: so Python calls it in its own errors, since user code knows no other name."""
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        cls.__name__ = cls.declared_as or cls.__name__
 
     def __init__(self) -> None:
         self.at = 0
@@ -173,6 +179,7 @@ class ValueCell(ColumnCell):
     __slots__ = ("_default", "_form", "_usual")
 
     members = "a state has .value and .clear()"
+    declared_as = "ValueState"
 
     def __init__(self, default: Any, form: StoredForm) -> None:
         super().__init__()

@@ -27,7 +27,7 @@ class OperatorClock:
     now_us: int = 0
     """The time of this batch. `fired_us` in one that only clears away, after the end of event time: no timers fire in it."""
     latest_us: int = FAR_AWAY_US
-    """An event time behind this one is absurd: such a row counts as late."""
+    """An event time after this one is absurd: such a row counts as late. Known where the rows are, see `judging`; so is the next field."""
     refuses_absurd: bool = False
     """Whether a row with an absurd event time, or none, ends the run instead."""
     over_us: int = LONG_AGO_US
@@ -47,5 +47,9 @@ class OperatorClock:
         return next((us for us in (self.watermark_us, self.before_us) if us < FAR_AWAY_US), LONG_AGO_US)
 
     def judging(self, time: TimeColumn) -> OperatorClock:
-        """The same for rows with this time. What is absurd is said of the rows of a source, and not of results."""
-        return replace(self, latest_us=FAR_AWAY_US, refuses_absurd=False) if time.of_results else self
+        """The same for rows with this time. What is absurd their own source says, and nobody of results."""
+        if time.of_results:
+            return replace(self, latest_us=FAR_AWAY_US, refuses_absurd=False)
+        ahead_us = FAR_AWAY_US if time.ahead_us is None else time.ahead_us
+        latest_us = min(self.now_us + ahead_us, FAR_AWAY_US)
+        return replace(self, latest_us=latest_us, refuses_absurd=time.refuses_absurd)

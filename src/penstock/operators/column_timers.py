@@ -15,13 +15,14 @@ from penstock.operators.array_like import as_array
 from penstock.operators.stored_timers import DueTimers, Timers
 from penstock.operators.timers import EVENT_TIME, KINDS, MOMENTS, checked_kind, no_event_time
 from penstock.state.keys import KeyBatch
+from penstock.state.lifetimes import FAR_AWAY_US, LONG_AGO_US
 from penstock.wording import counted
 
 Positions = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
 
 MOST_ROUNDS = 10_000
-"""So often `on_timers` may be called for what it has set itself in one batch: more look like a circle without an end."""
+"""So often `on_timers` may be called in one batch for what does not bring time on: more look like a circle without an end."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,8 @@ class ColumnTimers:
         self._due = [_Done.of(whose, due.kind, due.at_us, is_set=True)] if len(whose) else []
         """Done to timers that are due in this batch, and have not fired."""
         self._later: list[_Done] = []
+        self._first = np.full((len(KINDS), len(keys)), LONG_AGO_US, dtype=np.int64)
+        """By kind and key the first moment of the last round in which a timer fired."""
 
     # ── what user code does ────────────────────────────────────────────────────────────────────
 
@@ -93,15 +96,30 @@ class ColumnTimers:
 
     def firing(self) -> Iterator[FiringTimers]:
         """What fires, round by round: what one round sets for moments that have passed fires in the next."""
-        for _ in range(MOST_ROUNDS):
-            if not self._due:
-                return
+        rounds = 0
+        while self._due and rounds < MOST_ROUNDS:
             done, self._due = _last_of_each(self._due), []
             fires = done.only(done.is_set)
             if len(fires.key):
+                rounds += not self._bring_time_on(fires)
                 self._timers.fired += len(fires.key)
                 yield FiringTimers(fires.key, fires.kind, fires.at_us)
-        raise UserCodeError(
+        if self._due:
+            raise self._circle()
+
+    def _bring_time_on(self, fires: _Done) -> bool:
+        """Whether each key and kind begins later than in its last round, and time does not go on for ever: that ends.
+
+        One round fires all that is due, also moments far ahead of what the next round has.
+        """
+        whose = fires.kind, fires.key
+        before, self._first[whose] = self._first[whose], fires.at_us
+        np.minimum.at(self._first, whose, fires.at_us)
+        later = self._first[whose] > before
+        return bool((later & (self._limits[fires.kind] < FAR_AWAY_US)).all())
+
+    def _circle(self) -> UserCodeError:
+        return UserCodeError(
             f"operator {self._operator}: on_timers() has set timers for moments that have passed, and each fired at once, "
             f"{counted(MOST_ROUNDS, 'time')} in a row: this may never end. When a drained input has ended, every moment has "
             "passed and state.context.watermark is datetime.max: set no further timers then",

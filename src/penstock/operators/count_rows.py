@@ -22,6 +22,7 @@ from penstock.operators.window_calls import WindowCode, WindowRows
 from penstock.operators.window_kinds import CountWindows, Numbers
 from penstock.operators.window_tables import KEYS_AT_ONCE, PLACE, PORTION_BYTES, one_batch, places
 from penstock.state.backends.base import OpenState, StateLayout, TableLayout
+from penstock.state.backends.lookup import no_columns
 from penstock.state.keys import KeyBatch
 
 LIMITS = PieceLimits(bytes=256 << 20)
@@ -116,7 +117,7 @@ class _Fill:
         )
         self._table.write(
             KeyBatch(keys.sort_keys[index], named, place),
-            one_batch(rows.select(self._spec.kept.names)),
+            one_batch(rows.select(self._spec.kept.names)) if len(self._spec.kept) else no_columns(len(index)),
             np.arange(len(index)) >= len(new_keys),
         )
         left, found = self._filled.left, self._piece.found

@@ -9,18 +9,24 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.errors import ConfigError, InternalError
-from penstock.operators.aggregates import AggregateSpec, lifetimes, state_schema
+from penstock.operators.aggregates import AggregateSpec, Kind, Partial, state_schema
+from penstock.operators.distinct_sets import set_type
 from penstock.operators.grouping import Grouped
-from penstock.operators.table_rows import PieceRows, RowIds
+from penstock.operators.pieces import Piece
+from penstock.operators.stamps import TouchTimes
+from penstock.operators.table_rows import KEY_INDEX, PieceRows, RowIds
 from penstock.operators.time_to_live import TimeToLive
 from penstock.operators.wide_columns import as_batch
 from penstock.state.backends.base import OpenState, Parts, StateLayout, TableLayout, with_stamps
+from penstock.state.backends.equality import Flags
+from penstock.state.lifetimes import Lifetime
 from penstock.state.sizes import in_batches
 from penstock.wording import counted
 
@@ -30,6 +36,9 @@ WHOSE = "__penstock_distinct"
 VALUES_BYTES = 64 << 20
 """So many bytes of values are looked up at once."""
 
+_BORN = "__penstock_born"
+"""Of a value: the life of its key to which it belongs, by the generation of the state in which that began."""
+_LIFE = re.compile(r"__(?P<aggregate>.+)_distinct_(?:born|kept)", re.DOTALL)
 _TABLE = re.compile(r"__(?P<aggregate>.+)_distinct", re.DOTALL)
 
 Positions = npt.NDArray[np.int64]
@@ -38,6 +47,16 @@ Positions = npt.NDArray[np.int64]
 def counting_distinct(specs: Sequence[AggregateSpec]) -> list[AggregateSpec]:
     """The aggregates that count distinct values, in their order: the first has the number 1."""
     return [spec for spec in specs if spec.distinct]
+
+
+def with_sets(specs: Sequence[AggregateSpec]) -> tuple[AggregateSpec, ...]:
+    """The same aggregates; those that count distinct values keep them as sets, without a table."""
+    return tuple(_with_set(spec) if spec.distinct else spec for spec in specs)
+
+
+def _with_set(spec: AggregateSpec) -> AggregateSpec:
+    kept = Partial(spec.partials[0].name, Kind.COUNT_DISTINCT, set_type(spec.distinct))
+    return replace(spec, partials=(kept,), distinct=())
 
 
 def value_names(spec: AggregateSpec) -> list[str]:
@@ -50,26 +69,41 @@ def aggregate_layout(
 ) -> StateLayout:
     """What an operator with these aggregates keeps."""
     distinct = counting_distinct(specs)
-    if distinct and ttl is not None:
-        raise ConfigError(
-            f"{distinct[0].name!r} counts distinct values, which an aggregate with a time to live (ttl={ttl.duration!r}) cannot: each "
-            "value would have to be written again whenever its key has rows. Leave out ttl, or keep a MapState with one in a KeyedProcess",
-            column=distinct[0].name,
-        )
-    mortal = lifetimes(specs, ttl)
+    value = pa.schema([*state_schema(specs), *(life_fields(distinct) if ttl is not None else ())])
+    mortal = () if ttl is None else (ttl.lifetime(*value.names),)
     for lifetime in mortal:
-        if lifetime.stamp in (*key.names, *state_schema(specs).names):
+        if lifetime.stamp in (*key.names, *value.names):
             raise ConfigError(
                 f"there is a column {lifetime.stamp!r}, in which Penstock keeps when a key was last touched; rename the column",
                 column=lifetime.stamp,
             )
-    tables = tuple(_table(spec, key) for spec in distinct)
-    return StateLayout(key, with_stamps(state_schema(specs), mortal), tables, mortal, Parts.AGGREGATES)
+    tables = tuple(_table(spec, key, mortal) for spec in distinct)
+    return StateLayout(key, with_stamps(value, mortal), tables, mortal, Parts.AGGREGATES)
 
 
-def _table(spec: AggregateSpec, key: pa.Schema) -> TableLayout:
+def _table(spec: AggregateSpec, key: pa.Schema, mortal: Sequence[Lifetime] = ()) -> TableLayout:
+    """The values of one aggregate. With a time to live they say of which life of their key they are, see `ValueLives`.
+
+    The time to live is in the name of the stamp: with another one, what is stored lives as long from then on.
+    """
     values = [pa.field(name, kind) for name, kind in zip(value_names(spec), spec.distinct, strict=True)]
-    return TableLayout(distinct_table(spec), pa.schema([*key, *values]), pa.schema([]))
+    identity, name = pa.schema([*key, *values]), distinct_table(spec)
+    if not mortal:
+        return TableLayout(name, identity, pa.schema([]))
+    (of_key,) = mortal
+    stamp = f"{of_key.stamp}_of_values_for_{of_key.ttl_us}"
+    lifetime = Lifetime((_BORN,), stamp, 2 * of_key.ttl_us, of_key.measure)
+    value = with_stamps(pa.schema([(_BORN, pa.int64())]), (lifetime,))
+    return TableLayout(name, identity, value, lifetimes=(lifetime,))
+
+
+def life_fields(distinct: Sequence[AggregateSpec]) -> list[pa.Field]:
+    """Beside the aggregates of a key that has a time to live: which life it is, and when its values were last written."""
+    return [
+        pa.field(f"__{spec.name}_distinct_{what}", pa.int64())
+        for spec in distinct
+        for what in ("born", "kept")
+    ]
 
 
 def distinct_table(spec: AggregateSpec) -> str:
@@ -83,8 +117,53 @@ def distinct_aggregate_of(table: str) -> str | None:
     return None if found is None else found["aggregate"]
 
 
+def life_of(column: str) -> str | None:
+    """The aggregate of whose values a column with such a name says when they were born and kept."""
+    found = _LIFE.fullmatch(column)
+    return None if found is None else found["aggregate"]
+
+
+@dataclass(frozen=True)
+class ValueLives:
+    """The lives of some keys with a time to live: which they are, when their values were last written, and when they are touched now.
+
+    After it was written, a value lives twice as long as its key does. So it is enough to write all values of a key again when that is
+    longer ago than the time to live: a key that is alive has all of them. A value of an earlier life may survive, and does not count.
+    """
+
+    born: Positions
+    """The generation of the state in which each began. Not a time: the clock of a job may stand still, while event time goes on."""
+    kept: Positions
+    due: Flags
+    """The keys whose values are to be written again."""
+    touched: Positions
+
+    @classmethod
+    def of(
+        cls, spec: AggregateSpec, piece: Piece, touched: Positions, lifetime: Lifetime, generation: int
+    ) -> ValueLives:
+        """Those of the keys of a piece."""
+        born, kept = (piece.stored.column(field.name) for field in life_fields([spec]))
+        known = piece.found & born.is_valid().to_numpy(zero_copy_only=False)
+        written = np.where(known, kept.fill_null(0).to_numpy(zero_copy_only=False), touched)
+        due = known & (
+            (touched - written > lifetime.ttl_us) | (written > touched)
+        )  # later: by the other clock
+        lives = np.where(known, born.fill_null(0).to_numpy(zero_copy_only=False), generation)
+        return cls(lives, np.where(due, touched, written), due, touched)
+
+    @property
+    def columns(self) -> list[pa.Array]:
+        """As they are stored."""
+        return [pa.array(self.born), pa.array(self.kept)]
+
+
 def partials_with_counts(
-    specs: Sequence[AggregateSpec], grouped: Grouped, state: OpenState
+    specs: Sequence[AggregateSpec],
+    grouped: Grouped,
+    state: OpenState,
+    lifetimes: Sequence[Lifetime] = (),
+    lives: Sequence[ValueLives] = (),
 ) -> pa.RecordBatch:
     """The aggregates of the batch, one row a key, with how many values are new. These are written."""
     whose = grouped.table.column(WHOSE).to_numpy()
@@ -97,26 +176,51 @@ def partials_with_counts(
     partials = grouped.table.filter(pa.array(whose == 0))
     for number, spec in enumerate(counting_distinct(specs), 1):
         mine = whose == number
-        table = _table(spec, grouped.keys.columns.schema)
-        rows = PieceRows(state.table(table.name), table, grouped.keys)
+        table = _table(spec, grouped.keys.columns.schema, lifetimes)
+        life = lives[number - 1] if lives else None
+        rows = PieceRows(state.table(table.name), table, grouped.keys, touches=_touches(life))
         values = grouped.table.select(value_names(spec)).filter(pa.array(mine))
-        counts = _take_in(rows, key_index[mine], values)
+        counts = _take_in(rows, key_index[mine], values, life)
         partials = partials.append_column(spec.partials[0].name, pa.array(counts))
     (batch,) = partials.combine_chunks().to_batches()
     return batch
 
 
-def _take_in(rows: PieceRows, key_index: Positions, values: pa.Table) -> Positions:
+def _touches(life: ValueLives | None) -> TouchTimes | None:
+    if life is None:
+        return None
+    by_clock = int(life.touched.max(initial=0))  # by the clock all keys are touched at the same moment
+    return TouchTimes(by_clock, lambda: life.touched)
+
+
+def _take_in(
+    rows: PieceRows, key_index: Positions, values: pa.Table, life: ValueLives | None = None
+) -> Positions:
     """Write the values that no batch had before; how many each key has of these. A key may have more than fit into an array."""
     counts = np.zeros(len(rows), dtype=np.int64)
     start = 0
+    if life is not None and life.due.any():
+        _write_again(rows, life)
     for part in in_batches(values, VALUES_BYTES):
         batch = as_batch(part, rows.sub)
         ids = RowIds.of(key_index[start : start + batch.num_rows], batch)
         start += batch.num_rows
-        _, found = rows.get(ids)
+        stored, found = rows.get(ids)
+        if life is not None:
+            found = found & (
+                stored.column(_BORN).fill_null(0).to_numpy(zero_copy_only=False) == life.born[ids.key_index]
+            )
         new = ids.take(np.flatnonzero(~found))
-        rows.put(new, [])
+        rows.put(new, [] if life is None else [pa.array(life.born[new.key_index])])
         counts += np.bincount(new.key_index, minlength=len(rows))
     rows.write()
     return counts
+
+
+def _write_again(rows: PieceRows, life: ValueLives) -> None:
+    """Touch all values of keys for which this is due, but those of earlier lives."""
+    for part in rows.rows(life.due).to_batches():
+        key_index, born = (part.column(name).to_numpy() for name in (KEY_INDEX, _BORN))
+        own = np.flatnonzero(born == life.born[key_index])
+        ids = RowIds.of(key_index[own], part.select(rows.sub.names).take(pa.array(own)))
+        rows.put(ids, [pa.array(born[own])])

@@ -26,7 +26,7 @@ from penstock.places import Place, place_in_user_code, place_of_frame, place_of_
 from penstock.wording import did_you_mean
 
 MOST_CHARACTERS = 300
-_OF_CONTEXT = ("emit", "set_timer", "delete_timer", "watermark", "now")
+_OF_CONTEXT = ("emit", "reject", "set_timer", "delete_timer", "watermark", "now")
 
 
 @dataclass(frozen=True)

@@ -226,6 +226,7 @@ class ReducingCell(FoldedCell):
     __slots__ = ("_default", "_function")
 
     members = "a reducing state has .add(), .value and .clear()"
+    declared_as = "ReducingState"
 
     def __init__(self, field: pa.Field, function: Callable[[Any, Any], Any], default: Any) -> None:
         super().__init__(field, f"add() with the function {name_of(function)} gave")
@@ -267,6 +268,7 @@ class AggregatingCell(FoldedCell):
     __slots__ = ("_function",)
 
     members = "an aggregating state has .add(), .merge(), .value, .accumulator and .clear()"
+    declared_as = "AggregatingState"
 
     def __init__(self, field: pa.Field, function: Any) -> None:
         super().__init__(field, f"the function {name_of(function)} gave")

@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from penstock.errors import InternalError
 from penstock.operators.join_spec import JoinInput, JoinSpec
+from penstock.operators.python_values import as_moments
 from penstock.operators.time_ranges import Numbers, Timed
 from penstock.operators.wide_columns import rows_at
 from penstock.operators.window_kinds import WINDOW_END, WINDOW_START
@@ -134,7 +135,7 @@ def _side_by_side(
         added = {WINDOW_START: starts, WINDOW_END: starts + spec.windows.size_us}
     if spec.at is not None and times is not None:
         added[spec.at] = times
-    columns |= {name: pa.array(moments).cast(output.field(name).type) for name, moments in added.items()}
+    columns |= {name: as_moments(moments, output.field(name).type) for name, moments in added.items()}
     return pa.RecordBatch.from_arrays([columns[name] for name in output.names], schema=output)
 
 

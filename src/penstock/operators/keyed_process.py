@@ -14,6 +14,7 @@ import numpy as np
 from penstock.errors import BadRecordError
 from penstock.operators.broadcast import TakesBroadcast
 from penstock.operators.cells import Cell, ColumnCell, PieceKeys
+from penstock.operators.rejected_rows import RejectedRows, nothing_to_reject
 from penstock.operators.rows import Rows
 from penstock.operators.side_outputs import SideRows, no_such_side
 from penstock.operators.stamps import ColumnStamps, Flags, TouchTimes
@@ -46,12 +47,14 @@ class Context:
     _timers: TimersCell | NoTimers | None = field(default=None, repr=False, compare=False, kw_only=True)
     _watermark_us: int = field(default=LONG_AGO_US, repr=False, compare=False, kw_only=True)
     _now_us: int = field(default=0, repr=False, compare=False, kw_only=True)
+    _rejected: RejectedRows | None = field(default=None, repr=False, compare=False, kw_only=True)
 
     @cached_property
     def watermark(self) -> datetime | None:
         """How far event time has come here, with the zone UTC; None where no row has told yet, or no source has event time.
 
-        In `process` as it was when the batch began, in `on_timer` where it has come to. When a drained input has ended: `datetime.max`.
+        In `process` as it was when the batch began; in `on_timer`, and when a window closes, where it has come to. When a drained input
+        has ended: `datetime.max`.
         """
         return watermark(self._watermark_us)
 
@@ -90,6 +93,16 @@ class Context:
         if self._sides is None:
             raise no_such_side(self.operator, name, ())
         self._sides.take(name, row)
+
+    def reject(self, row: Any, reason: object = "rejected") -> None:
+        """Take one of the rows of this call for a bad row, and go on with the others: it goes to `bad_records()`, or is only counted.
+
+        What the call has done with the row so far stays: reject it before anything of it is in state or results. Where a bad row ends the
+        run, this does. Only inside the call of `process` that got the context, in a `KeyedProcess`, `KeyedCoProcess` or `Process`.
+        """
+        if self._rejected is None:
+            raise nothing_to_reject(self.operator)
+        self._rejected.take(row, reason)
 
 
 class KeyedProcess(TakesBroadcast, TakesTimers, metaclass=OperatorType):

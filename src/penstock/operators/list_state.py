@@ -109,6 +109,7 @@ class ListCell(TableCell, MutableSequence[Any]):
     __slots__ = ("_appended", "_value_nested", "_whole")
 
     members = "a list has what a list has: append(), [...], len(), pop(), clear() and so on"
+    declared_as = "ListState"
 
     def __init__(self, name: str, sub: pa.Field, value: pa.Field, ttl: TimeToLive | None = None) -> None:
         self._appended: dict[int, list[Any]] = {}

@@ -32,6 +32,7 @@ class MapCell(TableCell, MutableMapping[Any, Any]):
     __slots__ = ("_changed", "_cleared", "_floating", "_gone", "_looked", "_notes_looks", "_quick", "_seen")
 
     members = "a map has what a dictionary has: [...], get(), items(), pop(), clear() and so on"
+    declared_as = "MapState"
 
     def __init__(self, name: str, sub: pa.Field, value: pa.Field, ttl: TimeToLive | None = None) -> None:
         self._changed: dict[int, _Entries] = {}

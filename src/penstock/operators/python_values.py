@@ -12,13 +12,19 @@ from itertools import chain, pairwise
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 _UTC_NAMES = frozenset({"UTC", "Etc/UTC", "Z", "+00:00"})
 _DAYS = (int(np.datetime64(date.min).astype(np.int64)), int(np.datetime64(date.max).astype(np.int64)))
-_MICROSECONDS = (-62_135_596_800_000_000, 253_402_300_799_999_999)
+MICROSECONDS = (-62_135_596_800_000_000, 253_402_300_799_999_999)
 """The first and the last day and moment that Python's calendar knows, from 1970."""
+
+
+def as_moments(numbers: npt.NDArray[np.int64], kind: pa.DataType) -> pa.Array:
+    """Microseconds since 1970 as a column of timestamps; what Python's calendar does not reach is its first or last moment."""
+    return pa.array(np.clip(numbers, *MICROSECONDS)).cast(kind)
 
 
 def python_values(column: pa.Array | pa.ChunkedArray) -> list[Any]:
@@ -32,7 +38,7 @@ def python_values(column: pa.Array | pa.ChunkedArray) -> list[Any]:
         return _by_numpy(column)
     if kind in (pa.string(), pa.binary()) or pa.types.is_decimal128(kind):
         return _by_numpy(column)
-    if pa.types.is_timestamp(kind) and kind.unit == "us" and _within(column, pa.int64(), _MICROSECONDS):
+    if pa.types.is_timestamp(kind) and kind.unit == "us" and _within(column, pa.int64(), MICROSECONDS):
         return _moments(column)
     values: list[Any] = column.to_pylist()
     return values

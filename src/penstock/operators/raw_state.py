@@ -104,6 +104,7 @@ class RawCell(ColumnCell):
     )
 
     members = "a raw state has .value and .clear()"
+    declared_as = "RawState"
 
     def __init__(
         self,

@@ -9,13 +9,10 @@ import pyarrow as pa
 
 from penstock.operators.clock import OperatorClock
 from penstock.operators.late_panes import refused
+from penstock.operators.python_values import MICROSECONDS
 from penstock.operators.time_column import TimeColumn
 from penstock.operators.window_kinds import Numbers
 from penstock.state.backends.equality import Flags
-from penstock.state.lifetimes import FAR_AWAY_US, LONG_AGO_US
-
-_HALF = 2
-"""Times beyond half of what counts as a time are absurd: so nothing that is added to one is too great for a number."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +28,9 @@ class RowTimes:
         clock, column = clock.judging(time), rows.column(time.column)
         known = column.is_valid().to_numpy()
         numbers = column.cast(pa.timestamp("us", column.type.tz)).cast(pa.int64()).fill_null(0).to_numpy()
-        within = (numbers > LONG_AGO_US // _HALF) & (numbers < FAR_AWAY_US // _HALF)
+        within = (numbers >= MICROSECONDS[0]) & (
+            numbers <= MICROSECONDS[1]
+        )  # own code could not read another
         sensible: Flags = known & within & (numbers <= clock.latest_us)
         if clock.refuses_absurd and not sensible.all():
             raise refused(int(np.count_nonzero(~sensible)), operator)

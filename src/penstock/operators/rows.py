@@ -38,8 +38,10 @@ class CameAs(NamedTuple):
 class RowTable:
     """All rows of a task, ordered by key; every `Rows` is a window on it, and every `Row` a line of it."""
 
-    def __init__(self, columns: pa.Table) -> None:
+    def __init__(self, columns: pa.Table, keys: Sequence[str] | None = None) -> None:
         self._columns = columns
+        self._keys = keys
+        """Its key columns, where they are others than the operator's."""
         self._values: dict[str, list[Any]] = {}
         self.row = _row_class(self, tuple(columns.column_names))
 
@@ -65,7 +67,7 @@ class RowTable:
 
     def as_they_came(self, start: int, stop: int) -> Iterator[CameAs]:
         """A part of the table as the rows came to the operator, each input by itself."""
-        yield CameAs(self.table(start, stop), None)
+        yield CameAs(self.table(start, stop), self._keys)
 
 
 class Row:
@@ -78,6 +80,14 @@ class Row:
 
     def __init__(self, at: int) -> None:
         self._at = at
+
+    def _is_in(self, table: RowTable, start: int, stop: int) -> bool:
+        """Whether it is one of these rows."""
+        return self._table is table and start <= self._at < stop
+
+    def _as_it_came(self) -> CameAs:
+        """The row as it came to the operator."""
+        return next(self._table.as_they_came(self._at, self._at + 1))
 
     def __getitem__(self, item: Any) -> Any:
         if isinstance(item, str):
@@ -182,6 +192,10 @@ class Rows(Sequence[Any]):
         """The rows as an Arrow table, without copying."""
         return self._table.table(self._start, self._stop)
 
+    def holds(self, row: object) -> bool:
+        """Whether it is one of these."""
+        return isinstance(row, Row) and row._is_in(self._table, self._start, self._stop)  # noqa: SLF001 - not to be taken for a column
+
     def of_inputs(self) -> tuple[Rows, Rows]:
         """Those of each input, of an operator that has two."""
         left, right = self._table.of_inputs(self._start, self._stop)
@@ -204,6 +218,10 @@ class WatchedRows(Rows):
         left, right = self._table.of_inputs(self._start, self._stop)
         self._inputs = WatchedRows(*left), WatchedRows(*right)
         return self._inputs
+
+    def holds(self, row: object) -> bool:
+        """See `Rows.holds`."""
+        return super().holds(row) or any(rows.holds(row) for rows in self._inputs or ())
 
     @property
     def at_fault(self) -> int | None:

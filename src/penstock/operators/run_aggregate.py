@@ -8,9 +8,16 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.operators.aggregates import AggregateSpec, finish, merge
-from penstock.operators.distinct_values import counting_distinct, partials_with_counts
+from penstock.operators.distinct_values import (
+    ValueLives,
+    counting_distinct,
+    life_fields,
+    partials_with_counts,
+)
+from penstock.operators.everything import shown_key
 from penstock.operators.grouping import group_rows, one_row_a_key
 from penstock.operators.pieces import Piece, PieceLimits, pieces_with_state
+from penstock.operators.stamps import not_earlier
 from penstock.operators.task_time import NO_TIME, TaskTime
 from penstock.state.backends.base import OpenState, with_stamps
 from penstock.state.lifetimes import Lifetime
@@ -43,16 +50,25 @@ def _update(
     lifetimes: tuple[Lifetime, ...],
     time: TaskTime,
 ) -> pa.Table:
-    keys = piece.grouped.keys
-    if counting_distinct(specs):
-        partials = partials_with_counts(specs, piece.grouped, state)
+    keys, distinct = piece.grouped.keys, counting_distinct(specs)
+    touches, every = time.touches(piece.grouped, state.now_us), np.arange(len(keys))
+    stamps = [
+        not_earlier(touches.of(lifetime, every), piece.stored.column(lifetime.stamp))
+        for lifetime in lifetimes
+    ]
+    lives: list[ValueLives] = []
+    for lifetime, touched in zip(lifetimes, stamps, strict=True):
+        lives += [ValueLives.of(spec, piece, touched, lifetime, state.generation) for spec in distinct]
+    if distinct:
+        partials = partials_with_counts(specs, piece.grouped, state, lifetimes, lives)
     else:
         (partials,) = piece.grouped.table.combine_chunks().to_batches()
     merged = merge(specs, piece.stored, piece.found, partials)
-    touches, every = time.touches(piece.grouped, state.now_us), np.arange(len(keys))
-    stamps = [touches.column(lifetime, every) for lifetime in lifetimes]
-    stored = with_stamps(merged.schema, lifetimes)
-    state.write(keys, pa.RecordBatch.from_arrays([*merged.columns, *stamps], schema=stored))
+    of_lives = [column for life in lives for column in life.columns]
+    schema = pa.schema([*merged.schema, *(life_fields(distinct) if lives else ())])
+    values = [*merged.columns, *of_lives, *map(pa.array, stamps)]
+    state.write(keys, pa.RecordBatch.from_arrays(values, schema=with_stamps(schema, lifetimes)))
     finished = finish(specs, merged)
-    names = [*keys.columns.schema.names, *finished.schema.names]
-    return pa.Table.from_arrays([*keys.columns.columns, *finished.columns], names=names)
+    shown = keys.columns.select(shown_key(keys.columns.schema).names)
+    names = [*shown.schema.names, *finished.schema.names]
+    return pa.Table.from_arrays([*shown.columns, *finished.columns], names=names)

@@ -20,6 +20,7 @@ from penstock.operators.grouping import Grouped
 from penstock.operators.keyed_process import Cells, Context, KeyedProcess, bind
 from penstock.operators.pieces import PieceLimits
 from penstock.operators.python_values import python_values
+from penstock.operators.rejected_rows import EndsTheRun
 from penstock.operators.rows import Row, Rows
 from penstock.operators.side_outputs import SideRows
 from penstock.operators.task_time import NO_TIME, TaskTime
@@ -58,6 +59,8 @@ def run_process(
     `sides` has what was emitted in the end.
     """
     cells, context = bound(operator, context, time)
+    rejected = EndsTheRun(context.operator)
+    context = replace(context, _rejected=rejected)
     contexts = context, context.when_timers_fire(time.clock.watermark_us)
     results: list[pa.RecordBatch] = []
     with rare_collections():
@@ -70,6 +73,7 @@ def run_process(
                 encode_sides(sides)
             if cells.all:
                 calls.write_state(state)
+    rejected.check()
     return results
 
 

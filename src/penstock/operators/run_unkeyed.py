@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import islice
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
+from penstock.operators.bad_records import BadRecords
 from penstock.operators.broadcast import TakesBroadcast, check_no_results
 from penstock.operators.given_rows import as_given
 from penstock.operators.keyed_process import Context
 from penstock.operators.pieces import PieceLimits
 from penstock.operators.process import Process
+from penstock.operators.rejected_rows import EndsTheRun, RejectedRows, take_over
 from penstock.operators.rows import Rows, RowTable
 from penstock.operators.run_process import (
     LIMITS,
@@ -37,17 +40,28 @@ def run_unkeyed(
     output: pa.Schema,
     context: Context,
     sides: SideRows | None = None,
+    bad: BadRecords | None = None,
     limits: PieceLimits = LIMITS,
 ) -> list[pa.RecordBatch]:
-    """Process all rows, in as few calls as memory allows; returns the results in batches. `sides` has what was emitted."""
+    """Process all rows, in as few calls as memory allows; returns the results in batches. `sides` has what was emitted.
+
+    `bad` takes the rows that it rejects; None where these end the run.
+    """
     results: list[pa.RecordBatch] = []
+    rejected = EndsTheRun(context.operator) if bad is None else RejectedRows(context.operator)
+    context = replace(context, _rejected=rejected)
     with rare_collections():
         for part in _parts(table, limits):
-            for chunk in _chunks(operator.process(_rows(part), context), context.operator):
+            rejected.rows = _rows(part)
+            for chunk in _chunks(operator.process(rejected.rows, context), context.operator):
                 results.extend(in_batches(to_table(chunk, output, yielded(context.operator))))
                 _encode(sides)
             _encode(sides)
             own.end_call()
+            if isinstance(rejected, EndsTheRun):
+                rejected.check()
+            elif bad is not None:
+                take_over(rejected.withdrawn(), bad, [])
     return results
 
 

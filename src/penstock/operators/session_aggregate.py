@@ -15,11 +15,13 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from penstock.operators.aggregates import AggregateSpec, finish, output_schema, state_schema
+from penstock.operators.aggregates import AggregateSpec, Kind, finish, output_schema, state_schema
 from penstock.operators.clock import OperatorClock
+from penstock.operators.everything import shown_key
 from penstock.operators.grouping import Grouped, equal_rows, group_rows
 from penstock.operators.partial_groups import merged_groups
 from penstock.operators.pieces import PieceLimits, pieces
+from penstock.operators.python_values import as_moments
 from penstock.operators.sessions import Numbers, joined_stretches
 from penstock.operators.stored_rows import stored_rows
 from penstock.operators.window_kinds import WINDOW_END, WINDOW_START, SessionWindows
@@ -36,6 +38,8 @@ START = "__penstock_start"
 ENDS = "ends of sessions"
 _POSITION = "__penstock_position"
 LIMITS = PieceLimits(bytes=256 << 20)
+SET_LIMITS = PieceLimits(bytes=256 << 20, rows=4096)
+"""With sets of values a session is much larger than the rows that it gets."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +57,7 @@ class SessionSpec:
     def output(self) -> pa.Schema:
         """The columns of the results."""
         times = [pa.field(WINDOW_START, self.time), pa.field(WINDOW_END, self.time)]
-        return pa.schema([*self.key, *times, *output_schema(self.specs)])
+        return pa.schema([*shown_key(self.key), *times, *output_schema(self.specs)])
 
     @property
     def sessions(self) -> TableLayout:
@@ -79,8 +83,9 @@ class SessionSpec:
 
     def results(self, sessions: Sessions) -> pa.Table:
         """The results of sessions."""
-        times = [pa.array(numbers).cast(self.time) for numbers in (sessions.starts, sessions.lasts + 1)]
-        columns = [*sessions.keys.columns, *times, *finish(self.specs, sessions.partials).columns]
+        times = [as_moments(numbers, self.time) for numbers in (sessions.starts, sessions.lasts + 1)]
+        keys = sessions.keys.columns[: len(shown_key(self.key))]
+        columns = [*keys, *times, *finish(self.specs, sessions.partials).columns]
         return pa.Table.from_arrays(columns, schema=self.output)
 
 
@@ -157,7 +162,9 @@ class SessionRun:
         late = np.zeros(rows.num_rows, dtype=np.bool_)
         if rows.num_rows:
             numbered = rows.append_column(_POSITION, pa.array(np.arange(rows.num_rows)))
-            for piece in pieces(group_rows(numbered, self._spec.key.names), LIMITS):
+            sets = any(spec.kind is Kind.COUNT_DISTINCT for spec in self._spec.specs)
+            limits = SET_LIMITS if sets else LIMITS
+            for piece in pieces(group_rows(numbered, self._spec.key.names), limits):
                 positions = piece.table.column(_POSITION).to_numpy()
                 late[positions[self._take_in(piece)]] = True
         return late
@@ -224,7 +231,8 @@ class SessionRun:
         both = _both(new, old).take(order)
         starts = np.flatnonzero(np.concatenate(([True], session_of[1:] != session_of[:-1])))
         bounds = np.append(starts, len(order))
-        partials = merged_groups(self._spec.specs, both.partials, bounds)
+        stored_first = np.lexsort((order < len(new.starts), np.repeat(starts, np.diff(bounds))))
+        partials = merged_groups(self._spec.specs, both.partials.take(pa.array(stored_first)), bounds)
         lasts = joined.last[session_of[starts]]
         now = _Sessions(both.key_index[starts], both.starts[starts], lasts, partials)
         at = np.flatnonzero(order >= len(new.starts))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cached_property
 
 import numpy as np
@@ -10,7 +10,9 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.errors import InternalError
-from penstock.state.lifetimes import STAMP_TYPE, Lifetime, Measure
+from penstock.state.backends.base import OpenTable
+from penstock.state.keys import KeyBatch
+from penstock.state.lifetimes import FAR_AWAY_US, LONG_AGO_US, STAMP_TYPE, Lifetime, Measure
 
 Flags = npt.NDArray[np.bool_]
 Stamps = npt.NDArray[np.int64]
@@ -37,6 +39,10 @@ class TouchTimes:
         """Timers of keys fire: what that touches is touched at their moments, if nothing of the key is later."""
         np.maximum.at(self._event_us, keys, at_us)
 
+    def only(self, key: int, at_us: int) -> None:
+        """What is touched of a key is touched at this moment: rows that were taken for later turned out to be bad."""
+        self._event_us[key] = at_us
+
     def of(self, lifetime: Lifetime, keys: Positions) -> Stamps:
         """The stamps of what is touched of the keys at these positions."""
         if lifetime.measure is Measure.WATERMARK:
@@ -46,6 +52,34 @@ class TouchTimes:
     def column(self, lifetime: Lifetime, keys: Positions) -> pa.Array:
         """The same as a column."""
         return pa.array(self.of(lifetime, keys))
+
+    def of_rows(
+        self, lifetimes: Sequence[Lifetime], keys: Positions, table: OpenTable, rows: KeyBatch
+    ) -> list[pa.Array]:
+        """The stamps of rows of a table that are touched: each is of the key at one of these positions.
+
+        What is stored is read only where time goes by the rows: the clock never goes back.
+        """
+        if not any(lifetime.measure is Measure.WATERMARK for lifetime in lifetimes):
+            return [self.column(lifetime, keys) for lifetime in lifetimes]
+        order = np.lexsort((rows.sort_keys if rows.orders is None else rows.orders, rows.sort_keys))
+        stored = table.read(rows.take(order))[0]
+        back = np.empty_like(order)
+        back[order] = np.arange(len(order))
+        stamps = stored.select([lifetime.stamp for lifetime in lifetimes]).take(pa.array(back))
+        return [
+            pa.array(not_earlier(self.of(lifetime, keys), before))
+            for lifetime, before in zip(lifetimes, stamps.columns, strict=True)
+        ]
+
+
+def not_earlier(touched: Stamps, stored: pa.Array) -> Stamps:
+    """The stamps of what is touched now: a touch by an older row does not shorten a life. Null is none.
+
+    The end of time is the stamp of what was stored before anybody knew of time: the first touch gives it one.
+    """
+    before = stored.fill_null(LONG_AGO_US).to_numpy(zero_copy_only=False)
+    return np.maximum(touched, np.where(before == FAR_AWAY_US, LONG_AGO_US, before))
 
 
 class ColumnStamps:
@@ -72,7 +106,7 @@ class ColumnStamps:
         known = self._stored.fill_null(0) if self._stored.null_count else self._stored
         stamps = known.to_numpy(zero_copy_only=False).copy()
         keys = np.flatnonzero(touched)
-        stamps[keys] = times.of(self.lifetime, keys)
+        stamps[keys] = not_earlier(times.of(self.lifetime, keys), self._stored.take(pa.array(keys)))
         if not values.null_count:
             return pa.array(stamps)
         return pa.array(stamps, mask=np.asarray(values.is_null()))

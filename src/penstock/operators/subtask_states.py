@@ -38,6 +38,7 @@ class OperatorListCell(ListCell):
     __slots__ = ()
 
     few_rows = ALL_ROWS
+    declared_as = "OperatorListState"
 
 
 class BroadcastCell(MapCell):
@@ -47,6 +48,7 @@ class BroadcastCell(MapCell):
 
     few_rows = ALL_ROWS
     members = "broadcast state has what a dictionary has: [...], get(), items(), in and so on"
+    declared_as = "BroadcastState"
 
     def __init__(self, name: str, sub: pa.Field, value: pa.Field) -> None:
         super().__init__(name, sub, value)

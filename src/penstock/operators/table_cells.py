@@ -203,18 +203,18 @@ class TableCell(Cell):
             self.collect(index, changes)
         if not changes.subs:
             return
-        keys, values = self._encoded(changes)
+        at = _owners(changes)
+        keys, column = self._encoded(changes)
         gone = np.zeros(len(keys), dtype=np.bool_)
         gone[changes.gone] = True
+        stamps = self._touches.of_rows(self._lifetimes, at, self._table, keys)
+        schema = with_stamps(pa.schema([self._value]), self._lifetimes)
+        values = pa.RecordBatch.from_arrays([column, *stamps], schema=schema)
         self._table.write(keys, values, gone if changes.gone else None)
 
-    def _encoded(self, changes: Changes) -> tuple[KeyBatch, pa.RecordBatch]:
-        at = np.repeat(np.array(changes.indexes, dtype=np.int64), changes.counts)
-        keys = self._rows(at, changes.subs)
-        column = self._column(changes.values, self._value, "was set to")
-        stamps = [self._touches.column(one, at) for one in self._lifetimes]
-        schema = with_stamps(pa.schema([self._value]), self._lifetimes)
-        return keys, pa.RecordBatch.from_arrays([column, *stamps], schema=schema)
+    def _encoded(self, changes: Changes) -> tuple[KeyBatch, pa.Array]:
+        keys = self._rows(_owners(changes), changes.subs)
+        return keys, self._column(changes.values, self._value, "was set to")
 
     def _rows(self, at: npt.NDArray[np.int64], subs: list[Any]) -> KeyBatch:
         sub = self._column(subs, self._sub, "has the key")
@@ -236,3 +236,8 @@ class TableCell(Cell):
     def _own_copy(self, value: Any) -> Any:
         """What user code may change without changing what is stored."""
         return detached(value)
+
+
+def _owners(changes: Changes) -> npt.NDArray[np.int64]:
+    """The position of the key of each row."""
+    return np.repeat(np.array(changes.indexes, dtype=np.int64), changes.counts)

@@ -252,17 +252,14 @@ class PieceRows:
                 else no_columns(len(batch))
             )
             gone = None if batch.deleted is None else batch.deleted.to_numpy(zero_copy_only=False)
-            self._table.write(
-                self._stored_ids(RowIds(batch.sort_keys, subs, orders)),
-                self._stamped(values, batch.sort_keys),
-                gone,
-            )
+            rows = self._stored_ids(RowIds(batch.sort_keys, subs, orders))
+            self._table.write(rows, self._stamped(values, batch.sort_keys, rows), gone)
 
-    def _stamped(self, values: pa.RecordBatch, key_index: Positions) -> pa.RecordBatch:
+    def _stamped(self, values: pa.RecordBatch, key_index: Positions, rows: KeyBatch) -> pa.RecordBatch:
         """What is written is touched now."""
         if not self._layout.lifetimes:
             return values
-        stamps = [self._touches.column(one, key_index) for one in self._layout.lifetimes]
+        stamps = self._touches.of_rows(self._layout.lifetimes, key_index, self._table, rows)
         return pa.RecordBatch.from_arrays([*values.columns, *stamps], schema=self._layout.value)
 
     def _tombstone(self, batch: SortedBatch) -> SortedBatch:

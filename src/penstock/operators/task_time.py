@@ -15,6 +15,7 @@ from penstock.operators.pieces import Piece, PieceLimits, pieces_with_state
 from penstock.operators.stamps import TouchTimes
 from penstock.operators.stored_timers import DueTimers, Timers
 from penstock.state.backends.base import OpenState
+from penstock.state.keys import KeyBatch
 from penstock.state.lifetimes import LONG_AGO_US
 
 Stamps = npt.NDArray[np.int64]
@@ -70,6 +71,11 @@ class TaskTime:
     def touches(self, grouped: Grouped, now_us: int) -> TouchTimes:
         """Of these keys, which are touched in this batch."""
         return TouchTimes(now_us, lambda: self._newest_event_times(grouped))
+
+    def newest_of(self, key: KeyBatch, rows: pa.Table) -> int:
+        """The same of one key with these rows."""
+        grouped = Grouped(key, np.array([0, rows.num_rows], dtype=np.int64), rows)
+        return int(self._newest_event_times(grouped)[0])
 
     def _newest_event_times(self, grouped: Grouped) -> Stamps:
         """The newest event time of each key's rows, or the watermark at the beginning of the batch where that is later, or there is none.

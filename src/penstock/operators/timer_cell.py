@@ -25,9 +25,10 @@ from penstock.operators.timers import (
     no_event_time,
 )
 from penstock.state.keys import KeyBatch
+from penstock.state.lifetimes import FAR_AWAY_US, LONG_AGO_US
 
 MOST_IN_A_ROW = 1_000_000
-"""So many timers of one key may be set, and fire at once, in `on_timer` in one batch: more look like a circle without an end."""
+"""So many timers of one key that do not bring time on may be set, and fire at once, in `on_timer` in one batch: more look like a circle."""
 
 _Due = tuple[int, int, Timer]
 """The position of its kind in `KINDS`, its moment, and what user code sees: timers of a key fire in the order of the first two."""
@@ -55,6 +56,7 @@ class TimersCell(Cell):
         "_key",
         "_keys",
         "_limits",
+        "_newest",
         "_operator",
         "_starts",
         "_timers",
@@ -97,6 +99,8 @@ class TimersCell(Cell):
         self._journal = None
         self._is_firing = False
         self._in_a_row = 0
+        self._newest = [LONG_AGO_US, LONG_AGO_US]
+        """By kind the newest moment for which a timer of the key has fired."""
 
     # ── what user code does ────────────────────────────────────────────────────────────────────
 
@@ -111,7 +115,7 @@ class TimersCell(Cell):
             else:
                 self._change(kind, us, is_set=True)
         elif (kind, us) not in (alive := self._due_now()):
-            self._check_end()
+            self._check_end(kind, us)
             self._note(kind, us, before=False)
             alive.add((kind, us))
             heappush(self._heap, (kind, us, Timer(moment(us), KINDS[kind])))
@@ -155,8 +159,9 @@ class TimersCell(Cell):
             self._alive = {(kind, us) for kind, us, _ in self._heap}
         return self._alive
 
-    def _check_end(self) -> None:
-        if not self._is_firing:
+    def _check_end(self, kind: int, us: int) -> None:
+        """What is later than all that have fired ends when it has come to the time of the batch, if that is not the end of time."""
+        if not self._is_firing or (us > self._newest[kind] and self._limits[kind] < FAR_AWAY_US):
             return
         self._in_a_row += 1
         if self._in_a_row > MOST_IN_A_ROW:
@@ -188,6 +193,7 @@ class TimersCell(Cell):
                     continue
                 self._alive.discard((kind, us))
             self._is_firing = True
+            self._newest[kind] = max(self._newest[kind], us)
             self._timers.fired += 1
             self.fired_us = us if kind == 0 else self._timers.touched_us
             return timer

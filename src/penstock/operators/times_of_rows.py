@@ -56,7 +56,9 @@ def _numbers(column: pa.ChunkedArray, earlier_us: int) -> tuple[Times, Flags]:
 
 
 def _absurd(rows: pa.Table, column: str, operator: str) -> BadRecordError:
-    first = rows.column(column)[0].as_py()
+    first = (
+        rows.column(column)[0].cast(pa.string()).as_py()
+    )  # also of a time that Python's calendar does not reach
     what = "no event time" if first is None else f"the event time {first}, which is absurd"
     return BadRecordError(
         f"operator {operator}: {counted(rows.num_rows, 'row has', 'rows have')} no event time that makes sense in column {column!r}; the "

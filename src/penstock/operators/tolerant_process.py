@@ -1,13 +1,14 @@
-"""Run a `KeyedProcess` that may fail for a key: its call is undone, its rows are bad, and the others go on. Executors.
+"""Run a `KeyedProcess` that may fail for a key: its call is undone and made again without the rows at fault. Executors.
 
+A row is at fault if the call fails with the rows up to it, and does not with those before it; it is bad, as if it had never come.
 What a key did becomes visible only when its call has returned, all it gave to results and side outputs fits their schemas and its state
 fits its types. Rows are encoded for many keys at a time; only where that fails are they looked at key by key.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -20,6 +21,7 @@ from penstock.operators.bad_records import BadRecords, Tolerates, reason_of
 from penstock.operators.given_rows import as_given
 from penstock.operators.keyed_process import Cells, Context, KeyedProcess
 from penstock.operators.pieces import Piece
+from penstock.operators.rejected_rows import Rejected, RejectedRows, take_over
 from penstock.operators.rows import RowTable, WatchedRows
 from penstock.operators.run_process import (
     LIMITS,
@@ -48,6 +50,9 @@ Called = tuple[int, list[Any], Mapping[str, list[Any]]]
 Encoded = tuple[pa.Table, npt.NDArray[np.int64]]
 """Rows, and of which key each is."""
 
+TRIED_ROWS, TRIED_TIMES = 1_000_000, 20
+"""How many rows a task hands to calls that look for rows at fault: so many, and as many again for each row that it has."""
+
 _RESULTS = ""
 """In place of the name of a side output."""
 _NOTHING: Mapping[str, list[Any]] = {}
@@ -71,12 +76,26 @@ def run_process_tolerantly(
     `sides` has what they emitted.
     """
     cells, context = bound(operator, context, time)
+    rejected = RejectedRows(context.operator)
+    context = replace(context, _rejected=rejected)
+    tries = _Tries(TRIED_ROWS + TRIED_TIMES * table.num_rows)
     results: list[pa.RecordBatch] = []
     with rare_collections():
         for timed in time.pieces(table, key_names, state, LIMITS, reads=bool(cells.columns)):
             cells.load(timed, state, context)
             calls = _PieceCalls(
-                operator, timed.piece, cells, key_names, output, context, bad, tolerates, sides, time
+                operator,
+                timed.piece,
+                cells,
+                key_names,
+                output,
+                context,
+                bad,
+                tolerates,
+                sides,
+                time,
+                rejected,
+                tries,
             )
             for name, encoded in calls.run(state):
                 if name == _RESULTS:
@@ -84,6 +103,13 @@ def run_process_tolerantly(
                 elif sides is not None:
                     sides.keep(name, in_batches(encoded))
     return results
+
+
+@dataclass
+class _Tries:
+    """How many rows may still be handed to calls that look for rows at fault."""
+
+    left: int
 
 
 @dataclass
@@ -100,14 +126,25 @@ class _PieceCalls:
     tolerates: Tolerates
     sides: SideRows | None
     time: TaskTime
+    rejected: RejectedRows
+    tries: _Tries
     _refused: set[int] = field(default_factory=set)
+    """Keys whose results, encoded already, count for nothing."""
+    _rejections: dict[int, list[Rejected]] = field(default_factory=dict)
+    """What the calls of keys have rejected."""
+    _again: list[Called] = field(default_factory=list)
+    """Calls of refused keys that were made again."""
 
     def run(self, state: OpenState) -> list[tuple[str, pa.Table]]:
         """The rows of the keys that are not bad, by side output or as results."""
         encoded = [part for chunk in _in_chunks(self._called()) for part in self._encoded(chunk)]
         if self.cells.all:
             self._write_state(state)
-        return [(name, self._without_refused(rows, keys)) for name, (rows, keys) in encoded]
+        for rejections in self._rejections.values():
+            take_over(rejections, self.bad, self.key_names)
+        found = [(name, self._without_refused(rows, keys)) for name, (rows, keys) in encoded]
+        again = self._all_encoded(self._again) if self._again else []
+        return [*found, *((name, rows) for name, (rows, _) in again)]
 
     @cached_property
     def _table(self) -> RowTable:
@@ -124,17 +161,18 @@ class _PieceCalls:
         grouped = self.piece.grouped
         table, process = self._table, self.operator.process
         every, ends, timers = self.cells.all, bool(self.cells.ending), self.cells.timers
-        starts, sides = grouped.starts.tolist(), self.sides
-        for index, key in enumerate(self._keys()):
-            if type(key) is Unreadable:
-                self._refuse(index, key.error())
-                continue
+        starts, sides, rejected = grouped.starts.tolist(), self.sides, self.rejected
+        for index, key in enumerate(self._keys):
             for cell in every:
                 cell.at = index
-            if timers is not None:
-                yield from self._called_in_time(index, key, timers)
+            if type(key) is Unreadable:
+                self._refuse_key(index, key.error())
                 continue
-            rows = WatchedRows(table, starts[index], starts[index + 1])
+            if timers is not None:
+                # All at once: while somebody encodes a part of them, calls for other keys may be made again.
+                yield from list(self._called_in_time(index, key, timers))
+                continue
+            rows = rejected.rows = WatchedRows(table, starts[index], starts[index + 1])
             try:
                 results = _listed(process(key, rows, self.context), self.context.operator)
                 if ends:
@@ -142,26 +180,35 @@ class _PieceCalls:
             except Exception as error:
                 if not self.tolerates(error):
                     raise
-                if sides is not None:
-                    sides.withdrawn()
-                self._refuse(index, error, rows.at_fault)
+                self._forget_call()
+                yield from self._called_again(index, error, rows.at_fault)
                 continue
+            if rejected:
+                self._rejections[index] = self.rejected.withdrawn()
+                self._touch(index, range(starts[index], starts[index + 1]), starts[index])
             yield index, results, _NOTHING if sides is None else sides.withdrawn()
 
     def _called_in_time(self, index: int, key: Any, timers: TimersCell) -> Iterator[Called]:
         """The calls of one key that may have several. What the next one builds upon is judged before it."""
-        process, on_timer = self.operator.process, self.operator.on_timer
         starts = self.piece.grouped.starts
         start, stop = int(starts[index]), int(starts[index + 1])
         if start < stop:
-            rows = WatchedRows(self._table, start, stop)
-            called = self._tried(index, partial(process, key, rows, self.context), PROCESS)
+            rows = self.rejected.rows = WatchedRows(self._table, start, stop)
+            called = self._tried(index, partial(self.operator.process, key, rows, self.context), PROCESS)
             if not isinstance(called, Exception) and timers.is_due():
                 called = self._judged(called, PROCESS)
+            self.rejected.rows = None
+            if index in self._rejections:
+                self._touch(index, range(start, stop), start)
             if isinstance(called, Exception):
-                self._refuse(index, called, rows.at_fault)
+                yield from self._called_again(index, called, rows.at_fault)
             else:
                 yield called
+        yield from self._fired(index, timers)
+
+    def _fired(self, index: int, timers: TimersCell) -> Iterator[Called]:
+        """The calls for the timers of the current key that are due."""
+        key, on_timer = self._keys[index], self.operator.on_timer
         while (timer := timers.next_due()) is not None:
             memo, call = self.cells.memo(), partial(on_timer, key, timer, self._later)
             called = self._tried(index, call, ON_TIMER)
@@ -183,10 +230,28 @@ class _PieceCalls:
         except Exception as error:
             if not self.tolerates(error):
                 raise
-            if sides is not None:
-                sides.withdrawn()
+            self._forget_call()
             return error
+        if self.rejected:
+            self._rejections[index] = self.rejected.withdrawn()
         return index, results, _NOTHING if sides is None else sides.withdrawn()
+
+    def _touch(self, index: int, rows: Sequence[int], first: int = 0) -> None:
+        """What is touched of a key is touched by these rows of the piece, but for those that were rejected; `first`: the number of one."""
+        if not self.cells.lives_by_event_time:
+            return
+        bad = {row._at - first for row, _ in self._rejections.get(index, ())}  # noqa: SLF001 - not to be taken for a column
+        good = [row for at, row in enumerate(rows) if at not in bad]
+        key, grouped = self.piece.grouped.keys.slice(index, index + 1), self.piece.grouped
+        self.cells.touches.only(
+            index, self.time.newest_of(key, grouped.table.take(pa.array(good, pa.int64())))
+        )
+
+    def _forget_call(self) -> None:
+        """What a call that failed has emitted and rejected counts for nothing."""
+        if self.sides is not None:
+            self.sides.withdrawn()
+        self.rejected.withdrawn()
 
     def _judged(self, called: Called, name: str) -> Called | Exception:
         """The same, if all of it fits, and all state that it leaves; or why it counts for nothing."""
@@ -197,6 +262,7 @@ class _PieceCalls:
             return error
         return called
 
+    @cached_property
     def _keys(self) -> list[Any]:
         """As user code sees them; one with a part that cannot be read is that part."""
         columns = self.piece.grouped.keys.columns
@@ -209,6 +275,68 @@ class _PieceCalls:
             next((part for part in key if type(part) is Unreadable), key) for key in zip(*parts, strict=True)
         ]
 
+    # ── calling again ──────────────────────────────────────────────────────────────────────────
+
+    def _called_again(self, index: int, error: Exception, at: int | None) -> Iterator[Called]:
+        """What the rows of a key give without those at fault, which are bad. All are, where none is left or too many were tried."""
+        starts = self.piece.grouped.starts
+        good, found = list(range(int(starts[index]), int(starts[index + 1]))), []
+        for cell in self.cells.all:
+            cell.at = index
+        while self.tries.left > 0:
+            culprit, reason = self._culprit(index, good, error, at)
+            found.append((good.pop(culprit), reason))
+            called, at = self._tried_with(index, good) if good else (None, None)
+            if not isinstance(called, Exception):
+                break
+            error = called
+        else:
+            self.bad.note(reason_of(error))
+            found += zip(good, _reasons(error, len(good), at), strict=True)
+            called, good = None, []
+        if called is None:
+            self._undo(index)
+        self._refuse_rows(sorted(found))
+        self._touch(index, good)
+        if called is not None:
+            yield called
+        if self.cells.timers is not None:  # with fewer rows, timers may be due that were not
+            yield from self._fired(index, self.cells.timers)
+
+    def _culprit(self, index: int, rows: list[int], error: Exception, at: int | None) -> tuple[int, str]:
+        """The position of a row at fault, and why. The call was seen to fail with all rows, at `at` if that is known."""
+        passes, fails = 0, len(rows)
+        guesses = [] if at is None else [at, at + 1]
+        while fails - passes > 1:
+            middle = guesses.pop() if guesses else (passes + fails) // 2
+            if not passes < middle < fails:
+                continue
+            called, _ = self._tried_with(index, rows[:middle])
+            if isinstance(called, Exception):
+                fails, error = middle, called
+            else:
+                passes = middle
+        return fails - 1, reason_of(error)
+
+    def _tried_with(self, index: int, rows: list[int]) -> tuple[Called | Exception, int | None]:
+        """What a call gives with some rows of the key, all of it judged; or what is wrong, and at which row where that is known."""
+        self._undo(index)
+        table = row_table(self.piece.grouped.table.take(pa.array(rows, pa.int64())))
+        given = self.rejected.rows = WatchedRows(table, 0, len(rows))
+        called = self._tried(
+            index, partial(self.operator.process, self._keys[index], given, self.context), PROCESS
+        )
+        self.tries.left -= len(rows) if given.at_fault is None else given.at_fault + 1
+        if not isinstance(called, Exception):
+            called = self._judged(called, PROCESS)
+        self.rejected.rows = None
+        return called, given.at_fault
+
+    def _undo(self, index: int) -> None:
+        """The call for a key counts for nothing: its state is what it was."""
+        self.cells.undo(index)
+        self._rejections.pop(index, None)
+
     # ── encoding ───────────────────────────────────────────────────────────────────────────────
 
     def _encoded(self, chunk: list[Called]) -> list[tuple[str, Encoded]]:
@@ -216,7 +344,7 @@ class _PieceCalls:
         try:
             return self._all_encoded(chunk)
         except BadRecordError:
-            return self._all_encoded([called for called in chunk if self._fits(called)])
+            return self._all_encoded([fitting for called in chunk for fitting in self._fitting(called)])
 
     def _all_encoded(self, chunk: list[Called], call: str = PROCESS) -> list[tuple[str, Encoded]]:
         emitted_by: dict[str, list[Called]] = {}
@@ -231,13 +359,14 @@ class _PieceCalls:
         indexes, lengths = [called[0] for called in of_keys], [len(called[1]) for called in of_keys]
         return self._to_table(name, rows, call), np.repeat(np.array(indexes, dtype=np.int64), lengths)
 
-    def _fits(self, called: Called) -> bool:
+    def _fitting(self, called: Called) -> Iterator[Called]:
+        """The call, or that of the rows which give what fits."""
         try:
             self._all_encoded([called])
         except BadRecordError as error:
-            self._refuse(called[0], error)
-            return False
-        return True
+            yield from self._called_again(called[0], error, None)
+        else:
+            yield called
 
     def _to_table(self, name: str, rows: list[Any], call: str) -> pa.Table:
         if self.sides is None or name == _RESULTS:
@@ -276,19 +405,24 @@ class _PieceCalls:
     def _refuse_given(self, index: int, error: Exception) -> None:
         """The same when its results are encoded already."""
         self._refused.add(index)
-        self._refuse(index, error)
+        self._again += self._called_again(index, error, None)
 
-    def _refuse(self, index: int, error: Exception, at: int | None = None) -> None:
-        """The call for a key counts for nothing: its state is what it was, and all its rows are bad."""
-        self.cells.undo(index)
-        grouped = self.piece.grouped
-        start, stop = int(grouped.starts[index]), int(grouped.starts[index + 1])
-        reasons = _reasons(error, stop - start, at)
-        self.bad.note(reasons[at or 0] if reasons else "")
-        for rows, keys in self._table.as_they_came(start, stop):
-            if rows.num_rows:
-                self.bad.add(rows, reasons[: rows.num_rows], keys or self.key_names)
-                reasons = reasons[rows.num_rows :]
+    def _refuse_key(self, index: int, error: Exception) -> None:
+        """Nobody can be called for a key that Python cannot read: its rows are bad, and so are its timers that are due."""
+        starts, timers = self.piece.grouped.starts, self.cells.timers
+        rows = range(int(starts[index]), int(starts[index + 1]))
+        self._refuse_rows([(row, reason_of(error)) for row in rows])
+        while timers is not None and (timer := timers.next_due()) is not None:
+            self._refuse_timer(index, timer, error)
+
+    def _refuse_rows(self, found: list[tuple[int, str]]) -> None:
+        """These rows of the piece are bad."""
+        rows, reasons = [row for row, _ in found], [reason for _, reason in found]
+        table = row_table(self.piece.grouped.table.take(pa.array(rows, pa.int64())))
+        for came in table.as_they_came(0, len(rows)):
+            if came.rows.num_rows:
+                self.bad.add(came.rows, reasons[: came.rows.num_rows], came.keys or self.key_names)
+                reasons = reasons[came.rows.num_rows :]
 
     def _refuse_timer(self, index: int, timer: Timer, error: Exception) -> None:
         """A call for a timer counts for nothing. The timer has fired all the same: its letter has key and moment in place of a row."""

@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from penstock.operators.clock import OperatorClock
 from penstock.operators.rows import CameAs, RowTable
 from penstock.operators.time_column import TimeColumn
 from penstock.state.keys import SORT_KEY
@@ -19,6 +20,8 @@ _RIGHT = "__penstock_right:"
 _RIGHT_KEY = "__penstock_right_key:"
 TIME = "__penstock_time:"
 """The event time of a row, whichever input it is of."""
+NO_CLOCK = OperatorClock()
+"""Where nobody asks for the time."""
 
 
 def in_one_table(
@@ -27,8 +30,10 @@ def in_one_table(
     keys: Sequence[str],
     right_keys: Sequence[str],
     times: tuple[TimeColumn | None, TimeColumn | None] = (None, None),
+    *,
+    clock: OperatorClock = NO_CLOCK,
 ) -> pa.Table:
-    """Left rows first, then right ones; each has nulls in the columns of the other."""
+    """Left rows first, then right ones; each has nulls in the columns of the other. A time that is not believed of its input is null."""
     kinds = [left.schema.field(name).type for name in keys]
     renamed = [
         name if name == SORT_KEY else f"{_RIGHT_KEY if name in right_keys else _RIGHT}{name}"
@@ -39,18 +44,20 @@ def in_one_table(
         other = other.append_column(key, right.column(right_key).cast(kind))
     if any(times):
         left, other = (
-            table.append_column(TIME, _times(rows, column))
+            table.append_column(TIME, _times(rows, column, clock))
             for table, rows, column in ((left, left, times[0]), (other, right, times[1]))
         )
     return pa.concat_tables([left, other], promote_options="default")
 
 
-def _times(rows: pa.Table, time: TimeColumn | None) -> pa.ChunkedArray:
+def _times(rows: pa.Table, time: TimeColumn | None, clock: OperatorClock) -> pa.ChunkedArray:
     if time is None:
         return pa.chunked_array([pa.nulls(rows.num_rows, pa.timestamp("us"))])
     moments = rows.column(time.column)
     numbers = moments.cast(pa.timestamp("us", moments.type.tz)).cast(pa.int64())
-    return pc.subtract(numbers, time.earlier_us).cast(pa.timestamp("us"))
+    believed = pc.less_equal(numbers, clock.judging(time).latest_us)
+    moments = pc.subtract(numbers, time.earlier_us).cast(pa.timestamp("us"))
+    return pc.if_else(believed, moments, pa.scalar(None, moments.type))
 
 
 def row_table(columns: pa.Table) -> RowTable:
@@ -69,7 +76,7 @@ class TwoInputTable(RowTable):
         own = [name.split(":", 1)[1] for name in of_right]
         self._right_keys = [name.split(":", 1)[1] for name in of_right if name.startswith(_RIGHT_KEY)]
         self._left = RowTable(columns.select([name for name in names if name not in of_right]))
-        self._right = RowTable(columns.select(of_right).rename_columns(own))
+        self._right = RowTable(columns.select(of_right).rename_columns(own), self._right_keys)
         # a key column of the right input is never null
         is_left = columns.column(f"{_RIGHT_KEY}{self._right_keys[0]}").is_null().to_numpy()
         self._lefts_before: list[int] = np.concatenate(([0], np.cumsum(is_left))).tolist()
@@ -82,5 +89,5 @@ class TwoInputTable(RowTable):
     def as_they_came(self, start: int, stop: int) -> Iterator[CameAs]:
         """See `RowTable.as_they_came`."""
         (left, _, middle), (right, _, _) = self.of_inputs(start, stop)
-        yield CameAs(left.table(start, middle), None)
-        yield CameAs(right.table(middle, stop), self._right_keys)
+        yield from left.as_they_came(start, middle)
+        yield from right.as_they_came(middle, stop)

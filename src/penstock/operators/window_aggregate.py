@@ -16,10 +16,14 @@ import pyarrow as pa
 
 from penstock.operators.aggregates import AggregateSpec, finish, merge, output_schema, state_schema
 from penstock.operators.clock import OperatorClock
+from penstock.operators.distinct_values import WHOSE, counting_distinct
 from penstock.operators.early_results import AWAITED, EarlyResults, early_table
+from penstock.operators.everything import shown_key
 from penstock.operators.grouping import equal_rows
 from penstock.operators.partial_groups import merged_groups
+from penstock.operators.python_values import as_moments
 from penstock.operators.wide_columns import as_batch, widened
+from penstock.operators.window_distinct import WindowValues, window_values, with_no_counts
 from penstock.operators.window_kinds import WINDOW_END, WINDOW_START, Numbers, TimeWindows
 from penstock.operators.window_tables import LAST, among, one_batch
 from penstock.state.backends.base import OpenState, OpenTable, StateLayout, TableLayout, with_stamps
@@ -52,7 +56,7 @@ class WindowSpec:
     def output(self) -> pa.Schema:
         """The columns of the results."""
         times = [pa.field(WINDOW_START, self.time), pa.field(WINDOW_END, self.time)]
-        return pa.schema([*self.key, *times, *output_schema(self.specs)])
+        return pa.schema([*shown_key(self.key), *times, *output_schema(self.specs)])
 
     @property
     def taken(self) -> pa.Schema:
@@ -78,12 +82,14 @@ class WindowSpec:
         """What is kept."""
         table = self.table
         early = () if self.early_us is None else (early_table(table.identity),)
-        return StateLayout(self.key, pa.schema([]), (table, *early))
+        values = (window_values(one, self.key, self.lateness_us) for one in counting_distinct(self.specs))
+        return StateLayout(self.key, pa.schema([]), (table, *early, *values))
 
     def results(self, keys: Sequence[pa.Array], lasts: Numbers, partials: pa.RecordBatch) -> pa.Table:
         """The results of windows."""
-        times = [pa.array(number).cast(self.time) for number in (self.windows.starts(lasts), lasts + 1)]
-        columns = [*keys, *times, *finish(self.specs, partials).columns]
+        times = [as_moments(number, self.time) for number in (self.windows.starts(lasts), lasts + 1)]
+        shown = keys[: len(shown_key(self.key))]
+        columns = [*shown, *times, *finish(self.specs, partials).columns]
         return pa.Table.from_arrays(columns, schema=self.output)
 
 
@@ -93,8 +99,11 @@ class WindowRun:
     def __init__(self, spec: WindowSpec, state: OpenState, clock: OperatorClock) -> None:
         self._spec = spec
         self._table: OpenTable = state.table(spec.table.name)
+        self._values = WindowValues(spec.key, spec.windows, spec.specs, spec.lateness_us, state)
         self._clock = clock
         self._waits_for = FAR_AWAY_US
+        self.late: Flags = np.zeros(0, dtype=np.bool_)
+        """After `run`: which of the rows came too late after all, as all their windows were over in the state."""
         self._early = (
             None if spec.early_us is None else EarlyResults(spec.table.identity, spec.early_us, state, clock)
         )
@@ -105,6 +114,7 @@ class WindowRun:
         Returns the results, in batches: of windows that the watermark passes, and of those it had passed that have late rows.
         """
         results: list[pa.RecordBatch] = []
+        self.late = np.zeros(rows.num_rows, dtype=np.bool_)
         touched: list[KeyBatch] = []
         for windows, partials in self._by_window(rows):
             stored, found = self._table.read(windows)
@@ -140,13 +150,24 @@ class WindowRun:
         """The windows of the rows in the order of the table, each once, with the partial aggregates of the batch."""
         if not rows.num_rows:
             return
+        over_us, counted = self._clock.windows_over_us(self._spec.lateness_us), []
+        of_keys = np.arange(rows.num_rows)
+        if counting_distinct(self._spec.specs):
+            counted = self._values.take_in(rows, PANE, over_us=over_us, watermark_us=self._clock.watermark_us)
+            of_keys = np.flatnonzero(rows.column(WHOSE).to_numpy() == 0)
+            rows = with_no_counts(rows.take(pa.array(of_keys)), self._spec.specs)
         at, lasts = self._spec.windows.windows_of(rows.column(PANE).to_numpy())
-        open_ = lasts > self._clock.windows_over_us(self._spec.lateness_us)
-        at, lasts = at[open_], lasts[open_]
+        at, lasts = at[lasts > over_us], lasts[lasts > over_us]
+        self.late[of_keys] = np.bincount(at, minlength=rows.num_rows) == 0
         sort_keys = rows.column(SORT_KEY).to_numpy()[at]
-        table = widened(
-            rows.select([*self._spec.key.names, *state_schema(self._spec.specs).names])
-        ).combine_chunks()
+        own = rows.select([*self._spec.key.names, *state_schema(self._spec.specs).names])
+        for one in counted:
+            at = np.concatenate([at, own.num_rows + np.arange(one.rows.num_rows)])
+            lasts, sort_keys = np.concatenate([lasts, one.lasts]), np.concatenate([sort_keys, one.sort_keys])
+            own = pa.concat_tables([own, one.rows.cast(own.schema)])
+        if not len(at):
+            return  # all were over in the state
+        table = widened(own).combine_chunks()
         keys = [table.column(name).chunk(0).take(pa.array(at)) for name in self._spec.key.names]
         order, starts = equal_rows([lasts, sort_keys], keys)
         at, lasts, sort_keys = at[order], lasts[order], sort_keys[order]

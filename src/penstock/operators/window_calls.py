@@ -15,7 +15,7 @@ from penstock.operators.given_rows import as_given
 from penstock.operators.grouping import Grouped
 from penstock.operators.keyed_process import Context
 from penstock.operators.pieces import PieceLimits, pieces
-from penstock.operators.python_values import python_values
+from penstock.operators.python_values import as_moments, python_values
 from penstock.operators.rows import Rows, RowTable
 from penstock.operators.run_process import (
     OUTPUT_ROWS,
@@ -59,7 +59,7 @@ class WindowCode:
     def results(self, windows: WindowRows, context: Context) -> Iterator[pa.RecordBatch]:
         """Call it for each window; raises `BadRecordError` with the key whose results do not fit the schema."""
         times = [] if windows.starts is None or windows.ends is None else [windows.starts, windows.ends]
-        columns = [*windows.keys.columns, *(pa.array(one).cast(self.time) for one in times)]
+        columns = [*windows.keys.columns, *(as_moments(one, self.time) for one in times)]
         named = pa.RecordBatch.from_arrays(columns, names=[str(at) for at in range(len(columns))])
         numbers = np.zeros(len(named), dtype=np.int64)
         with rare_collections():

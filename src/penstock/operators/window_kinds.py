@@ -26,8 +26,8 @@ from penstock.wording import exactly, in_so_many_us
 WINDOW_START, WINDOW_END = "window_start", "window_end"
 """The columns that an aggregate of windows adds."""
 LONGEST_S = 1000 * 365 * 24 * 3600
-MOST_OVERLAPS = 10_000
-"""In so many sliding windows a row may be."""
+MOST_OVERLAPS = 2_000
+"""In so many sliding windows a row may be: a day every minute. Each of them is a row of state, and is in memory with the others."""
 
 Numbers = npt.NDArray[np.int64]
 

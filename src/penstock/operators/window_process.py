@@ -12,7 +12,10 @@ from penstock.operators.rows import Rows
 
 
 class TimeWindow(NamedTuple):
-    """All moments from `start` on, up to `end` and without it; of the type of the event time, in UTC."""
+    """All moments from `start` on, up to `end` and without it; of the type of the event time, in UTC.
+
+    One that reaches beyond the years 1 to 9999 begins or ends with the first or last moment that Python knows.
+    """
 
     start: datetime
     end: datetime
@@ -32,6 +35,7 @@ class WindowProcess(ABC):
 
         Called when the watermark has passed the end of the window, and again with all its rows when late rows come within the allowed
         lateness; of a count window when it is full, with `window` None. Called again after a recovery.
+        `ctx.watermark` is where event time has come to, `ctx.now` the time of the batch by the driver's clock.
         `key` is the value of the key column, a tuple for several. `rows` are in the order in which they came, or in that of `order_by`.
         The classic mistake: adding the result to something outside. A window with allowed lateness may have several results, of which
         the last counts: write them by key and window.

@@ -30,6 +30,8 @@ from penstock.state.lifetimes import FAR_AWAY_US, Lifetime, Measure
 from penstock.state.sizes import PART_BYTES, table_row_bytes
 
 STAMP = "__penstock_ends"
+FEW_KEYS = 64
+"""Late rows of so many keys are looked up key by key; for more, all rows of the window are read."""
 
 
 @dataclass(frozen=True)
@@ -132,7 +134,10 @@ class _Run:
         named = pa.schema([schema.field(name) for name in names])
         windows = [self._windows(pa.Table.from_batches([part])) for part in new.batches(named, PART_BYTES)]
         for last in np.unique(new.lasts).tolist():
-            for part in table.until(last, after=last - 1):
+            sort_keys = np.unique(new.sort_keys[new.lasts == last]).tolist()
+            few = len(sort_keys) <= FEW_KEYS
+            found = [table.at(last, one) for one in sort_keys] if few else [table.until(last, after=last - 1)]
+            for part in chain.from_iterable(found):
                 rows = self._read(part)
                 yield rows.filter(pa.array(among(self._windows(rows), windows, by_time=True)))
 

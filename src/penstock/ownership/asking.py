@@ -16,7 +16,7 @@ from penstock.errors import ConfigError, PenstockError, UnavailableError
 from penstock.ids import RunId
 from penstock.ownership.claim import newest_run, read_run
 from penstock.ownership.ends import read_end
-from penstock.ownership.heartbeat import HEARTBEAT_S, last_beat, seems_alive
+from penstock.ownership.heartbeat import HEARTBEAT_S, Pulse, last_beat, seems_alive
 from penstock.ownership.requests import (
     ID_DIGITS,
     Done,
@@ -24,6 +24,7 @@ from penstock.ownership.requests import (
     Kind,
     Request,
     answer,
+    files_of,
     forget_requests,
     put_request,
     read_answer,
@@ -42,12 +43,12 @@ Tell = Callable[[str], None]
 """Where lines about the progress go."""
 
 
-def living_run(storage: Storage, now: float) -> RunId | None:
-    """The run that owns the job, if it seems to be alive."""
+def living_run(storage: Storage, now: float, pulse: Pulse | None = None) -> RunId | None:
+    """The run that owns the job, if it seems to be alive. `pulse`: of who looks again and again."""
     newest = newest_run(storage)
     if newest == 0:
         return None
-    return newest if seems_alive(read_run(storage, newest), last_beat(storage, newest), now) else None
+    return newest if seems_alive(read_run(storage, newest), last_beat(storage, newest), now, pulse) else None
 
 
 def refuse_unless_running(storage: Storage, now: float) -> RunId:
@@ -82,6 +83,7 @@ class Asking:
         self._tell = tell
         self._meanwhile = meanwhile
         """Called while it waits, with the run that was asked: whoever waits may want to see something."""
+        self._pulse = Pulse()
         self.id = randomness.token(ID_DIGITS)
 
     def ask(self, kind: Kind, *, timeout_s: float, **options: object) -> Facts:
@@ -94,9 +96,22 @@ class Asking:
         self._tell(f"asked run {run} for a {kind}" if kind in _THINGS else f"asked run {run} to {kind}")
         try:
             return self._result(self._answer(run, timeout_s))
-        except KeyboardInterrupt:
-            self._withdraw("the asker was interrupted")
+        except (KeyboardInterrupt, SystemExit):
+            with contextlib.suppress(UnavailableError):
+                self._leave()
             raise
+
+    def _leave(self) -> None:
+        """The asker waits no more: nobody begins with it later. A run that is at it goes on, but no other performs it again."""
+        if self._withdraw("the asker was interrupted"):
+            self._tell("the request is taken back: nothing was done")
+            forget_requests(self._storage, [self.id])
+            return
+        taken_by = taken_on_by(self._storage, self.id)
+        self._storage.delete(files_of(self.id)[:1])
+        self._tell(
+            f"run {taken_by} has taken the request on, and it is not taken back: `penstock runs` and `penstock status` say how the job is"
+        )
 
     def _put(self, wish: Request) -> None:
         """Ask. Where nobody knows whether the request was written it is taken back: who is told that it failed expects nothing."""
@@ -134,7 +149,7 @@ class Asking:
     def _look_whether_anybody_lives(self, asked: RunId, story: _Story) -> None:
         try:
             taken_by = taken_on_by(self._storage, self.id)
-            lives = living_run(self._storage, self._clock.wall()) is not None
+            lives = living_run(self._storage, self._clock.wall(), self._pulse) is not None
         except UnavailableError as error:
             story.say(f"storage does not answer: {error}")
             return

@@ -3,6 +3,8 @@
 Two facts make a zombie (a run thought dead that wakes up) harmless:
 1. It checks its claim again after its sinks pre-committed and before anything is completed or committed. A newer number is there: it stops.
 2. A newer run records which checkpoint it started from, see `descent`.
+
+Where no claim is visible at all, storage is away. It may come back, so the run goes back to its checkpoint and looks again for a while.
 """
 
 from __future__ import annotations
@@ -14,14 +16,18 @@ from pathlib import Path
 
 import msgspec
 
-from penstock.errors import FencedError
+from penstock.clock import SYSTEM_CLOCK, Clock
+from penstock.errors import FencedError, UnavailableError
 from penstock.ids import RunId
 from penstock.log_fields import of_run
 from penstock.ownership.records import read_record, records
 from penstock.randomness import SYSTEM_RANDOMNESS
 from penstock.storage import Storage
+from penstock.wording import duration
 
 CLAIMANT_DIGITS = 16
+AWAY_S = 120.0
+"""A storage without any claim is awaited this long. After that it is taken for deleted."""
 JOB_FILE = "job.json"
 """Says which job a storage belongs to; see `recovery.restore.JobRecord`."""
 
@@ -37,9 +43,46 @@ class RunRecord(msgspec.Struct, frozen=True):
     claimant: str = ""
     supervisor: str = ""
     """Which supervisor keeps the program alive: by this its later attempts know what earlier ones got done, see `attempts`."""
+    pid_space: str = ""
+    """Where the pid means this process, see `pid_space`. '' in records of earlier versions, and where the system does not say."""
 
 
 _RUN_RECORDS = msgspec.json.Decoder(RunRecord)
+
+
+class StorageAwayError(UnavailableError):
+    """No claim is visible, of no run. The run that meets it completes and commits nothing any more; the next run looks again."""
+
+
+@dataclass
+class Absence:
+    """Since when no claim is visible to a start, and which run has met that."""
+
+    clock: Clock = SYSTEM_CLOCK
+    since_s: float | None = None
+    met_by: RunId | None = None
+    """Files of this run may have been written into the empty folder below a mount: it stays unable to complete a checkpoint."""
+
+    def error(self, storage: Storage, run: RunId) -> FencedError | StorageAwayError:
+        """What to raise while no claim is visible."""
+        self.met_by = run
+        now_s = self.clock.monotonic()
+        self.since_s = now_s if self.since_s is None else self.since_s
+        gone = (
+            f"the claims of all runs are gone from {storage.uri}: the folder was deleted, replaced by a copy, or is not mounted; run {run} "
+            "commits nothing any more"
+        )
+        if now_s - self.since_s < AWAY_S:
+            return StorageAwayError(
+                f"{gone}. The job goes back to its last checkpoint if the storage is there again within {duration(AWAY_S)}",
+                run=run,
+            )
+        return FencedError(
+            f"{gone}, and the job does not restart: this has lasted for more than {duration(AWAY_S)}. Bring the storage back and start the "
+            "job again",
+            run=run,
+            owner=0,
+        )
 
 
 @dataclass
@@ -51,6 +94,7 @@ class Claimant:
     newest_run: RunId | None = None
     supervisor: str = ""
     """The id of the supervisor of this program, if it has one."""
+    absence: Absence = field(default_factory=Absence)
 
     @property
     def has_claimed(self) -> bool:
@@ -71,14 +115,22 @@ class Claim:
     run: RunId
     token: str
     """Of the claimant: a job that was deleted and began anew has runs of the same numbers."""
+    absence: Absence = field(default_factory=Absence, compare=False)
+    """Of the claimant."""
 
     def check(self) -> None:
         """Raise `FencedError` unless the run is the newest, and by this very claim.
 
         Its own record must be there: a folder without it was deleted, brought back from a copy, or is not mounted any more, and another
-        run may own the job where this one cannot see it.
+        run may own the job where this one cannot see it. Raises `StorageAwayError` while no claim is visible, and ever after.
         """
         newest = newest_run(self.storage)
+        record = self._own_record() if newest == self.run else None
+        if newest == self.run and record is None:  # it went away between the two
+            newest = newest_run(self.storage)
+        if newest == 0:
+            raise self.absence.error(self.storage, self.run)
+        self.absence.since_s = None
         if newest > self.run:
             raise FencedError(
                 f"nothing is lost: run {self.run} was replaced by run {newest}, which owns the job in {self._uri} now. This run is "
@@ -86,11 +138,10 @@ class Claim:
                 run=self.run,
                 owner=newest,
             )
-        record = self._own_record() if newest == self.run else None
         if record is None:
             raise self._fenced(
-                f"the claim of run {self.run}, runs/{self.run}.json, is gone from {self._uri} (the newest there is {newest or 'none'}): "
-                "the folder was deleted, replaced by a copy, or is not mounted",
+                f"the claim of run {self.run}, runs/{self.run}.json, is gone from {self._uri} (the newest there is {newest}): "
+                "the folder was deleted or replaced by a copy",
                 newest,
                 "bring the storage back and start the job again",
             )
@@ -100,6 +151,12 @@ class Claim:
                 f"{record.host}: the folder was deleted or replaced, and the job has begun anew there",
                 newest,
                 "see which of the two is to go on",
+            )
+        if self.absence.met_by == self.run:
+            raise StorageAwayError(
+                f"the claims of all runs were gone from {self._uri} for a while, as if it was not mounted: run {self.run} commits nothing "
+                "any more, and the job goes back to its last checkpoint",
+                run=self.run,
             )
 
     @property
@@ -120,7 +177,7 @@ class Claim:
 def newest_claim(storage: Storage, claimant: Claimant) -> Claim | None:
     """The claim of the newest run of a start; None as long as it has had none."""
     run = claimant.newest_run
-    return None if run is None else Claim(storage, run, claimant.token)
+    return None if run is None else Claim(storage, run, claimant.token, claimant.absence)
 
 
 def newest_run(storage: Storage) -> RunId:
@@ -133,44 +190,43 @@ def read_run(storage: Storage, run: RunId) -> RunRecord:
     return read_record(storage, f"runs/{run}.json", _RUN_RECORDS)
 
 
-def claim(storage: Storage, now: float, claimant: Claimant | None = None) -> Claim:
+def claim(storage: Storage, now: float, claimant: Claimant | None = None, *, above: int = 0) -> Claim:
     """Become the owner of the job: from here on every earlier run is fenced.
 
     Only after this may the checkpoints be listed: an earlier run that completes one later can no longer commit it.
     A claimant that had the job and lost it to another gets `FencedError`: a zombie fails in many ways, and must not take the job
-    back by restarting.
+    back by restarting. Where it sees no claim at all it gets `StorageAwayError`, and may try again.
+    `above`: the number of the run is higher than this, too.
     """
     claimant = claimant or Claimant()
     while True:
         newest = newest_run(storage)
+        if newest == 0 and claimant.newest_run is not None:
+            raise claimant.absence.error(storage, claimant.newest_run)
+        claimant.absence.since_s = None
         if claimant.has_claimed and not _is_of(storage, newest, claimant):
             raise _lost_to(storage, newest)
-        run = RunId(newest + 1)
+        run = RunId(max(newest, above) + 1)
         record = RunRecord(
             run,
             *this_process(),
             started_at=now,
             claimant=claimant.token,
             supervisor=claimant.supervisor,
+            pid_space=pid_space(),
         )
         if storage.create(f"runs/{run}.json", msgspec.json.encode(record)):
             claimant.first_run = claimant.first_run or run
             claimant.newest_run = run
             of_run(run)
-            return Claim(storage, run, claimant.token)
+            return Claim(storage, run, claimant.token, claimant.absence)
 
 
 def _is_of(storage: Storage, run: RunId, claimant: Claimant) -> bool:
-    return run > 0 and read_run(storage, run).claimant == claimant.token
+    return read_run(storage, run).claimant == claimant.token
 
 
 def _lost_to(storage: Storage, owner: RunId) -> FencedError:
-    if not owner:
-        return FencedError(
-            f"the claims of this start are gone from {storage.uri}: the folder was deleted, replaced by a copy, or is not mounted; "
-            "this start does not restart and commits nothing any more; bring the storage back and start the job again",
-            owner=owner,
-        )
     return FencedError(
         f"nothing is lost: this start was replaced by another one, whose run {owner} owns the job in {storage.uri} now. This one is "
         "fenced: it stops, does not restart, and commits nothing any more",
@@ -187,6 +243,33 @@ def forget_old_runs(storage: Storage, run: RunId, keep: int = 20) -> None:
 def this_process() -> tuple[str, int, str]:
     """Its host, its pid, and when it was started: as they are in the record of a run."""
     return platform.node(), os.getpid(), process_start(os.getpid())
+
+
+def pid_space() -> str:
+    """The boot of the machine and the pid namespace: in another one the same pid is another process. '' where the system does not say."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot} {Path('/proc/self/ns/pid').readlink()}"
+    except OSError:
+        return ""
+
+
+def is_gone(pid: int, started: str) -> bool:
+    """Whether a process of this pid space has ended. One that is hidden from this user has not."""
+    start = process_start(pid)
+    if start == started:
+        return False
+    if (
+        start or Path(f"/proc/{pid}").exists()
+    ):  # another process with that pid, or one that waits to be reaped
+        return True
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):
+        return True
+    except PermissionError:
+        return False
+    return False
 
 
 def process_start(pid: int) -> str:

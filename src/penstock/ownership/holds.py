@@ -1,9 +1,9 @@
 """Holds: somebody who does not own the job reads a checkpoint of it, and asks that nothing of it is deleted meanwhile. Driver, readers.
 
-`holds/<token>.json` says until when it is good, and is renewed by whoever put it there. The run that owns the job looks for good ones
-before it subsumes checkpoints, see `Coordinator`. So a reader puts its hold first, and then chooses the newest checkpoint. Should that
-one be deleted all the same, its deletion was decided before; the newest then, chosen with the same hold, stays. A reader that dies
-holds nothing up: its hold ends by itself.
+`holds/<token>.json` says until when it is good, and is renewed by whoever put it there. A reader puts its hold first, then chooses the
+newest checkpoint, and then says in the hold which one it is: that one alone is kept for it. The run that owns the job looks for good holds
+behind the metadata that subsumes a checkpoint, and before anything of it is deleted, see `Coordinator`: whoever has chosen it had put its
+hold by then. A reader that dies holds nothing up: its hold ends by itself.
 """
 
 from __future__ import annotations
@@ -37,6 +37,8 @@ BELIEVED_S = 3600.0
 FAR_S = 1e9
 """A difference of clocks is told up to this one."""
 TOKEN_DIGITS = 32
+ANY = -1
+"""In the place of a checkpoint's number."""
 
 _FILE = re.compile(r"holds/([0-9a-f]{1,64})\.json")
 
@@ -48,6 +50,13 @@ class Hold(msgspec.Struct, frozen=True):
     until: float
     """Seconds since the epoch, by the clock of whoever holds."""
     why: str = ""
+    checkpoint: int = ANY
+    """Nothing but this one is held; `ANY`: its reader has not chosen yet."""
+    run: int = 0
+
+    def keeps(self, checkpoint: int, run: int) -> bool:
+        """Whether this checkpoint is to stay for it."""
+        return self.checkpoint == ANY or (self.checkpoint, self.run) == (checkpoint, run)
 
     def is_good(self, now: float) -> bool:
         """Whether it is to be respected."""
@@ -62,9 +71,11 @@ def name_of(token: str) -> str:
     return f"holds/{token}.json"
 
 
-def put_hold(storage: Storage, token: str, now: float, why: str = "") -> None:
+def put_hold(
+    storage: Storage, token: str, now: float, why: str = "", *, checkpoint: int = ANY, run: int = 0
+) -> None:
     """Put a hold there, or renew it."""
-    storage.put(name_of(token), msgspec.json.encode(Hold(token, now + HOLD_S, why)))
+    storage.put(name_of(token), msgspec.json.encode(Hold(token, now + HOLD_S, why, checkpoint, run)))
 
 
 def release_hold(storage: Storage, token: str) -> None:
@@ -126,31 +137,57 @@ def _warn_if_behind(storage: Storage, now: float) -> None:
         )
 
 
+class Holding:
+    """A hold of this process. It keeps every checkpoint until `only` says which one is read. By two threads: the reader's, and its own."""
+
+    def __init__(self, storage: Storage, why: str, token: str, clock: Clock) -> None:
+        self.token = token
+        self._storage = storage
+        self._why = why
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._checkpoint, self._run = ANY, 0
+        self._put()
+
+    def only(self, checkpoint: int = ANY, run: int = 0) -> None:
+        """Nothing but this checkpoint is read; without one, another is about to be chosen."""
+        self._checkpoint, self._run = checkpoint, run
+        self.renew()
+
+    def renew(self) -> None:
+        """Say that it is still good. A storage that does not take it is tried again soon, and the hold of before is good until then."""
+        try:
+            self._put()
+        except PenstockError as error:
+            _log.warning("a hold on checkpoints in %s could not be renewed: %s", self._storage.uri, error)
+
+    def _put(self) -> None:
+        with self._lock:
+            checkpoint, run = self._checkpoint, self._run
+            put_hold(self._storage, self.token, self._clock.wall(), self._why, checkpoint=checkpoint, run=run)
+
+
 @contextmanager
 def holding(
     storage: Storage, why: str, *, token: str | None = None, clock: Clock = SYSTEM_CLOCK
-) -> Iterator[str]:
-    """Hold until the end of the block, however long that takes. Checkpoints must be listed inside. Gives the token."""
-    token = token or SYSTEM_RANDOMNESS.token(TOKEN_DIGITS)
+) -> Iterator[Holding]:
+    """Hold until the end of the block, however long that takes. Checkpoints must be listed inside; say which one is read with `only`."""
+    held = Holding(storage, why, token or SYSTEM_RANDOMNESS.token(TOKEN_DIGITS), clock)
     ended = threading.Event()
 
     def renew() -> None:
         while not clock.wait(ended, RENEW_S):
-            try:
-                put_hold(storage, token, clock.wall(), why)
-            except PenstockError as error:
-                _log.warning("a hold on checkpoints in %s could not be renewed: %s", storage.uri, error)
+            held.renew()
 
-    put_hold(storage, token, clock.wall(), why)
     _warn_if_behind(storage, clock.wall())
     thread = threading.Thread(target=in_context(renew), name="penstock-hold", daemon=True)
     thread.start()
     try:
-        yield token
+        yield held
     finally:
         ended.set()
         thread.join()
         try:
-            release_hold(storage, token)
+            release_hold(storage, held.token)
         except UnavailableError as error:
             _log.warning("a hold on checkpoints in %s is left to end by itself: %s", storage.uri, error)

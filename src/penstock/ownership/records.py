@@ -9,9 +9,10 @@ import msgspec
 
 from penstock.decoding import decoded
 from penstock.errors import CorruptStateError
+from penstock.ownership.small_files import small_content
 from penstock.storage import Storage
 
-_FILE = re.compile(r"runs/(\d+)\.(json|restored|alive|ended|plan|live)")
+_FILE = re.compile(r"runs/(\d{1,18})\.(json|restored|alive|ended|plan|live)")
 """Anything else in the folder is not ours: file managers and network file systems leave their own."""
 
 _ABOUT = {
@@ -43,7 +44,7 @@ def records(storage: Storage, *kinds: str) -> list[tuple[str, int]]:
 def read_record(storage: Storage, name: str, decoder: msgspec.json.Decoder[_T]) -> _T:
     """One of them. Decoders are made before there are threads, see `snapshot.mailbox`."""
     try:
-        return decoded(decoder, storage.get(name))
+        return decoded(decoder, small_content(storage, name))
     except msgspec.DecodeError as error:
         raise damaged(storage, name, str(error)) from error
 

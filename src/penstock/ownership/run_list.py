@@ -7,12 +7,13 @@ from typing import TypeVar
 
 import msgspec
 
+from penstock.decoding import refuse_absurd
 from penstock.errors import CorruptStateError
 from penstock.ids import NO_CHECKPOINT, RunId
 from penstock.ownership.claim import RunRecord, newest_run, read_run
 from penstock.ownership.descent import Descent, read_descent
 from penstock.ownership.ends import RunEnd, read_end
-from penstock.ownership.heartbeat import Heartbeat, last_beat, seems_alive
+from penstock.ownership.heartbeat import Heartbeat, Pulse, last_beat, seems_alive
 from penstock.ownership.records import records
 from penstock.storage import Storage
 
@@ -57,26 +58,28 @@ class ListedRun(msgspec.Struct, frozen=True):
         return max(beaten, NO_CHECKPOINT if self.descent is None else self.descent.restored_from)
 
 
-def list_runs(storage: Storage, now: float) -> list[ListedRun]:
-    """All runs of which there is a record, oldest first."""
+def list_runs(storage: Storage, now: float, pulse: Pulse | None = None) -> list[ListedRun]:
+    """All runs of which there is a record, oldest first. `pulse`: of who looks again and again."""
     newest = newest_run(storage)
     numbers = sorted({run for _, run in records(storage, "json", "restored", "alive", "ended")})
-    return [_listed(storage, RunId(run), now, newest=run == newest) for run in numbers]
+    return [_listed(storage, RunId(run), now, pulse, newest=run == newest) for run in numbers]
 
 
-def _listed(storage: Storage, run: RunId, now: float, *, newest: bool) -> ListedRun:
+def _listed(storage: Storage, run: RunId, now: float, pulse: Pulse | None, *, newest: bool) -> ListedRun:
     wrong: list[str] = []
 
     def readable(read: Callable[[Storage, RunId], _T]) -> _T | None:
         try:
-            return read(storage, run)
+            found = read(storage, run)
+            refuse_absurd(msgspec.to_builtins(found))
         except FileNotFoundError:
             return None
-        except CorruptStateError as error:
+        except (CorruptStateError, msgspec.DecodeError) as error:
             wrong.append(str(error))
             return None
+        return found
 
     record, descent = readable(read_run), readable(read_descent)
     heartbeat, end = readable(last_beat), readable(read_end)
-    alive = newest and record is not None and seems_alive(record, heartbeat, now)
+    alive = newest and record is not None and seems_alive(record, heartbeat, now, pulse)
     return ListedRun(run, record, descent, heartbeat, end, alive, tuple(wrong))

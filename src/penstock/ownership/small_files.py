@@ -22,6 +22,11 @@ _T = TypeVar("_T")
 
 def read_small(storage: Storage, name: str, decoder: msgspec.json.Decoder[_T]) -> _T:
     """What the file says. Raises `msgspec.DecodeError` when it is none of ours, `FileNotFoundError` when no file is there."""
+    return decoded(decoder, small_content(storage, name))
+
+
+def small_content(storage: Storage, name: str) -> bytes:
+    """The same, not decoded yet."""
     found = storage.size(name)
     if found is None:
         raise FileNotFoundError(f"there is no file {name} in {storage.uri}")
@@ -29,4 +34,4 @@ def read_small(storage: Storage, name: str, decoder: msgspec.json.Decoder[_T]) -
         raise msgspec.DecodeError(
             f"it has {size(found)}, and none of ours has more than {size(LARGEST_BYTES)}"
         )
-    return decoded(decoder, storage.get(name))
+    return storage.get(name)

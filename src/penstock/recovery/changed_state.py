@@ -18,7 +18,7 @@ import pyarrow as pa
 from penstock import start_options
 from penstock.errors import IncompatibleStateError
 from penstock.operators.aggregates import Kind, aggregate_of
-from penstock.operators.distinct_values import distinct_aggregate_of
+from penstock.operators.distinct_values import distinct_aggregate_of, life_of
 from penstock.operators.timers import is_timer_table
 from penstock.state.backends.base import VALUES, OnRescale, Parts, StateLayout, TableLayout
 from penstock.state.conversions import Conversion, Kept, conversion
@@ -120,8 +120,10 @@ def _by_state(layout: StateLayout, parts: Parts) -> dict[str, dict[tuple[bool, s
 
 
 def _state_of_column(column: str, parts: Parts) -> str:
-    aggregate = aggregate_of(column) if parts is Parts.AGGREGATES else None
-    return column if aggregate is None else aggregate[0]
+    if parts is not Parts.AGGREGATES:
+        return column
+    aggregate = aggregate_of(column)
+    return (life_of(column) if aggregate is None else aggregate[0]) or column
 
 
 def _state_of_table(table: str, parts: Parts) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 
 from penstock import start_options
 from penstock.checkpoint.completed import OperatorState
@@ -110,12 +111,21 @@ class Fit:
         }
 
     def _may_be_renamed(self, orphans: Sequence[str]) -> str:
-        """Operators that are new may be old ones under another name."""
+        """Operators that are new may be old ones under another name, where the state of the one fits the other."""
         new = sorted(set(self.layouts) - set(self._stored))
-        if not new:
-            return ""
-        are = "is new" if len(new) == 1 else "are new"
-        return f" ({', '.join(new)} {are}: if it is the same one, say so with {start_options.rename(orphans[0], new[0])})"
+        for orphan in orphans:
+            found = {uid: self._changed(orphan, uid) for uid in new}
+            fitting = [uid for uid in new if found[uid].fits and not found[uid].is_other_form]
+            fitting = fitting or [uid for uid in new if found[uid].fits]  # renamed and changed at once
+            if fitting:
+                are = "is new" if len(fitting) == 1 else "are new"
+                like = (get_close_matches(orphan, fitting, n=1, cutoff=0.0) or fitting)[0]
+                return f" ({', '.join(fitting)} {are}: if it is the same one, say so with {start_options.rename(orphan, like)})"
+        return ""
+
+    def _changed(self, stored: str, uid: str) -> ChangedState:
+        """What would become of the state of an operator that the job no longer has, if one that is new went on with it."""
+        return changed_state(stored_layout(self._stored[stored].columns), self.layouts[uid], ())
 
     def tell_what_cannot_be_dropped(self, drop_state: tuple[str, ...]) -> None:
         """Say which names are no operators or states of the job or of the checkpoint: likely they are misspelt."""

@@ -37,6 +37,11 @@ class JobNow:
     changes: Changes = field(default_factory=Changes)
     latest: Latest = unknown_end
 
+    @property
+    def former(self) -> Mapping[str, str]:
+        """Old uids by new ones."""
+        return {new: old for old, new in self.changes.rename.items()}
+
     def fit(self, point: RestorePoint, drop_state: tuple[str, ...] = ()) -> RestorePoint:
         """The same point for this job. `drop_state`: operators that begin anew, also in time."""
         point = self._renamed(point)
@@ -53,11 +58,10 @@ class JobNow:
             *self._told_again(set_before, choices),
             *self._dropped(barrier),
         )
-        former = {new: old for old, new in self.changes.rename.items()}
         return replace(
             point,
             begun=self._begun(point, matched, chosen=bool(choices)),
-            fitted=Fitted(point.checkpoint, _without_time_of(drop_state, matched), former, said),
+            fitted=Fitted(point.checkpoint, _without_time_of(drop_state, matched), self.former, said),
         )
 
     def _renamed(self, point: RestorePoint) -> RestorePoint:

@@ -12,7 +12,7 @@ from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.errors import ConfigError, CorruptStateError, PenstockError
 from penstock.ids import CheckpointId
 from penstock.ownership.descent import read_descents
-from penstock.ownership.holds import holding
+from penstock.ownership.holds import ANY, holding
 from penstock.recovery.history import History, read_history
 from penstock.storage import Storage
 from penstock.wording import counted
@@ -36,19 +36,26 @@ def read_held(
 ) -> _T:
     """Put a hold, then hand the newest checkpoint, or the one that is wanted, to `read`.
 
-    If that fails and another one is the newest by then, that one is read: the first was about to be deleted when the hold came.
+    If that fails and another one is the newest by then, that one is read: the hold was over before it could be renewed, by the job's clock.
     """
     retained_checkpoint(storage, wanted)  # where there is no job, not even a folder is made for the hold
-    with holding(storage, why, clock=clock):
-        return read_newest(storage, read, wanted)
+    with holding(storage, why, clock=clock) as held:
+        return read_newest(storage, read, held.only, wanted)
 
 
-def read_newest(storage: Storage, read: Callable[[Completed], _T], wanted: CheckpointId | None = None) -> _T:
-    """The same with a hold of the caller's, which must be there already."""
+def read_newest(
+    storage: Storage,
+    read: Callable[[Completed], _T],
+    only: Callable[[int, int], None],
+    wanted: CheckpointId | None = None,
+) -> _T:
+    """The same with a hold of the caller's, which must be there already; `only` is told which checkpoint is read, as `Holding.only`."""
     first = retained_checkpoint(storage, wanted)
+    only(first.checkpoint, first.run)
     try:
         return read(first)
     except (PenstockError, OSError) as error:
+        only(ANY, 0)
         newest = retained_checkpoint(storage, wanted)
         if name_of(newest) == name_of(first):
             raise
@@ -56,6 +63,7 @@ def read_newest(storage: Storage, read: Callable[[Completed], _T], wanted: Check
             "checkpoint %d went while it was read (%s), checkpoint %d is read instead",
             *(first.checkpoint, error, newest.checkpoint),
         )
+        only(newest.checkpoint, newest.run)
         return read(newest)
 
 

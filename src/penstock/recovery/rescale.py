@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from penstock.errors import IncompatibleStateError
 from penstock.ids import CheckpointId, SubtaskId
-from penstock.state.handle import Due, StateHandle
+from penstock.state.handle import Due, StateHandle, over_in_all
 from penstock.state.keys import share_groups
 
 
@@ -41,6 +41,7 @@ def redistribute(
             tuple(ref for old in _sources(index, parallelism, len(by_index)) for ref in by_index[old].refs),
             max((handle.generation for handle in handles), default=0),
             due,
+            over_in_all([by_index[old] for old in _sources(index, parallelism, len(by_index))]),
         )
         for index in range(parallelism)
     }

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -36,12 +37,20 @@ from penstock.log_fields import about
 from penstock.logins import refuses_login
 from penstock.ownership.claim import JOB_FILE, Claim, Claimant, claim, forget_old_runs, newest_run
 from penstock.ownership.descent import read_descents, record_descent
-from penstock.ownership.heartbeat import beat
+from penstock.ownership.heartbeat import Alive, beat
 from penstock.ownership.holds import find_holds
 from penstock.randomness import SYSTEM_RANDOMNESS
 from penstock.recovery import begun as begun_batches
 from penstock.recovery.begun import Begun
 from penstock.recovery.history import choose, read_history
+from penstock.recovery.old_copy import (
+    NOT_RENAMED,
+    FormerSinks,
+    named,
+    newest_run_in_targets,
+    refuse_if_targets_know_more,
+    uids_of,
+)
 from penstock.sinks.two_phase_commit import TransactionName, TwoPhaseCommitSink
 from penstock.storage import Storage
 from penstock.wording import counted
@@ -162,7 +171,7 @@ class RestorePoint:
         return {uid: one.former_uids for uid, one in operators.items() if one.former_uids}
 
     @property
-    def former_sinks(self) -> Mapping[str, str]:
+    def former_sinks(self) -> FormerSinks:
         """The uid that a sink had before, by the one that it has now."""
         return self.fitted.former if self.fitted else {}
 
@@ -252,20 +261,32 @@ def restore(
     wanted: CheckpointId | None = None,
     claimant: Claimant | None = None,
     fitting: Fitting = lambda point: point,
+    former: FormerSinks = NOT_RENAMED,
     check: Callable[[RestorePoint], None] = lambda _: None,
+    alive: Alive = lambda _: nullcontext(),
 ) -> RestorePoint:
     """Take the job over and clean up. `wanted` names an older retained checkpoint instead of the newest.
 
-    `owner`: see `JobRecord`. `check` refuses, by raising, a checkpoint that the job cannot go on from.
+    `owner`: see `JobRecord`. `former`: sinks that `fitting` renames, asked about before there is anything to fit. `check` refuses, by
+    raising, a checkpoint that the job cannot go on from. `alive` keeps the run's heartbeat going: a sink that does not answer may take
+    long to say so. After `UnavailableError` the caller says whether the run is over.
     """
-    mine = claim(storage, now, claimant)
+    known = 0 if wanted is None else newest_run_in_targets(sinks, owner, former)
+    mine = claim(storage, now, claimant, above=known)
     try:
         point = fitting(_choose_point(mine, mode, wanted))
         promised = _promised(storage, point, sinks)
         check(point)
-        if wanted is not None:
-            _warn_of_what_goes(point)
-        left_over = _take_over(point, sinks, owner=owner, promised=promised, now=now)
+        with alive(mine):
+            if wanted is None:
+                refuse_if_targets_know_more(
+                    point.claim, point.id, sinks, point.former_sinks, owner=owner, mode=mode
+                )
+            else:
+                _warn_of_what_goes(point)
+            left_over = _take_over(point, sinks, owner=owner, promised=promised, now=now)
+    except UnavailableError:
+        raise
     except Exception:
         beat(storage, mine.run, now, ended=True)  # the next start must not be told that this run is alive
         raise
@@ -291,6 +312,7 @@ def check_restorable(
     storage: Storage,
     sinks: Mapping[str, TwoPhaseCommitSink],
     *,
+    owner: str,
     mode: Mode,
     wanted: CheckpointId | None,
     fitting: Fitting = lambda point: point,
@@ -307,6 +329,14 @@ def check_restorable(
         check(point)
     except CorruptStateError as error:
         _log.debug("looked at again when the job is claimed, its owner may just be deleting: %s", error)
+        return
+    try:
+        if wanted is None:
+            refuse_if_targets_know_more(
+                point.claim, point.id, sinks, point.former_sinks, owner=owner, mode=mode
+            )
+    except UnavailableError as error:
+        _log.debug("looked at again when the job is claimed, a sink is away: %s", error)
 
 
 def _choose_point(claim: Claim, mode: Mode, wanted: CheckpointId | None) -> RestorePoint:
@@ -374,19 +404,19 @@ def _abort_others(
     owner: str,
 ) -> None:
     keep = {one.name for one in promised}
-    former = point.former_sinks
     for uid, sink in sinks.items():
-        for known_as in [former[uid], uid] if uid in former else [uid]:
-            for transaction in list(sink.find_transactions(owner, known_as)):
-                name = TransactionName.of(uid, transaction)
-                if name.run <= point.run and name not in keep:
-                    _log.info(
-                        "sink %s: transaction %s is aborted, no checkpoint names it",
-                        known_as,
-                        tuple(name[1:]),
-                        extra=about(operator=known_as),
-                    )
-                    sink.abort(transaction)
+        for known_as in uids_of(uid, point.former_sinks):
+            with named(uid):
+                for transaction in list(sink.find_transactions(owner, known_as)):
+                    name = TransactionName.of(uid, transaction)
+                    if name.run <= point.run and name not in keep:
+                        _log.info(
+                            "sink %s: transaction %s is aborted, no checkpoint names it",
+                            known_as,
+                            tuple(name[1:]),
+                            extra=about(operator=known_as),
+                        )
+                        sink.abort(transaction)
 
 
 def _commit_promised(
@@ -404,12 +434,11 @@ def _commit_promised(
             raise failure  # whatever else it is may pass, as it may while the job runs
     if failures:
         raise UnavailableError(
-            f"the job cannot go on from checkpoint {checkpoint} before all that it promised is committed, and "
-            + "; ".join(
-                f"the sink {uid} did not commit: {type(error).__name__}: {error}"
+            "; ".join(
+                f"the sink {uid} does not commit: {type(error).__name__}: {error}"
                 for uid, error in failures.items()
             )
-            + ". The other sinks have committed; bring it back, or start the job again when it is",
+            + f". The job goes on from checkpoint {checkpoint} when all that it promised is committed, which the other sinks have done",
             sinks=tuple(failures),
             denied=any(map(refuses_login, failures.values())),
         ) from next(iter(failures.values()))

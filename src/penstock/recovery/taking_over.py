@@ -103,7 +103,7 @@ class TakeOver:
         workplace = Workplace.of(self, handle.subtask, version=handle.version, attempt=attempt, time=time)
         change = self.changes.get(uid)
         taken = self._kept(workplace, handle) if change is None else self._anew(workplace, handle, change)
-        taken = msgspec.structs.replace(taken, due=handle.due)
+        taken = msgspec.structs.replace(taken, due=handle.due, over_us=handle.over_us)
         report = SubtaskReport(handle.subtask, host=socket.gethostname(), **asdict(workplace.origins))
         return Taken(taken, report)
 

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import selectors
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import IO
 
 import msgspec
@@ -45,6 +46,8 @@ class Said(msgspec.Struct, frozen=True, omit_defaults=True):
 _MODESTLY = "import os, runpy; os.nice(15); runpy.run_module('penstock.savepoint', run_name='__main__')"
 """Its priority is low before it imports anything: imports cost as much as a small savepoint."""
 _LAST_BYTES = 500
+_RECEIVE = 65536
+_POLL_S = 0.2
 _SAID = msgspec.json.Decoder(Said)
 
 
@@ -56,10 +59,18 @@ def create_beside(
     token: str,
     committed: bool = False,
     told: Told = lambda _done, _of: None,
+    given_up: Callable[[], bool] = lambda: False,
 ) -> Manifest:
-    """`create_savepoint`, in another process where another process can reach both places."""
+    """`create_savepoint`, in another process where another process can reach both places. `given_up`: whether it is to end unfinished."""
+
+    def told_unless_given_up(done: int, of: int) -> None:
+        _refuse_if(given_up())
+        told(done, of)
+
     if not (isinstance(job_storage, LocalStorage) and isinstance(to, LocalStorage)):
-        return create_savepoint(job_storage, completed, to, token=token, committed=committed, told=told)
+        return create_savepoint(
+            job_storage, completed, to, token=token, committed=committed, told=told_unless_given_up
+        )
     wish = Wish(job_storage.uri, completed.checkpoint, completed.run, to.uri, token, committed)
     command = [sys.executable, "-P", "-c", _MODESTLY]  # nothing out of the folder where the driver is
     with (
@@ -69,13 +80,26 @@ def create_beside(
         ) as process,
     ):
         try:
-            _listen(process, wish, told, words)
+            _listen(process, wish, told, words, given_up)
         finally:
             process.kill()
     return read_manifest(to)
 
 
-def _listen(process: subprocess.Popen[bytes], wish: Wish, told: Told, words: IO[bytes]) -> None:
+def _refuse_if(given_up: bool) -> None:
+    if given_up:
+        raise UnavailableError(
+            "the job was cancelled while its savepoint was made: it is given up, there is none"
+        )
+
+
+def _listen(
+    process: subprocess.Popen[bytes],
+    wish: Wish,
+    told: Told,
+    words: IO[bytes],
+    given_up: Callable[[], bool],
+) -> None:
     if process.stdin is None:
         raise InternalError("the process that makes a savepoint has no input")
     with contextlib.suppress(BrokenPipeError):  # it is dead already: its last words say why
@@ -83,7 +107,7 @@ def _listen(process: subprocess.Popen[bytes], wish: Wish, told: Told, words: IO[
             process.stdin.fileno(), msgspec.json.encode(wish) + b"\n"
         )  # unbuffered: nothing is left to be written at the end
     # and it stays open: its end tells the process that this one is gone
-    for said in _lines(process):
+    for said in _lines(process, given_up):
         if said.failed:
             raise error_named(said.error, said.failed)
         told(said.done, said.of)
@@ -99,8 +123,19 @@ def _last(words: IO[bytes]) -> str:
     return words.read().decode(errors="replace").strip()
 
 
-def _lines(process: subprocess.Popen[bytes]) -> Iterator[Said]:
+def _lines(process: subprocess.Popen[bytes], given_up: Callable[[], bool]) -> Iterator[Said]:
     """What it says. Whatever else prints in a new Python, and a line that was cut when it died, says nothing."""
-    for line in process.stdout or ():
-        with contextlib.suppress(msgspec.DecodeError):
-            yield _SAID.decode(line)
+    if process.stdout is None:
+        raise InternalError("the process that makes a savepoint has no output")
+    rest, received = b"", b"\n"
+    with selectors.DefaultSelector() as selector:
+        selector.register(process.stdout, selectors.EVENT_READ)
+        while received:
+            _refuse_if(given_up())
+            if not selector.select(_POLL_S):
+                continue
+            received = os.read(process.stdout.fileno(), _RECEIVE)
+            *whole, rest = (rest + received).split(b"\n")
+            for line in whole:
+                with contextlib.suppress(msgspec.DecodeError):
+                    yield _SAID.decode(line)

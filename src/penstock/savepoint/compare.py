@@ -20,6 +20,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from penstock.operators.aggregates import Kind, aggregate_of
+from penstock.operators.distinct_sets import in_order
 from penstock.operators.grouping import equal_rows
 from penstock.progress import each
 from penstock.savepoint.contents import Contents, OperatorContents
@@ -190,7 +192,7 @@ class _Table:
                 )
                 identity = [batch.column(name) for name in view.table.identity.names]
                 shown = view.shown(batch).columns
-                parts = [batch.column(part.name) for part in _parts(view)]
+                parts = [_comparable(part.name, batch.column(part.name)) for part in _parts(view)]
                 yield pa.RecordBatch.from_arrays([hashes, order, *identity, *shown, *parts], schema=schema)
 
     def _whole(self, side: int) -> pa.Table:
@@ -334,6 +336,13 @@ def _schema(view: View) -> pa.Schema:
 
 def _parts(view: View) -> list[pa.Field]:
     return [part for one in view.value for part in one.parts]
+
+
+def _comparable(name: str, column: pa.Array) -> pa.Array:
+    """A part of an aggregate, so that equal ones are the same: the values of a set may have come in any order."""
+    whose = aggregate_of(name)
+    is_set = whose is not None and whose[1] is Kind.COUNT_DISTINCT and pa.types.is_list(column.type)
+    return in_order(column) if is_set else column
 
 
 def _compared(shown: Shown) -> list[str]:

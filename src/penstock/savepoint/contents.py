@@ -247,8 +247,10 @@ def _check_sizes(folder: Storage, manifest: Manifest) -> None:
 def held_checkpoint(storage: Storage, checkpoint: int | None = None) -> Iterator[Contents]:
     """What is in the newest completed checkpoint, or in a certain one. Inside the block nothing of it is deleted, whatever the job does."""
     newest_contents(storage, checkpoint)  # where there is no job, not even a folder is made for the hold
-    with holding(storage, "its state is read"):
-        yield newest_contents(storage, checkpoint)
+    with holding(storage, "its state is read") as held:
+        contents = newest_contents(storage, checkpoint)
+        held.only(contents.checkpoint, contents.run)
+        yield contents
 
 
 def newest_contents(storage: Storage, checkpoint: int | None = None) -> Contents:

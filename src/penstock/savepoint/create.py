@@ -30,7 +30,7 @@ from penstock.savepoint.manifest import Manifest, Origin, SavedFile, SavedOperat
 from penstock.savepoint.stored_rows import StoredSubtask
 from penstock.savepoint.tables import note_file, table_file, write_table
 from penstock.state.backends.base import StateLayout
-from penstock.state.handle import Due, StateHandle
+from penstock.state.handle import Due, StateHandle, over_in_all
 from penstock.storage import Storage
 from penstock.version import __version__
 
@@ -122,6 +122,7 @@ class _Making:
                     {name: tuple(found) for name, found in files.items() if found},
                     max((handle.generation for handle in state.handles), default=0),
                     Due.first(handle.due for handle in state.handles),
+                    over_in_all(state.handles),
                 ),
             )
 

@@ -97,7 +97,9 @@ class _Loading:
         if stored is None:
             return handle
         generation = max(self.operator.generation, stored.generation)
-        return msgspec.structs.replace(stored, generation=generation, due=self.operator.due)
+        return msgspec.structs.replace(
+            stored, generation=generation, due=self.operator.due, over_us=self.operator.over_us
+        )
 
     @property
     def _is_rescaled(self) -> bool:

@@ -52,6 +52,8 @@ class SavedOperator(msgspec.Struct, frozen=True):
     files: dict[str, tuple[SavedFile, ...]] = {}
     generation: int = 0
     due: Due = Due()
+    over_us: int | None = None
+    """See `StateHandle.over_us`."""
 
     def rows(self, table: str) -> int:
         """How many rows a table has."""

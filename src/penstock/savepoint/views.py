@@ -14,15 +14,17 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from penstock.checkpoint.completed import OperatorColumns
 from penstock.errors import ConfigError
 from penstock.operators.aggregates import AggregateSpec, finish, stored_aggregates
 from penstock.operators.count_windows import SIZE
+from penstock.operators.distinct_values import life_of
 from penstock.operators.early_results import AWAITED, EARLY
+from penstock.operators.everything import shown_key
 from penstock.operators.grouping import equal_rows
 from penstock.operators.join_spec import MATCHED
+from penstock.operators.python_values import as_moments
 from penstock.operators.session_aggregate import ENDS, START
 from penstock.operators.session_rows import TIME
 from penstock.operators.timers import AT, CLOCK, EVENT_TIME, MOMENTS, timer_table
@@ -108,7 +110,7 @@ class Moment(Shown):
 
     def of(self, rows: pa.RecordBatch) -> pa.Array:
         """See `Shown.of`."""
-        return pc.add(rows.column(self.column), self.moved_us).cast(MOMENTS)
+        return as_moments(rows.column(self.column).to_numpy(zero_copy_only=False) + self.moved_us, MOMENTS)
 
 
 @dataclass(frozen=True)
@@ -304,7 +306,7 @@ def _unknown(name: str | None, known: Iterable[str], operator: str = "") -> Conf
 
 
 def _row(values: TableLayout) -> View:
-    identity = _plain(values.identity)
+    identity = _plain(shown_key(values.identity))
     return View(ROW, "row", values, tuple(values.identity.names), identity, _values(values.visible))
 
 
@@ -325,7 +327,7 @@ def _values(fields: Sequence[pa.Field]) -> tuple[Shown, ...]:
             found.append(Plain("rows", field))
         elif field.name == MATCHED.name:
             found.append(Plain("matched", field))
-        elif field.name not in parts and field.name not in _HIDDEN:
+        elif field.name not in parts and field.name not in _HIDDEN and life_of(field.name) is None:
             found.append(Plain(field.name, field))
     return tuple(found)
 
@@ -334,7 +336,7 @@ def _of_table(table: TableLayout, of_key: tuple[str, ...]) -> View | None:
     """None for a table that only says when something else is due."""
     if table.on_rescale is not OnRescale.BY_KEY:
         return _of_subtasks(table)
-    key = _plain(field for field in table.identity if field.name in of_key)
+    key = _plain(field for field in shown_key(table.identity) if field.name in of_key)
     own = [field for field in table.identity if field.name not in of_key]
     name, kind, more, value = _told_apart(table, own, of_key)
     if not kind:
@@ -358,7 +360,7 @@ def _told_apart(table: TableLayout, own: Sequence[pa.Field], of_key: tuple[str, 
         return name, "list", (Position(names[0], of_key),), value
     if name in (ENDS, EARLY) or "without a partner" in name:
         return name, "", (), ()
-    return _of_windows(name, names, value) or _of_distinct(name, own) or _of_rows(table, own, value)
+    return _of_distinct(name, own) or _of_windows(name, names, value) or _of_rows(table, own, value)
 
 
 def _of_windows(name: str, names: Sequence[str], value: tuple[Shown, ...]) -> _Told | None:
@@ -374,11 +376,13 @@ def _of_windows(name: str, names: Sequence[str], value: tuple[Shown, ...]) -> _T
 
 
 def _of_distinct(name: str, own: Sequence[pa.Field]) -> _Told | None:
-    if not own or not all(field.name.startswith(f"{name}_") for field in own):
+    values = [field for field in own if field.name != LAST]
+    if not values or not all(field.name.startswith(f"{name}_") for field in values):
         return None
     counted = name.removeprefix("__").removesuffix("_distinct")
-    called = [counted] if len(own) == 1 else [f"{counted}_{at}" for at in range(len(own))]
-    return f"{counted}_values", "distinct values", tuple(map(Plain, called, own)), ()
+    called = [counted] if len(values) == 1 else [f"{counted}_{at}" for at in range(len(values))]
+    window = (Moment(WINDOW_END, LAST, 1),) if len(own) > len(values) else ()
+    return f"{counted}_values", "distinct values", (*window, *map(Plain, called, values)), ()
 
 
 def _of_rows(table: TableLayout, own: Sequence[pa.Field], value: tuple[Shown, ...]) -> _Told:

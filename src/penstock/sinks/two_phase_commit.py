@@ -142,6 +142,14 @@ class TwoPhaseCommitSink(ABC):
         Each must hold `run`, `checkpoint`, `subtask` and `attempt` as in the context that began it.
         """
 
+    def newest_commit(self, job: str, sink: str) -> tuple[int, int] | None:  # noqa: ARG002 - a sink may know nothing
+        """The newest run of which the target has a commit of this job and sink, and the newest checkpoint of that run among its commits.
+
+        Called on the driver, at a start: a storage that knows less than the target is an old copy, and rows would be written again.
+        None, the default: the target keeps no record, or has no commit.
+        """
+        return None
+
     def commit_all(self, transactions: Iterable[Transaction]) -> None:
         """Commit several transactions, in this order. Override it where one round trip can do them all.
 

@@ -7,7 +7,7 @@ until the folder is deleted.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
@@ -137,14 +137,14 @@ class PartitionedLog:
 
     def _fitted(self, rows: Rows) -> pa.Table:
         """Return the rows as a table of the log's schema, or refuse them."""
+        given = rows if isinstance(rows, pa.Table | pa.RecordBatch) else self._dictionaries(rows)
         try:
-            if isinstance(rows, pa.RecordBatch):
-                rows = pa.Table.from_batches([rows])
-            if not isinstance(rows, pa.Table):
-                self._check_names({name for row in rows for name in row})
-                return pa.Table.from_pylist(list(rows), schema=self.schema)
-            self._check_names(set(rows.column_names))
-            return rows.select([name for name in self.schema.names if name in rows.column_names]).cast(
+            if isinstance(given, list):
+                self._check_names({name for row in given for name in row})
+                return pa.Table.from_pylist(given, schema=self.schema)
+            table = given if isinstance(given, pa.Table) else pa.Table.from_batches([given])
+            self._check_names(set(table.column_names))
+            return table.select([name for name in self.schema.names if name in table.column_names]).cast(
                 self.schema
             )
         except (
@@ -159,8 +159,24 @@ class PartitionedLog:
                 schema=self.ddl,
             ) from error
 
+    def _dictionaries(self, rows: object) -> list[Mapping[str, Any]]:
+        """Return the rows, if each is a dictionary."""
+        if isinstance(rows, Iterable) and not isinstance(rows, Mapping):
+            found = list(rows)
+            wrong = [type(row).__name__ for row in found if not isinstance(row, Mapping)]
+            if not wrong:
+                return found
+            given = f"a list with a row of type {wrong[0]}"
+        else:
+            given = f"an object of type {type(rows).__name__}"
+        raise ConfigError(
+            f"append to log {self.path} takes a list of rows, and a row is a dictionary with the columns {', '.join(self.schema.names)}; "
+            f"it was given {given}; nothing was appended",
+            schema=self.ddl,
+        )
+
     def _check_names(self, names: set[str]) -> None:
-        unknown = sorted(names.difference(self.schema.names))
+        unknown = sorted(names.difference(self.schema.names), key=str)
         if unknown:
             raise BadRecordError(
                 f"rows for log {self.path} have the unknown columns {unknown}; its schema is {self.ddl!r}; "

@@ -12,18 +12,22 @@ from functools import reduce
 from operator import and_
 from typing import Any, NoReturn
 
-from pyspark.errors import AnalysisException
+from pyspark.errors import AnalysisException, PySparkTypeError
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812  the name that every PySpark program uses
 from pyspark.sql import types as T  # noqa: N812  the same
 from pyspark.sql.classic.column import Column as ClassicColumn
 
 from penstock.errors import ConfigError
-from penstock.operators.aggregates import AggregateSpec, Kind, Partial, partial_name
+from penstock.operators.aggregates import PICKING, AggregateSpec, Kind, Partial, partial_name
+from penstock.operators.distinct_sets import part_names
 from penstock.operators.distinct_values import value_names
+from penstock.operators.picked_values import picked_type
 from penstock.spark.distinct_values import DistinctValues
 from penstock.spark.key_columns import normal
+from penstock.spark.picked_values import Picked
 from penstock.spark.versions import arrow_type
+from penstock.state.types import canonical
 
 _KINDS = {
     "count": Kind.COUNT,
@@ -41,6 +45,13 @@ _KINDS = {
     "bit_and": Kind.BIT_AND,
     "bit_or": Kind.BIT_OR,
     "bit_xor": Kind.BIT_XOR,
+    "max_by": Kind.MAX_BY,
+    "min_by": Kind.MIN_BY,
+    "first": Kind.FIRST,
+    "first_value": Kind.FIRST,
+    "any_value": Kind.FIRST,
+    "last": Kind.LAST,
+    "last_value": Kind.LAST,
 }
 SUPPORTED = (*_KINDS, "count_distinct")
 
@@ -57,23 +68,25 @@ _ORDERED = (
 _TOTALS = (T.LongType, T.DoubleType, T.DecimalType)
 
 
-def describe(name: str, column: Column, frame: DataFrame) -> AggregateSpec:
-    """What `column` aggregates over the rows of `frame`; `ConfigError` when it cannot be merged."""
+def describe(name: str, column: Column, frame: DataFrame, *, timed: bool = False) -> AggregateSpec:
+    """What `column` aggregates over the rows of `frame`; `ConfigError` when it cannot be merged. `timed`: rows are ordered by time."""
     call = _call(name, column, frame)
     result = _result_type(name, column, frame)
     if call.distinct:
         return _counting_distinct(name, call, result, frame)
     kind = _KINDS[call.function]
+    if kind in PICKING:
+        return _picking(name, call, kind, frame, timed=timed)
     _check_type(name, call.function, kind, result)
     kept = _kept(kind, call.arguments[0], column, result)
     return AggregateSpec(
         name=name,
         kind=kind,
         partials=tuple(
-            Partial(partial_name(name, rule), rule, arrow_type(_result_type(name, part, frame)))
+            Partial(partial_name(name, rule), rule, canonical(arrow_type(_result_type(name, part, frame))))
             for rule, part in kept
         ),
-        output=arrow_type(result),
+        output=canonical(arrow_type(result)),
         ansi=_is_true(frame.sparkSession.conf.get("spark.sql.ansi.enabled")),
     )
 
@@ -84,15 +97,26 @@ def _is_true(setting: str | None) -> bool:
 
 
 def partials(
-    spec: AggregateSpec, column: Column, frame: DataFrame, counts: Column | None = None
+    spec: AggregateSpec,
+    column: Column,
+    frame: DataFrame,
+    counts: Column | None = None,
+    time: Column | None = None,
 ) -> list[Column]:
     """The columns for `groupBy(keys).agg(...)` inside a batch, named as the state columns of `spec`.
 
-    They take only rows where `counts` is true, and compute nothing of the others. A count of distinct values has none: what is new is
-    known only beside the state.
+    They take only rows where `counts` is true, and compute nothing of the others. A count of distinct values has none, unless it keeps a
+    set: what is new is known only beside the state. Those that pick a row need its number, see `with_arrival`, and its `time` where it was
+    described so.
     """
     if spec.distinct:
         return []
+    if spec.kind in PICKING:
+        picked = _picked(_call(spec.name, column, frame), spec.kind, time)
+        return [picked.of_rows(counts).alias(spec.partials[0].name)]
+    if spec.kind is Kind.COUNT_DISTINCT:
+        value = _value(_call(spec.name, column, frame), frame, counts)
+        return [F.collect_set(value).alias(spec.partials[0].name)]
     if counts is None and len(spec.partials) == 1:
         return [column.alias(spec.partials[0].name)]
     call = _call(spec.name, column, frame)
@@ -107,6 +131,10 @@ def partials(
 def partials_of_a_row(spec: AggregateSpec, column: Column, frame: DataFrame) -> list[Column]:
     """The same for each row alone, without grouping anything."""
     call = _call(spec.name, column, frame)
+    if spec.kind in PICKING:
+        return [_picked(call, spec.kind).of_one_row().alias(spec.partials[0].name)]
+    if spec.kind is Kind.COUNT_DISTINCT:
+        return [F.array_compact(F.array(_value(call, frame))).alias(spec.partials[0].name)]
     result = _result_type(spec.name, column, frame)
     kept = _kept(spec.kind, call.arguments[0], column, result)
     types = [_result_type(spec.name, part, frame) for _, part in kept]
@@ -127,6 +155,22 @@ def _only_of(call: _Call, counts: Column) -> _Call:
     return replace(call, arguments=tuple(F.when(counts, one) for one in call.arguments))
 
 
+def _picking(name: str, call: _Call, kind: Kind, frame: DataFrame, *, timed: bool) -> AggregateSpec:
+    types = _types(call.arguments, frame)
+    for one in types:
+        _check_leaves(name, call.function, one)
+    if len(types) > 1:
+        _check_type(name, call.function, Kind.MAX, types[1])
+    value, *by = (canonical(arrow_type(one)) for one in types)
+    kept = picked_type(value, by[0] if by else None, timed=timed)
+    return AggregateSpec(name, kind, (Partial(partial_name(name, kind), kind, kept),), value)
+
+
+def _picked(call: _Call, kind: Kind, time: Column | None = None) -> Picked:
+    value, *by = call.arguments
+    return Picked(kind, value, by[0] if by else None, call.ignore_nulls, time)
+
+
 def _counting_distinct(name: str, call: _Call, result: T.DataType, frame: DataFrame) -> AggregateSpec:
     types = _types(call.arguments, frame)
     for kind in types:
@@ -139,6 +183,18 @@ def _counting_distinct(name: str, call: _Call, result: T.DataType, frame: DataFr
         output=arrow_type(result),
         distinct=tuple(map(arrow_type, types)),
     )
+
+
+def _value(call: _Call, frame: DataFrame, counts: Column | None = None) -> Column:
+    """What a set of distinct values gets of a row: null where a row does not count, or one of the columns is null."""
+    types = _types(call.arguments, frame)
+    arguments = call.arguments if counts is None else _only_of(call, counts).arguments
+    columns = [normal(one, kind) for one, kind in zip(arguments, types, strict=True)]
+    if len(columns) == 1:
+        return columns[0]
+    known = reduce(and_, (one.isNotNull() for one in columns))
+    names = part_names(len(columns))
+    return F.when(known, F.struct(*(one.alias(name) for one, name in zip(columns, names, strict=True))))
 
 
 def distinct_values(spec: AggregateSpec, column: Column, frame: DataFrame) -> DistinctValues:
@@ -196,6 +252,8 @@ class _Call:
     function: str
     arguments: tuple[Column, ...]
     distinct: bool
+    ignore_nulls: bool = False
+    """Of `first` and `last`."""
 
 
 def _call(name: str, column: Column, frame: DataFrame) -> _Call:
@@ -210,7 +268,8 @@ def _call(name: str, column: Column, frame: DataFrame) -> _Call:
         _refuse(name, f"is {_what(node)}")
     function, distinct = str(node.functionName()).lower(), bool(node.isDistinct())
     _check_function(name, function, distinct=distinct)
-    return _Call(function, _arguments(name, function, node, frame, distinct=distinct), distinct)
+    arguments = _arguments(name, function, node, frame, distinct=distinct)
+    return _checked_call(name, _Call(function, arguments, distinct), node)
 
 
 def _parsed_call(name: str, text: str, frame: DataFrame) -> _Call:
@@ -224,7 +283,24 @@ def _parsed_call(name: str, text: str, frame: DataFrame) -> _Call:
         _refuse(name, f"has a FILTER clause ({text!r}); aggregate a F.when(...) without otherwise instead")
     distinct = bool(node.isDistinct())
     _check_function(name, function, distinct=distinct)
-    return _Call(function, _arguments(name, function, node, frame, distinct=distinct, parsed=True), distinct)
+    arguments = _arguments(name, function, node, frame, distinct=distinct, parsed=True)
+    ignores = str(node.ignoreNulls()) in ("true", "Some(true)")
+    return _checked_call(name, _Call(function, arguments, distinct, ignores), node)
+
+
+def _checked_call(name: str, call: _Call, node: Any) -> _Call:
+    """The call with what its arguments say besides columns: `first(x, true)` passes over nulls."""
+    kind = _KINDS.get(call.function)
+    if kind in (Kind.MAX_BY, Kind.MIN_BY) and len(call.arguments) != 2:  # noqa: PLR2004 - the value, and what is compared
+        _refuse(
+            name, f"is {call.function}(...) with {len(call.arguments)} arguments (top() keeps several rows)"
+        )
+    if kind not in (Kind.FIRST, Kind.LAST) or len(call.arguments) == 1:
+        return call
+    said = str(list(_items(node.arguments()))[1].sql()).lower()
+    if len(call.arguments) != 2 or said not in ("true", "false"):  # noqa: PLR2004 - the value, and what is done with nulls
+        _refuse(name, f"is {call.function}(...) with an argument that is neither a column nor true or false")
+    return replace(call, arguments=call.arguments[:1], ignore_nulls=call.ignore_nulls or said == "true")
 
 
 def _arguments(
@@ -316,16 +392,53 @@ def _result_type(name: str, column: Column, frame: DataFrame) -> T.DataType:
 
 
 def _check_type(name: str, function: str, kind: Kind, result: T.DataType) -> None:
-    allowed: tuple[type[T.DataType], ...] | None = {
-        Kind.MIN: _ORDERED,
-        Kind.MAX: _ORDERED,
-        Kind.SUM: _TOTALS,
-        Kind.AVG: _TOTALS,
-    }.get(kind)
-    if _is_collated(result) or (allowed is not None and not isinstance(result, allowed)):
-        raise ConfigError(
-            f"aggregate {name!r}: {function} of {result.simpleString()} is not supported; "
-            "cast the input to a number, a plain string, a date or a timestamp, or use process()",
-            aggregate=name,
-            type=result.simpleString(),
-        )
+    allowed = {
+        Kind.MIN: _is_ordered(result),
+        Kind.MAX: _is_ordered(result),
+        Kind.SUM: isinstance(result, _TOTALS),
+        Kind.AVG: isinstance(result, _TOTALS),
+    }.get(kind, True)
+    if not allowed or _is_collated(result):
+        raise _unsupported(name, function, result)
+
+
+def _check_leaves(name: str, function: str, kind: T.DataType) -> None:
+    """Refuse values that could not be kept as they are."""
+    try:
+        arrow_type(kind)
+    except PySparkTypeError as error:
+        raise _unsupported(name, function, kind) from error
+    if _has_collation(kind):
+        raise _unsupported(name, function, kind)
+
+
+def _is_ordered(kind: T.DataType) -> bool:
+    """Whether `value_order` orders its values as Spark does."""
+    match kind:
+        case T.StructType():
+            return all(_is_ordered(field.dataType) for field in kind.fields)
+        case T.ArrayType():
+            return _is_ordered(kind.elementType)
+        case _:
+            return is_plain(kind)
+
+
+def _has_collation(kind: T.DataType) -> bool:
+    match kind:
+        case T.StructType():
+            return any(_has_collation(field.dataType) for field in kind.fields)
+        case T.ArrayType():
+            return _has_collation(kind.elementType)
+        case T.MapType():
+            return _has_collation(kind.keyType) or _has_collation(kind.valueType)
+        case _:
+            return _is_collated(kind)
+
+
+def _unsupported(name: str, function: str, kind: T.DataType) -> ConfigError:
+    return ConfigError(
+        f"aggregate {name!r}: {function} of {kind.simpleString()} is not supported; "
+        "cast the input to a number, a plain string, a date or a timestamp, or use process()",
+        aggregate=name,
+        type=kind.simpleString(),
+    )

@@ -9,6 +9,7 @@ from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.errors.exceptions.captured import CapturedException
 
+from penstock.engine.task_failures import NOT_SHOWN
 from penstock.errors import ConfigError, PenstockError, UserCodeError
 from penstock.logins import says_so
 from penstock.places import AT, Place, place_in_text, place_in_user_code
@@ -50,24 +51,30 @@ _UNPICKLING = re.compile(
 )
 
 
-def in_brief(error: BaseException) -> BaseException:
+def in_brief(error: BaseException, *, shows_rows: bool = True) -> BaseException:
     """Spark's errors carry stacks of Java and of Python in their text; what is left says what happened. The whole is its cause.
 
-    Where it was the user's code that raised, here or in a worker, the line is said.
+    Where it was the user's code that raised, here or in a worker, the line is said. Without `shows_rows` only what it is called is.
     """
     of_spark = isinstance(error, Py4JError | PySparkException)
     place = place_in_user_code(error.__traceback__) or (place_in_text(str(error)) if of_spark else None)
     if not of_spark and place is None:
         return error
-    brief = _not_imported(error) or _brief(error, place)
-    brief.__cause__ = error
+    text = brief_text(error) if shows_rows else f"{_called(error)} {NOT_SHOWN}"
+    brief = _not_imported(error) or _brief(text, place)
+    brief.__cause__ = error if shows_rows else None
     return brief
 
 
-def _brief(error: BaseException, place: Place | None) -> Exception:
+def _called(error: BaseException) -> str:
+    condition = error.getCondition() if isinstance(error, PySparkException) else None
+    return condition or type(error).__name__
+
+
+def _brief(text: str, place: Place | None) -> Exception:
     if place is None:
-        return RuntimeError(brief_text(error))
-    brief = UserCodeError(f"{brief_text(error)} ({place.short})", file=place.file, line=place.line)
+        return RuntimeError(text)
+    brief = UserCodeError(f"{text} ({place.short})", file=place.file, line=place.line)
     brief.add_note(f"{AT}{place}")
     return brief
 

@@ -51,9 +51,11 @@ from penstock.spark.compiled_kinds import (
 )
 from penstock.spark.compiled_operator import CompiledOperator, OperatorInput
 from penstock.spark.dead_letters import LETTERS, all_nullable
+from penstock.spark.event_times import marked_in_both, with_marked_end
 from penstock.spark.inspection import refuse_cleaning, refuse_stateful, replayable_positions, stream_numbers
 from penstock.spark.joins import dedupe_spec
 from penstock.spark.operator_times import operator_times
+from penstock.spark.pickling import check_pickles
 from penstock.spark.shuffles import shuffles
 from penstock.spark.top import top_result, top_spec
 from penstock.spark.versions import arrow_schema
@@ -101,6 +103,7 @@ def compile_job(graph: Graph) -> Compiled:
         refuse_stateful(source)
         refuse_cleaning(source)
     graph.check_bad_records()
+    check_pickles(graph)
     compiler = _Compiler(session, graph)
     uses: Counter[str] = Counter()
     plans: list[str] = []
@@ -200,7 +203,7 @@ class _Compiler:
                     times = operator_times(node, self.frame(node.upstream), self._graph)
                     compiled = replace(compiled, times=times)
                 self.operators[node.uid] = compiled
-                return self._empty(compiled.result, node.uid)
+                return with_marked_end(node, self._empty(compiled.result, node.uid))
             case BadRecords():
                 return self._empty(LETTERS, node.of.uid)
             case Late() if gives_late_rows_itself(node.of):
@@ -240,7 +243,7 @@ class _Compiler:
     def _union(self, node: Union) -> DataFrame:
         left, right = self.frame(node.left), self.frame(node.right)
         try:
-            return left.unionByName(right)
+            return marked_in_both(left, right)
         except AnalysisException as error:
             raise ConfigError(
                 f"union: the streams have different columns ({left.columns} and {right.columns}): {error}"
@@ -303,4 +306,5 @@ def spec_of(job: Job, compiled: Compiled, owner: str) -> JobSpec:
         streams={uid: len(own) for uid, own in numbers.items()},
         numbers=numbers,
         replayable=replayable_positions(job.graph.sources) if at_most_once else (),
+        shows_rows=job.show_rows,
     )

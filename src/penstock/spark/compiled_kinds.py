@@ -23,6 +23,7 @@ from penstock.graph import (
     lives_by_event_time,
 )
 from penstock.operators.distinct_values import aggregate_layout, counting_distinct
+from penstock.operators.everything import EVERYTHING
 from penstock.operators.join_spec import RIGHT
 from penstock.operators.row_order import Order
 from penstock.operators.side_outputs import declared_sides
@@ -34,6 +35,7 @@ from penstock.spark.dead_letters import all_nullable, grouped_with_bad_rows, row
 from penstock.spark.event_times import event_time_of
 from penstock.spark.joins import compile_join, compile_lookup
 from penstock.spark.key_columns import quoted
+from penstock.spark.picked_values import with_arrival
 from penstock.spark.second_input import SecondColumns
 from penstock.spark.versions import arrow_schema
 
@@ -45,6 +47,7 @@ def compiled_aggregate(node: Aggregate, given: OperatorInput) -> CompiledOperato
     result = (
         frame.groupBy(*map(quoted, node.keys))
         .agg(*(column.alias(name) for name, column in node.columns.items()))
+        .drop(EVERYTHING)
         .schema
     )
     distinct = tuple(
@@ -53,7 +56,8 @@ def compiled_aggregate(node: Aggregate, given: OperatorInput) -> CompiledOperato
     counts = rows_that_count(node.keys, policy, distinct=bool(distinct))
     parts = tuple(part for spec in specs for part in partials(spec, node.columns[spec.name], frame, counts))
     if policy is OnBadRecord.KEEP:
-        _check_grouping(node, lambda: grouped_with_bad_rows(frame, node.keys, parts, policy, distinct))
+        numbered = with_arrival(frame, specs)
+        _check_grouping(node, lambda: grouped_with_bad_rows(numbered, node.keys, parts, policy, distinct))
         result = all_nullable(result)
     operator = given.operator(node, aggregate_layout(specs, given.key, node.ttl), result)
     return replace(operator, specs=specs, partials=parts, distinct=distinct)

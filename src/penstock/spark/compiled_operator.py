@@ -20,12 +20,13 @@ from penstock.graph import (
 )
 from penstock.operators.aggregates import AggregateSpec
 from penstock.operators.dedupe import DedupeSpec
+from penstock.operators.everything import EVERYTHING
 from penstock.operators.top_rows import TopSpec
 from penstock.spark.broadcast import BroadcastSide
 from penstock.spark.dead_letters import LETTERS
 from penstock.spark.distinct_values import DistinctValues
 from penstock.spark.joins import CompiledJoin, CompiledLookup
-from penstock.spark.key_columns import check_keys, float_keys
+from penstock.spark.key_columns import check_keys, float_keys, with_key
 from penstock.spark.operator_times import OperatorTimes
 from penstock.spark.second_input import SecondColumns
 from penstock.spark.tagged_rows import Beside
@@ -105,7 +106,7 @@ class OperatorInput:
     @classmethod
     def of(cls, node: Keyed, graph: Graph, frame_of: Callable[[Node], DataFrame]) -> OperatorInput:
         """Raises `ConfigError` for keys that cannot be."""
-        frame = frame_of(node.upstream)
+        frame = with_key(frame_of(node.upstream), node.keys)
         if node.keys:
             check_keys(frame, node.keys, node.uid)
         key = pa.schema([pa.field(name, arrow_type(frame.schema[name].dataType)) for name in node.keys])
@@ -125,5 +126,5 @@ class OperatorInput:
             self.on_bad_record,
             self.float_keys,
             beside=self.letters,
-            rows=self.frame.schema,
+            rows=self.frame.drop(EVERYTHING).schema,
         )

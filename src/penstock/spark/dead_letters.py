@@ -15,15 +15,19 @@ from penstock.config import OnBadRecord
 from penstock.engine.dead_letters import ROW, ROWS
 from penstock.operators.bad_records import LETTER
 from penstock.operators.distinct_values import WHOSE
+from penstock.operators.everything import EVERYTHING, shown_keys
 from penstock.spark.distinct_values import DistinctValues, for_aggregates, with_distinct_values
 from penstock.spark.key_columns import quoted
+from penstock.spark.picked_values import ARRIVAL
 
 LETTERS: StructType = from_arrow_schema(LETTER)
 
 
 def all_nullable(result: StructType) -> StructType:
     """The columns of results beside which dead letters stand."""
-    return StructType([StructField(field.name, field.dataType) for field in result.fields])
+    return StructType(
+        [StructField(field.name, field.dataType, metadata=field.metadata) for field in result.fields]
+    )
 
 
 def rows_that_count(keys: tuple[str, ...], policy: OnBadRecord, *, distinct: bool) -> Column | None:
@@ -43,11 +47,13 @@ def grouped_with_bad_rows(
     also: tuple[str, ...] = (),
     numbered: bool = False,
     whole: Column | None = None,
+    counted: Column | None = None,
 ) -> DataFrame:
     """The aggregates of a batch, of `rows_that_count`. Rows without a key are groups of their own: only counted, or kept as they are.
 
     `also`: by which columns rows are grouped beside their keys. `numbered`: say of each group how many rows it has, in any case.
-    `whole`: rows that are groups of their own, too, and are kept as they are.
+    `whole`: rows that are groups of their own, too, and are kept as they are. `counted`: rows whose distinct values count, by default all
+    that have a key.
     """
     groups: list[str | Column] = [quoted(name) for name in (*keys, *also)]
     if policy is OnBadRecord.FAIL and not distinct and not numbered:
@@ -56,17 +62,17 @@ def grouped_with_bad_rows(
     kept = has_no_key(keys) if policy is OnBadRecord.KEEP else None
     kept = whole if kept is None else kept if whole is None else kept | whole
     if kept is not None:
-        rows = rows.withColumn(ROW, F.when(kept, _whole(frame.drop(*also))))
+        rows = rows.withColumn(ROW, F.when(kept, _whole(frame.drop(*also, ARRIVAL, EVERYTHING))))
         groups.append(ROW)
     if distinct:
-        rows = with_distinct_values(rows, distinct, ~has_no_key(keys))
+        rows = with_distinct_values(rows, distinct, ~has_no_key(keys) if counted is None else counted)
         groups += [WHOSE, *(quoted(name) for values in distinct for name in values.names)]
     return rows.groupBy(*groups).agg(*partials, F.count(F.lit(1)).alias(ROWS))
 
 
 def has_no_key(keys: tuple[str, ...]) -> Column:
     """Whether one of the key columns of a row is null."""
-    return reduce(or_, (F.col(quoted(key)).isNull() for key in keys))
+    return reduce(or_, (F.col(quoted(key)).isNull() for key in shown_keys(keys)), F.lit(False))  # noqa: FBT003 - a value
 
 
 def _whole(frame: DataFrame) -> Column:

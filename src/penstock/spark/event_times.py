@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - PySpark's own convention
 from pyspark.sql.types import TimestampNTZType, TimestampType
 
 from penstock.errors import ConfigError
-from penstock.event_times import are_results, inherited_event_time
-from penstock.graph import Node
+from penstock.event_times import are_results, inherited_event_time, with_limits
+from penstock.graph import Join, Node, Window
 from penstock.operators.time_column import TimeColumn
+from penstock.operators.window_kinds import WINDOW_END, CountWindows
 from penstock.spark.key_columns import quoted
 from penstock.wording import with_article
 
+_END = "penstock.window_end"
+"""In the metadata of a column: it has the ends of windows. Spark hands it on when a column is renamed or copied."""
 _EPOCH = "TIMESTAMP_NTZ '1970-01-01 00:00:00'"
 _DAY_US, _HOUR_US, _MINUTE_US, _SECOND_US = 86_400_000_000, 3_600_000_000, 60_000_000, 1_000_000
 
@@ -22,21 +27,17 @@ def event_time_of(node: Node, frame: DataFrame, *, uid: str, named: str | None =
 
     Raises `ConfigError` where there is none, or it is no timestamp.
     """
-    inherited = inherited_event_time(node) if named is None else _as_named(node, named)
+    inherited = inherited_event_time(node) if named is None else _as_named(node, named, frame)
     if inherited is None:
         raise ConfigError(
             f"operator {uid!r} needs the time of its rows, and no source of this stream has any; say which column it is: "
             "job.read(..., event_time='at')",
             operator=uid,
         )
+    if inherited.earlier_us and inherited.column not in frame.columns:
+        inherited = _renamed_end(inherited, frame, uid)
     if inherited.column not in frame.columns:
-        what = "names" if named is not None else "needs the time of its rows, which the stream before has in"
-        raise ConfigError(
-            f"operator {uid!r} {what} {inherited.column!r}, and there is no such column; there are {', '.join(frame.columns)}. Keep the "
-            "column on the way, or name another with event_time=",
-            operator=uid,
-            column=inherited.column,
-        )
+        raise _missing(inherited, frame, uid, named)
     kind = frame.schema[inherited.column].dataType
     if not isinstance(kind, TimestampType | TimestampNTZType):
         raise ConfigError(
@@ -49,8 +50,57 @@ def event_time_of(node: Node, frame: DataFrame, *, uid: str, named: str | None =
     return inherited
 
 
-def _as_named(node: Node, named: str) -> TimeColumn:
-    """A column that the stream inherits as its time means what it means there, also when it is named once more."""
+def _missing(time: TimeColumn, frame: DataFrame, uid: str, named: str | None) -> ConfigError:
+    what = "names" if named is not None else "needs the time of its rows, which the stream before has in"
+    keep = (
+        "Keep the end of the window on the way, under any name: who renames it keeps the time of the result. What is computed from it is "
+        "another time, and may lie behind the window"
+        if time.earlier_us
+        else "Keep the column on the way, or name another with event_time="
+    )
+    return ConfigError(
+        f"operator {uid!r} {what} {time.column!r}, and there is no such column; there are {', '.join(frame.columns)}. {keep}",
+        operator=uid,
+        column=time.column,
+    )
+
+
+def with_marked_end(node: Node, frame: DataFrame) -> DataFrame:
+    """The results of an operator. The end of a window is known by a mark that it keeps under other names, too."""
+    by_time = isinstance(node, Window | Join) and not isinstance(node.windows, CountWindows | None)
+    return frame.withMetadata(WINDOW_END, {_END: True}) if by_time and WINDOW_END in frame.columns else frame
+
+
+def marked_in_both(left: DataFrame, right: DataFrame) -> DataFrame:
+    """Both streams in one. A column that has the ends of windows in only one of them has moments: Spark would go by the left one."""
+    both = left.unionByName(right)
+    for name in both.columns:
+        if _ends_window(name, both) and not _ends_window(name, right):
+            both = both.withMetadata(name, {})
+    return both
+
+
+def _ends_window(name: str, frame: DataFrame) -> bool:
+    return name in frame.columns and bool(frame.schema[name].metadata.get(_END))
+
+
+def _renamed_end(time: TimeColumn, frame: DataFrame, uid: str) -> TimeColumn:
+    """The time of results of a window whose `window_end` has another name now."""
+    ends = [name for name in frame.columns if _ends_window(name, frame)]
+    if len(ends) > 1:
+        raise ConfigError(
+            f"operator {uid!r} needs the time of its rows, and {', '.join(ends)} are ends of windows; say which of them it is with "
+            "event_time=",
+            operator=uid,
+            columns=ends,
+        )
+    return replace(time, column=ends[0]) if ends else time
+
+
+def _as_named(node: Node, named: str, frame: DataFrame) -> TimeColumn:
+    """A column that the stream inherits as its time means what it means there, also when it is named once more, or has another name."""
+    if _ends_window(named, frame):
+        return TimeColumn(named, earlier_us=1, of_results=True)
     try:
         inherited = inherited_event_time(node)
     except ConfigError:  # two streams that disagree: that is why one is named
@@ -58,8 +108,14 @@ def _as_named(node: Node, named: str) -> TimeColumn:
     return (
         inherited
         if inherited is not None and inherited.column == named
-        else TimeColumn(named, of_results=are_results(node))
+        else with_limits(TimeColumn(named, of_results=are_results(node)), node)
     )
+
+
+def with_believed_times(column: str, frame: DataFrame, latest_us: int) -> DataFrame:
+    """The rows with no time where it lies after this moment."""
+    believed = in_microseconds(TimeColumn(column), frame) <= F.lit(latest_us)
+    return frame.withColumn(column, F.when(believed, F.col(quoted(column))))
 
 
 def in_microseconds(time: TimeColumn, frame: DataFrame) -> Column:

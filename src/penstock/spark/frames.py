@@ -7,7 +7,7 @@ from functools import reduce
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - PySpark's own convention
-from pyspark.sql.types import IntegerType, StructField, StructType
+from pyspark.sql.types import ArrayType, DataType, IntegerType, MapType, StructField, StructType
 
 from penstock.config import OnBadRecord
 from penstock.engine.aggregate_task import AggregateTask
@@ -19,6 +19,7 @@ from penstock.engine.tagged_rows import BAD, LATE, LATE_RIGHT, side_tags
 from penstock.engine.top_task import TopTask
 from penstock.engine.two_input_tasks import JoinTask, LookupTask
 from penstock.errors import ConfigError, UnavailableError
+from penstock.event_times import Limits, inherited_event_time, streams_that_meet
 from penstock.graph import (
     Aggregate,
     BadRecords,
@@ -30,12 +31,14 @@ from penstock.graph import (
     Node,
     Output,
     Process,
+    SecondInput,
     Side,
     Source,
     Top,
     Transform,
     Union,
     Window,
+    judges_by_time,
     second_input,
 )
 from penstock.operators.join_spec import LEFT
@@ -43,6 +46,7 @@ from penstock.spark.broadcast import every_subtask, in_order
 from penstock.spark.compiled import Compiled
 from penstock.spark.compiled_operator import CompiledOperator, known
 from penstock.spark.dead_letters import LETTERS, grouped_with_bad_rows
+from penstock.spark.event_times import with_believed_times
 from penstock.spark.key_columns import (
     normalised,
     placed_by_key,
@@ -50,8 +54,10 @@ from penstock.spark.key_columns import (
     sort_key,
     sort_key_of_partition,
     subtask_of,
+    with_key,
 )
 from penstock.spark.newest_times import NewestTimes
+from penstock.spark.picked_values import with_arrival
 from penstock.spark.tagged_rows import results_of, rows_of, tagged
 from penstock.spark.tasks import Readable, Renamed, SparkExecutor, Task
 from penstock.spark.versions import partition_by_number, repartitioned
@@ -155,7 +161,7 @@ class BatchFrames:
             case Late() if isinstance(
                 window := self.compiled.operators[node.of.uid].window, TimeWindowAggregate
             ):
-                return window.late_rows(self._frame(node.of.upstream), self.assignment.clock_of(node.of.uid))
+                return window.late_rows(self._input(node.of), self.assignment.clock_of(node.of.uid))
             case Late():
                 return rows_of(self._tagged(node.of), LATE if node.input == LEFT else LATE_RIGHT)
             case Side():
@@ -226,19 +232,40 @@ class BatchFrames:
     def _keyed(self, node: Keyed, result: StructType, sink: SinkWriter | None = None) -> DataFrame:
         """What its tasks give; with a sink that writes its results in the same tasks."""
         operator = self.compiled.operators[node.uid]
-        frame = normalised(self._frame(node.upstream), operator.float_keys)
+        frame = with_key(normalised(self._input(node), operator.float_keys), node.keys)
         policy = operator.on_bad_record
         task = _fused(self._task(node, operator), sink)
         clock = self.assignment.clock_of(node.uid)
         if isinstance(node, Aggregate):
-            partials = (*operator.partials, *operator.times.newest(frame, clock.latest_us))
-            rows = grouped_with_bad_rows(frame, node.keys, partials, policy, operator.distinct)
+            partials = (*operator.partials, *operator.times.newest(frame, clock))
+            numbered = with_arrival(frame, operator.specs)
+            rows = grouped_with_bad_rows(numbered, node.keys, partials, policy, operator.distinct)
             return self._grouped(node, node.keys, rows, task, result)
         if isinstance(node, Window):
             window = operator.compiled_window
             rows = window.rows(frame, clock, policy, late=operator.late is not None)
             return self._grouped(node, window.placed_by, rows, task, result)
         return _in_arrow(self._placed_rows(node, operator, frame), task, result)
+
+    def _input(self, node: Keyed, second: SecondInput | None = None) -> DataFrame:
+        """The rows that come to an operator. Where it judges them by their time, one that the row's own source does not believe is null.
+
+        It is so only for unions of streams that believe times up to different moments: after one nobody knows the source of a row.
+        """
+        upstream = node.upstream if second is None else second.upstream
+        meeting = streams_that_meet(upstream) if judges_by_time(node) else []
+        if len(meeting) <= 1:
+            return self._frame(upstream)
+        named = getattr(node if second is None else second, "event_time", None)
+        return reduce(DataFrame.unionByName, (self._believed(*one, named) for one in meeting))
+
+    def _believed(self, stream: Node, limits: Limits, named: str | None) -> DataFrame:
+        frame, ahead_us = self._frame(stream), limits.ahead_us
+        time = inherited_event_time(stream) if named is None else None
+        column = named if time is None else time.column
+        if ahead_us is None or column is None:
+            return frame
+        return with_believed_times(column, frame, self.assignment.now_us + ahead_us)
 
     def _task(self, node: Keyed, operator: CompiledOperator) -> OperatorTask:  # noqa: PLR0911 - one for each kind
         policy, late = operator.on_bad_record, operator.late
@@ -278,7 +305,7 @@ class BatchFrames:
         second = second_input(node)
         if second is not None:
             columns = known(operator.second)
-            rows = columns.beside(rows, self._frame(second.upstream), self._sort_key_of)
+            rows = columns.beside(rows, self._input(node, second), self._sort_key_of)
             orders += columns.order_by
         if isinstance(node, Process) and node.broadcast is not None and operator.broadcast is not None:
             parallelism = self.assignment.place.parallelism
@@ -324,17 +351,31 @@ def _fused(task: OperatorTask, sink: SinkWriter | None) -> Task:
 
 
 def _in_arrow(rows: DataFrame, task: Task, result: StructType) -> DataFrame:
-    """`mapInArrow`, which in PySpark cannot find columns with a dot or a backtick in their name: they get plain names on the way."""
+    """`mapInArrow`. What arrives is named by position after what the plan promises."""
     names = tuple(rows.columns)
     plain = _plain_names(rows, names)
     if plain != names:
-        rows, task = rows.toDF(*plain), Renamed(names, task)
-    return rows.mapInArrow(Readable(task), result)
+        rows = rows.toDF(*plain)
+    return rows.mapInArrow(Readable(Renamed(names, task)), result)
 
 
 def _plain_names(rows: DataFrame, names: tuple[str, ...]) -> tuple[str, ...]:
-    """What columns are called on their way to Python: as they are, if all columns have a name that can be found."""
+    """What columns are called on their way to Python: as they are, unless there is one whose name would not arrive.
+
+    PySpark cannot find columns with a dot or a backtick in their name. Columns with a map that were grouped by Spark calls
+    `_groupingmapsort`, all of them, unless another name is asked for.
+    """
     every = rows.columns
-    if not any("." in name or "`" in name for name in every):
+    if not any("." in name or "`" in name for name in every) and not _has_map(rows.schema):
         return names
     return tuple(f"c{every.index(name)}" for name in names)
+
+
+def _has_map(kind: DataType) -> bool:
+    match kind:
+        case StructType():
+            return any(_has_map(field.dataType) for field in kind.fields)
+        case ArrayType():
+            return _has_map(kind.elementType)
+        case _:
+            return isinstance(kind, MapType)

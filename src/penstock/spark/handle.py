@@ -12,6 +12,7 @@ from penstock.clock import SYSTEM_CLOCK
 from penstock.config import Duration, seconds
 from penstock.engine.observer import Progress
 from penstock.errors import ConfigError, shown_alone
+from penstock.ids import NO_CHECKPOINT
 from penstock.ownership.descent import read_descents
 from penstock.ownership.requests import Facts, Kind, Request
 from penstock.recovery.history import read_history
@@ -36,6 +37,11 @@ class JobHandle:
     def __init__(self, life: JobLife) -> None:
         self._life = life
 
+    def __repr__(self) -> str:
+        newest = self.progress.checkpoint
+        checkpoint = "no checkpoint" if newest == NO_CHECKPOINT else f"newest checkpoint {newest}"
+        return f"<JobHandle of {self._life.job.name!r}: {self.status.value}, {checkpoint}>"
+
     @classmethod
     def start(cls, job: Job, options: StartOptions) -> JobHandle:
         """Check everything, take the job over, and run it in the background. See `Job.start`."""
@@ -55,7 +61,7 @@ class JobHandle:
 
     @property
     def ui_address(self) -> str:
-        """Where its pages are, such as "http://127.0.0.1:8090"; '' where it has none."""
+        """Where its pages are, such as "http://127.0.0.1:8090"; '' where it has none. They ask for the token, see `Job.start`."""
         return self._life.face.ui_address
 
     @property
@@ -82,7 +88,8 @@ class JobHandle:
     ) -> str | None:
         """End after the current batch, with a last checkpoint that is completed and committed. The next run goes on from there.
 
-        `savepoint`: make one of that checkpoint, in this folder, or with True in a new one beside the job's; returns where it is.
+        `savepoint`: make one of that checkpoint, in this folder, or with True in a new one beside the job's; returns where it is. A job
+        that has no checkpoint yet goes on until it has one, ten minutes at most.
         `drain`: event time comes to its end before, all windows close, all its timers fire.
         """
         self._life.own_wishes.stop(

@@ -14,10 +14,13 @@ from typing import Any
 from pyspark.sql.streaming.query import StreamingQuery
 
 from penstock.engine.observer import SourceAccount
+from penstock.journal.live import BatchLive
 from penstock.sources.between import rows_between
 
 _RAN = "addBatch"
 """In the durations of an account: a batch was run."""
+_WHOLE = "triggerExecution"
+"""All of them together."""
 LONGEST_POSITION = 200
 
 
@@ -27,6 +30,8 @@ class ReadBatch:
 
     read: int
     sources: Mapping[str, SourceAccount]
+    took: BatchLive
+    """Without its number and time, which Penstock gives it."""
 
 
 class InputRows:
@@ -54,7 +59,20 @@ class InputRows:
         if account["batchId"] <= self._newest or _RAN not in account["durationMs"]:
             return None
         self._newest = account["batchId"]
-        return ReadBatch(self._newest, by_source(account["sources"], self._numbers))
+        return ReadBatch(self._newest, by_source(account["sources"], self._numbers), took(account))
+
+
+def took(account: Mapping[str, Any]) -> BatchLive:
+    """How long a batch took and how fast it was. Of rates that are no numbers, as that of a first batch, Spark says nothing."""
+    phases_ms = {name: float(ms) for name, ms in account["durationMs"].items()}
+    return BatchLive(
+        batch=-1,
+        at=0.0,
+        seconds=phases_ms.pop(_WHOLE, 0.0) / 1000,
+        input_per_s=float(account.get("inputRowsPerSecond", 0.0)),
+        processed_per_s=float(account.get("processedRowsPerSecond", 0.0)),
+        phases_ms=phases_ms,
+    )
 
 
 def by_source(

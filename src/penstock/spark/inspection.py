@@ -29,6 +29,15 @@ STATEFUL = {
     "LocalLimit": "limit()",
 }
 
+_ONCE = "dedupe(on=..., within=...)"
+_INSTEAD = {
+    "Deduplicate": _ONCE,
+    "DeduplicateWithinWatermark": _ONCE,
+    "Distinct": _ONCE,
+    "Join": "left.join(right, on=..., within=...), or lookup()",
+}
+_OTHERWISE = "key_by().aggregate(), key_by().window() or key_by().process()"
+
 UNREPLAYABLE = ("socket",)
 
 CLEANS = "cleanSource"
@@ -125,8 +134,7 @@ def refuse_stateful(source: Source) -> None:
             what = STATEFUL.get(name, "a join of two streams")
             raise ConfigError(
                 f"source {source.uid!r} contains {what}, for which Spark keeps state that is not part of Penstock's checkpoint: after "
-                "a recovery it would be wrong; read the plain stream and use key_by().aggregate() or "
-                "key_by().process() instead",
+                f"a recovery it would be wrong; read the plain stream and use {_INSTEAD.get(name, _OTHERWISE)} instead",
                 source=source.uid,
                 operation=what,
             )

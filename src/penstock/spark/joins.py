@@ -14,6 +14,7 @@ from penstock.graph import Dedupe, Join, Lookup, Node
 from penstock.operators.dedupe import DedupeSpec
 from penstock.operators.join_spec import InputColumns, JoinSpec
 from penstock.operators.lookup_rows import LookupSpec
+from penstock.operators.window_kinds import WINDOW_END
 from penstock.spark.dead_letters import all_nullable
 from penstock.spark.event_times import event_time_of
 from penstock.spark.second_input import check_names
@@ -98,10 +99,11 @@ def _side_by_side(
     times = Counter(field.name.lower() for field in fields)
     twice = sorted({field.name for field in fields if times[field.name.lower()] > 1})
     if twice:
+        time = " A window_end that is renamed is still the time of its result." if WINDOW_END in twice else ""
         raise ConfigError(
             f"{type(node).__name__.lower()} {node.uid!r}: the result would have two columns called {', '.join(twice)}; rename one of each "
             f"before, for instance with transform(lambda frame: frame.withColumnRenamed({twice[0]!r}, 'right_{twice[0]}')). Only the key "
-            "comes out once, by itself",
+            f"comes out once, by itself.{time}",
             operator=node.uid,
             columns=twice,
         )

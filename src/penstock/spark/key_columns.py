@@ -12,6 +12,7 @@ from pyspark.sql import functions as F  # noqa: N812 - PySpark's own convention
 from pyspark.sql.types import ArrayType, DataType, DoubleType, FloatType, StringType, StructType
 
 from penstock.errors import ConfigError
+from penstock.operators.everything import EVERYTHING
 from penstock.state.keys import GROUP_SHIFT, SORT_KEY
 
 _HASH_BITS = (1 << GROUP_SHIFT) - 1
@@ -37,6 +38,11 @@ def check_keys(frame: DataFrame, keys: tuple[str, ...], uid: str) -> None:
         raise ConfigError(
             f"operator {uid!r}: Spark cannot hash the key ({', '.join(keys)}): {error}"
         ) from error
+
+
+def with_key(frame: DataFrame, keys: tuple[str, ...]) -> DataFrame:
+    """The rows with the key that is the same for all of them, for an operator without a key of its own."""
+    return frame.withColumn(EVERYTHING, F.lit(0).cast("byte")) if EVERYTHING in keys else frame
 
 
 def float_keys(frame: DataFrame, keys: tuple[str, ...]) -> tuple[str, ...]:

@@ -17,7 +17,7 @@ from penstock.dashboard.beside import Beside, start_beside
 from penstock.engine import story
 from penstock.engine.adopting import Savepoint, adopt
 from penstock.engine.answering import LOOK_S, Answering
-from penstock.engine.deeds import JobDeeds
+from penstock.engine.deeds import LAST_MOMENT_S, JobDeeds
 from penstock.engine.face import STARTING, STOPPING, Asked, Face
 from penstock.engine.job_spec import JobSpec
 from penstock.engine.own_wishes import OwnWishes
@@ -30,7 +30,7 @@ from penstock.ownership.attempts import earlier_attempts
 from penstock.ownership.claim import Claim, Claimant
 from penstock.ownership.ends import How
 from penstock.ownership.heartbeat import beating, refuse_if_running
-from penstock.ownership.requests import LONGEST_ERROR, Facts
+from penstock.ownership.requests import LONGEST_ERROR, Facts, Kind, Request
 from penstock.randomness import SYSTEM_RANDOMNESS
 from penstock.recovery.forget import forget_everything
 from penstock.recovery.repeated import Failure, would_come_again
@@ -98,6 +98,8 @@ class JobLife:
         self._cancelled = False
         self._forgetting = False
         self._met = Failure()
+        self._not_up: BaseException | None = None
+        """Why the first run could not come up, until that is dealt with as every failure is."""
         self.status = Status.RUNNING
         self.failure: BaseException | None = None
         self._claimant = Claimant(supervisor=supervised_by())
@@ -127,6 +129,7 @@ class JobLife:
             self._claimant,
             self.deeds,
             in_background=self._in_background,
+            apart=self._apart,
             on_taken=self.observer.asked,
             on_answered=self.observer.answered,
         )
@@ -150,7 +153,7 @@ class JobLife:
             page = None if options.ui is None else start_beside(job.storage, job.name, options.ui)
             if page is not None:
                 if_refused.callback(page.close)
-                story.LIFE.info("job %s has its pages at %s", job.name, page.address)
+                story.LIFE.info("job %s has its pages at %s", job.name, page.opening_address)
             life = cls._made(job, options, page)
             life._begin()
             if_refused.pop_all()
@@ -176,13 +179,13 @@ class JobLife:
         try:
             self.run = self._prepared_run()
         except BaseException as error:
-            if not may_come_up(error):
+            if may_come_up(error):
+                self._not_up = error
+            else:
                 self.status = Status.FAILED
                 self._ends.ended(How.FAILED, error)  # or the next start is told that this one is running
                 self.face.ended(self.status.value, error)
                 raise
-            _log.warning("job %s cannot come up yet, it is tried again: %s", self.job.name, error)
-            self._ends.restarted(error)
         self._thread.start()
         threading.Thread(
             target=in_context(self._look_for_requests), name="penstock-requests", daemon=True
@@ -198,6 +201,7 @@ class JobLife:
     def end_now(self) -> QueryRun | None:
         """End without a last checkpoint, and forget nothing; returns the run that there is, which may take a while to end."""
         self._cancelled = True
+        self.deeds.end_now()
         run = self.run
         if run is not None:
             run.cancel()
@@ -336,23 +340,40 @@ class JobLife:
         self._helpers = [*(one for one in self._helpers if one.is_alive()), helper]
         helper.start()
 
-    def _let_helpers_end(self) -> None:
-        """Who waits for a checkpoint need not; a savepoint that is being written is finished, unless all is to end now.
+    def _apart(self, work: Callable[[], None]) -> None:
+        threading.Thread(target=in_context(work), name="penstock-stop", daemon=True).start()
 
-        Nothing more is taken on: how the job ends is decided, and there is to be no helper that nobody waits for.
+    def _let_helpers_end(self) -> None:
+        """Who waits for a checkpoint need not; a savepoint that is being written is finished, or given up when all is to end now.
+
+        Nothing but a cancel is taken on: how the job ends is decided, and there is to be no helper that nobody waits for.
         """
         self._answering.close()
         self.deeds.no_further_run()
-        for helper in self._helpers if not self._cancelled else ():
-            helper.join()
+        for helper in self._helpers:
+            while helper.is_alive() and not self._cancelled:
+                helper.join(LOOK_S)
+        watch = Stopwatch()
+        for helper in self._helpers:
+            helper.join(max(0.0, LAST_MOMENT_S - watch.seconds))
 
     def _answer_those_who_wait_for_the_end(self, met: BaseException | None) -> None:
         facts: Facts = {"status": self.status.value, "checkpoint": self.observer.progress.checkpoint}
         facts |= {} if met is None else {"failing": storable(f"{type(met).__name__}: {met}")[:LONGEST_ERROR]}
         facts |= self.deeds.how_to_stop.made or {}
-        failed = None if self._cancelled else self.failure or self.deeds.why_the_stop_failed()
-        self._answering.ended(facts, failed)
-        self.own_wishes.ended(facts, failed)
+        self._answering.ended(facts, self._why_not)
+        self.own_wishes.ended(facts, self._why_not)
+
+    def _why_not(self, wish: Request) -> BaseException | None:
+        """Why the end that has come is not the one that was asked for."""
+        if wish.kind is Kind.CANCEL and self._cancelled:
+            return None
+        cancelled = self.status is Status.CANCELLED
+        failed = self.deeds.why_the_stop_failed(wish, cancelled=cancelled) if wish.kind is Kind.STOP else None
+        made = self.deeds.how_to_stop.made
+        if self.failure is None or (wish.savepoint and made is not None):
+            return failed
+        return self.failure
 
     def _ended_as(self) -> Status:
         if self._cancelled:
@@ -375,6 +396,7 @@ class JobLife:
                     _log.warning("job %s is cancelled while it fails: %s", self.job.name, error)
                     failed = error
                     break
+                self.observer.has_failed()
                 failures.append(SYSTEM_CLOCK.monotonic())
                 met.append(self._met)
                 self._give_up_what_comes_again(error, met, failures)
@@ -403,6 +425,9 @@ class JobLife:
 
     def _attempt(self) -> None:
         self._met = Failure()
+        not_up, self._not_up = self._not_up, None
+        if not_up is not None:
+            raise not_up
         if self.run is None:
             self.run = self._prepared_run()
             self.status = Status.RUNNING
@@ -428,7 +453,7 @@ class JobLife:
         met_before = bool(met[-1].cause) and met[-1] in met[:-1]
         _log.warning(
             "%s",
-            restart_line(self.job.name, error, delay_s, met_before=met_before),
+            restart_line(self.job.name, error, delay_s, self.observer.progress, met_before=met_before),
             extra=about(checkpoint=self.observer.progress.checkpoint, error=error),
         )
         self.face.run_failed(error, delay_s, allowed(str(self.job.restart), len(met), delay_s))

@@ -9,9 +9,9 @@ from pyspark.sql import functions as F  # noqa: N812 - PySpark's own convention
 
 from penstock.engine.aggregate_task import EVENT_TIME_US
 from penstock.graph import Graph, Keyed, lives_by_event_time
+from penstock.operators.clock import OperatorClock
 from penstock.operators.time_column import TimeColumn
 from penstock.spark.event_times import event_time_of, in_microseconds
-from penstock.state.lifetimes import FAR_AWAY_US
 
 
 @dataclass(frozen=True)
@@ -23,13 +23,13 @@ class OperatorTimes:
     column: TimeColumn | None = None
     """The time of its rows, where its state lives by it."""
 
-    def newest(self, frame: DataFrame, latest_us: int) -> tuple[Column, ...]:
+    def newest(self, frame: DataFrame, clock: OperatorClock) -> tuple[Column, ...]:
         """An aggregate beside those of `aggregate`: the newest event time of the rows of a key that makes sense."""
         if self.column is None:
             return ()
         time = in_microseconds(self.column, frame)
-        believed_us = FAR_AWAY_US if self.column.of_results else latest_us
-        return (F.max(F.when(time <= F.lit(believed_us), time)).alias(EVENT_TIME_US),)
+        believed = time <= F.lit(clock.judging(self.column).latest_us)
+        return (F.max(F.when(believed, time)).alias(EVENT_TIME_US),)
 
 
 def operator_times(node: Keyed, frame: DataFrame, graph: Graph) -> OperatorTimes:

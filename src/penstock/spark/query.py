@@ -41,7 +41,7 @@ from penstock.spark.newest_times import NewestTimes
 from penstock.spark.paced_log import tell_logs, when_caught_up
 from penstock.spark.run_failures import explained, of_the_owner
 from penstock.spark.shuffles import batch_settings, in_force
-from penstock.spark.silence import WAITING, Silence
+from penstock.spark.silence import WAITING, Silence, waits
 from penstock.spark.tasks import SparkExecutor
 from penstock.wording import counted
 
@@ -53,7 +53,7 @@ _log = logging.getLogger(__name__)
 POLL_S = 0.1
 BATCH_GRACE_S = 60.0
 TICK_PAUSE_S = 0.25
-"""So long after a batch the driver waits for another of Spark's before it begins one itself."""
+"""Where the job has a trigger: so long after a batch the driver waits for another of Spark's before it begins one itself."""
 ACCOUNT_GRACE_S = 1.0
 """So long a stop waits for Spark's account of the last batch; without it its rows are not counted, and nothing else is lost."""
 
@@ -115,7 +115,7 @@ class QueryRun:
         )
         self._merged = merged_sources(job.graph.sources)
         self._empty = EmptyBatches(compiled.session, self._merged.schema)
-        self._silence = Silence(job.trigger_s or 0.0, matters=bool(spec.event_times))
+        self._silence = Silence(job.trigger_s or 0.0)
         self._mailbox = self._open_mailbox()
 
     def _make_coordinator(self, post: Post, run_commit: RunCommit) -> Coordinator:
@@ -178,16 +178,17 @@ class QueryRun:
         finally:
             self._mailbox.close()  # first: what is on its way may name files that the coordinator has to discard
             self._engine.close()
-            self._loop.stop()
+            self._loop.stop(lambda: self._cancelled)
             forget_working_files(self._spec, self._start)
         if self._failure is not None:
             raise of_the_owner(self._failure, self._engine, self._spec.name)
 
     def _run_query(self) -> None:
+        looked_us = self._engine.time_us  # whatever has come by now is read
         self._query = query = self._start_query()
         try:
             self._watch(query)
-            self._come_to_the_end_of_time()
+            self._come_to_the_end_of_time(looked_us)
         finally:
             self._close(query)
         if self._stopping.is_set() and self._deeds is not None and self._deeds.how_to_stop.drain:
@@ -271,29 +272,40 @@ class QueryRun:
         """Whether the rows of every batch that is done are counted. After a failure nobody waits for them."""
         if self._failure is None and not self._input_rows.knows(self._read):
             for account in self._input_rows.read(query):
-                self._observer.rows_read(
-                    self._batch_of.pop(account.read, self._engine.next_batch), account.sources
-                )
+                batch = self._batch_of.pop(account.read, self._engine.next_batch)
+                self._observer.rows_read(batch, account.sources, account.took)
         return self._failure is not None or self._input_rows.knows(self._read)
 
     def _fail(self, error: BaseException) -> None:
         if self._failure is None:
-            self._failure = explained(error, self._engine, self._job.graph)
+            self._failure = explained(error, self._engine, self._job.graph, shows_rows=self._spec.shows_rows)
 
     # ── batches that read nothing ──────────────────────────────────────────────────────────────
 
     def _tick_if_due(self) -> None:
-        """When something is due and Spark begins no batch. It has had the time for it: a batch of Spark's does what is due, too."""
-        if SYSTEM_CLOCK.monotonic() - self._ended_s < TICK_PAUSE_S or not self._batch_lock.acquire(
-            blocking=False
-        ):
+        """When something is due and Spark has looked and found nothing. With a backlog its next batch does what is due."""
+        if not self._batch_lock.acquire(blocking=False):
             return
         try:
-            looked_us = self._silence.looked_us(self._query, self._engine.time_us)
-            if self._may_begin and self._engine.is_due(looked_us=looked_us):
+            looked_us = self._looked_us()
+            nothing_comes = looked_us is not None or self._rests_between_triggers()
+            if nothing_comes and self._may_begin and self._engine.is_due(looked_us=looked_us):
                 self._run_empty(partial(self._engine.begin_tick, looked_us=looked_us))
         finally:
             self._batch_lock.release()
+
+    def _looked_us(self) -> int | None:
+        """When Spark has looked and found nothing. Without event time it is asked only when something is due: each time is a call."""
+        if self._spec.event_times or self._engine.is_due():
+            return self._silence.looked_us(self._query, self._engine.time_us)
+        return None
+
+    def _rests_between_triggers(self) -> bool:
+        """Whether Spark waits for the time of its next trigger, and begins no batch before, whatever there is to read."""
+        query, quiet_s = self._query, SYSTEM_CLOCK.monotonic() - self._ended_s
+        if query is None or not self._job.trigger_s or quiet_s < TICK_PAUSE_S or not self._engine.is_due():
+            return False
+        return waits(query.status)
 
     @property
     def _may_begin(self) -> bool:
@@ -315,10 +327,12 @@ class QueryRun:
             if self._engine.time_is_over:
                 self._run_empty(self._engine.begin_anew)
 
-    def _come_to_the_end_of_time(self) -> None:
+    def _come_to_the_end_of_time(self, looked_us: int) -> None:
         """All input is read: do what is due by now, and if asked for all that would ever be due in event time."""
         if not self._available_now:
             return
+        if self._goes_on and not self._stopping.is_set():
+            self._engine.read_to_the_end(looked_us)
         self._do_what_is_due(lambda: self._goes_on and not self._stopping.is_set())
         if self._drain and not self._stopping.is_set():
             self._end_time()
@@ -384,7 +398,12 @@ class QueryRun:
             if self._failure is None:
                 self.met = Failure(place, cause_of(error, self._engine.told))
             self._fail(error)
-            _log.debug("batch %d of job %s failed", number, self._spec.name, exc_info=error)
+            _log.debug(
+                "batch %d of job %s failed",
+                number,
+                self._spec.name,
+                exc_info=error if self._spec.shows_rows else None,
+            )
             raise BatchFailedError(number) from None
         finally:
             self._ended_s = SYSTEM_CLOCK.monotonic()

@@ -38,6 +38,7 @@ _LOG4J = "org.apache.logging.log4j"
 @contextmanager
 def quiet_logs(session: SparkSession) -> Iterator[None]:
     """Hold back what Penstock says itself."""
+    _quiet_accumulators(session)
     if logging.getLogger("penstock").isEnabledFor(logging.DEBUG):
         yield
         return
@@ -59,6 +60,17 @@ def quiet_logs_for(sources: Sequence[Source]) -> Iterator[None]:
     """The same, for a job that may have no source yet."""
     with quiet_logs(sources[0].frame.sparkSession) if sources else nullcontext():
         yield
+
+
+def _quiet_accumulators(session: SparkSession) -> None:
+    """PySpark's server of accumulators prints a stack when the JVM dies, a moment after the job has said so. For as long as it lives."""
+    server = getattr(session.sparkContext, "_accumulatorServer", None)
+    if server is not None:
+        server.handle_error = _lost_its_peer
+
+
+def _lost_its_peer(_request: object, address: object) -> None:
+    _log.debug("the accumulators of Spark have lost %s", address, exc_info=True)
 
 
 class _HeldBack(logging.Filter):

@@ -28,7 +28,7 @@ from penstock.operators.table_rows import sub_orders
 from penstock.savepoint.manifest import SavedFile
 from penstock.savepoint.tables import BATCH_ROWS, read_table, table_file, write_table
 from penstock.spark.key_columns import subtask_of
-from penstock.spark.tasks import Readable
+from penstock.spark.tasks import Readable, Renamed
 from penstock.spark.versions import partition_by_number, repartitioned
 from penstock.state.backends.base import StateLayout, TableLayout
 from penstock.state.backends.equality import rows_equal
@@ -150,7 +150,9 @@ def store_rows(rows: DataFrame, to: Target, table: OperatorTable) -> list[Answer
     placed = repartitioned(rows, to.parallelism, place)
     # those that share their numbers are side by side if they are the same: so one that is there twice is found
     in_order = placed.sortWithinPartitions(*table.numbers, *table.identity)
-    answers = in_order.mapInArrow(Readable(_Writing(to, table)), _ANSWER).collect()
+    answers = in_order.mapInArrow(
+        Readable(Renamed(tuple(in_order.columns), _Writing(to, table))), _ANSWER
+    ).collect()
     return [_ANSWERS.decode(bytes(row["answer"])) for row in answers]
 
 
@@ -163,7 +165,7 @@ def _with_orders(rows: DataFrame, table: OperatorTable) -> DataFrame:
     subs = table.identity[table.keys :]
     if [rows.schema[name].dataType for name in subs] == [LongType()]:  # a whole number is its own
         return rows.withColumn(ORDER, F.coalesce(F.col(ORDER), F.col(subs[0]), F.lit(0)))
-    return rows.mapInArrow(Readable(_Ordering(tuple(subs))), rows.schema)
+    return rows.mapInArrow(Readable(Renamed(tuple(rows.columns), _Ordering(tuple(subs)))), rows.schema)
 
 
 @dataclass(frozen=True)

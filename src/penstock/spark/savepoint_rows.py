@@ -23,7 +23,7 @@ from pyspark.sql.pandas.types import from_arrow_type
 from pyspark.sql.types import ArrayType, DataType, MapType, TimestampNTZType, TimestampType
 
 from penstock.errors import ConfigError
-from penstock.operators.aggregates import Kind, partial_name
+from penstock.operators.aggregates import PICKING, Kind, partial_name
 from penstock.operators.count_windows import SIZE
 from penstock.operators.time_column import TimeColumn
 from penstock.operators.timers import AT, KINDS, timer_table
@@ -75,7 +75,7 @@ class OperatorRows:
                     continue
                 aggregate = name[len(prefix) : -len(suffix)]
                 known = [one for one in stored if one in {partial_name(aggregate, other) for other in Kind}]
-                if known == [name] and kind is not Kind.COUNT_DISTINCT:
+                if known == [name] and kind not in (Kind.COUNT_DISTINCT, *PICKING):
                     found[aggregate] = name
         return found
 

@@ -35,8 +35,9 @@ from penstock.spark.compiled import compile_job
 from penstock.spark.compiled_operator import CompiledOperator
 from penstock.spark.dead_letters import grouped_with_bad_rows, has_no_key
 from penstock.spark.inspection import leaves, looked_at
-from penstock.spark.key_columns import normalised, quoted
+from penstock.spark.key_columns import normalised, quoted, with_key
 from penstock.spark.log_positions import check_position
+from penstock.spark.picked_values import with_arrival
 from penstock.spark.quiet_logs import quiet_logs_for
 from penstock.spark.savepoint_files import Answer, OperatorTable, Target, store_rows
 from penstock.spark.savepoint_rows import Given, OperatorRows, joined, safely_cast
@@ -223,6 +224,12 @@ class _Filling:
                 "DataFrame of a batch: spark.read",
                 operator=self.uid,
             )
+        if node.ttl is not None and counting_distinct(self.operator.specs):
+            raise ConfigError(
+                f"operator {self.uid!r} counts distinct values with a time to live, which cannot be computed from history: when each of "
+                "its keys was last touched is not known. It begins empty",
+                operator=self.uid,
+            )
         return self._placed(self._aggregated(node, self._needed(node, frame)))
 
     def _needed(self, node: Aggregate, frame: DataFrame) -> DataFrame:
@@ -252,9 +259,11 @@ class _Filling:
 
     def _grouped(self, node: Aggregate, frame: DataFrame) -> DataFrame:
         """As a batch does it, with the same expressions."""
-        rows, policy = normalised(frame, self.operator.float_keys), self.operator.on_bad_record
+        rows = with_key(normalised(frame, self.operator.float_keys), node.keys)
+        policy = self.operator.on_bad_record
         if policy is not OnBadRecord.FAIL:
             rows, policy = rows.where(~has_no_key(node.keys)), OnBadRecord.SKIP
+        rows = with_arrival(rows, self.operator.specs)
         return grouped_with_bad_rows(rows, node.keys, self.operator.partials, policy, self.operator.distinct)
 
     def _aggregated(self, node: Aggregate, frame: DataFrame) -> dict[str, DataFrame]:
@@ -279,7 +288,9 @@ class _Filling:
             for number, spec in enumerate(distinct, 1)
         ]
         others = [
-            F.max(F.when(F.col(WHOSE) == 0, F.col(quoted(partial.name)))).alias(partial.name)
+            F.first(F.when(F.col(WHOSE) == 0, F.col(quoted(partial.name))), ignorenulls=True).alias(
+                partial.name
+            )
             for spec in self.operator.specs
             if not spec.distinct
             for partial in spec.partials

@@ -89,9 +89,14 @@ def log_on(stream: TextIO | None, line: LiveLine | None = None) -> Iterator[None
         handler.addFilter(lambda record: _is_told(record, line))
         logger.setLevel(logging.INFO)
     logger.addHandler(handler)
+    propagates, logger.propagate = (
+        logger.propagate,
+        False,
+    )  # py4j gives the root a handler when the JVM dies: lines would come twice
     try:
         yield
     finally:
+        logger.propagate = propagates
         logger.removeHandler(handler)
         logger.setLevel(level)
         handler.close()

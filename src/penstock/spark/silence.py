@@ -5,6 +5,9 @@ Between the end of a batch and the next look nobody knows what has come: much ma
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from pyspark.sql.streaming.query import StreamingQuery
 
 from penstock.state.lifetimes import in_microseconds
@@ -13,12 +16,16 @@ WAITING = "Waiting"
 """How what a query says of itself begins when it has looked and found nothing, or has a trigger that comes later."""
 
 
+def waits(status: Mapping[str, Any]) -> bool:
+    """Whether a query that says this does nothing at this moment."""
+    return str(status["message"]).startswith(WAITING) and not status["isTriggerActive"]
+
+
 class Silence:
     """Of one query. Asked again and again while no batch runs."""
 
-    def __init__(self, trigger_s: float, *, matters: bool) -> None:
+    def __init__(self, trigger_s: float) -> None:
         self._pace_us = in_microseconds(trigger_s)
-        self._matters = matters
         self._since_us: int | None = None
         self._looked_us: int | None = None
 
@@ -27,17 +34,17 @@ class Silence:
         self._since_us = self._looked_us = None
 
     def looked_us(self, query: StreamingQuery | None, now_us: int) -> int | None:
-        """When the last look was that found nothing; None if there was none since the last batch, or it does not matter.
+        """When the last look was that found nothing; None if there was none since the last batch.
 
         A query that waits has looked, and says what it found. One that is about to look, or to note what it found, says that there is
         nothing also when there is: it is not believed before it waits again.
         """
-        if query is None or not self._matters:
+        if query is None:
             return None
         status = query.status
         if status["isDataAvailable"]:
             self.broken()
-        elif str(status["message"]).startswith(WAITING) and not status["isTriggerActive"]:
+        elif waits(status):
             self._since_us = now_us if self._since_us is None else self._since_us
             self._looked_us = max(self._since_us, now_us - self._pace_us)
         return self._looked_us

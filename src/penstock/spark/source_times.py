@@ -19,6 +19,7 @@ from penstock.state.lifetimes import in_microseconds
 from penstock.wording import named, with_article
 
 LATE, FAIL = "late", "fail"
+WAIT, FOLLOW_CLOCK = "wait", "follow_clock"
 
 _log = logging.getLogger(__name__)
 
@@ -36,6 +37,7 @@ class TimeOptions:
     max_ahead: Duration | None = "1d"
     partition_by: str | Sequence[str] | None = None
     bad_event_time: str = LATE
+    when_all_idle: str = WAIT
 
     def of(self, frame: DataFrame, uid: str) -> EventTime | None:
         """What they mean for a source; raises `ConfigError`."""
@@ -43,9 +45,12 @@ class TimeOptions:
             self._refuse_others(uid)
             return None
         _check_column(frame, uid, self.event_time)
-        if self.bad_event_time not in (LATE, FAIL):
+        _check_choice(uid, "bad_event_time", self.bad_event_time, (LATE, FAIL))
+        _check_choice(uid, "when_all_idle", self.when_all_idle, (WAIT, FOLLOW_CLOCK))
+        if self.when_all_idle == FOLLOW_CLOCK and self.idle_after is None:
             raise ConfigError(
-                f"source {uid!r}: bad_event_time={self.bad_event_time!r} is unknown: choose {LATE!r} or {FAIL!r}",
+                f"source {uid!r}: when_all_idle={FOLLOW_CLOCK!r} has no effect with idle_after=None, because no partition is ever idle; "
+                "give idle_after a duration, or leave out when_all_idle",
                 uid=uid,
             )
         partition, in_positions = _partition(frame, uid, self.partition_by)
@@ -57,6 +62,7 @@ class TimeOptions:
             partition,
             self.bad_event_time == FAIL,
             in_positions,
+            self.when_all_idle == FOLLOW_CLOCK,
         )
 
     def _refuse_others(self, uid: str) -> None:
@@ -68,6 +74,14 @@ class TimeOptions:
                 "event_time='at', or leave out the others",
                 uid=uid,
             )
+
+
+def _check_choice(uid: str, setting: str, value: object, choices: tuple[str, str]) -> None:
+    if value not in choices:
+        raise ConfigError(
+            f"source {uid!r}: {setting}={value!r} is unknown: choose {choices[0]!r} or {choices[1]!r}",
+            uid=uid,
+        )
 
 
 def _or_none(setting: str, value: Duration | None) -> int | None:

@@ -16,8 +16,8 @@ from penstock.recovery.changes import Changes
 _log = logging.getLogger(__name__)
 
 
-class Status(enum.Enum):
-    """Where a job is in its life."""
+class Status(enum.StrEnum):
+    """Where a job is in its life. Each is equal to its word, such as "finished"."""
 
     RUNNING = "running"
     RESTARTING = "restarting"

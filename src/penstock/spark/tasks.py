@@ -101,7 +101,7 @@ class SparkExecutor:
 
 @dataclass
 class Renamed:
-    """A task whose rows come under other names than their own."""
+    """A task whose rows may come under other names than their own: they get those that the plan promises, by position."""
 
     names: tuple[str, ...]
     task: Task

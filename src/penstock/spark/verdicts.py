@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import UTC, datetime
 
 from penstock.engine.observer import Progress
 from penstock.errors import (
@@ -27,9 +28,12 @@ def notes_of(error: BaseException) -> list[str]:
     return list(getattr(error, "__notes__", ()))
 
 
-def restart_line(job: str, error: Exception, delay_s: float, *, met_before: bool) -> str:
+def restart_line(job: str, error: Exception, delay_s: float, progress: Progress, *, met_before: bool) -> str:
     """One line a failure; below the first of its kind what helps to find its cause."""
     line = f"job {job} failed ({type(error).__name__}: {error}); it goes back to its last checkpoint in {duration(delay_s)}"
+    if progress.failed_in_a_row > 1:
+        since = f"{datetime.fromtimestamp(progress.down_since, UTC):%H:%M:%S} UTC"
+        line += f". It has failed {progress.failed_in_a_row} times since {since}, without a batch in between"
     return "\n".join([line] if met_before else [line, *notes_of(error)])
 
 

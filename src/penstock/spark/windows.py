@@ -24,11 +24,11 @@ from penstock.engine.window_task import (
 )
 from penstock.errors import ConfigError, InternalError
 from penstock.graph import Window
-from penstock.operators.aggregates import AggregateSpec
 from penstock.operators.clock import OperatorClock
 from penstock.operators.count_rows import CountRowsSpec
 from penstock.operators.count_windows import CountSpec
-from penstock.operators.distinct_values import counting_distinct
+from penstock.operators.distinct_values import counting_distinct, with_sets
+from penstock.operators.everything import shown_keys
 from penstock.operators.session_aggregate import FIRST_ROW, LAST_ROW, SessionSpec
 from penstock.operators.session_rows import SessionRowsSpec
 from penstock.operators.time_column import TimeColumn
@@ -42,11 +42,13 @@ from penstock.operators.window_kinds import (
     TimeWindows,
 )
 from penstock.operators.window_rows import WindowRowsSpec
-from penstock.spark.aggregate_columns import describe, partials, partials_of_a_row
+from penstock.spark.aggregate_columns import describe, distinct_values, partials, partials_of_a_row
 from penstock.spark.dead_letters import all_nullable, grouped_with_bad_rows, has_no_key
+from penstock.spark.distinct_values import DistinctValues, for_aggregates
 from penstock.spark.event_times import event_time_of, in_microseconds
 from penstock.spark.key_columns import quoted
 from penstock.spark.panes import late_session, pane, session_pane
+from penstock.spark.picked_values import with_arrival
 from penstock.spark.versions import arrow_schema, arrow_type
 from penstock.state.backends.base import StateLayout
 from penstock.state.lifetimes import LONG_AGO_US
@@ -88,6 +90,7 @@ class TimeWindowAggregate(CompiledWindow):
     time: TimeColumn
     spec: WindowSpec
     partials: tuple[Column, ...]
+    distinct: tuple[DistinctValues, ...] = ()
 
     @property
     def placed_by(self) -> tuple[str, ...]:
@@ -102,8 +105,17 @@ class TimeWindowAggregate(CompiledWindow):
 
     def rows(self, frame: DataFrame, clock: OperatorClock, policy: OnBadRecord, *, late: bool) -> DataFrame:  # noqa: ARG002
         """See `CompiledWindow.rows`. The aggregates by key and pane; late rows are panes of their own."""
-        rows = frame.withColumn(PANE, self._pane(frame, clock))
-        return grouped_with_bad_rows(rows, self.node.keys, self.partials, policy, also=(PANE,), numbered=True)
+        rows = with_arrival(frame, self.spec.specs).withColumn(PANE, self._pane(frame, clock))
+        return grouped_with_bad_rows(
+            rows,
+            self.node.keys,
+            self.partials,
+            policy,
+            self.distinct,
+            also=(PANE,),
+            numbered=True,
+            counted=_counted(self.node),
+        )
 
     def late_rows(self, frame: DataFrame, clock: OperatorClock) -> DataFrame:
         """Of the rows of a batch those that come too late, as they came. A row without a key is a bad row, and not late."""
@@ -135,7 +147,8 @@ class SessionAggregate(CompiledWindow):
         """See `CompiledWindow.rows`. The aggregates by key and stretch of a gap's length; rows that may be late as they are."""
         time, clock = in_microseconds(self.time, frame), clock.judging(self.time)
         gap_us, lateness_us = self.spec.windows.gap_us, self.node.lateness_us
-        rows = frame.withColumn(PANE, session_pane(gap_us, lateness_us, time, clock))
+        rows = with_arrival(frame, self.spec.specs)
+        rows = rows.withColumn(PANE, session_pane(gap_us, lateness_us, time, clock))
         counted = F.when(F.col(PANE) >= F.lit(LONG_AGO_US), time)
         ends = (F.min(counted).alias(FIRST_ROW), F.max(counted).alias(LAST_ROW))
         may_be_late = late_session(gap_us, lateness_us, time, clock) if late else None
@@ -213,13 +226,10 @@ def compile_window(node: Window, frame: DataFrame, key: pa.Schema) -> CompiledWi
 
 def _aggregates(node: Window, frame: DataFrame, key: pa.Schema) -> CompiledWindow:
     windows = node.windows
-    specs = tuple(describe(name, column, frame) for name, column in node.columns.items())
-    for distinct in counting_distinct(specs):
-        raise ConfigError(
-            f"operator {node.uid!r}: {distinct.name!r} counts distinct values, which windows cannot; collect them in a WindowProcess",
-            operator=node.uid,
-            column=distinct.name,
-        )
+    timed = not isinstance(windows, CountWindows)
+    specs = tuple(describe(name, column, frame, timed=timed) for name, column in node.columns.items())
+    if not isinstance(windows, TimeWindows):
+        specs = with_sets(specs)
     if isinstance(windows, CountWindows):
         each = tuple(
             part for spec in specs for part in partials_of_a_row(spec, node.columns[spec.name], frame)
@@ -229,20 +239,25 @@ def _aggregates(node: Window, frame: DataFrame, key: pa.Schema) -> CompiledWindo
     time = event_time_of(node.upstream, frame, uid=node.uid, named=node.event_time)
     kind = frame.schema[time.column].dataType
     result = _result(node, frame, (StructField(WINDOW_START, kind), StructField(WINDOW_END, kind)))
-    counted = (F.col(PANE) >= F.lit(LONG_AGO_US)) & ~has_no_key(node.keys)
-    parts = _partials(node, frame, specs, counted)
+    distinct = tuple(
+        distinct_values(spec, node.columns[spec.name], frame) for spec in counting_distinct(specs)
+    )
+    counted = _counted(node) & for_aggregates() if distinct else _counted(node)
+    moment = in_microseconds(time, frame)
+    parts = tuple(
+        part for spec in specs for part in partials(spec, node.columns[spec.name], frame, counted, moment)
+    )
     moments = arrow_type(kind)
     if isinstance(windows, SessionWindows):
         spec = SessionSpec(key, windows, node.lateness_us, specs, moments)
         return SessionAggregate(node, all_nullable(result), time, spec, parts)
     by_time = WindowSpec(key, windows, node.lateness_us, specs, moments, node.early_us)
-    return TimeWindowAggregate(node, all_nullable(result), time, by_time, parts)
+    return TimeWindowAggregate(node, all_nullable(result), time, by_time, parts, distinct)
 
 
-def _partials(
-    node: Window, frame: DataFrame, specs: tuple[AggregateSpec, ...], counted: Column
-) -> tuple[Column, ...]:
-    return tuple(part for spec in specs for part in partials(spec, node.columns[spec.name], frame, counted))
+def _counted(node: Window) -> Column:
+    """Which rows count: those that are not late, and have a key."""
+    return (F.col(PANE) >= F.lit(LONG_AGO_US)) & ~has_no_key(node.keys)
 
 
 def _result(node: Window, frame: DataFrame, times: tuple[StructField, ...]) -> StructType:
@@ -250,7 +265,7 @@ def _result(node: Window, frame: DataFrame, times: tuple[StructField, ...]) -> S
         *(column.alias(name) for name, column in node.columns.items())
     )
     fields = aggregated.schema.fields
-    return StructType([*fields[: len(node.keys)], *times, *fields[len(node.keys) :]])
+    return StructType([*fields[: len(shown_keys(node.keys))], *times, *fields[len(node.keys) :]])
 
 
 def _own_code(node: Window, frame: DataFrame, key: pa.Schema) -> CompiledWindow:

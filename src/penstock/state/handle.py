@@ -75,6 +75,8 @@ class StateHandle(msgspec.Struct, frozen=True, omit_defaults=True):
     """How many batches have written it, one after the other. Not `version`: at least once a batch is done again on later state."""
     due: Due = Due()
     """What it waits for."""
+    over_us: int | None = None
+    """Windows that end up to it are forgotten in it, in event time. At least once the watermark of its checkpoint may be an earlier one."""
 
     @property
     def files(self) -> frozenset[str]:
@@ -85,6 +87,12 @@ class StateHandle(msgspec.Struct, frozen=True, omit_defaults=True):
     def size(self) -> int:
         """Bytes of all files."""
         return sum(ref.size for ref in self.refs)
+
+
+def over_in_all(handles: Iterable[StateHandle]) -> int | None:
+    """Up to where windows are forgotten in all of them: what one of them still has is awaited."""
+    known = [handle.over_us for handle in handles]
+    return None if None in known else min((us for us in known if us is not None), default=None)
 
 
 def state_stem(run: int, batch: int, index: int, attempt: int) -> str:

@@ -66,6 +66,17 @@ def spark_type(kind: pa.DataType) -> str:
     return _NAMES.get(kind, str(kind))
 
 
+def canonical(kind: pa.DataType) -> pa.DataType:
+    """The type with parts that may all be null: as state of own code has it."""
+    if pa.types.is_struct(kind):
+        return pa.struct([pa.field(one.name, canonical(one.type)) for one in kind])
+    if pa.types.is_map(kind):
+        return pa.map_(canonical(kind.key_type), canonical(kind.item_type))
+    if pa.types.is_list(kind):
+        return pa.list_(canonical(kind.value_type))
+    return kind
+
+
 def arrow_schema(ddl: str) -> pa.Schema:
     """The Arrow schema of columns such as 'user string, visits long'."""
     parser = _Parser(ddl)

@@ -82,7 +82,7 @@ class Storage(ABC):
         """
 
     def check_writable(self) -> None:
-        """Write, read back and delete a probe; raises `UnavailableError` with what to do."""
+        """Write, read back and delete a probe; raises `UnavailableError` with what to do. Leaves nothing behind."""
         probe = f"_probe-{SYSTEM_RANDOMNESS.token()}"
         self.put(probe, b"penstock")
         self.get(probe)

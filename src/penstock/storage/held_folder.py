@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import BinaryIO, Self
 
 from penstock.storage.names import checked_file_name
 
@@ -44,6 +44,11 @@ class HeldFolder:
     ) -> None:
         os.close(self._descriptor)
 
+    @property
+    def owner(self) -> int:
+        """The user whose folder it is."""
+        return os.fstat(self._descriptor).st_uid
+
     def lies_below(self, file: str) -> bool:
         """Whether this folder, or one of those that it really lies in, has such a file."""
         with ExitStack() as opened:
@@ -64,6 +69,21 @@ class HeldFolder:
                 raise BehindLinkError(name)
             return stat.S_ISREG(mode)
         return False
+
+    @contextmanager
+    def opened(self, name: str) -> Iterator[BinaryIO]:
+        """A regular file, to be read; raises `FileNotFoundError` where there is none, `BehindLinkError` for a link."""
+        with self._inside(name) as (folder, last):
+            try:
+                descriptor = os.open(last, _FILE, dir_fd=folder)
+            except OSError as error:
+                if error.errno == errno.ELOOP:
+                    raise BehindLinkError(name) from error
+                raise
+            with open(descriptor, "rb") as file:  # noqa: PTH123 - a path would lead elsewhere
+                if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                    raise FileNotFoundError(errno.ENOENT, "no regular file", name)
+                yield file
 
     def read(self, name: str, most_bytes: int) -> bytes:
         """What is in a file, and at most so much; raises `FileNotFoundError` where there is none."""

@@ -5,7 +5,8 @@ Invariants:
    Nothing is ever written in place: uploaded and downloaded files may share their content by hard links.
 2. The folder chain up to the root is synced before a write returns.
 3. Empty folders are removed by whoever deletes the last file; a writer whose folder vanishes makes it again.
-4. The root is made once: one that was there and vanishes (deleted, moved, not mounted any more) is not made again, here or in any
+4. Files are made for their owner alone (0600), and so are folders (0700): state and journal have rows of users in them.
+5. The root is made once: one that was there and vanishes (deleted, moved, not mounted any more) is not made again, here or in any
    process that a copy of this object was sent to. Half a job would be worse than none.
 """
 
@@ -35,6 +36,7 @@ _ADVICE = {
     errno.ENOENT: "no folder can be made there; check the path and whether it is mounted",
 }
 _FOLDER_ATTEMPTS = 100
+PRIVATE_FILE, PRIVATE_FOLDER = 0o600, 0o700
 _NOTHING = (errno.ENOENT, errno.ELOOP)
 """No file is there: also behind links that lead in a circle."""
 
@@ -60,9 +62,14 @@ class LocalStorage(Storage):
         self._was_there = False
 
     def check_writable(self) -> None:
-        """See `Storage.check_writable`."""
+        """See `Storage.check_writable`; folders that it made go again, as long as nobody else has put anything into them."""
         self.check_place()
+        made = [folder for folder in (self.root, *self.root.parents) if not folder.exists()]
         super().check_writable()
+        self._was_there = False  # another start may remove it as this one does: the first write makes it then
+        with contextlib.suppress(OSError):  # it is in use, by whoever is quicker
+            for folder in made:
+                folder.rmdir()
 
     def put(self, name: str, data: bytes) -> None:
         """See `Storage.put`."""
@@ -217,13 +224,13 @@ class LocalStorage(Storage):
         """Make it, and what is missing above it; the root only as long as it has not been there."""
         if folder == self.root:
             if not self._was_there:
-                folder.mkdir(parents=True, exist_ok=True)
+                folder.mkdir(PRIVATE_FOLDER, parents=True, exist_ok=True)
             return
         try:
-            folder.mkdir(exist_ok=True)
+            folder.mkdir(PRIVATE_FOLDER, exist_ok=True)
         except FileNotFoundError:
             self._make_folder(folder.parent)
-            folder.mkdir(exist_ok=True)
+            folder.mkdir(PRIVATE_FOLDER, exist_ok=True)
 
     def _refuse_if_gone(self) -> None:
         if self._was_there and not self.root.exists():
@@ -291,8 +298,11 @@ def _is(entry: os.DirEntry[str], is_wanted: Callable[[os.DirEntry[str]], bool]) 
 
 
 def _read_regular(path: Path) -> bytes:
-    """Anybody who reaches the folder may put a pipe there, of which no reading ends; opened so, one is not waited for."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    """Anybody who reaches the folder may put a pipe there, of which no reading ends; opened so, one is not waited for.
+
+    Nor is a link followed, which may lead to what another job has written.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
         _refuse_irregular(path, os.fstat(descriptor))
         with open(descriptor, "rb", closefd=False) as file:
@@ -308,15 +318,19 @@ def _refuse_irregular(path: Path, found: os.stat_result) -> None:
 
 
 def _write_synced(path: Path, data: bytes) -> None:
-    with path.open("xb") as file:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, PRIVATE_FILE)
+    with open(descriptor, "wb") as file:  # noqa: PTH123 - a path has no mode
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
 
 
 def _link_synced(source: Path, target: Path) -> None:
+    """A working file becomes private with its link; a copy has lain in a folder that was private already."""
     sync_file(source)
-    if not link_or_copy(source, target):
+    is_link = link_or_copy(source, target)
+    target.chmod(PRIVATE_FILE)
+    if not is_link:
         sync_file(target)
 
 

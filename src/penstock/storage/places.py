@@ -6,6 +6,7 @@ disk, and the job would begin from nothing there.
 
 from __future__ import annotations
 
+import stat
 from pathlib import Path, PurePosixPath
 
 from penstock.errors import ConfigError
@@ -66,7 +67,11 @@ def refuse_blocked(path: Path, what: str) -> None:
 def _in_the_way(part: Path) -> str | None:
     if part.is_symlink() and not part.exists():
         return f"a link to {part.readlink()}, which is not there"
-    return "a file" if part.exists() else None
+    try:
+        found = part.stat()  # once: another start may make the folder, or remove it, between two looks
+    except OSError:
+        return None
+    return None if stat.S_ISDIR(found.st_mode) else "a file"
 
 
 def refuse_place(path: Path, what: str) -> None:

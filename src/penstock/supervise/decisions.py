@@ -15,6 +15,8 @@ WISHES = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Signals with which a person, or a machine that shuts down, asks a job to stop."""
 SAME_WISH_S = 1.0
 """Within this time a wish that comes twice is one: systemd and `timeout` send it to every process, a terminal to the whole group."""
+DEAF_S = 30.0
+"""So long has a program to end after the second wish, which means now. Then it is killed."""
 MOST_FAILURES = 1000
 """So many times of failures are remembered, or more where the strategy counts them: a program may be started again for years."""
 
@@ -80,6 +82,8 @@ class Supervision:
     """How often."""
     failures: list[float] = field(default_factory=list)
     _asked_at: float = 0.0
+    killed_at: float | None = None
+    """When a program that is still there is to be killed: it is deaf to wishes."""
 
     def came(self, number: int, at: float) -> bool:
         """A signal has come, to the supervisor or to the program. Whether it is a wish of its own, which is to be passed on."""
@@ -87,16 +91,20 @@ class Supervision:
             return False
         self.asked, self._asked_at = number, at
         self.wishes += 1
+        if self.wishes > 1 and self.killed_at is None:
+            self.killed_at = at + DEAF_S
         return True
 
-    def ended(self, end: End, at: float, *, beside_the_dead: bool = False) -> Verdict:
-        """The program has ended. `beside_the_dead`: something of the one before it still lived.
+    def ended(self, end: End, at: float, *, beside_the_dead: bool = False, again: bool = False) -> Verdict:
+        """The program has ended. `beside_the_dead`: something of the one before it still lived. `again`: it was not the first attempt.
 
-        That may be the job itself, where a script that had started it was killed: the job was running already, and will not be soon.
+        What lived may be the job itself, where a script that had started it was killed: the job was running already, and will not be
+        soon. A command that was right once, and that does not even come to the job again, may have lost its file for a moment.
         """
         if self.asked is not None:
             return Verdict(restarts=False, why=f"it was asked to stop, with {_name(self.asked)}")
-        if end.kind in _FINAL and not (beside_the_dead and end.kind == exit_codes.WRONG_SETTING):
+        curable = end.kind == exit_codes.WRONG_SETTING and (beside_the_dead or (again and not end.told))
+        if end.kind in _FINAL and not curable:
             return Verdict(restarts=False, why=_FINAL[end.kind])
         if end.status in _ASKED:
             return Verdict(restarts=False, why="somebody asked the program itself to end")

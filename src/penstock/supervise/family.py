@@ -120,19 +120,28 @@ def end_orphans(
     hurry: Callable[[], bool] = lambda: False,
     grace_s: float | None = None,
     clock: Clock = SYSTEM_CLOCK,
-) -> int:
-    """Wait until every child but the spared ones is gone, and kill what is not after a moment; returns how many were killed.
+    leaves_sessions: bool = False,
+) -> frozenset[int]:
+    """Wait until every child but the spared ones is gone, and kill what is not after a moment; returns what was left alone.
 
     `hurry`: asked again and again whether there is no time for that moment. Nobody waits for what cannot be killed.
+    `leaves_sessions`: what has a session of its own is left alone, with what is below it: it has put itself into the background.
     """
-    until, killed = clock.monotonic() + (GRACE_S if grace_s is None else grace_s), set[int]()
+    until, alone = clock.monotonic() + (GRACE_S if grace_s is None else grace_s), frozenset[int]()
     while True:
         reap()
-        left = children() - spared
+        left = children() - spared - alone
         if not left:
-            return len(killed)
+            return alone
         if clock.monotonic() >= until or hurry():
-            ours = {pid for pid in left if _kill(pid)}
-            killed |= ours
-            spared |= left - ours
+            alone |= frozenset(pid for pid in left if leaves_sessions and _has_left_the_session(pid))
+            ours = {pid for pid in left - alone if _kill(pid)}
+            spared |= left - alone - ours
         clock.sleep(POLL_S)
+
+
+def _has_left_the_session(pid: int) -> bool:
+    try:
+        return os.getsid(pid) != os.getsid(0)
+    except ProcessLookupError:
+        return False

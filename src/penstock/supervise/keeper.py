@@ -22,7 +22,7 @@ from penstock import exit_codes
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.randomness import SYSTEM_RANDOMNESS
 from penstock.supervise.decisions import WISHES, End, Supervision
-from penstock.supervise.family import Remains, adopt_orphans, children, end_orphans, reap
+from penstock.supervise.family import LOOK_S, Remains, adopt_orphans, children, end_orphans, reap
 from penstock.supervise.telling import Story
 from penstock.supervise.words import (
     ENVIRONMENT,
@@ -34,7 +34,7 @@ from penstock.supervise.words import (
     read_said,
     socket_name,
 )
-from penstock.wording import duration
+from penstock.wording import counted, duration
 
 _log = logging.getLogger(__name__)
 
@@ -148,9 +148,7 @@ class Keeper:
             selector.register(woken, selectors.EVENT_READ)
             selector.register(program.connection, selectors.EVENT_READ)
             while program.status is None:
-                ready = {
-                    key.fileobj for key, _ in selector.select(self._remains.tend(self._clock.monotonic()))
-                }
+                ready = {key.fileobj for key, _ in selector.select(self._until_next_look(program))}
                 if woken in ready:
                     self._take_signals(woken, program)
                 if program.connection in ready and not self._listen(program):
@@ -158,6 +156,19 @@ class Keeper:
                 program.status = reap().get(program.pid)
         while self._listen(program):  # its last words
             pass
+
+    def _until_next_look(self, program: Program) -> float | None:
+        """Kill what had time enough; in how many seconds to look again, None: when something happens."""
+        now, killed_at = self._clock.monotonic(), self._supervision.killed_at
+        again_s = self._remains.tend(now)
+        if killed_at is None:
+            return again_s
+        if now >= killed_at:
+            _log.warning("the program (pid %d) is deaf to signals: it is killed", program.pid)
+            with suppress(ProcessLookupError):
+                os.kill(program.pid, signal.SIGKILL)
+            killed_at = now + LOOK_S
+        return min(killed_at - now, LOOK_S if again_s is None else again_s)
 
     def _listen(self, program: Program) -> bool:
         """Take what it says; whether it can say more."""
@@ -215,7 +226,7 @@ class Keeper:
         end = End(program.status or 0, program.told)
         self._died_at = now if self._died_at is None else self._died_at
         beside_the_dead = self._remains.tend(now) is not None
-        verdict = self._supervision.ended(end, now, beside_the_dead=beside_the_dead)
+        verdict = self._supervision.ended(end, now, beside_the_dead=beside_the_dead, again=self._attempt > 1)
         self._remains.left_by_the_dead(self._spared, now)
         self._story.died(
             program.pid, end.how, verdict.why, restarts=verdict.restarts, delay_s=verdict.delay_s
@@ -224,7 +235,16 @@ class Keeper:
         _log.log(level, "the program (pid %d) ended with %s: %s", program.pid, end.how, verdict.why)
         code = self._pause(now + verdict.delay_s, woken) if verdict.restarts else end.exit_code
         if code is not None:
-            end_orphans(self._spared, hurry=lambda: self._asked_again(woken))
+            in_background = end.status == exit_codes.DONE and self._supervision.asked is None
+            left = end_orphans(
+                self._spared, hurry=lambda: self._asked_again(woken), leaves_sessions=in_background
+            )
+            if left:
+                _log.warning(
+                    "the program has put %s into the background (pid %s): it goes on, and nobody keeps it alive; "
+                    "a program that is to be kept alive stays in the foreground",
+                    *(counted(len(left), "process", "processes"), ", ".join(map(str, sorted(left)))),
+                )
         return code
 
     def _asked_meanwhile(self, woken: socket.socket) -> bool:

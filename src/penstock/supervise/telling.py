@@ -17,7 +17,7 @@ from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.errors import PenstockError
 from penstock.journal.events import Event, Lost, ProcessDied, ProcessStarted
 from penstock.journal.writing import JournalWriter
-from penstock.ownership.claim import process_start
+from penstock.ownership.claim import pid_space, process_start
 from penstock.storage import open_storage
 
 _log = logging.getLogger(__name__)
@@ -87,6 +87,7 @@ class Story:
                 host=platform.node(),
                 supervisor=os.getpid(),
                 supervisor_started=process_start(os.getpid()),
+                pid_space=pid_space(),
             )
         )
 

@@ -122,6 +122,7 @@ def _with_the_way_back(
         msgspec.structs.replace(
             failure,
             next_run=begun,
+            tried_again=bool(later),
             restored_from=starts[begun].restored_from if begun is not None else None,
             back_at=back_at,
             down_s=max(0.0, back_at - begin_s) if back_at else None,
@@ -159,7 +160,12 @@ def _group(begins: int, of: Sequence[FailureView]) -> FailureGroup:
 
 def _cause(failure: FailureView) -> tuple[str, str]:
     """What reads the same when the same happens again: batches, processes and addresses have other numbers each time."""
-    return failure.error, _NUMBER.sub("#", failure.root or failure.why)
+    return failure.error, without_numbers(failure.root or failure.why)
+
+
+def without_numbers(text: str) -> str:
+    """The same text for events that differ in numbers only."""
+    return _NUMBER.sub("#", text)
 
 
 _NUMBER = re.compile(

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import platform
 import re
+from collections.abc import Iterable
 
 from penstock.checkpoint.completed import Completed
 from penstock.checkpoint.metadata import CheckpointName, read_metadata
 from penstock.config import Mode
 from penstock.errors import CorruptStateError, IncompatibleStateError, PenstockError
 from penstock.ids import CheckpointId, RunId
-from penstock.journal.events import Event, ProcessDied, ProcessStarted, SavepointMade
+from penstock.journal.events import Event, ProcessDied, ProcessStarted, SavepointDeleted, SavepointMade
 from penstock.journal.files import read_live, read_plan
 from penstock.journal.live import Live
 from penstock.journal.plan import Plan
 from penstock.journal.reading import JournalReader
-from penstock.ownership.claim import process_start
+from penstock.ownership.claim import is_gone, pid_space
+from penstock.ownership.heartbeat import Pulse
 from penstock.ownership.run_list import ListedRun, list_runs
 from penstock.storage import Storage
 from penstock.view.asked import asked_for
@@ -26,7 +27,7 @@ from penstock.view.find import FoundJob
 from penstock.view.model import JobState, JobView, RunView
 from penstock.wording import size
 
-_FOLDER = re.compile(r"chk-(\d+)-r(\d+)")
+_FOLDER = re.compile(r"chk-(\d{1,18})-r(\d{1,18})")
 _BY_HOW = {
     "finished": JobState.FINISHED,
     "stopped": JobState.STOPPED,
@@ -52,6 +53,7 @@ class JobWatcher:
         self._metadata: dict[Name, Completed | str] = {}
         """What could be read, or why not. A metadata is never changed."""
         self._plans: dict[int, Plan] = {}
+        self._pulse = Pulse()
         self._last_lives: dict[int, Live] = {}
 
     def look(self, now: float) -> JobView:
@@ -72,11 +74,11 @@ class JobWatcher:
 
     def _look(self, now: float) -> JobView:
         storage = self._job.storage
-        listed = list_runs(storage, now)
+        listed = list_runs(storage, now, self._pulse)
         newest = listed[-1] if listed else None
         run = newest.run if newest else 0
         read = self._journal.read()
-        live = read_live(storage, run)
+        live = _live(storage, listed)
         stored = self._stored()
         wrong = [text for one in listed for text in one.unreadable]
         wrong += [one for one in self._metadata.values() if isinstance(one, str) and one]
@@ -90,6 +92,7 @@ class JobWatcher:
         known = history(read.events, stored, self._committed(storage, stored), pending, run)
         runs = tuple(_run_view(one) for one in reversed(listed))
         plan = self._plan(run)
+        counted = live or self._live_before(run)
         reads_again = plan is None or plan.settings.mode != Mode.AT_MOST_ONCE.value
         return JobView(
             id=self._job.id,
@@ -109,10 +112,12 @@ class JobWatcher:
             checkpoints=known,
             summary=summary(known, read.events),
             failures=failures(read.events, runs, self._lives(runs, live), reads_again=reads_again),
+            restarts_counted=counted.restarts_total if counted else 0,
+            rows_again_counted=counted.rows_again_total if counted else 0,
             runs=runs,
             events=read.events[::-1],
             asked=asked_for(read.events, runs, run if state.is_alive else 0),
-            savepoints=tuple(one.folder for one in reversed(read.events) if isinstance(one, SavepointMade)),
+            savepoints=_savepoints(read.events),
             unreadable=tuple(wrong),
         )
 
@@ -152,6 +157,11 @@ class JobWatcher:
                 return plan
         return None
 
+    def _live_before(self, run: int) -> Live | None:
+        """What the newest run before this one said last."""
+        earlier = (read_live(self._job.storage, one) for one in range(run - 1, max(0, run - _RUNS_BACK), -1))
+        return next(filter(None, earlier), None)
+
     def _lives(self, runs: tuple[RunView, ...], live: Live | None) -> dict[int, Live]:
         """What dead runs said last: it does not change any more."""
         for run in runs[1:]:
@@ -178,11 +188,23 @@ def _state(listed: list[ListedRun], live: Live | None) -> tuple[JobState, float]
     if newest.alive:
         if live is None:
             return JobState.STARTING, started_at
+        if live.run != newest.run:
+            return JobState.RESTARTING, started_at
         return _BY_STATUS.get(live.status, JobState.RUNNING), started_at
     last = _last_with_an_end(listed)
     if last.end is None or last.end.how == "restarted":
         return JobState.DIED, last.heartbeat.at if last.heartbeat else started_at
     return _BY_HOW.get(last.end.how, JobState.DIED), last.end.at
+
+
+def _live(storage: Storage, listed: list[ListedRun]) -> Live | None:
+    """What the newest run says. One that has only just followed a run of the same start has not said anything: then what that said."""
+    for one in reversed(listed[-2:]):
+        of_the_same = one.record and listed[-1].record and one.record.claimant == listed[-1].record.claimant
+        found = read_live(storage, one.run) if of_the_same or one is listed[-1] else None
+        if found is not None:
+            return found
+    return None
 
 
 def _last_with_an_end(listed: list[ListedRun]) -> ListedRun:
@@ -213,15 +235,26 @@ def _is_supervised(events: tuple[Event, ...], state: JobState, now: float) -> bo
     started = next((event for event in reversed(said) if isinstance(event, ProcessStarted)), None)
     if started is None or (isinstance(said[-1], ProcessDied) and not said[-1].restarts):
         return False
-    if started.host == platform.node() and started.supervisor:
-        return process_start(started.supervisor) == started.supervisor_started
+    if started.pid_space and started.pid_space == pid_space() and started.supervisor:
+        return not is_gone(started.supervisor, started.supervisor_started)
     return state.is_alive or now - said[-1].at < COMING_UP_S
 
 
 def _had_a_supervisor_here(run: ListedRun | None) -> bool:
     record = run.record if run is not None else None
-    return record is not None and bool(record.supervisor) and record.host == platform.node()
+    return record is not None and bool(record.supervisor) and record.pid_space == pid_space() != ""
 
 
 COMING_UP_S = 600.0
 """So long a program may take until its run has the job. Of a supervisor on another machine nobody here sees whether it lives."""
+
+
+def _savepoints(events: Iterable[Event]) -> tuple[str, ...]:
+    """Folders of those that were made and not deleted since, the newest first."""
+    there: dict[str, None] = {}
+    for event in events:
+        if isinstance(event, SavepointMade | SavepointDeleted):
+            there.pop(event.folder, None)
+        if isinstance(event, SavepointMade):
+            there[event.folder] = None
+    return tuple(reversed(there))

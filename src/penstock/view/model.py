@@ -10,7 +10,8 @@ import enum
 import msgspec
 
 from penstock.journal.events import Event, SubtaskTimes
-from penstock.journal.live import Live
+from penstock.journal.files import Budget, budget_of
+from penstock.journal.live import LIVE_S, Live
 from penstock.journal.plan import Plan
 
 
@@ -110,6 +111,8 @@ class FailureView(msgspec.Struct, frozen=True, kw_only=True):
     restored_from: int | None = None
     """The checkpoint that the job went back to; -1: it began from nothing; None: it has not come back yet."""
     next_run: int | None = None
+    tried_again: bool = False
+    """Whether a run was begun after it, which may not have come up."""
     back_at: float = 0.0
     """When the first batch after it was done; 0: not yet."""
     down_s: float | None = None
@@ -202,7 +205,9 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     """As it is written on a command line: the storage that the job's folder is in."""
     state: JobState
     now: float
-    """When this was looked at."""
+    """When this was looked at, or, where `looked_at` is set, when it was shown."""
+    looked_at: float = 0.0
+    """When this was last seen, where that is some time ago: its storage does not answer since then. 0: it was seen just now."""
     since: float = 0.0
     """Since when it is in that state, as far as is known."""
     run: int = 0
@@ -220,6 +225,9 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     summary: CheckpointSummary = CheckpointSummary()
     failures: tuple[FailureView, ...] = ()
     """Newest first."""
+    restarts_counted: int = 0
+    rows_again_counted: int = 0
+    """What the newest run that wrote anything down had counted by then, since the job's first start. The journal knows only the newest."""
     runs: tuple[RunView, ...] = ()
     """Newest first."""
     events: tuple[Event, ...] = ()
@@ -230,6 +238,21 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     """Folders of savepoints that the journal knows of, newest first."""
     unreadable: tuple[str, ...] = ()
     """What is wrong with files of the job, for people."""
+
+    @property
+    def story(self) -> tuple[Event, ...]:
+        """The journal without what happens all the time while a job is well."""
+        return tuple(event for event in self.events if budget_of(event) is not Budget.CHECKPOINTS)
+
+    @property
+    def look_age_s(self) -> float:
+        """How long ago it was seen."""
+        return max(0.0, self.now - self.looked_at) if self.looked_at else 0.0
+
+    @property
+    def is_unseen(self) -> bool:
+        """Whether that is so long ago that nobody knows how it is."""
+        return self.look_age_s > UNSEEN_AFTER_S
 
     @property
     def is_up(self) -> bool:
@@ -246,13 +269,15 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def restarts(self) -> int:
-        """How often it has come back after a failure, or after its process died, as far as is known."""
-        return sum(failure.next_run is not None for failure in self.failures)
+        """How often it was begun again after a failure, or after its process died, as far as is known."""
+        known = sum(failure.tried_again for failure in self.failures)
+        return max(known, self.restarts_counted)
 
     @property
     def rows_again(self) -> int:
         """Rows that were processed again then, as far as is known."""
-        return sum(failure.rows_again or 0 for failure in self.failures if failure.next_run is not None)
+        known = sum(failure.rows_again or 0 for failure in self.failures if failure.next_run is not None)
+        return max(known, self.rows_again_counted)
 
     @property
     def checkpoint_age_s(self) -> float | None:
@@ -261,12 +286,29 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
         return None if last is None else max(0.0, self.now - last.completed_at)
 
     @property
+    def not_up_s(self) -> float:
+        """How long it has been starting, or on its way back to a checkpoint, without a pause before the next try; 0 where it is neither."""
+        if self.state not in (JobState.STARTING, JobState.RESTARTING) or not self.since:
+            return 0.0
+        failed_at = max((one.at for one in self.failures[:1]), default=0.0)
+        live = self.live
+        said = (0.0,) if live is None else (live.next_try_at, live.batch_at, live.checkpoint_at)
+        return max(0.0, self.now - max(self.since, failed_at, *said))
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether that takes so long that it may never be done."""
+        return self.not_up_s > STUCK_AFTER_S
+
+    @property
     def is_late(self) -> bool:
         """Whether a running job should have completed a checkpoint by now: there is something to complete, and three intervals are over.
 
         One that has done no batch yet is not late: a first batch takes as long as Spark needs to begin. Nor is one that had nothing to do
         for hours when its first rows come: time counts from there.
         """
+        if self.is_stuck:
+            return True
         if (
             self.live is None
             or self.plan is None
@@ -280,6 +322,7 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
         allowed_s = (
             LATE_AFTER * max(self.plan.settings.interval_s, self.plan.settings.min_pause_s)
             + self.live.batch_seconds
+            + SEEN_AFTER_S
         )
         return bool(waits_since) and self.now - since > allowed_s
 
@@ -289,5 +332,11 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
         return "" if self.plan is None else self.plan.guarantee
 
 
+UNSEEN_AFTER_S = 15.0
+"""What was seen longer ago is not taken for what is so now."""
+STUCK_AFTER_S = 600.0
+"""A start that takes longer is not one that only takes its time."""
+SEEN_AFTER_S = 3 * LIVE_S
+"""A checkpoint may have been completed since the job last wrote down what it does."""
 LATE_AFTER = 3.0
 """So many intervals without a completed checkpoint are late."""

@@ -23,12 +23,27 @@ class Need(msgspec.Struct, frozen=True, kw_only=True):
 
 def needs(view: JobView) -> tuple[Need, ...]:
     """The most urgent first; nothing for a job that is as it should be."""
-    return (*_of_the_state(view), *_of_checkpoints(view), *_of_sinks(view.live, view), *_of_files(view))
+    return (
+        *_of_the_look(view),
+        *_of_the_state(view),
+        *_of_checkpoints(view),
+        *_of_sinks(view.live, view),
+        *_of_files(view),
+    )
 
 
 def needs_somebody(view: JobView) -> bool:
     """Whether a person must look. Pages, exit codes and alerts (`monitoring/alerts.yml`) all go by this."""
     return any(need.urgent for need in needs(view))
+
+
+def _of_the_look(view: JobView) -> Iterator[Need]:
+    if view.is_unseen:
+        yield Need(
+            text=f"it was last seen {duration(round(view.look_age_s))} ago, as {view.state}: its storage does not answer, or is gone",
+            advice=f"see whether {view.place} is mounted and answers; how the job is now is not known",
+            urgent=True,
+        )
 
 
 def _of_the_state(view: JobView) -> Iterator[Need]:
@@ -39,6 +54,13 @@ def _of_the_state(view: JobView) -> Iterator[Need]:
         yield Need(
             text="its supervisor is gone: nobody starts the job again if it dies",
             advice="when it suits, stop the job and start it anew with `penstock run --keep-alive`: a second start beside it is refused",
+        )
+    if view.is_stuck:
+        doing = f": {view.live.doing}" if view.live is not None and view.live.doing else ""
+        yield Need(
+            text=f"it has been {view.state} for {duration(round(view.not_up_s))}{doing}",
+            advice="see its log for what it waits for: a source, a sink or storage that does not answer, or a cluster without free cores",
+            urgent=True,
         )
     match view.state:
         case JobState.FAILED if view.supervised:
@@ -69,12 +91,21 @@ def _of_the_state(view: JobView) -> Iterator[Need]:
                 urgent=True,
             )
         case JobState.RESTARTING:
-            said = view.live.failure if view.live is not None and view.live.failure else "see its failures"
-            when = _next_try(view)
-            yield Need(
-                text=f"it has failed, and goes back to its last checkpoint{when}: {said}",
-                advice="it comes back by itself, unless the same comes again",
-            )
+            yield _of_a_restart(view)
+
+
+def _of_a_restart(view: JobView) -> Need:
+    """The cause first. A person must look when a restart has not helped: nothing becomes visible meanwhile."""
+    live = view.live
+    said = live.failure if live is not None and live.failure else "it has failed: see its failures"
+    tries = live.failed_in_a_row if live is not None else 0
+    down = f". Down for {duration(round(view.now - live.down_since))}" if live and live.down_since else ""
+    times = f", {counted(tries, 'failure')} in a row" if tries > 1 else ""
+    return Need(
+        text=f"{said}{down}{times}, goes back to its last checkpoint{_next_try(view)}",
+        advice="it is tried again by itself; see whether what the error names answers",
+        urgent=tries > 1,
+    )
 
 
 def _goes_on(view: JobView) -> str:
@@ -88,7 +119,12 @@ def _next_try(view: JobView) -> str:
 
 
 def _of_checkpoints(view: JobView) -> Iterator[Need]:
-    if view.is_late and view.plan is not None and view.live is not None:
+    if (
+        view.is_late
+        and view.state not in (JobState.STARTING, JobState.RESTARTING)
+        and view.plan is not None
+        and view.live is not None
+    ):
         since = view.now - max(view.live.checkpoint_at, view.live.started_at)
         yield Need(
             text=f"no checkpoint for {duration(round(since))}; the interval is {duration(view.plan.settings.interval_s)}",
@@ -97,7 +133,7 @@ def _of_checkpoints(view: JobView) -> Iterator[Need]:
         )
     ended = [one for one in view.checkpoints if one.status is not CheckpointStatus.IN_PROGRESS]
     failed = list(takewhile(lambda one: one.status is CheckpointStatus.FAILED, ended))
-    if failed and view.state.is_alive:
+    if any(one.counts for one in failed) and view.state.is_alive and view.state is not JobState.RESTARTING:
         yield Need(
             text=f"the last {counted(len(failed), 'checkpoint was', 'checkpoints were')} given up: {failed[0].reason}: {failed[0].detail}",
             advice="docs/operating.md, 'Slow or full storage', says what each reason means and what to set",

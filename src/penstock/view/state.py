@@ -7,6 +7,7 @@ Wherever somebody looks.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -375,11 +376,20 @@ def _rows(asked: _Asked, scan: _Scan) -> list[Row]:
         shown = view.shown(batch).take(pa.array(at[: scan.limits.shown + 1]))
         if view.without_null:
             shown = shown.filter(shown.column(shown.num_columns - 1).is_valid())
-        found += shown.to_pylist()
+        found += [{name: _as_json(value) for name, value in row.items()} for row in shown.to_pylist()]
         is_whole = view.kind in ONE_ROW and bool(asked.wanted)
         if is_whole or len(found) > scan.limits.shown:
             break
     return found
+
+
+def _as_json(value: Any) -> Any:
+    """JSON has no words for NaN and the infinities, and null would be another value."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else f"{'-' if value < 0 else ''}Infinity"
+    if isinstance(value, dict):
+        return {name: _as_json(one) for name, one in value.items()}
+    return [_as_json(one) for one in value] if isinstance(value, list | tuple) else value
 
 
 def _mask(batch: pa.RecordBatch, wanted: Sequence[tuple[str, pa.Scalar]]) -> npt.NDArray[np.bool_]:
@@ -416,4 +426,6 @@ def _largest(counts: Sequence[pa.Table], names: list[str], most: int) -> tuple[K
     table = pa.concat_tables(counts).group_by(names).aggregate([("count_all", "sum")])
     top = table.take(pc.select_k_unstable(table, most, [("count_all_sum", "descending")]))
     rows = top.rename_columns([*names, "__rows"]).to_pylist()
-    return tuple(KeyRows(key={name: row[name] for name in names}, rows=row["__rows"]) for row in rows)
+    return tuple(
+        KeyRows(key={name: _as_json(row[name]) for name in names}, rows=row["__rows"]) for row in rows
+    )

@@ -6,6 +6,7 @@ reaches the storage, also after a restart.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -13,7 +14,7 @@ import msgspec
 from penstock.dashboard.flink.disposal import opened
 from penstock.dashboard.flink.refusals import Refused
 from penstock.dashboard.flink.words import Json
-from penstock.engine.savepoints import check_folder
+from penstock.engine.savepoints import check_folder, refuse_outside
 from penstock.errors import ConfigError
 from penstock.ownership.asking import living_run
 from penstock.ownership.requests import Done, Kind, answer, forget_requests, take_back
@@ -76,17 +77,17 @@ CHECKPOINT_WISHES = msgspec.json.Decoder(CheckpointWish)
 DISPOSAL_WISHES = msgspec.json.Decoder(DisposalWish)
 
 
-def savepoint(job: FoundJob, wish: SavepointWish, *, by: str, now: float) -> str:
+def savepoint(job: FoundJob, wish: SavepointWish, *, by: str, now: float, savepoints: Sequence[str]) -> str:
     """Ask for a savepoint. With `cancel-job` that is a stop with a savepoint: one request, and no row between the two."""
-    to = savepoint_folder(job, wish.target_directory)
+    to = savepoint_folder(job, wish.target_directory, savepoints)
     if wish.cancel_job:
         return _ask(job, Kind.STOP, wish.trigger_id, by=by, now=now, savepoint=True, to=to)
     return _ask(job, Kind.SAVEPOINT, wish.trigger_id, by=by, now=now, to=to)
 
 
-def stop(job: FoundJob, wish: StopWish, *, by: str, now: float) -> str:
+def stop(job: FoundJob, wish: StopWish, *, by: str, now: float, savepoints: Sequence[str]) -> str:
     """Ask it to stop with a savepoint."""
-    to = savepoint_folder(job, wish.target_directory)
+    to = savepoint_folder(job, wish.target_directory, savepoints)
     return _ask(
         job, Kind.STOP, wish.trigger_id, by=by, now=now, savepoint=True, drain=bool(wish.drain), to=to
     )
@@ -109,14 +110,18 @@ def _ask(job: FoundJob, kind: Kind, trigger: str | None, *, by: str, now: float,
         raise Refused(409, str(error)) from error
 
 
-def savepoint_folder(job: FoundJob, directory: str | None) -> str | None:
-    """A new folder in that directory, named as Flink would: the same directory can be given again and again. None: beside the job."""
+def savepoint_folder(job: FoundJob, directory: str | None, savepoints: Sequence[str]) -> str | None:
+    """A new folder in that directory, named as Flink would: the same directory can be given again and again. None: beside the job.
+
+    `savepoints`: folders below which it may be, see `UiOptions`.
+    """
     if directory is None:
         return None
     above = opened(directory).root
     name = f"savepoint-{job.id[:_SHORT_ID]}-{SYSTEM_RANDOMNESS.token(_RANDOM_DIGITS)}"
     folder = str(above / name)
     check_folder(job.storage, folder)
+    refuse_outside(folder, [(job.storage, job.name)], savepoints)
     return folder
 
 

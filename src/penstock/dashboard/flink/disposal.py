@@ -6,43 +6,114 @@ What always holds:
 2. Nothing is deleted in the storage of a job, nor behind a link inside the folder. The folder is held open from the first look to the
    last deed: whatever takes its place meanwhile is not touched.
 3. The manifest goes last: a disposal that was interrupted can be repeated.
+4. Whoever can write a manifest can name any file beside it. So the folder, the manifest and every file must have one owner, and each
+   file that is there the size and checksum that the manifest says.
+5. Only what lies below a folder that this server may use is deleted, and what was deleted for whom is recorded before, in the journal of
+   the job and in the log.
 """
 
 from __future__ import annotations
 
+import logging
+import os
 from collections.abc import Iterable, Sequence
+from typing import BinaryIO
 
-from penstock.engine.savepoints import check_folder, shown
+import msgspec
+import xxhash
+
+from penstock.engine.savepoints import check_folder, refuse_outside, shown
 from penstock.errors import ConfigError, UnavailableError
+from penstock.journal.events import SavepointDeleted
+from penstock.journal.files import budget_of, segment_name
 from penstock.ownership.claim import JOB_FILE
-from penstock.savepoint.manifest import MANIFEST, MOST_BYTES, Manifest, checked_manifest, read_manifest
-from penstock.storage import LocalStorage, Storage, open_storage
+from penstock.randomness import SYSTEM_RANDOMNESS
+from penstock.savepoint.manifest import (
+    MANIFEST,
+    MOST_BYTES,
+    Manifest,
+    SavedFile,
+    checked_manifest,
+    read_manifest,
+)
+from penstock.storage import LocalStorage, open_storage
 from penstock.storage.held_folder import BehindLinkError, HeldFolder
+from penstock.view.find import FoundJob
 from penstock.wording import counted
 
+_log = logging.getLogger(__name__)
 
-def dispose(path: str, jobs: Iterable[Storage]) -> int:
-    """Delete the savepoint at a path or `file:` URI; says how many files that were. `jobs`: the storages of all that are known.
+_READ_BYTES = 1 << 20
+_TOKEN_DIGITS = 16
+_NO_RUN = 0
 
-    Raises `ConfigError`, `CorruptStateError` or `IncompatibleStateError` when it is none, or none that may be deleted; nothing is deleted
-    then.
+
+def dispose(path: str, jobs: Sequence[FoundJob], *, folders: Sequence[str], by: str, now: float) -> int:
+    """Delete the savepoint at a path or `file:` URI; says how many files that were. `jobs`: all that are known.
+
+    `folders`: below these, and beside a job, savepoints may be deleted. Raises `ConfigError`, `CorruptStateError` or
+    `IncompatibleStateError` when it is none, or none that may be deleted; nothing is deleted then.
     """
     folder = opened(path)
     try:
         with _held(folder) as held:
             _refuse_in_a_job(held, path)
             for job in jobs:
-                check_folder(job, path)
-            names = [file.path for file in _manifest(held, folder).files]
-            for name in names:
-                _refuse_behind_a_link(held, folder, name)
-            return _deleted(held, folder, [*names, MANIFEST])
+                check_folder(job.storage, path)
+            refuse_outside(path, [(job.storage, job.name) for job in jobs], folders)
+            manifest = _manifest(held, folder)
+            files = list(manifest.files)
+            _refuse_of_others(held, folder, files)
+            names = [*(file.path for file in files), MANIFEST]
+            told = SavepointDeleted(at=now, run=_NO_RUN, folder=shown(folder), by=by, files=len(names))
+            _record(told, [job for job in jobs if job.name == manifest.origin.job])
+            return _deleted(held, folder, names)
     except OSError as error:
         raise UnavailableError(
             f"the savepoint {shown(folder)} could not be deleted, or not all of it: {error}; its manifest goes last, so see to it that it "
             "can be written there, and ask again",
             folder=shown(folder),
         ) from error
+
+
+def _refuse_of_others(held: HeldFolder, folder: LocalStorage, files: Iterable[SavedFile]) -> None:
+    """A manifest that somebody else has put there, or that names what the savepoint did not have, deletes nothing."""
+    with held.opened(MANIFEST) as manifest:
+        if os.fstat(manifest.fileno()).st_uid != held.owner:
+            raise _not_its_own(folder, MANIFEST, "it belongs to another user than its folder")
+    for file in files:
+        try:
+            with held.opened(file.path) as found:
+                if os.fstat(found.fileno()).st_uid != held.owner:
+                    raise _not_its_own(folder, file.path, "it belongs to another user than its folder")
+                if os.fstat(found.fileno()).st_size != file.size or _checksum(found) != file.checksum:
+                    raise _not_its_own(folder, file.path, "it has not the size and checksum of the manifest")
+        except FileNotFoundError:
+            continue  # a disposal that was interrupted
+        except BehindLinkError as error:
+            raise _behind_a_link(folder, file.path) from error
+
+
+def _checksum(file: BinaryIO) -> str:
+    digest = xxhash.xxh3_64()
+    while part := file.read(_READ_BYTES):
+        digest.update(part)
+    return digest.hexdigest()
+
+
+def _not_its_own(folder: LocalStorage, name: str, why: str) -> ConfigError:
+    return ConfigError(
+        f"{name} in {shown(folder)} is not of the savepoint: {why}; nothing was deleted; look at what it is, and delete it by hand",
+        name=name,
+    )
+
+
+def _record(told: SavepointDeleted, jobs: Iterable[FoundJob]) -> None:
+    """Before anything is deleted: where this fails, nothing is."""
+    _log.warning("savepoint %r is deleted, %s, for %s", told.folder, counted(told.files, "file"), told.by)
+    for job in jobs:
+        name = segment_name(told.at, SYSTEM_RANDOMNESS.token(_TOKEN_DIGITS), budget_of(told), 1)
+        job.storage.put(name, msgspec.json.encode(told) + b"\n")
 
 
 def _held(folder: LocalStorage) -> HeldFolder:
@@ -112,8 +183,12 @@ def _refuse_behind_a_link(held: HeldFolder, folder: LocalStorage, name: str) -> 
     try:
         held.is_file(name)
     except BehindLinkError as error:
-        raise ConfigError(
-            f"{name} in {shown(folder)} is a link, or lies behind one: nothing was deleted; Penstock makes no links in savepoints, so "
-            "look at what it is, and delete it by hand",
-            name=name,
-        ) from error
+        raise _behind_a_link(folder, name) from error
+
+
+def _behind_a_link(folder: LocalStorage, name: str) -> ConfigError:
+    return ConfigError(
+        f"{name} in {shown(folder)} is a link, or lies behind one: nothing was deleted; Penstock makes no links in savepoints, so look at "
+        "what it is, and delete it by hand",
+        name=name,
+    )

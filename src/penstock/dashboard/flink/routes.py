@@ -10,6 +10,7 @@ import hashlib
 import hmac
 import logging
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
@@ -33,7 +34,6 @@ from penstock.randomness import SYSTEM_RANDOMNESS, secret_bytes
 from penstock.version import __version__
 from penstock.view.find import FoundJob
 from penstock.view.model import JobView
-from penstock.wording import counted
 
 _log = logging.getLogger(__name__)
 
@@ -53,11 +53,15 @@ def flink_routes(
     looker: Looker,
     *,
     read_only: bool = False,
+    savepoints: Sequence[str] = (),
     prefixes: Sequence[str] = PREFIXES,
     clock: Clock = SYSTEM_CLOCK,
 ) -> list[Route]:
-    """All of them, for a Starlette application. `read_only`: jobs can be looked at, and nothing can be asked of them."""
-    rest = _Rest(looker, read_only=read_only, clock=clock)
+    """All of them, for a Starlette application. `read_only`: jobs can be looked at, and nothing can be asked of them.
+
+    `savepoints`: folders below which savepoints may be made and deleted, see `UiOptions`.
+    """
+    rest = _Rest(looker, read_only=read_only, savepoints=savepoints, clock=clock)
     return [
         Route(prefix + path, _answering(endpoint), methods=[method])
         for prefix in prefixes
@@ -121,9 +125,10 @@ def _number(text: str, what: str) -> int:
 class _Rest:
     """The endpoints."""
 
-    def __init__(self, looker: Looker, *, read_only: bool, clock: Clock) -> None:
+    def __init__(self, looker: Looker, *, read_only: bool, savepoints: Sequence[str], clock: Clock) -> None:
         self._looker = looker
         self._read_only = read_only
+        self._savepoints = savepoints
         self._clock = clock
         self._key = secret_bytes(_KEY_BYTES)
         """With which ids of disposals are made, so that one can be known again without being remembered."""
@@ -158,9 +163,19 @@ class _Rest:
             ("GET", f"{job}/checkpoints/details/{{checkpoint}}/subtasks/{{vertex}}", self._subtask_details),
             ("POST", f"{job}/checkpoints", self._asking(actions.CHECKPOINT_WISHES, actions.checkpoint)),
             ("GET", f"{job}/checkpoints/{{trigger}}", self._polling(actions.checkpoint_status)),
-            ("POST", f"{job}/savepoints", self._asking(actions.SAVEPOINT_WISHES, actions.savepoint)),
+            (
+                "POST",
+                f"{job}/savepoints",
+                self._asking(
+                    actions.SAVEPOINT_WISHES, partial(actions.savepoint, savepoints=self._savepoints)
+                ),
+            ),
             ("GET", f"{job}/savepoints/{{trigger}}", self._polling(actions.savepoint_status)),
-            ("POST", f"{job}/stop", self._asking(actions.STOP_WISHES, actions.stop)),
+            (
+                "POST",
+                f"{job}/stop",
+                self._asking(actions.STOP_WISHES, partial(actions.stop, savepoints=self._savepoints)),
+            ),
             ("POST", "/savepoint-disposal", self._dispose),
             ("GET", "/savepoint-disposal/{trigger}", self._disposed),
             ("GET", node, self._of_node(vertices.vertex_detail)),
@@ -310,9 +325,10 @@ class _Rest:
         """Done at once; what fails is answered here, so that whoever polls has only good news to wait for."""
         wish = await _body(request, actions.DISPOSAL_WISHES)
         self._refuse_if_read_only()
-        storages = [self._looker.found(view.id).storage for view in self._looker.views()]
-        deleted = await run_in_threadpool(dispose, wish.path, storages)
-        _log.info("savepoint %r was deleted, %s, for %s", wish.path, counted(deleted, "file"), _by(request))
+        found = [self._looker.found(view.id) for view in self._looker.views()]
+        await run_in_threadpool(
+            dispose, wish.path, found, folders=self._savepoints, by=_by(request), now=self._clock.wall()
+        )
         token = SYSTEM_RANDOMNESS.token(_TOKEN_DIGITS)
         return _json({"request-id": token + self._seal(token)}, 202)
 

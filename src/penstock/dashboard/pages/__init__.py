@@ -6,26 +6,32 @@ Nothing is read here, and nothing is asked of a job: whoever serves the pages do
 
 from penstock.dashboard.pages.of_jobs import (
     actions,
+    batches,
     checkpoint,
     checkpoints,
     failures,
+    found,
     job,
     journal,
     login,
     overview,
     problem,
+    savepoints,
     state,
 )
 
 __all__ = [
     "actions",
+    "batches",
     "checkpoint",
     "checkpoints",
     "failures",
+    "found",
     "job",
     "journal",
     "login",
     "overview",
     "problem",
+    "savepoints",
     "state",
 ]

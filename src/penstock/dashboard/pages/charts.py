@@ -45,6 +45,19 @@ def rates_chart(view: JobView) -> Chart:
     )
 
 
+def batch_rates_chart(view: JobView) -> Chart:
+    """How fast rows came and how fast they were processed, batch by batch."""
+    found = view.live.recent_batches[::-1] if view.live else ()
+    return Chart(
+        unit="rows/s",
+        x=[round(one.at, 1) for one in found],
+        series=[
+            Series(label="input", tone="accent", values=[round(one.input_per_s, 2) for one in found]),
+            Series(label="processing", tone="warm", values=[round(one.processed_per_s, 2) for one in found]),
+        ],
+    )
+
+
 def durations_chart(view: JobView) -> Chart:
     """How long checkpoints took, and how long nobody saw their output after that."""
     completed = _completed(view)

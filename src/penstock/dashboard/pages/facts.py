@@ -35,11 +35,14 @@ class NodeFacts(msgspec.Struct, frozen=True, kw_only=True):
     state_label: str = ""
     as_of: str = ""
     """Of a state that is left of a run that is over: the time when it was so."""
+    as_of_s: float = 0.0
     time: str = NOTHING
     """How far event time is behind the clock."""
     lag: str = ""
     """The same in words: `8.1 s behind`; '' where there is none."""
     watermark: str = NOTHING
+    """In UTC, with every digit."""
+    watermark_us: int | None = None
     files: str = NOTHING
     left_out: str = ""
     """Late and bad rows; '' for none."""
@@ -76,9 +79,11 @@ def _source(node: PlanNode, source: SourceLive, view: JobView) -> NodeFacts:
         state=NOTHING if unread.rows is None else _rows(unread.rows),
         state_label="unread",
         as_of=_time(unread.as_of),
+        as_of_s=unread.as_of,
         time=behind(source.watermark_us, _asked_at(view)),
         lag=_lag(source.watermark_us, view),
         watermark=watermark_moment(source.watermark_us),
+        watermark_us=source.watermark_us,
         position=source.position,
     )
 
@@ -92,16 +97,20 @@ def _operator(node: PlanNode, operator: OperatorLive, view: JobView) -> NodeFact
         state=size(operator.state_bytes),
         state_label="state",
         as_of=_time(view.live.batch_at if view.live and not view.is_up else 0.0),
+        as_of_s=view.live.batch_at if view.live and not view.is_up else 0.0,
         time=behind(operator.watermark_us, _asked_at(view)),
         lag=_lag(operator.watermark_us, view),
         watermark=watermark_moment(operator.watermark_us),
+        watermark_us=operator.watermark_us,
         files=f"{operator.files:,}",
         left_out=", ".join(_left_out(operator.late_rows, operator.bad_records)),
     )
 
 
 def _sink(node: PlanNode, sink: SinkLive, view: JobView) -> NodeFacts:
-    since = f", since {lasted(_asked_at(view) - sink.waiting_since)}" if sink.waiting_since > 0 else ""
+    since = (
+        f", the oldest for {lasted(_asked_at(view) - sink.waiting_since)}" if sink.waiting_since > 0 else ""
+    )
     is_known = view.is_up or not view.state.is_alive
     waits = f"{counted(sink.waiting, 'transaction')} with {counted(sink.waiting_rows, 'row')} wait for their commit{since}"
     return NodeFacts(
@@ -111,6 +120,7 @@ def _sink(node: PlanNode, sink: SinkLive, view: JobView) -> NodeFacts:
         state=_rows(sink.waiting_rows) if sink.waiting else "none" if is_known else NOTHING,
         state_label="uncommitted",
         as_of=_time(view.live.at if view.live and not view.state.is_alive else 0.0),
+        as_of_s=view.live.at if view.live and not view.state.is_alive else 0.0,
         left_out=", ".join(_left_out(0, sink.bad_records)),
         alarm="down" if sink.down else "",
         why=f"{sink.down}. {waits}" if sink.down else waits if sink.waiting else "",

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from http import HTTPStatus
-from itertools import groupby
+from typing import Any
 
 import msgspec
 
@@ -18,29 +18,37 @@ from penstock.dashboard.pages.deeds import deeds, outcome_words
 from penstock.dashboard.pages.drawing import draw
 from penstock.dashboard.pages.facts import node_facts
 from penstock.dashboard.pages.phases import (
+    BATCH_LEGEND,
     Phase,
     bar,
+    batch_phases,
     full_bar_ms,
     rates,
+    side_by_side,
     slow_subtasks,
     sparkline,
+    split,
     split_ms,
     took_ms,
 )
 from penstock.dashboard.pages.render import render
-from penstock.dashboard.pages.sentences import Sentence, outcome_sentence, sentence
+from penstock.dashboard.pages.sentences import collapsed, outcome_sentence, sentences
 from penstock.dashboard.pages.timeline import Mark, timeline
 from penstock.dashboard.pages.verdict import Tone, Verdict, by_need, concerns, verdict
-from penstock.dashboard.pages.words import moment
+from penstock.dashboard.pages.words import value_text
+from penstock.journal.events import SavepointMade
+from penstock.journal.live import BatchLive
+from penstock.savepoint.contents import Contents
 from penstock.view.asking import Outcome
 from penstock.view.behind import Behind, total_behind
 from penstock.view.failures import grouped
 from penstock.view.model import CheckpointStatus, CheckpointView, FailureGroup, FailureView, JobView
-from penstock.view.state import ONE_ROW, ROW_NAME, StateContents
+from penstock.view.state import ONE_ROW, ROW_NAME, FoundRows, LargestKeys, StateContents
 
-MOST_CHECKPOINTS = 100
-MOST_EVENTS = 400
+CHECKPOINTS_A_PAGE = 50
+EVENTS_A_PAGE = 100
 MOST_FAILURES = 100
+LARGEST_KEYS = 20
 _LATELY = 8
 _SPARK_POINTS, _SPARK_WIDTH, _SPARK_HEIGHT = 40, 120.0, 28.0
 _TALLY = {
@@ -54,6 +62,25 @@ _TALLY = {
 
 def _tally(tone: Tone, number: int) -> str:
     return "needs somebody" if tone is Tone.BAD and number == 1 else _TALLY[tone]
+
+
+class _Page(msgspec.Struct, frozen=True):
+    """A part of a long list."""
+
+    rows: Sequence[Any]
+    number: int
+    pages: int
+    first: int
+    """The place of the first row in the whole list, from 1 on."""
+    in_all: int
+
+
+def paged(rows: Sequence[Any], number: int, size: int) -> _Page:
+    """The rows of one page; of the last one where there are fewer pages."""
+    pages = max(1, -(-len(rows) // size))
+    number = min(max(1, number), pages)
+    begin = (number - 1) * size
+    return _Page(rows[begin : begin + size], number, pages, begin + 1, len(rows))
 
 
 class _OverviewRow(msgspec.Struct, frozen=True):
@@ -83,7 +110,7 @@ def overview(views: Sequence[JobView], chrome: Chrome) -> str:
 def job(view: JobView, chrome: Chrome) -> str:
     """One job: how it is, its graph, what it does."""
     judged = verdict(view)
-    story = [sentence(event) for event in view.events]
+    story = collapsed([one for one in sentences(view.events, view.failures) if not one.routine])
     nodes = view.plan.nodes if view.plan else ()
     return _of_job(
         "job.html",
@@ -95,26 +122,31 @@ def job(view: JobView, chrome: Chrome) -> str:
         drawings=[draw(nodes), draw(nodes, downward=True)],
         facts=node_facts(view),
         rates_chart=charts.rates_chart(view).as_json,
-        story=[one for one in story if not one.routine][:_LATELY],
+        story=story[:_LATELY],
     )
 
 
 class _CheckpointRow(msgspec.Struct, frozen=True):
     view: CheckpointView
     bar: tuple[Phase, ...]
+    phases: tuple[Phase, ...]
     is_cut: bool
 
 
-def checkpoints(view: JobView, chrome: Chrome) -> str:
+def checkpoints(view: JobView, chrome: Chrome, *, page: int = 1) -> str:
     """The history of checkpoints, with a summary and the settings."""
-    shown = view.checkpoints[:MOST_CHECKPOINTS]
-    full_ms = full_bar_ms(shown)
+    shown = paged(view.checkpoints, page, CHECKPOINTS_A_PAGE)
+    full_ms = full_bar_ms(shown.rows)
     return _of_job(
         "checkpoints.html",
         view,
         chrome,
         "checkpoints",
-        rows=[_CheckpointRow(one, bar(one, full_ms), split_ms(one) > full_ms * 1.001) for one in shown],
+        shown=shown,
+        rows=[
+            _CheckpointRow(one, bar(one, full_ms), split(one), split_ms(one) > full_ms * 1.001)
+            for one in shown.rows
+        ],
         completed=sum(one.status is CheckpointStatus.COMPLETED for one in view.checkpoints),
         worries=[one for one in concerns(view) if one.page == "checkpoints"],
         durations_chart=charts.durations_chart(view).as_json,
@@ -183,6 +215,30 @@ _WORD_WIDTH = 9.0
 """Of the name of a moment, in parts of a hundred of the picture."""
 
 
+class _BatchRow(msgspec.Struct, frozen=True):
+    one: BatchLive
+    bar: tuple[Phase, ...]
+    phases: tuple[Phase, ...]
+
+
+def batches(view: JobView, chrome: Chrome) -> str:
+    """The newest batches: how fast rows came, how fast they were processed, and where the time went."""
+    found = view.live.recent_batches if view.live else ()
+    full_ms = max((one.seconds for one in found), default=0.0) * 1000
+    rows = [_BatchRow(one, side_by_side(batch_phases(one), full_ms), batch_phases(one)) for one in found]
+    seconds = sum(one.seconds for one in found)
+    return _of_job(
+        "batches.html",
+        view,
+        chrome,
+        "batches",
+        rows=rows,
+        legend=BATCH_LEGEND,
+        processing=sum(one.rows for one in found) / seconds if seconds else None,
+        chart=charts.batch_rates_chart(view).as_json,
+    )
+
+
 class _FailureRow(msgspec.Struct, frozen=True):
     group: FailureGroup
     newest: FailureView
@@ -208,20 +264,55 @@ def failures(view: JobView, chrome: Chrome) -> str:
     return _of_job("failures.html", view, chrome, "failures", rows=rows, left_out=len(view.failures) - shown)
 
 
-def journal(view: JobView, chrome: Chrome) -> str:
-    """What happened, newest first."""
-    told = [sentence(event) for event in view.events[:MOST_EVENTS]]
-    days = [(day, list(found)) for day, found in groupby(told, key=_day)]
-    return _of_job("journal.html", view, chrome, "journal", story=days, left_out=len(view.events) - len(told))
-
-
-def _day(one: Sentence) -> str:
-    return moment(one.at).partition(" ")[0]
+def journal(view: JobView, chrome: Chrome, *, page: int = 1, routine: int = 0) -> str:
+    """What happened, newest first; `routine` is not 0: also what happens all the time while a job is well."""
+    told = collapsed([one for one in sentences(view.events, view.failures) if routine or not one.routine])
+    shown = paged(told, page, EVENTS_A_PAGE)
+    return _of_job("journal.html", view, chrome, "journal", shown=shown, routine=routine)
 
 
 def state(view: JobView, contents: StateContents | None, chrome: Chrome) -> str:
     """The state in the newest completed checkpoint; None: there is none."""
-    return _of_job("state.html", view, chrome, "state", held=contents, row_name=ROW_NAME, one_row=ONE_ROW)
+    return _of_job(
+        "state.html",
+        view,
+        chrome,
+        "state",
+        held=contents,
+        row_name=ROW_NAME,
+        one_row=ONE_ROW,
+        largest=str(LARGEST_KEYS),
+    )
+
+
+def found(content: FoundRows | LargestKeys) -> str:
+    """The rows of a key, or the keys with the most rows: a part of the page of state."""
+    if isinstance(content, LargestKeys):
+        has_key, more = False, False
+        columns = [*(content.keys[0].key if content.keys else ()), "rows"]
+        rows = [[*map(value_text, one.key.values()), f"{one.rows:,}"] for one in content.keys]
+    else:
+        has_key, more = bool(content.key), content.more
+        columns = list(content.columns)
+        rows = [[value_text(row.get(name)) for name in columns] for row in content.rows]
+    return render(
+        "found.html", Chrome(), found=content, columns=columns, rows=rows, has_key=has_key, more=more
+    )
+
+
+def savepoints(view: JobView, chrome: Chrome, folder: str = "", inside: Contents | str = "") -> str:
+    """Savepoints that the journal knows of. `folder`: one that is opened; `inside`: what is in it, or why that cannot be shown."""
+    made = {one.folder: one for one in reversed(view.events) if isinstance(one, SavepointMade)}
+    return _of_job(
+        "savepoints.html",
+        view,
+        chrome,
+        "savepoints",
+        rows=[made[one] for one in view.savepoints if one in made],
+        folder=folder,
+        wrong=inside if isinstance(inside, str) else "",
+        inside=inside,
+    )
 
 
 def actions(view: JobView, outcome: Outcome | None, chrome: Chrome, refusal: str = "") -> str:
@@ -237,7 +328,7 @@ def actions(view: JobView, outcome: Outcome | None, chrome: Chrome, refusal: str
         outcome_tone=tone,
         outcome_headline=headline,
         deeds=deeds(view),
-        asked=[outcome_sentence(one) for one in view.asked[:_LATELY]],
+        asked=collapsed([outcome_sentence(one) for one in view.asked])[:_LATELY],
     )
 
 

@@ -60,6 +60,6 @@ class Paths:
         return self.job(view, f"requests/{quote(request, safe='')}.json")
 
     def lookup(self, view: JobView, operator: str, state: str, **asked: str) -> str:
-        """Where a key is looked up, as JSON."""
-        of = f"state/{quote(operator, safe='')}/{quote(state, safe='')}.json"
+        """Where a key is looked up, as a part of a page; with `.json` instead of `.html`, as JSON."""
+        of = f"state/{quote(operator, safe='')}/{quote(state, safe='')}.html"
         return self.job(view, of) + (f"?{urlencode(asked)}" if asked else "")

@@ -10,6 +10,7 @@ from statistics import median
 import msgspec
 
 from penstock.journal.events import SubtaskTimes
+from penstock.journal.live import BatchLive
 from penstock.view.model import CheckpointStatus, CheckpointView
 
 SLOW_TIMES, SLOW_MS = 2.0, 50.0
@@ -36,23 +37,34 @@ LEGEND = (
     LabelledPhase(
         "batch", "from the trigger until the barrier had passed the whole job, without the next two"
     ),
-    LabelledPhase("alignment", "the slowest subtask waited so long for its inputs"),
-    LabelledPhase("synchronous", "the slowest subtask was held up so long by freezing its state"),
-    LabelledPhase("asynchronous", "the longest upload, while later rows were already processed"),
+    LabelledPhase("alignment", "of that time, the slowest subtask waited so long for its inputs"),
+    LabelledPhase(
+        "synchronous", "of that time, the slowest subtask was held up so long by freezing its state"
+    ),
+    LabelledPhase(
+        "asynchronous", "from then on until all state was in storage, while later rows were already processed"
+    ),
     LabelledPhase("complete", "writing the metadata that makes the checkpoint exist"),
-    LabelledPhase("commit", "from then on until all its output was visible"),
+    LabelledPhase("commit", "after its duration: from then on until all its output was visible"),
 )
 
 
 def split(one: CheckpointView) -> tuple[Phase, ...]:
-    """The phases in their order. Alignment and freezing happen inside the batch, so they are taken out of it."""
-    inside = min(one.alignment_ms + one.sync_ms, one.batch_ms) if one.batch_ms else 0.0
+    """The phases in their order: all but the commit add up to the duration.
+
+    Alignment and freezing happen inside the batch, so they are taken out of it. One that was triggered while no batch came has had them
+    before. What subtasks measured is not added up: they upload side by side.
+    """
+    batch_ms = min(one.batch_ms, one.duration_ms)
+    alignment_ms = min(one.alignment_ms, batch_ms)
+    sync_ms = min(one.sync_ms, batch_ms - alignment_ms)
+    complete_ms = min(one.complete_ms, one.duration_ms - batch_ms)
     lengths = (
-        one.batch_ms - inside,
-        one.alignment_ms,
-        one.sync_ms,
-        one.async_ms,
-        one.complete_ms,
+        batch_ms - alignment_ms - sync_ms,
+        alignment_ms,
+        sync_ms,
+        one.duration_ms - batch_ms - complete_ms,
+        complete_ms,
         one.commit_ms,
     )
     return tuple(Phase(label.name, ms) for label, ms in zip(LEGEND, lengths, strict=True))
@@ -76,9 +88,14 @@ _USUAL, _CUT_TIMES = 0.9, 2.5
 
 
 def bar(one: CheckpointView, full_ms: float) -> tuple[Phase, ...]:
-    """The phases side by side. What goes beyond a full bar is cut."""
+    """The phases of a checkpoint side by side."""
+    return side_by_side(split(one), full_ms)
+
+
+def side_by_side(phases: Sequence[Phase], full_ms: float) -> tuple[Phase, ...]:
+    """What goes beyond a full bar is cut."""
     left, found = 0.0, []
-    for phase in split(one):
+    for phase in phases:
         end = min(100.0, left + (100.0 * phase.ms / full_ms if full_ms > 0 else 0.0))
         if phase.ms > 0:
             found.append(Phase(phase.name, phase.ms, left, end - left))
@@ -102,6 +119,34 @@ def slow_subtasks(subtasks: Sequence[SubtaskTimes]) -> frozenset[tuple[str, int]
 def took_ms(one: SubtaskTimes) -> float:
     """What a subtask spent on a checkpoint."""
     return one.alignment_ms + one.sync_ms + one.async_ms
+
+
+BATCH_LEGEND = (
+    LabelledPhase("look", "Spark asked the sources what there is, and made a batch of it"),
+    LabelledPhase("plan", "Spark planned its query"),
+    LabelledPhase("process", "operators and sinks: Penstock's part, with all that it asked of Spark"),
+    LabelledPhase("log", "Spark wrote its progress log"),
+    LabelledPhase("other", "the rest of the time"),
+)
+_OF_SPARK = {
+    "latestOffset": "look",
+    "getBatch": "look",
+    "queryPlanning": "plan",
+    "addBatch": "process",
+    "walCommit": "log",
+    "commitOffsets": "log",
+    "commitBatch": "log",
+}
+
+
+def batch_phases(one: BatchLive) -> tuple[Phase, ...]:
+    """Where the time of a batch went. The phases add up to all of it."""
+    found = dict.fromkeys((label.name for label in BATCH_LEGEND), 0.0)
+    for name, ms in one.phases_ms.items():
+        if name in _OF_SPARK:
+            found[_OF_SPARK[name]] += ms
+    found["other"] = max(0.0, one.seconds * 1000 - sum(found.values()))
+    return tuple(Phase(name, ms) for name, ms in found.items())
 
 
 class Point(msgspec.Struct, frozen=True):

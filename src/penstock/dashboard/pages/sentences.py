@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import takewhile
+
 import msgspec
 
 from penstock.dashboard.pages.verdict import Tone
@@ -20,13 +23,15 @@ from penstock.journal.events import (
     ProcessStarted,
     RunFailed,
     RunStarted,
+    SavepointDeleted,
     SavepointMade,
     SinkDown,
     SinkUp,
     TasksRepeated,
 )
 from penstock.ownership.requests import PROGRAM
-from penstock.view.model import AskedView
+from penstock.view.failures import DIED, without_numbers
+from penstock.view.model import AskedView, FailureView
 from penstock.wording import counted, size
 
 MOST_NAMED = 5
@@ -45,6 +50,10 @@ class Sentence(msgspec.Struct, frozen=True):
     detail: str = ""
     routine: bool = False
     """Whether it happens all the time while a job is well."""
+    times: int = 1
+    """How many events it stands for."""
+    first_at: float = 0.0
+    """When the first of them happened; 0: there is one only."""
 
 
 def sentence(event: Event) -> Sentence:  # noqa: C901, PLR0911, PLR0912 - one case for each event
@@ -88,6 +97,13 @@ def sentence(event: Event) -> Sentence:  # noqa: C901, PLR0911, PLR0912 - one ca
                 f"A savepoint of checkpoint {event.checkpoint} is whole after {lasted(event.took_s)}.",
                 event.folder,
             )
+        case SavepointDeleted():
+            return _said(
+                event,
+                Tone.WARNING,
+                f"{_who(event.by)} had a savepoint deleted, {counted(event.files, 'file')}.",
+                event.folder,
+            )
         case Asked():
             return _said(event, Tone.BUSY, f"{_who(event.by)} asked for: {event.what}.")
         case Answered():
@@ -128,6 +144,26 @@ def sentence(event: Event) -> Sentence:  # noqa: C901, PLR0911, PLR0912 - one ca
             )
 
 
+def sentences(events: Sequence[Event], failures: Sequence[FailureView]) -> list[Sentence]:
+    """Say all of it, newest first as it is given: events, and the deaths of drivers that no event tells of."""
+    seen = {event.at for event in events if isinstance(event, ProcessDied)}
+    said = [sentence(event) for event in events]
+    untold = [(_place(events, one), one) for one in failures if one.error == DIED and one.at not in seen]
+    # The oldest first, so that no place moves.
+    for place, death in sorted(untold, key=lambda one: (-one[0], one[1].run)):
+        said.insert(place, Sentence(death.at, death.run, Tone.BAD, f"{capital(death.why)}."))
+    return said
+
+
+def _place(events: Sequence[Event], death: FailureView) -> int:
+    """Where it belongs: older than the starts of later runs, and newer than what its own run told, whatever their clocks say."""
+    starts = (at for at in range(len(events) - 1, -1, -1) if isinstance(events[at], RunStarted))
+    place = next((at + 1 for at in starts if events[at].run > death.run), 0)
+    while place < len(events) and events[place].at > death.at and events[place].run != death.run:
+        place += 1
+    return place
+
+
 def outcome_sentence(asked: AskedView) -> Sentence:
     """What somebody has asked for, and what came of it."""
     later = f"{lasted(asked.answered_at - asked.asked_at)} later"
@@ -139,6 +175,42 @@ def outcome_sentence(asked: AskedView) -> Sentence:
     }.get(asked.state, (Tone.QUIET, "Nobody has said what came of it: the process ended before."))
     text = f"{_who(asked.by)} asked for: {asked.what}. {came_of_it}"
     return Sentence(asked.asked_at, 0, tone, text, asked.error or asked.folder)
+
+
+LONGEST_CYCLE = 4
+"""Events in a cycle: the process dies, is started again, its run starts, its first batch is done."""
+
+
+def collapsed(story: Sequence[Sentence]) -> list[Sentence]:
+    """What happens again and again is said once, with how often: the same event, or the same few events in turn.
+
+    Two events are equal when they differ in numbers only, as batches, runs and processes do.
+    """
+    marks = [(one.tone, without_numbers(one.text), without_numbers(one.detail)) for one in story]
+    found: list[Sentence] = []
+    at = 0
+    while at < len(story):
+        length, times = _cycle(marks, at)
+        if times == 1 or story[at].routine:
+            found.append(story[at])
+            at += 1
+            continue
+        for newest in range(at, at + length):
+            first_at = story[newest + (times - 1) * length].at
+            found.append(msgspec.structs.replace(story[newest], times=times, first_at=first_at))
+        at += length * times
+    return found
+
+
+def _cycle(marks: Sequence[object], at: int) -> tuple[int, int]:
+    """The shortest cycle that begins here, and how often it comes. One of several events must come three times."""
+    for length in range(1, LONGEST_CYCLE + 1):
+        cycle = marks[at : at + length]
+        starts = range(at, len(marks) - length + 1, length)
+        times = sum(1 for _ in takewhile(lambda start: marks[start : start + length] == cycle, starts))  # noqa: B023 - used at once
+        if times > (1 if length == 1 else 2):
+            return length, times
+    return 1, 1
 
 
 def _who(by: str) -> str:

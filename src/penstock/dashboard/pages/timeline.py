@@ -107,7 +107,7 @@ def timeline(one: CheckpointView, now: float) -> Timeline:
             for name, at in sorted(known, key=lambda of: of[1])
         ),
         lanes=(*_batch(one, scale, now), *_lanes(one, shown, scale), *_ending(one, scale)),
-        ticks=_ticks(scale),
+        ticks=_ticks(scale, one.triggered_at),
         left_out=max(0, max(one.subtasks_in_all, len(one.subtasks)) - len(shown)),
     )
 
@@ -165,12 +165,17 @@ def _ending(one: CheckpointView, scale: _Scale) -> tuple[Lane, ...]:
     return tuple(lanes)
 
 
-def _ticks(scale: _Scale) -> tuple[Tick, ...]:
-    """Round numbers, about six of them."""
+def _ticks(scale: _Scale, zero: float) -> tuple[Tick, ...]:
+    """Round numbers, about six of them, that count from the trigger, as the duration does."""
     raw = scale.length_s / _TICKS
     power = 10 ** math.floor(math.log10(raw))
     step = next(nice * power for nice in _NICE if nice * power >= raw * 0.999)
-    count = int(scale.length_s / step)
+    before = int((zero - scale.start) / step)
+    behind = int((scale.start + scale.length_s - zero) / step)
     return tuple(
-        Tick(100.0 * n * step / scale.length_s, duration(n * step) if n else "0") for n in range(count + 1)
+        Tick(
+            100.0 * (zero - scale.start + n * step) / scale.length_s,
+            f"{'-' if n < 0 else ''}{duration(abs(n) * step)}" if n else "0",
+        )
+        for n in range(-before, behind + 1)
     )

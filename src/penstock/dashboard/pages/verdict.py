@@ -57,11 +57,20 @@ class Concern(msgspec.Struct, frozen=True):
 
 def verdict(view: JobView) -> Verdict:
     """How the job is."""
+    if view.is_unseen:
+        return Verdict(Tone.BAD, "Not seen", _last_seen(view))
     if view.state is JobState.RUNNING:
         return _running(view)
     detail = _DETAILS[view.state](view)
     worst = [one.text for one in concerns(view) if one.tone is Tone.BAD][:1]
     return Verdict(_tone(view), _HEADLINES[view.state], " ".join([detail, *worst]))
+
+
+def _last_seen(view: JobView) -> str:
+    return (
+        f"It was last seen {ago(view.looked_at, view.now)}, as {view.state}: its storage {view.place} does not answer since, or is gone. "
+        "How the job is now is not known; all that is shown here is from then."
+    )
 
 
 def _tone(view: JobView) -> Tone:
@@ -93,7 +102,13 @@ def _concerns(view: JobView) -> Iterator[Concern]:
 
 
 def _late(view: JobView) -> Iterator[Concern]:
-    if view.is_late and view.live is not None and view.plan is not None:
+    if view.is_stuck:
+        yield Concern(
+            Tone.BAD,
+            f"It has been {view.state} for {lasted(view.not_up_s)}: its log says what it waits for.",
+            "",
+        )
+    elif view.is_late and view.live is not None and view.plan is not None:
         since = max(view.live.checkpoint_at, view.live.started_at)
         rows = view.live.rows_since_checkpoint
         again = f" After a failure now, {counted(rows, 'row')} would be processed again." if rows else ""
@@ -126,9 +141,7 @@ def _sinks_down(view: JobView) -> Iterator[Concern]:
         return
     for uid, sink in view.live.sinks.items():
         if sink.down:
-            waits = (
-                f"; the oldest since {lasted(view.now - sink.waiting_since)}" if sink.waiting_since else ""
-            )
+            waits = f"; the oldest for {lasted(view.now - sink.waiting_since)}" if sink.waiting_since else ""
             yield Concern(
                 Tone.BAD,
                 f"The sink {uid} does not take commits: {shortened(sink.down, _LONGEST_WHY)}. "

@@ -5,9 +5,12 @@ Moments are said in UTC, and pages say so: whoever reads over the shoulder of so
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
+from typing import Any
 
-from penstock.wording import duration
+import msgspec
+
+from penstock.wording import duration, event_moment
 
 _THOUSAND = 1000
 _UNITS = ("", "k", "M", "G", "T")
@@ -102,8 +105,20 @@ def behind(watermark_us: int | None, now: float) -> str:
 
 
 def watermark_moment(watermark_us: int | None) -> str:
-    """The moment itself."""
-    return NOTHING if watermark_us is None else moment(watermark_us / _MICROSECONDS)
+    """The moment itself, as `wording.event_moment` writes it."""
+    if watermark_us is None:
+        return NOTHING
+    try:
+        return event_moment(datetime.fromtimestamp(0, UTC) + timedelta(microseconds=watermark_us))
+    except OverflowError:  # a file may say anything
+        return NOTHING
+
+
+def value_text(value: Any) -> str | None:
+    """A value of state as it is stored, every digit of it; None for null. Maps, lists and structs are written as JSON."""
+    if value is None or isinstance(value, str):
+        return value
+    return msgspec.json.encode(value).decode()
 
 
 def shortened(text: str, longest: int) -> str:

@@ -4,6 +4,7 @@
 (() => {
   const LONGEST = 900; // points that are remembered
   const HEIGHT = 190;
+  const BINARY = Array.from({ length: 50 }, (_, at) => 2 ** at); // a KB is 1,024 bytes: ticks are whole numbers of them
   const drawn = new WeakMap();
 
   const UNITS = {
@@ -53,12 +54,12 @@
     return Array.from({ length: chart.series.length + 1 }, (_, column) => rows.map((row) => row[column]));
   }
 
-  // 24 hours, in UTC; with seconds or the day where that tells more.
+  // 24 hours, in the zone of the reader; with seconds or the day where that tells more.
   function moments(_, ticks) {
     const span = ticks.length > 1 ? ticks[ticks.length - 1] - ticks[0] : 0;
     return ticks.map((at) => {
-      const text = new Date(at * 1000).toISOString();
-      return span > 86400 ? text.slice(5, 16).replace("T", " ") : span < 300 ? text.slice(11, 19) : text.slice(11, 16);
+      const text = penstockTime(new Date(at * 1000));
+      return span > 86400 ? text.slice(5, 16) : span < 300 ? text.slice(11, 19) : text.slice(11, 16);
     });
   }
 
@@ -68,13 +69,12 @@
     return {
       width: Math.max(200, element.clientWidth),
       height: HEIGHT,
-      tzDate: (at) => uPlot.tzDate(new Date(at * 1000), "UTC"),
       legend: { live: true },
       cursor: { points: { size: 7 }, drag: { x: false, y: false } },
       scales: { y: { range: (_, low, high) => [0, high > 0 ? high * 1.08 : 1] } },
-      axes: [{ ...axis, space: 90, values: moments }, { ...axis, size: 68, values: (_, ticks) => ticks.map(text) }],
+      axes: [{ ...axis, space: 90, values: moments }, { ...axis, size: 68, values: (_, ticks) => ticks.map(text), ...(chart.unit === "bytes" ? { incrs: BINARY } : {}) }],
       series: [
-        { label: "UTC", value: "{YYYY}-{MM}-{DD} {HH}:{mm}:{ss}" },
+        { label: "at", value: "{YYYY}-{MM}-{DD} {HH}:{mm}:{ss}" },
         ...chart.series.map((one, at) => ({
           label: one.label,
           stroke: colour(one.tone),

@@ -2,6 +2,35 @@
 // Nothing is inlined and nothing is evaluated, so the strictest Content-Security-Policy holds.
 "use strict";
 
+// ── times in the zone of the reader ──────────────────────────────────────────────────────────────
+// The server writes UTC. Here each moment becomes one of the reader's zone; whoever holds the pointer over it sees UTC.
+function penstockTime(date) {
+  const two = (number) => String(number).padStart(2, "0");
+  const day = `${date.getFullYear()}-${two(date.getMonth() + 1)}-${two(date.getDate())}`;
+  return `${day} ${two(date.getHours())}:${two(date.getMinutes())}:${two(date.getSeconds())}`;
+}
+(() => {
+  function local() {
+    for (const element of document.querySelectorAll("[data-shows]")) {
+      const said = element.dateTime ?? element.dataset.at;
+      const date = new Date(said);
+      if (Number.isNaN(date.getTime())) continue;
+      const fraction = said.match(/\.\d+/)?.[0] ?? "";
+      const text = penstockTime(date) + fraction;
+      if (element.dataset.shows === "title") {
+        element.title = text;
+        continue;
+      }
+      if (!element.title) element.title = `${element.textContent} UTC`;
+      element.textContent = element.dataset.shows === "clock" ? text.slice(11) : text;
+    }
+    const zone = Intl.DateTimeFormat().resolvedOptions().timeZone;
+    document.getElementById("zone").textContent = zone === "UTC" ? "All times are UTC." : `All times are in your zone, ${zone}.`;
+  }
+  document.addEventListener("DOMContentLoaded", local);
+  document.addEventListener("penstock-shown", local);
+})();
+
 // ── staying new ──────────────────────────────────────────────────────────────────────────────────
 // The stream only says that something is new. Then htmx fetches the same page and morphs it into this one:
 // focus, scroll, open dialogs and unfolded details stay as they are.
@@ -43,7 +72,7 @@
   function lost() {
     if (missing) return;
     missing = setTimeout(() => {
-      document.getElementById("old-since").textContent = new Date(heard).toISOString().slice(11, 19);
+      document.getElementById("old-since").textContent = penstockTime(new Date(heard)).slice(11, 19);
       document.getElementById("old").hidden = false;
       word("not connected", false);
     }, PATIENCE_MS);
@@ -110,14 +139,6 @@
   });
 })();
 
-// ── what one wants to see in a list ──────────────────────────────────────────────────────────────
-(() => {
-  document.addEventListener("change", (event) => {
-    const what = event.target.dataset?.shows;
-    if (what) document.getElementById("main").classList.toggle(`shows-${what}`, event.target.checked);
-  });
-})();
-
 // ── keys ─────────────────────────────────────────────────────────────────────────────────────────
 (() => {
   const SECOND_KEY_MS = 1200;
@@ -152,78 +173,26 @@
 })();
 
 // ── looking a key up ─────────────────────────────────────────────────────────────────────────────
-// The answer is JSON of any shape. It is shown as text, never as HTML.
+// The server writes what was found as HTML: numbers of 64 bits do not survive JSON.parse.
 (() => {
-  function shown(value) {
-    if (Array.isArray(value) && value.length && value.every((one) => one && typeof one === "object" && !Array.isArray(one))) {
-      return table(value);
-    }
-    if (value && typeof value === "object") {
-      const list = document.createElement("dl");
-      list.className = "about";
-      for (const [name, one] of Object.entries(value)) {
-        const term = document.createElement("dt");
-        const meaning = document.createElement("dd");
-        term.textContent = name.replaceAll("_", " ");
-        meaning.append(shown(one));
-        list.append(term, meaning);
-      }
-      return list;
-    }
-    const text = document.createElement("code");
-    text.textContent = value === null ? "–" : String(value);
-    return text;
-  }
-
-  function table(rows) {
-    const columns = [...new Set(rows.flatMap(Object.keys))];
-    const element = document.createElement("table");
-    element.className = "tight";
-    const head = element.createTHead().insertRow();
-    for (const name of columns) {
-      const cell = document.createElement("th");
-      cell.scope = "col";
-      cell.textContent = name.replaceAll("_", " ");
-      head.append(cell);
-    }
-    const body = element.createTBody();
-    for (const row of rows) {
-      const line = body.insertRow();
-      for (const name of columns) line.insertCell().append(shown(row[name] ?? null));
-    }
-    return element;
-  }
-
-  function line(text, kind) {
+  function say(place, text, kind) {
     const element = document.createElement("p");
     element.className = kind;
     element.textContent = text;
-    return element;
-  }
-
-  function say(place, text, kind) {
-    place.replaceChildren(line(text, kind));
-  }
-
-  // Rows first, then how they were found; what was not read is said.
-  function found(content) {
-    const rows = content.keys ? content.keys.map((one) => ({ ...one.key, "rows of it": one.rows })) : content.rows;
-    if (!Array.isArray(rows)) return [shown(content)];
-    const number = new Intl.NumberFormat("en");
-    const parts = [rows.length ? table(rows) : line("There is no row of this key.", "quiet-text")];
-    if (content.more) parts.push(line("There are more rows than these.", "small"));
-    if (!content.complete) parts.push(line(`Not everything was read: ${content.why}.`, "note warning"));
-    parts.push(line(`As checkpoint ${content.checkpoint} has it; ${number.format(content.looked_at)} rows were looked at, in ${content.took_s} s.`, "small"));
-    return parts;
+    place.replaceChildren(element);
   }
 
   async function look(place, url) {
     say(place, "Looking …", "quiet-text");
     try {
-      const answer = await fetch(url, { headers: { Accept: "application/json" } });
+      const answer = await fetch(url, { headers: { Accept: "application/json" } }); // what is refused is said in JSON
+      if (answer.ok) {
+        place.innerHTML = await answer.text();
+        document.dispatchEvent(new Event("penstock-shown"));
+        return;
+      }
       const content = await answer.json();
-      if (answer.ok) place.replaceChildren(...found(content));
-      else say(place, content.error || content.detail || `The server says ${answer.status}.`, "note bad");
+      say(place, content.error || content.detail || `The server says ${answer.status}.`, "note bad");
     } catch (error) {
       say(place, `No answer: ${error.message}. Try again.`, "note bad");
     }

@@ -176,6 +176,10 @@ class Files(TwoPhaseCommitSink):
             for each in sorted(unfinished, key=lambda each: (each.run, each.checkpoint, each.name))
         ]
 
+    def newest_commit(self, job: str, sink: str) -> tuple[int, int] | None:
+        """See `TwoPhaseCommitSink.newest_commit`."""
+        return self._log(job, sink).newest()
+
     def _publish(self, moved: Mapping[StagedTransaction, Manifest]) -> None:
         """Tell readers of files that are durable in their places; listing the folder is enough for plain files."""
 

@@ -5,11 +5,15 @@ of this job and sink. It settles the one question that a crash leaves open. Olde
 staging folder: a new Kafka transaction begins only after the one before is written down there.
 
 The first record names no transaction. It is there before the first message, so that a missing one always means: lost.
+
+Every Kafka transaction has a producer epoch of its own. Within one epoch the broker cannot tell a delayed request of an earlier
+transaction from one of the present: a late `EndTxn` would commit half of it. Taking a new epoch also takes the transactional
+id from whoever has it, so each record carries the claim of its session, and a session whose claim is not the newest ends.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from itertools import chain
 from typing import Any
@@ -20,6 +24,7 @@ import pyarrow as pa
 from penstock.clock import SYSTEM_CLOCK
 from penstock.decoding import decoded
 from penstock.errors import CommitLostError, UnavailableError
+from penstock.randomness import SYSTEM_RANDOMNESS
 from penstock.sinks.kafka.cluster import REQUEST_TIMEOUT_S, KafkaCluster, imported, kafka_exception
 from penstock.sinks.kafka.messages import Message, staged_messages
 from penstock.sinks.kafka.transaction import Owner
@@ -41,6 +46,8 @@ class Proof(msgspec.Struct, frozen=True):
     sink: str
     transactions: list[str]
     format: int = 1
+    claim: str = ""
+    """Which session wrote it."""
 
 
 _PROOFS = msgspec.json.Decoder(Proof)
@@ -54,6 +61,7 @@ class CommitsTopic:
         self._owner = owner
         self.topic = owner.commits_topic
         self.key = owner.transactional_id
+        self._read_up_to = 0
 
     def last(self, timeout_s: float) -> tuple[StagedTransaction, ...] | None:
         """What the newest committed record names; None if there is no record.
@@ -62,9 +70,26 @@ class CommitsTopic:
         reader sees nothing, and a record that is not seen would be taken for one that does not exist.
         """
         with self._cluster.errors(f"read the topic {self.topic!r}"):
-            end = self._end()
-            record = self._newest(end, SYSTEM_CLOCK.monotonic() + timeout_s) if end else None
-        return None if record is None else self._understood(record)
+            record = self._read({}, timeout_s)
+        return None if record is None else self._transactions(self._understood(record))
+
+    def is_last_claim(self, claim: str, timeout_s: float) -> bool:
+        """Whether the newest record since the last look is of this claim.
+
+        Records of open and aborted transactions count too: this waits for no other job, and a claim that was only begun is enough to stop.
+        """
+        with self._cluster.errors(f"read the topic {self.topic!r}"):
+            record = self._read({"isolation.level": "read_uncommitted"}, timeout_s)
+        return record is not None and self._understood(record).claim == claim
+
+    def _read(self, settings: Mapping[str, Any], timeout_s: float) -> bytes | None:
+        """The newest value of our key from the end of the last look to the present end of the topic."""
+        first, end = self._read_up_to, self._end()
+        if first >= end:
+            return None
+        record = self._newest(range(first, end), settings, SYSTEM_CLOCK.monotonic() + timeout_s)
+        self._read_up_to = end
+        return record
 
     def _end(self) -> int:
         kafka, admin = imported("confluent_kafka"), imported("confluent_kafka.admin")
@@ -77,17 +102,17 @@ class CommitsTopic:
         )
         return int(admin_client.answer(asked[partition], REQUEST_TIMEOUT_S).offset)
 
-    def _newest(self, end: int, deadline: float) -> bytes | None:
+    def _newest(self, offsets: range, settings: Mapping[str, Any], deadline: float) -> bytes | None:
         kafka = imported("confluent_kafka")
-        consumer = self._cluster.consumer({"group.id": self.key, **_QUICK})
+        consumer = self._cluster.consumer({"group.id": self.key, **_QUICK, **settings})
         newest: bytes | None = None
-        position = 0
+        position = offsets.start
         try:
-            consumer.assign([kafka.TopicPartition(self.topic, _PARTITION, 0)])
-            while position < end:
+            consumer.assign([kafka.TopicPartition(self.topic, _PARTITION, position)])
+            while position < offsets.stop:
                 if SYSTEM_CLOCK.monotonic() > deadline:
                     raise TimeoutError(
-                        f"a transaction is open at offset {position}, and {end} was to be reached"
+                        f"a transaction is open at offset {position}, and {offsets.stop} was to be reached"
                     )
                 message = consumer.poll(0.1)
                 if message is not None:
@@ -107,21 +132,23 @@ class CommitsTopic:
             return newest, message.offset()
         raise kafka.KafkaException(error)
 
-    def proof(self, transactions: Sequence[StagedTransaction]) -> bytes:
+    def proof(self, transactions: Sequence[StagedTransaction], claim: str = "") -> bytes:
         """The record that names these."""
         prefix = f"{self._owner.job}.{self._owner.sink}."
         names = [one.name.removeprefix(prefix) for one in transactions]
-        return msgspec.json.encode(Proof(self._owner.job, self._owner.sink, names))
+        return msgspec.json.encode(Proof(self._owner.job, self._owner.sink, names, claim=claim))
 
-    def _understood(self, record: bytes) -> tuple[StagedTransaction, ...]:
+    def _understood(self, record: bytes) -> Proof:
         try:
-            proof = decoded(_PROOFS, record)
-            found = [
-                StagedTransaction.parse(proof.job, proof.sink, f"{proof.job}.{proof.sink}.{name}")
-                for name in proof.transactions
-            ]
+            return decoded(_PROOFS, record)
         except msgspec.DecodeError as error:
             raise self._unreadable(str(error)) from error
+
+    def _transactions(self, proof: Proof) -> tuple[StagedTransaction, ...]:
+        found = [
+            StagedTransaction.parse(proof.job, proof.sink, f"{proof.job}.{proof.sink}.{name}")
+            for name in proof.transactions
+        ]
         if None in found or proof.format != 1:
             raise self._unreadable(f"format {proof.format}")
         return tuple(one for one in found if one is not None)
@@ -136,37 +163,70 @@ class CommitsTopic:
 
 
 class CommitSession:
-    """The producer of one job and sink; opening it makes every earlier one powerless."""
+    """The one of one job and sink; opening it makes every earlier one powerless."""
 
     def __init__(
         self, cluster: KafkaCluster, commits: CommitsTopic, settings: dict[str, Any], patience_s: float
     ) -> None:
+        deadline = _Deadline(patience_s)
         self._cluster = cluster
         self.commits = commits
-        self._producer = cluster.producer({**settings, "transactional.id": commits.key})
-        with cluster.errors(f"begin transactions as {commits.key!r}"):
-            self._take_over(_Deadline(patience_s))
+        self._settings = {**settings, "transactional.id": commits.key}
+        self._claim = SYSTEM_RANDOMNESS.token(16)
+        self._producer = self._with_new_epoch(deadline)
+        self._is_spent = False
         self.last = commits.last(patience_s)
         """What the last Kafka transaction committed, None before the first; after `init_transactions`, so nobody can add to it."""
+        if self.last is not None:
+            self._claim_it(deadline)
 
-    def _take_over(self, deadline: _Deadline) -> None:
+    def _claim_it(self, deadline: _Deadline) -> None:
+        """Write the last record again, with the claim of this session: from now on an earlier one sees that it is over."""
+        with self._cluster.errors(f"write to the topic {self.commits.topic!r}"):
+            self._begin(deadline)
+            self._commit(deadline.left_s, self.last or ())
+
+    def _with_new_epoch(self, deadline: _Deadline) -> Any:
+        """A producer that takes the transactional id over."""
+        producer = self._cluster.producer(self._settings)
+        with self._cluster.errors(f"begin transactions as {self.commits.key!r}"):
+            self._take_over(producer, deadline)
+        return producer
+
+    def _take_over(self, producer: Any, deadline: _Deadline) -> None:
         """Wait in steps: the client says only to those who poll that no broker lets it in, and then nobody has to wait longer."""
         kafka = imported("confluent_kafka")
         while True:
             try:
-                self._producer.init_transactions(min(max(deadline.left_s, 0.1), _STEP_S))
+                producer.init_transactions(min(max(deadline.left_s, 0.1), _STEP_S))
             except kafka.KafkaException as error:
-                self._producer.poll(0)
+                producer.poll(0)
                 timed_out = error.args[0].code() == kafka.KafkaError._TIMED_OUT  # noqa: SLF001 - that is its public name
                 if not timed_out or self._cluster.client_log.trouble or deadline.left_s <= 0:
                     raise
             else:
                 return
 
+    def _begin(self, deadline: _Deadline) -> None:
+        """Begin a transaction in an epoch that has none before it.
+
+        First the new epoch, then the look at the claim: who claims after that look has fenced this epoch.
+        """
+        if self._is_spent:
+            self._producer = self._with_new_epoch(deadline)
+            if not self.commits.is_last_claim(self._claim, max(deadline.left_s, 1.0)):
+                raise UnavailableError(
+                    f"fenced: another session has taken over {self.commits.key!r}, so this one commits nothing. If this run "
+                    "still owns the job, it takes the id back",
+                    key=self.commits.key,
+                )
+        self._is_spent = True
+        self._producer.begin_transaction()
+
     def introduce(self, timeout_s: float) -> None:
         """Write the first record. After an error the session is of no use any more."""
         with self._cluster.errors(f"write to the topic {self.commits.topic!r}"):
-            self._producer.begin_transaction()
+            self._begin(_Deadline(timeout_s))
             self._commit(timeout_s, ())
 
     def publish(
@@ -180,13 +240,13 @@ class CommitSession:
         """Make staged messages visible together with their proof. After an error the session is of no use any more."""
         deadline = _Deadline(timeout_s)
         with self._refusals_told(topic, transactions), self._cluster.errors(f"commit to the topic {topic!r}"):
-            self._producer.begin_transaction()
+            self._begin(deadline)
             self._produce(topic, batches, deadline)
             self._flush(deadline)  # so that the proof keeps readers of its topic waiting for a moment only
             self._commit(deadline.left_s, transactions)
 
     def _commit(self, timeout_s: float, transactions: Sequence[StagedTransaction]) -> None:
-        proof = self.commits.proof(transactions)
+        proof = self.commits.proof(transactions, self._claim)
         self._producer.produce(self.commits.topic, proof, self.commits.key.encode(), _PARTITION)
         self._producer.commit_transaction(max(timeout_s, 1.0))
         self.last = tuple(transactions)

@@ -43,6 +43,18 @@ class Records:
         where = f"{self._named(COMMITS)} WHERE {self._this_one}"
         return bool(self._session.execute(f"SELECT 1 FROM {where}", transaction.identity))  # noqa: S608 - quoted
 
+    def newest(self, job: str, sink: str) -> tuple[int, int] | None:
+        """The newest run that has a commit of this job and sink, and its newest checkpoint."""
+        if not self._has(COMMITS):
+            return None
+        mark = self._session.mark
+        found = self._session.execute(
+            f"SELECT run, MAX(checkpoint) FROM {self._named(COMMITS)} WHERE job = {mark} AND sink = {mark} "  # noqa: S608 - quoted
+            "GROUP BY run ORDER BY run DESC LIMIT 1",
+            [job, sink],
+        )
+        return (int(found[0][0]), int(found[0][1])) if found else None
+
     def register(self, transaction: SqlTransaction, staged_in: str) -> int:
         """List a transaction whose rows are going to be staged; returns the number that marks its rows."""
         into = f"{self._named(TRANSACTIONS)} (staged_in, {IDENTITY})"

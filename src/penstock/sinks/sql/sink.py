@@ -16,7 +16,7 @@ import msgspec
 import pyarrow as pa
 
 from penstock.errors import CommitLostError, InternalError, PenstockError, UnavailableError
-from penstock.sinks.sql.records import create_records
+from penstock.sinks.sql.records import Records, create_records
 from penstock.sinks.sql.server import SqlServer
 from penstock.sinks.sql.settling import Settling
 from penstock.sinks.sql.table import Layout, TargetTable
@@ -110,6 +110,11 @@ class SqlServerSink(TwoPhaseCommitSink):
         with self._settling(UnavailableError, _LOOK) as settling:
             found = settling.found(job, sink, only_staged=self.transactions == STAGED)
         return [each.as_transaction() for each in found]
+
+    def newest_commit(self, job: str, sink: str) -> tuple[int, int] | None:
+        """See `TwoPhaseCommitSink.newest_commit`."""
+        with self.server.commit_errors(UnavailableError, _LOOK), self.server.session() as session:
+            return Records(session, self.table.schema).newest(job, sink)
 
     @contextmanager
     def _settling(self, for_good: type[PenstockError], follows: str) -> Iterator[Settling]:

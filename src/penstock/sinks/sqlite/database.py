@@ -24,6 +24,7 @@ _RECORD = "INSERT INTO _penstock_commits VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
 _FIND = """SELECT 1 FROM _penstock_commits WHERE job = ? AND sink = ? AND run = ? AND checkpoint = ? AND
 subtask = ?
     AND attempt = ? AND token = ?"""
+_NEWEST = """SELECT run, MAX(checkpoint) FROM _penstock_commits WHERE job = ? AND sink = ? GROUP BY run ORDER BY run DESC LIMIT 1"""
 
 _MAY_PASS = {
     sqlite3.SQLITE_BUSY,
@@ -73,8 +74,19 @@ def record(database: sqlite3.Connection, transaction: StagedTransaction, rows: i
 
 def is_recorded(database: sqlite3.Connection, transaction: StagedTransaction) -> bool:
     """Tell whether a transaction was committed."""
-    exists = database.execute("SELECT 1 FROM sqlite_master WHERE name = '_penstock_commits'").fetchone()
-    return exists is not None and database.execute(_FIND, transaction.identity).fetchone() is not None
+    return _has_commits(database) and database.execute(_FIND, transaction.identity).fetchone() is not None
+
+
+def newest(database: sqlite3.Connection, job: str, sink: str) -> tuple[int, int] | None:
+    """The newest run that has a commit of this job and sink, and its newest checkpoint."""
+    return database.execute(_NEWEST, [job, sink]).fetchone() if _has_commits(database) else None
+
+
+def _has_commits(database: sqlite3.Connection) -> bool:
+    return (
+        database.execute("SELECT 1 FROM sqlite_master WHERE name = '_penstock_commits'").fetchone()
+        is not None
+    )
 
 
 @contextmanager

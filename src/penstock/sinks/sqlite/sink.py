@@ -132,6 +132,14 @@ class SQLite(StagedSink):
         ):
             return {each.name for each in found if sqlite_database.is_recorded(database, each)}
 
+    def newest_commit(self, job: str, sink: str) -> tuple[int, int] | None:
+        """See `TwoPhaseCommitSink.newest_commit`."""
+        with (
+            sqlite_database.commit_errors(self.path, self.staging),
+            sqlite_database.existing(self.path, self._busy_timeout_s) as database,
+        ):
+            return sqlite_database.newest(database, job, sink)
+
     def _refuse_nulls(self, rows: pa.RecordBatch) -> None:
         for name in self._never_null:
             column = rows.column(name)

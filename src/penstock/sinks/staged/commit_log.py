@@ -15,6 +15,7 @@ commit, and NFS does not add to the end of a file in one step.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from itertools import groupby
 from pathlib import Path
@@ -30,6 +31,8 @@ from penstock.storage.file_system import sync_file, sync_folder
 
 CHECKPOINTS_PER_BLOCK = 10_000
 _WRITER = SYSTEM_RANDOMNESS.token(8)
+_BLOCK = re.compile(r"(\d+)-(\d+)\..*\.log")
+_LINE = re.compile(r"(\d+)\.\d+\.\d+\.[0-9a-f]+")
 
 
 class CommitLog:
@@ -64,6 +67,17 @@ class CommitLog:
                 lines = set().union(*(_complete_lines(file) for file in self._files(block)))
                 found |= {member for member in members if _line(member) in lines}
         return found
+
+    def newest(self) -> tuple[int, int] | None:
+        """The newest run that has a commit here, and its newest checkpoint."""
+        with storage_errors("read the commits in", self._folder):
+            blocks = [match for name in names_in(self._folder) if (match := _BLOCK.fullmatch(name))]
+            for run, block in sorted({(int(match[1]), int(match[2])) for match in blocks}, reverse=True):
+                lines = set().union(*(_complete_lines(file) for file in self._files(f"{run}-{block}")))
+                numbers = [int(match[1]) for line in lines if (match := _LINE.fullmatch(line))]
+                if numbers:
+                    return run, max(numbers)
+        return None
 
     def _files(self, block: str) -> list[Path]:
         """Not by `glob`, which takes a folder that cannot be listed for an empty one."""

@@ -139,6 +139,10 @@ class StagedSink(TwoPhaseCommitSink):
         """The names of those that are known to be committed."""
         return {each.name for each in self.log(job, sink).committed(found)}
 
+    def newest_commit(self, job: str, sink: str) -> tuple[int, int] | None:
+        """See `TwoPhaseCommitSink.newest_commit`."""
+        return self.log(job, sink).newest()
+
     def log(self, job: str, sink: str) -> CommitLog:
         """Where commits are noted."""
         return CommitLog(self.staging / job / sink / "committed")

@@ -267,6 +267,10 @@ class OpenTable(ABC):
         """
 
     @abstractmethod
+    def at(self, time: int, sort_key: int) -> Iterator[pa.RecordBatch]:
+        """The same of the rows at just this number that have this sort key: others at the same time are not looked at."""
+
+    @abstractmethod
     def write(
         self, rows: KeyBatch, values: pa.RecordBatch, deleted: npt.NDArray[np.bool_] | None = None
     ) -> None:

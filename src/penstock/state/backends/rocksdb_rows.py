@@ -81,6 +81,11 @@ class RowCodec:
         turned = number + (1 << 63) if self._layout.by_time else number
         return self._table + turned.to_bytes(NUMBER_BYTES, "big") if turned < 1 << 64 else self.bounds[1]
 
+    def range_of(self, time: int, sort_key: int) -> tuple[bytes, bytes]:
+        """Of a table by time: before all rows at this time with this sort key, and behind them."""
+        start = self.start_of(time) + sort_key.to_bytes(NUMBER_BYTES, "big")
+        return start, self.start_of(time) + (sort_key + 1).to_bytes(NUMBER_BYTES, "big")
+
     def group_of(self, key: bytes) -> int:
         """The key group of a row."""
         at = 1 + NUMBER_BYTES * self._layout.by_time

@@ -234,6 +234,10 @@ class RocksdbTable(OpenTable):
         start = self._codec.bounds[0] if after is None else self._codec.start_of(after + 1)
         return self._scanned(self._version.rows(start, self._codec.start_of(time + 1)))
 
+    def at(self, time: int, sort_key: int) -> Iterator[pa.RecordBatch]:
+        """See `OpenTable.at`."""
+        return self._scanned(self._version.rows(*self._codec.range_of(time, sort_key)))
+
     def write(
         self, rows: KeyBatch, values: pa.RecordBatch, deleted: npt.NDArray[np.bool_] | None = None
     ) -> None:

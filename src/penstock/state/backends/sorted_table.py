@@ -23,6 +23,7 @@ from penstock.state.backends.merge import Ownership, merge_tables
 from penstock.state.backends.rows_of_keys import KeyRanges, OneSortedKey, rows_of_keys
 from penstock.state.backends.sorted_file import TableHeader, numbered_schema, scan_schema
 from penstock.state.backends.sorted_rows import (
+    Address,
     SortedBatch,
     SortedTable,
     concat_batches,
@@ -83,6 +84,10 @@ class OpenSortedTable(OpenTable):
             border = min(border, time)
             yield from self._scanned([tuple(_between(table, after, border)) for table in self._stored])
             after, rows = border, rows * MORE_ROWS
+
+    def at(self, time: int, sort_key: int) -> Iterator[pa.RecordBatch]:
+        """See `OpenTable.at`."""
+        return self._scanned([tuple(_at(table, (time, sort_key))) for table in self._stored])
 
     def write(
         self, rows: KeyBatch, values: pa.RecordBatch, deleted: npt.NDArray[np.bool_] | None = None
@@ -166,6 +171,16 @@ def _between(table: SortedTable, after: int | None, time: int) -> Iterator[Sorte
             return
         start = _first_behind(batch, after)
         stop = len(batch) if batch.major[-1] <= time else _first_behind(batch, time)
+        if start < stop:
+            yield batch.slice(start, stop)
+
+
+def _at(table: SortedTable, address: Address) -> Iterator[SortedBatch]:
+    """The rows at one address."""
+    for batch in table:
+        if batch.address(0) > address:
+            return
+        start, stop = batch.first_at(address), batch.first_behind(address)
         if start < stop:
             yield batch.slice(start, stop)
 

@@ -12,7 +12,7 @@ from penstock.checkpoint.completed import Completed
 from penstock.errors import ConfigError
 from penstock.ids import CheckpointId
 from penstock.ownership.descent import read_descents
-from penstock.ownership.holds import put_hold, release_hold
+from penstock.ownership.holds import ANY, put_hold, release_hold
 from penstock.recovery.held_reading import read_newest
 from penstock.recovery.history import read_history
 from penstock.testing.simulation.lifeline import Fate, Lifeline, Process
@@ -30,6 +30,7 @@ class Reader:
         self._lifeline = Lifeline(Fate(pauses_before=1))
         self._storage = WatchedStorage(site.storage, self._lifeline, rng)
         self._holds = False
+        self._chosen = ANY, 0
         self._there_was_one = bool(read_history(site.storage, read_descents(site.storage)).whole)
         self.read: list[CheckpointId] = []
         """The checkpoints that it has begun to read."""
@@ -44,7 +45,8 @@ class Reader:
     def renew(self) -> None:
         """Its hold is good for as long as it lives."""
         if self._holds and self.alive:
-            put_hold(self._site.storage, self._token, self._site.clock.wall())
+            checkpoint, run = self._chosen
+            put_hold(self._site.storage, self._token, self._site.clock.wall(), checkpoint=checkpoint, run=run)
 
     def go_on(self, calls: int | None) -> None:
         """Let it make so many more I/O calls (None: all it wants); raises `Violation` if what it held was not kept."""
@@ -70,10 +72,14 @@ class Reader:
         put_hold(self._storage, self._token, self._site.clock.wall())
         self._holds = True
         try:
-            read_newest(self._storage, self._read)
+            read_newest(self._storage, self._read, self._only)
         finally:
             self._holds = False
         release_hold(self._storage, self._token)
+
+    def _only(self, checkpoint: int, run: int) -> None:
+        self._chosen = checkpoint, run
+        put_hold(self._storage, self._token, self._site.clock.wall(), checkpoint=checkpoint, run=run)
 
     def _read(self, completed: Completed) -> None:
         self.read.append(completed.id)

@@ -25,7 +25,7 @@ _SECOND_US = 1_000_000
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 LATEST_S = 6
 """So much later than its place in the partition says the time of a record may be: records are out of order."""
-TIME = EventTime("at", 2 * _SECOND_US, 5 * _SECOND_US, None, ("partition",))
+TIME = EventTime("at", 2 * _SECOND_US, 5 * _SECOND_US, None, ("partition",), follows_clock=True)
 """Of each source; that some records are late is no matter to timers."""
 
 
