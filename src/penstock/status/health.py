@@ -136,7 +136,7 @@ def _of_checkpoints(view: JobView) -> Iterator[Concern]:
     if any(one.counts for one in failed) and view.state.is_alive and view.state is not JobState.RESTARTING:
         yield Concern(
             text=f"the last {counted(len(failed), 'checkpoint was', 'checkpoints were')} given up: {failed[0].reason}: {failed[0].detail}",
-            advice="docs/operating.md, 'Slow or full storage', says what each reason means and what to set",
+            advice="docs/troubleshooting.md, 'Slow or full storage', says what each reason means and what to set",
         )
 
 
