@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from penstock.clock import Stopwatch
 from penstock.errors import ConfigError
-from penstock.journal.events import Event, Lost
+from penstock.status.events import Event, Lost
 
 _log = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ class Listener(ABC):
 
     @abstractmethod
     def on_event(self, event: Event) -> None:
-        """Something has happened; `penstock.journal.events` has the kinds. One that you do not know is to be passed over."""
+        """Something has happened; `penstock.status.events` has the kinds. One that you do not know is to be passed over."""
 
     def close(self) -> None:  # noqa: B027 - most have nothing to give back
         """Called once, by the same thread, behind the last event: the place to flush."""

@@ -10,7 +10,7 @@ from typing import Protocol
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.errors import CorruptStateError, FencedError, PenstockError, UnavailableError
 from penstock.ownership.claim import Claim, Claimant, newest_claim
-from penstock.ownership.requests import (
+from penstock.requests.request_files import (
     Done,
     Facts,
     Kind,
@@ -45,7 +45,7 @@ MOST_TOLD = 1000
 """Beyond so many different troubles with requests some are told again."""
 
 
-class Deeds(Protocol):
+class Actions(Protocol):
     """What a job can be asked for, while it runs and between two of its runs."""
 
     def checkpoint(self, token: str, request: Request) -> Facts:
@@ -57,7 +57,7 @@ class Deeds(Protocol):
         ...
 
     def stop(self, token: str, request: Request) -> None:
-        """Begin to end in good order. The answer follows when the job has ended, by `Answering.ended`.
+        """Begin to end in good order. The answer follows when the job has ended, by `RequestServer.ended`.
 
         Without a savepoint it returns at once. With one it looks at the folder, which may hang, and waits for the first checkpoint.
         Raises, and stops nothing, when the folder is refused or no checkpoint comes.
@@ -69,7 +69,7 @@ class Deeds(Protocol):
         ...
 
 
-class Answering:
+class RequestServer:
     """All requests to one start of a job. `look` is called again and again by one thread, `ended` once, behind the last run.
 
     Of requests that take their time one of each kind is performed at a time. The others stay in storage, where nobody has taken them on:
@@ -80,7 +80,7 @@ class Answering:
         self,
         storage: Storage,
         claimant: Claimant,
-        deeds: Deeds,
+        actions: Actions,
         *,
         in_background: Callable[[Callable[[], None]], None],
         apart: Callable[[Callable[[], None]], None] | None = None,
@@ -90,7 +90,7 @@ class Answering:
     ) -> None:
         self._storage = storage
         self._claimant = claimant
-        self._deeds = deeds
+        self._actions = actions
         self._in_background = in_background
         """Runs what the end of the job waits for."""
         self._apart = apart or in_background
@@ -238,20 +238,20 @@ class Answering:
     def _begin(self, request: str, wish: Request) -> None:
         match wish.kind:
             case Kind.CHECKPOINT:
-                self._in_background(lambda: self._perform(request, wish, self._deeds.checkpoint))
+                self._in_background(lambda: self._perform(request, wish, self._actions.checkpoint))
             case Kind.SAVEPOINT:
-                self._in_background(lambda: self._perform(request, wish, self._deeds.savepoint))
+                self._in_background(lambda: self._perform(request, wish, self._actions.savepoint))
             case Kind.STOP if wish.savepoint:
                 self._apart(lambda: self._stop(request, wish))
             case Kind.STOP:
                 self._stop(request, wish)
             case Kind.CANCEL:
-                self._deeds.cancel()
+                self._actions.cancel()
 
     def _stop(self, request: str, wish: Request) -> None:
         """The answer follows when the job has ended; at once when it is refused, and the job goes on."""
         try:
-            self._deeds.stop(request, wish)
+            self._actions.stop(request, wish)
         except Exception as error:  # noqa: BLE001 - told to whoever asked
             _log.warning("a stop that somebody asked for was refused: %s", error)
             self._answer(request, Done.failed(error))

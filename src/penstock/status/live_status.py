@@ -11,13 +11,13 @@ from datetime import datetime
 from penstock.checkpoint.completed import PreCommitted
 from penstock.checkpoint.coordinator import Coordinator, UnderWayNow
 from penstock.clock import SYSTEM_CLOCK, Clock
-from penstock.engine.observer import Progress
-from penstock.engine.story import Rate
 from penstock.errors import PenstockError
-from penstock.journal.files import write_live
-from penstock.journal.live import LIVE_S, Live, OperatorLive, PendingLive, SinkLive, SourceLive
-from penstock.journal.plan import Plan
 from penstock.operators.timers import microseconds
+from penstock.status.journal_files import write_live
+from penstock.status.live import LIVE_S, Live, OperatorLive, PendingLive, SinkLive, SourceLive
+from penstock.status.log_messages import Rate
+from penstock.status.observer import Progress
+from penstock.status.plan import Plan
 from penstock.storage import Storage
 
 _log = logging.getLogger(__name__)

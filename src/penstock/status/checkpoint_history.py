@@ -7,16 +7,16 @@ from collections.abc import Iterable, Mapping, Sequence
 import msgspec
 
 from penstock.checkpoint.completed import Completed
-from penstock.engine.telling import subtask_times
-from penstock.journal.events import (
+from penstock.status.events import (
     CheckpointCommitted,
     CheckpointCompleted,
     CheckpointFailed,
     Event,
     RunStarted,
 )
-from penstock.journal.live import PendingLive
-from penstock.view.model import CheckpointStatus, CheckpointSummary, CheckpointView, Percentiles
+from penstock.status.live import PendingLive
+from penstock.status.make_events import subtask_times
+from penstock.status.view import CheckpointStatus, CheckpointSummary, CheckpointView, Percentiles
 
 Name = tuple[int, int]
 """Number and run: the same number may be completed by two runs, of which one counts."""

@@ -14,13 +14,13 @@ from protocol_story import Story, completed
 from penstock.checkpoint.completed import Completed, OperatorColumns
 from penstock.checkpoint.loop import CoordinatorLoop
 from penstock.cli import asking
-from penstock.engine import savepoints
-from penstock.engine.deeds import JobDeeds
 from penstock.errors import ConfigError, FencedError, UnavailableError
 from penstock.ids import NO_CHECKPOINT
 from penstock.ownership.claim import Claimant, claim
 from penstock.ownership.holds import find_holds
-from penstock.ownership.requests import Kind, Request
+from penstock.requests.job_actions import JobActions
+from penstock.requests.request_files import Kind, Request
+from penstock.savepoint import make
 from penstock.savepoint.create import Told
 from penstock.savepoint.folder import claim_folder
 from penstock.savepoint.manifest import MANIFEST, Manifest, SavedFile, SavedOperator, read_manifest
@@ -76,7 +76,7 @@ class Scene:
         self.run: Run | None = None
         self.stopped: list[str] = []
         self.claimant = Claimant()
-        self.deeds = JobDeeds(
+        self.actions = JobActions(
             self.storage,
             self.claimant,
             present=lambda: cast("CoordinatorLoop | None", self.run),
@@ -119,14 +119,14 @@ def create(
 
 @pytest.fixture
 def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scene:
-    monkeypatch.setattr(savepoints, "create_beside", create)
+    monkeypatch.setattr(make, "create_beside", create)
     return Scene(tmp_path)
 
 
 def test_a_savepoint_beside_the_job(scene: Scene) -> None:
     """Without a folder of choice it lies beside the job's, under checkpoint and token; nothing is held behind it."""
     scene.run = scene.restored(7)
-    made = scene.deeds.savepoint(TOKEN, scene.wish())
+    made = scene.actions.savepoint(TOKEN, scene.wish())
     folder = Path(made["savepoint"])
     assert folder.parent == scene.root / "store" / "story-savepoints"
     assert folder.name.startswith("7-01234567-")
@@ -137,10 +137,10 @@ def test_a_savepoint_beside_the_job(scene: Scene) -> None:
 def test_the_same_request_again_finds_what_it_has_made(scene: Scene) -> None:
     """A run that died before it could answer has made it; the next one, with a newer checkpoint, makes no other."""
     scene.run = scene.restored(7)
-    first = scene.deeds.savepoint(TOKEN, scene.wish())
+    first = scene.actions.savepoint(TOKEN, scene.wish())
     scene.run = scene.restored(9)
-    assert scene.deeds.savepoint(TOKEN, scene.wish())["savepoint"] == first["savepoint"]
-    assert scene.deeds.savepoint("fedcba9876543210", scene.wish())["checkpoint"] == 9
+    assert scene.actions.savepoint(TOKEN, scene.wish())["savepoint"] == first["savepoint"]
+    assert scene.actions.savepoint("fedcba9876543210", scene.wish())["checkpoint"] == 9
 
 
 def test_a_folder_of_choice_is_used_once(scene: Scene) -> None:
@@ -148,9 +148,9 @@ def test_a_folder_of_choice_is_used_once(scene: Scene) -> None:
     scene.run = scene.restored(7)
     wish = scene.wish(to=str(scene.root / "here"))
     for _ in range(2):
-        assert scene.deeds.savepoint(TOKEN, wish)["savepoint"] == str(scene.root / "here")
+        assert scene.actions.savepoint(TOKEN, wish)["savepoint"] == str(scene.root / "here")
     with pytest.raises(ConfigError, match="holds a savepoint; choose an empty folder"):
-        scene.deeds.savepoint("fedcba9876543210", wish)
+        scene.actions.savepoint("fedcba9876543210", wish)
 
 
 def test_the_checkpoint_is_held_while_the_savepoint_is_made(
@@ -163,9 +163,9 @@ def test_the_checkpoint_is_held_while_the_savepoint_is_made(
         seen.append(len(find_holds(scene.storage, scene.clock.wall()).good))
         return create(*given, **options)
 
-    monkeypatch.setattr(savepoints, "create_beside", watched)
+    monkeypatch.setattr(make, "create_beside", watched)
     scene.run = scene.restored(7)
-    scene.deeds.savepoint(TOKEN, scene.wish())
+    scene.actions.savepoint(TOKEN, scene.wish())
     assert seen == [1]
 
 
@@ -176,12 +176,12 @@ def test_a_start_that_has_lost_the_job_makes_none(scene: Scene) -> None:
     wish = scene.wish(to=str(scene.root / "here"))
     claim(scene.storage, 0.0)
     with pytest.raises(FencedError, match="was replaced by run 2"):
-        scene.deeds.savepoint(TOKEN, wish)
+        scene.actions.savepoint(TOKEN, wish)
     with pytest.raises(FencedError, match="was replaced by run 2"):
-        scene.deeds.checkpoint(TOKEN, scene.wish(Kind.CHECKPOINT))
-    scene.deeds.stop(TOKEN, scene.wish(Kind.STOP, savepoint=True, to=str(scene.root / "here")))
-    scene.deeds.settled()
-    assert isinstance(scene.deeds.why_the_stop_failed(), FencedError)
+        scene.actions.checkpoint(TOKEN, scene.wish(Kind.CHECKPOINT))
+    scene.actions.stop(TOKEN, scene.wish(Kind.STOP, savepoint=True, to=str(scene.root / "here")))
+    scene.actions.settled()
+    assert isinstance(scene.actions.why_the_stop_failed(), FencedError)
     assert not (scene.root / "here").exists()
 
 
@@ -194,11 +194,11 @@ def test_a_start_that_loses_the_job_meanwhile_does_not_say_that_it_has_made_one(
         claim(scene.storage, 0.0)
         return create(*given, **options)
 
-    monkeypatch.setattr(savepoints, "create_beside", replaced)
+    monkeypatch.setattr(make, "create_beside", replaced)
     claim(scene.storage, 0.0, scene.claimant)
     scene.run = scene.restored(7)
     with pytest.raises(FencedError, match="was replaced by run 2"):
-        scene.deeds.savepoint(TOKEN, scene.wish())
+        scene.actions.savepoint(TOKEN, scene.wish())
 
 
 def test_a_run_that_fails_meanwhile_is_followed_by_the_next(scene: Scene) -> None:
@@ -211,48 +211,48 @@ def test_a_run_that_fails_meanwhile_is_followed_by_the_next(scene: Scene) -> Non
         scene.run = runs.pop(0) if runs else following
 
     scene.clock.happens = happens
-    assert scene.deeds.checkpoint(TOKEN, scene.wish(Kind.CHECKPOINT)) == {"checkpoint": 3}
+    assert scene.actions.checkpoint(TOKEN, scene.wish(Kind.CHECKPOINT)) == {"checkpoint": 3}
 
 
 def test_no_checkpoint_in_time(scene: Scene) -> None:
     """A job that reads nothing has nothing to complete, and says so."""
     with pytest.raises(UnavailableError, match="no run of it was up"):
-        scene.deeds.checkpoint(TOKEN, scene.wish(Kind.CHECKPOINT))
+        scene.actions.checkpoint(TOKEN, scene.wish(Kind.CHECKPOINT))
 
 
 def test_nobody_waits_behind_the_last_run(scene: Scene) -> None:
     """The end of the job ends every waiting."""
-    scene.clock.happens = scene.deeds.no_further_run
+    scene.clock.happens = scene.actions.no_further_run
     with pytest.raises(UnavailableError, match="the job ended before a checkpoint was there"):
-        scene.deeds.savepoint(TOKEN, scene.wish())
+        scene.actions.savepoint(TOKEN, scene.wish())
 
 
 def test_a_stop_with_a_savepoint(scene: Scene) -> None:
     """It is made when the last checkpoint is committed, once, where the first who asked for one wants it."""
     scene.run = scene.restored(7)
     first, second = str(scene.root / "first"), str(scene.root / "second")
-    scene.deeds.stop(TOKEN, scene.wish(Kind.STOP))
-    scene.deeds.stop(TOKEN, scene.wish(Kind.STOP, savepoint=True, to=first))
-    scene.deeds.stop("fedcba9876543210", scene.wish(Kind.STOP, savepoint=True, to=second, drain=True))
+    scene.actions.stop(TOKEN, scene.wish(Kind.STOP))
+    scene.actions.stop(TOKEN, scene.wish(Kind.STOP, savepoint=True, to=first))
+    scene.actions.stop("fedcba9876543210", scene.wish(Kind.STOP, savepoint=True, to=second, drain=True))
     assert scene.stopped == ["stop"] * 3
-    assert scene.deeds.how_to_stop.drain
-    assert "before event time came to its end" in str(scene.deeds.why_the_stop_failed())
-    scene.deeds.how_to_stop.drained = True
-    assert "no savepoint was made" in str(scene.deeds.why_the_stop_failed())
+    assert scene.actions.how_to_stop.drain
+    assert "before event time came to its end" in str(scene.actions.why_the_stop_failed())
+    scene.actions.how_to_stop.drained = True
+    assert "no savepoint was made" in str(scene.actions.why_the_stop_failed())
     for _ in range(2):
-        scene.deeds.settled()
+        scene.actions.settled()
     assert (scene.root / "first" / MANIFEST).exists()
     assert not (scene.root / "second").exists()
-    assert scene.deeds.why_the_stop_failed() is None
+    assert scene.actions.why_the_stop_failed() is None
 
 
 def test_a_plain_stop_makes_none(scene: Scene) -> None:
     """Nor is it a failure that there is none."""
     scene.run = scene.restored(7)
-    scene.deeds.stop(TOKEN, scene.wish(Kind.STOP))
-    scene.deeds.settled()
-    assert scene.deeds.how_to_stop.made is None
-    assert scene.deeds.why_the_stop_failed() is None
+    scene.actions.stop(TOKEN, scene.wish(Kind.STOP))
+    scene.actions.settled()
+    assert scene.actions.how_to_stop.made is None
+    assert scene.actions.why_the_stop_failed() is None
 
 
 def test_a_savepoint_that_fails_does_not_keep_the_job_from_ending(
@@ -263,11 +263,11 @@ def test_a_savepoint_that_fails_does_not_keep_the_job_from_ending(
     def create(*_: object, **__: object) -> None:
         raise OSError("no space left")
 
-    monkeypatch.setattr(savepoints, "create_beside", create)
+    monkeypatch.setattr(make, "create_beside", create)
     scene.run = scene.restored(7)
-    scene.deeds.stop(TOKEN, scene.wish(Kind.STOP, savepoint=True))
-    scene.deeds.settled()
-    failure = str(scene.deeds.why_the_stop_failed())
+    scene.actions.stop(TOKEN, scene.wish(Kind.STOP, savepoint=True))
+    scene.actions.settled()
+    failure = str(scene.actions.why_the_stop_failed())
     assert "no savepoint was made: OSError: no space left. Nothing is lost. `penstock savepoint" in failure
 
 
@@ -282,10 +282,10 @@ def test_a_stop_with_a_savepoint_waits_for_the_first_checkpoint(scene: Scene) ->
         scene.run = following
 
     scene.clock.happens = happens
-    scene.deeds.stop(TOKEN, scene.wish(Kind.STOP, savepoint=True, to=str(scene.root / "here")))
+    scene.actions.stop(TOKEN, scene.wish(Kind.STOP, savepoint=True, to=str(scene.root / "here")))
     assert stopped_before == [[]]
     assert scene.stopped == ["stop"]
-    scene.deeds.settled()
+    scene.actions.settled()
     assert (scene.root / "here" / MANIFEST).exists()
 
 
@@ -294,17 +294,17 @@ def test_a_stop_with_a_savepoint_of_a_job_that_reads_nothing_stops_nothing(scene
     scene.run = Run()
     assert scene.run.last_completed == NO_CHECKPOINT
     with pytest.raises(UnavailableError, match=r"the job goes on.*has read nothing yet"):
-        scene.deeds.stop(TOKEN, scene.wish(Kind.STOP, savepoint=True))
+        scene.actions.stop(TOKEN, scene.wish(Kind.STOP, savepoint=True))
     assert scene.stopped == []
-    assert not scene.deeds.how_to_stop.savepoint
+    assert not scene.actions.how_to_stop.savepoint
 
 
 def test_a_job_that_is_between_two_runs_is_stopped_at_once(scene: Scene) -> None:
     """It may never come up: there is no savepoint then, which is said."""
-    scene.deeds.stop(TOKEN, scene.wish(Kind.STOP, savepoint=True))
+    scene.actions.stop(TOKEN, scene.wish(Kind.STOP, savepoint=True))
     assert scene.stopped == ["stop"]
-    scene.deeds.settled()
-    assert "before it read anything" in str(scene.deeds.why_the_stop_failed())
+    scene.actions.settled()
+    assert "before it read anything" in str(scene.actions.why_the_stop_failed())
 
 
 @pytest.mark.parametrize("savepoint", [True, False])
@@ -312,8 +312,8 @@ def test_a_stop_of_a_job_that_is_cancelled_meanwhile_has_failed(scene: Scene, sa
     """Who goes on with the savepoint, or with the last checkpoint, would go on without."""
     scene.run = scene.restored(7)
     wish = scene.wish(Kind.STOP, savepoint=savepoint)
-    scene.deeds.stop(TOKEN, wish)
-    assert "the job was cancelled before" in str(scene.deeds.why_the_stop_failed(wish, cancelled=True))
+    scene.actions.stop(TOKEN, wish)
+    assert "the job was cancelled before" in str(scene.actions.why_the_stop_failed(wish, cancelled=True))
 
 
 def test_each_stop_is_told_what_became_of_its_own_wish(scene: Scene) -> None:
@@ -325,13 +325,13 @@ def test_each_stop_is_told_what_became_of_its_own_wish(scene: Scene) -> None:
         scene.wish(Kind.STOP, savepoint=True, to=str(scene.root / "second")),
     )
     for wish in (plain, first, second):
-        scene.deeds.stop(TOKEN, wish)
-    assert scene.deeds.why_the_stop_failed(plain) is None
-    assert "no savepoint was made" in str(scene.deeds.why_the_stop_failed(first))
-    scene.deeds.settled()
-    assert scene.deeds.why_the_stop_failed(first) is None
-    assert scene.deeds.why_the_stop_failed(first, cancelled=True) is None
-    elsewhere = str(scene.deeds.why_the_stop_failed(second))
+        scene.actions.stop(TOKEN, wish)
+    assert scene.actions.why_the_stop_failed(plain) is None
+    assert "no savepoint was made" in str(scene.actions.why_the_stop_failed(first))
+    scene.actions.settled()
+    assert scene.actions.why_the_stop_failed(first) is None
+    assert scene.actions.why_the_stop_failed(first, cancelled=True) is None
+    elsewhere = str(scene.actions.why_the_stop_failed(second))
     assert f"its savepoint is in {scene.root / 'first'}" in elsewhere
     assert f"there is none in {scene.root / 'second'}" in elsewhere
 
@@ -362,10 +362,10 @@ def test_a_savepoint_that_is_whole_is_said_to_be_made(
             raise UnavailableError("the process that makes the savepoint ended with -9")
         return made
 
-    monkeypatch.setattr(savepoints, "create_beside", made_and_gone)
+    monkeypatch.setattr(make, "create_beside", made_and_gone)
     claim(scene.storage, 0.0, scene.claimant)
     run = scene.restored(7)
-    deeds = JobDeeds(
+    actions = JobActions(
         storage,
         scene.claimant,
         present=lambda: cast("CoordinatorLoop | None", run),
@@ -373,7 +373,7 @@ def test_a_savepoint_that_is_whole_is_said_to_be_made(
         cancel=lambda: None,
         clock=scene.clock,
     )
-    made = deeds.savepoint(TOKEN, scene.wish(to=str(scene.root / "here")))
+    made = actions.savepoint(TOKEN, scene.wish(to=str(scene.root / "here")))
     assert made["savepoint"] == str(scene.root / "here")
     assert read_manifest(LocalStorage(scene.root / "here")).checkpoint == 7
 
@@ -397,10 +397,10 @@ def test_a_manifest_without_its_files_is_no_savepoint(scene: Scene, monkeypatch:
         to.delete([saved.path])
         raise UnavailableError("a part of the savepoint has been deleted while it was made")
 
-    monkeypatch.setattr(savepoints, "create_beside", a_part_is_gone)
+    monkeypatch.setattr(make, "create_beside", a_part_is_gone)
     scene.run = scene.restored(7)
     with pytest.raises(UnavailableError, match="has been deleted while it was made"):
-        scene.deeds.savepoint(TOKEN, scene.wish(to=str(scene.root / "here")))
+        scene.actions.savepoint(TOKEN, scene.wish(to=str(scene.root / "here")))
 
 
 def test_a_cancel_gives_up_the_savepoint_of_a_stop(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -413,17 +413,17 @@ def test_a_cancel_gives_up_the_savepoint_of_a_stop(scene: Scene, monkeypatch: py
             time.sleep(0.01)
         raise UnavailableError("the job was cancelled while its savepoint was made: it is given up")
 
-    monkeypatch.setattr(savepoints, "create_beside", until_given_up)
+    monkeypatch.setattr(make, "create_beside", until_given_up)
     scene.run = scene.restored(7)
     wish = scene.wish(Kind.STOP, savepoint=True, to=str(scene.root / "here"))
-    scene.deeds.stop(TOKEN, wish)
-    settling = threading.Thread(target=scene.deeds.settled, daemon=True)
+    scene.actions.stop(TOKEN, wish)
+    settling = threading.Thread(target=scene.actions.settled, daemon=True)
     settling.start()
     assert begun.wait(60)
-    scene.deeds.end_now()
+    scene.actions.end_now()
     settling.join(60)
     assert not settling.is_alive()
-    assert "given up" in str(scene.deeds.why_the_stop_failed(wish, cancelled=True))
+    assert "given up" in str(scene.actions.why_the_stop_failed(wish, cancelled=True))
 
 
 def test_savepoints_are_made_one_after_the_other(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -440,12 +440,12 @@ def test_savepoints_are_made_one_after_the_other(scene: Scene, monkeypatch: pyte
         at_work.remove(token)
         return made
 
-    monkeypatch.setattr(savepoints, "create_beside", counted)
+    monkeypatch.setattr(make, "create_beside", counted)
     scene.run = scene.restored(7)
     made: list[Any] = []
     threads = [
         threading.Thread(
-            target=lambda number=number: made.append(scene.deeds.savepoint(f"{number:016x}", scene.wish()))
+            target=lambda number=number: made.append(scene.actions.savepoint(f"{number:016x}", scene.wish()))
         )
         for number in range(8)
     ]
@@ -459,7 +459,7 @@ def test_savepoints_are_made_one_after_the_other(scene: Scene, monkeypatch: pyte
 
 def test_a_cancel_is_handed_on(scene: Scene) -> None:
     """It is the handle that cancels."""
-    scene.deeds.cancel()
+    scene.actions.cancel()
     assert scene.stopped == ["cancel"]
 
 
@@ -469,7 +469,7 @@ def test_a_folder_that_the_job_may_delete(scene: Scene, below: str) -> None:
     scene.run = scene.restored(7)
     before = scene.storage.names()
     with pytest.raises(ConfigError, match=r"choose a folder beside it, or leave it out") as refused:
-        scene.deeds.savepoint(TOKEN, scene.wish(to=f"{scene.storage.root}/{below}"))
+        scene.actions.savepoint(TOKEN, scene.wish(to=f"{scene.storage.root}/{below}"))
     assert str(scene.storage.root) in str(refused.value)
     assert scene.storage.names() == before
 
@@ -479,9 +479,9 @@ def test_a_folder_that_is_a_link_into_the_job(scene: Scene) -> None:
     scene.run = scene.restored(7)
     (scene.root / "link").symlink_to(scene.storage.root / "state")
     with pytest.raises(ConfigError, match="choose a folder beside it"):
-        scene.deeds.savepoint(TOKEN, scene.wish(to=str(scene.root / "link" / "mine")))
+        scene.actions.savepoint(TOKEN, scene.wish(to=str(scene.root / "link" / "mine")))
     other = f"{scene.storage.root}-monday"
-    assert scene.deeds.savepoint(TOKEN, scene.wish(to=other))["savepoint"] == other
+    assert scene.actions.savepoint(TOKEN, scene.wish(to=other))["savepoint"] == other
 
 
 def test_nobody_is_asked_for_what_would_be_refused(scene: Scene) -> None:
@@ -510,10 +510,10 @@ def test_a_stop_into_a_folder_that_is_taken_stops_nothing(tmp_path: Path, file: 
     folder.mkdir()
     (folder / file).write_text("{}")
     with pytest.raises(ConfigError, match=f"{said}.*the job was not stopped, and goes on"):
-        scene.deeds.stop(TOKEN, wants_to_stop_into(folder))
+        scene.actions.stop(TOKEN, wants_to_stop_into(folder))
     assert not scene.stopped
-    assert not scene.deeds.how_to_stop.savepoint
-    assert not scene.deeds.how_to_stop.drain
+    assert not scene.actions.how_to_stop.savepoint
+    assert not scene.actions.how_to_stop.drain
     assert [path.name for path in folder.iterdir()] == [file]
 
 
@@ -521,9 +521,9 @@ def test_a_stop_goes_on_in_the_folder_that_an_earlier_attempt_of_it_has_begun(tm
     """A run that died over it is no reason to refuse the same request; looking makes no folder."""
     scene = Scene(tmp_path)
     claim_folder(LocalStorage(tmp_path / "begun"), f"{TOKEN}-1")
-    scene.deeds.stop(TOKEN, wants_to_stop_into(tmp_path / "begun"))
+    scene.actions.stop(TOKEN, wants_to_stop_into(tmp_path / "begun"))
     assert scene.stopped == ["stop"]
     other = Scene(tmp_path)
-    other.deeds.stop(TOKEN, wants_to_stop_into(tmp_path / "new"))
+    other.actions.stop(TOKEN, wants_to_stop_into(tmp_path / "new"))
     assert other.stopped == ["stop"]
     assert not (tmp_path / "new").exists()

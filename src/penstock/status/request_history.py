@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from penstock.journal.events import Answered, Asked, Event
-from penstock.view.model import AskedView, RunView
+from penstock.status.events import Answered, Asked, Event
+from penstock.status.view import RequestView, RunView
 
 
-def asked_for(events: Iterable[Event], runs: Sequence[RunView], present: int) -> tuple[AskedView, ...]:
+def asked_for(events: Iterable[Event], runs: Sequence[RunView], present: int) -> tuple[RequestView, ...]:
     """Newest first. `events`: oldest first. `present`: the run that is alive; 0: none is.
 
     Another run of the same process goes on with what one had taken on. A process that is gone answers nothing any more: if the request lies
     in storage, the next one takes it on, and says so.
     """
-    found: dict[str, AskedView] = {}
+    found: dict[str, RequestView] = {}
     processes = {run.run: (run.host, run.pid) for run in runs}
     here = processes.get(present)
     for number, event in enumerate(events):
@@ -23,7 +23,7 @@ def asked_for(events: Iterable[Event], runs: Sequence[RunView], present: int) ->
                 name = event.request or f"without an id, {number}"
                 goes_on = bool(event.request) and here is not None and processes.get(event.run) == here
                 before = found.pop(name, None)
-                found[name] = AskedView(
+                found[name] = RequestView(
                     request=event.request,
                     what=event.what,
                     by=event.by,
@@ -32,7 +32,7 @@ def asked_for(events: Iterable[Event], runs: Sequence[RunView], present: int) ->
                 )
             case Answered():
                 before = found.pop(event.request, None)
-                found[event.request] = AskedView(
+                found[event.request] = RequestView(
                     request=event.request,
                     what=event.what,
                     by=event.by,

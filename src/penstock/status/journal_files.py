@@ -20,7 +20,8 @@ from typing import TypeVar
 import msgspec
 
 from penstock.decoding import sanely_decoded
-from penstock.journal.events import (
+from penstock.ownership.small_files import LARGEST_BYTES, small_content
+from penstock.status.events import (
     Answered,
     Asked,
     CheckpointCommitted,
@@ -34,9 +35,8 @@ from penstock.journal.events import (
     SinkUp,
     TasksRepeated,
 )
-from penstock.journal.live import Live
-from penstock.journal.plan import Plan
-from penstock.ownership.small_files import LARGEST_BYTES, small_content
+from penstock.status.live import Live
+from penstock.status.plan import Plan
 from penstock.storage import Storage
 
 SEGMENT_BYTES = 64 * 1024

@@ -25,10 +25,10 @@ from penstock.graph import (
     Window,
     inputs_of,
 )
-from penstock.journal.plan import PlanNode, PlanSettings
 from penstock.operators.everything import shown_keys
 from penstock.operators.window_kinds import CountWindows
 from penstock.sinks.two_phase_commit import Delivery
+from penstock.status.plan import PlanNode, PlanSettings
 from penstock.wording import exactly
 
 _PROMISES = {

@@ -17,7 +17,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from penstock.journal.events import (
+from penstock.optional_package import optional_package
+from penstock.status.events import (
     CheckpointCommitted,
     CheckpointCompleted,
     CheckpointFailed,
@@ -27,8 +28,7 @@ from penstock.journal.events import (
     RunFailed,
     RunStarted,
 )
-from penstock.journal.listening import Listener
-from penstock.optional_package import optional_package
+from penstock.status.listeners import Listener
 from penstock.version import __version__
 
 MOST_OPEN = 100

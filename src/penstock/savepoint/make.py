@@ -6,12 +6,12 @@ import logging
 import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 from penstock.checkpoint.completed import Completed
 from penstock.clock import Stopwatch
 from penstock.errors import ConfigError, PenstockError, UnavailableError
 from penstock.log_fields import about
-from penstock.ownership.requests import Facts
 from penstock.progress import working
 from penstock.randomness import SYSTEM_RANDOMNESS
 from penstock.savepoint.beside import create_beside
@@ -33,7 +33,7 @@ def make_savepoint(
     to: str | None,
     token: str,
     given_up: Callable[[], bool] = lambda: False,
-) -> Facts:
+) -> dict[str, Any]:
     """Make one of a checkpoint that is committed and held; says where it is. The same token again finds what was made for it before.
 
     Each attempt has a name of its own, also where it makes a folder itself: there may be one of a run that was thought dead, and one of

@@ -6,15 +6,15 @@ import threading
 from collections.abc import Callable
 
 from penstock.clock import SYSTEM_CLOCK, Clock
-from penstock.engine.answering import Judge, answer_at_the_end
-from penstock.ownership.requests import ID_DIGITS, PROGRAM, Done, Facts, Kind, Request
 from penstock.randomness import SYSTEM_RANDOMNESS
+from penstock.requests.request_files import ID_DIGITS, PROGRAM, Done, Facts, Kind, Request
+from penstock.requests.request_server import Judge, answer_at_the_end
 
 FIRST_CHECKPOINT_S = 600.0
 """So long a stop with a savepoint waits for the first checkpoint of the job."""
 
 
-class OwnWishes:
+class LocalRequests:
     """Those of one start. `ended` is called once, behind the last run; nothing is told from there on."""
 
     def __init__(

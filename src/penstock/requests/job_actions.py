@@ -14,14 +14,14 @@ from penstock.checkpoint.completed import Completed
 from penstock.checkpoint.events import AnswerTaken, CheckpointWanted
 from penstock.checkpoint.loop import CoordinatorLoop
 from penstock.clock import SYSTEM_CLOCK, Clock, Stopwatch
-from penstock.engine.savepoints import check_folder, make_savepoint, shown
 from penstock.errors import ConfigError, PenstockError, UnavailableError
 from penstock.ids import NO_CHECKPOINT
 from penstock.log_fields import in_context
 from penstock.ownership.claim import Claimant, newest_claim
 from penstock.ownership.holds import holding
-from penstock.ownership.requests import Facts, Request
+from penstock.requests.request_files import Facts, Request
 from penstock.savepoint.folder import refuse_if_taken
+from penstock.savepoint.make import check_folder, make_savepoint, shown
 from penstock.savepoint.manifest import MANIFEST
 from penstock.storage import Storage, open_storage
 
@@ -53,8 +53,8 @@ class Stop:
 _CANCELLED = "the job was cancelled before it had stopped: it has no last checkpoint, and what it keeps is decided by checkpoint.on_cancel"
 
 
-class JobDeeds:
-    """The deeds of one start of a job, see `Deeds`."""
+class JobActions:
+    """The actions of one start of a job, see `Actions`."""
 
     def __init__(
         self,
@@ -93,13 +93,13 @@ class JobDeeds:
     # ── what can be asked for ──────────────────────────────────────────────────────────────────
 
     def checkpoint(self, token: str, request: Request) -> Facts:
-        """See `Deeds.checkpoint`."""
+        """See `Actions.checkpoint`."""
         completed = self._checkpoint(token, request.until, committed=False)
         self._check_claim()
         return {"checkpoint": completed.checkpoint}
 
     def savepoint(self, token: str, request: Request) -> Facts:
-        """See `Deeds.savepoint`. The hold comes first, so that the checkpoint stays until all it promised is committed, and behind that."""
+        """Make a savepoint of all that is processed by now. The hold comes first, so that the checkpoint is not deleted meanwhile."""
         self._wait_for_turn(request.until)
         try:
             with holding(self._storage, f"savepoint {token}", clock=self._clock) as held:
@@ -117,7 +117,7 @@ class JobDeeds:
                 )
 
     def stop(self, token: str, request: Request) -> None:
-        """See `Deeds.stop`. A second stop does not take back what the first has asked for.
+        """See `Actions.stop`. A second stop does not take back what the first has asked for.
 
         What is refused is refused first: nobody can start the job again as it was.
         """
@@ -146,7 +146,7 @@ class JobDeeds:
             raise type(error)(f"{error}; the job was not stopped, and goes on", folder=to) from error
 
     def cancel(self) -> None:
-        """See `Deeds.cancel`."""
+        """See `Actions.cancel`."""
         self._begin_cancel()
 
     def settled(self) -> None:

@@ -14,10 +14,13 @@ from penstock.checkpoint.completed import Completed, PreCommitted, SubtaskReport
 from penstock.checkpoint.events import Announce
 from penstock.checkpoint.witness import Witness
 from penstock.clock import SYSTEM_CLOCK, Clock
-from penstock.engine import telling
-from penstock.engine.repeated_tasks import Repeated
 from penstock.ids import CheckpointId
-from penstock.journal.events import (
+from penstock.recovery.restore import RestorePoint
+from penstock.requests.request_files import Done, Request
+from penstock.snapshot.messages import MergeDone
+from penstock.state.handle import StateHandle
+from penstock.status import make_events
+from penstock.status.events import (
     MOST_SUBTASKS,
     Answered,
     Asked,
@@ -30,11 +33,7 @@ from penstock.journal.events import (
     SinkUp,
     TasksRepeated,
 )
-from penstock.journal.live import MOST_BATCHES, BatchLive
-from penstock.ownership.requests import Done, Request
-from penstock.recovery.restore import RestorePoint
-from penstock.snapshot.messages import MergeDone
-from penstock.state.handle import StateHandle
+from penstock.status.live import MOST_BATCHES, BatchLive
 from penstock.wording import counted, size
 
 _log = logging.getLogger(__name__)
@@ -191,7 +190,7 @@ class Observer(Witness):
         self._first_batch_since_s = self._clock.monotonic()
         now = self._clock.wall()
         self._tell(
-            telling.run_started(
+            make_events.run_started(
                 point, at=now, parallelism=parallelism, restore_s=restore_s, savepoint=savepoint
             )
         )
@@ -212,7 +211,7 @@ class Observer(Witness):
             rows_again = progress.rows_since_checkpoint if reads_again and not self._told_again else 0
             self._told_again = True
             progress.rows_again += rows_again
-            told = telling.run_failed(
+            told = make_events.run_failed(
                 error,
                 at=self._clock.wall(),
                 run=progress.run,
@@ -255,7 +254,7 @@ class Observer(Witness):
                 run=progress.run,
                 how=how,
                 error="" if error is None else type(error).__name__,
-                why="" if error is None else telling.text_of(telling.said_by(error)),
+                why="" if error is None else make_events.text_of(make_events.error_text(error)),
                 batches=progress.batches,
                 rows_in=progress.rows_in,
                 checkpoint=progress.checkpoint,
@@ -265,7 +264,7 @@ class Observer(Witness):
     def asked(self, request: str, wish: Request) -> None:
         """Somebody has asked for something, and it was taken on."""
         now, run = self._clock.wall(), self.progress.run
-        self._tell(Asked(at=now, run=run, request=request, what=wish.kind, by=telling.text_of(wish.by)))
+        self._tell(Asked(at=now, run=run, request=request, what=wish.kind, by=make_events.text_of(wish.by)))
 
     def answered(self, request: str, wish: Request, done: Done) -> None:
         """This came of it."""
@@ -275,9 +274,9 @@ class Observer(Witness):
                 run=self.progress.run,
                 request=request,
                 what=wish.kind,
-                by=telling.text_of(wish.by),
+                by=make_events.text_of(wish.by),
                 ok=done.ok,
-                error=telling.text_of(done.error),
+                error=make_events.text_of(done.error),
                 checkpoint=done.facts.get("checkpoint", -1),
                 folder=done.facts.get("savepoint", ""),
             )
@@ -328,17 +327,26 @@ class Observer(Witness):
             self._tell(FirstBatch(at=now, run=self.progress.run, batch=batch, took_s=took_s))
         self.on_change(self.progress)
 
-    def tasks_repeated(self, repeated: Repeated) -> None:
-        """A batch was done after Spark had repeated some of its tasks."""
+    def tasks_repeated(
+        self,
+        batch: int,
+        operator: str,
+        *,
+        subtasks: Sequence[int],
+        attempts: int,
+        why: str,
+        batches_before: int = 0,
+    ) -> None:
+        """A batch succeeded after Spark had repeated some of its tasks. The arguments are the fields of `TasksRepeated`."""
         told = TasksRepeated(
             at=self._clock.wall(),
             run=self.progress.run,
-            batch=repeated.batch,
-            operator=repeated.uid,
-            subtasks=repeated.subtasks[:MOST_SUBTASKS],
-            attempts=repeated.attempts,
-            why=telling.text_of(repeated.why),
-            batches_before=repeated.batches_before,
+            batch=batch,
+            operator=operator,
+            subtasks=tuple(subtasks[:MOST_SUBTASKS]),
+            attempts=attempts,
+            why=make_events.text_of(why),
+            batches_before=batches_before,
         )
         _log.warning(
             "batch %s is done after %s attempts of tasks of %s: %s",
@@ -420,7 +428,9 @@ class Observer(Witness):
             self._count_what_is_unsafe(left)
             self._completed[completed.checkpoint] = now
         self._tell(
-            telling.checkpoint_completed(completed, at=now, complete_s=complete_s, rows=rows, wanted=wanted)
+            make_events.checkpoint_completed(
+                completed, at=now, complete_s=complete_s, rows=rows, wanted=wanted
+            )
         )
         self.on_change(self.progress)
 
@@ -443,14 +453,14 @@ class Observer(Witness):
         """A checkpoint never will exist."""
         with self._lock:
             self.progress.checkpoints_failed += announced.reason.counts
-        self._tell(telling.checkpoint_failed(announced, at=self._clock.wall(), run=self.progress.run))
+        self._tell(make_events.checkpoint_failed(announced, at=self._clock.wall(), run=self.progress.run))
 
     def sink_down(self, sink: str, why: str, waiting: int) -> None:
         """The commits of a sink do not come through."""
         with self._lock:
             self.progress.sinks_down = {**self.progress.sinks_down, sink: why}
         now, run = self._clock.wall(), self.progress.run
-        self._tell(SinkDown(at=now, run=run, sink=sink, why=telling.text_of(why), waiting=waiting))
+        self._tell(SinkDown(at=now, run=run, sink=sink, why=make_events.text_of(why), waiting=waiting))
 
     def sink_up(self, sink: str, down_s: float) -> None:
         """They do again."""

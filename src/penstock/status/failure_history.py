@@ -8,9 +8,9 @@ from itertools import groupby
 
 import msgspec
 
-from penstock.journal.events import Event, FirstBatch, JobEnded, ProcessDied, RunFailed, RunStarted
-from penstock.journal.live import Live
-from penstock.view.model import FailureGroup, FailureView, RunView
+from penstock.status.events import Event, FirstBatch, JobEnded, ProcessDied, RunFailed, RunStarted
+from penstock.status.live import Live
+from penstock.status.view import FailureGroup, FailureView, RunView
 
 DIED = "died"
 DID_NOT_SAY = "did not say"

@@ -9,10 +9,10 @@ import enum
 
 import msgspec
 
-from penstock.journal.events import Event, SubtaskTimes
-from penstock.journal.files import Budget, budget_of
-from penstock.journal.live import LIVE_S, Live
-from penstock.journal.plan import Plan
+from penstock.status.events import Event, SubtaskTimes
+from penstock.status.journal_files import Budget, budget_of
+from penstock.status.live import LIVE_S, Live
+from penstock.status.plan import Plan
 
 
 class JobState(enum.StrEnum):
@@ -135,7 +135,7 @@ class FailureGroup(msgspec.Struct, frozen=True, kw_only=True):
     """The sum of those that are known."""
 
 
-class AskedView(msgspec.Struct, frozen=True, kw_only=True):
+class RequestView(msgspec.Struct, frozen=True, kw_only=True):
     """Something that somebody has asked the job for: from a shell, a page, or the program itself."""
 
     request: str
@@ -232,7 +232,7 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     """Newest first."""
     events: tuple[Event, ...] = ()
     """The journal, newest first."""
-    asked: tuple[AskedView, ...] = ()
+    asked: tuple[RequestView, ...] = ()
     """What it was asked for, newest first."""
     savepoints: tuple[str, ...] = ()
     """Folders of savepoints that the journal knows of, newest first."""

@@ -8,10 +8,10 @@ from collections.abc import Iterator, Mapping
 from datetime import datetime
 
 from penstock import start_options
-from penstock.engine.observer import Progress
 from penstock.guarantee import Guarantee
 from penstock.recovery.restore import RestorePoint
 from penstock.savepoint.manifest import Manifest
+from penstock.status.observer import Progress
 from penstock.wording import counted, duration, event_moment, size
 
 LIFE = logging.getLogger("penstock.job")

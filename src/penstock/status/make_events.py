@@ -9,7 +9,9 @@ from collections.abc import Iterator, Sequence
 
 from penstock.checkpoint.completed import Completed, SubtaskReport
 from penstock.checkpoint.events import Announce
-from penstock.journal.events import (
+from penstock.places import without_secrets
+from penstock.recovery.restore import RestorePoint
+from penstock.status.events import (
     LONGEST_TEXT,
     MOST_SUBTASKS,
     CheckpointCompleted,
@@ -18,8 +20,6 @@ from penstock.journal.events import (
     RunStarted,
     SubtaskTimes,
 )
-from penstock.places import without_secrets
-from penstock.recovery.restore import RestorePoint
 from penstock.wording import storable
 
 MOST_NOTES = 20
@@ -138,8 +138,8 @@ def run_failed(
         at=at,
         run=run,
         error=type(error).__name__,
-        why=text_of(said_by(error)),
-        root="" if root is error else text_of(f"{type(root).__name__}: {said_by(root)}"),
+        why=text_of(error_text(error)),
+        root="" if root is error else text_of(f"{type(root).__name__}: {error_text(root)}"),
         notes=tuple(
             text_of(str(note)) for note in list(getattr(error, "__notes__", None) or ())[:MOST_NOTES]
         ),
@@ -155,7 +155,7 @@ def run_failed(
     )
 
 
-def said_by(error: BaseException) -> str:
+def error_text(error: BaseException) -> str:
     """The text of an error, which may be of a user's own class: what that raises is in nobody's way."""
     try:
         return str(error)

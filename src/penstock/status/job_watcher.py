@@ -10,22 +10,40 @@ from penstock.checkpoint.metadata import CheckpointName, read_metadata
 from penstock.config import Mode
 from penstock.errors import CorruptStateError, IncompatibleStateError, PenstockError
 from penstock.ids import CheckpointId, RunId
-from penstock.journal.events import Event, ProcessDied, ProcessStarted, SavepointDeleted, SavepointMade
-from penstock.journal.files import read_live, read_plan
-from penstock.journal.live import Live
-from penstock.journal.plan import Plan
-from penstock.journal.reading import JournalReader
 from penstock.ownership.claim import is_gone, pid_space
 from penstock.ownership.heartbeat import Pulse
 from penstock.ownership.run_list import ListedRun, list_runs
+from penstock.status.checkpoint_history import Name, history, summary
+from penstock.status.events import Event, ProcessDied, ProcessStarted, SavepointDeleted, SavepointMade
+from penstock.status.failure_history import failures
+from penstock.status.jobs import FoundJob
+from penstock.status.journal import JournalReader
+from penstock.status.journal_files import read_live, read_plan
+from penstock.status.live import Live
+from penstock.status.plan import Plan
+from penstock.status.request_history import asked_for
+from penstock.status.view import JobState, JobView, RunView
 from penstock.storage import Storage
-from penstock.view.asked import asked_for
-from penstock.view.bounded_reading import LARGEST_METADATA_BYTES
-from penstock.view.checkpoints import Name, history, summary
-from penstock.view.failures import failures
-from penstock.view.find import FoundJob
-from penstock.view.model import JobState, JobView, RunView
+from penstock.storage.forwarding import ForwardingStorage
 from penstock.wording import size
+
+LARGEST_METADATA_BYTES = 128 * 1024 * 1024
+"""That of a checkpoint is the largest of the files that are read whole, and has some megabytes at most."""
+
+
+class BoundedReading(ForwardingStorage):
+    """The same storage, in which `get` refuses."""
+
+    def get(self, name: str) -> bytes:
+        """See `Storage.get`."""
+        found = self.size(name) or 0
+        if found > LARGEST_METADATA_BYTES:
+            raise CorruptStateError(
+                f"{name} has {size(found)}: no file of ours that is read whole has so much; it was not read",
+                file=name,
+            )
+        return super().get(name)
+
 
 _FOLDER = re.compile(r"chk-(\d{1,18})-r(\d{1,18})")
 _BY_HOW = {
