@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from stored_jobs import PLAN
 
+from builders.stored_jobs import PLAN
 from penstock.cli.asked_progress import AskedProgress
 from penstock.config import Checkpointing
 from penstock.engine.face import Asked, Face
