@@ -20,10 +20,10 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from operator_cluster import BuiltIn, OperatorCluster
-from task_cluster import AtOnce, with_wake_row
 
 import penstock as ps
+from builders.operator_cluster import BuiltIn, OperatorCluster
+from builders.task_cluster import AtOnce, with_wake_row
 from penstock.config import OnBadRecord
 from penstock.engine.assignment import Assignment, OperatorAnswer, RunPlace
 from penstock.engine.dedupe_task import DedupeTask
