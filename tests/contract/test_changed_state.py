@@ -21,10 +21,10 @@ from penstock.errors import IncompatibleStateError
 from penstock.ids import CheckpointId, RunId, SubtaskId
 from penstock.operators.keyed_process import KeyedProcess
 from penstock.operators.states import ValueState, state_layout
-from penstock.recovery.changed_state import ChangedState, changed_state
 from penstock.recovery.lifetimes import Lifetimes, described, stored_layout
 from penstock.recovery.rescale import redistribute
-from penstock.recovery.taking_over import TakeOver
+from penstock.recovery.state_match import ChangedState, changed_state
+from penstock.recovery.state_migration import TakeOver
 from penstock.state import rewriting
 from penstock.state.backends import backend_named
 from penstock.state.backends.base import (

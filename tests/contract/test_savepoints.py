@@ -27,10 +27,10 @@ from penstock.checkpoint.metadata import write_metadata
 from penstock.engine.adopting import _may_adopt
 from penstock.errors import ConfigError, CorruptStateError, IncompatibleStateError, UnavailableError
 from penstock.ids import RunId, SubtaskId
-from penstock.recovery.begun import Begun, Instead, record_begun, refuse_if_begun_beyond
-from penstock.recovery.held_reading import check_committed
+from penstock.recovery.checkpoint_reader import check_committed
 from penstock.recovery.lifetimes import described, stored_layout
 from penstock.recovery.restore import JobRecord, check_job_record
+from penstock.recovery.started_batches import Begun, Instead, record_begun, refuse_if_begun_beyond
 from penstock.savepoint import beside
 from penstock.savepoint.beside import create_beside
 from penstock.savepoint.create import create_savepoint

@@ -19,7 +19,7 @@ from penstock.ids import CheckpointId, SubtaskId
 from penstock.ownership.claim import Claim, Claimant, claim, newest_run
 from penstock.ownership.descent import record_descent
 from penstock.recovery.lifetimes import described
-from penstock.recovery.taking_over import Taken
+from penstock.recovery.state_migration import Taken
 from penstock.state.backends import backend_named
 from penstock.state.backends.base import Parts, StateLayout
 from penstock.state.handle import StateHandle

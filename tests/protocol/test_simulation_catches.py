@@ -44,11 +44,11 @@ from penstock.operators.side_outputs import SideRows
 from penstock.ownership import claim
 from penstock.ownership.claim import Claim, read_run
 from penstock.ownership.holds import Hold
-from penstock.recovery import begun, fitting, forget, history, progress_log, restore
-from penstock.recovery.begun import Instead
-from penstock.recovery.held_reading import retained_checkpoint
+from penstock.recovery import fitting, forget, history, progress_log, restore, started_batches
+from penstock.recovery.checkpoint_reader import retained_checkpoint
 from penstock.recovery.progress_log import ProgressLog, lines_of
 from penstock.recovery.source_log import SourceLog
+from penstock.recovery.started_batches import Instead
 from penstock.savepoint import load
 from penstock.snapshot.uploader import Upload
 from penstock.state import merge_orders
@@ -376,8 +376,8 @@ def read_again_although_it_is_at_most_once(patch: Patch) -> None:
 
 @mutation(13)
 def forget_what_was_begun_when_a_run_begins_nothing(patch: Patch) -> None:
-    take_over = begun.take_over
-    patch.setattr(begun, "take_over", lambda storage, run, record: take_over(storage, run, None))
+    take_over = started_batches.take_over
+    patch.setattr(started_batches, "take_over", lambda storage, run, record: take_over(storage, run, None))
 
 
 @mutation(251)

@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 from penstock.checkpoint.completed import SubtaskReport
 from penstock.ids import SubtaskId
 from penstock.progress import open_works, working
-from penstock.recovery.taking_over import SubtaskWork, Taken
+from penstock.recovery.state_migration import SubtaskWork, Taken
 from penstock.spark.tasks import take_over_all
 from penstock.state.handle import StateHandle
 from services.patience import tries

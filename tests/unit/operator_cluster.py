@@ -31,7 +31,7 @@ from penstock.operators.timers import takes_timers
 from penstock.operators.tolerant_process import run_process_tolerantly
 from penstock.recovery.lifetimes import Lifetimes, described
 from penstock.recovery.rescale import redistribute
-from penstock.recovery.taking_over import TakeOver
+from penstock.recovery.state_migration import TakeOver
 from penstock.state.backends import backend_named
 from penstock.state.backends.base import OpenState, StateLayout, Workplace
 from penstock.state.handle import Due, FileRef, StateHandle

@@ -27,7 +27,7 @@ from penstock.operators.clock import OperatorClock
 from penstock.operators.states import state_layout
 from penstock.operators.timers import takes_timers
 from penstock.recovery.rescale import redistribute
-from penstock.recovery.taking_over import TakeOver
+from penstock.recovery.state_migration import TakeOver
 from penstock.snapshot.mailbox import Address
 from penstock.snapshot.merger import Merge
 from penstock.snapshot.messages import Message, UploadDone

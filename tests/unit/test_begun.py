@@ -9,8 +9,8 @@ from penstock.clock import SYSTEM_CLOCK
 from penstock.errors import CorruptStateError
 from penstock.ids import RunId
 from penstock.ownership.claim import Claimant, claim
-from penstock.recovery.begun import Begun, last_begun, record_begun, take_over
 from penstock.recovery.forget import forget_everything
+from penstock.recovery.started_batches import Begun, last_begun, record_begun, take_over
 from penstock.storage import LocalStorage
 
 TWELVE = Begun(1, Barrier({"source": 12}), 12)

@@ -12,7 +12,7 @@ from test_interval_join import Join, Row, left_input, right_input, shown, table
 from penstock.errors import IncompatibleStateError
 from penstock.operators.join_spec import How, JoinSpec
 from penstock.operators.window_kinds import TimeWindows, sliding, tumbling
-from penstock.recovery.changed_state import changed_state
+from penstock.recovery.state_match import changed_state
 
 MS = 1_000
 

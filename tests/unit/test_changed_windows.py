@@ -20,7 +20,7 @@ from window_operators import (
 
 import penstock as ps
 from penstock.errors import IncompatibleStateError
-from penstock.recovery.changed_state import changed_state
+from penstock.recovery.state_match import changed_state
 
 MS = 1_000
 LONG_US = 1_000 * MS

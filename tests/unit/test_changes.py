@@ -21,12 +21,12 @@ from penstock.checkpoint.completed import (
 from penstock.errors import ConfigError, IncompatibleStateError
 from penstock.ids import CheckpointId, RunId, SubtaskId
 from penstock.ownership.claim import Claim
-from penstock.recovery.begun import Begun, Instead
-from penstock.recovery.changes import Changes, chosen
 from penstock.recovery.fitting import JobNow
-from penstock.recovery.renaming import Uids, renamed_barrier, renamed_checkpoint
 from penstock.recovery.restore import RestorePoint
+from penstock.recovery.restore_options import Changes, chosen
 from penstock.recovery.source_match import in_order
+from penstock.recovery.started_batches import Begun, Instead
+from penstock.recovery.uid_renames import Uids, renamed_barrier, renamed_checkpoint
 from penstock.state.handle import StateHandle
 from penstock.storage import LocalStorage
 

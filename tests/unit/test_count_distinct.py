@@ -25,8 +25,8 @@ from penstock.operators.pieces import PieceLimits
 from penstock.operators.run_aggregate import run_aggregate
 from penstock.operators.task_time import TaskTime
 from penstock.operators.time_to_live import TimeToLive
-from penstock.recovery.changed_state import Verdict, changed_state
 from penstock.recovery.lifetimes import described
+from penstock.recovery.state_match import Verdict, changed_state
 from penstock.savepoint.views import views_of
 from penstock.state.backends.base import OpenState, StateLayout
 

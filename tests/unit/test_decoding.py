@@ -17,8 +17,8 @@ from penstock.ownership.claim import JOB_FILE, read_run
 from penstock.ownership.heartbeat import last_beat
 from penstock.ownership.holds import find_holds
 from penstock.ownership.requests import read_request
-from penstock.recovery.begun import last_begun
 from penstock.recovery.restore import read_job_record
+from penstock.recovery.started_batches import last_begun
 from penstock.savepoint.manifest import MANIFEST, read_manifest
 from penstock.storage import LocalStorage, Storage
 

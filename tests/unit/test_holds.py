@@ -27,7 +27,12 @@ from penstock.ownership.holds import (
     release_hold,
 )
 from penstock.ownership.small_files import LARGEST_BYTES
-from penstock.recovery.held_reading import check_committed, read_held, retained_checkpoint, steady_history
+from penstock.recovery.checkpoint_reader import (
+    check_committed,
+    read_held,
+    retained_checkpoint,
+    steady_history,
+)
 from penstock.storage import LocalStorage
 from penstock.testing.virtual_clock import EPOCH_S, VirtualClock
 from penstock.testing.virtual_storage import VirtualStorage

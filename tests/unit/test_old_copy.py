@@ -20,10 +20,10 @@ from penstock.ids import CheckpointId
 from penstock.journal.files import write_plan
 from penstock.journal.plan import Plan, PlanSettings
 from penstock.ownership.claim import Claim
-from penstock.recovery.changes import Changes
 from penstock.recovery.fitting import JobNow
-from penstock.recovery.renaming import Uids
 from penstock.recovery.restore import RestorePoint, check_restorable, restore
+from penstock.recovery.restore_options import Changes
+from penstock.recovery.uid_renames import Uids
 from penstock.sinks import Files, SQLite
 from penstock.sinks.two_phase_commit import TransactionContext, TwoPhaseCommitSink
 from penstock.storage import LocalStorage

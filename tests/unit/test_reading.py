@@ -13,9 +13,9 @@ from penstock.engine.reading import Reading
 from penstock.errors import UnavailableError
 from penstock.ids import CheckpointId, RunId
 from penstock.ownership.claim import Claim
-from penstock.recovery.begun import Begun, last_begun
 from penstock.recovery.progress_log import ProgressLog
 from penstock.recovery.restore import RestorePoint
+from penstock.recovery.started_batches import Begun, last_begun
 from penstock.state.lifetimes import FAR_AWAY_US
 from penstock.storage import LocalStorage
 

@@ -35,10 +35,8 @@ from penstock.ownership.claim import Claimant, claim, newest_run
 from penstock.ownership.descent import read_descents
 from penstock.ownership.heartbeat import beat, refuse_if_running
 from penstock.ownership.holds import put_hold, release_hold
-from penstock.recovery.changes import Changes
 from penstock.recovery.fitting import JobNow
 from penstock.recovery.forget import forget_everything
-from penstock.recovery.renaming import Uids
 from penstock.recovery.restore import (
     JobRecord,
     RestorePoint,
@@ -50,6 +48,8 @@ from penstock.recovery.restore import (
     record_key_groups,
     restore,
 )
+from penstock.recovery.restore_options import Changes
+from penstock.recovery.uid_renames import Uids
 from penstock.storage import LocalStorage, Storage
 from penstock.storage.forwarding import ForwardingStorage, Operation
 from penstock.storage.names import temporary_name

@@ -16,8 +16,8 @@ from penstock.engine.story import Rate, ended, event_time_left, live_line, start
 from penstock.guarantee import Guarantee
 from penstock.ids import RunId, SubtaskId
 from penstock.ownership.claim import Claim
-from penstock.recovery.begun import Begun
 from penstock.recovery.restore import RestorePoint
+from penstock.recovery.started_batches import Begun
 from penstock.state.handle import FileRef, StateHandle
 from penstock.storage import LocalStorage
 

@@ -19,7 +19,7 @@ from penstock.ids import CheckpointId, RunId, SubtaskId
 from penstock.operators.bad_records import BadRecords
 from penstock.operators.late_rows import LateRows
 from penstock.recovery.rescale import redistribute
-from penstock.recovery.taking_over import TakeOver
+from penstock.recovery.state_migration import TakeOver
 from penstock.snapshot.mailbox import Address
 from penstock.state.backends import backend_named
 from penstock.state.backends.base import OpenState, StateLayout

@@ -15,7 +15,7 @@ from penstock.engine.assignment import Assignment, OperatorAnswer, RunPlace
 from penstock.engine.subtask import ProcessTask
 from penstock.errors import ConfigError
 from penstock.ids import CheckpointId, RunId
-from penstock.recovery.taking_over import TakeOver
+from penstock.recovery.state_migration import TakeOver
 from penstock.snapshot.mailbox import Address
 from penstock.state.backends import backend_named
 from penstock.state.handle import StateHandle

@@ -18,8 +18,8 @@ from penstock.ownership.asking import Asking, living_run
 from penstock.ownership.requests import ID_DIGITS, Facts, Kind
 from penstock.progress_display import show_progress, terminal_line
 from penstock.randomness import SYSTEM_RANDOMNESS
-from penstock.recovery.begun import refuse_if_begun_beyond
-from penstock.recovery.held_reading import check_committed, read_held
+from penstock.recovery.checkpoint_reader import check_committed, read_held
+from penstock.recovery.started_batches import refuse_if_begun_beyond
 from penstock.storage import LocalStorage, Storage, open_storage
 
 

@@ -19,7 +19,7 @@ from penstock.checkpoint.completed import Completed
 from penstock.dashboard.ui_options import TOKEN_VARIABLE
 from penstock.decoding import decoded
 from penstock.errors import InternalError, UnavailableError, error_named
-from penstock.recovery.held_reading import read_held
+from penstock.recovery.checkpoint_reader import read_held
 from penstock.storage import Storage
 from penstock.view.bounded_reading import BoundedReading
 from penstock.view.state import Question, check_question

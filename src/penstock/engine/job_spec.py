@@ -8,8 +8,8 @@ from pathlib import Path
 
 from penstock.config import Checkpointing, Mode
 from penstock.graph import EventTime
-from penstock.recovery.renaming import Uids
 from penstock.recovery.source_match import in_order
+from penstock.recovery.uid_renames import Uids
 from penstock.sinks.two_phase_commit import TwoPhaseCommitSink
 from penstock.state.backends.base import StateBackend, StateLayout
 from penstock.storage import Storage

@@ -24,15 +24,15 @@ from penstock.ownership.heartbeat import Alive, beat
 from penstock.progress import working
 from penstock.randomness import SYSTEM_RANDOMNESS, Randomness
 from penstock.recovery import progress_log
-from penstock.recovery.changes import Changes, Latest
 from penstock.recovery.fit import Fit
 from penstock.recovery.fitting import JobNow, unknown_end
 from penstock.recovery.lifetimes import Lifetimes, SwitchedOn
 from penstock.recovery.progress_log import NO_POSITION, ProgressLog
 from penstock.recovery.restore import RestorePoint, check_restorable, restore
+from penstock.recovery.restore_options import Changes, Latest
 from penstock.recovery.source_log import SourceLog
 from penstock.recovery.source_match import lines_by_source, numbers_of
-from penstock.recovery.taking_over import PerformAll, TakeOver
+from penstock.recovery.state_migration import PerformAll, TakeOver
 from penstock.state.handle import StateHandle
 from penstock.state.lifetimes import in_microseconds
 from penstock.state.local_files import begin_run, forget_earlier_runs, make_job_dir, run_dir

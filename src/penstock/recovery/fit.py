@@ -12,10 +12,10 @@ from penstock.checkpoint.completed import OperatorState
 from penstock.errors import IncompatibleStateError
 from penstock.ids import CheckpointId, SubtaskId
 from penstock.log_fields import about
-from penstock.recovery.changed_state import ChangedState, changed_state, states_of
 from penstock.recovery.lifetimes import Lifetimes, stored_layout
 from penstock.recovery.rescale import redistribute
 from penstock.recovery.restore import RestorePoint
+from penstock.recovery.state_match import ChangedState, changed_state, states_of
 from penstock.state.backends import backend_named
 from penstock.state.backends.base import StateLayout
 from penstock.state.handle import StateHandle

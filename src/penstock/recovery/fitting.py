@@ -15,11 +15,11 @@ from penstock import start_options
 from penstock.checkpoint.completed import Barrier, Completed
 from penstock.errors import ConfigError
 from penstock.ids import NO_CHECKPOINT
-from penstock.recovery.begun import Begun, Instead
-from penstock.recovery.changes import Changes, Choice, Latest, chosen
-from penstock.recovery.renaming import Uids, check_renames, renamed_barrier, renamed_checkpoint
 from penstock.recovery.restore import Fitted, RestorePoint
+from penstock.recovery.restore_options import Changes, Choice, Latest, chosen
 from penstock.recovery.source_match import Numbers, for_sources, lines_by_source
+from penstock.recovery.started_batches import Begun, Instead
+from penstock.recovery.uid_renames import Uids, check_renames, renamed_barrier, renamed_checkpoint
 from penstock.wording import named
 
 

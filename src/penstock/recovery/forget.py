@@ -8,7 +8,7 @@ from penstock.ids import NO_CHECKPOINT, RunId
 from penstock.ownership.claim import Claimant, claim
 from penstock.ownership.descent import record_descent
 from penstock.ownership.heartbeat import beat
-from penstock.recovery.begun import Begun, record_begun
+from penstock.recovery.started_batches import Begun, record_begun
 from penstock.storage import Storage
 
 

@@ -40,10 +40,9 @@ from penstock.ownership.descent import read_descents, record_descent
 from penstock.ownership.heartbeat import Alive, beat
 from penstock.ownership.holds import find_holds
 from penstock.randomness import SYSTEM_RANDOMNESS
-from penstock.recovery import begun as begun_batches
-from penstock.recovery.begun import Begun
+from penstock.recovery import started_batches as begun_batches
 from penstock.recovery.history import choose, read_history
-from penstock.recovery.old_copy import (
+from penstock.recovery.stale_storage import (
     NOT_RENAMED,
     FormerSinks,
     named,
@@ -51,6 +50,7 @@ from penstock.recovery.old_copy import (
     refuse_if_targets_know_more,
     uids_of,
 )
+from penstock.recovery.started_batches import Begun
 from penstock.sinks.two_phase_commit import TransactionName, TwoPhaseCommitSink
 from penstock.storage import Storage
 from penstock.wording import counted

@@ -21,10 +21,10 @@ from penstock.checkpoint.completed import Barrier, Completed, OperatorState, Sou
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.errors import CorruptStateError
 from penstock.randomness import SYSTEM_RANDOMNESS, Randomness
-from penstock.recovery.begun import reading_goes_on_at
-from penstock.recovery.held_reading import check_committed
+from penstock.recovery.checkpoint_reader import check_committed
 from penstock.recovery.lifetimes import stored_layout
 from penstock.recovery.restore import read_job_record
+from penstock.recovery.started_batches import reading_goes_on_at
 from penstock.savepoint.folder import attempting, made_before
 from penstock.savepoint.manifest import Manifest, Origin, SavedFile, SavedOperator
 from penstock.savepoint.stored_rows import StoredSubtask

@@ -21,7 +21,7 @@ from penstock.checkpoint.completed import SubtaskReport
 from penstock.errors import CorruptStateError
 from penstock.ids import RunId
 from penstock.recovery.lifetimes import stored_layout
-from penstock.recovery.taking_over import Taken
+from penstock.recovery.state_migration import Taken
 from penstock.savepoint.manifest import Manifest, SavedFile, SavedOperator
 from penstock.savepoint.tables import read_table
 from penstock.state.backends.base import OnRescale, StateBackend, StateLayout, TableLayout, Workplace

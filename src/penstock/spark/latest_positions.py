@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 from penstock import start_options
 from penstock.errors import ConfigError, UnavailableError
 from penstock.graph import Source
-from penstock.recovery.changes import LATEST
+from penstock.recovery.restore_options import LATEST
 from penstock.sources.partitioned_log import PartitionedLog
 from penstock.spark.inspection import source_kind, streaming_leaves
 from penstock.spark.log_source import FORMAT as LOG

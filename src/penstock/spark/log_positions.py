@@ -11,7 +11,7 @@ from typing import Any
 from penstock.engine.adopting import Savepoint
 from penstock.errors import ConfigError
 from penstock.graph import Source
-from penstock.recovery.changes import LATEST, START, Changes
+from penstock.recovery.restore_options import LATEST, START, Changes
 from penstock.sources.partitioned_log import PartitionedLog
 from penstock.spark.inspection import leaf_options, leaves
 from penstock.spark.log_source import FORMAT as LOG

@@ -28,8 +28,8 @@ from penstock.errors import ConfigError, PenstockError, shown_alone
 from penstock.ids import checked_name
 from penstock.progress import each
 from penstock.randomness import SYSTEM_RANDOMNESS
-from penstock.recovery.changes import LATEST, START, Changes, chosen
 from penstock.recovery.lifetimes import stored_layout
+from penstock.recovery.restore_options import LATEST, START, Changes, chosen
 from penstock.recovery.source_match import for_sources, lines_by_source, numbers_of
 from penstock.savepoint.folder import new_mark
 from penstock.savepoint.manifest import Manifest, SavedFile, SavedOperator, read_manifest

@@ -11,7 +11,7 @@ from penstock.dashboard.ui_options import UiOptions
 from penstock.engine.adopting import Savepoint
 from penstock.journal.listening import Listeners
 from penstock.ownership.attempts import EarlierAttempts
-from penstock.recovery.changes import Changes
+from penstock.recovery.restore_options import Changes
 
 _log = logging.getLogger(__name__)
 

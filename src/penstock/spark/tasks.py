@@ -20,7 +20,7 @@ from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.engine.assignment import Answer, decode_answer, encode_answer
 from penstock.errors import InternalError
 from penstock.progress import counted_by
-from penstock.recovery.taking_over import SubtaskWork, Taken
+from penstock.recovery.state_migration import SubtaskWork, Taken
 from penstock.snapshot.mailbox import Address, send
 from penstock.snapshot.merger import MERGER, Merge
 from penstock.snapshot.messages import Message

@@ -16,9 +16,9 @@ from penstock.config import Mode
 from penstock.ids import NO_CHECKPOINT, RunId, SubtaskId
 from penstock.ownership.claim import JOB_FILE, newest_run
 from penstock.ownership.descent import in_line_of_descent, read_descents
-from penstock.recovery.begun import last_begun
 from penstock.recovery.lifetimes import stored_layout
 from penstock.recovery.restore import RestorePoint
+from penstock.recovery.started_batches import last_begun
 from penstock.sinks.two_phase_commit import Transaction
 from penstock.state.backends import backend_named
 from penstock.state.backends.base import Workplace

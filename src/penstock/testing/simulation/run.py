@@ -12,7 +12,7 @@ from penstock.ids import CheckpointId
 from penstock.ownership.claim import CLAIMANT_DIGITS, Claimant, newest_run
 from penstock.randomness import Randomness
 from penstock.recovery.restore import RestorePoint
-from penstock.recovery.taking_over import SubtaskWork, Taken
+from penstock.recovery.state_migration import SubtaskWork, Taken
 from penstock.sinks.by_key.sink import AT_ONCE, WITH_THE_CHECKPOINT, UpsertSink
 from penstock.sinks.functions.foreach import Foreach
 from penstock.sinks.two_phase_commit import TwoPhaseCommitSink

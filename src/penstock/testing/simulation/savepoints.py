@@ -17,7 +17,7 @@ from penstock.ownership.descent import read_descents
 from penstock.randomness import Randomness
 from penstock.recovery.history import read_history
 from penstock.recovery.restore import JobRecord, check_job_record
-from penstock.recovery.taking_over import PerformAll
+from penstock.recovery.state_migration import PerformAll
 from penstock.savepoint.create import create_savepoint
 from penstock.savepoint.manifest import Manifest, read_manifest
 from penstock.storage import Storage

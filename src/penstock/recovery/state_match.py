@@ -1,6 +1,6 @@
 """What becomes of stored state whose form is not the job's: what goes along, what begins empty, what would be lost. Pure; driver.
 
-One function decides. What it returns is what tasks perform (`recovery/taking_over.py`) and what a refusal shows: both tell the same.
+One function decides. What it returns is what tasks perform (`recovery/state_migration.py`) and what a refusal shows: both tell the same.
 
 What goes along is what keeps its name and loses no value. Rows are found by their key and by the keys of maps: these must stay as they
 are. A state that would be lost, and an aggregate that would have nothing of what came before, have to be allowed by name.

@@ -2,7 +2,7 @@
 
 So does it after a time to live was made longer or switched off: what has expired by then must not be seen again (`recovery/lifetimes.py`).
 And so does it where the job keeps state in another form, or by another backend: then all rows are read as they were written, and written
-anew (`recovery/changed_state.py` says how). All three may come together.
+anew (`recovery/state_match.py` says how). All three may come together.
 
 Files of several former subtasks may hold keys of others. Each subtask therefore merges what it was handed into files of its own keys, and
 the run starts from those. What belongs to subtasks and not to keys is dealt out anew: for that each subtask looks at all former ones.

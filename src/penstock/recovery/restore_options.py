@@ -11,7 +11,7 @@ from penstock import start_options
 from penstock.errors import ConfigError, IncompatibleStateError
 from penstock.ids import checked_name
 from penstock.recovery.progress_log import NO_POSITION, position_of
-from penstock.recovery.renaming import Uids
+from penstock.recovery.uid_renames import Uids
 from penstock.wording import counted, did_you_mean
 
 START, LATEST = "start", "latest"
