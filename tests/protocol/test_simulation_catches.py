@@ -46,8 +46,7 @@ from penstock.ownership.claim import Claim, read_run
 from penstock.ownership.holds import Hold
 from penstock.recovery import fitting, forget, history, progress_log, restore, started_batches
 from penstock.recovery.checkpoint_reader import retained_checkpoint
-from penstock.recovery.progress_log import ProgressLog, lines_of
-from penstock.recovery.source_log import SourceLog
+from penstock.recovery.progress_log import ProgressLog, SourceLog, lines_of
 from penstock.recovery.started_batches import Instead
 from penstock.savepoint import load
 from penstock.snapshot.uploader import Upload

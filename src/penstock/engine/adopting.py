@@ -32,8 +32,8 @@ from penstock.ownership.heartbeat import Alive, beat
 from penstock.progress import working
 from penstock.randomness import SYSTEM_RANDOMNESS, Randomness
 from penstock.recovery.history import History, read_history
+from penstock.recovery.progress_log import COPIES
 from penstock.recovery.restore import RestorePoint, read_job_record, record_key_groups
-from penstock.recovery.source_log import COPIES
 from penstock.recovery.started_batches import last_begun
 from penstock.recovery.state_migration import PerformAll
 from penstock.savepoint.load import Load

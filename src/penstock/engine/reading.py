@@ -17,9 +17,8 @@ from penstock.config import Mode
 from penstock.errors import UnavailableError
 from penstock.ids import NO_CHECKPOINT, CheckpointId
 from penstock.recovery import progress_log
-from penstock.recovery.progress_log import ProgressLog
+from penstock.recovery.progress_log import ProgressLog, SourceLog
 from penstock.recovery.restore import RestorePoint
-from penstock.recovery.source_log import SourceLog
 from penstock.recovery.source_match import Numbers, without_position
 from penstock.recovery.started_batches import Begun, Instead, record_begun
 

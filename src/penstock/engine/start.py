@@ -27,10 +27,9 @@ from penstock.recovery import progress_log
 from penstock.recovery.fit import Fit
 from penstock.recovery.fitting import JobNow, unknown_end
 from penstock.recovery.lifetimes import Lifetimes, SwitchedOn
-from penstock.recovery.progress_log import NO_POSITION, ProgressLog
+from penstock.recovery.progress_log import NO_POSITION, ProgressLog, SourceLog
 from penstock.recovery.restore import RestorePoint, check_restorable, restore
 from penstock.recovery.restore_options import Changes, Latest
-from penstock.recovery.source_log import SourceLog
 from penstock.recovery.source_match import lines_by_source, numbers_of
 from penstock.recovery.state_migration import PerformAll, TakeOver
 from penstock.state.handle import StateHandle

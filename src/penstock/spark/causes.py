@@ -13,7 +13,7 @@ from penstock.engine.task_failures import NOT_SHOWN
 from penstock.errors import ConfigError, PenstockError, UserCodeError
 from penstock.logins import says_so
 from penstock.places import AT, Place, place_in_text, place_in_user_code
-from penstock.recovery.repeated import may_pass, may_pass_by_name, place_of
+from penstock.recovery.restart import may_pass, may_pass_by_name, place_of
 from penstock.snapshot.messages import TaskFailed
 
 _OF_THE_QUERY = ("21", "22", "38", "42", "P0")

@@ -33,7 +33,7 @@ from penstock.ownership.heartbeat import beating, refuse_if_running
 from penstock.ownership.requests import LONGEST_ERROR, Facts, Kind, Request
 from penstock.randomness import SYSTEM_RANDOMNESS
 from penstock.recovery.forget import forget_everything
-from penstock.recovery.repeated import Failure, would_come_again
+from penstock.recovery.restart import Failure, would_come_again
 from penstock.recovery.restore import (
     JobRecord,
     job_record_of,

@@ -27,7 +27,7 @@ from penstock.engine.run import BatchUnderWay, Run
 from penstock.engine.start import Start, forget_working_files
 from penstock.ids import CheckpointId
 from penstock.log_fields import of_job
-from penstock.recovery.repeated import Failure
+from penstock.recovery.restart import Failure
 from penstock.snapshot.mailbox import Address, Mailbox, places
 from penstock.snapshot.messages import Message, TaskFailed
 from penstock.snapshot.rescue import in_background

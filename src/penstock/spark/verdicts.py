@@ -14,7 +14,7 @@ from penstock.errors import (
     UserCodeError,
 )
 from penstock.logins import refuses_login
-from penstock.recovery.repeated import Failure, times_in_a_row
+from penstock.recovery.restart import Failure, times_in_a_row
 from penstock.wording import counted, duration
 
 
