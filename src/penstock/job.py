@@ -21,7 +21,7 @@ from penstock.ids import checked_name
 from penstock.journal.listening import Listener, Listeners
 from penstock.loading import refuse_while_loading
 from penstock.recovery.restart import RestartStrategy, exponential_delay
-from penstock.recovery.restore_options import Changes
+from penstock.recovery.restore_options import RestoreOptions
 from penstock.recovery.uid_renames import Uids
 from penstock.state.backends import backend_named
 from penstock.state.backends.base import StateBackend
@@ -179,7 +179,7 @@ class Job:
         if restore is not None:
             whole_number("restore", restore, minimum=0)
         dropped = _checked_uids(drop_state)
-        changes = Changes.checked(drop_sources, rename or {}, positions or {})
+        changes = RestoreOptions.checked(drop_sources, rename or {}, positions or {})
         changes.check_names(self._uids())
         if drain and not available_now:
             raise ConfigError(

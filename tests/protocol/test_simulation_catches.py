@@ -47,7 +47,7 @@ from penstock.ownership.holds import Hold
 from penstock.recovery import fitting, forget, history, progress_log, restore, started_batches
 from penstock.recovery.checkpoint_reader import retained_checkpoint
 from penstock.recovery.progress_log import ProgressLog, SourceLog, lines_of
-from penstock.recovery.started_batches import Instead
+from penstock.recovery.started_batches import BarrierOverride
 from penstock.savepoint import load
 from penstock.snapshot.uploader import Upload
 from penstock.state import merge_orders
@@ -375,8 +375,10 @@ def read_again_although_it_is_at_most_once(patch: Patch) -> None:
 
 @mutation(13)
 def forget_what_was_begun_when_a_run_begins_nothing(patch: Patch) -> None:
-    take_over = started_batches.take_over
-    patch.setattr(started_batches, "take_over", lambda storage, run, record: take_over(storage, run, None))
+    take_over = started_batches.inherit_started
+    patch.setattr(
+        started_batches, "inherit_started", lambda storage, run, record: take_over(storage, run, None)
+    )
 
 
 @mutation(251)
@@ -440,7 +442,7 @@ def leave_the_notes_of_sources_where_they_are(patch: Patch) -> None:
 @mutation(**OTHER_SOURCES)
 def decide_again_where_a_new_source_begins(patch: Patch) -> None:
     """What is recorded beside a checkpoint counts for nothing, and what was noted is not looked for."""
-    patch.setattr(Instead, "is_of", lambda self, completed: False)
+    patch.setattr(BarrierOverride, "is_of", lambda self, completed: False)
     patch.setattr(SourceLog, "take_up", lambda self, folder, numbers: None)
 
 

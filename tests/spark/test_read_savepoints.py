@@ -30,7 +30,7 @@ from penstock.ids import SubtaskId
 from penstock.ownership.descent import read_descents
 from penstock.ownership.holds import find_holds
 from penstock.recovery.history import read_history
-from penstock.recovery.lifetimes import described
+from penstock.recovery.lifetimes import columns_of
 from penstock.recovery.restore import JobRecord, check_job_record
 from penstock.savepoint.create import create_savepoint
 from penstock.savepoint.manifest import read_manifest
@@ -487,7 +487,7 @@ def saved_keys(spark: SparkSession, root: Path, columns: str, keys: list[tuple[A
         values = pa.record_batch([pa.array(range(len(keys)), pa.int64())], schema=layout.value)
         state.write(KeyBatch(table["__sort_key"].to_numpy(), batch), values)
         handle = state.freeze()
-    told = described(layout)
+    told = columns_of(layout)
     completed = Completed(
         job=record.job, checkpoint=1, run=1, mode="exactly-once", max_parallelism=8, parallelism=1, barrier=Barrier(),
         operators={"op": OperatorState(told.key, told.value, (handle,), schema=told.schema)},

@@ -20,7 +20,7 @@ from window_operators import (
 
 import penstock as ps
 from penstock.errors import IncompatibleStateError
-from penstock.recovery.state_match import changed_state
+from penstock.recovery.state_match import match_state
 
 MS = 1_000
 LONG_US = 1_000 * MS
@@ -54,14 +54,14 @@ def test_windows_of_another_kind_are_refused(name: str) -> None:
     """Those of the checkpoint would be taken for others; with the same windows nothing is refused."""
     before, now = (one.spec.layout() for one in REFUSED[name])
     with pytest.raises(IncompatibleStateError, match=r"(?s)operator 'w'.*drop_state"):
-        changed_state(before, now).check("w", 1)
-    assert not changed_state(now, now).is_other_form
+        match_state(before, now).check("w", 1)
+    assert not match_state(now, now).is_other_form
 
 
 def test_how_often_and_how_long_may_change() -> None:
     """The lateness, and how often early results come, are no part of what is stored."""
     before, now = WindowAggregates(TEN, 0, early_us=5), WindowAggregates(TEN, 7, early_us=50)
-    assert not changed_state(before.spec.layout(), now.spec.layout()).is_other_form
+    assert not match_state(before.spec.layout(), now.spec.layout()).is_other_form
 
 
 @pytest.mark.parametrize("backend", ["filesystem", "memory", "rocksdb"])

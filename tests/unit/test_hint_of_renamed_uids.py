@@ -12,7 +12,7 @@ import penstock as ps
 from penstock.errors import IncompatibleStateError
 from penstock.operators.states import state_layout
 from penstock.recovery.fit import Fit
-from penstock.recovery.lifetimes import described
+from penstock.recovery.lifetimes import columns_of
 
 KEY = pa.schema([("k", pa.string())])
 
@@ -39,7 +39,7 @@ class Seen(ps.KeyedProcess):
 def refusal(stored: dict[str, Any], now: dict[str, Any]) -> str:
     """What is said when a job goes on from state of these operators."""
     operators = {
-        uid: SimpleNamespace(columns=described(state_layout(one, KEY)), handles=(), lifetimes={})
+        uid: SimpleNamespace(columns=columns_of(state_layout(one, KEY)), handles=(), lifetimes={})
         for uid, one in stored.items()
     }
     point = cast("Any", SimpleNamespace(id=7, checkpoint=SimpleNamespace(operators=operators, dropped=())))

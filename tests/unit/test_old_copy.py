@@ -22,7 +22,7 @@ from penstock.journal.plan import Plan, PlanSettings
 from penstock.ownership.claim import Claim
 from penstock.recovery.fitting import JobNow
 from penstock.recovery.restore import RestorePoint, check_restorable, restore
-from penstock.recovery.restore_options import Changes
+from penstock.recovery.restore_options import RestoreOptions
 from penstock.recovery.uid_renames import Uids
 from penstock.sinks import Files, SQLite
 from penstock.sinks.two_phase_commit import TransactionContext, TwoPhaseCommitSink
@@ -55,7 +55,7 @@ class Driver:
     ) -> RestorePoint:
         """`renamed`: the sink's uid from now on."""
         uid, chosen = renamed or UID, None if wanted is None else CheckpointId(wanted)
-        changes = Changes(rename={UID: renamed}) if renamed else Changes()
+        changes = RestoreOptions(rename={UID: renamed}) if renamed else RestoreOptions()
         now = JobNow({}, Uids(sources=(), operators=(), sinks=(uid,)), changes)
         check_restorable(
             self.storage,

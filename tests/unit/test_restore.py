@@ -48,7 +48,7 @@ from penstock.recovery.restore import (
     record_key_groups,
     restore,
 )
-from penstock.recovery.restore_options import Changes
+from penstock.recovery.restore_options import RestoreOptions
 from penstock.recovery.uid_renames import Uids
 from penstock.storage import LocalStorage, Storage
 from penstock.storage.forwarding import ForwardingStorage, Operation
@@ -120,7 +120,7 @@ def test_a_sink_that_was_renamed_keeps_its_promises(scene: Scene) -> None:
     promised, stray = (scene.sink.stage(JOB, "old", run=1, batch=batch) for batch in (3, 4))
     own = scene.stage(4)
     scene.checkpoint(3, promises=(promised,))
-    now = JobNow({}, Uids((), (), (UID,)), Changes(rename={"old": UID}))
+    now = JobNow({}, Uids((), (), (UID,)), RestoreOptions(rename={"old": UID}))
     restore(
         scene.storage,
         {UID: scene.sink},

@@ -19,7 +19,7 @@ from penstock.ownership.requests import ID_DIGITS, Facts, Kind
 from penstock.progress_display import show_progress, terminal_line
 from penstock.randomness import SYSTEM_RANDOMNESS
 from penstock.recovery.checkpoint_reader import check_committed, read_held
-from penstock.recovery.started_batches import refuse_if_begun_beyond
+from penstock.recovery.started_batches import refuse_if_started_beyond
 from penstock.storage import LocalStorage, Storage, open_storage
 
 
@@ -42,7 +42,7 @@ def make(storage: Storage, *, checkpoint: int | None, to: str | None, timeout: s
     def read(completed: Completed) -> Facts:
         check_committed(storage, completed)
         if checkpoint is None:
-            refuse_if_begun_beyond(storage, completed)
+            refuse_if_started_beyond(storage, completed)
         typer.echo(f"making a savepoint of checkpoint {completed.checkpoint}", err=True)
         with show_progress():
             return make_savepoint(storage, completed, to=place, token=token)

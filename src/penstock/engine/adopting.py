@@ -34,8 +34,8 @@ from penstock.randomness import SYSTEM_RANDOMNESS, Randomness
 from penstock.recovery.history import History, read_history
 from penstock.recovery.progress_log import COPIES
 from penstock.recovery.restore import RestorePoint, read_job_record, record_key_groups
-from penstock.recovery.started_batches import last_begun
-from penstock.recovery.state_migration import PerformAll
+from penstock.recovery.started_batches import last_started
+from penstock.recovery.state_migration import RunRestoreTasks
 from penstock.savepoint.load import Load
 from penstock.savepoint.manifest import MAKING, MANIFEST, Manifest, SavedFile
 from penstock.savepoint.tables import checked_bytes
@@ -73,7 +73,7 @@ def adopt(
     savepoint: Savepoint,
     *,
     clock: Clock,
-    perform_all: PerformAll,
+    perform_all: RunRestoreTasks,
     check: Check,
     rekey: Rekey | None = None,
     drop_state: tuple[str, ...] = (),
@@ -149,7 +149,9 @@ def _loading(
     )
 
 
-def _adopt(spec: JobSpec, savepoint: Savepoint, mine: Claim, load: Load, perform_all: PerformAll) -> None:
+def _adopt(
+    spec: JobSpec, savepoint: Savepoint, mine: Claim, load: Load, perform_all: RunRestoreTasks
+) -> None:
     manifest = savepoint.manifest
     empty = _empty_handles(spec, manifest)
     with working("loading the savepoint", unit="subtask", job=spec.name):
@@ -203,7 +205,7 @@ def _is_origin(storage: Storage, newest: Completed, manifest: Manifest) -> bool:
 
 def _refuse_what_was_begun(storage: Storage, history: History, manifest: Manifest) -> None:
     """At most once, batches count as read from their beginning: none may be read again."""
-    begun = last_begun(storage)
+    begun = last_started(storage)
     if begun is not None and begun.id > history.newest:
         raise ConfigError(
             f"the job in {storage.uri} has begun batch {begun.id}, which the savepoint of batch {manifest.number} would read again. "

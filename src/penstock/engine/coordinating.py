@@ -11,7 +11,7 @@ from penstock.checkpoint.witness import Witness
 from penstock.clock import Clock
 from penstock.engine.job_spec import JobSpec
 from penstock.engine.start import Start
-from penstock.recovery.lifetimes import described
+from penstock.recovery.lifetimes import columns_of
 
 
 def make_coordinator(
@@ -30,7 +30,7 @@ def make_coordinator(
         point.run,
         spec.parallelism,
         spec.max_parallelism,
-        {uid: described(layout, start.switched_on_us.get(uid)) for uid, layout in spec.layouts.items()},
+        {uid: columns_of(layout, start.switched_on_us.get(uid)) for uid, layout in spec.layouts.items()},
         spec.upstream,
         point.id,
         savepoint=point.checkpoint.savepoint if point.checkpoint else "",

@@ -29,9 +29,9 @@ from penstock.recovery.fitting import JobNow, unknown_end
 from penstock.recovery.lifetimes import Lifetimes, SwitchedOn
 from penstock.recovery.progress_log import NO_POSITION, ProgressLog, SourceLog
 from penstock.recovery.restore import RestorePoint, check_restorable, restore
-from penstock.recovery.restore_options import Changes, Latest
+from penstock.recovery.restore_options import Latest, RestoreOptions
 from penstock.recovery.source_match import lines_by_source, numbers_of
-from penstock.recovery.state_migration import PerformAll, TakeOver
+from penstock.recovery.state_migration import RunRestoreTasks, StateMigration
 from penstock.state.handle import StateHandle
 from penstock.state.lifetimes import in_microseconds
 from penstock.state.local_files import begin_run, forget_earlier_runs, make_job_dir, run_dir
@@ -64,11 +64,11 @@ def start_run(
     *,
     claimant: Claimant,
     clock: Clock,
-    perform_all: PerformAll,
+    perform_all: RunRestoreTasks,
     randomness: Randomness = SYSTEM_RANDOMNESS,
     wanted: int | None = None,
     drop_state: tuple[str, ...] = (),
-    changes: Changes = Changes(),  # noqa: B008 - it is frozen
+    changes: RestoreOptions = RestoreOptions(),  # noqa: B008 - it is frozen
     latest: Latest = unknown_end,
     on_restored: Callable[[RestorePoint], None] = lambda _: None,
     alive: Alive = lambda _: nullcontext(),
@@ -120,7 +120,7 @@ def check_fits(
     spec: JobSpec,
     point: RestorePoint,
     drop_state: tuple[str, ...],
-    changes: Changes = Changes(),  # noqa: B008 - it is frozen
+    changes: RestoreOptions = RestoreOptions(),  # noqa: B008 - it is frozen
     latest: Latest = unknown_end,
 ) -> None:
     """Refuse what the job cannot go on from; raises before anything is changed."""
@@ -262,11 +262,11 @@ def _taken_over(
     start: Start,
     lifetimes: Lifetimes,
     changes: Mapping[str, StateChange],
-    perform_all: PerformAll,
+    perform_all: RunRestoreTasks,
 ) -> dict[SubtaskId, StateHandle]:
     """The handles with which the first batch begins, when every subtask has to make what it takes over its own first."""
     layouts, switched_on_us = lifetimes.former
-    take_over = TakeOver(
+    take_over = StateMigration(
         spec.storage,
         spec.backend,
         start.local_dir,

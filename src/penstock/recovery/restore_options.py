@@ -21,7 +21,7 @@ Latest = Callable[[str], Sequence[str]]
 
 
 @dataclass(frozen=True)
-class Changes:
+class RestoreOptions:
     """See `Job.start`."""
 
     drop_sources: tuple[str, ...] = ()
@@ -30,7 +30,7 @@ class Changes:
     """By source: `START`, `LATEST`, or a position as `Barrier.positions` shows it."""
 
     @classmethod
-    def checked(cls, drop_sources: object, rename: object, positions: object) -> Changes:
+    def checked(cls, drop_sources: object, rename: object, positions: object) -> RestoreOptions:
         """Refuse what can be no such option, whatever the job is."""
         return cls(_checked_uids(drop_sources), _checked_rename(rename), _checked_positions(positions))
 
@@ -125,14 +125,16 @@ def _checked_position(uid: str, value: object) -> object:
 
 
 @dataclass(frozen=True)
-class Choice:
+class PositionChoice:
     """Where one source goes on by choice, and what is to be said about it."""
 
     lines: tuple[str, ...]
     said: str
 
 
-def chosen(uid: str, asked: object, stored: Sequence[str], streams: int, latest: Latest) -> Choice:
+def choose_position(
+    uid: str, asked: object, stored: Sequence[str], streams: int, latest: Latest
+) -> PositionChoice:
     """What was asked for, as Spark writes it. `stored`: what the checkpoint has, nothing for a source that is new."""
     option = start_options.positions(uid, asked if isinstance(asked, str) else json.dumps(asked))
     if asked == START:
@@ -140,7 +142,7 @@ def chosen(uid: str, asked: object, stored: Sequence[str], streams: int, latest:
             f"{option}: source {uid!r} forgets its position ({', '.join(stored) or 'it has none'}) and begins where its own options say; "
             "what it has read and reads again counts twice, what it leaves out is lost"
         )
-        return Choice((NO_POSITION,) * streams, said)
+        return PositionChoice((NO_POSITION,) * streams, said)
     if asked == LATEST:
         lines = tuple(latest(uid))
     else:
@@ -153,7 +155,9 @@ def chosen(uid: str, asked: object, stored: Sequence[str], streams: int, latest:
         lines = tuple(json.dumps(one, separators=(",", ":")) for one in every)
         for before, line in zip(stored, lines, strict=False):
             _check_like(option, uid, position_of(before), json.loads(line))
-    return Choice(lines, f"{option}: source {uid!r} goes on at {', '.join(lines)}; {_told(stored, lines)}")
+    return PositionChoice(
+        lines, f"{option}: source {uid!r} goes on at {', '.join(lines)}; {_told(stored, lines)}"
+    )
 
 
 def _check_like(option: str, uid: str, stored: object, given: object) -> None:

@@ -32,7 +32,7 @@ _log = logging.getLogger(__name__)
 _NAME = re.compile(r"begun/(\d+)\.json")
 
 
-class Instead(msgspec.Struct, frozen=True):
+class BarrierOverride(msgspec.Struct, frozen=True):
     """Where reading goes on for somebody who goes on from this very checkpoint: not at its barrier."""
 
     checkpoint: int
@@ -44,14 +44,14 @@ class Instead(msgspec.Struct, frozen=True):
         return (self.checkpoint, self.completed_by) == (completed.checkpoint, completed.run)
 
 
-class Begun(msgspec.Struct, frozen=True):
+class StartedBatch(msgspec.Struct, frozen=True):
     """The last batch that must not be read again, and where it ends."""
 
     run: int
     barrier: Barrier
     batch: int = NO_CHECKPOINT
     """`NO_CHECKPOINT`: the sources have decided where to begin, and that is all."""
-    instead: Instead | None = None
+    instead: BarrierOverride | None = None
     """What was decided beside the newest checkpoint: where new sources begin, and positions that were set by choice."""
     positions_set: dict[str, Any] = {}
     """What was set by choice, as `Completed.positions_set` has it."""
@@ -67,15 +67,15 @@ class Begun(msgspec.Struct, frozen=True):
         return self.barrier.files | (self.instead.barrier.files if self.instead else frozenset())
 
 
-_DECODER = msgspec.json.Decoder(Begun)  # made before there are threads, see `snapshot.mailbox`
+_DECODER = msgspec.json.Decoder(StartedBatch)  # made before there are threads, see `snapshot.mailbox`
 
 
-def record_begun(storage: Storage, begun: Begun) -> None:
+def record_started(storage: Storage, begun: StartedBatch) -> None:
     """When this returns, no later run reads again what lies before the end of the batch."""
     storage.put(f"begun/{begun.run}.json", msgspec.json.encode(begun))
 
 
-def last_begun(storage: Storage) -> Begun | None:
+def last_started(storage: Storage) -> StartedBatch | None:
     """What the newest run that recorded anything had begun."""
     while records := _records(storage):
         name = records[max(records)]
@@ -90,20 +90,20 @@ def last_begun(storage: Storage) -> Begun | None:
                 name=name,
             ) from error
         else:
-            return None if found == Begun(found.run, Barrier()) else found
+            return None if found == StartedBatch(found.run, Barrier()) else found
     return None
 
 
-def reading_goes_on_at(storage: Storage, completed: Completed) -> Barrier:
+def resume_barrier(storage: Storage, completed: Completed) -> Barrier:
     """Where a run that goes on from this checkpoint reads on: at its end, or where that was decided otherwise beside it."""
-    begun = last_begun(storage)
+    begun = last_started(storage)
     instead = begun.instead if begun else None
     return instead.barrier if instead is not None and instead.is_of(completed) else completed.barrier
 
 
-def refuse_if_begun_beyond(storage: Storage, completed: Completed) -> None:
+def refuse_if_started_beyond(storage: Storage, completed: Completed) -> None:
     """For those who go on elsewhere from a checkpoint of a job that does not run: what it has begun behind it must not be read again."""
-    begun = last_begun(storage)
+    begun = last_started(storage)
     if begun is not None and begun.id > completed.id:
         raise ConfigError(
             f"the job in {storage.uri} has begun batch {begun.id} at most once, behind checkpoint {completed.checkpoint}: who goes on from "
@@ -113,13 +113,15 @@ def refuse_if_begun_beyond(storage: Storage, completed: Completed) -> None:
         )
 
 
-def take_over(storage: Storage, run: RunId, begun: Begun | None) -> None:
+def inherit_started(storage: Storage, run: RunId, begun: StartedBatch | None) -> None:
     """Make what counts of earlier runs this run's own, also if that is nothing, then forget theirs.
 
     From here on a zombie that adds to its own record changes nothing; what it names may be deleted.
     """
     earlier = [name for number, name in _records(storage).items() if number < run]
-    record_begun(storage, msgspec.structs.replace(begun, run=run) if begun else Begun(run, Barrier()))
+    record_started(
+        storage, msgspec.structs.replace(begun, run=run) if begun else StartedBatch(run, Barrier())
+    )
     storage.delete(earlier)
 
 

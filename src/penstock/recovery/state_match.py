@@ -31,7 +31,7 @@ TIMERS = "timers"
 Form = tuple[object, ...]
 
 
-class Verdict(enum.Enum):
+class Compatibility(enum.Enum):
     """What may be done about a difference."""
 
     FINE = "fine"
@@ -49,7 +49,7 @@ class Difference:
     stored: str
     wanted: str
     """In Spark's names of types; empty where there is none."""
-    verdict: Verdict
+    verdict: Compatibility
     what_follows: str
 
     def __str__(self) -> str:
@@ -58,7 +58,7 @@ class Difference:
 
 
 @dataclass(frozen=True)
-class ChangedState:
+class StateMatch:
     """The differences of an operator's state, and how they are overcome."""
 
     change: StateChange
@@ -73,7 +73,7 @@ class ChangedState:
 
     @property
     def _refused(self) -> list[Difference]:
-        return [one for one in self.differences if one.verdict is not Verdict.FINE]
+        return [one for one in self.differences if one.verdict is not Compatibility.FINE]
 
     def check(self, uid: str, checkpoint: int) -> None:
         """Refuse what would lose something, with all differences; raises `IncompatibleStateError`."""
@@ -81,7 +81,7 @@ class ChangedState:
         if not refused:
             return
         lost = [f"{uid}.{one.name}" for one in refused]
-        by_name = all(one.verdict is Verdict.LOSES for one in refused)
+        by_name = all(one.verdict is Compatibility.LOSES for one in refused)
         allowing = start_options.drop_state(*(lost if by_name else [uid]))
         lines = "".join(f"\n    {one}" for one in self.differences)
         raise IncompatibleStateError(
@@ -92,7 +92,7 @@ class ChangedState:
         )
 
 
-def changed_state(stored: StateLayout, wanted: StateLayout, allowed: Collection[str] = ()) -> ChangedState:
+def match_state(stored: StateLayout, wanted: StateLayout, allowed: Collection[str] = ()) -> StateMatch:
     """What becomes of the state of one operator; `allowed` are the names of states that may be lost."""
     return _Comparison(stored, wanted, allowed).result()
 
@@ -144,7 +144,7 @@ class _Comparison:
     """Those that go along, with all their columns."""
     differences: list[Difference] = field(default_factory=list)
 
-    def result(self) -> ChangedState:
+    def result(self) -> StateMatch:
         """Everything, once."""
         self._compare_keys()
         parts = self.wanted.parts
@@ -152,7 +152,7 @@ class _Comparison:
         for name in sorted(stored.keys() | wanted.keys()):
             self._compare(name, stored.get(name, {}), wanted.get(name, {}))
         change = StateChange(self.stored, self.wanted, dict(self._changes()))
-        return ChangedState(change, tuple(self.differences), _form(self.stored) != _form(self.wanted))
+        return StateMatch(change, tuple(self.differences), _form(self.stored) != _form(self.wanted))
 
     # ── what goes along ────────────────────────────────────────────────────────────────────────
 
@@ -160,24 +160,24 @@ class _Comparison:
         found = _identities(self.stored.key, self.wanted.key)
         if found is None:
             stored, wanted = _fields(self.stored.key), _fields(self.wanted.key)
-            self._add("key", stored, wanted, Verdict.IMPOSSIBLE, "rows are found by it")
+            self._add("key", stored, wanted, Compatibility.IMPOSSIBLE, "rows are found by it")
         self.key = found or {}
 
     def _compare(self, name: str, stored: _Members, wanted: _Members) -> None:
         before, now = (_described(name, members) for members in (stored, wanted))
         if stored.keys() == wanted.keys() and self._goes_along(stored, wanted):
             if before != now:
-                self._add(name, before, now, Verdict.FINE, "goes along")
+                self._add(name, before, now, Compatibility.FINE, "goes along")
         elif self.wanted.parts is Parts.WHOLE:
-            self._add(name, before, now, Verdict.IMPOSSIBLE, _what_is_wrong(before, now))
+            self._add(name, before, now, Compatibility.IMPOSSIBLE, _what_is_wrong(before, now))
         elif self.wanted.parts is Parts.STATES and not stored:
-            self._add(name, before, now, Verdict.FINE, "new, begins empty")
+            self._add(name, before, now, Compatibility.FINE, "new, begins empty")
         elif name in self.allowed:
-            self._add(name, before, now, Verdict.FINE, "begins anew" if wanted else "dropped")
+            self._add(name, before, now, Compatibility.FINE, "begins anew" if wanted else "dropped")
         else:
-            self._add(name, before, now, Verdict.LOSES, _what_is_wrong(before, now))
+            self._add(name, before, now, Compatibility.LOSES, _what_is_wrong(before, now))
 
-    def _add(self, name: str, stored: str, wanted: str, verdict: Verdict, what_follows: str) -> None:
+    def _add(self, name: str, stored: str, wanted: str, verdict: Compatibility, what_follows: str) -> None:
         self.differences.append(Difference(name, stored, wanted, verdict, what_follows))
 
     def _goes_along(self, stored: _Members, wanted: _Members) -> bool:

@@ -40,14 +40,14 @@ from penstock.state.subtask_rows import RowsByTable, rows_of_subtask, take_over
 from penstock.storage import Storage
 
 
-class Taken(msgspec.Struct, frozen=True):
+class RestoredSubtask(msgspec.Struct, frozen=True):
     """The handle of a subtask that has its state; the files it names are in storage."""
 
     handle: StateHandle
     report: SubtaskReport
 
 
-class SubtaskWork(Protocol):
+class RestoreTask(Protocol):
     """Makes state a subtask's own, before the first batch. Pickled into tasks."""
 
     @property
@@ -55,17 +55,17 @@ class SubtaskWork(Protocol):
         """Working files of the run on a machine."""
         ...
 
-    def at(self, local_dir: Path) -> SubtaskWork:
+    def at(self, local_dir: Path) -> RestoreTask:
         """The same, where a machine has its files elsewhere."""
         ...
 
-    def __call__(self, handle: StateHandle, attempt: int) -> Taken:
+    def __call__(self, handle: StateHandle, attempt: int) -> RestoredSubtask:
         """Do it; `handle` is what the subtask has so far."""
         ...
 
 
 @dataclass(frozen=True)
-class TakeOver:
+class StateMigration:
     """What a task needs to know to take over the state of a subtask. It is called in tasks, on any machine."""
 
     storage: Storage
@@ -91,11 +91,11 @@ class TakeOver:
     anew_on_us: SwitchedOn = field(default_factory=dict)
     """Since when the times to live of the job hold, for what is written anew."""
 
-    def at(self, local_dir: Path) -> TakeOver:
-        """See `SubtaskWork.at`."""
+    def at(self, local_dir: Path) -> StateMigration:
+        """See `RestoreTask.at`."""
         return replace(self, local_dir=local_dir)
 
-    def __call__(self, handle: StateHandle, attempt: int) -> Taken:
+    def __call__(self, handle: StateHandle, attempt: int) -> RestoredSubtask:
         """Keep what is the subtask's own, as files of its own; called again, with another attempt, when a task fails."""
         begin_run(self.local_dir, self.named)
         uid = handle.subtask.uid
@@ -105,7 +105,7 @@ class TakeOver:
         taken = self._kept(workplace, handle) if change is None else self._anew(workplace, handle, change)
         taken = msgspec.structs.replace(taken, due=handle.due, over_us=handle.over_us)
         report = SubtaskReport(handle.subtask, host=socket.gethostname(), **asdict(workplace.origins))
-        return Taken(taken, report)
+        return RestoredSubtask(taken, report)
 
     def _time(self, uid: str, switched_on_us: SwitchedOn) -> StateTime:
         return StateTime(
@@ -185,5 +185,5 @@ def _in_form(rows: RowsByTable, change: StateChange) -> RowsByTable:
     return found
 
 
-PerformAll = Callable[[SubtaskWork, Sequence[StateHandle]], Sequence[Taken]]
+RunRestoreTasks = Callable[[RestoreTask, Sequence[StateHandle]], Sequence[RestoredSubtask]]
 """Runs such work for every handle, in tasks beside each other, each of them again until it succeeds."""

@@ -11,14 +11,16 @@ from typing import Any
 from penstock.engine.adopting import Savepoint
 from penstock.errors import ConfigError
 from penstock.graph import Source
-from penstock.recovery.restore_options import LATEST, START, Changes
+from penstock.recovery.restore_options import LATEST, START, RestoreOptions
 from penstock.sources.partitioned_log import PartitionedLog
 from penstock.spark.inspection import leaf_options, leaves
 from penstock.spark.log_source import FORMAT as LOG
 from penstock.wording import counted
 
 
-def check_log_positions(sources: Sequence[Source], changes: Changes, savepoint: Savepoint | None) -> None:
+def check_log_positions(
+    sources: Sequence[Source], changes: RestoreOptions, savepoint: Savepoint | None
+) -> None:
     """Refuse a start whose `positions=`, or whose savepoint, says of a log what it does not have."""
     stored = {} if savepoint is None else savepoint.manifest.barrier.positions
     given = {changes.rename.get(uid, uid): one for uid, one in stored.items()} | dict(changes.positions)

@@ -11,7 +11,7 @@ from penstock.dashboard.ui_options import UiOptions
 from penstock.engine.adopting import Savepoint
 from penstock.journal.listening import Listeners
 from penstock.ownership.attempts import EarlierAttempts
-from penstock.recovery.restore_options import Changes
+from penstock.recovery.restore_options import RestoreOptions
 
 _log = logging.getLogger(__name__)
 
@@ -37,7 +37,7 @@ class StartOptions:
     drop_state: tuple[str, ...] = ()
     drain: bool = False
     savepoint: Savepoint | None = None
-    changes: Changes = field(default_factory=Changes)
+    changes: RestoreOptions = field(default_factory=RestoreOptions)
     ui: UiOptions | None = None
     listeners: Listeners = field(default_factory=Listeners)
 

@@ -18,7 +18,7 @@ from penstock.ownership.claim import JOB_FILE, newest_run
 from penstock.ownership.descent import in_line_of_descent, read_descents
 from penstock.recovery.lifetimes import stored_layout
 from penstock.recovery.restore import RestorePoint
-from penstock.recovery.started_batches import last_begun
+from penstock.recovery.started_batches import last_started
 from penstock.sinks.two_phase_commit import Transaction
 from penstock.state.backends import backend_named
 from penstock.state.backends.base import Workplace
@@ -116,7 +116,7 @@ class Audit(Witness):
         storage = self._site.storage
         found = self.checkpoints()
         needed = {name for one in found for name in (*one.files, *name_of(one).files)}
-        begun = last_begun(storage)
+        begun = last_started(storage)
         needed |= begun.files if begun else set()
         kept = [
             name

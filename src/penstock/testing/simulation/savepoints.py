@@ -17,7 +17,7 @@ from penstock.ownership.descent import read_descents
 from penstock.randomness import Randomness
 from penstock.recovery.history import read_history
 from penstock.recovery.restore import JobRecord, check_job_record
-from penstock.recovery.state_migration import PerformAll
+from penstock.recovery.state_migration import RunRestoreTasks
 from penstock.savepoint.create import create_savepoint
 from penstock.savepoint.manifest import Manifest, read_manifest
 from penstock.storage import Storage
@@ -36,7 +36,7 @@ class SavepointStart:
         self._plain = VirtualStorage("virtual://savepoint")
         self._folder: Storage = WatchedStorage(self._plain, lifeline, rng)
 
-    def begin(self, perform_all: PerformAll, names: Randomness) -> None:
+    def begin(self, perform_all: RunRestoreTasks, names: Randomness) -> None:
         """Make it and adopt it, where there is a checkpoint whose promises are kept."""
         check_job_record(self._site.storage, JobRecord(self._spec.name, self._spec.max_parallelism))
         newest = self._newest()
