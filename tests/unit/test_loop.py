@@ -14,12 +14,11 @@ from sink_double import TroubledSink, staged, visible
 from penstock.checkpoint.completed import Barrier, Completed
 from penstock.checkpoint.content import Identity
 from penstock.checkpoint.coordinator import Coordinator
-from penstock.checkpoint.events import BatchFinished
+from penstock.checkpoint.events import BatchFinished, CheckpointListener
 from penstock.checkpoint.loop import CoordinatorLoop
 from penstock.checkpoint.metadata import is_committed
 from penstock.checkpoint.pending import Now
 from penstock.checkpoint.protocol import Protocol
-from penstock.checkpoint.witness import Witness
 from penstock.clock import SYSTEM_CLOCK
 from penstock.config import Checkpointing
 from penstock.errors import CheckpointFailedError, FencedError, UnavailableError
@@ -98,14 +97,14 @@ def until(true) -> None:
         time.sleep(0.005)
 
 
-class Noting(Witness):
+class Noting(CheckpointListener):
     """Keeps the checkpoints that exist."""
 
     def __init__(self, completed):
         self._completed = completed
 
     def completed(self, completed, complete_s, *, wanted):
-        """See `Witness.completed`."""
+        """See `CheckpointListener.completed`."""
         self._completed.append(completed)
 
 
@@ -198,7 +197,7 @@ class Hanging(TroubledSink):
 
 def test_a_cancelled_job_leaves_a_call_behind_that_never_returns(tmp_path, monkeypatch, caplog):
     """Who ends the job now is not kept for ever by a sink that does not return: the log names it. Others wait until it has."""
-    monkeypatch.setattr("penstock.checkpoint.sink_lanes.LEAVE_AFTER_S", 0.0)
+    monkeypatch.setattr("penstock.checkpoint.loop.LEAVE_AFTER_S", 0.0)
     mine = claim(LocalStorage(tmp_path), 0.0)
     sinks = {"hanging": Hanging(), "well": TroubledSink(External())}
     loop = loop_with(mine, sinks)

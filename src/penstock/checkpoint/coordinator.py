@@ -17,6 +17,7 @@ from penstock.checkpoint.events import (
     Action,
     Announce,
     BatchFinished,
+    CheckpointListener,
     Commit,
     Discard,
     Event,
@@ -31,7 +32,6 @@ from penstock.checkpoint.events import (
 from penstock.checkpoint.metadata import CheckpointName, exists, mark_committed, name_of, write_metadata
 from penstock.checkpoint.pending import Now, Pending
 from penstock.checkpoint.protocol import Protocol
-from penstock.checkpoint.witness import Witness
 from penstock.clock import Clock
 from penstock.errors import (
     CheckpointFailedError,
@@ -104,7 +104,7 @@ class Coordinator:
         clock: Clock,
         post: Post | None = None,
         run_commit: RunCommit = run_now,
-        witness: Witness | None = None,
+        witness: CheckpointListener | None = None,
         left_over: Iterable[str] = (),
     ) -> None:
         self._protocol = protocol
@@ -114,7 +114,7 @@ class Coordinator:
         self._clock = clock
         self._post = self.handle if post is None else post
         """How answers come back: at once, or through a queue."""
-        self._witness = witness or Witness()
+        self._witness = witness or CheckpointListener()
         self._committer = Committer(
             sinks,
             claim=claim,

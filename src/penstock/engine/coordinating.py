@@ -5,9 +5,9 @@ from __future__ import annotations
 from penstock.checkpoint.commits import Post, RunCommit
 from penstock.checkpoint.content import Identity
 from penstock.checkpoint.coordinator import Coordinator
+from penstock.checkpoint.events import CheckpointListener
 from penstock.checkpoint.pending import Now
 from penstock.checkpoint.protocol import Protocol
-from penstock.checkpoint.witness import Witness
 from penstock.clock import Clock
 from penstock.engine.job_spec import JobSpec
 from penstock.engine.start import Start
@@ -21,7 +21,7 @@ def make_coordinator(
     clock: Clock,
     post: Post,
     run_commit: RunCommit,
-    witness: Witness | None = None,
+    witness: CheckpointListener | None = None,
 ) -> Coordinator:
     """The coordinator of a run that begins here."""
     point = start.point

@@ -10,8 +10,8 @@ from contextlib import closing
 import msgspec
 
 from penstock.checkpoint.completed import Completed
+from penstock.checkpoint.events import CheckpointListener
 from penstock.checkpoint.metadata import found_checkpoints, name_of, read_metadata
-from penstock.checkpoint.witness import Witness
 from penstock.config import Mode
 from penstock.ids import NO_CHECKPOINT, RunId, SubtaskId
 from penstock.ownership.claim import JOB_FILE, newest_run
@@ -33,7 +33,7 @@ from penstock.testing.simulation.violation import Violation
 from penstock.testing.simulation.workload import MAX_PARALLELISM, SinkKind
 
 
-class Audit(Witness):
+class Audit(CheckpointListener):
     """Looks at a site; raises `Violation`."""
 
     def __init__(self, site: Site) -> None:
