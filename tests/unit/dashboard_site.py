@@ -26,7 +26,7 @@ from penstock.journal.live import Live, SourceLive
 from penstock.journal.plan import Plan, PlanNode, PlanSettings
 from penstock.ownership.claim import claim
 from penstock.ownership.descent import record_descent
-from penstock.ownership.ends import How, end_of, record_end
+from penstock.ownership.ends import RunOutcome, end_of, record_end
 from penstock.ownership.heartbeat import beat, beating
 from penstock.recovery.restore import JobRecord, check_job_record
 from penstock.storage import LocalStorage
@@ -130,7 +130,7 @@ class StoredJob:
         )
 
     def end(self) -> None:
-        record_end(self.storage, end_of(self.run, How.STOPPED, self.now))
+        record_end(self.storage, end_of(self.run, RunOutcome.STOPPED, self.now))
         beat(self.storage, self.run, self.now, ended=True)
 
     @contextmanager

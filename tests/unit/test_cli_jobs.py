@@ -22,7 +22,7 @@ from penstock.errors import UnavailableError
 from penstock.journal import events as told
 from penstock.journal.files import read_plan, write_plan
 from penstock.journal.live import SinkLive, SourceLive
-from penstock.ownership.ends import How
+from penstock.ownership.ends import RunOutcome
 from penstock.view.find import find_jobs, job_id
 from penstock.view.look import JobWatcher
 from penstock.view.model import JobState, JobView
@@ -206,7 +206,7 @@ def test_one_screen_has_all_of_a_job(penstock: Penstock, tmp_path: Path, now: fl
 
 def test_status_as_json(penstock: Penstock, tmp_path: Path, now: float) -> None:
     """The JSON is the view of the job that pages show, of its history the newest, with what follows from it."""
-    died(tmp_path, now, "views").end(How.FAILED, now - 650, ValueError("x"))
+    died(tmp_path, now, "views").end(RunOutcome.FAILED, now - 650, ValueError("x"))
     shown = penstock("status", tmp_path, "views", "--json")
     found = shown.json
     assert (shown.code, found["exit_code"], found["state"]) == (3, 3, "failed")
@@ -222,7 +222,7 @@ def test_a_job_that_was_stopped_needs_nobody(penstock: Penstock, tmp_path: Path,
     job = SeenJob(tmp_path, started_at=now - 100)
     job.complete(1, now - 50)
     job.live(now - 40)
-    job.end(How.STOPPED, now - 39)
+    job.end(RunOutcome.STOPPED, now - 39)
     shown = penstock("status", tmp_path, "views")
     assert shown.code == 0
     assert "views  stopped 39 s ago" in shown.out

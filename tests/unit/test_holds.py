@@ -26,7 +26,7 @@ from penstock.ownership.holds import (
     put_hold,
     release_hold,
 )
-from penstock.ownership.small_files import LARGEST_BYTES
+from penstock.ownership.records import LARGEST_BYTES
 from penstock.recovery.checkpoint_reader import (
     check_committed,
     read_held,

@@ -17,10 +17,11 @@ import pytest
 from penstock.engine.answering import FORGET_AFTER_S, MOST_WAITING, Answering
 from penstock.errors import ConfigError, CorruptStateError, UnavailableError
 from penstock.ids import RunId
-from penstock.ownership.asking import Asking
 from penstock.ownership.claim import Claimant, claim
-from penstock.ownership.ends import How, end_of, record_end
+from penstock.ownership.ends import RunOutcome, end_of, record_end
 from penstock.ownership.heartbeat import CLOCKS_S, HEARTBEAT_S, STALE_AFTER_S, beat
+from penstock.ownership.records import LARGEST_BYTES
+from penstock.ownership.request_client import RequestClient
 from penstock.ownership.requests import (
     Done,
     Facts,
@@ -36,7 +37,6 @@ from penstock.ownership.requests import (
     take_on,
     taken_on_by,
 )
-from penstock.ownership.small_files import LARGEST_BYTES
 from penstock.storage import LocalStorage, Storage
 from penstock.storage.forwarding import ForwardingStorage
 from penstock.testing.virtual_clock import VirtualClock
@@ -661,7 +661,7 @@ class Asked:
         self.job.answering.look()
 
     def ask(self, kind: Kind = Kind.CHECKPOINT, timeout_s: float = 30.0, **options: object) -> Facts:
-        return Asking(self.job.storage, clock=self.clock, tell=self.told.append).ask(
+        return RequestClient(self.job.storage, clock=self.clock, tell=self.told.append).ask(
             kind, timeout_s=timeout_s, **options
         )
 
@@ -707,7 +707,7 @@ def test_a_request_that_may_not_be_written_is_taken_back() -> None:
     asked = Asked()
     storage = AnswerLost(asked.job.storage, ".json")
     with pytest.raises(UnavailableError, match="away for a moment"):
-        Asking(storage, clock=asked.clock).ask(Kind.STOP, timeout_s=30.0)
+        RequestClient(storage, clock=asked.clock).ask(Kind.STOP, timeout_s=30.0)
     asked.live()
     assert asked.job.performed == []
     assert asked.left == []
@@ -727,7 +727,7 @@ def test_who_waits_goes_on_waiting_while_storage_is_away(ending: str) -> None:
 
     began = asked.clock.monotonic()
     asked.clock.happens = later
-    assert Asking(storage, clock=asked.clock).ask(Kind.CHECKPOINT, timeout_s=30.0)
+    assert RequestClient(storage, clock=asked.clock).ask(Kind.CHECKPOINT, timeout_s=30.0)
     assert asked.left == []
 
 
@@ -745,7 +745,7 @@ def test_asking_for_something_that_fails() -> None:
 def test_asking_a_job_that_does_not_run() -> None:
     """It is refused at once, with how the last run ended, and nothing is written."""
     asked = Asked()
-    record_end(asked.job.storage, end_of(asked.job.claim.run, How.FAILED, asked.clock.wall()))
+    record_end(asked.job.storage, end_of(asked.job.claim.run, RunOutcome.FAILED, asked.clock.wall()))
     asked.clock.advance(CLOCKS_S + STALE_AFTER_S)
     with pytest.raises(
         ConfigError, match=r"is not running: its last run, 1, is over: failed; nothing was asked for"

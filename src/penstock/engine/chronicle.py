@@ -22,7 +22,7 @@ from penstock.journal.live import Live
 from penstock.journal.plan import Plan
 from penstock.journal.writing import JournalWriter
 from penstock.ownership.claim import Claimant, newest_claim, read_run
-from penstock.ownership.ends import How
+from penstock.ownership.ends import RunOutcome
 from penstock.ownership.run_list import DID_NOT_SAY, list_runs
 from penstock.storage import Storage
 
@@ -129,7 +129,7 @@ def totals_before(storage: Storage, run: int, *, reads_again: bool) -> Totals:
         died = one.how == DID_NOT_SAY
         again = live.rows_since_checkpoint if live is not None and died and reads_again else 0
         total = Totals(
-            total.restarts + (died or one.how == How.FAILED),
+            total.restarts + (died or one.how == RunOutcome.FAILED),
             total.rows_again + again,
         )
     return total

@@ -11,7 +11,7 @@ from penstock.engine.observer import Observer
 from penstock.errors import FencedError, PenstockError
 from penstock.ids import NO_CHECKPOINT, CheckpointId, RunId
 from penstock.ownership.claim import Claimant, read_run
-from penstock.ownership.ends import How, end_of, record_end
+from penstock.ownership.ends import RunOutcome, end_of, record_end
 from penstock.ownership.heartbeat import HEARTBEAT_S, beat
 from penstock.storage import Storage
 
@@ -29,7 +29,7 @@ class RunEnds:
 
     def restarted(self, error: BaseException) -> None:
         """The run failed, and the job goes back. It is not said to be over: nobody is to start the job meanwhile."""
-        self._record(How.RESTARTED, error, over=False)
+        self._record(RunOutcome.RESTARTED, error, over=False)
 
     def pause(self, delay_s: float, stopping: threading.Event) -> None:
         """Let time pass before the next attempt, in which the job is to be taken for running. A stop ends it."""
@@ -39,11 +39,11 @@ class RunEnds:
                 return
             self._beat()
 
-    def ended(self, how: How, error: BaseException | None = None) -> None:
+    def ended(self, how: RunOutcome, error: BaseException | None = None) -> None:
         """The last run of this start is over: the next start is not told that the job is running."""
-        self._record(How.FENCED if isinstance(error, FencedError) else how, error, over=True)
+        self._record(RunOutcome.FENCED if isinstance(error, FencedError) else how, error, over=True)
 
-    def _record(self, how: How, error: BaseException | None, *, over: bool) -> None:
+    def _record(self, how: RunOutcome, error: BaseException | None, *, over: bool) -> None:
         run = self.claimant.newest_run
         if run is None:
             return

@@ -36,7 +36,7 @@ from penstock.journal.events import (
 )
 from penstock.journal.live import Live
 from penstock.journal.plan import Plan
-from penstock.ownership.small_files import LARGEST_BYTES, small_content
+from penstock.ownership.records import LARGEST_BYTES, small_content
 from penstock.storage import Storage
 
 SEGMENT_BYTES = 64 * 1024

@@ -15,7 +15,7 @@ LONGEST_WHY = 1000
 """Characters of an error's text: a text with a user's rows in it may have any length."""
 
 
-class How(enum.StrEnum):
+class RunOutcome(enum.StrEnum):
     """The ways in which a run ends when it can still say so."""
 
     FINISHED = "finished"
@@ -41,7 +41,7 @@ class RunEnd(msgspec.Struct, frozen=True):
 _ENDS = msgspec.json.Decoder(RunEnd)
 
 
-def end_of(run: RunId, how: How, at: float, error: BaseException | None = None) -> RunEnd:
+def end_of(run: RunId, how: RunOutcome, at: float, error: BaseException | None = None) -> RunEnd:
     """What is written down about an end."""
     if error is None:
         return RunEnd(run, how, at)

@@ -9,8 +9,29 @@ import msgspec
 
 from penstock.decoding import decoded
 from penstock.errors import CorruptStateError
-from penstock.ownership.small_files import small_content
 from penstock.storage import Storage
+from penstock.wording import size
+
+LARGEST_BYTES = 1 << 20
+"""Ours have some hundred, or some thousand with the text of an error."""
+
+
+def read_small(storage: Storage, name: str, decoder: msgspec.json.Decoder[_T]) -> _T:
+    """What the file says. Raises `msgspec.DecodeError` when it is none of ours, `FileNotFoundError` when no file is there."""
+    return decoded(decoder, small_content(storage, name))
+
+
+def small_content(storage: Storage, name: str) -> bytes:
+    """The same, not decoded yet."""
+    found = storage.size(name)
+    if found is None:
+        raise FileNotFoundError(f"there is no file {name} in {storage.uri}")
+    if found > LARGEST_BYTES:
+        raise msgspec.DecodeError(
+            f"it has {size(found)}, and none of ours has more than {size(LARGEST_BYTES)}"
+        )
+    return storage.get(name)
+
 
 _FILE = re.compile(r"runs/(\d{1,18})\.(json|restored|alive|ended|plan|live)")
 """Anything else in the folder is not ours: file managers and network file systems leave their own."""

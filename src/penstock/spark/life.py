@@ -26,11 +26,11 @@ from penstock.engine.start import check_fits, start_run
 from penstock.errors import JobFailedError, is_final
 from penstock.guarantee import Guarantee
 from penstock.log_fields import about, in_context
-from penstock.ownership.attempts import earlier_attempts
 from penstock.ownership.claim import Claim, Claimant
-from penstock.ownership.ends import How
+from penstock.ownership.ends import RunOutcome
 from penstock.ownership.heartbeat import beating, refuse_if_running
 from penstock.ownership.requests import LONGEST_ERROR, Facts, Kind, Request
+from penstock.ownership.run_list import earlier_attempts
 from penstock.randomness import SYSTEM_RANDOMNESS
 from penstock.recovery.forget import forget_everything
 from penstock.recovery.restart import Failure, would_come_again
@@ -183,7 +183,9 @@ class JobLife:
                 self._not_up = error
             else:
                 self.status = Status.FAILED
-                self._ends.ended(How.FAILED, error)  # or the next start is told that this one is running
+                self._ends.ended(
+                    RunOutcome.FAILED, error
+                )  # or the next start is told that this one is running
                 self.face.ended(self.status.value, error)
                 raise
         self._thread.start()
@@ -298,7 +300,7 @@ class JobLife:
 
     def _tell_the_end(self, met: BaseException | None) -> None:
         self._let_helpers_end()
-        self._ends.ended(How(self.status.value), met)
+        self._ends.ended(RunOutcome(self.status.value), met)
         self._answer_those_who_wait_for_the_end(met)
         story.LIFE.info(story.ended(self.job.name, self.status.value, self.observer.progress))
         self._tell_what_is_open()
@@ -466,7 +468,7 @@ class JobLife:
         on_cancel = choice("checkpoint.on_cancel", self.job.checkpoint.on_cancel, OnCancel)
         if on_cancel is OnCancel.DELETE_ON_CANCELLATION and self._claimant.has_claimed:
             storage = self.job.storage
-            self._ends.ended(How.CANCELLED, failed)  # forgetting is a run of its own
+            self._ends.ended(RunOutcome.CANCELLED, failed)  # forgetting is a run of its own
             run = forget_everything(storage, SYSTEM_CLOCK.wall(), self._claimant)
             forget_earlier_runs(run_dir(job_dir(self.job.local_dir, self.job.name, storage.uri), run))
 

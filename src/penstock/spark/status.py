@@ -10,7 +10,7 @@ from penstock import start_options
 from penstock.dashboard.ui_options import UiOptions
 from penstock.engine.adopting import Savepoint
 from penstock.journal.listening import Listeners
-from penstock.ownership.attempts import EarlierAttempts
+from penstock.ownership.run_list import EarlierAttempts
 from penstock.recovery.restore_options import RestoreOptions
 
 _log = logging.getLogger(__name__)

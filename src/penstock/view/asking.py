@@ -9,7 +9,7 @@ import msgspec
 
 from penstock.engine.savepoints import check_folder
 from penstock.errors import ConfigError
-from penstock.ownership.asking import refuse_unless_running
+from penstock.ownership.request_client import refuse_unless_running
 from penstock.ownership.requests import (
     ID_DIGITS,
     Facts,

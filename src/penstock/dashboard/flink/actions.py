@@ -16,7 +16,7 @@ from penstock.dashboard.flink.refusals import Refused
 from penstock.dashboard.flink.words import Json
 from penstock.engine.savepoints import check_folder, refuse_outside
 from penstock.errors import ConfigError
-from penstock.ownership.asking import living_run
+from penstock.ownership.request_client import living_run
 from penstock.ownership.requests import Done, Kind, answer, forget_requests, take_back
 from penstock.randomness import SYSTEM_RANDOMNESS
 from penstock.storage import Storage

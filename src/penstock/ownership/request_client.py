@@ -66,7 +66,7 @@ def refuse_unless_running(storage: Storage, now: float) -> RunId:
     )
 
 
-class Asking:
+class RequestClient:
     """One request, from the moment it is written until it is answered or taken back."""
 
     def __init__(
