@@ -126,7 +126,7 @@ def loop_with(claim, sinks, completed=None, on_failure=pytest.fail) -> Coordinat
             clock=SYSTEM_CLOCK,
             post=post,
             run_commit=run_commit,
-            witness=Noting(completed),
+            listener=Noting(completed),
         )
 
     return CoordinatorLoop(make, claim=claim, on_failure=on_failure)

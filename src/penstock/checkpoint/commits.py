@@ -148,7 +148,7 @@ class Committer:
         clock: Clock,
         post: Post,
         run: RunCommit = run_now,
-        witness: CheckpointListener | None = None,
+        listener: CheckpointListener | None = None,
     ) -> None:
         self._sinks = sinks
         self._claim = claim
@@ -157,7 +157,7 @@ class Committer:
         self._clock = clock
         self._post = post
         self._run = run
-        self._witness = witness or CheckpointListener()
+        self._listener = listener or CheckpointListener()
         self._down_since_s: dict[str, float] = {}
         """Sinks whose last try to commit has failed. Each sink's own thread looks at its own."""
         self._stopping = threading.Event()
@@ -202,7 +202,7 @@ class Committer:
         _say(self._waits[action.sink].done(len(action.transactions)))
         since_s = self._down_since_s.pop(action.sink, None)
         if since_s is not None:
-            self._witness.sink_up(action.sink, self._clock.monotonic() - since_s)
+            self._listener.sink_up(action.sink, self._clock.monotonic() - since_s)
 
     def _has_failed(self, action: Commit, error: Exception, pause_s: float) -> None:
         """Wait for the next try, unless there is none in this run."""
@@ -222,7 +222,7 @@ class Committer:
         _say(self._waits[action.sink].failed(error))
         if action.sink not in self._down_since_s:
             self._down_since_s[action.sink] = self._clock.monotonic()
-            self._witness.sink_down(action.sink, one_line(error), waiting)
+            self._listener.sink_down(action.sink, one_line(error), waiting)
         _log.debug(
             "sink %s: next try in %.1f s (%s): %s",
             *(action.sink, pause_s, counted(waiting, "transaction"), one_line(error)),

@@ -21,7 +21,7 @@ def make_coordinator(
     clock: Clock,
     post: Post,
     run_commit: RunCommit,
-    witness: CheckpointListener | None = None,
+    listener: CheckpointListener | None = None,
 ) -> Coordinator:
     """The coordinator of a run that begins here."""
     point = start.point
@@ -52,6 +52,6 @@ def make_coordinator(
         owner=spec.owner,
         post=post,
         run_commit=run_commit,
-        witness=witness,
+        listener=listener,
         left_over=point.left_over,
     )

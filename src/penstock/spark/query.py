@@ -125,7 +125,7 @@ class QueryRun:
             clock=SYSTEM_CLOCK,
             post=post,
             run_commit=run_commit,
-            witness=self._observer,
+            listener=self._observer,
         )
 
     def _open_mailbox(self) -> Mailbox:

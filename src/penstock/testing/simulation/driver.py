@@ -77,7 +77,7 @@ class Driver:
             clock=site.clock,
             post=self._events.append,
             run_commit=self._commits.append,
-            witness=site.witness,
+            listener=site.listener,
         )
         self._engine = Run(
             spec,

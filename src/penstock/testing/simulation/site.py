@@ -44,7 +44,7 @@ class Site:
     make_sinks: Callable[[Lifeline], Sinks] | None = None
     """The sinks of a run, where they do not write to `external`."""
     on_restored: Callable[[RestorePoint], None] = lambda _: None
-    witness: CheckpointListener = field(default_factory=CheckpointListener)
+    listener: CheckpointListener = field(default_factory=CheckpointListener)
 
     @property
     def topology(self) -> Topology:
