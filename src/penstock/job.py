@@ -18,11 +18,11 @@ from penstock.errors import ConfigError, PenstockError, shown_alone
 from penstock.graph import Graph, Source
 from penstock.guarantee import Guarantee
 from penstock.ids import checked_name
+from penstock.job_spec import Uids
 from penstock.journal.listening import Listener, Listeners
 from penstock.loading import refuse_while_loading
 from penstock.recovery.restart import RestartStrategy, exponential_delay
 from penstock.recovery.restore_options import RestoreOptions
-from penstock.recovery.uid_renames import Uids
 from penstock.state.backends import backend_named
 from penstock.state.backends.base import StateBackend
 from penstock.state.keys import MAX_KEY_GROUPS

@@ -11,8 +11,8 @@ from test_savepoints import LAYOUT, MAX_PARALLELISM, Site
 
 import penstock as ps
 from penstock.engine.adopting import Savepoint, adopt, delete_rest_of_claimed
-from penstock.engine.job_spec import JobSpec
 from penstock.errors import ConfigError
+from penstock.job_spec import JobSpec
 from penstock.ownership.claim import Claim
 from penstock.savepoint.create import create_savepoint
 from penstock.savepoint.folder import claim_folder

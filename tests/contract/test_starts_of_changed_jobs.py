@@ -12,10 +12,10 @@ import pytest
 import penstock as ps
 from penstock.checkpoint.completed import Barrier, Completed, OperatorState, SubtaskReport
 from penstock.checkpoint.metadata import write_metadata
-from penstock.engine.job_spec import JobSpec
 from penstock.engine.start import Start, start_run
 from penstock.errors import IncompatibleStateError
 from penstock.ids import CheckpointId, SubtaskId
+from penstock.job_spec import JobSpec
 from penstock.ownership.claim import Claim, Claimant, claim, newest_run
 from penstock.ownership.descent import record_descent
 from penstock.recovery.lifetimes import columns_of

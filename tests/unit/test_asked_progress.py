@@ -10,9 +10,9 @@ from stored_jobs import PLAN
 from penstock.cli.asked_progress import AskedProgress
 from penstock.config import Checkpointing
 from penstock.engine.face import Asked, Face
-from penstock.engine.job_spec import JobSpec
 from penstock.errors import UnavailableError
 from penstock.ids import RunId
+from penstock.job_spec import JobSpec
 from penstock.journal.files import write_live
 from penstock.journal.listening import Listeners
 from penstock.journal.live import Live

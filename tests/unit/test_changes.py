@@ -20,13 +20,13 @@ from penstock.checkpoint.completed import (
 )
 from penstock.errors import ConfigError, IncompatibleStateError
 from penstock.ids import CheckpointId, RunId, SubtaskId
+from penstock.job_spec import Uids, in_order
 from penstock.ownership.claim import Claim
 from penstock.recovery.fitting import JobNow
 from penstock.recovery.restore import RestorePoint
 from penstock.recovery.restore_options import RestoreOptions, choose_position
-from penstock.recovery.source_match import in_order
 from penstock.recovery.started_batches import BarrierOverride, StartedBatch
-from penstock.recovery.uid_renames import Uids, renamed_barrier, renamed_checkpoint
+from penstock.recovery.uid_renames import renamed_barrier, renamed_checkpoint
 from penstock.state.handle import StateHandle
 from penstock.storage import LocalStorage
 

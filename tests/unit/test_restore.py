@@ -31,6 +31,7 @@ from penstock.errors import (
     UnavailableError,
 )
 from penstock.ids import CheckpointId, RunId, checked_name
+from penstock.job_spec import Uids
 from penstock.ownership.claim import Claimant, claim, newest_run
 from penstock.ownership.descent import read_descents
 from penstock.ownership.heartbeat import beat, refuse_if_running
@@ -49,7 +50,6 @@ from penstock.recovery.restore import (
     restore,
 )
 from penstock.recovery.restore_options import RestoreOptions
-from penstock.recovery.uid_renames import Uids
 from penstock.storage import LocalStorage, Storage
 from penstock.storage.forwarding import ForwardingStorage, Operation
 from penstock.storage.names import temporary_name

@@ -22,9 +22,9 @@ import msgspec
 from penstock.checkpoint.completed import Barrier, Completed, OperatorState, SourceFile
 from penstock.checkpoint.metadata import write_metadata
 from penstock.clock import Clock
-from penstock.engine.job_spec import JobSpec
 from penstock.errors import ConfigError, IncompatibleStateError, UnavailableError
 from penstock.ids import NO_CHECKPOINT, RunId, SubtaskId
+from penstock.job_spec import JobSpec
 from penstock.log_fields import about, of_job
 from penstock.ownership.claim import JOB_FILE, Claim, Claimant, claim, newest_run
 from penstock.ownership.descent import read_descents, record_descent

@@ -9,8 +9,8 @@ from penstock.checkpoint.events import CheckpointListener
 from penstock.checkpoint.pending import Now
 from penstock.checkpoint.protocol import Protocol
 from penstock.clock import Clock
-from penstock.engine.job_spec import JobSpec
 from penstock.engine.start import Start
+from penstock.job_spec import JobSpec
 from penstock.recovery.lifetimes import columns_of
 
 

@@ -10,11 +10,11 @@ from penstock.checkpoint.coordinator import Coordinator
 from penstock.clock import SYSTEM_CLOCK
 from penstock.config import Mode
 from penstock.engine.chronicle import Chronicle, Totals
-from penstock.engine.job_spec import JobSpec
 from penstock.engine.living import LiveView, Now
 from penstock.engine.observer import Observer
 from penstock.engine.telling import said_by, text_of
 from penstock.errors import FencedError
+from penstock.job_spec import JobSpec
 from penstock.journal.listening import Listeners
 from penstock.journal.live import Live
 from penstock.journal.plan import Plan

@@ -16,10 +16,11 @@ from penstock.clock import Clock
 from penstock.config import Mode
 from penstock.errors import UnavailableError
 from penstock.ids import NO_CHECKPOINT, CheckpointId
+from penstock.job_spec import Numbers
 from penstock.recovery import progress_log
 from penstock.recovery.progress_log import ProgressLog, SourceLog
 from penstock.recovery.restore import RestorePoint
-from penstock.recovery.source_match import Numbers, without_position
+from penstock.recovery.source_match import without_position
 from penstock.recovery.started_batches import BarrierOverride, StartedBatch, record_started
 
 _log = logging.getLogger(__name__)

@@ -14,10 +14,10 @@ import msgspec
 
 from penstock.clock import Clock
 from penstock.config import Mode
-from penstock.engine.job_spec import JobSpec
 from penstock.engine.observer import tell_origins
 from penstock.errors import IncompatibleStateError
 from penstock.ids import NO_CHECKPOINT, CheckpointId, SubtaskId
+from penstock.job_spec import JobSpec
 from penstock.log_fields import of_job
 from penstock.ownership.claim import Claimant
 from penstock.ownership.heartbeat import Alive, beat

@@ -193,7 +193,9 @@ class MapCell(TableCell, MutableMapping[Any, Any]):
                 unchanged = _GONE if index in self._cleared else stored
                 value = self._changed.get(index, _NOTHING).get(key, unchanged)
                 if value is not _GONE:
-                    if looks and self._renews:  # a copy: the key's next look may change it, and its call may be undone
+                    if (
+                        looks and self._renews
+                    ):  # a copy: the key's next look may change it, and its call may be undone
                         self._changed.setdefault(index, {}).setdefault(key, self._own_copy(value))
                     yield key, self._own_copy(value)
         for key in new:

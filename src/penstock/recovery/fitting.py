@@ -15,11 +15,12 @@ from penstock import start_options
 from penstock.checkpoint.completed import Barrier, Completed
 from penstock.errors import ConfigError
 from penstock.ids import NO_CHECKPOINT
+from penstock.job_spec import Numbers, Uids
 from penstock.recovery.restore import Fitted, RestorePoint
 from penstock.recovery.restore_options import Latest, PositionChoice, RestoreOptions, choose_position
-from penstock.recovery.source_match import Numbers, for_sources, lines_by_source
+from penstock.recovery.source_match import for_sources, lines_by_source
 from penstock.recovery.started_batches import BarrierOverride, StartedBatch
-from penstock.recovery.uid_renames import Uids, check_renames, renamed_barrier, renamed_checkpoint
+from penstock.recovery.uid_renames import check_renames, renamed_barrier, renamed_checkpoint
 from penstock.wording import named
 
 

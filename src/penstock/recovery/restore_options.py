@@ -10,8 +10,8 @@ from typing import Any
 from penstock import start_options
 from penstock.errors import ConfigError, IncompatibleStateError
 from penstock.ids import checked_name
+from penstock.job_spec import Uids
 from penstock.recovery.progress_log import NO_POSITION, position_of
-from penstock.recovery.uid_renames import Uids
 from penstock.wording import counted, did_you_mean
 
 START, LATEST = "start", "latest"

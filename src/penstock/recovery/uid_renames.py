@@ -6,7 +6,6 @@ Names of files and of transactions stay what they are: they are found by what th
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 from typing import TypeVar
 
 import msgspec
@@ -15,21 +14,13 @@ from penstock import start_options
 from penstock.checkpoint.completed import Barrier, Completed, OperatorState
 from penstock.errors import IncompatibleStateError
 from penstock.ids import SubtaskId
+from penstock.job_spec import Uids
 from penstock.wording import did_you_mean
 
 _T = TypeVar("_T")
 
 Rename = Mapping[str, str]
 """The new uids by the old ones. No uid is on both sides: the same once more changes nothing."""
-
-
-@dataclass(frozen=True)
-class Uids:
-    """Those of one kind, in the job or in a checkpoint."""
-
-    sources: Collection[str]
-    operators: Collection[str]
-    sinks: Collection[str]
 
 
 def check_renames(completed: Completed | None, barrier: Barrier, now: Uids, rename: Rename) -> None:

@@ -19,12 +19,12 @@ from penstock.engine.adopting import Savepoint, adopt
 from penstock.engine.answering import LOOK_S, Answering
 from penstock.engine.deeds import LAST_MOMENT_S, JobDeeds
 from penstock.engine.face import STARTING, STOPPING, Asked, Face
-from penstock.engine.job_spec import JobSpec
 from penstock.engine.own_wishes import OwnWishes
 from penstock.engine.run_ends import RunEnds
 from penstock.engine.start import check_fits, start_run
 from penstock.errors import JobFailedError, is_final
 from penstock.guarantee import Guarantee
+from penstock.job_spec import JobSpec
 from penstock.log_fields import about, in_context
 from penstock.ownership.claim import Claim, Claimant
 from penstock.ownership.ends import RunOutcome

@@ -21,11 +21,11 @@ from penstock.engine import run
 from penstock.engine.assignment import Answer, Assignment
 from penstock.engine.coordinating import make_coordinator
 from penstock.engine.deeds import JobDeeds
-from penstock.engine.job_spec import JobSpec
 from penstock.engine.observer import Observer
 from penstock.engine.run import BatchUnderWay, Run
 from penstock.engine.start import Start, forget_working_files
 from penstock.ids import CheckpointId
+from penstock.job_spec import JobSpec
 from penstock.log_fields import of_job
 from penstock.recovery.restart import Failure
 from penstock.snapshot.mailbox import Address, Mailbox, places

@@ -5,10 +5,10 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from penstock.engine.job_spec import JobSpec
 from penstock.engine.start import forget_working_files, start_run
 from penstock.errors import FencedError
 from penstock.ids import CheckpointId
+from penstock.job_spec import JobSpec
 from penstock.ownership.claim import CLAIMANT_DIGITS, Claimant, newest_run
 from penstock.randomness import Randomness
 from penstock.recovery.restore import RestorePoint

@@ -10,9 +10,9 @@ from penstock.checkpoint.completed import Completed
 from penstock.checkpoint.metadata import is_committed
 from penstock.config import Mode
 from penstock.engine.adopting import Savepoint, adopt
-from penstock.engine.job_spec import JobSpec
 from penstock.engine.start import check_fits
 from penstock.errors import ConfigError, CorruptStateError
+from penstock.job_spec import JobSpec
 from penstock.ownership.descent import read_descents
 from penstock.randomness import Randomness
 from penstock.recovery.history import read_history

@@ -2,17 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from pathlib import Path
 
 from penstock.config import Checkpointing, Mode
 from penstock.graph import EventTime
-from penstock.recovery.source_match import in_order
-from penstock.recovery.uid_renames import Uids
 from penstock.sinks.two_phase_commit import TwoPhaseCommitSink
 from penstock.state.backends.base import StateBackend, StateLayout
 from penstock.storage import Storage
+
+Numbers = Mapping[str, Sequence[int]]
+"""The sources of a job, in order; of each of its streams the number under which Spark knows it. One that is read twice has one number."""
+
+
+@dataclass(frozen=True)
+class Uids:
+    """Those of one kind, in the job or in a checkpoint."""
+
+    sources: Collection[str]
+    operators: Collection[str]
+    sinks: Collection[str]
+
+
+def in_order(streams: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
+    """The numbers of sources none of which is read twice."""
+    ends = accumulate(streams.values())
+    return {
+        uid: tuple(range(end - count, end)) for (uid, count), end in zip(streams.items(), ends, strict=True)
+    }
 
 
 @dataclass(frozen=True)
