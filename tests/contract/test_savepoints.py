@@ -24,7 +24,6 @@ from hypothesis import strategies as st
 
 from penstock.checkpoint.completed import Barrier, Completed, OperatorState, SourceFile
 from penstock.checkpoint.metadata import write_metadata
-from penstock.engine.adopting import _may_adopt
 from penstock.errors import ConfigError, CorruptStateError, IncompatibleStateError, UnavailableError
 from penstock.ids import RunId, SubtaskId
 from penstock.recovery.checkpoint_reader import check_committed
@@ -41,6 +40,7 @@ from penstock.savepoint.beside import create_beside
 from penstock.savepoint.create import create_savepoint
 from penstock.savepoint.load import Load
 from penstock.savepoint.manifest import MAKING, MANIFEST, Manifest, encode, read_manifest
+from penstock.savepoint.restore import _may_adopt
 from penstock.state import rewriting
 from penstock.state.backends import backend_named
 from penstock.state.backends.base import VALUES, OnRescale, StateLayout, TableLayout, Workplace, with_stamps

@@ -31,7 +31,7 @@ from penstock.checkpoint.needed_files import NeededFiles
 from penstock.checkpoint.pending import Pending
 from penstock.checkpoint.protocol import Protocol
 from penstock.config import Checkpointing, Mode
-from penstock.engine import acknowledgements, adopting, reading, run, sink_writer
+from penstock.engine import acknowledgements, reading, run, sink_writer
 from penstock.engine.bad_records import BadRecordCounts
 from penstock.engine.reading import Reading
 from penstock.engine.run import Run
@@ -49,6 +49,7 @@ from penstock.recovery.checkpoint_reader import retained_checkpoint
 from penstock.recovery.progress_log import ProgressLog, SourceLog, lines_of
 from penstock.recovery.started_batches import BarrierOverride
 from penstock.savepoint import load
+from penstock.savepoint import restore as savepoint_restore
 from penstock.snapshot.uploader import Upload
 from penstock.state import merge_orders
 from penstock.state.backends import fetch
@@ -370,7 +371,7 @@ def commit_every_batch_at_once(patch: Patch) -> None:
 
 @mutation()
 def read_again_although_it_is_at_most_once(patch: Patch) -> None:
-    patch.setattr(reading, "record_begun", lambda storage, begun: None)
+    patch.setattr(reading, "record_started", lambda storage, started: None)
 
 
 @mutation(13)
@@ -925,14 +926,14 @@ def die_at_every_call_of_a_start_from_a_savepoint() -> None:
 
 def test_a_line_that_begins_before_its_checkpoint_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """A run that adopts a savepoint, and dies between the record of its line and the checkpoint, would leave a job without a history."""
-    write, record = adopting.write_metadata, adopting.record_descent
+    write, record = savepoint_restore.write_metadata, savepoint_restore.record_descent
 
     def recorded_first(storage: Storage, completed: Completed) -> None:
         run = RunId(completed.run)
         record(Claim(storage, run, read_run(storage, run).claimant), NO_CHECKPOINT, 0)
         write(storage, completed)
 
-    monkeypatch.setattr(adopting, "write_metadata", recorded_first)
-    monkeypatch.setattr(adopting, "record_descent", lambda *_: None)
+    monkeypatch.setattr(savepoint_restore, "write_metadata", recorded_first)
+    monkeypatch.setattr(savepoint_restore, "record_descent", lambda *_: None)
     with pytest.raises((Violation, PenstockError)):
         die_at_every_call_of_a_start_from_a_savepoint()

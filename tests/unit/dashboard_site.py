@@ -26,8 +26,8 @@ from penstock.journal.live import Live, SourceLive
 from penstock.journal.plan import Plan, PlanNode, PlanSettings
 from penstock.ownership.claim import claim
 from penstock.ownership.descent import record_descent
-from penstock.ownership.ends import RunOutcome, end_of, record_end
 from penstock.ownership.heartbeat import beat, beating
+from penstock.ownership.run_ends import RunOutcome, end_of, record_end
 from penstock.recovery.restore import JobRecord, check_job_record
 from penstock.storage import LocalStorage
 from services.patience import PATIENCE_S

@@ -27,8 +27,8 @@ from penstock.ids import CheckpointId, RunId, SubtaskId
 from penstock.loading import loading
 from penstock.ownership.claim import claim
 from penstock.ownership.descent import Descent, record_descent
-from penstock.ownership.ends import RunOutcome, end_of, record_end
 from penstock.ownership.heartbeat import beat
+from penstock.ownership.run_ends import RunOutcome, end_of, record_end
 from penstock.recovery.restore import JobRecord, check_job_record
 from penstock.state.handle import FileRef, StateHandle
 from penstock.storage import LocalStorage

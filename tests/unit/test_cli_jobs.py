@@ -22,7 +22,7 @@ from penstock.errors import UnavailableError
 from penstock.journal import events as told
 from penstock.journal.files import read_plan, write_plan
 from penstock.journal.live import SinkLive, SourceLive
-from penstock.ownership.ends import RunOutcome
+from penstock.ownership.run_ends import RunOutcome
 from penstock.view.find import find_jobs, job_id
 from penstock.view.look import JobWatcher
 from penstock.view.model import JobState, JobView

@@ -14,13 +14,13 @@ from protocol_story import Story, completed
 from penstock.checkpoint.completed import Completed, OperatorColumns
 from penstock.checkpoint.loop import CoordinatorLoop
 from penstock.cli import asking
-from penstock.engine import savepoints
 from penstock.engine.deeds import JobDeeds
 from penstock.errors import ConfigError, FencedError, UnavailableError
 from penstock.ids import NO_CHECKPOINT
 from penstock.ownership.claim import Claimant, claim
 from penstock.ownership.holds import find_holds
 from penstock.ownership.requests import Kind, Request
+from penstock.savepoint import trigger
 from penstock.savepoint.create import Told
 from penstock.savepoint.folder import claim_folder
 from penstock.savepoint.manifest import MANIFEST, Manifest, SavedFile, SavedOperator, read_manifest
@@ -119,7 +119,7 @@ def create(
 
 @pytest.fixture
 def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scene:
-    monkeypatch.setattr(savepoints, "create_beside", create)
+    monkeypatch.setattr(trigger, "create_beside", create)
     return Scene(tmp_path)
 
 
@@ -163,7 +163,7 @@ def test_the_checkpoint_is_held_while_the_savepoint_is_made(
         seen.append(len(find_holds(scene.storage, scene.clock.wall()).good))
         return create(*given, **options)
 
-    monkeypatch.setattr(savepoints, "create_beside", watched)
+    monkeypatch.setattr(trigger, "create_beside", watched)
     scene.run = scene.restored(7)
     scene.deeds.savepoint(TOKEN, scene.wish())
     assert seen == [1]
@@ -194,7 +194,7 @@ def test_a_start_that_loses_the_job_meanwhile_does_not_say_that_it_has_made_one(
         claim(scene.storage, 0.0)
         return create(*given, **options)
 
-    monkeypatch.setattr(savepoints, "create_beside", replaced)
+    monkeypatch.setattr(trigger, "create_beside", replaced)
     claim(scene.storage, 0.0, scene.claimant)
     scene.run = scene.restored(7)
     with pytest.raises(FencedError, match="was replaced by run 2"):
@@ -263,7 +263,7 @@ def test_a_savepoint_that_fails_does_not_keep_the_job_from_ending(
     def create(*_: object, **__: object) -> None:
         raise OSError("no space left")
 
-    monkeypatch.setattr(savepoints, "create_beside", create)
+    monkeypatch.setattr(trigger, "create_beside", create)
     scene.run = scene.restored(7)
     scene.deeds.stop(TOKEN, scene.wish(Kind.STOP, savepoint=True))
     scene.deeds.settled()
@@ -362,7 +362,7 @@ def test_a_savepoint_that_is_whole_is_said_to_be_made(
             raise UnavailableError("the process that makes the savepoint ended with -9")
         return made
 
-    monkeypatch.setattr(savepoints, "create_beside", made_and_gone)
+    monkeypatch.setattr(trigger, "create_beside", made_and_gone)
     claim(scene.storage, 0.0, scene.claimant)
     run = scene.restored(7)
     deeds = JobDeeds(
@@ -397,7 +397,7 @@ def test_a_manifest_without_its_files_is_no_savepoint(scene: Scene, monkeypatch:
         to.delete([saved.path])
         raise UnavailableError("a part of the savepoint has been deleted while it was made")
 
-    monkeypatch.setattr(savepoints, "create_beside", a_part_is_gone)
+    monkeypatch.setattr(trigger, "create_beside", a_part_is_gone)
     scene.run = scene.restored(7)
     with pytest.raises(UnavailableError, match="has been deleted while it was made"):
         scene.deeds.savepoint(TOKEN, scene.wish(to=str(scene.root / "here")))
@@ -413,7 +413,7 @@ def test_a_cancel_gives_up_the_savepoint_of_a_stop(scene: Scene, monkeypatch: py
             time.sleep(0.01)
         raise UnavailableError("the job was cancelled while its savepoint was made: it is given up")
 
-    monkeypatch.setattr(savepoints, "create_beside", until_given_up)
+    monkeypatch.setattr(trigger, "create_beside", until_given_up)
     scene.run = scene.restored(7)
     wish = scene.wish(Kind.STOP, savepoint=True, to=str(scene.root / "here"))
     scene.deeds.stop(TOKEN, wish)
@@ -440,7 +440,7 @@ def test_savepoints_are_made_one_after_the_other(scene: Scene, monkeypatch: pyte
         at_work.remove(token)
         return made
 
-    monkeypatch.setattr(savepoints, "create_beside", counted)
+    monkeypatch.setattr(trigger, "create_beside", counted)
     scene.run = scene.restored(7)
     made: list[Any] = []
     threads = [

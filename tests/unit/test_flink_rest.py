@@ -24,9 +24,9 @@ from penstock.ids import RunId
 from penstock.journal.events import SavepointDeleted
 from penstock.journal.files import read_segment
 from penstock.ownership.claim import JOB_FILE, Claimant, claim
-from penstock.ownership.ends import RunOutcome, end_of, record_end
 from penstock.ownership.heartbeat import beat
 from penstock.ownership.requests import Facts, Kind, Listing, Request, read_request
+from penstock.ownership.run_ends import RunOutcome, end_of, record_end
 from penstock.recovery.restore import JobRecord
 from penstock.savepoint.manifest import MANIFEST, encode, read_manifest
 from penstock.storage import LocalStorage

@@ -28,8 +28,8 @@ from penstock.ownership.claim import (
     process_start,
 )
 from penstock.ownership.descent import Descent, in_line_of_descent, read_descents, record_descent
-from penstock.ownership.ends import RunOutcome, end_of, record_end
 from penstock.ownership.heartbeat import CLOCKS_S, STALE_AFTER_S, Pulse, beat, refuse_if_running
+from penstock.ownership.run_ends import RunOutcome, end_of, record_end
 from penstock.ownership.run_list import list_runs
 from penstock.storage import LocalStorage
 from penstock.testing.virtual_clock import VirtualClock

@@ -13,11 +13,10 @@ import pytest
 
 import penstock as ps
 from penstock.engine.assignment import OperatorAnswer
-from penstock.engine.coordinating import make_coordinator
 from penstock.engine.observer import Observer
 from penstock.engine.run import Run
 from penstock.engine.source_partitions import partition_name
-from penstock.engine.start import start_run
+from penstock.engine.start import make_coordinator, start_run
 from penstock.graph import EventTime
 from penstock.ids import CheckpointId
 from penstock.job_spec import JobSpec

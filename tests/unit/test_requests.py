@@ -18,7 +18,6 @@ from penstock.engine.answering import FORGET_AFTER_S, MOST_WAITING, Answering
 from penstock.errors import ConfigError, CorruptStateError, UnavailableError
 from penstock.ids import RunId
 from penstock.ownership.claim import Claimant, claim
-from penstock.ownership.ends import RunOutcome, end_of, record_end
 from penstock.ownership.heartbeat import CLOCKS_S, HEARTBEAT_S, STALE_AFTER_S, beat
 from penstock.ownership.records import LARGEST_BYTES
 from penstock.ownership.request_client import RequestClient
@@ -37,6 +36,7 @@ from penstock.ownership.requests import (
     take_on,
     taken_on_by,
 )
+from penstock.ownership.run_ends import RunOutcome, end_of, record_end
 from penstock.storage import LocalStorage, Storage
 from penstock.storage.forwarding import ForwardingStorage
 from penstock.testing.virtual_clock import VirtualClock

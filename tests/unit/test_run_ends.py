@@ -9,13 +9,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from penstock.engine.observer import Observer
-from penstock.engine.run_ends import RunEnds
 from penstock.errors import BadRecordError, FencedError, RunningAlreadyError, UnavailableError
-from penstock.ids import CheckpointId, RunId
+from penstock.ids import NO_CHECKPOINT, CheckpointId, RunId
 from penstock.ownership.claim import Claimant, RunRecord, claim, process_start
 from penstock.ownership.descent import record_descent
-from penstock.ownership.ends import LONGEST_WHY, RunEnd, RunOutcome, read_end, record_end
 from penstock.ownership.heartbeat import (
     CLOCKS_S,
     STALE_AFTER_S,
@@ -23,6 +20,7 @@ from penstock.ownership.heartbeat import (
     last_completed,
     refuse_if_running,
 )
+from penstock.ownership.run_ends import LONGEST_WHY, RunEnd, RunEnds, RunOutcome, read_end, record_end
 from penstock.ownership.run_list import ListedRun, list_runs
 from penstock.storage import LocalStorage
 from penstock.testing.faulty_storage import Failure, FaultPlan, FaultyStorage
@@ -37,16 +35,19 @@ class Scene:
     def __init__(self, tmp_path: Path) -> None:
         self.storage = LocalStorage(tmp_path)
         self.claimant = Claimant()
-        self.observer = Observer()
+        self.newest: dict[RunId, CheckpointId] = {}
         self.clock = VirtualClock(NOW)
-        self.ends = RunEnds(self.storage, self.claimant, self.observer, self.clock)
+        self.ends = RunEnds(self.storage, self.claimant, self.newest_checkpoint, self.clock)
 
     def run(self, restored_from: int = -1, newest: int = -1) -> RunId:
         mine = claim(self.storage, NOW, self.claimant)
         record_descent(mine, CheckpointId(restored_from), completed_by=0)
-        self.observer.progress.run, self.observer.progress.checkpoint = mine.run, newest
+        self.newest = {mine.run: CheckpointId(newest)}
         beat(self.storage, mine.run, NOW, completed=CheckpointId(newest))
         return mine.run
+
+    def newest_checkpoint(self, run: RunId) -> CheckpointId:
+        return self.newest.get(run, NO_CHECKPOINT)
 
     def listed(self, now: float = NOW) -> list[ListedRun]:
         return list_runs(self.storage, now)
@@ -108,7 +109,7 @@ def test_storage_that_is_away_does_not_end_a_pause(tmp_path: Path) -> None:
     scene = Scene(tmp_path)
     scene.run()
     broken = FaultyStorage(scene.storage, FaultPlan(failures=(Failure(pattern="runs/1.*", times=1000),)))
-    RunEnds(broken, scene.claimant, scene.observer, scene.clock).pause(60.0, threading.Event())
+    RunEnds(broken, scene.claimant, scene.newest_checkpoint, scene.clock).pause(60.0, threading.Event())
     assert scene.clock.wall() == NOW + 60
 
 
@@ -164,7 +165,7 @@ def test_an_end_that_cannot_be_recorded(tmp_path: Path, caplog: pytest.LogCaptur
     scene.run()
     broken = FaultyStorage(scene.storage, FaultPlan(failures=(Failure(pattern="runs/1.ended"),)))
     with caplog.at_level(logging.INFO, "penstock"):
-        RunEnds(broken, scene.claimant, scene.observer).ended(RunOutcome.STOPPED)
+        RunEnds(broken, scene.claimant, scene.newest_checkpoint).ended(RunOutcome.STOPPED)
     assert "the end of run 1 could not be recorded" in caplog.text
     assert scene.listed()[0].how == "ended"
 

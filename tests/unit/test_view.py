@@ -36,8 +36,8 @@ from penstock.journal.plan import Plan, PlanSettings
 from penstock.journal.writing import JournalWriter
 from penstock.ownership.claim import Claimant, claim, forget_old_runs, pid_space, process_start
 from penstock.ownership.descent import record_descent
-from penstock.ownership.ends import RunOutcome, end_of, record_end
 from penstock.ownership.heartbeat import beat
+from penstock.ownership.run_ends import RunOutcome, end_of, record_end
 from penstock.recovery.forget import forget_everything
 from penstock.recovery.restore import JobRecord, check_job_record
 from penstock.storage import LocalStorage, open_job_storage

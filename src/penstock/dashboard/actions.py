@@ -22,9 +22,9 @@ from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.dashboard.answering import json_answer, wants_page
 from penstock.dashboard.looking import Seen
 from penstock.decoding import decoded
-from penstock.engine.savepoints import check_folder, refuse_outside
 from penstock.errors import ConfigError
 from penstock.ownership.requests import Kind
+from penstock.savepoint.trigger import check_folder, refuse_outside
 from penstock.view.asking import ask, is_request_id, outcome
 from penstock.view.model import JobView
 

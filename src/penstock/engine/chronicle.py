@@ -22,7 +22,7 @@ from penstock.journal.live import Live
 from penstock.journal.plan import Plan
 from penstock.journal.writing import JournalWriter
 from penstock.ownership.claim import Claimant, newest_claim, read_run
-from penstock.ownership.ends import RunOutcome
+from penstock.ownership.run_ends import RunOutcome
 from penstock.ownership.run_list import DID_NOT_SAY, list_runs
 from penstock.storage import Storage
 

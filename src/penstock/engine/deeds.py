@@ -14,7 +14,6 @@ from penstock.checkpoint.completed import Completed
 from penstock.checkpoint.events import AnswerTaken, CheckpointWanted
 from penstock.checkpoint.loop import CoordinatorLoop
 from penstock.clock import SYSTEM_CLOCK, Clock, Stopwatch
-from penstock.engine.savepoints import check_folder, make_savepoint, shown
 from penstock.errors import ConfigError, PenstockError, UnavailableError
 from penstock.ids import NO_CHECKPOINT
 from penstock.log_fields import in_context
@@ -23,6 +22,7 @@ from penstock.ownership.holds import holding
 from penstock.ownership.requests import Facts, Request
 from penstock.savepoint.folder import refuse_if_taken
 from penstock.savepoint.manifest import MANIFEST
+from penstock.savepoint.trigger import check_folder, make_savepoint, shown
 from penstock.storage import Storage, open_storage
 
 _log = logging.getLogger(__name__)

@@ -12,6 +12,12 @@ from typing import Any
 
 import msgspec
 
+from penstock.checkpoint.commits import Post, RunCommit
+from penstock.checkpoint.content import Identity
+from penstock.checkpoint.coordinator import Coordinator
+from penstock.checkpoint.events import CheckpointListener
+from penstock.checkpoint.pending import Now
+from penstock.checkpoint.protocol import Protocol
 from penstock.clock import Clock
 from penstock.config import Mode
 from penstock.engine.observer import tell_origins
@@ -26,7 +32,7 @@ from penstock.randomness import SYSTEM_RANDOMNESS, Randomness
 from penstock.recovery import progress_log
 from penstock.recovery.fit import Fit
 from penstock.recovery.fitting import JobNow, unknown_end
-from penstock.recovery.lifetimes import Lifetimes, SwitchedOn
+from penstock.recovery.lifetimes import Lifetimes, SwitchedOn, columns_of
 from penstock.recovery.progress_log import NO_POSITION, ProgressLog, SourceLog
 from penstock.recovery.restore import RestorePoint, check_restorable, restore
 from penstock.recovery.restore_options import Latest, RestoreOptions
@@ -300,3 +306,46 @@ def _dealt_out_anew(spec: JobSpec, start: Start) -> dict[str, list[StateHandle]]
         for uid, layout in spec.layouts.items()
         if uid in restored and layout.of_subtasks and len(stored[uid].handles) != spec.parallelism
     }
+
+
+def make_coordinator(
+    spec: JobSpec,
+    start: Start,
+    *,
+    clock: Clock,
+    post: Post,
+    run_commit: RunCommit,
+    listener: CheckpointListener | None = None,
+) -> Coordinator:
+    """The coordinator of a run that begins here."""
+    point = start.point
+    identity = Identity(
+        spec.name,
+        point.run,
+        spec.parallelism,
+        spec.max_parallelism,
+        {uid: columns_of(layout, start.switched_on_us.get(uid)) for uid, layout in spec.layouts.items()},
+        spec.upstream,
+        point.id,
+        savepoint=point.checkpoint.savepoint if point.checkpoint else "",
+        claimed=point.checkpoint.claimed if point.checkpoint else "",
+        dropped=start.dropped,
+        positions_set=start.positions_set,
+        former_uids=point.former_uids,
+    )
+    now = Now(clock.monotonic(), clock.wall())
+    protocol = Protocol(
+        spec.checkpoint, identity, point.retained, now, start.handles.values(), held=point.begun_files
+    )
+    return Coordinator(
+        protocol,
+        storage=spec.storage,
+        sinks=spec.sinks,
+        claim=point.claim,
+        clock=clock,
+        owner=spec.owner,
+        post=post,
+        run_commit=run_commit,
+        listener=listener,
+        left_over=point.left_over,
+    )

@@ -13,9 +13,9 @@ from penstock.errors import CorruptStateError
 from penstock.ids import NO_CHECKPOINT, RunId
 from penstock.ownership.claim import RunRecord, newest_run, read_run, this_process
 from penstock.ownership.descent import Descent, read_descent
-from penstock.ownership.ends import RunEnd, read_end
 from penstock.ownership.heartbeat import Heartbeat, Pulse, last_beat, seems_alive
 from penstock.ownership.records import records
+from penstock.ownership.run_ends import RunEnd, read_end
 from penstock.storage import Storage
 
 RUNNING = "running"

@@ -15,21 +15,20 @@ from penstock.clock import SYSTEM_CLOCK, Stopwatch
 from penstock.config import OnCancel, choice
 from penstock.dashboard.beside import Beside, start_beside
 from penstock.engine import story
-from penstock.engine.adopting import Savepoint, adopt
 from penstock.engine.answering import LOOK_S, Answering
 from penstock.engine.deeds import LAST_MOMENT_S, JobDeeds
 from penstock.engine.face import STARTING, STOPPING, Asked, Face
 from penstock.engine.own_wishes import OwnWishes
-from penstock.engine.run_ends import RunEnds
 from penstock.engine.start import check_fits, start_run
 from penstock.errors import JobFailedError, is_final
 from penstock.guarantee import Guarantee
+from penstock.ids import NO_CHECKPOINT, CheckpointId, RunId
 from penstock.job_spec import JobSpec
 from penstock.log_fields import about, in_context
 from penstock.ownership.claim import Claim, Claimant
-from penstock.ownership.ends import RunOutcome
 from penstock.ownership.heartbeat import beating, refuse_if_running
 from penstock.ownership.requests import LONGEST_ERROR, Facts, Kind, Request
+from penstock.ownership.run_ends import RunEnds, RunOutcome
 from penstock.ownership.run_list import earlier_attempts
 from penstock.randomness import SYSTEM_RANDOMNESS
 from penstock.recovery.forget import forget_everything
@@ -41,6 +40,7 @@ from penstock.recovery.restore import (
     record_key_groups,
 )
 from penstock.savepoint.manifest import Manifest
+from penstock.savepoint.restore import GivenSavepoint, restore_savepoint
 from penstock.spark.compiled import Compiled, compile_job, spec_of
 from penstock.spark.inspection import guarantee_of
 from penstock.spark.job_plan import plan_of
@@ -113,7 +113,7 @@ class JobLife:
             page=page,
         )
         self.observer = self.face.observer
-        self._ends = RunEnds(spec.storage, self._claimant, self.observer)
+        self._ends = RunEnds(spec.storage, self._claimant, self._newest_checkpoint)
         self._latest = LatestPositions(compiled.session, job.graph.sources)
         self.run: QueryRun | None = None
         self.deeds = JobDeeds(
@@ -256,7 +256,7 @@ class JobLife:
         if savepoint is None or self._claimant.has_claimed:
             return ""
         story.LIFE.info(story.given(self._spec.name, savepoint.folder.uri, savepoint.manifest))
-        done = adopt(
+        done = restore_savepoint(
             self._spec,
             savepoint,
             clock=SYSTEM_CLOCK,
@@ -271,7 +271,7 @@ class JobLife:
         story.LIFE.info(story.adopted(self._spec.name, now=done))
         return savepoint.folder.uri if done else ""
 
-    def _rekey(self, savepoint: Savepoint, to: Storage, max_parallelism: int) -> Manifest:
+    def _rekey(self, savepoint: GivenSavepoint, to: Storage, max_parallelism: int) -> Manifest:
         from penstock.spark.savepoint_rewriting import rekeyed
 
         return rekeyed(self.compiled.session, savepoint.folder, savepoint.manifest, to, max_parallelism)
@@ -313,6 +313,10 @@ class JobLife:
         if not self.observer.is_coming_up:
             return Status.RUNNING.value
         return Status.RESTARTING.value if self.observer.progress.restarts else STARTING
+
+    def _newest_checkpoint(self, run: RunId) -> CheckpointId:
+        progress = self.observer.progress
+        return CheckpointId(progress.checkpoint) if progress.run == run else NO_CHECKPOINT
 
     def coordinator(self) -> Coordinator | None:
         """That of the present run."""

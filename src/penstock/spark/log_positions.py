@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from penstock.engine.adopting import Savepoint
 from penstock.errors import ConfigError
 from penstock.graph import Source
 from penstock.recovery.restore_options import LATEST, START, RestoreOptions
+from penstock.savepoint.restore import GivenSavepoint
 from penstock.sources.partitioned_log import PartitionedLog
 from penstock.spark.inspection import leaf_options, leaves
 from penstock.spark.log_source import FORMAT as LOG
@@ -19,7 +19,7 @@ from penstock.wording import counted
 
 
 def check_log_positions(
-    sources: Sequence[Source], changes: RestoreOptions, savepoint: Savepoint | None
+    sources: Sequence[Source], changes: RestoreOptions, savepoint: GivenSavepoint | None
 ) -> None:
     """Refuse a start whose `positions=`, or whose savepoint, says of a log what it does not have."""
     stored = {} if savepoint is None else savepoint.manifest.barrier.positions

@@ -19,11 +19,10 @@ from penstock.checkpoint.loop import CoordinatorLoop
 from penstock.clock import SYSTEM_CLOCK
 from penstock.engine import run
 from penstock.engine.assignment import Answer, Assignment
-from penstock.engine.coordinating import make_coordinator
 from penstock.engine.deeds import JobDeeds
 from penstock.engine.observer import Observer
 from penstock.engine.run import BatchUnderWay, Run
-from penstock.engine.start import Start, forget_working_files
+from penstock.engine.start import Start, forget_working_files, make_coordinator
 from penstock.ids import CheckpointId
 from penstock.job_spec import JobSpec
 from penstock.log_fields import of_job

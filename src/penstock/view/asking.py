@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import msgspec
 
-from penstock.engine.savepoints import check_folder
 from penstock.errors import ConfigError
 from penstock.ownership.request_client import refuse_unless_running
 from penstock.ownership.requests import (
@@ -22,6 +21,7 @@ from penstock.ownership.requests import (
     taken_on_by,
 )
 from penstock.randomness import SYSTEM_RANDOMNESS
+from penstock.savepoint.trigger import check_folder
 from penstock.storage import Storage
 
 USUAL_TIMEOUT_S = 600.0

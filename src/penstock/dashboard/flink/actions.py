@@ -14,11 +14,11 @@ import msgspec
 from penstock.dashboard.flink.disposal import opened
 from penstock.dashboard.flink.refusals import Refused
 from penstock.dashboard.flink.words import Json
-from penstock.engine.savepoints import check_folder, refuse_outside
 from penstock.errors import ConfigError
 from penstock.ownership.request_client import living_run
 from penstock.ownership.requests import Done, Kind, answer, forget_requests, take_back
 from penstock.randomness import SYSTEM_RANDOMNESS
+from penstock.savepoint.trigger import check_folder, refuse_outside
 from penstock.storage import Storage
 from penstock.view.asking import Outcome, ask, is_request_id, outcome
 from penstock.view.find import FoundJob

@@ -22,7 +22,6 @@ from typing import BinaryIO
 import msgspec
 import xxhash
 
-from penstock.engine.savepoints import check_folder, refuse_outside, shown
 from penstock.errors import ConfigError, UnavailableError
 from penstock.journal.events import SavepointDeleted
 from penstock.journal.files import budget_of, segment_name
@@ -36,6 +35,7 @@ from penstock.savepoint.manifest import (
     checked_manifest,
     read_manifest,
 )
+from penstock.savepoint.trigger import check_folder, refuse_outside, shown
 from penstock.storage import LocalStorage, open_storage
 from penstock.storage.held_folder import BehindLinkError, HeldFolder
 from penstock.view.find import FoundJob

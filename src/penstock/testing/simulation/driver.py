@@ -12,10 +12,9 @@ from pathlib import Path
 
 from penstock.checkpoint.commits import SinkCall
 from penstock.checkpoint.events import AnswerTaken, CheckpointWanted, Drain, Event, JobEnded, Tick
-from penstock.engine.coordinating import make_coordinator
 from penstock.engine.observer import Observer
 from penstock.engine.run import BatchUnderWay, Run
-from penstock.engine.start import Start
+from penstock.engine.start import Start, make_coordinator
 from penstock.errors import CheckpointFailedError, FencedError, PenstockError, UnavailableError
 from penstock.ids import NO_CHECKPOINT, CheckpointId
 from penstock.job_spec import JobSpec

@@ -9,7 +9,6 @@ from pathlib import Path
 from penstock.checkpoint.completed import Completed
 from penstock.checkpoint.metadata import is_committed
 from penstock.config import Mode
-from penstock.engine.adopting import Savepoint, adopt
 from penstock.engine.start import check_fits
 from penstock.errors import ConfigError, CorruptStateError
 from penstock.job_spec import JobSpec
@@ -20,6 +19,7 @@ from penstock.recovery.restore import JobRecord, check_job_record
 from penstock.recovery.state_migration import RunRestoreTasks
 from penstock.savepoint.create import create_savepoint
 from penstock.savepoint.manifest import Manifest, read_manifest
+from penstock.savepoint.restore import GivenSavepoint, restore_savepoint
 from penstock.storage import Storage
 from penstock.testing.simulation.lifeline import Lifeline
 from penstock.testing.simulation.site import Site
@@ -46,9 +46,9 @@ class SavepointStart:
         if read_manifest(self._plain) != manifest:
             raise Violation("a savepoint is not what it was when it was made")
         try:
-            adopt(
+            restore_savepoint(
                 self._spec,
-                Savepoint(self._folder, manifest),
+                GivenSavepoint(self._folder, manifest),
                 clock=self._site.clock,
                 perform_all=perform_all,
                 check=lambda point: check_fits(self._spec, point, ()),

@@ -55,7 +55,7 @@ REKEYED = "state/_rekeyed"
 
 
 @dataclass(frozen=True)
-class Savepoint:
+class GivenSavepoint:
     """A savepoint that a start was given."""
 
     folder: Storage
@@ -64,13 +64,13 @@ class Savepoint:
     """Whether it becomes the job's own: then its folder is deleted when it was adopted."""
 
 
-Rekey = Callable[[Savepoint, Storage, int], Manifest]
+Rekey = Callable[[GivenSavepoint, Storage, int], Manifest]
 """Writes the tables of a savepoint into a folder, for another max_parallelism. Sort keys are Spark's, of which the engine knows nothing."""
 
 
-def adopt(
+def restore_savepoint(
     spec: JobSpec,
-    savepoint: Savepoint,
+    savepoint: GivenSavepoint,
     *,
     clock: Clock,
     perform_all: RunRestoreTasks,
@@ -120,7 +120,9 @@ def _say_that_it_ended(mine: Claim, clock: Clock) -> None:
         _log.warning("run %d has ended, and could not say so: %s", mine.run, error)
 
 
-def _with_key_groups(spec: JobSpec, savepoint: Savepoint, mine: Claim, rekey: Rekey | None) -> Savepoint:
+def _with_key_groups(
+    spec: JobSpec, savepoint: GivenSavepoint, mine: Claim, rekey: Rekey | None
+) -> GivenSavepoint:
     """The savepoint with the key groups of the job: itself, or a copy that is the job's."""
     if rekey is None or savepoint.manifest.max_parallelism == spec.max_parallelism:
         return savepoint
@@ -130,11 +132,11 @@ def _with_key_groups(spec: JobSpec, savepoint: Savepoint, mine: Claim, rekey: Re
     )
     to = Subfolder(spec.storage, f"{REKEYED}/{mine.run}")
     with working("hashing the keys of the savepoint anew", unit="operator", job=spec.name):
-        return Savepoint(to, rekey(savepoint, to, spec.max_parallelism))
+        return GivenSavepoint(to, rekey(savepoint, to, spec.max_parallelism))
 
 
 def _loading(
-    spec: JobSpec, savepoint: Savepoint, mine: Claim, left_out: frozenset[str], local_dir: Path
+    spec: JobSpec, savepoint: GivenSavepoint, mine: Claim, left_out: frozenset[str], local_dir: Path
 ) -> Load:
     return Load(
         savepoint.folder,
@@ -150,7 +152,7 @@ def _loading(
 
 
 def _adopt(
-    spec: JobSpec, savepoint: Savepoint, mine: Claim, load: Load, perform_all: RunRestoreTasks
+    spec: JobSpec, savepoint: GivenSavepoint, mine: Claim, load: Load, perform_all: RunRestoreTasks
 ) -> None:
     manifest = savepoint.manifest
     empty = _empty_handles(spec, manifest)
@@ -272,7 +274,7 @@ def _as_checkpoint(
     )
 
 
-def _brought_in(storage: Storage, savepoint: Savepoint, run: RunId) -> Barrier:
+def _brought_in(storage: Storage, savepoint: GivenSavepoint, run: RunId) -> Barrier:
     """The barrier, with what sources have noted in the job's own storage."""
     barrier = savepoint.manifest.barrier
     notes: list[SourceFile] = []

@@ -2,18 +2,77 @@
 
 from __future__ import annotations
 
+import enum
 import logging
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 
+import msgspec
+
 from penstock.clock import SYSTEM_CLOCK, Clock
-from penstock.engine.observer import Observer
 from penstock.errors import FencedError, PenstockError
-from penstock.ids import NO_CHECKPOINT, CheckpointId, RunId
+from penstock.ids import CheckpointId, RunId
 from penstock.ownership.claim import Claimant, read_run
-from penstock.ownership.ends import RunOutcome, end_of, record_end
 from penstock.ownership.heartbeat import HEARTBEAT_S, beat
+from penstock.ownership.records import read_record
 from penstock.storage import Storage
+from penstock.wording import storable
+
+LONGEST_WHY = 1000
+"""Characters of an error's text: a text with a user's rows in it may have any length."""
+
+
+class RunOutcome(enum.StrEnum):
+    """The ways in which a run ends when it can still say so."""
+
+    FINISHED = "finished"
+    STOPPED = "stopped"
+    CANCELLED = "cancelled"
+    FAILED = "failed"
+    FENCED = "fenced"
+    RESTARTED = "restarted"
+    """It failed, and the same start tries again with the next run."""
+
+
+class RunEnd(msgspec.Struct, frozen=True):
+    """The last word of a run."""
+
+    run: int
+    how: str
+    at: float
+    error: str = ""
+    """The class of what made it end; '' when nothing did."""
+    why: str = ""
+
+
+_ENDS = msgspec.json.Decoder(RunEnd)
+
+
+def end_of(run: RunId, how: RunOutcome, at: float, error: BaseException | None = None) -> RunEnd:
+    """What is written down about an end."""
+    if error is None:
+        return RunEnd(run, how, at)
+    return RunEnd(run, how, at, type(error).__name__, _cut(str(error)))
+
+
+def record_end(storage: Storage, end: RunEnd) -> None:
+    """Write it down. A later word replaces it: a run that was to be tried again may find that it has lost the job."""
+    storage.put(f"runs/{end.run}.ended", msgspec.json.encode(end))
+
+
+def read_end(storage: Storage, run: RunId) -> RunEnd | None:
+    """What a run said last; None when it said nothing. Raises `CorruptStateError` when that is not readable."""
+    try:
+        return read_record(storage, f"runs/{run}.ended", _ENDS)
+    except FileNotFoundError:
+        return None
+
+
+def _cut(said: str) -> str:
+    text = storable(said)
+    return text if len(text) <= LONGEST_WHY else f"{text[: LONGEST_WHY - 4]} ..."
+
 
 _log = logging.getLogger(__name__)
 
@@ -24,7 +83,8 @@ class RunEnds:
 
     storage: Storage
     claimant: Claimant
-    observer: Observer
+    newest_checkpoint: Callable[[RunId], CheckpointId]
+    """The newest checkpoint that a run is known to have completed."""
     clock: Clock = SYSTEM_CLOCK
 
     def restarted(self, error: BaseException) -> None:
@@ -53,7 +113,7 @@ class RunEnds:
                 return
             now = self.clock.wall()
             if over:
-                beat(self.storage, run, now, ended=True, completed=self._newest_checkpoint(run))
+                beat(self.storage, run, now, ended=True, completed=self.newest_checkpoint(run))
             record_end(self.storage, end_of(run, how, now, error))
         except PenstockError as failure:
             level = logging.WARNING if over else logging.INFO  # a restart has a warning of its own
@@ -64,7 +124,7 @@ class RunEnds:
         run = self.claimant.newest_run
         try:
             if run is not None and self._is_ours(run):
-                beat(self.storage, run, self.clock.wall(), completed=self._newest_checkpoint(run))
+                beat(self.storage, run, self.clock.wall(), completed=self.newest_checkpoint(run))
         except PenstockError as failure:
             _log.debug("the heartbeat of run %s could not be written: %s", run, failure)
 
@@ -74,7 +134,3 @@ class RunEnds:
             return read_run(self.storage, run).claimant == self.claimant.token
         except FileNotFoundError:
             return False
-
-    def _newest_checkpoint(self, run: RunId) -> CheckpointId:
-        progress = self.observer.progress
-        return CheckpointId(progress.checkpoint) if progress.run == run else NO_CHECKPOINT
