@@ -1,7 +1,7 @@
 """Calling sinks from the driver: commits that are retried until they succeed, and sweeps of what nobody will commit.
 
 What calls one sink is done one call after another, transactions in the order of their batches. Between sinks there is no order: each has
-a thread of its own, see `sink_lanes`.
+a thread of its own (`checkpoint.loop.SinkLanes`).
 """
 
 from __future__ import annotations
@@ -28,7 +28,10 @@ _LONGEST_TEXT = 500
 
 
 class CommitWait:
-    """The commits of one sink. Each method returns the line to log, or None; two threads call them."""
+    """Decides what to log about a sink whose commits fail. Each method returns the line to log, or None; two threads call them.
+
+    A sink that is down fails several times a second, or blocks one call for minutes. The log gets one line at once, then one a minute.
+    """
 
     def __init__(self, sink: str, clock: Clock) -> None:
         self._sink = sink

@@ -162,7 +162,7 @@ class Coordinator:
         self._post(event)
 
     def hold(self, batch: CheckpointId, files: frozenset[str]) -> None:
-        """Keep what the record of `recovery.begun` names, see `NeededFiles.hold`."""
+        """Keep what the record of `recovery.started_batches` names, see `NeededFiles.hold`."""
         with self._lock:
             self._protocol.files.hold(batch, files)
 

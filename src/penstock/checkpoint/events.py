@@ -1,4 +1,4 @@
-"""What happens to the coordinator (events) and what it wants done (actions). Data only; driver."""
+"""What happens to the coordinator (events), what it wants done (actions), and who observes it (the listener). Driver."""
 
 from __future__ import annotations
 
@@ -206,22 +206,22 @@ Action = WriteMetadata | Commit | MarkCommitted | SweepTransactions | Discard | 
 
 
 class CheckpointListener:
-    """Told when it has happened, by the coordinator's thread or by that of a sink. It decides nothing, and must return at once.
+    """Observes checkpoints. Called after the fact, by the coordinator's thread or by that of a sink; it must return at once.
 
-    What it raises would end the run: the classic mistake is to write to storage or to the network in here.
+    An exception raised here ends the run. Do not write to storage or to the network in a listener.
     """
 
     def completed(self, completed: Completed, complete_s: float, *, wanted: bool) -> None:
-        """A checkpoint exists; writing its metadata took so long. `wanted`: it came before its time, for somebody waits for it."""
+        """A checkpoint exists; writing its metadata took `complete_s`. `wanted`: it was requested, and came before its interval."""
 
     def committed(self, completed: Completed) -> None:
-        """All that a checkpoint promised is visible."""
+        """All transactions of a checkpoint are committed."""
 
     def given_up(self, announced: Announce) -> None:
-        """A checkpoint never will exist."""
+        """A checkpoint was aborted."""
 
     def sink_down(self, sink: str, why: str, waiting: int) -> None:
-        """The commits of a sink do not come through; so many transactions wait. Told once, when it begins."""
+        """Commits of a sink fail; `waiting` transactions are pending. Called once per outage."""
 
     def sink_up(self, sink: str, down_s: float) -> None:
-        """They do again."""
+        """The sink accepts commits again."""

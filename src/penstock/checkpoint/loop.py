@@ -25,7 +25,10 @@ _LOOK_S = 0.1
 
 
 class SinkLanes:
-    """Takes tasks until it is closed. `perform` runs one; a lane ends when it says False, the others go on."""
+    """One thread per sink: calls of one sink run in order, those of different sinks in parallel.
+
+    Takes calls until it is closed. `perform` runs one; a lane ends when it returns False, the others continue.
+    """
 
     def __init__(self, perform: Callable[[SinkCall], bool]) -> None:
         self._perform = perform

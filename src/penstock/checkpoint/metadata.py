@@ -25,6 +25,11 @@ _STATE = re.compile(r"state(/[^/\0]+)+")
 _NOTE = re.compile(r"\d+(/[^/\0]+)+")
 
 
+# ── what metadata may name ─────────────────────────────────────────────────────────────────────
+# Files that metadata names are read, copied and later deleted. A checksum protects against accidents, not against a file written on
+# purpose: a name must not reach beyond the files of state.
+
+
 def is_note(path: str) -> bool:
     """Whether a source of Spark's may have noted something here: below its number."""
     return _NOTE.fullmatch(path) is not None and _stays(path)
@@ -55,6 +60,11 @@ def _foreign(name: str, file: str) -> CorruptStateError:
         name=name,
         file=file,
     )
+
+
+# ── whether handles belong to their subtasks ───────────────────────────────────────────────────
+# The name of a state file says which subtask wrote it; an inline file says so itself. A subtask that gets no files opens none that could
+# object, and would silently start empty. So all handles are checked together when metadata is read.
 
 
 def check_owners(completed: Completed, name: str) -> None:

@@ -1,4 +1,7 @@
-"""Writing down how the runs of one start ended, and that it lives between two of them. No job fails for want of such a record. Driver."""
+"""How runs end: `runs/<k>.ended`, and the heartbeat between two runs of one start. Driver.
+
+The records are for people. No start reads them and no job fails because one cannot be written.
+"""
 
 from __future__ import annotations
 

@@ -88,7 +88,12 @@ def _listed(storage: Storage, run: RunId, now: float, pulse: Pulse | None, *, ne
 
 @dataclass(frozen=True)
 class EarlierAttempts:
-    """Those of the same supervisor, in other processes than this one."""
+    """What earlier attempts of a supervised program, in other processes, have already done with the job.
+
+    A supervisor repeats its command unchanged, and a program its calls. Two options must not be repeated after every crash: `takeover`, and
+    `restore`, which discards what came after the checkpoint. Whether they were done is read from the records of earlier runs in storage.
+    Every other option is safe to repeat: a start detects a savepoint that was restored, state that was dropped, a position that was set.
+    """
 
     restored_from: frozenset[int] = frozenset()
     """The checkpoints that their runs have gone on from."""

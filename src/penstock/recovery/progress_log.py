@@ -32,7 +32,12 @@ _NUMBERED = re.compile(r"(\d+)(\.compact)?")
 
 @dataclass
 class SourceLog:
-    """The notes in one run's progress log, and the copies of them."""
+    """Files that Spark's sources write below `sources/` of one run's progress log, and their copies in storage.
+
+    A file source lists the files it has read in `<source>/<n>` or, every ten entries, all of them in `<source>/<n>.compact`. Kafka records
+    where a first start began. Without these files a restored file source would read everything again, and Spark syncs none of them to
+    disk. So each file is copied once, under a name of its own, and a checkpoint names its copies as it names files of state.
+    """
 
     storage: Storage
     folder: str

@@ -1,6 +1,8 @@
 """Restart strategies: after how long, if at all, a failed job is tried again. Pure; driver.
 
 Every strategy decides from the times of the failures so far, so a decision can be replayed. The defaults are Flink's.
+A failure that repeats at the same batch comes from the user's code or data, and another attempt would only repeat it (`would_come_again`).
+Failures that may pass, such as a server that does not answer, never count as repeated.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ class RestartStrategy(ABC):
 
     @property
     def counts_attempts(self) -> bool:
-        """Whether it ends by a number of attempts, so that it is never cut short; see `recovery.repeated` for the others."""
+        """Whether it ends by a number of attempts, so that it is never cut short; see `would_come_again` for the others."""
         return False
 
     @property
