@@ -1,7 +1,7 @@
 """From what an earlier run left to what the job as it is now goes on from: uids of now, sources in their order, positions as asked.
 
 Pure; driver. Nothing in storage is changed for it: the same is made of it again, until a checkpoint of the new kind is complete. Only what
-nobody could make again is recorded, in `recovery.started_batches`: positions that were set by choice, and where new sources have decided to begin.
+nobody could make again is recorded, in `recovery.started_batches`: positions set by choice, and where new sources have decided to begin.
 """
 
 from __future__ import annotations
