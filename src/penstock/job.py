@@ -19,13 +19,13 @@ from penstock.graph import Graph, Source
 from penstock.guarantee import Guarantee
 from penstock.ids import checked_name
 from penstock.job_spec import Uids
-from penstock.journal.listening import Listener, Listeners
 from penstock.loading import refuse_while_loading
 from penstock.recovery.restart import RestartStrategy, exponential_delay
 from penstock.recovery.restore_options import RestoreOptions
 from penstock.state.backends import backend_named
 from penstock.state.backends.base import StateBackend
 from penstock.state.keys import MAX_KEY_GROUPS
+from penstock.status.listeners import Listener, Listeners
 from penstock.storage import Storage, open_job_storage, open_storage
 from penstock.streams import Stream
 from penstock.wrong_words import checked_arguments

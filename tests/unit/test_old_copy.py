@@ -18,14 +18,14 @@ from penstock.config import Mode
 from penstock.errors import IncompatibleStateError, UnavailableError
 from penstock.ids import CheckpointId
 from penstock.job_spec import Uids
-from penstock.journal.files import write_plan
-from penstock.journal.plan import Plan, PlanSettings
 from penstock.ownership.claim import Claim
 from penstock.recovery.fitting import JobNow
 from penstock.recovery.restore import RestorePoint, check_restorable, restore
 from penstock.recovery.restore_options import RestoreOptions
 from penstock.sinks import Files, SQLite
 from penstock.sinks.two_phase_commit import TransactionContext, TwoPhaseCommitSink
+from penstock.status.journal_files import write_plan
+from penstock.status.plan import Plan, PlanSettings
 from penstock.storage import LocalStorage
 
 JOB, UID = "views-1a2b3c4d", "out"

@@ -13,13 +13,13 @@ from penstock.cli.failures import exits_by_signals
 from penstock.clock import SYSTEM_CLOCK
 from penstock.config import seconds
 from penstock.ids import CheckpointId
-from penstock.ownership.request_client import RequestClient, living_run
-from penstock.ownership.requests import ID_DIGITS, Facts, Kind
 from penstock.progress_display import show_progress, terminal_line
 from penstock.randomness import SYSTEM_RANDOMNESS
 from penstock.recovery.checkpoint_reader import check_committed, read_held
 from penstock.recovery.started_batches import refuse_if_started_beyond
-from penstock.savepoint.trigger import check_folder, make_savepoint
+from penstock.requests.request_client import RequestClient, living_run
+from penstock.requests.request_files import ID_DIGITS, Facts, Kind
+from penstock.savepoint.make import check_folder, make_savepoint
 from penstock.storage import LocalStorage, Storage, open_storage
 
 

@@ -20,8 +20,8 @@ from penstock.dashboard.flink.disposal import dispose, opened
 from penstock.dashboard.looking import Seen
 from penstock.errors import ConfigError, PenstockError
 from penstock.savepoint.contents import Contents, savepoint_contents
+from penstock.savepoint.make import refuse_outside
 from penstock.savepoint.manifest import MANIFEST
-from penstock.savepoint.trigger import refuse_outside
 from penstock.wording import size
 
 LARGEST_MANIFEST_BYTES = 16 << 20

@@ -20,7 +20,6 @@ from penstock.checkpoint.pending import Now
 from penstock.checkpoint.protocol import Protocol
 from penstock.clock import Clock
 from penstock.config import Mode
-from penstock.engine.observer import tell_origins
 from penstock.errors import IncompatibleStateError
 from penstock.ids import NO_CHECKPOINT, CheckpointId, SubtaskId
 from penstock.job_spec import JobSpec
@@ -42,6 +41,7 @@ from penstock.state.handle import StateHandle
 from penstock.state.lifetimes import in_microseconds
 from penstock.state.local_files import begin_run, forget_earlier_runs, make_job_dir, run_dir
 from penstock.state.rewriting import StateChange
+from penstock.status.observer import tell_origins
 
 _log = logging.getLogger(__name__)
 

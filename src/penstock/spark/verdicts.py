@@ -5,16 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
-from penstock.engine.observer import Progress
-from penstock.errors import (
-    BadRecordError,
-    JobFailedError,
-    PenstockError,
-    UnavailableError,
-    UserCodeError,
-)
+from penstock.errors import BadRecordError, JobFailedError, PenstockError, UnavailableError, UserCodeError
 from penstock.logins import refuses_login
 from penstock.recovery.restart import Failure, times_in_a_row
+from penstock.status.observer import Progress
 from penstock.wording import counted, duration
 
 
