@@ -19,7 +19,7 @@ from penstock.savepoint.manifest import MAKING, MANIFEST, Manifest, read_manifes
 from penstock.savepoint.restore import GivenSavepoint, delete_rest_of_claimed, restore_savepoint
 from penstock.state.backends import backend_named
 from penstock.storage import LocalStorage, Storage
-from penstock.testing.virtual_clock import VirtualClock
+from penstock.testing.virtual import VirtualClock
 
 
 @pytest.fixture

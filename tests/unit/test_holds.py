@@ -34,8 +34,7 @@ from penstock.recovery.checkpoint_reader import (
     steady_history,
 )
 from penstock.storage import LocalStorage
-from penstock.testing.virtual_clock import EPOCH_S, VirtualClock
-from penstock.testing.virtual_storage import VirtualStorage
+from penstock.testing.virtual import EPOCH_S, VirtualClock, VirtualStorage
 
 NOW = EPOCH_S
 
