@@ -231,7 +231,7 @@ def restore_without_aborting(patch: Patch) -> None:
 
 @mutation(**COMMITS_LATE)
 def restore_without_committing(patch: Patch) -> None:
-    patch.setattr(restore, "commit_in_order", lambda sinks, transactions: None)
+    patch.setattr(restore, "commit_in_order", lambda sinks, transactions, check: None)
 
 
 @mutation(**MANY_DEATHS)
