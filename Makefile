@@ -15,7 +15,7 @@ SPARK ?=
 SPARKS := .spark-versions
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint types bench chaos docs pictures docs-site clean flink-client oldest-spark test-spark-versions
+.PHONY: help setup demo check test test-all lint types bench chaos docs pictures docs-site clean flink-client oldest-spark test-spark-versions
 
 help:  ## show this list
 	@echo "penstock: make <target> [ARGS='...']"
@@ -26,9 +26,17 @@ setup: $(READY)  ## make .venv with everything in it (the others do it by themse
 demo: $(READY)  ## run the demonstration: a job that is killed and comes back exact
 	@$(BIN)/penstock demo $(ARGS)
 
-test: oldest-spark flink-client lint types  ## lint, types and all tests but the long chaos runs
-	@echo "test: pytest, without the long runs (marked chaos_long): make chaos has them"
-	@$(BIN)/python -m pytest -q -n 3 --durations=20 -m "not chaos_long" $(ARGS)
+check: lint types  ## the inner loop, two minutes: lint, types, quick unit tests, docs, a smoke run of the protocol
+	@echo "check: pytest"
+	@$(BIN)/python -m pytest -q -n 2 --tier check tests/unit tests/docs tests/protocol/test_random_seeds.py $(ARGS)
+
+test: lint types  ## lint, types and every kind of test, fewer cases of some: what CI runs
+	@echo "test: pytest; its last lines say what is left to make test-all and make chaos"
+	@$(BIN)/python -m pytest -q -n 3 --durations=20 --tier test $(ARGS)
+
+test-all: oldest-spark flink-client lint types  ## lint, types and all tests but the long chaos runs
+	@echo "test-all: pytest; its last lines say what is left to make chaos"
+	@$(BIN)/python -m pytest -q -n 3 --durations=20 --tier all $(ARGS)
 
 # One test runs on the oldest Spark. Its environment, half a GB to fetch once, is made beside the others; the test waits for it.
 oldest-spark: $(READY)
@@ -56,7 +64,7 @@ bench: $(READY)  ## measure every figure in one run, three quarters of an hour (
 
 chaos: $(READY)  ## kill processes at random, CHAOS_KILLS times (50), while a ledger is kept; simulate CHAOS_SEEDS jobs (10000)
 	@echo "chaos: $(CHAOS_KILLS) kills, $(CHAOS_SEEDS) seeds"
-	@PENSTOCK_PRODUCTION_JVM=1 PENSTOCK_CHAOS_KILLS=$(CHAOS_KILLS) PENSTOCK_CHAOS_SEEDS=$(CHAOS_SEEDS) $(BIN)/python -m pytest -q --timeout=14400 -m "chaos or chaos_long" $(ARGS)
+	@PENSTOCK_PRODUCTION_JVM=1 PENSTOCK_CHAOS_KILLS=$(CHAOS_KILLS) PENSTOCK_CHAOS_SEEDS=$(CHAOS_SEEDS) $(BIN)/python -m pytest -q --timeout=14400 --tier chaos -m "chaos or chaos_long" $(ARGS)
 
 docs: $(READY)  ## check that the documentation agrees with the code and that its examples run
 	@$(BIN)/python -m pytest -q tests/docs $(ARGS)

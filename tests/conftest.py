@@ -26,37 +26,50 @@ if TYPE_CHECKING:
     from services.kafka_broker import KafkaBroker
     from services.redis_process import Server
 
-settings.register_profile(
-    "penstock",
-    deadline=None,  # no test depends on time
-    print_blob=True,  # failures replay
-    derandomize="CI" in os.environ,  # what lands is judged by the same examples each time
-)
-settings.load_profile("penstock")
-
-
 RAM_DISK = Path("/dev/shm")
 ROOM_BYTES = 12 << 30
 """What must be free for temporary files in memory, beside two Sparks and the servers."""
 
 
-@pytest.hookimpl(tryfirst=True)
-def _default_signals_for_children() -> None:
-    """A signal that is ignored, as by `nohup`, is ignored by every program that a test starts; one that is handled is not."""
-    handlers = {signal.SIGHUP: lambda *_: None, signal.SIGINT: signal.default_int_handler}
-    for number, handler in handlers.items():
-        if signal.getsignal(number) is signal.SIG_IGN:
-            signal.signal(number, handler)
+HEARD = {
+    signal.SIGINT: signal.default_int_handler,
+    signal.SIGHUP: lambda *_: None,
+    signal.SIGQUIT: lambda *_: None,
+}
+"""What `nohup` and a script with `&` make a process ignore, and what it does here instead."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Failures are told at once, and temporary files lie in memory where there is much of it."""
+    from services import tiers
     from services.failures_at_once import FailuresAtOnce
 
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(FailuresAtOnce(config))
     _files_in_memory()
     _default_signals_for_children()
+    tiers.use(config.getoption("--tier"))
+    _use_hypothesis_profile()
+
+
+def _default_signals_for_children() -> None:
+    """A program inherits that a signal is ignored, but not that it is handled: so it is handled here."""
+    for number, handler in HEARD.items():
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, handler)
+
+
+def _use_hypothesis_profile() -> None:
+    from services import tiers
+
+    settings.register_profile(
+        "penstock",
+        max_examples=tiers.share(100),
+        deadline=None,  # no test depends on time
+        print_blob=True,  # failures replay
+        derandomize="CI" in os.environ,  # what lands is judged by the same examples each time
+    )
+    settings.load_profile("penstock")
 
 
 def _files_in_memory() -> None:
@@ -170,6 +183,11 @@ def chromium() -> Iterator[Browser]:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
+        "--tier",
+        choices=["check", "test", "all", "chaos"],
+        help="leave out what only a later command runs, see tests/services/tiers.py",
+    )
+    parser.addoption(
         "--write-seconds",
         action="store_true",
         help="write down what modules took, by which they are dealt out",
@@ -179,6 +197,22 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="write down what terminals show after a mistake, see tests/spark/test_screens.py",
     )
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Mark a test for the first command that runs it."""
+    from services import tiers
+
+    tiers.mark(item)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what only later commands run, and remember what that is."""
+    from services import tiers
+
+    if tier := config.getoption("--tier"):
+        tiers.leave_out(config, items, tier)
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
@@ -198,10 +232,11 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """A process among several tells the first one which servers it had; the first one has the seconds of all."""
-    from services import dealing, summary
+    from services import dealing, summary, tiers
 
     if hasattr(session.config, "workeroutput"):
         session.config.workeroutput["services"] = summary.versions()
+        session.config.workeroutput["left"] = dict(tiers.left)
     elif session.config.getoption("--write-seconds"):
         dealing.write_seconds(dealing.SECONDS, dealing.measured_s())
 
@@ -209,18 +244,22 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
     """The first one hears it; a process that died says nothing."""
-    from services import summary
+    from services import summary, tiers
 
-    for name, version in getattr(node, "workeroutput", {}).get("services", {}).items():
+    output = getattr(node, "workeroutput", {})
+    for name, version in output.get("services", {}).items():
         summary.started(name, version)
+    tiers.left.update(output.get("left", {}))
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Say which servers there were, and which tests were skipped for want of one."""
-    from services import summary
+    """Say which servers there were, which tests were skipped for want of one, and which are left to later commands."""
+    from services import summary, tiers
 
     skips = [report.longrepr[2] for report in terminalreporter.stats.get("skipped", [])]
     said = summary.line(skips)
     if said:
         terminalreporter.write_line(said)
+    for what, tests in sorted(tiers.left.items()):
+        terminalreporter.write_line(f"left to {what} ({tests})")

@@ -194,7 +194,6 @@ def test_two_places(tmp_path: Path, seed: int) -> None:
     run_chain(Chain(tmp_path), random.Random(seed), SHORT)
 
 
-@pytest.mark.chaos_long
 def test_every_backend_and_several_parallelisms(tmp_path: Path, seed: int) -> None:
     """The same over 2, 8, 3 and 1 subtasks on all three backends, with a kill in each place, and two forks in the end."""
     chain = Chain(tmp_path)

@@ -54,7 +54,6 @@ def assert_fenced(drivers: Drivers, site: Site, zombie: Driver) -> None:
     assert zombie.outcome == driver.FENCED, zombie.tail()
 
 
-@pytest.mark.chaos_long
 def test_a_stopped_driver_wakes_up_fenced(spark, site, seed):
     """A driver frozen in the middle of anything, whose job went on elsewhere, ends as fenced and changes nothing."""
     rng = random.Random(seed)

@@ -57,6 +57,7 @@ from penstock.state.merge_orders import Merged, MergeOrder, replaced
 from penstock.state.types import arrow_schema
 from penstock.storage import LocalStorage
 from penstock.testing.virtual_clock import VirtualClock
+from services.tiers import share
 
 RAM_DISK = Path("/dev/shm")
 MAX_PARALLELISM = 8
@@ -266,7 +267,7 @@ values_of_a_key = st.tuples(
 
 @pytest.mark.parametrize("pool_name", KEY_POOLS)
 @pytest.mark.parametrize("name", ["memory", "filesystem"])
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=share(10), deadline=None)
 @given(data=st.data())
 def test_state_equals_a_dictionary(name: str, pool_name: str, data: st.DataObject) -> None:
     """Through inserts, updates, deletes, collisions, merges, lost files and rescales, state equals a dictionary."""

@@ -44,6 +44,7 @@ from penstock.state.lifetimes import LONG_AGO_US, Lifetime, StateTime
 from penstock.state.subtask_rows import SUBTASK
 from penstock.state.types import arrow_schema, arrow_type
 from penstock.storage import LocalStorage
+from services.tiers import share
 
 UID = "cards"
 MAX_PARALLELISM = 8
@@ -314,7 +315,9 @@ def _write(state: Any, table: TableLayout, batch: pa.RecordBatch) -> None:
     (state if table.name == VALUES else state.table(table.name)).write(keys, batch.select(table.value.names))
 
 
-@settings(max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@settings(
+    max_examples=share(80), suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 @given(
     states=st.dictionaries(st.sampled_from(["a", "b", "c", "d", "e"]), kinds_of_state(), max_size=5),
     backends=st.tuples(st.sampled_from(BACKENDS), st.sampled_from(BACKENDS)),

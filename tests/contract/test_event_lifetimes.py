@@ -30,6 +30,7 @@ from penstock.state.lifetimes import FAR_AWAY_US, LONG_AGO_US, Lifetime, Measure
 from penstock.state.merge_orders import Merged, MergeOrder, replaced
 from penstock.state.types import arrow_schema
 from penstock.storage import LocalStorage
+from services.tiers import share
 
 RAM_DISK = "/dev/shm"
 BACKENDS = {"filesystem": FilesystemBackend, "memory": MemoryBackend, "rocksdb": RocksdbBackend}
@@ -214,7 +215,7 @@ STEPS = st.lists(
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=share(60), deadline=None)
 @given(steps=STEPS)
 def test_rows_end_with_time(
     backend: str, steps: list[tuple[dict[Row, int], set[Row], dict[str, int], int]]

@@ -46,6 +46,7 @@ from penstock.state.subtask_rows import SUBTASK
 from penstock.state.types import arrow_schema
 from penstock.storage import LocalStorage
 from services.patience import PATIENCE_S
+from services.tiers import share
 
 MAX_PARALLELISM = 8
 BACKENDS = ["filesystem", "memory", "rocksdb"]
@@ -206,7 +207,7 @@ def saved(site: Site) -> LocalStorage:
     return folder
 
 
-@settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=share(12), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     backends=st.tuples(st.sampled_from(BACKENDS), st.sampled_from(BACKENDS)),
     parallelisms=st.tuples(st.integers(1, 5), st.integers(1, 8)),

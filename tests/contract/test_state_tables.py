@@ -34,6 +34,7 @@ from penstock.state.merge_orders import Merged, MergeOrder, replaced
 from penstock.state.order_numbers import order_numbers
 from penstock.state.types import arrow_schema
 from penstock.storage import LocalStorage
+from services.tiers import share
 
 MAX_PARALLELISM = 8
 RAM_DISK = "/dev/shm"
@@ -263,7 +264,7 @@ steps = st.lists(batches | st.sampled_from([1, 2, 3, 5]), max_size=8)
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @given(steps=steps, piece_bytes=st.sampled_from([1, 1 << 20]))
-@settings(max_examples=25)
+@settings(max_examples=share(25))
 def test_tables_equal_dictionaries(backend: str, steps: list[Any], piece_bytes: int) -> None:
     """Whatever is written, forgotten, merged and rescaled: every way to ask finds what a dictionary would."""
     with tempfile.TemporaryDirectory(dir=RAM_DISK) as folder, pytest.MonkeyPatch.context() as patch:

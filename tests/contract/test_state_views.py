@@ -26,7 +26,7 @@ from penstock.ids import NO_CHECKPOINT
 from penstock.ownership.claim import claim
 from penstock.ownership.descent import record_descent
 from penstock.state.backends.base import VALUES
-from penstock.view.state import Limits, find_rows, largest_keys, state_contents
+from penstock.status.stored_state import Limits, find_rows, largest_keys, state_contents
 
 NUMBERS = list(range(40))
 

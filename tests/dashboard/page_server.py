@@ -29,9 +29,9 @@ import penstock.dashboard
 from penstock.dashboard import pages
 from penstock.dashboard.chrome import Chrome
 from penstock.dashboard.pages.paths import slug
-from penstock.view.asking import Outcome
-from penstock.view.model import JobView
-from penstock.view.state import FoundRows, KeyRows, LargestKeys
+from penstock.requests.request_client import Outcome
+from penstock.status.stored_state import FoundRows, KeyRows, LargestKeys
+from penstock.status.view import JobView
 
 STATIC = Path(penstock.dashboard.__file__).parent / "static"
 CSP = "default-src 'self'; img-src 'self' data:; object-src 'none'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'"

@@ -54,7 +54,6 @@ def test_the_first_screen_of_the_readme(checkout: Path, tmp_path: Path) -> None:
     _type_and_look(checkout, home, dict(os.environ) | offline)
 
 
-@pytest.mark.chaos_long
 @pytest.mark.timeout(3 * PATIENCE_S)  # half a gigabyte is fetched
 def test_the_first_screen_in_an_empty_environment(checkout: Path, tmp_path: Path) -> None:
     """The same where nothing is installed: pip brings everything, and Spark starts as users have it."""

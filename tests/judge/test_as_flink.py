@@ -26,13 +26,14 @@ from time_scripts import KEYS, batches, command_batches, sided_batches
 
 from penstock.operators.join_spec import How
 from services.flink import Flink
+from services.tiers import share
 
 backends = st.sampled_from(BACKENDS)
 
 
 @pytest.mark.parametrize("name", ["tumbling", "sliding", "session", "count"])
 @given(data=st.data(), backend=backends, form=st.sampled_from(FORMS))
-@settings(max_examples=40)
+@settings(max_examples=share(40))
 def test_windows(flink: Flink, name: str, data: st.DataObject, backend: str, form: str) -> None:
     """The last result that a window has in Flink in a batch, and the same late rows; of sessions if Flink gets the latest rows first."""
     kind = data.draw(kinds(name).filter(lambda kind: kind.second <= (kind.first if name == "sliding" else 0)))
@@ -44,7 +45,7 @@ def test_windows(flink: Flink, name: str, data: st.DataObject, backend: str, for
 
 
 @given(lower=st.integers(-12, 12), length=st.integers(0, 12), data=st.data(), backend=backends)
-@settings(max_examples=40)
+@settings(max_examples=share(40))
 def test_interval_join(flink: Flink, lower: int, length: int, data: st.DataObject, backend: str) -> None:
     """All pairs of Flink's, in the batch in which it gives them, and the same late rows.
 
@@ -71,7 +72,7 @@ def test_interval_join(flink: Flink, lower: int, length: int, data: st.DataObjec
 
 @pytest.mark.parametrize("name", ["tumbling", "sliding"])
 @given(data=st.data(), backend=backends)
-@settings(max_examples=40)
+@settings(max_examples=share(40))
 def test_window_join(flink: Flink, name: str, data: st.DataObject, backend: str) -> None:
     """In the end the pairs that Flink makes of the rows of each window when it closes, and in each batch the same late rows."""
     kind = replace(data.draw(kinds(name).filter(lambda kind: kind.second <= kind.first)), lateness=0)
@@ -96,7 +97,7 @@ def test_window_join(flink: Flink, name: str, data: st.DataObject, backend: str)
 
 @pytest.mark.parametrize("how", list(How))
 @given(lower=st.integers(-12, 12), length=st.integers(0, 12), data=st.data(), backend=backends)
-@settings(max_examples=20)
+@settings(max_examples=share(20))
 def test_interval_join_as_its_model(
     how: How, lower: int, length: int, data: st.DataObject, backend: str
 ) -> None:
@@ -111,7 +112,7 @@ def test_interval_join_as_its_model(
 
 
 @given(script=command_batches(10), data=st.data(), backend=backends)
-@settings(max_examples=40)
+@settings(max_examples=share(40))
 def test_timers(flink: Flink, script: list, data: st.DataObject, backend: str) -> None:
     """The same timers fire in the same batch, those of a key in the same order."""
     expected = [by_key(batch) for batch in flink_timers(flink, script)]

@@ -9,6 +9,7 @@ from time_models import IntervalJoin, Joined, Pair, Sided
 from time_scripts import sided_batches
 
 from services.flink import Flink
+from services.tiers import share
 
 
 def in_any_order(joined: list[Joined]) -> list[tuple[list[Pair], list[Sided]]]:
@@ -16,7 +17,7 @@ def in_any_order(joined: list[Joined]) -> list[tuple[list[Pair], list[Sided]]]:
 
 
 @given(lower=st.integers(-12, 12), length=st.integers(0, 12), data=st.data())
-@settings(max_examples=50)
+@settings(max_examples=share(50))
 def test_a_row_at_a_time(flink: Flink, lower: int, length: int, data: st.DataObject) -> None:
     """Each row finds the partners that it finds in Flink, and the same rows are late, for bounds of any sign."""
     script = data.draw(sided_batches(lower, lower + length))
@@ -29,7 +30,7 @@ def test_a_row_at_a_time(flink: Flink, lower: int, length: int, data: st.DataObj
 
 
 @given(lower=st.integers(-12, 12), length=st.integers(0, 12), data=st.data())
-@settings(max_examples=50)
+@settings(max_examples=share(50))
 def test_a_batch_at_a_time(flink: Flink, lower: int, length: int, data: st.DataObject) -> None:
     """A batch gives all that Flink gives for its rows, whatever their order."""
     script = data.draw(sided_batches(lower, lower + length))

@@ -8,10 +8,11 @@ from time_models import Alarm, Timers
 from time_scripts import KEYS, command_batches
 
 from services.flink import Flink
+from services.tiers import share
 
 
 @given(script=command_batches(10))
-@settings(max_examples=50)
+@settings(max_examples=share(50))
 def test_timers(flink: Flink, script: list) -> None:
     """Timers that are set, deleted, set twice, set for a moment that has passed, and set again when they fire."""
     model = Timers()

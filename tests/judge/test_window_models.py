@@ -10,6 +10,7 @@ from time_models import Fired, Row, Windowed
 from time_scripts import batches
 
 from services.flink import Flink
+from services.tiers import share
 
 KINDS = ["tumbling", "sliding", "session", "count"]
 
@@ -20,7 +21,7 @@ def in_any_order(windowed: list[Windowed]) -> list[tuple[list[Fired], list[Row]]
 
 @pytest.mark.parametrize("name", KINDS)
 @given(data=st.data())
-@settings(max_examples=50)
+@settings(max_examples=share(50))
 def test_a_row_at_a_time(flink: Flink, name: str, data: st.DataObject) -> None:
     """Each row and each watermark gives exactly what it gives in Flink, and the same rows are late."""
     kind = data.draw(kinds(name))
@@ -35,7 +36,7 @@ def test_a_row_at_a_time(flink: Flink, name: str, data: st.DataObject) -> None:
 
 @pytest.mark.parametrize("name", KINDS)
 @given(data=st.data())
-@settings(max_examples=50)
+@settings(max_examples=share(50))
 def test_a_batch_at_a_time(flink: Flink, name: str, data: st.DataObject) -> None:
     """A batch gives the last result that each of its windows has in Flink, when Flink gets its latest rows first."""
     kind = data.draw(kinds(name))

@@ -17,13 +17,17 @@ from penstock.checkpoint.metadata import CheckpointName
 from penstock.config import Mode
 from penstock.ids import CheckpointId, RunId
 from penstock.testing.simulation import Fate
+from services.tiers import everything
 
 PARTS = 4
 """The calls are dealt out to this many tests, so that a failure names a neighbourhood."""
 
 
-def every_call(mode: Mode, part: int) -> range:
-    return range(1 + part, len(calls_without_a_crash(mode)) + 1, PARTS)
+def calls_of(part: int, *, odd: bool) -> list[int]:
+    """The calls of one part. Before `make test-all` only the odd or the even ones: before one call, after the next."""
+    calls = range(1, len(calls_without_a_crash(Mode.EXACTLY_ONCE)) + 1)
+    chosen = calls if everything() else calls[0 if odd else 1 :: 2]
+    return list(chosen[part::PARTS])
 
 
 def test_the_workload_reaches_every_kind_of_call() -> None:
@@ -49,14 +53,14 @@ def test_the_workload_reaches_every_kind_of_call() -> None:
 @pytest.mark.parametrize("part", range(PARTS))
 def test_crash_before_every_call(part: int) -> None:
     """Whichever call the driver dies before, the next run comes to the same result."""
-    for call in every_call(Mode.EXACTLY_ONCE, part):
+    for call in calls_of(part, odd=True):
         assert come_back(Mode.EXACTLY_ONCE, Fate(dies_before=call)) == 2
 
 
 @pytest.mark.parametrize("part", range(PARTS))
 def test_crash_after_every_call(part: int) -> None:
     """Whichever call the driver dies after, the next run comes to the same result."""
-    for call in every_call(Mode.EXACTLY_ONCE, part):
+    for call in calls_of(part, odd=False):
         assert come_back(Mode.EXACTLY_ONCE, Fate(dies_after=call)) == 2
 
 
@@ -76,7 +80,7 @@ def test_stand_still_before_every_call(part: int) -> None:
     The successor dies soon after, so that whatever the zombie destroyed would be missed.
     """
     rng = random.Random(SEED + part)
-    for call in every_call(Mode.EXACTLY_ONCE, part):
+    for call in calls_of(part, odd=True):
         wakes_at = rng.randint(2, 30)
         zombie = Fate(pauses_before=call, wakes_at=wakes_at)
         come_back(Mode.EXACTLY_ONCE, zombie, Fate(dies_before=wakes_at + rng.randint(1, 10)))
@@ -111,7 +115,7 @@ def test_crash_at_every_call_while_a_savepoint_is_made_and_adopted() -> None:
     )
     made = next(at for at, call in enumerate(calls) if call == "create savepoint.json")
     assert 5 < made < adopted < len(calls)
-    for call in range(1, adopted + 12):
+    for call in range(1, adopted + 12, 1 if everything() else 2):
         come_back(Mode.EXACTLY_ONCE, dies_behind_a_commit(), Fate(dies_before=call), savepoints=True)
     for call in range(1, adopted + 12, 4):
         zombie = Fate(pauses_before=call, wakes_at=25)

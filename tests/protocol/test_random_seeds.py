@@ -14,20 +14,21 @@ from penstock.config import Mode
 from penstock.recovery.restore import RestorePoint
 from penstock.testing.simulation import Fate, Intervention, Violation, random_workload
 from penstock.testing.simulation.workload import SinkKind
+from services.tiers import share
 
 SEED = os.environ.get("PENSTOCK_SEED")
 PINNED = (336,)
 """A zombie comes up and takes the job, and then the driver that had it is cancelled with all that is kept."""
-SEEDS = [*range(200), *PINNED] if SEED is None else [int(SEED)]
-"""As many as take a minute, and some that once failed."""
-BAD_SEEDS = 20
-KIND_SEEDS = 12
-CHANGING_SEEDS = 12
-WOKEN_SEEDS = 20
-TIMER_SEEDS = 30
-SAVED_SEEDS = 18
-READER_SEEDS = 12
-WANTED_SEEDS = 12
+SEEDS = [*range(share(200)), *PINNED] if SEED is None else [int(SEED)]
+"""Some that once failed among them."""
+BAD_SEEDS = share(20)
+KIND_SEEDS = share(12)
+CHANGING_SEEDS = share(12)
+WOKEN_SEEDS = share(20)
+TIMER_SEEDS = share(30)
+SAVED_SEEDS = share(18)
+READER_SEEDS = share(12)
+WANTED_SEEDS = share(12)
 MANY = int(os.environ.get("PENSTOCK_CHAOS_SEEDS") or 10_000)
 TELL_EVERY = 500
 
@@ -127,7 +128,6 @@ def test_subtasks_without_rows_are_rescaled_twice(backend: str) -> None:
         assert {2, 3} <= restored
 
 
-@pytest.mark.chaos_long
 def test_many_seeds(capsys: pytest.CaptureFixture[str]) -> None:
     """Nor does any of thousands of seeds break a promise; it goes on after one that does, and tells all of them in the end."""
     broken: dict[int, str] = {}

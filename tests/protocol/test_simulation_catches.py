@@ -78,7 +78,11 @@ MUTATIONS: dict[str, Search] = {}
 
 
 def mutation(first_seed: int = 0, **jobs: Any) -> Callable[[Mutation], Mutation]:
-    """Add a mutation to the list. `jobs`: what all workloads of the search have in common, `mode` among it."""
+    """Add a mutation to the list.
+
+    `first_seed`: one that finds it, so that the search is short; where the simulation changes, the search goes on from there.
+    `jobs`: what all workloads of the search have in common, `mode` among it.
+    """
 
     def add(apply: Mutation) -> Mutation:
         MUTATIONS[apply.__name__] = Search(apply, first_seed, jobs)
@@ -167,7 +171,7 @@ class Unchecked(Claim):
         pass
 
 
-@mutation()
+@mutation(1)
 def commit_before_the_metadata_is_written(patch: Patch) -> None:
     complete = Coordinator._complete
 
@@ -178,7 +182,7 @@ def commit_before_the_metadata_is_written(patch: Patch) -> None:
     patch.setattr(Coordinator, "_complete", hasty)
 
 
-@mutation(3)
+@mutation(18)
 def never_look_whether_another_run_owns_the_job(patch: Patch) -> None:
     made = Coordinator.__init__
 
@@ -188,7 +192,7 @@ def never_look_whether_another_run_owns_the_job(patch: Patch) -> None:
     patch.setattr(Coordinator, "__init__", blind)
 
 
-@mutation()
+@mutation(1)
 def forget_the_transactions_of_batches_without_a_checkpoint(patch: Patch) -> None:
     patch.setattr(
         DueCommits,
@@ -214,7 +218,7 @@ def discard_files_of_completed_checkpoints(patch: Patch) -> None:
     patch.setattr(NeededFiles, "needed", lambda self, wanted: set(self._working).union(*wanted))
 
 
-@mutation()
+@mutation(1)
 def never_discard_a_file(patch: Patch) -> None:
     patch.setattr(NeededFiles, "discard", lambda self, wanted: ())
 
@@ -226,7 +230,7 @@ def never_forget_a_checkpoint(patch: Patch) -> None:
 
 @mutation()
 def restore_without_aborting(patch: Patch) -> None:
-    patch.setattr(restore, "_abort_others", lambda point, promised, sinks, owner: None)
+    patch.setattr(restore, "_abort_others", lambda point, promised, sinks, calls, owner: None)
 
 
 @mutation(**COMMITS_LATE)
@@ -234,7 +238,7 @@ def restore_without_committing(patch: Patch) -> None:
     patch.setattr(restore, "commit_in_order", lambda sinks, transactions, check: None)
 
 
-@mutation(**MANY_DEATHS)
+@mutation(7, **MANY_DEATHS)
 def restore_without_looking_again_whether_it_still_owns_the_job(patch: Patch) -> None:
     delete = restore._delete_leftovers
     patch.setattr(
@@ -249,7 +253,7 @@ def restore_without_deleting_leftovers(patch: Patch) -> None:
     patch.setattr(restore, "_delete_leftovers", lambda storage, point, now: [])
 
 
-@mutation()
+@mutation(1)
 def complete_before_the_files_are_in_storage(patch: Patch) -> None:
     def acknowledge(self: Pending, durable: object) -> None:
         if self.batch is not None:
@@ -282,12 +286,12 @@ def acknowledge_exactly_once_with_a_later_version(patch: Patch) -> None:
     patch.setattr(LaterVersions, "cut", lambda self, pending: pending.batch)
 
 
-@mutation(35, **LATE)
+@mutation(56, **LATE)
 def promise_at_least_once_only_what_lies_before_the_cut(patch: Patch) -> None:
     patch.setattr(Pending, "last_version", property(lambda self: self.checkpoint))
 
 
-@mutation(**IN_A_CHAIN)
+@mutation(16, **IN_A_CHAIN)
 def take_an_earlier_version_behind_a_later_one(patch: Patch) -> None:
     made = LaterVersions.__init__
     patch.setattr(LaterVersions, "__init__", lambda self, upstream: made(self, dict.fromkeys(upstream, ())))
@@ -333,7 +337,7 @@ def end_a_drain_before_the_last_batch_is_known(patch: Patch) -> None:
     patch.setattr(Protocol, "settled", property(settled))
 
 
-@mutation(**ENDS_UNHEARD)
+@mutation(8, **ENDS_UNHEARD)
 def give_up_at_the_end_of_the_job_what_is_being_written(patch: Patch) -> None:
     ended = Protocol._job_ended
 
@@ -358,7 +362,7 @@ def never_sweep(patch: Patch) -> None:
     patch.setattr(Committer, "sweep", lambda self, action: None)
 
 
-@mutation()
+@mutation(1)
 def commit_every_batch_at_once(patch: Patch) -> None:
     finished = Protocol._batch_finished
 
@@ -369,7 +373,7 @@ def commit_every_batch_at_once(patch: Patch) -> None:
     patch.setattr(Protocol, "_batch_finished", hasty)
 
 
-@mutation()
+@mutation(1)
 def read_again_although_it_is_at_most_once(patch: Patch) -> None:
     patch.setattr(reading, "record_begun", lambda storage, begun: None)
 
@@ -414,7 +418,7 @@ OTHER_SOURCES: dict[str, Any] = {
 }
 
 
-@mutation(**OTHER_SOURCES)
+@mutation(1, **OTHER_SOURCES)
 def go_by_the_order_of_the_sources(patch: Patch) -> None:
     matched = fitting.for_sources
 
@@ -428,7 +432,7 @@ def go_by_the_order_of_the_sources(patch: Patch) -> None:
     patch.setattr(fitting, "for_sources", by_order)
 
 
-@mutation(**OTHER_SOURCES)
+@mutation(8, **OTHER_SOURCES)
 def leave_the_notes_of_sources_where_they_are(patch: Patch) -> None:
     matched = fitting.for_sources
 
@@ -438,7 +442,7 @@ def leave_the_notes_of_sources_where_they_are(patch: Patch) -> None:
     patch.setattr(fitting, "for_sources", unmoved)
 
 
-@mutation(**OTHER_SOURCES)
+@mutation(1, **OTHER_SOURCES)
 def decide_again_where_a_new_source_begins(patch: Patch) -> None:
     """What is recorded beside a checkpoint counts for nothing, and what was noted is not looked for."""
     patch.setattr(Instead, "is_of", lambda self, completed: False)
@@ -464,7 +468,7 @@ def discard_a_merged_file_before_its_batch_is_finished(patch: Patch) -> None:
     patch.setattr(NeededFiles, "take_durable", take)
 
 
-@mutation()
+@mutation(1)
 def forget_what_was_merged_in_vain(patch: Patch) -> None:
     patch.setattr(NeededFiles, "take_durable", lambda self, files, batch: self._durable.update(files))
 
@@ -474,7 +478,7 @@ def wait_for_no_file_of_another_machine(patch: Patch) -> None:
     patch.setattr(fetch, "_await_arrival", lambda workplace, ref: None)
 
 
-@mutation(17, troubled_runs=5, mischief=0.5)
+@mutation(25, troubled_runs=5, mischief=0.5)
 def take_what_ran_twice(patch: Patch) -> None:
     """Operators and sinks: a task of the simulation is both, so that either check stands in for the other."""
     patch.setattr(acknowledgements, "_check_once", lambda given, operators, plan: None)
@@ -492,7 +496,7 @@ def put_a_merged_file_in_front(patch: Patch) -> None:
     patch.setattr(merge_orders, "replaced", in_front)
 
 
-@mutation()
+@mutation(1)
 def take_over_local_files_without_looking_at_them(patch: Patch) -> None:
     for look in ("hash", "known"):
         patch.setattr(HashedFiles, look, lambda self, path: _Anything())
@@ -539,7 +543,7 @@ MEDDLED: dict[str, Any] = {
 """Runs live long enough to retain checkpoints; somebody starts the job from the oldest, and cancels it with all it has kept."""
 
 
-@mutation(8, **MEDDLED)
+@mutation(60, **MEDDLED)
 def go_on_from_the_newest_checkpoint_whichever_is_wanted(patch: Patch) -> None:
     patch.setattr(history, "_up_to", lambda whole, wanted: whole)
 
@@ -615,7 +619,7 @@ def leave_it_to_rows_to_bring_time_on(patch: Patch) -> None:
     patch.setattr(Run, "is_due", lambda self, by_us=None, **looked: False)
 
 
-@mutation(2, **TIMED, troubled_runs=4)
+@mutation(5, **TIMED, troubled_runs=4)
 def forget_with_a_run_how_far_time_had_come(patch: Patch) -> None:
     patch.setattr(
         run,
@@ -626,7 +630,7 @@ def forget_with_a_run_how_far_time_had_come(patch: Patch) -> None:
     )
 
 
-@mutation(5, **{**TIMED, "mode": Mode.AT_MOST_ONCE}, troubled_runs=4)
+@mutation(15, **{**TIMED, "mode": Mode.AT_MOST_ONCE}, troubled_runs=4)
 def begin_a_batch_at_most_once_without_its_time(patch: Patch) -> None:
     begin = Reading.begin
 
@@ -636,7 +640,7 @@ def begin_a_batch_at_most_once_without_its_time(patch: Patch) -> None:
     patch.setattr(Reading, "begin", timeless)
 
 
-@mutation(2, **TIMED, troubled_runs=4)
+@mutation(5, **TIMED, troubled_runs=4)
 def end_a_batch_that_reads_nothing_where_the_run_began(patch: Patch) -> None:
     patch.setattr(
         Reading,
@@ -704,7 +708,7 @@ HELD: dict[str, Any] = {
 """Many checkpoints, of which one is retained, and somebody who reads them."""
 
 
-@mutation(8, **HELD)
+@mutation(27, **HELD)
 def subsume_what_somebody_holds(patch: Patch) -> None:
     patch.setattr(Coordinator, "_holds", lambda self: [])
 
@@ -736,7 +740,7 @@ SAVED = {
 """Every run begins with a savepoint of the newest checkpoint."""
 
 
-@mutation(**SAVED)
+@mutation(9, **SAVED)
 def load_only_one_part(patch: Patch) -> None:
     """Of the files that may hold rows of a subtask the first alone is read."""
     files = load._Loading._files

@@ -6,7 +6,7 @@ What a module took is measured, and written down in `seconds.json` by `make test
 from __future__ import annotations
 
 import json
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
@@ -23,6 +23,13 @@ ONE_BY_ONE = (
     "tests/spark/test_several_sinks.py",
 )
 """Where each test starts Spark or a server for itself, or takes a minute: nothing is won by keeping a module together."""
+TOGETHER = {
+    "tests/contract/test_kafka_crashes.py": "Kafka",
+    "tests/contract/test_kafka_login.py": "Kafka",
+    "tests/contract/test_kafka_sink.py": "Kafka",
+    "tests/spark/test_kafka.py": "Kafka",
+}
+"""Modules that go to one process, which so starts their server once."""
 GUESSES = {"tests/chaos/": 30.0, "tests/spark/": 2.0, "tests/protocol/": 1.0, "tests/contract/": 0.2, "": 0.1}
 """Seconds a test by the beginning of its name, for what was not measured yet; the first that fits says it."""
 spent: defaultdict[str, float] = defaultdict(float)
@@ -30,8 +37,14 @@ spent: defaultdict[str, float] = defaultdict(float)
 
 
 def scope_of(test: str) -> str:
-    """What goes to one process as a whole: a module, or one test of those that stand alone."""
+    """What is measured as a whole: a module, or one test of those that stand alone."""
     return test if test.startswith(ONE_BY_ONE) else test.partition("::")[0]
+
+
+def dealt_with(test: str) -> str:
+    """What goes to one process as a whole: a scope, or the scopes that use one server."""
+    scope = scope_of(test)
+    return TOGETHER.get(scope, scope)
 
 
 def measured_s() -> dict[str, float]:
@@ -40,10 +53,16 @@ def measured_s() -> dict[str, float]:
     return found
 
 
-def cost_s(scope: str, tests: Collection[str], measured: Mapping[str, float]) -> float:
-    """What a scope takes in about."""
-    guess = next(seconds for start, seconds in GUESSES.items() if scope.startswith(start))
-    return measured.get(scope, guess * len(tests))
+def cost_s(tests: Collection[str], measured: Mapping[str, float]) -> float:
+    """About what these tests take, whole scopes of them."""
+    return sum(
+        measured.get(scope, _guess_s(scope) * number)
+        for scope, number in Counter(scope_of(test) for test in tests).items()
+    )
+
+
+def _guess_s(scope: str) -> float:
+    return next(seconds for start, seconds in GUESSES.items() if scope.startswith(start))
 
 
 def write_seconds(path: Path, measured: Mapping[str, float]) -> None:
@@ -57,10 +76,10 @@ class ByCost(LoadScopeScheduling):
     """A process that has nothing left gets the dearest scope of those that wait."""
 
     def _split_scope(self, nodeid: str) -> str:
-        return scope_of(nodeid)
+        return dealt_with(nodeid)
 
     def _assign_work_unit(self, node: WorkerController) -> None:
         measured = measured_s()
-        dearest = max(self.workqueue, key=lambda scope: cost_s(scope, self.workqueue[scope], measured))
+        dearest = max(self.workqueue, key=lambda scope: cost_s(self.workqueue[scope], measured))
         self.workqueue.move_to_end(dearest, last=False)
         super()._assign_work_unit(node)

@@ -11,13 +11,13 @@ from ledger import Ledger
 
 import penstock as ps
 from penstock.clock import SYSTEM_CLOCK
-from penstock.ownership.asking import Asking
 from penstock.ownership.heartbeat import refuse_if_running
-from penstock.ownership.requests import Facts, Kind
-from penstock.view.find import find_jobs
-from penstock.view.look import look_at
-from penstock.view.model import JobState
-from penstock.view.needs import needs
+from penstock.requests.request_client import RequestClient
+from penstock.requests.request_files import Facts, Kind
+from penstock.status.health import needs
+from penstock.status.job_watcher import look_at
+from penstock.status.jobs import find_jobs
+from penstock.status.view import JobState
 from services.patience import tries
 
 pytestmark = pytest.mark.spark
@@ -143,7 +143,7 @@ def test_a_sink_that_never_returns_at_the_first_start(never) -> None:
 
     def cancel() -> None:
         sink.asked.wait()
-        told.append(Asking(job.storage).ask(Kind.CANCEL, timeout_s=60.0))
+        told.append(RequestClient(job.storage).ask(Kind.CANCEL, timeout_s=60.0))
 
     cancelling = threading.Thread(target=cancel)
     cancelling.start()

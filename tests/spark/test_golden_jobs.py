@@ -23,14 +23,7 @@ def rows_after(spark: Any, golden: Golden, backend: str, **start: Any) -> dict[s
     return golden.rows()
 
 
-@pytest.mark.parametrize(
-    "backend",
-    [
-        "filesystem",
-        pytest.param("memory", marks=pytest.mark.chaos_long),
-        pytest.param("rocksdb", marks=pytest.mark.chaos_long),
-    ],
-)
+@pytest.mark.parametrize("backend", ["filesystem", "memory", "rocksdb"])
 def test_a_checkpoint_of_an_earlier_version(spark: Any, tmp_path: Path, backend: str) -> None:
     """The job goes on from it as the version that made it did: each operator gives the same rows."""
     golden = Golden(tmp_path)

@@ -20,15 +20,15 @@ from penstock.dashboard.beside import Beside, start_beside
 from penstock.dashboard.serving import bind, make_server
 from penstock.dashboard.ui_options import UiOptions, address_of
 from penstock.ids import NO_CHECKPOINT
-from penstock.journal.events import CheckpointCompleted, Event, RunFailed, RunStarted
-from penstock.journal.files import Budget, segment_name, write_live, write_plan
-from penstock.journal.live import Live, SourceLive
-from penstock.journal.plan import Plan, PlanNode, PlanSettings
 from penstock.ownership.claim import claim
 from penstock.ownership.descent import record_descent
 from penstock.ownership.ends import How, end_of, record_end
 from penstock.ownership.heartbeat import beat, beating
 from penstock.recovery.restore import JobRecord, check_job_record
+from penstock.status.events import CheckpointCompleted, Event, RunFailed, RunStarted
+from penstock.status.journal_files import Budget, segment_name, write_live, write_plan
+from penstock.status.live import Live, SourceLive
+from penstock.status.plan import Plan, PlanNode, PlanSettings
 from penstock.storage import LocalStorage
 from services.patience import PATIENCE_S
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from penstock.journal.events import (
+from penstock.status.checkpoint_history import history, summary
+from penstock.status.events import (
     CheckpointCommitted,
     CheckpointCompleted,
     CheckpointFailed,
@@ -13,12 +14,11 @@ from penstock.journal.events import (
     SavepointMade,
     SubtaskTimes,
 )
-from penstock.journal.live import Live, OperatorLive, PendingLive, SinkLive, SourceLive
-from penstock.journal.plan import Plan, PlanNode, PlanSettings
-from penstock.view.checkpoints import history, summary
-from penstock.view.failures import failures
-from penstock.view.find import job_id
-from penstock.view.model import JobState, JobView, RunView
+from penstock.status.failure_history import failures
+from penstock.status.jobs import job_id
+from penstock.status.live import Live, OperatorLive, PendingLive, SinkLive, SourceLive
+from penstock.status.plan import Plan, PlanNode, PlanSettings
+from penstock.status.view import JobState, JobView, RunView
 
 NOW = 1_800_000_000.0
 STARTED = NOW - 3600

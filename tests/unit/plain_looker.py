@@ -5,9 +5,9 @@ from __future__ import annotations
 import threading
 import time
 
-from penstock.view.find import FoundJob, find_jobs, job_of
-from penstock.view.look import JobWatcher
-from penstock.view.model import JobView
+from penstock.status.job_watcher import JobWatcher
+from penstock.status.jobs import FoundJob, find_jobs, job_of
+from penstock.status.view import JobView
 
 
 class PlainLooker:

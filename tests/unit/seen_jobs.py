@@ -7,7 +7,9 @@ from collections.abc import Callable
 
 import msgspec
 
-from penstock.journal.events import (
+from penstock.requests.request_files import PROGRAM
+from penstock.status.checkpoint_history import history, summary
+from penstock.status.events import (
     Answered,
     Asked,
     CheckpointCommitted,
@@ -27,15 +29,13 @@ from penstock.journal.events import (
     SubtaskTimes,
     TasksRepeated,
 )
-from penstock.journal.live import BatchLive, Live, OperatorLive, PendingLive, SinkLive, SourceLive
-from penstock.journal.plan import Plan, PlanNode, PlanSettings
-from penstock.ownership.requests import PROGRAM
-from penstock.view.asked import asked_for
-from penstock.view.checkpoints import history, summary
-from penstock.view.failures import failures
-from penstock.view.find import job_id
-from penstock.view.model import JobState, JobView, RunView
-from penstock.view.state import OperatorStateView, StateContents, StateView, SubtaskView
+from penstock.status.failure_history import failures
+from penstock.status.jobs import job_id
+from penstock.status.live import BatchLive, Live, OperatorLive, PendingLive, SinkLive, SourceLive
+from penstock.status.plan import Plan, PlanNode, PlanSettings
+from penstock.status.request_history import asked_for
+from penstock.status.stored_state import OperatorStateView, StateContents, StateView, SubtaskView
+from penstock.status.view import JobState, JobView, RunView
 
 NOW = 1_794_912_764.0
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\"'&{{ 7*7 }}"

@@ -11,17 +11,17 @@ import msgspec
 from penstock.checkpoint.completed import Barrier, Completed, OperatorState, PreCommitted, SubtaskReport
 from penstock.checkpoint.metadata import write_metadata
 from penstock.ids import CheckpointId, RunId, SubtaskId
-from penstock.journal import events as told
-from penstock.journal.events import Event
-from penstock.journal.files import Budget, segment_name, write_live, write_plan
-from penstock.journal.live import Live, OperatorLive, PendingLive, SinkLive, SourceLive
-from penstock.journal.plan import Plan, PlanNode, PlanSettings
 from penstock.ownership.claim import claim
 from penstock.ownership.descent import record_descent
 from penstock.ownership.ends import How, end_of, record_end
 from penstock.ownership.heartbeat import beat
 from penstock.recovery.restore import JobRecord, check_job_record
 from penstock.state.handle import FileRef, StateHandle
+from penstock.status import events as told
+from penstock.status.events import Event
+from penstock.status.journal_files import Budget, segment_name, write_live, write_plan
+from penstock.status.live import Live, OperatorLive, PendingLive, SinkLive, SourceLive
+from penstock.status.plan import Plan, PlanNode, PlanSettings
 from penstock.storage import LocalStorage
 
 PLAN = Plan(

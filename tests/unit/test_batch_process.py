@@ -20,6 +20,7 @@ import penstock as ps
 from penstock.operators import array_like
 from penstock.operators import run_batch_process as run_module
 from penstock.operators.pieces import PieceLimits
+from services.tiers import share
 
 OUTPUT = pa.schema([("k", pa.string()), ("n", pa.int64())])
 
@@ -100,7 +101,7 @@ BATCHES = st.lists(
 )
 
 
-@settings(max_examples=40)
+@settings(max_examples=share(40))
 @given(
     batches=BATCHES,
     forms=st.lists(st.booleans(), min_size=4, max_size=4),

@@ -125,7 +125,6 @@ def test_archives_of_other_javas_do_not_pile_up(tmp_path) -> None:
 
 
 @pytest.mark.spark
-@pytest.mark.chaos_long
 def test_java_starts_with_the_archive_that_was_made(tmp_path) -> None:
     """A session that finds none says so, the one that is made is whole, and the next Java maps Spark's classes from it."""
     program = (

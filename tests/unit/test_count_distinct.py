@@ -29,6 +29,7 @@ from penstock.recovery.changed_state import Verdict, changed_state
 from penstock.recovery.lifetimes import described
 from penstock.savepoint.views import views_of
 from penstock.state.backends.base import OpenState, StateLayout
+from services.tiers import share
 
 BACKENDS = ["filesystem", "memory", "rocksdb"]
 TEXT, NUMBER = pa.string(), pa.float64()
@@ -109,7 +110,7 @@ events = st.lists(batches | batches | st.sampled_from([1, 2, 3]), min_size=2, ma
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @given(events=events, rows=st.sampled_from([1, 100]), at_once=st.sampled_from([1, 1 << 20]))
-@settings(max_examples=30)
+@settings(max_examples=share(30))
 def test_counts_equal_sets(backend: str, events: list[Any], rows: int, at_once: int) -> None:
     """Over random batches, lost machines and rescales the counts are those of the sets of all values so far."""
     seen: dict[tuple[str, str], set[Any]] = {}
@@ -197,7 +198,7 @@ timed_events = st.lists(
 @pytest.mark.parametrize("by", ["clock", "event_time"])
 @pytest.mark.parametrize("backend", BACKENDS)
 @given(events=timed_events)
-@settings(max_examples=20)
+@settings(max_examples=share(20))
 def test_values_live_as_long_as_their_key(backend: str, by: str, events: list[Any]) -> None:
     """A key that is touched often enough forgets no value, however old; one that was forgotten begins with nothing; then all is gone."""
     known_keys: dict[str, tuple[int, int, dict[str, set[str]]]] = {}

@@ -15,8 +15,8 @@ from penstock.dashboard import guesses
 from penstock.dashboard.access import Access
 from penstock.dashboard.app import make_app
 from penstock.dashboard.looking import StorageLooker
-from penstock.ownership.requests import Done, Kind, answer, read_request
-from penstock.view.find import job_id
+from penstock.requests.request_files import Done, Kind, answer, read_request
+from penstock.status.jobs import job_id
 from services.patience import tries
 
 TRICKS = [

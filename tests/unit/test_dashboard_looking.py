@@ -22,10 +22,10 @@ from penstock.dashboard.pages import overview as overview_page
 from penstock.dashboard.pages.verdict import verdict
 from penstock.dashboard.twins import overview as overview_twin
 from penstock.errors import ConfigError
+from penstock.status.health import needs_somebody
+from penstock.status.jobs import FoundJob
+from penstock.status.view import FailureView, JobState, JobView
 from penstock.testing.virtual_clock import VirtualClock
-from penstock.view.find import FoundJob
-from penstock.view.model import FailureView, JobState, JobView
-from penstock.view.needs import needs_somebody
 from services.patience import PATIENCE_S, tries
 
 

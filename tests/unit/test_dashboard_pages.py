@@ -36,9 +36,8 @@ from penstock.dashboard.chrome import Chrome
 from penstock.dashboard.pages.render import environment
 from penstock.dashboard.pages.sentences import collapsed, sentence
 from penstock.dashboard.pages.words import NOTHING, watermark_moment
-from penstock.engine.observer import Progress
-from penstock.engine.story import event_time_left
-from penstock.journal.events import (
+from penstock.requests.request_client import Outcome
+from penstock.status.events import (
     CheckpointCommitted,
     Event,
     JobEnded,
@@ -48,10 +47,11 @@ from penstock.journal.events import (
     SavepointMade,
     TasksRepeated,
 )
-from penstock.view.asking import Outcome
-from penstock.view.failures import failures
-from penstock.view.model import JobView, RunView
-from penstock.view.state import FoundRows, KeyRows, LargestKeys
+from penstock.status.failure_history import failures
+from penstock.status.log_messages import event_time_left
+from penstock.status.observer import Progress
+from penstock.status.stored_state import FoundRows, KeyRows, LargestKeys
+from penstock.status.view import JobView, RunView
 from penstock.wording import event_moment
 
 STATIC = Path(penstock.dashboard.__file__).parent / "static"

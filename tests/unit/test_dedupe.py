@@ -26,6 +26,7 @@ from penstock.operators.time_ranges import Timed
 from penstock.operators.times_of_rows import judged_by_time
 from penstock.state.backends.base import OpenState, StateLayout
 from penstock.state.types import arrow_schema
+from services.tiers import share
 
 BACKENDS = ["filesystem", "memory", "rocksdb"]
 COLUMNS = arrow_schema("n long, k string, at timestamp")
@@ -82,7 +83,7 @@ ROWS = st.lists(st.tuples(st.sampled_from("abcdef"), st.integers(-5, 5), st.inte
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=share(25), deadline=None)
 @given(data=st.data(), steps=ROWS, within_us=st.integers(1, 12))
 def test_what_passes_is_what_the_model_lets_pass(
     backend: str, data: st.DataObject, steps: list[tuple[str, int, int]], within_us: int

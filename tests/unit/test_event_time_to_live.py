@@ -38,6 +38,7 @@ from penstock.operators.two_input_rows import TIME, in_one_table
 from penstock.state.backends.base import OpenState, StateLayout
 from penstock.state.lifetimes import FAR_AWAY_US
 from penstock.state.types import arrow_schema
+from services.tiers import share
 
 BACKENDS = ["filesystem", "memory", "rocksdb"]
 ROWS = arrow_schema("k string, at timestamp, what string")
@@ -248,7 +249,7 @@ class Story:
 @pytest.mark.parametrize("columns", [False, True])
 @pytest.mark.parametrize("backend", BACKENDS)
 @given(seed=st.integers(0, 1 << 32))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=share(30), deadline=None)
 def test_state_lives_by_event_time(backend: str, columns: bool, seed: int) -> None:
     """From the newest event time of the key in the batch, or the watermark, or the timer that touched it; until the watermark is past it."""
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:

@@ -24,6 +24,7 @@ from penstock.state.backends.base import OpenState, StateLayout
 from penstock.state.handle import Due
 from penstock.state.lifetimes import FAR_AWAY_US
 from penstock.state.types import arrow_schema
+from services.tiers import share
 
 BACKENDS = ["filesystem", "memory", "rocksdb"]
 RAM_DISK = "/dev/shm"
@@ -232,7 +233,7 @@ def run(backend: str, spec: JoinSpec, how: How, batches: Any, data: st.DataObjec
 
 @pytest.mark.parametrize("how", list(How))
 @pytest.mark.parametrize("backend", BACKENDS)
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=share(15), deadline=None)
 @given(data=st.data(), batches=BATCHES, bounds=BOUNDS)
 def test_an_interval_join_equals_its_model(
     backend: str, how: How, data: st.DataObject, batches: Any, bounds: tuple[int, int]
@@ -248,7 +249,7 @@ WINDOWS = st.tuples(st.integers(1, 20), st.integers(1, 20), st.integers(-5, 25))
 
 @pytest.mark.parametrize("how", list(How))
 @pytest.mark.parametrize("backend", BACKENDS)
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=share(10), deadline=None)
 @given(data=st.data(), batches=BATCHES, windows=WINDOWS)
 def test_a_join_by_window_equals_its_model(
     backend: str, how: How, data: st.DataObject, batches: Any, windows: TimeWindows
@@ -257,7 +258,7 @@ def test_a_join_by_window_equals_its_model(
     run(backend, JoinSpec.by_window(left_input(), right_input(), windows, how), how, batches, data)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=share(15), deadline=None)
 @given(data=st.data(), batches=BATCHES)
 def test_a_join_without_bounds_keeps_all_rows(data: st.DataObject, batches: Any) -> None:
     """Every pair of a key comes out, whatever the times are, and no row is late."""

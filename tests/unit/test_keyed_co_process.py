@@ -18,6 +18,7 @@ from operator_cluster import OperatorCluster
 import penstock as ps
 from penstock.operators.two_input_rows import in_one_table
 from penstock.state.types import arrow_schema
+from services.tiers import share
 
 BACKENDS = ["filesystem", "memory", "rocksdb"]
 LEFT = arrow_schema("n long, k string")
@@ -71,7 +72,7 @@ BATCHES = st.lists(
 
 @pytest.mark.parametrize("tolerant", [False, True])
 @pytest.mark.parametrize("backend", BACKENDS)
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=share(15), deadline=None)
 @given(data=st.data(), batches=BATCHES)
 def test_left_rows_come_first_and_both_share_the_state(
     backend: str, tolerant: bool, data: st.DataObject, batches: Any

@@ -9,14 +9,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from penstock.engine.observer import Observer
-from penstock.journal.events import Event, JobEnded, RunFailed
-from penstock.journal.reading import JournalReader
-from penstock.journal.writing import JournalWriter
 from penstock.spark import life as of_a_job
 from penstock.spark.handle import JobHandle
 from penstock.spark.life import JobLife
 from penstock.spark.status import Status
+from penstock.status.events import Event, JobEnded, RunFailed
+from penstock.status.journal import JournalReader, JournalWriter
+from penstock.status.observer import Observer
 from penstock.storage import LocalStorage
 
 
@@ -56,7 +55,7 @@ def test_an_error_with_very_many_notes_does_not_hide_the_journal(tmp_path: Path)
     assert (len(read.events), read.unreadable) == (1, 0)
 
 
-class _Face:
+class _Reporter:
     """What people see: one that fails at the first word."""
 
     def __init__(self) -> None:
@@ -79,11 +78,11 @@ def test_who_waits_for_the_end_hears_of_it(monkeypatch: pytest.MonkeyPatch) -> N
         raise error
 
     life = object.__new__(JobLife)
-    face = _Face()
+    reporter = _Reporter()
     for name, value in {
         "job": SimpleNamespace(name="views"),
         "compiled": SimpleNamespace(session=None),
-        "face": face,
+        "reporter": reporter,
         "failure": None,
         "ended": threading.Event(),
         "_run_until_done": fail,
@@ -94,7 +93,7 @@ def test_who_waits_for_the_end_hears_of_it(monkeypatch: pytest.MonkeyPatch) -> N
     working.join()
     assert life.ended.is_set()
     assert life.failure is error
-    assert face.ends == [("failed", error)]
+    assert reporter.ends == [("failed", error)]
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from penstock.operators.pieces import PieceLimits
 from penstock.operators.time_to_live import TimeToLive
 from penstock.state.backends.base import OpenState, StateLayout
 from penstock.state.types import arrow_schema
+from services.tiers import share
 
 BACKENDS = ["filesystem", "memory", "rocksdb"]
 RAM_DISK = "/dev/shm"
@@ -75,7 +76,7 @@ BATCHES = st.lists(
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=share(25), deadline=None)
 @given(data=st.data(), batches=BATCHES, inner=st.booleans(), expires=st.booleans())
 def test_a_lookup_equals_its_model(
     backend: str, data: st.DataObject, batches: Any, inner: bool, expires: bool

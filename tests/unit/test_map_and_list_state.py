@@ -22,6 +22,7 @@ from penstock.operators import table_cells
 from penstock.operators.states import state_layout
 from penstock.state.types import arrow_schema
 from services.state_steps import LIST_STEPS, MAP_STEPS, Step, Steps, done
+from services.tiers import share
 
 BACKENDS = ["filesystem", "memory", "rocksdb"]
 OUTPUT = arrow_schema("k string, seen string")
@@ -67,7 +68,7 @@ events = st.lists(
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @given(events=events, few=st.sampled_from([0, 2, 64]))
-@settings(max_examples=40)
+@settings(max_examples=share(40))
 def test_they_act_as_pythons_own(backend: str, events: list[Any], few: int) -> None:
     """Random steps in random batches, with calls that fail, lost machines and other parallelisms, see what plain Python sees."""
     model = Model()

@@ -26,6 +26,7 @@ from penstock.operators import run_batch_process as run_module
 from penstock.operators import table_rows
 from penstock.operators.pieces import PieceLimits
 from penstock.state.types import arrow_schema
+from services.tiers import share
 
 BACKENDS = ["filesystem", "memory", "rocksdb"]
 OUTPUT = arrow_schema("k string, at long, seen string")
@@ -234,7 +235,7 @@ events = st.lists(batches | batches | st.sampled_from([1, 2, 3]), min_size=3, ma
     layers=st.sampled_from([1, 8]),
     rows=st.sampled_from([1, 100]),
 )
-@settings(max_examples=25)
+@settings(max_examples=share(25))
 def test_columns_and_keys_see_the_same(
     backend: str, events: list[Any], few: int, layers: int, rows: int
 ) -> None:

@@ -21,10 +21,10 @@ from starlette.applications import Starlette
 from penstock.dashboard.flink.job_metrics import DESCRIBED
 from penstock.dashboard.metric_families import FAMILIES
 from penstock.dashboard.metrics import exposition, metrics_route
-from penstock.journal.events import Event
-from penstock.journal.live import OperatorLive, SinkLive
-from penstock.view.find import FoundJob
-from penstock.view.model import JobState, JobView
+from penstock.status.events import Event
+from penstock.status.jobs import FoundJob
+from penstock.status.live import OperatorLive, SinkLive
+from penstock.status.view import JobState, JobView
 
 MONITORING = Path(__file__).parents[2] / "monitoring"
 GRAFANA = json.loads((MONITORING / "grafana-dashboard.json").read_text(encoding="utf-8"))

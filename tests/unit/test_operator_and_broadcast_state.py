@@ -20,6 +20,7 @@ from penstock.operators.failed_call import failed_call
 from penstock.operators.pieces import PieceLimits
 from penstock.operators.run_unkeyed import run_unkeyed
 from penstock.state.types import arrow_schema
+from services.tiers import share
 
 NUMBERS = arrow_schema("op string, x long")
 SEEN = arrow_schema("seen string")
@@ -90,14 +91,14 @@ LIVES = st.lists(
 
 
 @pytest.mark.parametrize("backend", ["memory", "filesystem"])
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=share(40), deadline=None)
 @given(first=a_start, life=LIVES)
 def test_lists_equal_pythons_own(backend: str, first: int, life: list[Any]) -> None:
     """Through batches, crashes and any number of subtasks, also where some never get a row, every element is where it should be."""
     live_with_lists(backend, first, life)
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=share(12), deadline=None)
 @given(first=a_start, life=LIVES)
 def test_lists_equal_pythons_own_on_rocksdb(first: int, life: list[Any]) -> None:
     """The same holds for RocksDB."""
@@ -194,14 +195,14 @@ BROADCAST_LIVES = st.lists(
 
 
 @pytest.mark.parametrize("backend", ["memory", "filesystem"])
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=share(40), deadline=None)
 @given(first=a_start, life=BROADCAST_LIVES)
 def test_every_copy_equals_a_dictionary(backend: str, first: int, life: list[Any]) -> None:
     """Rules of a batch are in force for its payments, in every subtask, through crashes and rescales; all copies are the same."""
     live_with_rules(backend, first, life)
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=share(12), deadline=None)
 @given(first=a_start, life=BROADCAST_LIVES)
 def test_every_copy_equals_a_dictionary_on_rocksdb(first: int, life: list[Any]) -> None:
     """The same holds for RocksDB."""

@@ -13,9 +13,9 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 import penstock as ps
 from penstock.errors import ConfigError
-from penstock.journal.events import CheckpointCommitted, Event, FirstBatch, JobEnded, RunFailed, RunStarted
-from penstock.journal.listening import Listeners
-from penstock.journal.otel import MOST_OPEN, OpenTelemetry
+from penstock.status.events import CheckpointCommitted, Event, FirstBatch, JobEnded, RunFailed, RunStarted
+from penstock.status.listeners import Listeners
+from penstock.status.otel import MOST_OPEN, OpenTelemetry
 from services.patience import PATIENCE_S
 
 

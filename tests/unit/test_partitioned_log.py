@@ -20,6 +20,7 @@ from penstock.errors import BadRecordError, ConfigError, CorruptStateError
 from penstock.sources import PartitionedLog
 from penstock.sources.log_frame import HEADER_BYTES
 from penstock.sources.read_limit import fair_end
+from services.tiers import share
 
 SCHEMA = "app string, n long"
 
@@ -150,7 +151,7 @@ class TestAppendAndRead:
         }
 
     @given(counts=st.lists(st.integers(1, 40), min_size=1, max_size=12), cuts=st.data())
-    @settings(max_examples=25, deadline=None)
+    @settings(max_examples=share(25), deadline=None)
     def test_any_way_to_cut_reads_the_same(
         self, tmp_path_factory: pytest.TempPathFactory, counts: list[int], cuts: st.DataObject
     ) -> None:

@@ -15,19 +15,19 @@ import penstock as ps
 from penstock.engine.assignment import OperatorAnswer
 from penstock.engine.coordinating import make_coordinator
 from penstock.engine.job_spec import JobSpec
-from penstock.engine.observer import Observer
 from penstock.engine.run import Run
 from penstock.engine.source_partitions import partition_name
 from penstock.engine.start import start_run
 from penstock.graph import EventTime
 from penstock.ids import CheckpointId
-from penstock.journal.events import Event
 from penstock.operators.timers import moment
 from penstock.ownership.claim import Claimant
 from penstock.snapshot.mailbox import Address
 from penstock.spark.query import QueryRun
 from penstock.state.backends import backend_named
 from penstock.state.backends.base import StateLayout
+from penstock.status.events import Event
+from penstock.status.observer import Observer
 from penstock.storage import LocalStorage
 from penstock.testing.virtual_clock import VirtualClock
 

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.operators.python_values import python_values
+from services.tiers import share
 
 VALUES = {
     pa.int8(): st.integers(-128, 127),
@@ -53,7 +54,7 @@ VALUES = {
 
 
 @pytest.mark.parametrize("kind", VALUES, ids=str)
-@settings(max_examples=25)
+@settings(max_examples=share(25))
 @given(data=st.data())
 def test_values_are_what_arrow_gives(kind, data):
     """Same values, same types, same time zones, nulls included; also of a part of a column and of a column in chunks."""

@@ -9,9 +9,9 @@ from test_planned_batches import MAILBOX, Batches
 from penstock.engine.assignment import OperatorAnswer, SinkAnswer
 from penstock.engine.repeated_tasks import AT_MOST_EVERY_S, Repeated, SeldomTold, repeated_tasks
 from penstock.ids import SubtaskId
-from penstock.journal.events import TasksRepeated
 from penstock.places import Place
 from penstock.snapshot.messages import TaskFailed
+from penstock.status.events import TasksRepeated
 from penstock.testing.virtual_clock import VirtualClock
 
 

@@ -51,6 +51,7 @@ from penstock.operators.window_kinds import CountWindows, SessionWindows, TimeWi
 from penstock.state.backends.base import OpenState
 from penstock.state.handle import Due
 from penstock.state.keys import SORT_KEY
+from services.tiers import share
 
 BACKENDS = ["filesystem", "memory", "rocksdb"]
 TIMES = pa.timestamp("us")
@@ -219,7 +220,7 @@ def _plain(row: dict[str, Any]) -> str:
     lateness_us=st.sampled_from([0, 9]),
     at_once=st.sampled_from([1, 1 << 20]),
 )
-@settings(max_examples=25)
+@settings(max_examples=share(25))
 def test_windows_pick_values_and_count_distinct_ones(
     backend: str, steps: list[Any], every: int, more: int, *, lateness_us: int, at_once: int
 ) -> None:
@@ -242,7 +243,7 @@ def test_windows_pick_values_and_count_distinct_ones(
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @given(steps=steps, gap=st.integers(1, 25))
-@settings(max_examples=25)
+@settings(max_examples=share(25))
 def test_sessions_pick_values_and_count_distinct_ones(backend: str, steps: list[Any], gap: int) -> None:
     """Sessions that grow together pick by event time, count each value once, and keep nothing, however rows are cut into batches."""
 
@@ -280,7 +281,7 @@ timed = st.lists(
     lateness_us=st.sampled_from([0, 7, 40]),
     keys=st.sampled_from([1, 4096]),
 )
-@settings(max_examples=25)
+@settings(max_examples=share(25))
 def test_late_rows_are_counted_in_their_session_or_come_out(
     backend: str, steps: list[Any], gap: int, *, lateness_us: int, keys: int
 ) -> None:
@@ -343,7 +344,7 @@ class _DistinctOfSoMany(CountAggregates):
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @given(batches=st.lists(rows, min_size=1, max_size=5), n=st.integers(1, 7))
-@settings(max_examples=15)
+@settings(max_examples=share(15))
 def test_so_many_rows_have_so_many_values(backend: str, batches: list[Any], n: int) -> None:
     """Every n rows of a key give how many different values they have, whatever the batches."""
     every: dict[str, list[int]] = defaultdict(list)

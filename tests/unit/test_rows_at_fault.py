@@ -28,6 +28,7 @@ from penstock.operators.run_process import OUTPUT_ROWS
 from penstock.operators.timers import microseconds
 from penstock.operators.tolerant_process import run_process_tolerantly
 from penstock.operators.two_input_rows import in_one_table
+from services.tiers import share
 
 OUTPUT = pa.schema([("k", pa.string()), ("n", pa.int32())])
 Pairs = list[tuple[str, int]]
@@ -163,7 +164,7 @@ ROWS = st.lists(st.tuples(st.sampled_from("abc"), st.integers(-2, 6)), max_size=
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=30)
+@settings(max_examples=share(30))
 @given(batches=st.lists(ROWS, min_size=1, max_size=3))
 def test_it_is_as_if_bad_rows_had_never_come(kind: type[OneByOne], batches: list[Pairs]) -> None:
     """Results and all state are what the rows that are no dead letters give alone, and those are the rows that cannot be taken."""

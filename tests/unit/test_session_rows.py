@@ -19,6 +19,7 @@ from penstock.operators.keyed_process import Context
 from penstock.operators.session_rows import kept_until
 from penstock.state.backends.base import OpenState
 from penstock.state.keys import SORT_KEY, KeyBatch
+from services.tiers import share
 
 BACKENDS = ["filesystem", "memory", "rocksdb"]
 S = 1_000_000
@@ -45,7 +46,7 @@ def seconds_in(cluster: OperatorCluster) -> list[tuple[str, int]]:
 
 
 @given(st.integers(1, 50), st.integers(0, 10_000), st.integers(0, 10_000))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=share(200), deadline=None)
 def test_rows_are_kept_for_at_most_twice_the_length_of_their_session(
     gap_us: int, start: int, more: int
 ) -> None:

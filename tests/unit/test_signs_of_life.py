@@ -14,12 +14,12 @@ from typing import Any, TextIO
 
 import pytest
 
-from penstock.engine.observer import Progress
-from penstock.engine.story import LIFE
 from penstock.spark import live_line
 from penstock.spark.live_line import LiveLine, is_terminal
 from penstock.spark.signs_of_life import CHECKPOINTS, SignsOfLife, log_on, signs_of_life
 from penstock.spark.status import Status
+from penstock.status.log_messages import LIFE
+from penstock.status.observer import Progress
 from penstock.testing.virtual_clock import VirtualClock
 from services.terminals import no_log, real_terminal, screen
 
@@ -180,7 +180,7 @@ def test_the_signs_of_a_job() -> None:
 def life() -> None:
     LIFE.info("run 1 begins")
     logging.getLogger(CHECKPOINTS).info("checkpoint 1 completed")
-    logging.getLogger("penstock.engine.observer").info("counts-0: 12 files used again")
+    logging.getLogger("penstock.status.observer").info("counts-0: 12 files used again")
     logging.getLogger("penstock.spark.handle").warning("job failed")
 
 

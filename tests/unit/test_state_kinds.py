@@ -29,6 +29,7 @@ import penstock as ps
 from penstock.operators.failed_call import failed_call
 from penstock.operators.states import column_states, declared_state, value_schema
 from penstock.state.types import arrow_schema
+from services.tiers import share
 
 OUTPUT = pa.schema([("k", pa.string()), ("seen", pa.string())])
 
@@ -224,7 +225,7 @@ BATCHES = st.lists(st.lists(a_row, min_size=1, max_size=14), min_size=1, max_siz
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("backend", ["memory", "filesystem"])
-@settings(max_examples=25)
+@settings(max_examples=share(25))
 @given(batches=BATCHES, data=st.data())
 def test_a_kind_equals_its_model(kind: str, backend: str, batches: Any, data: st.DataObject) -> None:
     """Through calls that are undone, cleared keys, rescales and lost files, results and state are those of a plain Python model."""

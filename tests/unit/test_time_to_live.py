@@ -22,6 +22,7 @@ from penstock.errors import ConfigError
 from penstock.operators import table_cells
 from penstock.state.backends import merge, rocksdb_expiry
 from penstock.state.types import arrow_schema
+from services.tiers import share
 
 BACKENDS = ["filesystem", "memory", "rocksdb"]
 OUTPUT = arrow_schema("k string, seen string")
@@ -487,7 +488,7 @@ class Story:
 @pytest.mark.parametrize("backend", BACKENDS)
 @given(seed=st.integers(0, 1 << 32), few=st.sampled_from([0, 1, 64]))
 @example(seed=256, few=1)  # a value that was listed, changed in place, and undone with its call
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=share(25), deadline=None)
 def test_state_that_expires_equals_its_model(backend: str, seed: int, few: int) -> None:
     """Random steps, with time that passes to the moment and beyond, failed calls, merges, crashes, rescales and other times to live."""
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder, pytest.MonkeyPatch.context() as patch:

@@ -21,6 +21,7 @@ import penstock as ps
 from penstock.operators.timers import microseconds, moment
 from penstock.state.backends import sorted_table
 from penstock.state.lifetimes import FAR_AWAY_US
+from services.tiers import share
 
 BACKENDS = ["filesystem", "memory", "rocksdb"]
 
@@ -66,7 +67,7 @@ class Scripted(ps.KeyedProcess):
 @pytest.mark.parametrize("tolerant", [False, True])
 @pytest.mark.parametrize("backend", BACKENDS)
 @given(seed=st.integers(0, 1 << 32), at_first=st.sampled_from([1, 1024]))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=share(30), deadline=None)
 def test_timers_fire_as_in_plain_python(backend: str, tolerant: bool, seed: int, at_first: int) -> None:
     """Both kinds: set, set again, deleted, in the past, before 1970; with failed calls, merges, crashes and rescales in between."""
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder, pytest.MonkeyPatch.context() as patch:
@@ -126,7 +127,7 @@ class InColumns(ps.BatchProcess):
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @given(seed=st.integers(0, 1 << 32))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=share(30), deadline=None)
 def test_timers_in_columns_fire_as_in_plain_python(backend: str, seed: int) -> None:
     """Round by round: what is set for the past while timers fire comes in another call."""
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
@@ -155,7 +156,7 @@ class Reminder(ps.KeyedProcess):
 
 
 @given(seed=st.integers(0, 1 << 32))
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=share(15), deadline=None)
 def test_without_late_rows_the_cut_does_not_matter(seed: int) -> None:
     """Timers in event time fire at the same moments, and see the same rows behind them, however the input is cut into batches."""
     rng = random.Random(seed)

@@ -26,6 +26,7 @@ from penstock.operators.table_rows import PieceRows, Portion
 from penstock.operators.top_rows import KeyedRows, TopSpec
 from penstock.state.backends.base import OpenState, StateLayout
 from penstock.state.types import arrow_schema
+from services.tiers import share
 
 BACKENDS = ["filesystem", "memory", "rocksdb"]
 COLUMNS = arrow_schema(
@@ -189,7 +190,7 @@ def shown(rows: list[Row]) -> list[str]:
     few=st.sampled_from([0, 64]),
     at_once=st.sampled_from([(1, 40), (150, 1 << 20), (1 << 20, 1 << 20)]),
 )
-@settings(max_examples=50)
+@settings(max_examples=share(50))
 def test_it_is_what_a_sort_of_all_rows_says(  # noqa: PLR0917 - hypothesis gives them by name
     backend: str, top: TopSpec, events: list[Any], rows: int, few: int, at_once: tuple[int, int]
 ) -> None:

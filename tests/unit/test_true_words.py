@@ -18,7 +18,7 @@ THEY_DO = {
     "cli/event_lines.py": "tells what the restart strategy has decided",
     "dashboard/pages/sentences.py": "the same",
     "dashboard/pages/verdict.py": "the same, and of commits",
-    "view/needs.py": "of commits, which are",
+    "status/health.py": "of commits, which are",
 }
 """Who says that something is tried again is who does it. Whoever only meets a failure does not know what becomes of it."""
 

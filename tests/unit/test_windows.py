@@ -31,6 +31,7 @@ from window_operators import (
 from penstock.operators import window_rows
 from penstock.operators.python_values import MICROSECONDS
 from penstock.operators.window_kinds import CountWindows, SessionWindows, TimeWindows
+from services.tiers import share
 
 BACKENDS = ["filesystem", "memory", "rocksdb"]
 
@@ -108,7 +109,7 @@ def play(operator: Any, model: Any, backend: str, steps: list[Any]) -> None:
     base=bases,
     few_keys=st.sampled_from([0, 1, 64]),
 )
-@settings(max_examples=30)
+@settings(max_examples=share(30))
 def test_windows_by_time_equal_lists(
     backend: str,
     kind: Any,
@@ -130,7 +131,7 @@ def test_windows_by_time_equal_lists(
 @pytest.mark.parametrize("kind", [SessionAggregates, SessionCalls])
 @pytest.mark.parametrize("backend", BACKENDS)
 @given(steps=steps, gap_us=st.integers(1, 25), lateness_us=st.sampled_from([0, 0, 7, 40]), base=bases)
-@settings(max_examples=30)
+@settings(max_examples=share(30))
 def test_sessions_equal_lists(
     backend: str, kind: Any, steps: list[Any], *, gap_us: int, lateness_us: int, base: int
 ) -> None:
@@ -142,7 +143,7 @@ def test_sessions_equal_lists(
 @pytest.mark.parametrize("kind", [CountAggregates, CountCalls])
 @pytest.mark.parametrize("backend", BACKENDS)
 @given(steps=steps, n=st.integers(1, 7))
-@settings(max_examples=30)
+@settings(max_examples=share(30))
 def test_windows_of_so_many_rows_equal_lists(backend: str, kind: Any, steps: list[Any], n: int) -> None:
     """Every n rows of a key are one window, whatever the batches; the rest stays."""
     model = CountModel(n)
@@ -171,7 +172,7 @@ timed_batches = st.lists(st.tuples(rows, st.integers(-40, 80), st.integers(0, 12
     early_us=st.integers(1, 20),
     lateness_us=st.sampled_from([0, 9]),
 )
-@settings(max_examples=30)
+@settings(max_examples=share(30))
 def test_early_results(backend: str, steps: list[Any], size_us: int, early_us: int, lateness_us: int) -> None:
     """A window that changes gives a result so long after, unless it closes first; never more often, and none for nothing."""
     windows = TimeWindows(size_us, size_us)
@@ -213,7 +214,7 @@ def test_early_results(backend: str, steps: list[Any], size_us: int, early_us: i
     length=st.integers(1, 20),
     kind=st.sampled_from([WindowAggregates, WindowCalls, SessionAggregates, SessionCalls]),
 )
-@settings(max_examples=30)
+@settings(max_examples=share(30))
 def test_without_late_rows_the_cut_cannot_be_seen(
     backend: str, all_rows: list[Row], cuts: list[int], length: int, kind: Any
 ) -> None:

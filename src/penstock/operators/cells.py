@@ -34,19 +34,19 @@ def may_be_changed(kind: pa.DataType) -> bool:
     return bool(pa.types.is_nested(kind) or pa.types.is_binary(kind))
 
 
-def detached(value: Any) -> Any:
+def deep_copy(value: Any) -> Any:
     """A copy that shares nothing with the value that could be changed in place; what state is made of is copied quickly."""
     kind = type(value)
     if kind in UNCHANGING:
         return value
     if kind is dict:
-        return {name: one if type(one) in UNCHANGING else detached(one) for name, one in value.items()}
+        return {name: one if type(one) in UNCHANGING else deep_copy(one) for name, one in value.items()}
     if kind is list:
-        return [one if type(one) in UNCHANGING else detached(one) for one in value]
+        return [one if type(one) in UNCHANGING else deep_copy(one) for one in value]
     return copy.deepcopy(value)
 
 
-def same(one: Any, other: Any) -> bool:
+def stored_equal(one: Any, other: Any) -> bool:
     """Whether two values would be stored as the same; to Python 1 is True, and 0.0 is -0.0."""
     kind = type(one)
     if kind is not type(other):
@@ -55,19 +55,21 @@ def same(one: Any, other: Any) -> bool:
         return pack_double(one) == pack_double(other)
     if kind is dict:
         pairs = zip(one.items(), other.items(), strict=False)
-        return len(one) == len(other) and all(same(a[0], b[0]) and same(a[1], b[1]) for a, b in pairs)
+        return len(one) == len(other) and all(
+            stored_equal(a[0], b[0]) and stored_equal(a[1], b[1]) for a, b in pairs
+        )
     if kind in (list, tuple):
-        return len(one) == len(other) and all(map(same, one, other))
+        return len(one) == len(other) and all(map(stored_equal, one, other))
     return bool(one == other)
 
 
-def kept(value: Any) -> Any:
+def safe_copy(value: Any) -> Any:
     """The same of what a call leaves in state: user code may go on changing it when the turn is another key's.
 
     What cannot be copied does not fit any type either, and is refused with its name when it is encoded.
     """
     try:
-        return detached(value)
+        return deep_copy(value)
     except Exception:  # noqa: BLE001 - whatever the objects of user code raise
         return value
 
@@ -142,7 +144,7 @@ class ColumnCell(Cell):
         self.values: list[Any] = []
         self.dirty = bytearray()
         self.looked = bytearray()
-        """The keys whose value was looked at; only a cell that `looking` made notes it."""
+        """The keys whose value was looked at; only a cell that `with_read_tracking` made notes it."""
 
     def load(self, stored: pa.Array, keys: PieceKeys) -> None:
         """Take the values of the keys that come next."""
@@ -160,7 +162,7 @@ class ColumnCell(Cell):
 
     def memo(self) -> Any:
         """See `Cell.memo`."""
-        return detached(self.values[self.at]), self.dirty[self.at], self.looked[self.at]
+        return deep_copy(self.values[self.at]), self.dirty[self.at], self.looked[self.at]
 
     def back_to(self, memo: Any) -> None:
         """See `Cell.back_to`. What was held of the call is let go as in `undo`."""
@@ -210,7 +212,7 @@ class ContainerCell(ValueCell):
     def end_call(self) -> None:
         """See `Cell.end_call`."""
         if self.dirty[self.at]:
-            self.values[self.at] = kept(self.values[self.at])
+            self.values[self.at] = safe_copy(self.values[self.at])
 
     @property
     def value(self) -> Any:
@@ -260,7 +262,7 @@ class ComparedContainerCell(ContainerCell):
     def end_call(self) -> None:
         """See `Cell.end_call`."""
         index = self.at
-        if self._held and same(self.values[index], self._seen()):
+        if self._held and stored_equal(self.values[index], self._seen()):
             self.values[index] = self._before
             self.dirty[index] = self._assigned or self._was_dirty
         else:
@@ -275,7 +277,7 @@ class ComparedContainerCell(ContainerCell):
         """The value of the key, or a copy of the default that becomes the value where it is changed."""
         index = self.at
         if not self._held:
-            self._held, self._before = True, detached(self.values[index])
+            self._held, self._before = True, deep_copy(self.values[index])
             self._was_dirty = self._was_dirty or self.dirty[index]
         if self.values[index] is None and self._default is not None:
             self.values[index] = copy.deepcopy(self._default)
@@ -290,7 +292,7 @@ class ComparedContainerCell(ContainerCell):
 
 
 @functools.cache
-def looking(kind: type[ColumnCell]) -> type[Any]:
+def with_read_tracking(kind: type[ColumnCell]) -> type[Any]:
     """The same kind of cell, which notes whose state was looked at. Others do not pay for it."""
 
     def noting(get: Callable[[Any], Any]) -> Callable[[Any], Any]:

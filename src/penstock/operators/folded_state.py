@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from penstock.errors import BadRecordError, ConfigError
-from penstock.operators.cells import ColumnCell, detached, may_be_changed, shown
+from penstock.operators.cells import ColumnCell, deep_copy, may_be_changed, shown
 from penstock.operators.encoding import CANNOT_ENCODE, to_array, usual_types
 from penstock.operators.functions import check_takes, name_of
 from penstock.operators.python_values import python_values
@@ -192,7 +192,7 @@ class FoldedCell(ColumnCell):
         """See `Cell.end_call`. User code may hold on to what it has made, and change it when the turn is another key's."""
         index = self.at
         if self.dirty[index]:
-            self.values[index] = detached(self.values[index])
+            self.values[index] = deep_copy(self.values[index])
 
     def _as_stored(self, value: Any) -> Any:
         """A value of an unusual type as it comes back from state; raises `BadRecordError` for one that does not fit."""
@@ -240,7 +240,7 @@ class ReducingCell(FoldedCell):
             raise self._nothing()
         before = self.values[index]
         self.dirty[index] = 1  # before the call: it may change the value in place, and raise
-        after = detached(value) if before is None else self._function(before, value)
+        after = deep_copy(value) if before is None else self._function(before, value)
         if type(after) not in self._usual:
             after = self._as_stored(after)
         self.values[index] = after
@@ -255,7 +255,7 @@ class ReducingCell(FoldedCell):
     def value(self) -> Any:
         """The value of the key, or the default; a container is a copy."""
         value = self.values[self.at]
-        return detached(self._default if value is None else value)
+        return deep_copy(self._default if value is None else value)
 
     @value.setter
     def value(self, value: Any) -> None:  # noqa: ARG002 - no value is right
@@ -287,14 +287,14 @@ class AggregatingCell(FoldedCell):
         if accumulator is None:
             return
         index = self.at
-        other = self._form(detached(accumulator))
+        other = self._form(deep_copy(accumulator))
         before = self.values[index]
         self.dirty[index] = 1
         self.values[index] = other if before is None else self._form(self._function.merge(before, other))
 
     def _created(self) -> Any:
         """A copy: some functions give the same object every time."""
-        return self._form(detached(self._function.create()))
+        return self._form(deep_copy(self._function.create()))
 
     def _form(self, accumulator: Any) -> Any:
         return accumulator if type(accumulator) in self._usual else self._as_stored(accumulator)
@@ -303,7 +303,7 @@ class AggregatingCell(FoldedCell):
     def value(self) -> Any:
         """The result for the key, None where nothing was added; a container is a copy."""
         accumulator = self.values[self.at]
-        return None if accumulator is None else detached(self._function.result(accumulator))
+        return None if accumulator is None else deep_copy(self._function.result(accumulator))
 
     @value.setter
     def value(self, value: Any) -> None:  # noqa: ARG002 - no value is right
@@ -312,4 +312,4 @@ class AggregatingCell(FoldedCell):
     @property
     def accumulator(self) -> Any:
         """A copy of the accumulator of the key, None where nothing was added."""
-        return detached(self.values[self.at])
+        return deep_copy(self.values[self.at])

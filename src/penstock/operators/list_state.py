@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, overload
 import pyarrow as pa
 
 from penstock.operators.batch_tables import BatchList
-from penstock.operators.cells import detached, kept, may_be_changed, same
+from penstock.operators.cells import deep_copy, may_be_changed, safe_copy, stored_equal
 from penstock.operators.states import TableState
 from penstock.operators.table_cells import Change, TableCell
 from penstock.operators.time_to_live import TTL, TimeToLive
@@ -84,14 +84,14 @@ class _Element:
 
     def copy(self) -> _Element:
         """One that shares nothing with it, between two calls."""
-        other = _Element(detached(self.value), self.position)
+        other = _Element(deep_copy(self.value), self.position)
         other.changed = self.changed
         return other
 
     def look(self, *, compare: bool) -> Any:
         """The value, for somebody who may change it where it is; `compare` to find out later whether they did."""
         if compare and not self.changed and not self.looked:
-            self.looked = [detached(self.value)]
+            self.looked = [deep_copy(self.value)]
         elif not compare:
             self.changed = True
         return self.value
@@ -99,7 +99,7 @@ class _Element:
     def end_look(self) -> None:
         """The call is over."""
         if self.looked:
-            self.changed = self.changed or not same(self.value, self.looked[0])
+            self.changed = self.changed or not stored_equal(self.value, self.looked[0])
             self.looked = []
 
 
@@ -260,11 +260,11 @@ class ListCell(TableCell, MutableSequence[Any]):
     def end_call(self) -> None:
         """See `Cell.end_call`."""
         if self.at in self._appended:
-            self._appended[self.at] = [kept(value) for value in self._appended[self.at]]
+            self._appended[self.at] = [safe_copy(value) for value in self._appended[self.at]]
         for element in self._whole.get(self.at, ()):
             element.end_look()
             if element.changed or element.position is None:
-                element.value = kept(element.value)
+                element.value = safe_copy(element.value)
 
     def undo(self, index: int) -> None:
         """See `Cell.undo`."""
@@ -275,7 +275,7 @@ class ListCell(TableCell, MutableSequence[Any]):
         """See `Cell.memo`."""
         appended, whole = self._appended.get(self.at), self._whole.get(self.at)
         return (
-            None if appended is None else [detached(value) for value in appended],
+            None if appended is None else [deep_copy(value) for value in appended],
             None if whole is None else [element.copy() for element in whole],
         )
 

@@ -10,7 +10,7 @@ from typing import Any, Self
 import pyarrow as pa
 
 from penstock.errors import BadRecordError
-from penstock.operators.cells import detached, kept, may_be_changed, same
+from penstock.operators.cells import deep_copy, may_be_changed, safe_copy, stored_equal
 from penstock.operators.encoding import CANNOT_ENCODE, encoded
 from penstock.operators.python_values import python_values
 from penstock.operators.table_cells import Change, Changes, TableCell
@@ -193,7 +193,8 @@ class MapCell(TableCell, MutableMapping[Any, Any]):
                 unchanged = _GONE if index in self._cleared else stored
                 value = self._changed.get(index, _NOTHING).get(key, unchanged)
                 if value is not _GONE:
-                    if looks and self._renews:  # a copy: the key's next look may change it, and its call may be undone
+                    # a copy: the key's next look may change it, and its call may be undone
+                    if looks and self._renews:
                         self._changed.setdefault(index, {}).setdefault(key, self._own_copy(value))
                     yield key, self._own_copy(value)
         for key in new:
@@ -221,11 +222,11 @@ class MapCell(TableCell, MutableMapping[Any, Any]):
         """See `Cell.end_call`."""
         changes = self._changed.get(self.at, _NOTHING)
         for key, stored in self._looked.items():
-            if same(changes[key], stored):
+            if stored_equal(changes[key], stored):
                 del changes[key]
         self._looked = {}
         for key, value in changes.items():
-            changes[key] = value if value is _GONE else kept(value)
+            changes[key] = value if value is _GONE else safe_copy(value)
 
     def undo(self, index: int) -> None:
         """See `Cell.undo`."""
@@ -295,7 +296,7 @@ class _Values(ValuesView[Any]):
 
 
 def _kept_change(value: Any) -> Any:
-    return value if value is _GONE else detached(value)
+    return value if value is _GONE else deep_copy(value)
 
 
 def _one_nan(key: float) -> float:

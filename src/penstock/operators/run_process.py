@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from penstock.errors import BadRecordError
 from penstock.operators.encoding import to_array
-from penstock.operators.given_rows import as_given, as_given_flat, may_change
+from penstock.operators.given_rows import as_given_flat, copy_emitted, may_change
 from penstock.operators.grouping import Grouped
 from penstock.operators.keyed_process import Cells, Context, KeyedProcess, bind
 from penstock.operators.pieces import PieceLimits
@@ -154,7 +154,7 @@ class _Calls:
         chunk = _Chunk()
         timers = self._cells.timers
         called = self._called(chunk) if timers is None else self._called_in_time(chunk, timers)
-        results = map(as_given if may_change(output) else as_given_flat, chain.from_iterable(called))
+        results = map(copy_emitted if may_change(output) else as_given_flat, chain.from_iterable(called))
         while True:
             try:
                 chunk.results.extend(islice(results, OUTPUT_ROWS))

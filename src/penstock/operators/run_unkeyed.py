@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from penstock.operators.bad_records import BadRecords
 from penstock.operators.broadcast import TakesBroadcast, check_no_results
-from penstock.operators.given_rows import as_given
+from penstock.operators.given_rows import copy_emitted
 from penstock.operators.keyed_process import Context
 from penstock.operators.pieces import PieceLimits
 from penstock.operators.process import Process
@@ -86,7 +86,7 @@ def _chunks(results: Any, operator: str) -> Iterator[list[Any]]:
     if results is None:
         return
     try:
-        left = map(as_given, results)
+        left = map(copy_emitted, results)
     except TypeError as error:
         raise not_iterable(results, operator) from error
     while chunk := list(islice(left, OUTPUT_ROWS)):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from penstock.errors import ConfigError, UserCodeError
-from penstock.operators.given_rows import as_given
+from penstock.operators.given_rows import copy_emitted
 from penstock.state.declared import schema_ddl
 from penstock.state.types import arrow_schema
 from penstock.wording import did_you_mean
@@ -88,7 +88,7 @@ class SideRows:
         rows = self._given.get(name)
         if rows is None:
             raise self._refusal(name, given)
-        rows.append(as_given(given))
+        rows.append(copy_emitted(given))
 
     def holds(self, rows: int) -> bool:
         """Whether some side output has so many rows that are not encoded."""

@@ -19,7 +19,7 @@ from penstock.operators.cells import (
     ComparedContainerCell,
     ContainerCell,
     ValueCell,
-    looking,
+    with_read_tracking,
 )
 from penstock.operators.encoding import CANNOT_ENCODE, encoded
 from penstock.operators.python_values import python_values
@@ -99,7 +99,7 @@ class ColumnState(DeclaredState):
 
     def _kind(self, kind: type[Kind]) -> type[Kind]:
         """The kind of cell for it: one that notes who looks at it, where that renews it."""
-        return looking(kind) if self.ttl is not None and self.ttl.renews else kind
+        return with_read_tracking(kind) if self.ttl is not None and self.ttl.renews else kind
 
     def _checked_default(self, default: Any) -> Any:
         try:

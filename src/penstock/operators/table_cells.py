@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.errors import BadRecordError
-from penstock.operators.cells import Cell, detached
+from penstock.operators.cells import Cell, deep_copy
 from penstock.operators.encoding import to_array
 from penstock.operators.python_values import python_values
 from penstock.operators.stamps import TouchTimes
@@ -235,7 +235,7 @@ class TableCell(Cell):
 
     def _own_copy(self, value: Any) -> Any:
         """What user code may change without changing what is stored."""
-        return detached(value)
+        return deep_copy(value)
 
 
 def _owners(changes: Changes) -> npt.NDArray[np.int64]:

@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from penstock.errors import BadRecordError
 from penstock.operators.bad_records import BadRecords, Tolerates, reason_of
-from penstock.operators.given_rows import as_given
+from penstock.operators.given_rows import copy_emitted
 from penstock.operators.keyed_process import Cells, Context, KeyedProcess
 from penstock.operators.pieces import Piece
 from penstock.operators.rejected_rows import Rejected, RejectedRows, take_over
@@ -445,7 +445,7 @@ def _listed(results: Any, operator: str, call: str = PROCESS) -> list[Any]:
     if results is None:
         return []
     try:
-        return [as_given(result) for result in results]
+        return [copy_emitted(result) for result in results]
     except TypeError as error:
         if not isinstance(results, Iterable):
             raise not_iterable(results, operator, call) from error

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.errors import BadRecordError
-from penstock.operators.given_rows import as_given
+from penstock.operators.given_rows import copy_emitted
 from penstock.operators.grouping import Grouped
 from penstock.operators.keyed_process import Context
 from penstock.operators.pieces import PieceLimits, pieces
@@ -94,7 +94,7 @@ class _Given:
         if results is not None:
             if not isinstance(results, Iterable):
                 raise _of(not_iterable(results, self._uid), key, rows)
-            self._results += map(as_given, results)
+            self._results += map(copy_emitted, results)
         self._calls.append((key, rows, len(self._results)))
         if len(self._results) >= OUTPUT_ROWS:
             yield from self.encoded()

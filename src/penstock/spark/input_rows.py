@@ -13,9 +13,9 @@ from typing import Any
 
 from pyspark.sql.streaming.query import StreamingQuery
 
-from penstock.engine.observer import SourceAccount
-from penstock.journal.live import BatchLive
 from penstock.sources.between import rows_between
+from penstock.status.live import BatchLive
+from penstock.status.observer import SourceAccount
 
 _RAN = "addBatch"
 """In the durations of an account: a batch was run."""

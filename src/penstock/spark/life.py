@@ -14,13 +14,8 @@ from penstock.checkpoint.loop import CoordinatorLoop
 from penstock.clock import SYSTEM_CLOCK, Stopwatch
 from penstock.config import OnCancel, choice
 from penstock.dashboard.beside import Beside, start_beside
-from penstock.engine import story
 from penstock.engine.adopting import Savepoint, adopt
-from penstock.engine.answering import LOOK_S, Answering
-from penstock.engine.deeds import LAST_MOMENT_S, JobDeeds
-from penstock.engine.face import STARTING, STOPPING, Asked, Face
 from penstock.engine.job_spec import JobSpec
-from penstock.engine.own_wishes import OwnWishes
 from penstock.engine.run_ends import RunEnds
 from penstock.engine.start import check_fits, start_run
 from penstock.errors import JobFailedError, is_final
@@ -30,7 +25,6 @@ from penstock.ownership.attempts import earlier_attempts
 from penstock.ownership.claim import Claim, Claimant
 from penstock.ownership.ends import How
 from penstock.ownership.heartbeat import beating, refuse_if_running
-from penstock.ownership.requests import LONGEST_ERROR, Facts, Kind, Request
 from penstock.randomness import SYSTEM_RANDOMNESS
 from penstock.recovery.forget import forget_everything
 from penstock.recovery.repeated import Failure, would_come_again
@@ -40,6 +34,10 @@ from penstock.recovery.restore import (
     keep_job_record,
     record_key_groups,
 )
+from penstock.requests.job_actions import LAST_MOMENT_S, JobActions
+from penstock.requests.local_requests import LocalRequests
+from penstock.requests.request_files import LONGEST_ERROR, Facts, Kind, Request
+from penstock.requests.request_server import LOOK_S, RequestServer
 from penstock.savepoint.manifest import Manifest
 from penstock.spark.compiled import Compiled, compile_job, spec_of
 from penstock.spark.inspection import guarantee_of
@@ -61,6 +59,8 @@ from penstock.spark.verdicts import (
     restart_line,
 )
 from penstock.state.local_files import forget_earlier_runs, job_dir, make_job_dir, run_dir
+from penstock.status import log_messages
+from penstock.status.reporter import STARTING, STOPPING, JobReporter, ReporterQueries
 from penstock.storage import Storage
 from penstock.supervise.program import supervised_by, supervisor
 from penstock.supervise.words import Said
@@ -104,19 +104,20 @@ class JobLife:
         self.failure: BaseException | None = None
         self._claimant = Claimant(supervisor=supervised_by())
         plan = plan_of(job, compiled, guarantee, available_now=options.available_now)
-        self.face = Face(
-            spec,
+        self.reporter = JobReporter(
+            spec.storage,
             self._claimant,
             plan,
-            Asked(self._doing, self.coordinator),
+            ReporterQueries(self._doing, self.coordinator),
             listeners=options.listeners,
             page=page,
+            shows_rows=spec.shows_rows,
         )
-        self.observer = self.face.observer
+        self.observer = self.reporter.observer
         self._ends = RunEnds(spec.storage, self._claimant, self.observer)
         self._latest = LatestPositions(compiled.session, job.graph.sources)
         self.run: QueryRun | None = None
-        self.deeds = JobDeeds(
+        self.actions = JobActions(
             spec.storage,
             self._claimant,
             present=self._present_loop,
@@ -124,16 +125,16 @@ class JobLife:
             cancel=self.begin_to_cancel,
             on_savepoint=self.observer.savepoint_made,
         )
-        self._answering = Answering(
+        self._request_server = RequestServer(
             spec.storage,
             self._claimant,
-            self.deeds,
+            self.actions,
             in_background=self._in_background,
             apart=self._apart,
             on_taken=self.observer.asked,
             on_answered=self.observer.answered,
         )
-        self.own_wishes = OwnWishes(self.observer.asked, self.observer.answered)
+        self.local_requests = LocalRequests(self.observer.asked, self.observer.answered)
         self._helpers: list[threading.Thread] = []
         """Threads that make what somebody has asked for."""
         self._thread = threading.Thread(target=self._work, name=f"penstock-{job.name}", daemon=True)
@@ -153,7 +154,7 @@ class JobLife:
             page = None if options.ui is None else start_beside(job.storage, job.name, options.ui)
             if page is not None:
                 if_refused.callback(page.close)
-                story.LIFE.info("job %s has its pages at %s", job.name, page.opening_address)
+                log_messages.LIFE.info("job %s has its pages at %s", job.name, page.opening_address)
             life = cls._made(job, options, page)
             life._begin()
             if_refused.pop_all()
@@ -177,7 +178,7 @@ class JobLife:
 
     def _begin(self) -> None:
         of_job(self._spec.name)
-        self._answering.close()  # a call of a sink may never return: a cancel is heard also while the first run comes up
+        self._request_server.close()  # a call of a sink may never return: a cancel is heard also while the first run comes up
         threading.Thread(
             target=in_context(self._look_for_requests), name="penstock-requests", daemon=True
         ).start()
@@ -190,10 +191,10 @@ class JobLife:
                 self.status = Status.FAILED
                 self._ends.ended(How.FAILED, error)  # or the next start is told that this one is running
                 self._answer_those_who_wait_for_the_end(error)
-                self.face.ended(self.status.value, error)
+                self.reporter.ended(self.status.value, error)
                 self.ended.set()
                 raise
-        self._answering.open()
+        self._request_server.open()
         self._thread.start()
 
     # ── ending it ──────────────────────────────────────────────────────────────────────────────
@@ -206,7 +207,7 @@ class JobLife:
     def end_now(self) -> QueryRun | None:
         """End without a last checkpoint, and forget nothing; returns the run that there is, which may take a while to end."""
         self._cancelled = True
-        self.deeds.end_now()
+        self.actions.end_now()
         run = self.run
         if run is not None:
             run.cancel()
@@ -237,9 +238,9 @@ class JobLife:
         if self._options.savepoint is not None:  # a crash may have come before the adoption had done it
             record_key_groups(start.point.claim, self._spec.max_parallelism)
         now = SYSTEM_CLOCK.wall()
-        self.face.run_began(start.point, watch.seconds, savepoint)
-        story.LIFE.info(
-            story.started(self._spec.name, self._spec.parallelism, self._guarantee, start.point, now)
+        self.reporter.run_began(start.point, watch.seconds, savepoint)
+        log_messages.LIFE.info(
+            log_messages.started(self._spec.name, self._spec.parallelism, self._guarantee, start.point, now)
         )
         self._restore = None  # later attempts go on from the newest checkpoint
         return QueryRun(
@@ -251,7 +252,7 @@ class JobLife:
             available_now=self._options.available_now,
             stopping=self._stopping,
             drain=self._options.drain,
-            deeds=self.deeds,
+            actions=self.actions,
         )
 
     def _adopt_savepoint(self) -> str:
@@ -259,7 +260,7 @@ class JobLife:
         savepoint, dropped = self._options.savepoint, self._options.drop_state
         if savepoint is None or self._claimant.has_claimed:
             return ""
-        story.LIFE.info(story.given(self._spec.name, savepoint.folder.uri, savepoint.manifest))
+        log_messages.LIFE.info(log_messages.given(self._spec.name, savepoint.folder.uri, savepoint.manifest))
         done = adopt(
             self._spec,
             savepoint,
@@ -272,7 +273,7 @@ class JobLife:
             drop_state=dropped,
             before_claim=self._keep_record,
         )
-        story.LIFE.info(story.adopted(self._spec.name, now=done))
+        log_messages.LIFE.info(log_messages.adopted(self._spec.name, now=done))
         return savepoint.folder.uri if done else ""
 
     def _rekey(self, savepoint: Savepoint, to: Storage, max_parallelism: int) -> Manifest:
@@ -284,7 +285,7 @@ class JobLife:
         met: BaseException | None = None
         with ExitStack() as at_last:  # whatever telling meets: the pages go, and nobody waits for ever
             at_last.callback(self.ended.set)
-            at_last.callback(lambda: self.face.ended(self.status.value, met or self.failure))
+            at_last.callback(lambda: self.reporter.ended(self.status.value, met or self.failure))
             met = self._worked()
             self._tell_the_end(met)
 
@@ -296,7 +297,7 @@ class JobLife:
         except BaseException as error:  # noqa: BLE001 - handed to whoever waits
             self.status, self.failure = Status.FAILED, error
             _log.debug("job %s failed for good", self.job.name, exc_info=error)
-            self.face.run_failed(error, None, last_words(error))
+            self.reporter.run_failed(error, None, last_words(error))
             add_what_follows(error, self.observer.progress)
             return error
         self.status = self._ended_as()
@@ -306,7 +307,7 @@ class JobLife:
         self._let_helpers_end()
         self._ends.ended(How(self.status.value), met)
         self._answer_those_who_wait_for_the_end(met)
-        story.LIFE.info(story.ended(self.job.name, self.status.value, self.observer.progress))
+        log_messages.LIFE.info(log_messages.ended(self.job.name, self.status.value, self.observer.progress))
         self._tell_what_is_open()
 
     def _doing(self) -> str:
@@ -327,15 +328,15 @@ class JobLife:
         if self.status not in (Status.FINISHED, Status.STOPPED):
             return
         drainable = self.status is Status.FINISHED and not self._options.drain
-        told = story.event_time_left(self.job.name, self.observer.progress, drainable=drainable)
+        told = log_messages.event_time_left(self.job.name, self.observer.progress, drainable=drainable)
         if told:
-            story.LIFE.info(told)
+            log_messages.LIFE.info(told)
 
     # ── what others ask for ────────────────────────────────────────────────────────────────────
 
     def _look_for_requests(self) -> None:
         while not self.ended.wait(LOOK_S):
-            self._answering.look()
+            self._request_server.look()
 
     def _present_loop(self) -> CoordinatorLoop | None:
         run = self.run
@@ -354,8 +355,8 @@ class JobLife:
 
         Nothing but a cancel is taken on: how the job ends is decided, and there is to be no helper that nobody waits for.
         """
-        self._answering.close()
-        self.deeds.no_further_run()
+        self._request_server.close()
+        self.actions.no_further_run()
         for helper in self._helpers:
             while helper.is_alive() and not self._cancelled:
                 helper.join(LOOK_S)
@@ -366,17 +367,19 @@ class JobLife:
     def _answer_those_who_wait_for_the_end(self, met: BaseException | None) -> None:
         facts: Facts = {"status": self.status.value, "checkpoint": self.observer.progress.checkpoint}
         facts |= {} if met is None else {"failing": storable(f"{type(met).__name__}: {met}")[:LONGEST_ERROR]}
-        facts |= self.deeds.how_to_stop.made or {}
-        self._answering.ended(facts, self._why_not)
-        self.own_wishes.ended(facts, self._why_not)
+        facts |= self.actions.how_to_stop.made or {}
+        self._request_server.ended(facts, self._why_not)
+        self.local_requests.ended(facts, self._why_not)
 
     def _why_not(self, wish: Request) -> BaseException | None:
         """Why the end that has come is not the one that was asked for."""
         if wish.kind is Kind.CANCEL and self._cancelled:
             return None
         cancelled = self.status is Status.CANCELLED
-        failed = self.deeds.why_the_stop_failed(wish, cancelled=cancelled) if wish.kind is Kind.STOP else None
-        made = self.deeds.how_to_stop.made
+        failed = (
+            self.actions.why_the_stop_failed(wish, cancelled=cancelled) if wish.kind is Kind.STOP else None
+        )
+        made = self.actions.how_to_stop.made
         if self.failure is None or (wish.savepoint and made is not None):
             return failed
         return self.failure
@@ -462,7 +465,7 @@ class JobLife:
             restart_line(self.job.name, error, delay_s, self.observer.progress, met_before=met_before),
             extra=about(checkpoint=self.observer.progress.checkpoint, error=error),
         )
-        self.face.run_failed(error, delay_s, allowed(str(self.job.restart), len(met), delay_s))
+        self.reporter.run_failed(error, delay_s, allowed(str(self.job.restart), len(met), delay_s))
         self._ends.restarted(error)
         self.status = Status.RESTARTING
         self.observer.restarting()

@@ -12,11 +12,11 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, TextIO
 
 from penstock.clock import SYSTEM_CLOCK, Clock
-from penstock.engine.story import LIFE, Rate, live_line
 from penstock.log_fields import JsonLines, LogForm, is_json, wanted_form
 from penstock.progress import open_works
 from penstock.progress_display import PATIENCE_S, Display, displayed
 from penstock.spark.live_line import LiveLine, is_terminal
+from penstock.status.log_messages import LIFE, Rate, live_line
 
 if TYPE_CHECKING:
     from penstock.spark.handle import JobHandle

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
-from penstock.engine.observer import Progress
 from penstock.errors import (
     BadRecordError,
     JobFailedError,
@@ -15,6 +14,7 @@ from penstock.errors import (
 )
 from penstock.logins import refuses_login
 from penstock.recovery.repeated import Failure, times_in_a_row
+from penstock.status.observer import Progress
 from penstock.wording import counted, duration
 
 
