@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import NoReturn
 
 import pytest
-from seen_jobs import NOW, RUNS, healthy
-from test_dashboard_pages import CHROME, Parsed
 
+from builders.parsed_pages import CHROME, Parsed
+from builders.seen_jobs import NOW, RUNS, healthy
 from penstock.dashboard import pages
 from penstock.errors import ConfigError
 from penstock.requests.local_requests import LocalRequests

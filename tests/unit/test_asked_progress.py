@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from stored_jobs import PLAN
 
+from builders.stored_jobs import PLAN
 from penstock.cli.asked_progress import AskedProgress
 from penstock.errors import UnavailableError
 from penstock.ids import RunId

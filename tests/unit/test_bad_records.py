@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from operator_harness import OperatorHarness
-from sink_double import RefusingSink
 
+from builders.operator_harness import OperatorHarness
+from builders.sink_double import RefusingSink
 from penstock.config import OnBadRecord
 from penstock.engine.aggregate_task import without_null_keys
 from penstock.engine.assignment import BadCount

@@ -18,8 +18,8 @@ from pathlib import Path
 
 import pytest
 from rich.console import ConsoleDimensions
-from stored_jobs import PLAN, died, healthy, late
 
+from builders.stored_jobs import PLAN, died, healthy, late
 from penstock.cli.changes import Changes
 from penstock.cli.console import plain_console
 from penstock.cli.job_graph import lines

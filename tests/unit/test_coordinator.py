@@ -8,9 +8,9 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from protocol_story import JOB, LAYOUT, SUBTASKS, handle
-from sink_double import TroubledSink, staged, visible
 
+from builders.protocol_story import JOB, LAYOUT, SUBTASKS, handle
+from builders.sink_double import TroubledSink, staged, visible
 from penstock.checkpoint.commits import Post, SinkCall
 from penstock.checkpoint.completed import Barrier, Completed, PreCommitted
 from penstock.checkpoint.content import Identity

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from dashboard_site import StoredJob
 
+from builders.dashboard_site import StoredJob
 from penstock.dashboard import looking
 from penstock.dashboard.chrome import Chrome
 from penstock.dashboard.flink.jobs import jobs_overview

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from protocol_story import completed, transaction
 
+from builders.protocol_story import completed, transaction
 from penstock.checkpoint.completed import Completed
 from penstock.checkpoint.metadata import mark_committed, write_metadata
 from penstock.errors import ConfigError, CorruptStateError

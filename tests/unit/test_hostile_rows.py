@@ -19,9 +19,9 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from operator_cluster import BuiltIn, OperatorCluster
 
 import penstock as ps
+from builders.operator_cluster import BuiltIn, OperatorCluster
 from penstock.operators.clock import OperatorClock
 from penstock.operators.count_rows import CountRowsSpec, run_count_rows
 from penstock.operators.dedupe import DedupeSpec, run_dedupe

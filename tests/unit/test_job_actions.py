@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from protocol_story import Story, completed
 
+from builders.protocol_story import Story, completed
 from penstock.checkpoint.completed import Completed, OperatorColumns
 from penstock.checkpoint.loop import CoordinatorLoop
 from penstock.cli import asking

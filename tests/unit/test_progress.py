@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from protocol_story import completed, transaction
-
+from builders.protocol_story import completed, transaction
 from penstock.dashboard.pages.phases import batch_phases
 from penstock.ids import CheckpointId
 from penstock.spark.input_rows import took

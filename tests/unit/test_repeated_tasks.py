@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from test_planned_batches import MAILBOX, Batches
-
+from builders.planned_batches import MAILBOX, Batches
 from penstock.engine.assignment import OperatorAnswer, SinkAnswer
 from penstock.engine.repeated_tasks import AT_MOST_EVERY_S, Repeated, SeldomTold, repeated_tasks
 from penstock.ids import SubtaskId

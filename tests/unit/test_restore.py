@@ -10,9 +10,9 @@ from typing import TypeVar
 
 import msgspec
 import pytest
-from protocol_story import JOB, completed
-from sink_double import TroubledSink, staged, visible
 
+from builders.protocol_story import JOB, completed
+from builders.sink_double import TroubledSink, staged, visible
 from penstock.checkpoint.completed import PreCommitted
 from penstock.checkpoint.metadata import (
     CheckpointName,

@@ -15,9 +15,9 @@ import pyarrow as pa
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from operator_cluster import OperatorCluster
 
 import penstock as ps
+from builders.operator_cluster import OperatorCluster
 from penstock.errors import ConfigError
 from penstock.operators import table_cells
 from penstock.state.backends import merge, rocksdb_expiry

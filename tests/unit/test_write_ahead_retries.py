@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from protocol_story import JOB
 
+from builders.protocol_story import JOB
 from penstock.checkpoint.commits import Committer
 from penstock.checkpoint.completed import PreCommitted
 from penstock.checkpoint.events import Commit

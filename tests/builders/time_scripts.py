@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from hypothesis import strategies as st
-from time_models import CLOCK, EVENT, Batch, Command, Row, Sided
+
+from builders.time_models import CLOCK, EVENT, Batch, Command, Row, Sided
 
 KEYS = ("a", "b")
 _MOST_BATCHES = 8

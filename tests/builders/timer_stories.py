@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-from operator_cluster import Operator, OperatorCluster
 
+from builders.operator_cluster import Operator, OperatorCluster
 from penstock.operators.timers import CLOCK, EVENT_TIME, KINDS
 from penstock.state.lifetimes import FAR_AWAY_US
 from penstock.state.types import arrow_schema

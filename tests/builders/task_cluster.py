@@ -12,8 +12,8 @@ from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
-from operator_cluster import MAX_PARALLELISM, sort_key
 
+from builders.operator_cluster import MAX_PARALLELISM, sort_key
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.config import OnBadRecord
 from penstock.engine.acknowledgements import acknowledged

@@ -21,8 +21,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import pyarrow as pa
-from operator_cluster import BuiltIn
 
+from builders.operator_cluster import BuiltIn
 from penstock.engine.dead_letters import ROWS
 from penstock.operators.aggregates import AggregateSpec, Kind, Partial, partial_name
 from penstock.operators.clock import OperatorClock
