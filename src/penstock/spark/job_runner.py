@@ -40,16 +40,7 @@ from penstock.requests.request_files import LONGEST_ERROR, Facts, Kind, Request
 from penstock.requests.request_server import LOOK_S, RequestServer
 from penstock.savepoint.manifest import Manifest
 from penstock.spark.compiled import Compiled, compile_job, spec_of
-from penstock.spark.inspection import guarantee_of
-from penstock.spark.job_plan import plan_of
-from penstock.spark.latest_positions import LatestPositions
-from penstock.spark.log_positions import check_log_positions
-from penstock.spark.query import QueryRun
-from penstock.spark.quiet_logs import quiet_logs, quiet_logs_for
-from penstock.spark.session import is_alive
-from penstock.spark.status import StartOptions, Status
-from penstock.spark.tasks import take_over_all
-from penstock.spark.verdicts import (
+from penstock.spark.failure_messages import (
     add_what_follows,
     allowed,
     comes_again,
@@ -58,6 +49,14 @@ from penstock.spark.verdicts import (
     may_come_up,
     restart_line,
 )
+from penstock.spark.inspection import guarantee_of
+from penstock.spark.job_plan import plan_of
+from penstock.spark.positions import LatestPositions, check_log_positions
+from penstock.spark.query import QueryRun
+from penstock.spark.quiet_logs import quiet_logs, quiet_logs_for
+from penstock.spark.session import is_alive
+from penstock.spark.status import StartOptions, Status
+from penstock.spark.tasks import take_over_all
 from penstock.state.local_files import forget_earlier_runs, job_dir, make_job_dir, run_dir
 from penstock.status import log_messages
 from penstock.status.reporter import STARTING, STOPPING, JobReporter, ReporterQueries
@@ -72,7 +71,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 
-class JobLife:
+class JobRunner:
     """One start of a job: what `JobHandle` gives to the user is about this."""
 
     def __init__(
@@ -140,7 +139,7 @@ class JobLife:
         self._thread = threading.Thread(target=self._work, name=f"penstock-{job.name}", daemon=True)
 
     @classmethod
-    def start(cls, job: Job, options: StartOptions) -> JobLife:
+    def start(cls, job: Job, options: StartOptions) -> JobRunner:
         """Check everything, take the job over, and run it in the background. See `Job.start`."""
         job.storage.check_place()
         if (watching := supervisor()) is not None:
@@ -161,7 +160,7 @@ class JobLife:
         return life
 
     @classmethod
-    def _made(cls, job: Job, options: StartOptions, page: Beside | None) -> JobLife:
+    def _made(cls, job: Job, options: StartOptions, page: Beside | None) -> JobRunner:
         guarantee = guarantee_of(job)
         with quiet_logs_for(job.graph.sources):
             compiled = compile_job(job.graph)

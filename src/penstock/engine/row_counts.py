@@ -1,4 +1,4 @@
-"""How many rows have come too late, and what is said of it. Driver."""
+"""How many rows the job has left out, and what is said of it: one line a batch. Driver."""
 
 from __future__ import annotations
 
@@ -6,11 +6,38 @@ import logging
 from collections import Counter
 from collections.abc import Mapping
 
+from penstock.engine.assignment import BadCount
 from penstock.ids import CheckpointId
 from penstock.log_fields import about
+from penstock.places import without_secrets
 from penstock.wording import counted
 
 _log = logging.getLogger(__name__)
+
+
+class BadRecordCounts:
+    """Counts over the life of the job: it begins with those of the checkpoint, so that a batch that is done again counts once."""
+
+    def __init__(self, restored: Mapping[str, int], *, shows_reasons: bool = True) -> None:
+        self._so_far = Counter(restored)
+        self._shows_reasons = shows_reasons
+
+    @property
+    def so_far(self) -> dict[str, int]:
+        """By operator or sink."""
+        return dict(self._so_far)
+
+    def add(self, batch: CheckpointId, found: Mapping[str, BadCount]) -> None:
+        """Take the counts of a batch and say them."""
+        for uid, bad in found.items():
+            self._so_far[uid] += bad.rows
+            _log.log(
+                logging.ERROR if bad.rows == bad.of else logging.WARNING,
+                "batch %d: %s of %d rows were bad at %r, %d so far; the first: %s",
+                *(batch, "ALL" if bad.rows == bad.of else bad.rows, bad.of, uid, self._so_far[uid]),
+                without_secrets(bad.first_reason) if self._shows_reasons else "(not shown)",
+                extra=about(checkpoint=batch, operator=uid),
+            )
 
 
 class LateRowCounts:

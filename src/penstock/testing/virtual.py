@@ -1,13 +1,50 @@
-"""Storage in the memory of this process: as durable as the process, and as quick. Runs wherever tests run."""
+"""A clock that stands still until it is told otherwise. Runs wherever tests run."""
 
 from __future__ import annotations
 
+import threading
 from bisect import bisect_left, insort
 from collections.abc import Iterable
 from pathlib import Path
 
 from penstock.storage import Storage
-from penstock.storage.names import checked_file_name, checked_prefix
+from penstock.storage.file_system import checked_file_name, checked_prefix
+
+EPOCH_S = 1_700_000_000.0
+
+
+class VirtualClock:
+    """A `Clock` whose time passes only by `sleep`, `wait` and `advance`; `slept` remembers every pause that somebody took."""
+
+    def __init__(self, wall_s: float = EPOCH_S) -> None:
+        self._passed_s = 0.0
+        self._wall_s = wall_s
+        self.slept: list[float] = []
+
+    def monotonic(self) -> float:
+        """See `Clock.monotonic`."""
+        return self._passed_s
+
+    def wall(self) -> float:
+        """See `Clock.wall`."""
+        return self._wall_s + self._passed_s
+
+    def sleep(self, seconds: float) -> None:
+        """See `Clock.sleep`; returns at once, later."""
+        self.slept.append(seconds)
+        self.advance(seconds)
+
+    def wait(self, until: threading.Event, seconds: float) -> bool:
+        """See `Clock.wait`; nobody sets the event meanwhile."""
+        if not until.is_set():
+            self.sleep(seconds)
+        return until.is_set()
+
+    def advance(self, seconds: float) -> None:
+        """Let time pass."""
+        if seconds < 0:
+            raise ValueError(f"time does not go back, not even by {-seconds} s")
+        self._passed_s += seconds
 
 
 class VirtualStorage(Storage):

@@ -10,6 +10,9 @@ import sys
 import threading
 from collections.abc import Mapping
 from importlib import import_module
+from typing import Any
+
+from penstock.errors import ConfigError
 
 _ONE_AT_A_TIME = threading.RLock()
 """Modules that import each other in a circle, as PySpark's do, are met half done by a thread that comes from the other side."""
@@ -38,3 +41,16 @@ class LateNames:
     def all(self) -> list[str]:
         """What can be asked for, imported already or not."""
         return sorted({*vars(sys.modules[self._package]), *self._found_in})
+
+
+def optional_package(module: str, *, needed_by: str, extra: str) -> Any:
+    """Import a package, or a module of it, or say what to install."""
+    try:
+        return import_module(module)
+    except ImportError as error:
+        package = module.partition(".")[0]
+        raise ConfigError(
+            f"{needed_by} needs the package {package}, which cannot be imported here ({error}); "
+            f"run pip install '.[{extra}]' in a checkout of Penstock, on the driver and on every executor",
+            package=package,
+        ) from error

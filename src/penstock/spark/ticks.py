@@ -5,10 +5,15 @@ Between the end of a batch and the next look nobody knows what has come: much ma
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import cached_property
 from typing import Any
 
+from pyspark import SparkContext
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.types import StructType
 
 from penstock.state.lifetimes import in_microseconds
 
@@ -48,3 +53,32 @@ class Silence:
             self._since_us = now_us if self._since_us is None else self._since_us
             self._looked_us = max(self._since_us, now_us - self._pace_us)
         return self._looked_us
+
+
+_GROUP = ("spark.jobGroup.id", "spark.job.description", "spark.job.interruptOnCancel")
+
+
+class EmptyBatches:
+    """No rows, with the columns of the merged sources. In a session like the one that Spark makes for the batches of a query."""
+
+    def __init__(self, session: SparkSession, columns: StructType) -> None:
+        self._session = session
+        self._columns = columns
+
+    @cached_property
+    def frame(self) -> DataFrame:
+        """The same for all of them."""
+        own = SparkSession(self._session.sparkContext, self._session._jsparkSession.cloneSession())
+        return own.createDataFrame([], self._columns)
+
+
+@contextmanager
+def in_group(context: SparkContext, group: str, what: str) -> Iterator[None]:
+    """What this thread asks of Spark inside can be given up by the name of the group."""
+    before = {name: context.getLocalProperty(name) for name in _GROUP}
+    context.setJobGroup(group, what, interruptOnCancel=True)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            context.setLocalProperty(name, value)  # type: ignore[arg-type]
