@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from protocol_story import JOB, completed
-from sink_double import TroubledSink, staged, visible
 
+from builders.protocol_story import JOB, completed
+from builders.sink_double import TroubledSink, staged, visible
 from penstock.checkpoint.metadata import write_metadata
 from penstock.checkpoint.sink_lanes import RecoveryCalls
 from penstock.config import Mode
