@@ -11,12 +11,12 @@ import pytest
 from calling_penstock import Penstock, caller
 from stored_jobs import PLAN, SeenJob, died, failed, healthy, late
 
-from penstock.cli import watching
+from penstock.cli import watch
 from penstock.cli.console import plain_console
 from penstock.cli.event_lines import event_line
+from penstock.cli.job_lookup import within
 from penstock.cli.status_screen import exit_code, status_json
 from penstock.cli.watch_screen import WatchScreen
-from penstock.cli.which_job import within
 from penstock.clock import SYSTEM_CLOCK
 from penstock.errors import UnavailableError
 from penstock.ownership.ends import How
@@ -110,7 +110,7 @@ def test_a_storage_that_is_not_there(
     penstock: Penstock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
 ) -> None:
     """No command takes it for a storage without jobs: the argument is wrong, and the error names the folder."""
-    monkeypatch.setattr(watching, "watch", lambda *_, **__: None)  # it would watch for ever
+    monkeypatch.setattr(watch, "watch", lambda *_, **__: None)  # it would watch for ever
     name, *more = command.split()
     first = [tmp_path] if "HERE" in more else []
     behind = [word for word in more if word != "HERE"]

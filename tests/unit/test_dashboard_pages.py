@@ -30,9 +30,9 @@ from seen_jobs import (
 )
 
 import penstock.dashboard
-from penstock.cli.state_table import moment as state_moment
+from penstock.cli.state_tables import moment as state_moment
 from penstock.dashboard import pages
-from penstock.dashboard.chrome import Chrome
+from penstock.dashboard.page_frame import PageFrame
 from penstock.dashboard.pages.render import environment
 from penstock.dashboard.pages.sentences import collapsed, sentence
 from penstock.dashboard.pages.words import NOTHING, watermark_moment
@@ -56,7 +56,7 @@ from penstock.wording import event_moment
 
 STATIC = Path(penstock.dashboard.__file__).parent / "static"
 REQUEST = "ab" * 16
-CHROME = Chrome(path="/here", twin="/here.json", logged_in=True, problems=(HOSTILE,))
+CHROME = PageFrame(path="/here", twin="/here.json", logged_in=True, problems=(HOSTILE,))
 KNOWN_PATHS = re.compile(
     r"/(here(\.json)?|events|login|logout|static/.+|"
     r"jobs/[^/]+(/(batches|savepoints(/delete)?|checkpoints(/\d+-r\d+)?|failures|state(/[^/]+/[^/]+\.html)?|journal|actions(/\w+)?|events))?)?"
@@ -131,24 +131,24 @@ def found_rows(rows: tuple[dict[str, Any], ...]) -> FoundRows:
     )
 
 
-def pages_of(view: JobView, chrome: Chrome = CHROME) -> Iterator[tuple[str, str]]:
+def pages_of(view: JobView, frame: PageFrame = CHROME) -> Iterator[tuple[str, str]]:
     """All pages of a job, by name."""
-    yield "job", pages.job(view, chrome)
-    yield "batches", pages.batches(view, chrome)
-    yield "checkpoints", pages.checkpoints(view, chrome)
+    yield "job", pages.job(view, frame)
+    yield "batches", pages.batches(view, frame)
+    yield "checkpoints", pages.checkpoints(view, frame)
     for one in (*view.checkpoints[:3], *(one for one in view.checkpoints if one.reason)):
-        yield f"checkpoint {one.checkpoint}", pages.checkpoint(view, one, chrome)
-    yield "failures", pages.failures(view, chrome)
-    yield "journal", pages.journal(view, chrome)
-    yield "state", pages.state(view, held(), chrome)
-    yield "no state", pages.state(view, None, chrome)
-    yield "savepoints", pages.savepoints(view, chrome)
-    yield "a savepoint", pages.savepoints(view, chrome, HOSTILE, HOSTILE)
-    yield "actions", pages.actions(view, None, chrome)
+        yield f"checkpoint {one.checkpoint}", pages.checkpoint(view, one, frame)
+    yield "failures", pages.failures(view, frame)
+    yield "journal", pages.journal(view, frame)
+    yield "state", pages.state(view, held(), frame)
+    yield "no state", pages.state(view, None, frame)
+    yield "savepoints", pages.savepoints(view, frame)
+    yield "a savepoint", pages.savepoints(view, frame, HOSTILE, HOSTILE)
+    yield "actions", pages.actions(view, None, frame)
     yield (
         "asked",
         pages.actions(
-            view, Outcome(request=REQUEST, state="failed", error=HOSTILE, facts={HOSTILE: HOSTILE}), chrome
+            view, Outcome(request=REQUEST, state="failed", error=HOSTILE, facts={HOSTILE: HOSTILE}), frame
         ),
     )
 
@@ -256,7 +256,7 @@ def test_everything_has_a_name(parsed: dict[str, Parsed]) -> None:
 @pytest.mark.parametrize("base", ["", "/proxied/here"])
 def test_every_path_has_the_base(base: str) -> None:
     """Behind a proxy all addresses begin with the folder that it puts them under."""
-    for name, html in pages_of(healthy(), Chrome(base=base, path="/x", twin="/x.json")):
+    for name, html in pages_of(healthy(), PageFrame(base=base, path="/x", twin="/x.json")):
         strange = [one for one in Parsed(html).addresses if not one.startswith((f"{base}/", "#"))]
         assert not strange, name
 
@@ -357,7 +357,7 @@ def test_a_slow_subtask_is_marked() -> None:
 
 def test_what_cannot_be_done_is_not_offered() -> None:
     """Read-only pages have no form but the way out, and buttons of a job that does not run do nothing."""
-    read_only = Chrome(path="/x", read_only=True, logged_in=True)
+    read_only = PageFrame(path="/x", read_only=True, logged_in=True)
     for name, html in pages_of(healthy(), read_only):
         acting = [form for form in Parsed(html).all("form") if form.get("method") == "post"]
         assert [form["action"] for form in acting] == ["/logout"], name
