@@ -12,9 +12,9 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 import pytest
-from dashboard_site import TestClient, ui_options
 from test_savepoints import BACKENDS, Site, _hash, rows_of
 
+from builders.dashboard_site import TestClient, ui_options
 from penstock.checkpoint.completed import Completed, OperatorState
 from penstock.checkpoint.metadata import write_metadata
 from penstock.dashboard import state_beside

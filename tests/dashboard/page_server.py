@@ -16,7 +16,6 @@ from urllib.parse import parse_qsl
 
 import msgspec
 import uvicorn
-from seen_jobs import held
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.middleware.base import BaseHTTPMiddleware, RequestResponseEndpoint
@@ -26,6 +25,7 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 import penstock.dashboard
+from builders.seen_jobs import held
 from penstock.dashboard import pages
 from penstock.dashboard.page_frame import PageFrame
 from penstock.dashboard.pages.paths import slug

@@ -7,8 +7,8 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 import pytest
-from job_views import bare_view, rich_view
 
+from builders.job_views import bare_view, rich_view
 from penstock.dashboard.flink.words import vertex_id
 from penstock.status.jobs import FoundJob
 from penstock.status.view import JobState, JobView

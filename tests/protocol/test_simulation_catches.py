@@ -32,8 +32,8 @@ from penstock.checkpoint.pending import Pending
 from penstock.checkpoint.protocol import Protocol
 from penstock.config import Checkpointing, Mode
 from penstock.engine import acknowledgements, adopting, reading, run, sink_writer
-from penstock.engine.bad_records import BadRecordCounts
 from penstock.engine.reading import Reading
+from penstock.engine.row_counts import BadRecordCounts
 from penstock.engine.run import Run
 from penstock.engine.subtask import ProcessTask
 from penstock.engine.watermarks import Watermarks

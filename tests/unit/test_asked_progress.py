@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from stored_jobs import PLAN
 
+from builders.stored_jobs import PLAN
 from penstock.cli.request_waiting import RequestProgress
 from penstock.errors import UnavailableError
 from penstock.ids import RunId
@@ -16,8 +16,7 @@ from penstock.status.live import Live
 from penstock.status.reporter import JobReporter, ReporterQueries
 from penstock.storage import Storage
 from penstock.storage.forwarding import ForwardingStorage
-from penstock.testing.virtual_clock import VirtualClock
-from penstock.testing.virtual_storage import VirtualStorage
+from penstock.testing.virtual import VirtualClock, VirtualStorage
 
 
 class Line:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from stored_jobs import PLAN
 
+from builders.stored_jobs import PLAN
 from penstock.status.backlog import CaughtUp, is_caught_up
 from penstock.status.live import Live, SinkLive, SourceLive
 from penstock.status.view import JobState, JobView

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from calling_penstock import Penstock, caller
-from stored_jobs import PLAN, SeenJob, died, failed, healthy, late
 
+from builders.calling_penstock import Penstock, caller
+from builders.stored_jobs import PLAN, SeenJob, died, failed, healthy, late
 from penstock.cli import watch
 from penstock.cli.console import plain_console
 from penstock.cli.event_lines import event_line

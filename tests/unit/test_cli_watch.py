@@ -18,8 +18,8 @@ from pathlib import Path
 
 import pytest
 from rich.console import ConsoleDimensions
-from stored_jobs import PLAN, died, healthy, late
 
+from builders.stored_jobs import PLAN, died, healthy, late
 from penstock.cli.console import plain_console, sparkline
 from penstock.cli.status_screen import lines
 from penstock.cli.watch_screen import StatusChanges, WatchScreen

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dashboard_site import HOSTILE, TOKEN, StoredJob, TestClient, ui_options
 
+from builders.dashboard_site import HOSTILE, TOKEN, StoredJob, TestClient, ui_options
 from penstock.dashboard import gate
 from penstock.dashboard.access import Access
 from penstock.dashboard.app import make_app

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from dashboard_site import StoredJob
 
+from builders.dashboard_site import StoredJob
 from penstock.dashboard import looking
 from penstock.dashboard.flink.jobs import jobs_overview
 from penstock.dashboard.json_models import overview as overview_twin
@@ -25,7 +25,7 @@ from penstock.errors import ConfigError
 from penstock.status.health import needs_somebody
 from penstock.status.jobs import FoundJob
 from penstock.status.view import FailureView, JobState, JobView
-from penstock.testing.virtual_clock import VirtualClock
+from penstock.testing.virtual import VirtualClock
 from services.patience import PATIENCE_S, tries
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -13,7 +12,10 @@ from urllib.parse import urlsplit
 import msgspec
 import pytest
 from jinja2 import UndefinedError
-from seen_jobs import (
+
+import penstock.dashboard
+from builders.parsed_pages import FRAME, Parsed
+from builders.seen_jobs import (
     HOSTILE,
     JOBS,
     LONG,
@@ -28,8 +30,6 @@ from seen_jobs import (
     nothing_at_all,
     restarting,
 )
-
-import penstock.dashboard
 from penstock.cli.state_tables import moment as state_moment
 from penstock.dashboard import pages
 from penstock.dashboard.page_frame import PageFrame
@@ -56,63 +56,10 @@ from penstock.wording import event_moment
 
 STATIC = Path(penstock.dashboard.__file__).parent / "static"
 REQUEST = "ab" * 16
-CHROME = PageFrame(path="/here", twin="/here.json", logged_in=True, problems=(HOSTILE,))
 KNOWN_PATHS = re.compile(
     r"/(here(\.json)?|events|login|logout|static/.+|"
     r"jobs/[^/]+(/(batches|savepoints(/delete)?|checkpoints(/\d+-r\d+)?|failures|state(/[^/]+/[^/]+\.html)?|journal|actions(/\w+)?|events))?)?"
 )
-
-
-class Parsed(HTMLParser):
-    """A page as a browser takes it apart."""
-
-    VOID = frozenset({"meta", "link", "input", "br", "hr", "img"})
-
-    def __init__(self, page: str) -> None:
-        super().__init__()
-        self.elements: list[tuple[str, dict[str, str]]] = []
-        self.texts: list[str] = []
-        self.open: list[str] = []
-        self.wrong: list[str] = []
-        self.feed(page)
-        self.close()
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.elements.append((tag, {name: value or "" for name, value in attrs}))
-        if tag not in self.VOID:
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.elements.append((tag, {name: value or "" for name, value in attrs}))
-
-    def handle_endtag(self, tag: str) -> None:
-        if not self.open or self.open.pop() != tag:
-            self.wrong.append(tag)
-
-    def handle_data(self, data: str) -> None:
-        self.texts.append(data)
-
-    @property
-    def text(self) -> str:
-        return " ".join(" ".join(self.texts).split())
-
-    def all(self, tag: str) -> list[dict[str, str]]:
-        return [attributes for name, attributes in self.elements if name == tag]
-
-    @property
-    def addresses(self) -> list[str]:
-        names = (
-            "href",
-            "src",
-            "action",
-            "hx-get",
-            "data-stream",
-            "data-largest",
-            "formaction",
-            "poster",
-            "xlink:href",
-        )
-        return [attributes[name] for _, attributes in self.elements for name in names if name in attributes]
 
 
 def found_rows(rows: tuple[dict[str, Any], ...]) -> FoundRows:
@@ -131,7 +78,7 @@ def found_rows(rows: tuple[dict[str, Any], ...]) -> FoundRows:
     )
 
 
-def pages_of(view: JobView, frame: PageFrame = CHROME) -> Iterator[tuple[str, str]]:
+def pages_of(view: JobView, frame: PageFrame = FRAME) -> Iterator[tuple[str, str]]:
     """All pages of a job, by name."""
     yield "job", pages.job(view, frame)
     yield "batches", pages.batches(view, frame)
@@ -158,10 +105,10 @@ def every_page() -> Iterator[tuple[str, str]]:
     for name, maker in JOBS.items():
         for page, html in pages_of(maker()):
             yield f"{name}: {page}", html
-    yield "overview", pages.overview([maker() for maker in JOBS.values()], CHROME)
-    yield "overview of nothing", pages.overview([], CHROME)
-    yield "login", pages.login(CHROME, HOSTILE, HOSTILE)
-    yield "problem", pages.problem(404, HOSTILE, CHROME)
+    yield "overview", pages.overview([maker() for maker in JOBS.values()], FRAME)
+    yield "overview of nothing", pages.overview([], FRAME)
+    yield "login", pages.login(FRAME, HOSTILE, HOSTILE)
+    yield "problem", pages.problem(404, HOSTILE, FRAME)
 
 
 @pytest.fixture(scope="module")
@@ -272,7 +219,7 @@ def test_a_name_that_nobody_gives_is_an_error() -> None:
 
 def test_the_overview_shows_first_who_needs_somebody() -> None:
     """Jobs in trouble come before those that are well, and these before those that have ended."""
-    html = pages.overview([JOBS[name]() for name in ("finished", "healthy", "died", "restarting")], CHROME)
+    html = pages.overview([JOBS[name]() for name in ("finished", "healthy", "died", "restarting")], FRAME)
     order = [
         html.index(f'title="{name}"')
         for name in ("fraud-scores", "enrichment", "page-views", "nightly-backfill")
@@ -282,20 +229,20 @@ def test_the_overview_shows_first_who_needs_somebody() -> None:
 
 def test_an_empty_overview_says_what_to_do() -> None:
     """Where there is no job, the page says how there comes to be one."""
-    assert "penstock demo" in Parsed(pages.overview([], CHROME)).text
+    assert "penstock demo" in Parsed(pages.overview([], FRAME)).text
 
 
 def test_two_jobs_of_one_name_lead_to_two_pages() -> None:
     """A job whose name another one has is reached by its id."""
     one = healthy()
     other = msgspec.structs.replace(one, id="f" * 32, place="elsewhere")
-    addresses = Parsed(pages.overview([one, other], CHROME)).addresses
+    addresses = Parsed(pages.overview([one, other], FRAME)).addresses
     assert {"/jobs/page-views", f"/jobs/{'f' * 32}"} <= {*addresses}
 
 
 def test_a_late_checkpoint_is_said_in_words() -> None:
     """Late is a word on the page, and not only a colour."""
-    text = Parsed(pages.job(late(), CHROME)).text
+    text = Parsed(pages.job(late(), FRAME)).text
     assert "No checkpoint was completed for 1 min 32 s; the interval is 10 s." in text
     assert "late" in text
     assert "The sink ledger does not take commits" in text
@@ -303,14 +250,14 @@ def test_a_late_checkpoint_is_said_in_words() -> None:
 
 def test_a_dead_job_says_what_to_do() -> None:
     """The first thing that is read of a dead job is what follows."""
-    text = Parsed(pages.job(died(), CHROME)).text
+    text = Parsed(pages.job(died(), FRAME)).text
     assert "Start the program again; it goes on from checkpoint 311." in text
-    assert "Mend the cause and start the program again" in Parsed(pages.job(failed(), CHROME)).text
+    assert "Mend the cause and start the program again" in Parsed(pages.job(failed(), FRAME)).text
 
 
 def test_a_failure_shows_its_root_first_and_what_it_cost() -> None:
     """Root cause, decision, restored checkpoint, silence and rows done again are on the page, in this order of reading."""
-    text = Parsed(pages.failures(healthy(), CHROME)).text
+    text = Parsed(pages.failures(healthy(), FRAME)).text
     told = [
         "ValueError: could not convert",
         "28 s",
@@ -324,7 +271,7 @@ def test_a_failure_shows_its_root_first_and_what_it_cost() -> None:
 
 def test_a_failure_that_came_again_is_shown_once() -> None:
     """With how often and what all of it cost; each time can be opened."""
-    page = Parsed(pages.failures(restarting(), CHROME))
+    page = Parsed(pages.failures(restarting(), FRAME))
     assert len([one for element, one in page.elements if element == "article"]) == 1
     assert "3 times" in page.text
     assert "9,006" in page.text
@@ -339,7 +286,7 @@ def test_more_failures_than_a_page_takes_are_left_to_the_json() -> None:
         msgspec.structs.replace(newest, at=NOW - n, run=500 - n, root=f"{'x' * (1 + n // 30)}")
         for n in range(140)
     ]
-    page = Parsed(pages.failures(msgspec.structs.replace(healthy(), failures=tuple(many)), CHROME))
+    page = Parsed(pages.failures(msgspec.structs.replace(healthy(), failures=tuple(many)), FRAME))
     assert len([one for element, one in page.elements if element == "article"]) == 4
     assert "40 older failures are in the JSON" in " ".join(page.text.split())
 
@@ -348,7 +295,7 @@ def test_a_slow_subtask_is_marked() -> None:
     """The one subtask that held a checkpoint up comes first and has a mark, the others have none."""
     view = healthy()
     one = next(one for one in view.checkpoints if one.checkpoint % 17 == 0)
-    page = Parsed(pages.checkpoint(view, one, CHROME))
+    page = Parsed(pages.checkpoint(view, one, FRAME))
     assert [attributes for attributes in page.all("tr") if attributes.get("class") == "slow"] == [
         {"class": "slow"}
     ]
@@ -362,9 +309,7 @@ def test_what_cannot_be_done_is_not_offered() -> None:
         acting = [form for form in Parsed(html).all("form") if form.get("method") == "post"]
         assert [form["action"] for form in acting] == ["/logout"], name
         assert "/jobs/page-views/actions" not in Parsed(html).addresses, name
-    opening = [
-        one for one in Parsed(pages.actions(died(), None, CHROME)).all("button") if "data-opens" in one
-    ]
+    opening = [one for one in Parsed(pages.actions(died(), None, FRAME)).all("button") if "data-opens" in one]
     assert len(opening) == 5
     assert all("disabled" in one for one in opening)
 
@@ -375,13 +320,13 @@ def test_a_cancel_that_deletes_wants_the_name_typed() -> None:
     assert plan is not None
     told = msgspec.structs.replace(plan.settings, on_cancel="delete-on-cancellation")
     deleting = msgspec.structs.replace(healthy(), plan=msgspec.structs.replace(plan, settings=told))
-    page = Parsed(pages.actions(deleting, None, CHROME))
+    page = Parsed(pages.actions(deleting, None, FRAME))
     assert "This cannot be undone" in page.text
     typed = [one for one in page.all("input") if "pattern" in one and one.get("name") != "to"]
     assert [(re.fullmatch(one["pattern"], "page-views") is not None, "required" in one) for one in typed] == [
         (True, True)
     ]
-    assert "This cannot be undone" not in Parsed(pages.actions(healthy(), None, CHROME)).text
+    assert "This cannot be undone" not in Parsed(pages.actions(healthy(), None, FRAME)).text
 
 
 @pytest.mark.parametrize(
@@ -396,7 +341,7 @@ def test_a_cancel_that_deletes_wants_the_name_typed() -> None:
 )
 def test_the_outcome_of_a_request_is_followed_until_it_is_over(state: str, words: str, goes_on: bool) -> None:
     """A page asks again as long as something may come, and for the same request."""
-    page = Parsed(pages.actions(healthy(), Outcome(request=REQUEST, state=state), CHROME))
+    page = Parsed(pages.actions(healthy(), Outcome(request=REQUEST, state=state), FRAME))
     assert words in page.text
     assert any("data-waiting" in attributes for _, attributes in page.elements) == goes_on
     assert f"/here?request={REQUEST}" in page.addresses
@@ -412,7 +357,7 @@ def test_pages_without_plan_or_live(changes: dict[str, None]) -> None:
 
 def test_long_names_and_many_subtasks_are_cut_with_the_whole_name_at_hand() -> None:
     """What is too long is shortened on the page, and is there in full as a title."""
-    titles = [attributes.get("title", "") for _, attributes in Parsed(pages.job(hostile(), CHROME)).elements]
+    titles = [attributes.get("title", "") for _, attributes in Parsed(pages.job(hostile(), FRAME)).elements]
     assert LONG in titles
 
 
@@ -424,7 +369,7 @@ def test_a_page_is_the_same_for_the_same_view(maker: Callable[[], JobView]) -> N
 
 def test_while_a_job_restarts_nothing_old_is_shown_as_present() -> None:
     """Neither on the overview nor on its page: what lay in the sources has its time, and there is no rate."""
-    for html in (pages.overview([restarting()], CHROME), pages.job(restarting(), CHROME)):
+    for html in (pages.overview([restarting()], FRAME), pages.job(restarting(), FRAME)):
         page = " ".join(Parsed(html).text.split())
         assert "14.3 k rows as of 10:52:43 : no run looks now" in page
         assert "rows/s" not in page
@@ -435,19 +380,19 @@ def test_rows_that_are_not_counted_one_by_one_are_marked() -> None:
     """In the table of parts, with the reason as a title, and below the subtasks of a checkpoint."""
     marked = [
         attributes["title"]
-        for _, attributes in Parsed(pages.job(healthy(), CHROME)).elements
+        for _, attributes in Parsed(pages.job(healthy(), FRAME)).elements
         if "aggregated" in attributes.get("class", "")
     ]
     assert len(marked) == 1
     assert "one row for each key of a batch and task" in marked[0]
-    page = Parsed(pages.checkpoint(healthy(), healthy().checkpoints[0], CHROME)).text
+    page = Parsed(pages.checkpoint(healthy(), healthy().checkpoints[0], FRAME)).text
     assert "Rows of views-per-minute: counted behind Spark" in page
 
 
 def test_of_a_job_that_ended_rates_are_not_shown_as_present() -> None:
     """What a dead job said last of its speed is no speed."""
     ended = msgspec.structs.replace(died(), live=live(at=NOW - 7300, rows_per_s=777.0))
-    assert "777 rows/s" not in Parsed(pages.job(ended, CHROME)).text
+    assert "777 rows/s" not in Parsed(pages.job(ended, FRAME)).text
 
 
 def test_every_digit_and_every_kind_of_value_is_found() -> None:
@@ -467,7 +412,7 @@ def test_the_largest_keys_are_more_than_one() -> None:
     """The button asks for a list."""
     asked = [
         one["data-largest"]
-        for one in Parsed(pages.state(healthy(), held(), CHROME)).all("button")
+        for one in Parsed(pages.state(healthy(), held(), FRAME)).all("button")
         if "data-largest" in one
     ]
     assert asked
@@ -500,12 +445,12 @@ def test_what_happened_is_not_hidden_behind_checkpoints() -> None:
     view = msgspec.structs.replace(
         healthy(), events=(*(committed(number) for number in reversed(range(1000))), ended)
     )
-    assert "the disk is full" in Parsed(pages.journal(view, CHROME)).text
-    assert "the disk is full" in Parsed(pages.job(view, CHROME)).text
-    assert "the disk is full" not in Parsed(pages.journal(view, CHROME, routine=1)).text
+    assert "the disk is full" in Parsed(pages.journal(view, FRAME)).text
+    assert "the disk is full" in Parsed(pages.job(view, FRAME)).text
+    assert "the disk is full" not in Parsed(pages.journal(view, FRAME, routine=1)).text
     numbers: list[str] = []
     for page in range(1, 12):
-        shown = Parsed(pages.journal(view, CHROME, page=page, routine=1))
+        shown = Parsed(pages.journal(view, FRAME, page=page, routine=1))
         numbers += re.findall(r"of checkpoint (\d+)", shown.text)
     assert "the disk is full" in shown.text
     assert [int(number) for number in numbers] == list(reversed(range(1000)))
@@ -528,9 +473,7 @@ def test_what_comes_again_and_again_is_said_once() -> None:
     said = collapsed([sentence(event) for event in (*repeated, *turns, other)])
     assert [one.times for one in said] == [8, 5, 5, 1]
     assert said[0].first_at == NOW - 7
-    page = Parsed(
-        pages.journal(msgspec.structs.replace(healthy(), events=(*repeated, *turns, other)), CHROME)
-    )
+    page = Parsed(pages.journal(msgspec.structs.replace(healthy(), events=(*repeated, *turns, other)), FRAME))
     assert "8 times since" in page.text
 
 
@@ -548,7 +491,7 @@ def test_a_driver_that_was_killed_is_told_of(behind_s: float) -> None:
         view = msgspec.structs.replace(
             healthy(), events=events[::-1], runs=runs, failures=failures(events, runs, {})
         )
-        page = Parsed(pages.journal(view, CHROME)).text
+        page = Parsed(pages.journal(view, FRAME)).text
         assert "2 times" not in page
         assert page.count("The driver (pid 11") == 1
         return re.findall(
@@ -571,7 +514,7 @@ def test_drivers_that_were_killed_before_they_told_anything() -> None:
         for run, host in ((2, "two"), (1, "one"))
     )
     view = msgspec.structs.replace(healthy(), events=(), runs=runs, failures=failures((), runs, {}))
-    page = Parsed(pages.journal(view, CHROME)).text
+    page = Parsed(pages.journal(view, FRAME)).text
     assert re.findall(r"on (\w+)\) ended without a word", page) == ["two", "one"]
 
 
@@ -579,7 +522,7 @@ def test_a_uid_is_written_as_the_program_has_it() -> None:
     """A failure that begins with the name of a subtask keeps its small letters."""
     failure = msgspec.structs.replace(healthy().failures[0], root="charge-0: ValueError: no", why="w")
     view = msgspec.structs.replace(healthy(), failures=(failure,))
-    for html in (pages.failures(view, CHROME), pages.job(view, CHROME)):
+    for html in (pages.failures(view, FRAME), pages.job(view, FRAME)):
         assert "charge-0: ValueError: no" in html
         assert "Charge-0" not in html
 
@@ -599,7 +542,7 @@ def test_a_watermark_is_shown_as_everywhere_else() -> None:
 
 def test_batches_show_input_against_processing() -> None:
     """Each of the newest batches with both rates, its duration and where the time went."""
-    page = Parsed(pages.batches(healthy(), CHROME))
+    page = Parsed(pages.batches(healthy(), FRAME))
     assert "5117" in page.texts
     assert "950 rows/s" in page.texts
     assert [text for text in page.texts if text == "1.2 s"]

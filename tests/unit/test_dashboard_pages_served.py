@@ -8,8 +8,8 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from dashboard_site import HOSTILE, TOKEN, StoredJob, TestClient, ui_options
 
+from builders.dashboard_site import HOSTILE, TOKEN, StoredJob, TestClient, ui_options
 from penstock.dashboard.access import Access
 from penstock.dashboard.app import make_app
 from penstock.dashboard.looking import StorageLooker

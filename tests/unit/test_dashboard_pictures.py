@@ -10,7 +10,8 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from seen_jobs import (
+
+from builders.seen_jobs import (
     HOSTILE,
     JOBS,
     NOW,
@@ -25,7 +26,6 @@ from seen_jobs import (
     story,
     subtasks,
 )
-
 from penstock.dashboard.pages.drawing import Box, Drawing, draw
 from penstock.dashboard.pages.facts import node_facts
 from penstock.dashboard.pages.phases import (

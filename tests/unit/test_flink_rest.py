@@ -11,10 +11,10 @@ from typing import Any
 
 import msgspec
 import pytest
-from asgi_client import AsgiClient
-from plain_looker import PlainLooker
 from starlette.applications import Starlette
 
+from builders.asgi_client import AsgiClient
+from builders.plain_looker import PlainLooker
 from penstock.dashboard.flink import disposal, flink_routes
 from penstock.dashboard.flink.actions import GRACE_S
 from penstock.dashboard.flink.routes import LARGEST_BODY

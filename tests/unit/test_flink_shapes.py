@@ -7,8 +7,8 @@ from typing import Any
 
 import msgspec
 import pytest
-from job_views import NOW, PLAN, bare_view, rich_view
 
+from builders.job_views import NOW, PLAN, bare_view, rich_view
 from penstock.dashboard.flink import checkpoints, jobs, vertices
 from penstock.dashboard.flink.job_metrics import DESCRIBED, job_metrics, listed
 from penstock.dashboard.flink.words import JOB_STATES, job_state, nodes, vertex_id

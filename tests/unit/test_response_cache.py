@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from asgi_client import AsgiClient
-from dashboard_site import TOKEN, StoredJob, ui_options
 
+from builders.asgi_client import AsgiClient
+from builders.dashboard_site import TOKEN, StoredJob, ui_options
 from penstock.dashboard import response_cache
 from penstock.dashboard.access import Access
 from penstock.dashboard.app import make_app
