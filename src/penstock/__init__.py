@@ -19,7 +19,7 @@ from penstock.errors import (
     UnavailableError,
     UserCodeError,
 )
-from penstock.late_names import LateNames
+from penstock.lazy_imports import LateNames
 from penstock.version import __version__
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from penstock.state.backends.base import StateLayout
 from penstock.status.events import Event
 from penstock.status.observer import Observer
 from penstock.storage import LocalStorage
-from penstock.testing.virtual_clock import VirtualClock
+from penstock.testing.virtual import VirtualClock
 
 SECOND_US = 1_000_000
 

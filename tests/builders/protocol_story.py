@@ -31,7 +31,7 @@ from penstock.checkpoint.protocol import Protocol
 from penstock.config import Checkpointing
 from penstock.ids import CheckpointId, RunId, SubtaskId
 from penstock.state.handle import FileRef, StateHandle
-from penstock.testing.virtual_clock import VirtualClock
+from penstock.testing.virtual import VirtualClock
 
 A = TypeVar("A", bound=Action)
 

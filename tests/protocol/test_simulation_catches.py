@@ -32,8 +32,8 @@ from penstock.checkpoint.pending import Pending
 from penstock.checkpoint.protocol import Protocol
 from penstock.config import Checkpointing, Mode
 from penstock.engine import acknowledgements, adopting, reading, run, sink_writer
-from penstock.engine.bad_records import BadRecordCounts
 from penstock.engine.reading import Reading
+from penstock.engine.row_counts import BadRecordCounts
 from penstock.engine.run import Run
 from penstock.engine.subtask import ProcessTask
 from penstock.engine.watermarks import Watermarks
@@ -230,12 +230,12 @@ def never_forget_a_checkpoint(patch: Patch) -> None:
 
 @mutation()
 def restore_without_aborting(patch: Patch) -> None:
-    patch.setattr(restore, "_abort_others", lambda point, promised, sinks, owner: None)
+    patch.setattr(restore, "_abort_others", lambda point, promised, sinks, calls, owner: None)
 
 
 @mutation(**COMMITS_LATE)
 def restore_without_committing(patch: Patch) -> None:
-    patch.setattr(restore, "commit_in_order", lambda sinks, transactions: None)
+    patch.setattr(restore, "commit_in_order", lambda sinks, transactions, check: None)
 
 
 @mutation(7, **MANY_DEATHS)

@@ -16,8 +16,7 @@ from penstock.status.live import Live
 from penstock.status.reporter import JobReporter, ReporterQueries
 from penstock.storage import Storage
 from penstock.storage.forwarding import ForwardingStorage
-from penstock.testing.virtual_clock import VirtualClock
-from penstock.testing.virtual_storage import VirtualStorage
+from penstock.testing.virtual import VirtualClock, VirtualStorage
 
 
 class Line:

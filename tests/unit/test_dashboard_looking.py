@@ -25,7 +25,7 @@ from penstock.errors import ConfigError
 from penstock.status.health import needs_somebody
 from penstock.status.jobs import FoundJob
 from penstock.status.view import FailureView, JobState, JobView
-from penstock.testing.virtual_clock import VirtualClock
+from penstock.testing.virtual import VirtualClock
 from services.patience import PATIENCE_S, tries
 
 

@@ -29,8 +29,7 @@ from penstock.ownership.holds import (
 from penstock.ownership.small_files import LARGEST_BYTES
 from penstock.recovery.held_reading import check_committed, read_held, retained_checkpoint, steady_history
 from penstock.storage import LocalStorage
-from penstock.testing.virtual_clock import EPOCH_S, VirtualClock
-from penstock.testing.virtual_storage import VirtualStorage
+from penstock.testing.virtual import EPOCH_S, VirtualClock, VirtualStorage
 
 NOW = EPOCH_S
 

@@ -26,7 +26,7 @@ from penstock.savepoint.folder import claim_folder
 from penstock.savepoint.manifest import MANIFEST, Manifest, SavedFile, SavedOperator, read_manifest
 from penstock.storage import LocalStorage, Storage
 from penstock.storage.forwarding import ForwardingStorage
-from penstock.testing.virtual_clock import VirtualClock
+from penstock.testing.virtual import VirtualClock
 
 TOKEN = "0123456789abcdef"
 

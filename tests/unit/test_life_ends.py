@@ -9,9 +9,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from penstock.spark import life as of_a_job
+from penstock.spark import job_runner as of_a_job
 from penstock.spark.handle import JobHandle
-from penstock.spark.life import JobLife
+from penstock.spark.job_runner import JobRunner
 from penstock.spark.status import Status
 from penstock.status.events import Event, JobEnded, RunFailed
 from penstock.status.journal import JournalReader, JournalWriter
@@ -77,7 +77,7 @@ def test_who_waits_for_the_end_hears_of_it(monkeypatch: pytest.MonkeyPatch) -> N
     def fail() -> None:
         raise error
 
-    life = object.__new__(JobLife)
+    life = object.__new__(JobRunner)
     reporter = _Reporter()
     for name, value in {
         "job": SimpleNamespace(name="views"),
@@ -105,7 +105,7 @@ def test_who_waits_for_the_end_hears_of_it(monkeypatch: pytest.MonkeyPatch) -> N
 )
 def test_a_handle_says_how_the_job_is(checkpoint: int, shown: str) -> None:
     """`print(job.run())` shows the job's name, its status and its newest checkpoint."""
-    life = object.__new__(JobLife)
+    life = object.__new__(JobRunner)
     life.job = SimpleNamespace(name="views")  # type: ignore[assignment]
     life.status, life.observer = Status.FINISHED, Observer()
     life.observer.progress.checkpoint = checkpoint

@@ -13,7 +13,7 @@ from builders.planned_batches import MAILBOX, SECOND_US, Batches
 from penstock.ids import CheckpointId
 from penstock.snapshot.mailbox import Address
 from penstock.spark.query import QueryRun
-from penstock.testing.virtual_clock import VirtualClock
+from penstock.testing.virtual import VirtualClock
 
 
 @pytest.mark.parametrize(("waited_s", "told", "reached_s"), [(60, True, 2), (60, False, 100), (5, False, 2)])

@@ -9,7 +9,7 @@ from penstock.spark.input_rows import took
 from penstock.status.events import Event, RunFailed
 from penstock.status.live import MOST_BATCHES
 from penstock.status.observer import Observer, SourceAccount
-from penstock.testing.virtual_clock import VirtualClock
+from penstock.testing.virtual import VirtualClock
 
 
 def test_rows_are_counted_where_they_come_in_and_for_each_sink() -> None:

@@ -11,7 +11,7 @@ from penstock.ids import SubtaskId
 from penstock.places import Place
 from penstock.snapshot.messages import TaskFailed
 from penstock.status.events import TasksRepeated
-from penstock.testing.virtual_clock import VirtualClock
+from penstock.testing.virtual import VirtualClock
 
 
 def failed(uid: str, index: int, cause: str = "ValueError: no price", batch: int = 7) -> TaskFailed:

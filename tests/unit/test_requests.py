@@ -39,8 +39,7 @@ from penstock.requests.request_files import (
 from penstock.requests.request_server import FORGET_AFTER_S, MOST_WAITING, RequestServer
 from penstock.storage import LocalStorage, Storage
 from penstock.storage.forwarding import ForwardingStorage
-from penstock.testing.virtual_clock import VirtualClock
-from penstock.testing.virtual_storage import VirtualStorage
+from penstock.testing.virtual import VirtualClock, VirtualStorage
 
 ID = "ab12"
 

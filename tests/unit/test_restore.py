@@ -51,8 +51,8 @@ from penstock.recovery.restore import (
     restore,
 )
 from penstock.storage import LocalStorage, Storage
+from penstock.storage.file_system import temporary_name
 from penstock.storage.forwarding import ForwardingStorage, Operation
-from penstock.storage.names import temporary_name
 from penstock.testing.faulty_storage import Failure, FaultPlan, FaultyStorage, SimulatedCrash
 from penstock.testing.simulation.external import External
 

@@ -26,7 +26,7 @@ from penstock.ownership.run_list import ListedRun, list_runs
 from penstock.status.observer import Observer
 from penstock.storage import LocalStorage
 from penstock.testing.faulty_storage import Failure, FaultPlan, FaultyStorage
-from penstock.testing.virtual_clock import VirtualClock
+from penstock.testing.virtual import VirtualClock
 
 NOW = 1_700_000_000.0
 

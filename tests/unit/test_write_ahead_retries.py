@@ -14,7 +14,7 @@ from penstock.checkpoint.events import Commit
 from penstock.ownership.claim import claim
 from penstock.sinks import TransactionContext, WriteAheadLog
 from penstock.storage import LocalStorage
-from penstock.testing.virtual_clock import VirtualClock
+from penstock.testing.virtual import VirtualClock
 
 
 def test_a_function_that_raises_is_retried_with_a_growing_pause(tmp_path: Path) -> None:

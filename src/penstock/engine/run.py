@@ -21,11 +21,10 @@ from penstock.clock import Clock
 from penstock.config import Mode
 from penstock.engine.acknowledgements import acknowledged
 from penstock.engine.assignment import Answer, Assignment, RunPlace
-from penstock.engine.bad_records import BadRecordCounts
 from penstock.engine.job_spec import JobSpec
-from penstock.engine.late_rows import LateRowCounts
 from penstock.engine.reading import Reading
 from penstock.engine.repeated_tasks import SeldomTold, repeated_tasks
+from penstock.engine.row_counts import BadRecordCounts, LateRowCounts
 from penstock.engine.source_partitions import moved, named_partitions
 from penstock.engine.start import Start
 from penstock.engine.task_failures import Accounts, as_error

@@ -41,7 +41,6 @@ from penstock.graph import (
     late_from,
 )
 from penstock.places import AT, place_in_user_code
-from penstock.spark.causes import brief_text
 from penstock.spark.compiled_kinds import (
     compiled_aggregate,
     compiled_join,
@@ -52,6 +51,7 @@ from penstock.spark.compiled_kinds import (
 from penstock.spark.compiled_operator import CompiledOperator, OperatorInput
 from penstock.spark.dead_letters import LETTERS, all_nullable
 from penstock.spark.event_times import marked_in_both, with_marked_end
+from penstock.spark.failure_messages import brief_text
 from penstock.spark.inspection import refuse_cleaning, refuse_stateful, replayable_positions, stream_numbers
 from penstock.spark.joins import dedupe_spec
 from penstock.spark.operator_times import operator_times

@@ -15,8 +15,8 @@ from penstock.ids import NO_CHECKPOINT
 from penstock.ownership.descent import read_descents
 from penstock.recovery.history import read_history
 from penstock.requests.request_files import Facts, Kind, Request
-from penstock.spark.catching_up import Moment, SilentSince
-from penstock.spark.life import JobLife
+from penstock.spark.job_runner import JobRunner
+from penstock.spark.positions import Moment, SilentSince
 from penstock.spark.session import is_alive
 from penstock.spark.status import StartOptions, Status
 from penstock.status.observer import Progress
@@ -34,7 +34,7 @@ LOOK_GRACE_S = 0.5
 class JobHandle:
     """Returned by `Job.start`."""
 
-    def __init__(self, life: JobLife) -> None:
+    def __init__(self, life: JobRunner) -> None:
         self._life = life
 
     def __repr__(self) -> str:
@@ -45,7 +45,7 @@ class JobHandle:
     @classmethod
     def start(cls, job: Job, options: StartOptions) -> JobHandle:
         """Check everything, take the job over, and run it in the background. See `Job.start`."""
-        return cls(JobLife.start(job, options))
+        return cls(JobRunner.start(job, options))
 
     # ── what the user can do ───────────────────────────────────────────────────────────────────
 

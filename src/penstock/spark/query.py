@@ -31,17 +31,15 @@ from penstock.snapshot.mailbox import Address, Mailbox, places
 from penstock.snapshot.messages import Message, TaskFailed
 from penstock.snapshot.rescue import in_background
 from penstock.snapshot.transfer import Room
-from penstock.spark.causes import BatchFailedError, cause_of
 from penstock.spark.compiled import Compiled
-from penstock.spark.empty_batches import EmptyBatches, in_group
+from penstock.spark.failure_messages import BatchFailedError, cause_of, explained, of_the_owner
 from penstock.spark.frames import BatchFrames, merged_sources
 from penstock.spark.input_rows import InputRows
+from penstock.spark.log_source import tell_logs, when_caught_up
 from penstock.spark.newest_times import NewestTimes
-from penstock.spark.paced_log import tell_logs, when_caught_up
-from penstock.spark.run_failures import explained, of_the_owner
 from penstock.spark.shuffles import batch_settings, in_force
-from penstock.spark.silence import WAITING, Silence, waits
 from penstock.spark.tasks import SparkExecutor
+from penstock.spark.ticks import WAITING, EmptyBatches, Silence, in_group, waits
 from penstock.status.observer import Observer
 from penstock.wording import counted
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from penstock.optional_package import optional_package
+from penstock.lazy_imports import optional_package
 from penstock.status.events import (
     CheckpointCommitted,
     CheckpointCompleted,

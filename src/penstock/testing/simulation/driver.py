@@ -25,12 +25,12 @@ from penstock.state.handle import FileRef
 from penstock.state.lifetimes import Moment
 from penstock.status.observer import Observer
 from penstock.testing.simulation.batch import Batch
+from penstock.testing.simulation.lifeline import Violation
 from penstock.testing.simulation.machines import Machines, SharedTime, Work, perform
 from penstock.testing.simulation.site import Conditions, Sinks, Site
 from penstock.testing.simulation.source import Record
 from penstock.testing.simulation.spark_query import SimulatedQuery
 from penstock.testing.simulation.timers import newest_of
-from penstock.testing.simulation.violation import Violation
 
 _log = logging.getLogger(__name__)
 
