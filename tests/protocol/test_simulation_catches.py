@@ -230,12 +230,12 @@ def never_forget_a_checkpoint(patch: Patch) -> None:
 
 @mutation()
 def restore_without_aborting(patch: Patch) -> None:
-    patch.setattr(restore, "_abort_others", lambda point, promised, sinks, owner: None)
+    patch.setattr(restore, "_abort_others", lambda point, promised, sinks, calls, owner: None)
 
 
 @mutation(**COMMITS_LATE)
 def restore_without_committing(patch: Patch) -> None:
-    patch.setattr(restore, "commit_in_order", lambda sinks, transactions: None)
+    patch.setattr(restore, "commit_in_order", lambda sinks, transactions, check: None)
 
 
 @mutation(7, **MANY_DEATHS)

@@ -197,13 +197,14 @@ class Hanging(TroubledSink):
 
 
 def test_a_cancelled_job_leaves_a_call_behind_that_never_returns(tmp_path, monkeypatch, caplog):
-    """Who ends the job now is not kept for ever by a sink that does not return: the log names it. Others wait until it has."""
+    """Who ends the job now is not kept for ever by a sink that does not return: the log names it, and nothing is done after that call. Others wait until it has."""
     monkeypatch.setattr("penstock.checkpoint.sink_lanes.LEAVE_AFTER_S", 0.0)
     mine = claim(LocalStorage(tmp_path), 0.0)
     sinks = {"hanging": Hanging(), "well": TroubledSink(External())}
     loop = loop_with(mine, sinks)
     loop.start()
-    finish_batch(loop, mine.run, sinks, 0)
+    for number in range(2):
+        finish_batch(loop, mine.run, sinks, number)
     sinks["hanging"].asked.wait()
     cancelled = threading.Event()
     stopping = threading.Thread(target=loop.stop, args=[cancelled.is_set], daemon=True)
@@ -214,8 +215,10 @@ def test_a_cancelled_job_leaves_a_call_behind_that_never_returns(tmp_path, monke
     stopping.join()
     assert "sink hanging: a call has not returned, and the job ends without it" in caplog.text
     assert "sink well" not in caplog.text
-    assert visible(sinks["well"]._external) == [(mine.run, 0, 0)]
+    assert visible(sinks["well"]._external) == [(mine.run, 0, 0), (mine.run, 1, 0)]
     sinks["hanging"].allowed.set()
+    loop._lanes._threads["hanging"].join()
+    assert visible(sinks["hanging"]._external) == [(mine.run, 0, 0)]  # what waited behind is the next run's
 
 
 def test_a_stop_does_not_sit_out_the_pause_between_two_tries(tmp_path, monkeypatch):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -21,7 +21,7 @@ from penstock.errors import BadRecordError, CommitLostError, FencedError, Unavai
 from penstock.ids import CheckpointId
 from penstock.log_fields import about
 from penstock.ownership.claim import Claim
-from penstock.sinks.two_phase_commit import TransactionName, TwoPhaseCommitSink
+from penstock.sinks.two_phase_commit import Transaction, TransactionName, TwoPhaseCommitSink
 from penstock.wording import counted
 
 _log = logging.getLogger(__name__)
@@ -182,8 +182,21 @@ def _say(line: str | None) -> None:
         _log.warning("%s", line)
 
 
-def commit_in_order(sinks: Mapping[str, TwoPhaseCommitSink], transactions: Iterable[PreCommitted]) -> None:
-    """Commit per sink, oldest batch first. A sink that the job no longer has cannot commit: the caller has refused that before."""
+def commit_in_order(
+    sinks: Mapping[str, TwoPhaseCommitSink],
+    transactions: Iterable[PreCommitted],
+    check: Callable[[], None] = lambda: None,
+) -> None:
+    """Commit per sink, oldest batch first. A sink that the job no longer has cannot commit: the caller has refused that before.
+
+    `check` is called before each transaction that a sink takes from the list, and raises if no further one is to be committed.
+    """
     ordered = sorted(transactions, key=lambda one: (one.sink, one.checkpoint, one.subtask))
     for uid, group in groupby(ordered, key=lambda one: one.sink):
-        sinks[uid].commit_all([one.transaction for one in group])
+        sinks[uid].commit_all(_checked(group, check))
+
+
+def _checked(transactions: Iterable[PreCommitted], check: Callable[[], None]) -> Iterator[Transaction]:
+    for one in transactions:
+        check()
+        yield one.transaction

@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from penstock.checkpoint.sink_lanes import RecoveryCalls
 from penstock.clock import Clock
 from penstock.config import Mode
 from penstock.engine.job_spec import JobSpec
@@ -74,25 +75,28 @@ def start_run(
     on_restored: Callable[[RestorePoint], None] = lambda _: None,
     alive: Alive = lambda _: nullcontext(),
     before_claim: Callable[[], None] = lambda: None,
+    given_up: Callable[[], bool] | None = None,
 ) -> Start:
     """Take the job over and go back to its checkpoint. After this, earlier runs can do nothing any more.
 
     `wanted`: an older retained checkpoint instead of the newest. `perform_all`: how tasks are run that take state over.
     `latest`: where a source ends now. `alive`: says that the run is, while sinks commit and tasks take state over, which may take long.
-    `before_claim`: called when nothing is refused any more, before the first claim.
+    `before_claim`: called when nothing is refused any more, before the first claim. `given_up`: see `RecoveryCalls`.
     """
     of_job(spec.name)
     now = JobNow(spec.source_numbers, spec.uids, changes, latest)
-    point = _restored(
-        spec,
-        claimant,
-        clock,
-        wanted,
-        drop_state=drop_state,
-        now=now,
-        before_claim=before_claim,
-        alive=alive,
-    )
+    with RecoveryCalls(given_up) as calls:
+        point = _restored(
+            spec,
+            claimant,
+            clock,
+            wanted,
+            drop_state=drop_state,
+            now=now,
+            before_claim=before_claim,
+            alive=alive,
+            calls=calls,
+        )
     beat(spec.storage, point.run, clock.wall())
     for line in point.fitted.said if point.fitted else ():
         _log.warning("%s", line)
@@ -171,6 +175,7 @@ def _restored(
     now: JobNow,
     before_claim: Callable[[], None],
     alive: Alive,
+    calls: RecoveryCalls,
 ) -> RestorePoint:
     checkpoint = None if wanted is None else CheckpointId(wanted)
 
@@ -190,6 +195,7 @@ def _restored(
             wanted=checkpoint,
             fitting=fitting,
             check=check,
+            calls=calls,
         )
         before_claim()
     return restore(
@@ -204,6 +210,7 @@ def _restored(
         former=now.former,
         check=check,
         alive=alive,
+        calls=calls,
     )
 
 

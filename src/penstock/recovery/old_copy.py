@@ -8,10 +8,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from types import MappingProxyType
 
 from penstock import start_options
 from penstock.checkpoint.metadata import found_checkpoints
+from penstock.checkpoint.sink_lanes import RecoveryCalls
 from penstock.config import Mode
 from penstock.errors import IncompatibleStateError, UnavailableError
 from penstock.ids import NO_CHECKPOINT, CheckpointId, RunId
@@ -37,6 +39,7 @@ def refuse_if_targets_know_more(
     *,
     owner: str,
     mode: Mode,
+    calls: RecoveryCalls,
 ) -> None:
     """Raise if a target has a commit that this storage does not know of, or warn where there is no checkpoint to accept that with.
 
@@ -44,7 +47,7 @@ def refuse_if_targets_know_more(
     Not asked of somebody who has chosen a checkpoint.
     """
     for uid, sink in sinks.items():
-        newest = _newest_commit(uid, sink, owner, former)
+        newest = _newest_commit(uid, sink, owner, former, calls)
         if newest is None or _is_known(claim, RunId(newest[0]), newest[1], mode):
             continue
         if claim.token:
@@ -67,11 +70,13 @@ def refuse_if_targets_know_more(
         )
 
 
-def newest_run_in_targets(sinks: Mapping[str, TwoPhaseCommitSink], owner: str, former: FormerSinks) -> int:
+def newest_run_in_targets(
+    sinks: Mapping[str, TwoPhaseCommitSink], owner: str, former: FormerSinks, calls: RecoveryCalls
+) -> int:
     """Who accepts an old copy goes on with a run above all that the targets know: from then on they know nothing newer."""
     known = 0
     for uid, sink in sinks.items():
-        newest = _newest_commit(uid, sink, owner, former)
+        newest = _newest_commit(uid, sink, owner, former, calls)
         known = known if newest is None else max(known, newest[0])
     return known
 
@@ -82,10 +87,12 @@ def uids_of(uid: str, former: FormerSinks) -> list[str]:
 
 
 def _newest_commit(
-    uid: str, sink: TwoPhaseCommitSink, owner: str, former: FormerSinks
+    uid: str, sink: TwoPhaseCommitSink, owner: str, former: FormerSinks, calls: RecoveryCalls
 ) -> tuple[int, int] | None:
     with named(uid):
-        found = [sink.newest_commit(owner, known_as) for known_as in uids_of(uid, former)]
+        found = [
+            calls(uid, partial(sink.newest_commit, owner, known_as)) for known_as in uids_of(uid, former)
+        ]
     return max((one for one in found if one is not None), default=None)
 
 

@@ -20,7 +20,7 @@ from penstock.engine.run_ends import RunEnds
 from penstock.engine.start import check_fits, start_run
 from penstock.errors import JobFailedError, is_final
 from penstock.guarantee import Guarantee
-from penstock.log_fields import about, in_context
+from penstock.log_fields import about, in_context, of_job
 from penstock.ownership.attempts import earlier_attempts
 from penstock.ownership.claim import Claim, Claimant
 from penstock.ownership.ends import How
@@ -176,6 +176,11 @@ class JobRunner:
         return cls(job, compiled, spec, guarantee, options, record=record, page=page)
 
     def _begin(self) -> None:
+        of_job(self._spec.name)
+        self._request_server.close()  # a call of a sink may never return: a cancel is heard also while the first run comes up
+        threading.Thread(
+            target=in_context(self._look_for_requests), name="penstock-requests", daemon=True
+        ).start()
         try:
             self.run = self._prepared_run()
         except BaseException as error:
@@ -184,12 +189,12 @@ class JobRunner:
             else:
                 self.status = Status.FAILED
                 self._ends.ended(How.FAILED, error)  # or the next start is told that this one is running
+                self._answer_those_who_wait_for_the_end(error)
                 self.reporter.ended(self.status.value, error)
+                self.ended.set()
                 raise
+        self._request_server.open()
         self._thread.start()
-        threading.Thread(
-            target=in_context(self._look_for_requests), name="penstock-requests", daemon=True
-        ).start()
 
     # ── ending it ──────────────────────────────────────────────────────────────────────────────
 
@@ -227,6 +232,7 @@ class JobRunner:
             on_restored=self.observer.restored,
             alive=_alive,
             before_claim=self._keep_record,
+            given_up=lambda: self._cancelled,
         )
         if self._options.savepoint is not None:  # a crash may have come before the adoption had done it
             record_key_groups(start.point.claim, self._spec.max_parallelism)
