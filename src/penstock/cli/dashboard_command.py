@@ -91,7 +91,7 @@ def dashboard(
 
 def _look_at(place: str) -> None:
     """Refuse what can be no storage; say where nothing is. A server may be up before the first job makes the folder."""
-    from penstock.cli.which_job import is_missing
+    from penstock.cli.job_lookup import is_missing
 
     opened = open_storage(place)
     if is_missing(opened):

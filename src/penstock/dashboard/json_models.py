@@ -31,7 +31,7 @@ MOST_CHECKPOINTS = 20
 """Of history with the job itself; `checkpoints.json` and `journal.json` have all that is known."""
 
 
-class JobGlance(msgspec.Struct, frozen=True, kw_only=True):
+class JobSummary(msgspec.Struct, frozen=True, kw_only=True):
     """A job as the overview shows it."""
 
     id: str
@@ -69,7 +69,7 @@ class JobGlance(msgspec.Struct, frozen=True, kw_only=True):
 class OverviewTwin(msgspec.Struct, frozen=True, kw_only=True):
     """`/index.json`."""
 
-    jobs: tuple[JobGlance, ...]
+    jobs: tuple[JobSummary, ...]
     problems: tuple[str, ...] = ()
 
 
@@ -136,11 +136,11 @@ def overview(views: Sequence[JobView], problems: tuple[str, ...] = ()) -> Overvi
     return OverviewTwin(jobs=tuple(map(glance, views)), problems=problems)
 
 
-def glance(view: JobView) -> JobGlance:
+def glance(view: JobView) -> JobSummary:
     """One of them."""
     live, plan, last = view.live, view.plan, view.last_completed
     failure = view.failures[0] if view.failures else None
-    return JobGlance(
+    return JobSummary(
         id=view.id,
         name=view.name,
         place=view.place,

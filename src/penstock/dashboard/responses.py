@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from penstock.dashboard import pages
 from penstock.dashboard.access import SESSION_S, Access
-from penstock.dashboard.chrome import Chrome
+from penstock.dashboard.page_frame import PageFrame
 
 JSON = "application/json"
 HTML = "text/html; charset=utf-8"
@@ -77,7 +77,7 @@ def refused(request: Request, status: int, why: str, headers: Mapping[str, str] 
     """A refusal, as a page or as JSON."""
     path = request.scope["path"]
     if wants_page(request.method, path, request.headers.get("accept", "")):
-        return page_answer(pages.problem(status, why, Chrome()), status, headers)
+        return page_answer(pages.problem(status, why, PageFrame()), status, headers)
     if path.startswith(_FLINK):
         return json_answer(FlinkProblem((why,)), status, headers)
     return json_answer(Problem(why, status), status, headers)

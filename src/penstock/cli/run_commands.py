@@ -10,8 +10,8 @@ from typing import Annotated
 import typer
 
 from penstock.cli.arguments import AsJson, JobFile, JobVariable, RestartOption
-from penstock.cli.dashboarding import token_of
-from penstock.cli.failures import ended_by_ctrl_c
+from penstock.cli.dashboard_command import token_of
+from penstock.cli.exits import ended_by_ctrl_c
 from penstock.config import Mode, whole_number
 from penstock.dashboard.ui_options import TOKEN_VARIABLE
 from penstock.errors import ConfigError
@@ -132,7 +132,7 @@ def run(
 
     Ctrl-C or SIGTERM stops it with a last checkpoint (exit code 0). Once more ends it now, without (exit code 130 or 143).
     """
-    from penstock.cli.running import run_file
+    from penstock.cli.job_file import run_file
 
     if restore is not None:
         whole_number("--restore", restore, minimum=0)
@@ -140,7 +140,7 @@ def run(
     for name in dropped:
         checked_name("uid of --drop-state", name.partition(".")[0])
     if keep_alive or restart:
-        from penstock.cli.keeping_alive import keep_run_alive
+        from penstock.cli.job_file import keep_run_alive
 
         raise typer.Exit(keep_run_alive(restart, wanted=keep_alive))
     run_file(
@@ -175,7 +175,7 @@ def keep_program_alive(
 
     Ctrl-C and SIGTERM are passed on. The exit code is that of the program.
     """
-    from penstock.cli.keeping_alive import keep_alive
+    from penstock.cli.job_file import keep_alive
 
     raise typer.Exit(keep_alive(command, restart))
 

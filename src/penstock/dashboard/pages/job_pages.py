@@ -12,9 +12,9 @@ from typing import Any
 
 import msgspec
 
-from penstock.dashboard.chrome import Chrome
-from penstock.dashboard.pages import charts
-from penstock.dashboard.pages.deeds import deeds, outcome_words
+from penstock.dashboard.page_frame import PageFrame
+from penstock.dashboard.pages import phases
+from penstock.dashboard.pages.action_forms import action_forms, outcome_words
 from penstock.dashboard.pages.drawing import draw
 from penstock.dashboard.pages.facts import node_facts
 from penstock.dashboard.pages.phases import (
@@ -90,7 +90,7 @@ class _OverviewRow(msgspec.Struct, frozen=True):
     spark: str
 
 
-def overview(views: Sequence[JobView], chrome: Chrome) -> str:
+def overview(views: Sequence[JobView], frame: PageFrame) -> str:
     """All jobs, those that need somebody first."""
     rows = [
         _OverviewRow(
@@ -104,10 +104,10 @@ def overview(views: Sequence[JobView], chrome: Chrome) -> str:
     tones = Counter(row.verdict.tone for row in rows)
     tally = [(tone, tones[tone], _tally(tone, tones[tone])) for tone in _TALLY if tones[tone]]
     several = len({view.place for view in views}) > 1
-    return render("overview.html", chrome, rows=rows, tally=tally, several_places=several)
+    return render("overview.html", frame, rows=rows, tally=tally, several_places=several)
 
 
-def job(view: JobView, chrome: Chrome) -> str:
+def job(view: JobView, frame: PageFrame) -> str:
     """One job: how it is, its graph, what it does."""
     judged = verdict(view)
     story = collapsed([one for one in sentences(view.events, view.failures) if not one.routine])
@@ -115,13 +115,13 @@ def job(view: JobView, chrome: Chrome) -> str:
     return _of_job(
         "job.html",
         view,
-        chrome,
+        frame,
         "",
         others=[one for one in concerns(view) if one.text not in judged.detail],
         behind=total_behind(view),
         drawings=[draw(nodes), draw(nodes, downward=True)],
         facts=node_facts(view),
-        rates_chart=charts.rates_chart(view).as_json,
+        rates_chart=phases.rates_chart(view).as_json,
         story=story[:_LATELY],
     )
 
@@ -133,14 +133,14 @@ class _CheckpointRow(msgspec.Struct, frozen=True):
     is_cut: bool
 
 
-def checkpoints(view: JobView, chrome: Chrome, *, page: int = 1) -> str:
+def checkpoints(view: JobView, frame: PageFrame, *, page: int = 1) -> str:
     """The history of checkpoints, with a summary and the settings."""
     shown = paged(view.checkpoints, page, CHECKPOINTS_A_PAGE)
     full_ms = full_bar_ms(shown.rows)
     return _of_job(
         "checkpoints.html",
         view,
-        chrome,
+        frame,
         "checkpoints",
         shown=shown,
         rows=[
@@ -149,12 +149,12 @@ def checkpoints(view: JobView, chrome: Chrome, *, page: int = 1) -> str:
         ],
         completed=sum(one.status is CheckpointStatus.COMPLETED for one in view.checkpoints),
         worries=[one for one in concerns(view) if one.page == "checkpoints"],
-        durations_chart=charts.durations_chart(view).as_json,
-        sizes_chart=charts.sizes_chart(view).as_json,
+        durations_chart=phases.durations_chart(view).as_json,
+        sizes_chart=phases.sizes_chart(view).as_json,
     )
 
 
-def checkpoint(view: JobView, one: CheckpointView, chrome: Chrome) -> str:
+def checkpoint(view: JobView, one: CheckpointView, frame: PageFrame) -> str:
     """One checkpoint: its time line, and every subtask."""
     line = timeline(one, view.now)
     at = next(
@@ -170,7 +170,7 @@ def checkpoint(view: JobView, one: CheckpointView, chrome: Chrome) -> str:
     return _of_job(
         "checkpoint.html",
         view,
-        chrome,
+        frame,
         "checkpoints",
         one=one,
         line=line,
@@ -221,7 +221,7 @@ class _BatchRow(msgspec.Struct, frozen=True):
     phases: tuple[Phase, ...]
 
 
-def batches(view: JobView, chrome: Chrome) -> str:
+def batches(view: JobView, frame: PageFrame) -> str:
     """The newest batches: how fast rows came, how fast they were processed, and where the time went."""
     found = view.live.recent_batches if view.live else ()
     full_ms = max((one.seconds for one in found), default=0.0) * 1000
@@ -230,12 +230,12 @@ def batches(view: JobView, chrome: Chrome) -> str:
     return _of_job(
         "batches.html",
         view,
-        chrome,
+        frame,
         "batches",
         rows=rows,
         legend=BATCH_LEGEND,
         processing=sum(one.rows for one in found) / seconds if seconds else None,
-        chart=charts.batch_rates_chart(view).as_json,
+        chart=phases.batch_rates_chart(view).as_json,
     )
 
 
@@ -248,7 +248,7 @@ class _FailureRow(msgspec.Struct, frozen=True):
     """Of its element: the same when the group has grown."""
 
 
-def failures(view: JobView, chrome: Chrome) -> str:
+def failures(view: JobView, frame: PageFrame) -> str:
     """What went wrong, and what it cost. What came again and again is shown once, with all of its times to be opened."""
     rows: list[_FailureRow] = []
     room = MOST_FAILURES
@@ -261,22 +261,22 @@ def failures(view: JobView, chrome: Chrome) -> str:
         rows.append(_FailureRow(group, found[0], found[1:], mark))
         room -= len(found)
     shown = MOST_FAILURES - room
-    return _of_job("failures.html", view, chrome, "failures", rows=rows, left_out=len(view.failures) - shown)
+    return _of_job("failures.html", view, frame, "failures", rows=rows, left_out=len(view.failures) - shown)
 
 
-def journal(view: JobView, chrome: Chrome, *, page: int = 1, routine: int = 0) -> str:
+def journal(view: JobView, frame: PageFrame, *, page: int = 1, routine: int = 0) -> str:
     """What happened, newest first; `routine` is not 0: also what happens all the time while a job is well."""
     told = collapsed([one for one in sentences(view.events, view.failures) if routine or not one.routine])
     shown = paged(told, page, EVENTS_A_PAGE)
-    return _of_job("journal.html", view, chrome, "journal", shown=shown, routine=routine)
+    return _of_job("journal.html", view, frame, "journal", shown=shown, routine=routine)
 
 
-def state(view: JobView, contents: StateContents | None, chrome: Chrome) -> str:
+def state(view: JobView, contents: StateContents | None, frame: PageFrame) -> str:
     """The state in the newest completed checkpoint; None: there is none."""
     return _of_job(
         "state.html",
         view,
-        chrome,
+        frame,
         "state",
         held=contents,
         row_name=ROW_NAME,
@@ -296,17 +296,17 @@ def found(content: FoundRows | LargestKeys) -> str:
         columns = list(content.columns)
         rows = [[value_text(row.get(name)) for name in columns] for row in content.rows]
     return render(
-        "found.html", Chrome(), found=content, columns=columns, rows=rows, has_key=has_key, more=more
+        "found.html", PageFrame(), found=content, columns=columns, rows=rows, has_key=has_key, more=more
     )
 
 
-def savepoints(view: JobView, chrome: Chrome, folder: str = "", inside: Contents | str = "") -> str:
+def savepoints(view: JobView, frame: PageFrame, folder: str = "", inside: Contents | str = "") -> str:
     """Savepoints that the journal knows of. `folder`: one that is opened; `inside`: what is in it, or why that cannot be shown."""
     made = {one.folder: one for one in reversed(view.events) if isinstance(one, SavepointMade)}
     return _of_job(
         "savepoints.html",
         view,
-        chrome,
+        frame,
         "savepoints",
         rows=[made[one] for one in view.savepoints if one in made],
         folder=folder,
@@ -315,35 +315,33 @@ def savepoints(view: JobView, chrome: Chrome, folder: str = "", inside: Contents
     )
 
 
-def actions(view: JobView, outcome: Outcome | None, chrome: Chrome, refusal: str = "") -> str:
+def actions(view: JobView, outcome: Outcome | None, frame: PageFrame, refusal: str = "") -> str:
     """What can be asked of the job, and what became of what was asked. `refusal`: why that came to nothing before the job heard of it."""
     tone, headline = outcome_words(outcome) if outcome else (Tone.QUIET, "")
     return _of_job(
         "actions.html",
         view,
-        chrome,
+        frame,
         "actions",
         outcome=outcome,
         refusal=refusal,
         outcome_tone=tone,
         outcome_headline=headline,
-        deeds=deeds(view),
+        deeds=action_forms(view),
         asked=collapsed([outcome_sentence(one) for one in view.asked])[:_LATELY],
     )
 
 
-def login(chrome: Chrome, wrong: str = "", following: str = "/") -> str:
+def login(frame: PageFrame, wrong: str = "", following: str = "/") -> str:
     """Where a token is given. `wrong`: why the last one was not taken; `following`: the path to go to then."""
-    return render("login.html", chrome, wrong=wrong, following=following)
+    return render("login.html", frame, wrong=wrong, following=following)
 
 
-def problem(status: int, text: str, chrome: Chrome) -> str:
+def problem(status: int, text: str, frame: PageFrame) -> str:
     """Why there is no page."""
     known = {one.value: one.phrase for one in HTTPStatus}
-    return render(
-        "problem.html", chrome, status=status, headline=known.get(status, "Not possible"), text=text
-    )
+    return render("problem.html", frame, status=status, headline=known.get(status, "Not possible"), text=text)
 
 
-def _of_job(template: str, view: JobView, chrome: Chrome, here: str, **values: object) -> str:
-    return render(template, chrome, view=view, here=here, judged=verdict(view), **values)
+def _of_job(template: str, view: JobView, frame: PageFrame, here: str, **values: object) -> str:
+    return render(template, frame, view=view, here=here, judged=verdict(view), **values)

@@ -21,10 +21,9 @@ from typing import NamedTuple, Self, TextIO
 from rich.console import Console
 from rich.live import Live as LiveScreen
 
-from penstock.cli.changes import Changes
 from penstock.cli.console import plain_console
 from penstock.cli.printing import visible
-from penstock.cli.watch_screen import WatchScreen
+from penstock.cli.watch_screen import StatusChanges, WatchScreen
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.errors import PenstockError
 from penstock.status.job_watcher import JobWatcher
@@ -72,7 +71,7 @@ def watch(find: Find, *, one: bool) -> None:
 
 
 def _line_by_line(watchers: Watchers, out: TextIO, wait: Callable[[float], object]) -> None:
-    changes = Changes()
+    changes = StatusChanges()
     views = watchers.look()
     if not views:
         out.write("no job here yet; is it the storage given to Job(storage=...)? Ctrl-C leaves\n")

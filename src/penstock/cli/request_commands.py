@@ -14,9 +14,9 @@ def trigger(
     storage: StorageOfJob, job: NameOfJob = None, *, timeout: Patience = "10min", as_json: AsJson = False
 ) -> None:
     """Let a running job complete a checkpoint of all that it has processed by now. Prints its number."""
-    from penstock.cli.asking import ask
+    from penstock.cli.job_lookup import open_job
     from penstock.cli.printing import print_json
-    from penstock.cli.which_job import open_job
+    from penstock.cli.request_waiting import ask
     from penstock.requests.request_files import Kind
 
     done = ask(open_job(storage, job), Kind.CHECKPOINT, timeout)
@@ -49,9 +49,9 @@ def savepoint(
 
     Prints the folder that it is in.
     """
-    from penstock.cli.asking import make
+    from penstock.cli.job_lookup import open_job
     from penstock.cli.printing import print_json
-    from penstock.cli.which_job import open_job
+    from penstock.cli.request_waiting import make
 
     if checkpoint is not None:
         whole_number("--checkpoint", checkpoint, minimum=0)
@@ -81,9 +81,9 @@ def stop(
 
     Prints the folder of the savepoint, if one was wanted.
     """
-    from penstock.cli.asking import ask, folder, how_it_ended
+    from penstock.cli.job_lookup import open_job
     from penstock.cli.printing import print_json
-    from penstock.cli.which_job import open_job
+    from penstock.cli.request_waiting import ask, folder, how_it_ended
     from penstock.requests.request_files import Kind
 
     wish = {"savepoint": savepoint is not None, "to": folder(savepoint), "drain": drain}
@@ -99,9 +99,9 @@ def cancel(
     storage: StorageOfJob, job: NameOfJob = None, *, timeout: Patience = "10min", as_json: AsJson = False
 ) -> None:
     """End a running job without a last checkpoint. What it keeps is decided by its `checkpoint.on_cancel`."""
-    from penstock.cli.asking import ask, how_it_ended
+    from penstock.cli.job_lookup import open_job
     from penstock.cli.printing import print_json
-    from penstock.cli.which_job import open_job
+    from penstock.cli.request_waiting import ask, how_it_ended
     from penstock.requests.request_files import Kind
 
     ended = ask(open_job(storage, job), Kind.CANCEL, timeout)

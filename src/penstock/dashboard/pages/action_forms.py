@@ -16,7 +16,7 @@ from penstock.status.view import JobView
 from penstock.wording import counted
 
 
-class Deed(msgspec.Struct, frozen=True, kw_only=True):
+class ActionForm(msgspec.Struct, frozen=True, kw_only=True):
     """One button, and the dialog behind it."""
 
     name: str
@@ -36,14 +36,14 @@ class Deed(msgspec.Struct, frozen=True, kw_only=True):
     """What has to be typed first, as a regular expression; '' for nothing."""
 
 
-def deeds(view: JobView) -> tuple[Deed, ...]:
+def action_forms(view: JobView) -> tuple[ActionForm, ...]:
     """All of them, the harmless ones first."""
     return (_checkpoint(view), _savepoint(), _stop(), _stop_with_savepoint(), _cancel(view))
 
 
-def _checkpoint(view: JobView) -> Deed:
+def _checkpoint(view: JobView) -> ActionForm:
     rows = view.live.rows_since_checkpoint if view.live else 0
-    return Deed(
+    return ActionForm(
         name="checkpoint",
         kind="checkpoint",
         title="Checkpoint now",
@@ -57,8 +57,8 @@ def _checkpoint(view: JobView) -> Deed:
     )
 
 
-def _savepoint() -> Deed:
-    return Deed(
+def _savepoint() -> ActionForm:
+    return ActionForm(
         name="savepoint",
         kind="savepoint",
         title="Savepoint",
@@ -74,8 +74,8 @@ def _savepoint() -> Deed:
     )
 
 
-def _stop() -> Deed:
-    return Deed(
+def _stop() -> ActionForm:
+    return ActionForm(
         name="stop",
         kind="stop",
         title="Stop",
@@ -92,8 +92,8 @@ def _stop() -> Deed:
     )
 
 
-def _stop_with_savepoint() -> Deed:
-    return Deed(
+def _stop_with_savepoint() -> ActionForm:
+    return ActionForm(
         name="stop-with-savepoint",
         kind="stop",
         title="Stop with savepoint",
@@ -112,7 +112,7 @@ def _stop_with_savepoint() -> Deed:
     )
 
 
-def _cancel(view: JobView) -> Deed:
+def _cancel(view: JobView) -> ActionForm:
     rows = view.live.rows_since_checkpoint if view.live else 0
     deletes = view.plan is not None and view.plan.settings.on_cancel == OnCancel.DELETE_ON_CANCELLATION.value
     last = view.last_completed
@@ -123,7 +123,7 @@ def _cancel(view: JobView) -> Deed:
         if last
         else "No checkpoint was completed yet: the next start begins from nothing."
     )
-    return Deed(
+    return ActionForm(
         name="cancel",
         kind="cancel",
         title="Cancel",

@@ -1,12 +1,6 @@
-"""What surrounds a page: where it is, who looks at it, what may be done from it. Data only; the dashboard's process.
+"""The frame around every page: where it is, who reads it, and what may be done from it. Data only; the dashboard's process.
 
-The rendering functions of `penstock.dashboard.pages` take what they show, then a `Chrome`, and return HTML. They read nothing themselves:
-
-    overview(views: Sequence[JobView], chrome)        job(view: JobView, chrome)
-    checkpoints(view, chrome)                         checkpoint(view, checkpoint: CheckpointView, chrome)
-    failures(view, chrome)                            state(view, contents: StateContents | None, chrome)
-    actions(view, outcome: Outcome | None, chrome, refusal)    journal(view, chrome)
-    login(chrome, wrong, following)                   problem(status, text, chrome)
+The functions of `penstock.dashboard.pages` take what they show and a `PageFrame`, and return HTML. They read nothing themselves.
 """
 
 from __future__ import annotations
@@ -15,7 +9,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Chrome:
+class PageFrame:
     """The same for all parts of one page. Two equal ones around one view give one page: it may be kept and given to many."""
 
     base: str = ""
