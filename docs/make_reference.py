@@ -26,11 +26,11 @@ GROUPS = {
         "ValueState ListState MapState ReducingState AggregatingState AggregateFunction RawState OperatorListState BroadcastState "
         "TimeToLive"
     ),
-    "Windows": "windows tumbling sliding session count_window TimeWindow",
+    "Windows": "tumbling sliding session count TimeWindow",
     "Savepoints": "read_savepoint read_state write_savepoint rewrite_savepoint SavedState OperatorContents",
     "Monitoring and logs": "Listener Event OpenTelemetry log_as_json JsonLines LogFields",
 }
-"""Which page has which name. Errors have their own page, so has each public module, and the index has the rest."""
+"""Which page has which name. Errors have their own page; other names are on the page of their module, or on the index page."""
 _CODE = re.compile(r"(`[^`]*`)")
 _LONGEST_LINE = 100
 
@@ -38,22 +38,33 @@ _LONGEST_LINE = 100
 def pages_of(source: Path) -> dict[str, str]:
     """The pages of the reference by file name, for the package `penstock` in a source folder."""
     package = griffe.load("penstock", search_paths=[source], resolve_aliases=True)
-    public = {name: _target(package, name) for name in sorted(_exports(package), key=str.lower)}
-    pages: dict[str, str] = {}
-    written: set[str] = set()
-    for title, listed in GROUPS.items():
-        names = [name for name in listed.split() if name in public and not public[name].is_module]
-        if names:
-            pages[_file(title)] = _page(title, {name: public[name] for name in names}, "ps.")
-            written |= set(names)
-    errors = {name: found for name, found in public.items() if name.endswith("Error")}
-    pages["errors.md"] = _page("Errors", errors, "ps.")
-    modules = {name: found for name, found in public.items() if found.is_module}
-    for name, module in modules.items():
-        inside = {one: _target(module, one) for one in sorted(_exports(module), key=str.lower)}
-        pages[f"{name}.md"] = _page(f"penstock.{name}", inside, f"{name}.", module)
-    rest = {name: found for name, found in public.items() if name not in written | set(errors) | set(modules)}
-    return {"README.md": _index(pages, rest), **pages}
+    order = {
+        name: (title, place) for title, listed in GROUPS.items() for place, name in enumerate(listed.split())
+    }
+    by_title: dict[str, dict[str, griffe.Object]] = {title: {} for title in GROUPS}
+    rest: dict[str, griffe.Object] = {}
+    public = sorted(_public(package), key=lambda one: order.get(one[0].rpartition(".")[2], ("", 0))[1])
+    for qualified, found in public:
+        module, _, name = qualified.rpartition(".")
+        title = "Errors" if name.endswith("Error") else order.get(name, (None, 0))[0]
+        if title is None and module == "ps":
+            rest[qualified] = found
+        else:
+            by_title.setdefault(title or module.rpartition(".")[2].capitalize(), {})[qualified] = found
+    paths = {found.path for names in by_title.values() for found in names.values()}
+    pages = {_file(title): _page(title, names, paths) for title, names in by_title.items() if names}
+    return {"README.md": _index(pages, rest, paths), **pages}
+
+
+def _public(package: griffe.Object) -> list[tuple[str, griffe.Object]]:
+    """The names of the package, then those of its public modules that it does not have itself."""
+    names = {f"ps.{name}": _own(package.members[name]) for name in sorted(_exports(package), key=str.lower)}
+    found = {name: one for name, one in names.items() if not one.is_module}
+    for path, module in names.items():
+        if module.is_module:
+            inside = {f"{path}.{name}": _own(module.members[name]) for name in _exports(module)}
+            found |= {name: one for name, one in inside.items() if one not in found.values()}
+    return list(found.items())
 
 
 def write(source: Path, folder: Path) -> None:
@@ -63,7 +74,7 @@ def write(source: Path, folder: Path) -> None:
         (folder / name).write_text(text, encoding="utf-8")
 
 
-def _index(pages: dict[str, str], rest: dict[str, griffe.Object]) -> str:
+def _index(pages: dict[str, str], rest: dict[str, griffe.Object], paths: set[str]) -> str:
     lines = [
         "# API reference",
         "",
@@ -75,54 +86,49 @@ def _index(pages: dict[str, str], rest: dict[str, griffe.Object]) -> str:
         names = re.findall(r"^## `([^`]+)`", text, re.MULTILINE)
         lines += [f"- [{title}]({file}): {', '.join(f'`{name}`' for name in names)}"]
     for name, found in rest.items():
-        lines += ["", *_entry(name, found, "ps.", set())]
+        lines += ["", *_entry(name, found, paths)]
     return "\n".join(lines) + "\n"
 
 
-def _page(
-    title: str, names: dict[str, griffe.Object], before: str, module: griffe.Object | None = None
-) -> str:
-    """A page with a section for each name. What a public base class on the page describes is not repeated."""
+def _page(title: str, names: dict[str, griffe.Object], paths: set[str]) -> str:
+    """A page with a section for each name. What a public base class describes is not repeated."""
     lines = [f"# {title}", ""]
-    if module is not None:
-        lines += [*_docstring(module), ""]
-    public = {found.path for found in names.values()}
     for name, found in names.items():
-        lines += [*_entry(name, found, before, public), ""]
+        lines += [*_entry(name, found, paths), ""]
     return "\n".join(lines)
 
 
-def _entry(name: str, found: griffe.Object, before: str, public: set[str]) -> Iterator[str]:
+def _entry(name: str, found: griffe.Object, paths: set[str]) -> Iterator[str]:
     """The section of one public name: its signature, its docstring and, for a class, its members."""
-    yield f"## `{before}{name}`"
+    yield f"## `{name}`"
     yield ""
     if isinstance(found, griffe.Class):
-        yield from _class(name, found, before, public)
+        yield from _class(name, found, paths)
     elif isinstance(found, griffe.Function):
-        yield from _signature(before + name, found)
+        yield from _signature(name, found)
         yield from _docstring(found)
     else:
-        yield from _block(f"{before}{name} = {getattr(found, 'value', '')}")
+        yield from _block(f"{name} = {getattr(found, 'value', '')}")
         yield from _docstring(found)
 
 
-def _class(name: str, found: griffe.Class, before: str, public: set[str]) -> Iterator[str]:
+def _class(name: str, found: griffe.Class, paths: set[str]) -> Iterator[str]:
     members = {**found.inherited_members, **found.members}
-    described = {member for base in found.mro() if base.path in public for member in base.members}
+    described = {member for base in found.mro() if base.path in paths for member in base.members}
     start = members.get("__init__")
     bases = ", ".join(str(base) for base in found.bases)
     if bases:
         yield f"Bases: `{bases}`"
         yield ""
     if start is not None and start.is_function:
-        yield from _signature(before + name, _own(start))
+        yield from _signature(name, _own(start))
     elif any("dataclass" in str(one.value) for one in found.decorators) or "Struct" in bases:
-        yield from _block(_call(before + name, [_field(one) for one in _fields(found)]))
+        yield from _block(_call(name, [_field(one) for one in _fields(found)]))
     yield from _docstring(found)
     for member, one in members.items():
         if member.startswith("_") or member in described or one.is_module or one.is_class:
             continue
-        yield from _member(name, member, _own(one))
+        yield from _member(found.name, member, _own(one))
 
 
 def _member(owner: str, name: str, found: griffe.Object) -> Iterator[str]:
@@ -197,11 +203,15 @@ def _docstring(found: griffe.Object) -> Iterator[str]:
 
 
 def _exports(module: griffe.Object) -> list[str]:
-    return [str(name) for name in getattr(module, "exports", None) or ()]
-
-
-def _target(module: griffe.Object, name: str) -> griffe.Object:
-    return _own(module.members[name])
+    """The names in `__all__`, or where there is none, the classes that the module defines."""
+    listed = getattr(module, "exports", None)
+    if listed is not None:
+        return [str(name) for name in listed]
+    return [
+        name
+        for name, one in module.members.items()
+        if not name.startswith("_") and isinstance(one, griffe.Class)
+    ]
 
 
 def _own(found: griffe.Object | griffe.Alias) -> griffe.Object:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 import penstock as ps
+from penstock import errors
 
 ROOT = Path(__file__).parents[2]
 
@@ -49,10 +50,12 @@ def test_the_reference_has_every_public_name(make_site: Any) -> None:
     pages = make_site.make_reference.pages_of(ROOT / "src")
     headings = set(re.findall(r"^#+ `?([\w.]+)`?$", "\n".join(pages.values()), re.MULTILINE))
     modules = {name for name in ps.__all__ if inspect.ismodule(getattr(ps, name))}
+    listed = {name: getattr(getattr(ps, name), "__all__", ()) for name in modules}
     expected = {f"ps.{name}" for name in set(ps.__all__) - modules}
-    expected |= {f"penstock.{name}" for name in modules}
-    expected |= {f"{module}.{name}" for module in modules for name in getattr(ps, module).__all__}
+    expected |= {f"ps.{module}.{name}" for module, names in listed.items() for name in names}
     assert expected - headings == set()
+    named = {name.rpartition(".")[2] for name in headings}
+    assert {name for name, one in vars(errors).items() if inspect.isclass(one)} <= named
     assert {"Job.run", "Stream.write_to", "KeyedStream.process", "TwoPhaseCommitSink.commit"} <= headings
     assert "checkpoint: Checkpointing | None = None," in pages["jobs-and-streams.md"]
 
