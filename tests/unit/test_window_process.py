@@ -15,14 +15,14 @@ from operator_cluster import BuiltIn, OperatorCluster
 import penstock as ps
 from penstock.config import OnBadRecord
 from penstock.engine.executor import Executor
-from penstock.engine.tagged_rows import RESULTS
-from penstock.engine.task_rows import TaskRows
 from penstock.engine.window_task import WindowProcessTask
 from penstock.ids import CheckpointId
 from penstock.operators.bad_records import BadRecords
 from penstock.operators.clock import OperatorClock
 from penstock.operators.count_rows import CountRowsSpec
+from penstock.operators.inputs import TaskRows
 from penstock.operators.late_rows import LateRows
+from penstock.operators.outputs import RESULTS
 from penstock.operators.session_rows import SessionRowsSpec
 from penstock.operators.time_column import TimeColumn
 from penstock.operators.timers import microseconds, moment

@@ -11,15 +11,15 @@ import pyarrow.compute as pc
 
 from penstock.engine.dead_letters import ROW, ROWS
 from penstock.engine.subtask import OperatorTask
-from penstock.engine.tagged_rows import RESULTS, Outputs
-from penstock.engine.task_rows import TaskRows
 from penstock.errors import InternalError
 from penstock.operators.aggregates import AggregateSpec
 from penstock.operators.bad_records import BadRecords
 from penstock.operators.distinct_values import WHOSE
 from penstock.operators.everything import shown_key
 from penstock.operators.grouping import null_keys
+from penstock.operators.inputs import TaskRows
 from penstock.operators.late_rows import LateRows
+from penstock.operators.outputs import RESULTS, Outputs
 from penstock.operators.run_aggregate import run_aggregate
 from penstock.operators.task_time import TaskTime
 from penstock.operators.time_column import TimeColumn

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from penstock.engine.subtask import OperatorTask
-from penstock.engine.tagged_rows import RESULTS, Outputs
-from penstock.engine.task_rows import TaskRows
 from penstock.operators.bad_records import BadRecords
 from penstock.operators.dedupe import DedupeSpec, run_dedupe
+from penstock.operators.inputs import TaskRows
 from penstock.operators.late_rows import LateRows
+from penstock.operators.outputs import RESULTS, Outputs
 from penstock.state.backends.base import OpenState
 
 

@@ -21,17 +21,17 @@ from penstock.config import OnBadRecord
 from penstock.engine.assignment import Assignment, BadCount, OperatorAnswer
 from penstock.engine.dead_letters import tolerates
 from penstock.engine.executor import Executor
-from penstock.engine.tagged_rows import BAD, LATE, RESULTS, Outputs, Tags, side_tags, tagged
 from penstock.engine.task_failures import tell_failure
-from penstock.engine.task_rows import RightInput, TaskRows, collected, divided
 from penstock.ids import SubtaskId
 from penstock.operators.bad_records import LETTER, BadRecords
 from penstock.operators.batch_process import BatchProcess
 from penstock.operators.broadcast import NoSides
 from penstock.operators.failed_call import blamed_on
 from penstock.operators.grouping import check_rows, null_keys
+from penstock.operators.inputs import RightInput, TaskRows, collected, divided
 from penstock.operators.keyed_process import Context, KeyedProcess
 from penstock.operators.late_rows import LateRows
+from penstock.operators.outputs import BAD, LATE, RESULTS, Outputs, Tags, side_tags, tagged
 from penstock.operators.process import Process
 from penstock.operators.run_batch_process import SideColumns, run_batch_process
 from penstock.operators.run_process import run_process

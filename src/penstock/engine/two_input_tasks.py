@@ -8,15 +8,15 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 
 from penstock.engine.subtask import OperatorTask
-from penstock.engine.tagged_rows import LATE_RIGHT, RESULTS, Outputs, Tags
-from penstock.engine.task_rows import RightInput, TaskRows
 from penstock.errors import InternalError
 from penstock.ids import SubtaskId
 from penstock.operators.bad_records import BadRecords
 from penstock.operators.grouping import check_rows
+from penstock.operators.inputs import RightInput, TaskRows
 from penstock.operators.join_spec import JoinSpec
 from penstock.operators.late_rows import LateRows
 from penstock.operators.lookup_rows import LookupSpec, run_lookup
+from penstock.operators.outputs import LATE_RIGHT, RESULTS, Outputs, Tags
 from penstock.operators.run_join import run_join
 from penstock.state.backends.base import OpenState
 from penstock.state.handle import Due

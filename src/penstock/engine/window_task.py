@@ -10,8 +10,6 @@ import pyarrow as pa
 from penstock.engine.aggregate_task import rows_stood_for, without_null_keys
 from penstock.engine.dead_letters import ROW, ROWS
 from penstock.engine.subtask import OperatorTask
-from penstock.engine.tagged_rows import RESULTS, Outputs
-from penstock.engine.task_rows import TaskRows
 from penstock.ids import SubtaskId
 from penstock.operators.bad_records import BadRecords
 from penstock.operators.clock import OperatorClock
@@ -19,9 +17,11 @@ from penstock.operators.count_rows import CountRowsSpec, run_count_rows
 from penstock.operators.count_windows import CountSpec, run_count_windows
 from penstock.operators.failed_call import blamed_on
 from penstock.operators.grouping import null_keys
+from penstock.operators.inputs import TaskRows
 from penstock.operators.keyed_process import Context
 from penstock.operators.late_panes import ABSURD, refused, without_late_rows
 from penstock.operators.late_rows import LateRows
+from penstock.operators.outputs import RESULTS, Outputs
 from penstock.operators.session_aggregate import SessionRun, SessionSpec
 from penstock.operators.session_rows import SessionRowsSpec, run_session_rows
 from penstock.operators.time_column import TimeColumn

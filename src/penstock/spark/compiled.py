@@ -18,7 +18,6 @@ from pyspark.sql.types import StructType
 
 from penstock.config import Mode
 from penstock.engine.job_spec import JobSpec
-from penstock.engine.tagged_rows import BAD, LATE
 from penstock.errors import ConfigError, PenstockError, UserCodeError
 from penstock.graph import (
     Aggregate,
@@ -40,6 +39,7 @@ from penstock.graph import (
     inputs_of,
     late_from,
 )
+from penstock.operators.outputs import BAD, LATE
 from penstock.places import AT, place_in_user_code
 from penstock.spark.causes import brief_text
 from penstock.spark.compiled_kinds import (

@@ -12,7 +12,6 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
 from penstock.config import OnBadRecord
-from penstock.engine.tagged_rows import LATE_RIGHT, side_tags
 from penstock.errors import ConfigError
 from penstock.graph import (
     Aggregate,
@@ -25,6 +24,7 @@ from penstock.graph import (
 from penstock.operators.distinct_values import aggregate_layout, counting_distinct
 from penstock.operators.everything import EVERYTHING
 from penstock.operators.join_spec import RIGHT
+from penstock.operators.outputs import LATE_RIGHT, side_tags
 from penstock.operators.row_order import Order
 from penstock.operators.side_outputs import declared_sides
 from penstock.operators.states import state_layout

@@ -11,7 +11,6 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql.types import StructType
 
 from penstock.config import OnBadRecord
-from penstock.engine.tagged_rows import BAD
 from penstock.errors import InternalError
 from penstock.graph import (
     Graph,
@@ -21,6 +20,7 @@ from penstock.graph import (
 from penstock.operators.aggregates import AggregateSpec
 from penstock.operators.dedupe import DedupeSpec
 from penstock.operators.everything import EVERYTHING
+from penstock.operators.outputs import BAD
 from penstock.operators.top_rows import TopSpec
 from penstock.spark.broadcast import BroadcastSide
 from penstock.spark.dead_letters import LETTERS

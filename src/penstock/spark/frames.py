@@ -15,7 +15,6 @@ from penstock.engine.assignment import Assignment
 from penstock.engine.dedupe_task import DedupeTask
 from penstock.engine.sink_writer import Fused, SinkWriter
 from penstock.engine.subtask import OperatorTask, ProcessTask
-from penstock.engine.tagged_rows import BAD, LATE, LATE_RIGHT, side_tags
 from penstock.engine.top_task import TopTask
 from penstock.engine.two_input_tasks import JoinTask, LookupTask
 from penstock.errors import ConfigError, UnavailableError
@@ -42,6 +41,7 @@ from penstock.graph import (
     second_input,
 )
 from penstock.operators.join_spec import LEFT
+from penstock.operators.outputs import BAD, LATE, LATE_RIGHT, side_tags
 from penstock.spark.broadcast import every_subtask, in_order
 from penstock.spark.compiled import Compiled
 from penstock.spark.compiled_operator import CompiledOperator, known

@@ -1,6 +1,6 @@
 """A second input beside the first: rows of both in one frame, each with nulls in the columns of the other, in one shuffle by key. Driver.
 
-The other half is `engine/task_rows.py`.
+The other half is `operators/inputs.py`.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - PySpark's own convention
 
-from penstock.engine.task_rows import RIGHT, RightInput, travelling_names
 from penstock.errors import ConfigError
 from penstock.graph import Keyed, SecondInput
+from penstock.operators.inputs import RIGHT, RightInput, travelling_names
 from penstock.operators.row_order import Order
 from penstock.operators.time_column import TimeColumn
 from penstock.spark.broadcast import in_order, nulls_like

@@ -10,7 +10,7 @@ from penstock.config import OnBadRecord
 from penstock.engine.assignment import Answer, Assignment
 from penstock.engine.sink_writer import SinkWriter
 from penstock.engine.subtask import ProcessTask
-from penstock.engine.tagged_rows import BAD, RESULTS, side_tags, untagged
+from penstock.operators.outputs import BAD, RESULTS, side_tags, untagged
 from penstock.sinks.two_phase_commit import TwoPhaseCommitSink
 from penstock.snapshot.messages import Message
 from penstock.testing.simulation.counting import KEY, OUTPUT, as_items, as_rows, subtask_of, with_wake_row
