@@ -18,8 +18,8 @@ from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.config import OnBadRecord
 from penstock.engine.acknowledgements import acknowledged
 from penstock.engine.assignment import Answer, Assignment, RunPlace
-from penstock.engine.subtask import ProcessTask
-from penstock.graph import Operator
+from penstock.engine.operator_task import ProcessTask
+from penstock.graph import OwnCode
 from penstock.ids import CheckpointId, RunId, SubtaskId
 from penstock.operators.clock import OperatorClock
 from penstock.operators.inputs import BROADCAST, WAKE
@@ -81,7 +81,7 @@ class TaskCluster:
     def __init__(
         self,
         root: Path,
-        operator: Operator,
+        operator: OwnCode,
         *,
         rows: pa.Schema,
         output: pa.Schema,

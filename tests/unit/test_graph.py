@@ -9,7 +9,8 @@ import pytest
 
 from penstock.engine.plans import plan_nodes
 from penstock.errors import ConfigError
-from penstock.graph import Aggregate, Dedupe, Graph, Late, Output, Source, Window
+from penstock.graph import Aggregate, Graph, Late, Output, Source, Window
+from penstock.operators.dedupe import Dedupe
 from penstock.operators.row_order import Order, parse_order
 from penstock.operators.window_kinds import CountWindows, SessionWindows, TimeWindows
 from penstock.sinks.two_phase_commit import Delivery

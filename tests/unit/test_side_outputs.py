@@ -121,7 +121,11 @@ def test_side_outputs_are_no_state_and_are_inherited():
         another = ps.SideOutput("a int")
 
     assert list(declared_sides(More())) == ["alerts", "another", "quiet"]
-    assert list(side_tags(More()).values()) == ["__penstock_side_0", "__penstock_side_1", "__penstock_side_2"]
+    assert list(side_tags(declared_sides(More())).values()) == [
+        "__penstock_side_0",
+        "__penstock_side_1",
+        "__penstock_side_2",
+    ]
     again = pickle.loads(pickle.dumps(Alerting()))
     assert declared_sides(again)["alerts"].schema == Alerting.alerts.schema
 

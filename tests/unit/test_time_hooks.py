@@ -12,7 +12,7 @@ from task_cluster import UID, AtOnce, with_wake_row
 from penstock.config import OnBadRecord
 from penstock.engine.acknowledgements import acknowledged
 from penstock.engine.assignment import Assignment, OperatorAnswer, RunPlace
-from penstock.engine.subtask import OperatorTask
+from penstock.engine.operator_task import OperatorTask
 from penstock.ids import CheckpointId, RunId, SubtaskId
 from penstock.operators.bad_records import BadRecords
 from penstock.operators.inputs import TaskRows

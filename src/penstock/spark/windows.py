@@ -15,7 +15,7 @@ from pyspark.sql.types import StructField, StructType
 from penstock.config import OnBadRecord
 from penstock.engine.assignment import Assignment
 from penstock.engine.executor import Executor
-from penstock.engine.subtask import OperatorTask
+from penstock.engine.operator_task import OperatorTask
 from penstock.engine.window_task import (
     CountAggregateTask,
     SessionAggregateTask,
