@@ -15,7 +15,7 @@ import psutil
 
 from penstock.checkpoint.completed import Completed
 from penstock.spark.handle import JobHandle
-from penstock.storage.names import is_temporary
+from penstock.storage.file_system import is_temporary
 
 EVERY_S = 0.02
 MIB = 1024 * 1024

@@ -19,18 +19,14 @@ from penstock.errors import (
     UnavailableError,
     UserCodeError,
 )
-from penstock.late_names import LateNames
+from penstock.lazy_imports import LateNames
 from penstock.version import __version__
 
 if TYPE_CHECKING:
     from penstock import sinks, sources
     from penstock.checkpoint.completed import Completed
-    from penstock.engine.observer import Progress
     from penstock.guarantee import Guarantee
     from penstock.job import Job
-    from penstock.journal.events import Event
-    from penstock.journal.listening import Listener
-    from penstock.journal.otel import OpenTelemetry
     from penstock.keyed_streams import (
         BroadcastStream,
         ConnectedKeyedStreams,
@@ -75,6 +71,10 @@ if TYPE_CHECKING:
     from penstock.spark.session import local_session
     from penstock.spark.status import Status
     from penstock.state.backends import FilesystemBackend, MemoryBackend, RocksdbBackend, StateBackend
+    from penstock.status.events import Event
+    from penstock.status.listeners import Listener
+    from penstock.status.observer import Progress
+    from penstock.status.otel import OpenTelemetry
     from penstock.storage import LocalStorage, Storage
     from penstock.streams import Stream, Written
 
@@ -206,7 +206,7 @@ _LATE_NAMES = LateNames(
         "ConnectedKeyedStreams": "keyed_streams",
         "ConnectedStream": "keyed_streams",
         "ConnectedStreams": "keyed_streams",
-        "Event": "journal.events",
+        "Event": "status.events",
         "Context": "operators.keyed_process",
         "FilesystemBackend": "state.backends",
         "Guarantee": "guarantee",
@@ -219,8 +219,8 @@ _LATE_NAMES = LateNames(
         "KeyedCoProcess": "operators.keyed_co_process",
         "KeyedProcess": "operators.keyed_process",
         "KeyedStream": "keyed_streams",
-        "Listener": "journal.listening",
-        "OpenTelemetry": "journal.otel",
+        "Listener": "status.listeners",
+        "OpenTelemetry": "status.otel",
         "ListState": "operators.list_state",
         "LocalStorage": "storage",
         "MapState": "operators.map_state",
@@ -228,7 +228,7 @@ _LATE_NAMES = LateNames(
         "OperatorContents": "savepoint.contents",
         "OperatorListState": "operators.subtask_states",
         "Process": "operators.process",
-        "Progress": "engine.observer",
+        "Progress": "status.observer",
         "RawState": "operators.raw_state",
         "ReducingState": "operators.folded_state",
         "RestartStrategy": "recovery.restart",

@@ -18,7 +18,6 @@ from penstock.errors import ConfigError, PenstockError, shown_alone
 from penstock.graph import Graph, Source
 from penstock.guarantee import Guarantee
 from penstock.ids import checked_name
-from penstock.journal.listening import Listener, Listeners
 from penstock.loading import refuse_while_loading
 from penstock.recovery.changes import Changes
 from penstock.recovery.renaming import Uids
@@ -26,6 +25,7 @@ from penstock.recovery.restart import RestartStrategy, exponential_delay
 from penstock.state.backends import backend_named
 from penstock.state.backends.base import StateBackend
 from penstock.state.keys import MAX_KEY_GROUPS
+from penstock.status.listeners import Listener, Listeners
 from penstock.storage import Storage, open_job_storage, open_storage
 from penstock.streams import Stream
 from penstock.wrong_words import checked_arguments

@@ -23,11 +23,11 @@ import penstock
 from penstock.dashboard.beside import start_beside
 from penstock.dashboard.ui_options import UiOptions
 from penstock.ids import RunId
-from penstock.journal.events import ProcessDied, ProcessStarted
-from penstock.journal.files import read_segment, segments
 from penstock.ownership.claim import newest_run, read_run
 from penstock.ownership.descent import read_descents
 from penstock.recovery.history import read_history
+from penstock.status.events import ProcessDied, ProcessStarted
+from penstock.status.journal_files import read_segment, segments
 from services import keep_alive
 from services.chromium import NoChromiumError, launched
 from services.patience import PATIENCE_S

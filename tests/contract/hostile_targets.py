@@ -24,11 +24,10 @@ import pytest
 from sql_targets import MySQLTarget, PostgresTarget
 
 from penstock import sinks
-from penstock.engine.sifting import Sifter
+from penstock.engine.bad_row_search import Sifter, write_checked
 from penstock.errors import BadRecordError
 from penstock.operators.bad_records import BadRecords
 from penstock.sinks import TransactionContext, TwoPhaseCommitSink
-from penstock.sinks.checked_write import write_checked
 from penstock.testing.sink_contract import through_json
 
 NOT_TEXT = tuple(name for name in values.SCHEMA.names if name not in {"id", "text"})

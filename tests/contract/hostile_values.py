@@ -10,6 +10,7 @@ import base64
 import datetime as dt
 import json
 import math
+from collections.abc import Callable
 from decimal import Decimal, localcontext
 from typing import Any
 
@@ -17,6 +18,14 @@ import pyarrow as pa
 from hypothesis import strategies as st
 
 SCALE = 18
+
+
+def _deep_type(text: pa.DataType) -> pa.DataType:
+    """Maps in an array, and a map of arrays, in a struct."""
+    maps = pa.list_(pa.map_(text, pa.float64()))
+    return pa.struct([("maps", maps), ("named", pa.map_(text, pa.list_(text)))])
+
+
 DECIMAL = pa.decimal128(38, SCALE)
 SCHEMA = pa.schema(
     [
@@ -34,9 +43,10 @@ SCHEMA = pa.schema(
         ("days", pa.list_(pa.date32())),
         ("pair", pa.struct([("a", pa.string()), ("b", pa.float64())])),
         ("named", pa.map_(pa.string(), pa.float64())),
+        ("deep", _deep_type(pa.string())),
     ]
 )
-NESTED = ("texts", "days", "pair", "named")
+NESTED = ("texts", "days", "pair", "named", "deep")
 
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 _TEXTS = [
@@ -82,6 +92,15 @@ EDGES: dict[str, list[Any]] = {
         *([(text, 0.5)] for text in _TEXTS),
         *([(b"", real)] for real in _REALS),
     ],
+    "deep": [
+        (None, None),
+        ([], []),
+        ([None, [], [(b"b", 1.0), (b"a", None)]], [(b"", []), (b"x", [None])]),
+        ([[(b"a", 1.0), (b"a", 2.0)]], None),
+        (None, [(b"a", []), (b"a", [b"x"])]),
+        *(([[(text, 0.5)]], [(text, [text])]) for text in _TEXTS),
+        *(([[(b"", real)]], None) for real in _REALS),
+    ],
 }
 """What sinks have stumbled over, or may."""
 _TEXT = st.text(max_size=20).map(lambda text: text.encode("utf-8", "surrogatepass")) | st.binary(max_size=8)
@@ -101,6 +120,10 @@ _ANY: dict[str, st.SearchStrategy[Any]] = {
     "days": st.lists(_DAY, max_size=2),
     "pair": st.tuples(_TEXT, st.floats()),
     "named": st.lists(st.tuples(_TEXT, st.floats()), max_size=2),
+    "deep": st.tuples(
+        st.lists(st.none() | st.lists(st.tuples(_TEXT, st.none() | st.floats()), max_size=2), max_size=2),
+        st.none() | st.lists(st.tuples(_TEXT, st.lists(st.none() | _TEXT, max_size=2)), max_size=2),
+    ),
 }
 PLAIN: dict[str, Any] = {
     "text": b"plain \xc3\xa9",
@@ -116,6 +139,7 @@ PLAIN: dict[str, Any] = {
     "days": [20_000],
     "pair": (b"a", 0.5),
     "named": [(b"a", 0.5)],
+    "deep": ([[(b"a", 0.5)], None], [(b"b", [b"c", None])]),
 }
 """What every sink that has a form for the column must take."""
 
@@ -138,7 +162,7 @@ def row(schema: pa.Schema, number: int, column: str, value: Any) -> pa.RecordBat
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
-def _array(column: str, value: Any) -> pa.Array:  # noqa: PLR0911 - one a type
+def _array(column: str, value: Any) -> pa.Array:  # noqa: C901, PLR0911 - one a type
     kind = SCHEMA.field(column).type
     if value is None:
         return pa.nulls(1, kind)
@@ -162,6 +186,9 @@ def _array(column: str, value: Any) -> pa.Array:  # noqa: PLR0911 - one a type
         case "named":
             items = pa.array([number for _, number in value], pa.float64())
             return pa.MapArray.from_arrays([0, len(value)], _unchecked([key for key, _ in value]), items)
+        case "deep":
+            row = dict(zip(("maps", "named"), value, strict=True))
+            return pa.array([row], _deep_type(pa.binary())).cast(kind, safe=False)
     return pa.array([value], kind)
 
 
@@ -186,12 +213,14 @@ def of_arrow(column: str, found: pa.Scalar) -> Any:  # noqa: PLR0911 - one a typ
             return [(key.encode(), number) for key, number in found.as_py()]
         case "pair":
             return (found.as_py()["a"].encode(), found.as_py()["b"])
+        case "deep":
+            return _deep(**found.as_py())
         case "exact":
             return _digits(found.as_py())
     return _bytes_of_texts(column, found.as_py())
 
 
-def of_json(column: str, found: Any) -> Any:
+def of_json(column: str, found: Any) -> Any:  # noqa: PLR0911 - one a type
     """A value of a JSON document."""
     if found is None:
         return None
@@ -204,6 +233,8 @@ def of_json(column: str, found: Any) -> Any:
             return [(key.encode(), _real(number)) for key, number in found.items()]
         case "pair":
             return (found["a"].encode(), _real(found["b"]))
+        case "deep":
+            return _deep(**found)
     return of_text(column, found)
 
 
@@ -224,7 +255,7 @@ def of_text(column: str, found: Any) -> Any:  # noqa: PLR0911 - one a type
             return int(found)
         case "flag":
             return found in {1, "1", "true"}
-        case "days" | "named" | "pair" | "texts":
+        case "days" | "named" | "pair" | "texts" | "deep":
             return (
                 of_json(column, json.loads(found))
                 if isinstance(found, str | bytes)
@@ -251,6 +282,8 @@ def same(column: str, value: Any, found: Any) -> bool:
         return found == value or (math.isnan(value) and math.isnan(found))
     if column in {"pair", "named"} and value is not None and found is not None:
         return _finite(column, value) == _finite(column, found)
+    if column == "deep" and value is not None and found is not None:
+        return _finite_deep(*value) == _finite_deep(*found)
     return bool(value == found)
 
 
@@ -258,6 +291,24 @@ def _finite(column: str, value: Any) -> Any:
     pairs = [value] if column == "pair" else value
     found = [(key, number if number is not None and math.isfinite(number) else None) for key, number in pairs]
     return sorted(found, key=lambda pair: (pair[0] is None, pair[0] or b""))  # a map has no order
+
+
+def _finite_deep(maps: Any, named: Any) -> Any:
+    finite = None if maps is None else [None if one is None else _finite("named", one) for one in maps]
+    return finite, None if named is None else sorted(named)
+
+
+def _deep(maps: Any, named: Any) -> Any:
+    """What was read of a `deep`, whose maps are dictionaries or lists of pairs."""
+    numbers = None if maps is None else [_entries(one, _real) for one in maps]
+    return numbers, _entries(named, lambda texts: _bytes_of_texts("texts", texts))
+
+
+def _entries(found: Any, plain: Callable[[Any], Any]) -> Any:
+    if found is None:
+        return None
+    pairs = found.items() if isinstance(found, dict) else found
+    return [(key.encode(), plain(value)) for key, value in pairs]
 
 
 def _bytes_of_texts(column: str, found: Any) -> Any:

@@ -19,7 +19,7 @@ from penstock.savepoint.folder import claim_folder
 from penstock.savepoint.manifest import MAKING, MANIFEST, Manifest, read_manifest
 from penstock.state.backends import backend_named
 from penstock.storage import LocalStorage, Storage
-from penstock.testing.virtual_clock import VirtualClock
+from penstock.testing.virtual import VirtualClock
 
 
 @pytest.fixture

@@ -46,7 +46,7 @@ from penstock.state.backends import (
     backend_named,
     checksums,
     fetch,
-    merge_policy,
+    filesystem,
     sorted_table,
 )
 from penstock.state.backends.base import OpenState, StateBackend, StateHandle, StateLayout, Workplace
@@ -56,7 +56,7 @@ from penstock.state.lifetimes import Moment
 from penstock.state.merge_orders import Merged, MergeOrder, replaced
 from penstock.state.types import arrow_schema
 from penstock.storage import LocalStorage
-from penstock.testing.virtual_clock import VirtualClock
+from penstock.testing.virtual import VirtualClock
 from services.tiers import share
 
 RAM_DISK = Path("/dev/shm")
@@ -286,7 +286,7 @@ def compare_with_a_dictionary(name: str, pool_name: str, data: st.DataObject) ->
     place = RAM_DISK if RAM_DISK.is_dir() else None
     with tempfile.TemporaryDirectory(dir=place) as root, pytest.MonkeyPatch.context() as patch:
         # With levels this small, merges often leave an older file alone.
-        patch.setattr(merge_policy, "SMALLEST_LEVEL_BYTES", 1)
+        patch.setattr(filesystem, "SMALLEST_LEVEL_BYTES", 1)
         cluster = Cluster(backend_named(name), Path(root), pool_name)
         truth: Truth = {}
         positions = st.integers(0, len(cluster.pool) - 1)

@@ -23,8 +23,13 @@ from penstock.errors import (
 )
 from penstock.state.backends import RocksdbBackend, backend_named, rocksdb_table
 from penstock.state.backends.base import OpenState, StateHandle
-from penstock.state.backends.rocksdb_database import MAX_SORTED_RUNS, Database
-from penstock.state.backends.rocksdb_header import HEADER_KEY, DatabaseHeader, StoredTable
+from penstock.state.backends.rocksdb_database import (
+    HEADER_KEY,
+    MAX_SORTED_RUNS,
+    Database,
+    DatabaseHeader,
+    StoredTable,
+)
 
 
 @pytest.fixture

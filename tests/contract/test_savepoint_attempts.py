@@ -15,14 +15,14 @@ from test_savepoints import Site
 from penstock.checkpoint.completed import Completed
 from penstock.checkpoint.metadata import write_metadata
 from penstock.cli import asking
-from penstock.engine import savepoints
-from penstock.engine.savepoints import make_savepoint
 from penstock.errors import ConfigError, UnavailableError
 from penstock.ownership.claim import claim
 from penstock.progress import doing
+from penstock.savepoint import make
 from penstock.savepoint.beside import create_beside
 from penstock.savepoint.create import Told, create_savepoint
 from penstock.savepoint.folder import claim_folder
+from penstock.savepoint.make import make_savepoint
 from penstock.savepoint.manifest import MAKING, MANIFEST, Manifest, read_manifest
 from penstock.savepoint.tables import fetched
 from penstock.storage import LocalStorage, Storage
@@ -106,7 +106,7 @@ def test_how_far_it_is_can_be_seen(site: Site, monkeypatch: pytest.MonkeyPatch) 
 
         return create_beside(*arguments, told=tell, **options)
 
-    monkeypatch.setattr(savepoints, "create_beside", noting)
+    monkeypatch.setattr(make, "create_beside", noting)
     make_savepoint(site.storage, completed, to=None, token="ab12")
     number = sum(len(state.handles) for state in completed.operators.values())
     subtasks = "1 subtask" if number == 1 else f"{number} subtasks"

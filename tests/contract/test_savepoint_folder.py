@@ -30,7 +30,7 @@ from penstock.savepoint.tables import read_table, table_file, table_folder, writ
 from penstock.state.backends.base import TableLayout
 from penstock.state.backends.sorted_file import numbered_schema
 from penstock.storage import LocalStorage, Storage
-from penstock.storage.names import checked_file_name
+from penstock.storage.file_system import checked_file_name
 from penstock.testing.faulty_storage import FaultPlan, FaultyStorage, SimulatedCrash
 
 DATA = b"rows"

@@ -33,7 +33,7 @@ from penstock.errors import (
     InternalError,
     UnavailableError,
 )
-from penstock.sinks.sql import writing
+from penstock.sinks.sql import sink as sql_sink
 from penstock.sinks.two_phase_commit import TransactionContext
 from penstock.testing.sink_contract import JOB, SINK, through_json
 from services.patience import tries
@@ -443,7 +443,7 @@ def test_a_begin_that_fails_leaves_no_session(prepared, monkeypatch: pytest.Monk
         opened.append(set(prepared.names(prepared.sessions)) - known)
         raise UnavailableError("the server is going down")
 
-    monkeypatch.setattr(writing, "Records", fail)
+    monkeypatch.setattr(sql_sink, "Records", fail)
     with pytest.raises(
         UnavailableError, match="going down"
     ) as kept:  # or Python would close what nobody holds

@@ -24,7 +24,7 @@ from penstock.state.backends import backend_named
 from penstock.state.backends.base import Parts, StateLayout
 from penstock.state.handle import StateHandle
 from penstock.storage import LocalStorage
-from penstock.testing.virtual_clock import VirtualClock
+from penstock.testing.virtual import VirtualClock
 
 
 def layout(key: pa.DataType) -> StateLayout:

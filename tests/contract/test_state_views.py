@@ -12,9 +12,9 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 import pytest
-from dashboard_site import TestClient, ui_options
 from test_savepoints import BACKENDS, Site, _hash, rows_of
 
+from builders.dashboard_site import TestClient, ui_options
 from penstock.checkpoint.completed import Completed, OperatorState
 from penstock.checkpoint.metadata import write_metadata
 from penstock.dashboard import state_beside, state_lookup
@@ -26,7 +26,7 @@ from penstock.ids import NO_CHECKPOINT
 from penstock.ownership.claim import claim
 from penstock.ownership.descent import record_descent
 from penstock.state.backends.base import VALUES
-from penstock.view.state import Limits, find_rows, largest_keys, state_contents
+from penstock.status.stored_state import Limits, find_rows, largest_keys, state_contents
 
 NUMBERS = list(range(40))
 

@@ -19,18 +19,15 @@ import pytest
 
 from penstock.errors import ConfigError, UnavailableError
 from penstock.storage import LocalStorage, Storage, open_job_storage, open_storage
-from penstock.storage.names import temporary_name
-from penstock.storage.object_store import ArrowStorage
-from penstock.storage.subfolder import Subfolder
-from penstock.testing.faulty_storage import Failure, FaultPlan, FaultyStorage, SimulatedCrash
+from penstock.storage.file_system import temporary_name
+from penstock.storage.forwarding import Subfolder
+from penstock.testing.faulty_storage import Failure, FaultPlan, FaultyStorage, SimulatedCrash, SlowStorage
 from penstock.testing.kill_points import KillingStorage, KillPoint, Moment
-from penstock.testing.slow_storage import SlowStorage
-from penstock.testing.virtual_storage import VirtualStorage
+from penstock.testing.virtual import VirtualStorage
 from services.patience import PATIENCE_S
 
 MAKERS: dict[str, Callable[[Path], Storage]] = {
     "local": LocalStorage,
-    "arrow": lambda root: ArrowStorage(root.as_uri()),
     "faultless": lambda root: FaultyStorage(LocalStorage(root)),
     "virtual": lambda _: VirtualStorage(),
     "subfolder": lambda root: Subfolder(LocalStorage(root), "state/below"),
@@ -280,13 +277,10 @@ def test_names_stay_below_the_root(storage: Storage, name: str) -> None:
 def test_an_unusable_place_is_unavailable(tmp_path: Path) -> None:
     """A root below a regular file is reported as unavailable, with operation, name and cause."""
     (tmp_path / "file").write_bytes(b"")
-    for storage in (
-        LocalStorage(tmp_path / "file" / "root"),
-        ArrowStorage((tmp_path / "file" / "root").as_uri()),
-    ):
-        with pytest.raises(UnavailableError, match="could not put 'a/f'") as raised:
-            storage.put("a/f", b"")
-        assert raised.value.facts["operation"] == "put"
+    storage = LocalStorage(tmp_path / "file" / "root")
+    with pytest.raises(UnavailableError, match="could not put 'a/f'") as raised:
+        storage.put("a/f", b"")
+    assert raised.value.facts["operation"] == "put"
     with pytest.raises(UnavailableError, match="a part of the path is a file"):
         LocalStorage(tmp_path / "file" / "root").names()
 
@@ -459,21 +453,6 @@ class TestAVanishedRoot:
         (tmp_path / "root").symlink_to(tmp_path / "nothing")
         with pytest.raises(UnavailableError, match="a link that leads nowhere"):
             LocalStorage(tmp_path / "root").create("runs/1.json", b"")
-
-
-class TestArrowStorage:
-    def test_a_store_without_exclusive_create_is_refused(self) -> None:
-        """Where two runs could both win, create and the probe before a job refuse."""
-        storage = ArrowStorage("mock:///bucket")
-        storage.put("a/f", b"x")
-        assert storage.get("a/f") == b"x"
-        assert storage.names("a") == ["a/f"]
-        with pytest.raises(ConfigError, match="exclusively"):
-            storage.create("runs/1.json", b"")
-        with pytest.raises(ConfigError, match="exclusively"):
-            storage.check_writable()
-        storage.delete(["a/f"])
-        assert storage.names() == []
 
 
 class TestOpenStorage:

@@ -16,7 +16,6 @@ from urllib.parse import parse_qsl
 
 import msgspec
 import uvicorn
-from seen_jobs import held
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.middleware.base import BaseHTTPMiddleware, RequestResponseEndpoint
@@ -26,12 +25,13 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 import penstock.dashboard
+from builders.seen_jobs import held
 from penstock.dashboard import pages
 from penstock.dashboard.chrome import Chrome
 from penstock.dashboard.pages.paths import slug
-from penstock.view.asking import Outcome
-from penstock.view.model import JobView
-from penstock.view.state import FoundRows, KeyRows, LargestKeys
+from penstock.requests.request_client import Outcome
+from penstock.status.stored_state import FoundRows, KeyRows, LargestKeys
+from penstock.status.view import JobView
 
 STATIC = Path(penstock.dashboard.__file__).parent / "static"
 CSP = "default-src 'self'; img-src 'self' data:; object-src 'none'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'"

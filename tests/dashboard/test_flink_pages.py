@@ -7,11 +7,11 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 import pytest
-from job_views import bare_view, rich_view
 
+from builders.job_views import bare_view, rich_view
 from penstock.dashboard.flink.words import vertex_id
-from penstock.view.find import FoundJob
-from penstock.view.model import JobState, JobView
+from penstock.status.jobs import FoundJob
+from penstock.status.view import JobState, JobView
 from services import flink_pages
 from services.chromium import NoChromiumError, launched
 from services.maven import JarsMissingError

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pytest
-from dashboard_site import StoredJob, served
 
+from builders.dashboard_site import StoredJob, served
 from services.watched_page import every_page_holds
 
 if TYPE_CHECKING:

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from dashboard_site import TOKEN, StoredJob, served, ui_options
 
+from builders.dashboard_site import TOKEN, StoredJob, served, ui_options
 from penstock.dashboard.beside import start_beside
-from penstock.ownership.requests import Done, Kind, Listing, answer, read_request
+from penstock.requests.request_files import Done, Kind, Listing, answer, read_request
 from services.watched_page import watched
 
 if TYPE_CHECKING:

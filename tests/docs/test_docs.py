@@ -31,7 +31,7 @@ PACKAGE = ROOT / "src" / "penstock"
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 TEXTS = {page.relative_to(ROOT).as_posix(): page.read_text(encoding="utf-8") for page in PAGES}
 USER_PAGES = "\n".join(text for name, text in TEXTS.items() if not name.startswith("docs/decisions"))
-OPERATING = TEXTS["docs/operating.md"]
+SETTINGS = TEXTS["docs/settings.md"]
 
 PYTHON_BLOCK = re.compile(r"```python\n(.*?)```", re.DOTALL)
 ANY_BLOCK = re.compile(r"```.*?```", re.DOTALL)
@@ -115,7 +115,7 @@ def test_arguments_of_a_log_are_documented() -> None:
 
 def test_checkpointing_settings_and_defaults() -> None:
     """The table has every setting of `Checkpointing`, with its default, and no other."""
-    table = table_rows(OPERATING, "### `ps.Checkpointing(...)`")
+    table = table_rows(SETTINGS, "## Checkpointing")
     settings = {
         field.name: written(field.default) for field in dataclasses.fields(ps.Checkpointing) if field.init
     }
@@ -124,7 +124,7 @@ def test_checkpointing_settings_and_defaults() -> None:
 
 def test_job_settings_and_defaults() -> None:
     """The table has every setting of `Job`, with its default; where the default is made inside, its words."""
-    table = table_rows(OPERATING, "### `ps.Job(name, ...)`")
+    table = table_rows(SETTINGS, "## Job")
     made_inside = {"storage": "required", "checkpoint": "Checkpointing()", "restart": "exponential_delay()"}
     parameters = list(inspect.signature(ps.Job).parameters.values())[1:]
     settings = {one.name: made_inside.get(one.name) or written(one.default) for one in parameters}
@@ -133,7 +133,7 @@ def test_job_settings_and_defaults() -> None:
 
 def test_start_arguments_and_defaults() -> None:
     """The table has every argument of `start` and `run`."""
-    table = table_rows(OPERATING, "### `job.start(...)`, `job.run(...)`")
+    table = table_rows(SETTINGS, "## Start")
     for method in (ps.Job.start, ps.Job.run):
         parameters = list(inspect.signature(method).parameters.values())[1:]
         assert {name: cells[0].strip("`") for name, cells in table.items()} == {
@@ -144,7 +144,7 @@ def test_start_arguments_and_defaults() -> None:
 @pytest.mark.parametrize("name", ["no_restart", "fixed_delay", "failure_rate", "exponential_delay"])
 def test_restart_strategies_and_defaults(name: str) -> None:
     """The table has every strategy with its arguments and their defaults."""
-    row = table_rows(OPERATING, "## Restart strategies")[f"ps.{name}"]
+    row = table_rows(SETTINGS, "## Restart strategies")[f"ps.{name}"]
     parameters = inspect.signature(getattr(ps, name)).parameters.values()
     assert row[0] == ", ".join(f"`{one.name}={written(one.default)}`" for one in parameters)
 
@@ -157,13 +157,13 @@ def test_every_restart_strategy_is_in_the_list_above() -> None:
         for one in public
         if "RestartStrategy" in str(getattr(one, "__annotations__", {}).get("return"))
     }
-    assert {f"ps.{name}" for name in found} == set(table_rows(OPERATING, "## Restart strategies"))
+    assert {f"ps.{name}" for name in found} == set(table_rows(SETTINGS, "## Restart strategies"))
 
 
 def test_every_error_has_advice() -> None:
     """The table says of every error what happened, what Penstock does and what the reader does."""
     raised = {one.__name__ for one in vars(errors).values() if isinstance(one, type)} - {"PenstockError"}
-    table = table_rows(OPERATING, "## Errors")
+    table = table_rows(TEXTS["docs/troubleshooting.md"], "## Errors")
     assert set(table) == raised
     assert all(len(cells) == 3 and all(cells) for cells in table.values())
 
@@ -171,7 +171,8 @@ def test_every_error_has_advice() -> None:
 def test_every_command_and_option_is_documented() -> None:
     """The table has every command of the command line, with all its options and arguments."""
     group: Any = typer.main.get_command(app)
-    table = table_rows(OPERATING, "## The command line")
+    page = TEXTS["docs/command-line.md"]
+    table = table_rows(page, "## Commands")
     assert set(table) == {f"penstock {name}" for name in group.commands}
     for name, command in group.commands.items():
         row = table[f"penstock {name}"][0]
@@ -184,7 +185,7 @@ def test_every_command_and_option_is_documented() -> None:
             for option in options:
                 assert option == "--help" or f"`{option}" in row, f"{name} {option}"
     for parameter in group.params:
-        assert parameter.opts[0] == "--help" or parameter.opts[0] in OPERATING
+        assert parameter.opts[0] == "--help" or parameter.opts[0] in page
 
 
 def test_the_demo_ends_as_promised() -> None:

@@ -183,6 +183,7 @@ def test_rules_are_in_force_for_the_payments_of_their_batch(run: Run, run_by_com
     ]
 
 
+@pytest.mark.spark
 def test_users_survive_at_least_once_and_page_views_do_not(run: Run, run_by_command: Run) -> None:
     """Of a batch that is done again the users are the same, its page views count twice; exactly once both are right."""
     assert run("users_and_views") == [

@@ -8,7 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from flink_scripts import Kind
-from time_models import FAR_AWAY, Batch, Row, Sided
+
+from builders.time_models import FAR_AWAY, Batch, Row, Sided
 
 
 @dataclass(frozen=True)

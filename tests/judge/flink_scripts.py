@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from hypothesis import strategies as st
-from time_models import (
+
+from builders.time_models import (
     EVENT,
     LONG_AGO,
     Alarm,
@@ -25,7 +26,6 @@ from time_models import (
     Windows,
     sliding,
 )
-
 from services.flink import Flink
 
 T = TypeVar("T")

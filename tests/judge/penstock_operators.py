@@ -13,10 +13,12 @@ from typing import Any, Protocol
 import pyarrow as pa
 from flink_scripts import Kind
 from hypothesis import strategies as st
-from operator_cluster import Operator, OperatorCluster
-from test_interval_join import Join, left_input, right_input, table
-from time_models import CLOCK, EVENT, Alarm, Batch, Command, Joined, Pair, Row, Sided
-from window_operators import (
+
+import penstock as ps
+from builders.interval_joins import Join, left_input, right_input, table
+from builders.operator_cluster import Operator, OperatorCluster
+from builders.time_models import CLOCK, EVENT, Alarm, Batch, Command, Joined, Pair, Row, Sided
+from builders.window_operators import (
     CountAggregates,
     CountCalls,
     SessionAggregates,
@@ -26,8 +28,6 @@ from window_operators import (
     plain,
     rows_table,
 )
-
-import penstock as ps
 from penstock.operators.join_spec import How, JoinSpec
 from penstock.operators.timers import CLOCK as BY_CLOCK
 from penstock.operators.timers import EVENT_TIME, microseconds, moment

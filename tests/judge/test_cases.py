@@ -7,8 +7,8 @@ from cases import JOINS, WINDOWS, Case, JoinCase, rows_of, sided
 from flink_scripts import play_batches, summed
 from flink_scripts import play_join as flink_join
 from penstock_operators import BACKENDS, FORMS, Undisturbed, by_interval, play_join, play_windows
-from time_models import IntervalJoin, Joined, Row, Sided
 
+from builders.time_models import IntervalJoin, Joined, Row, Sided
 from services.flink import Flink
 
 windows = pytest.mark.parametrize("case", WINDOWS, ids=lambda case: case.name)

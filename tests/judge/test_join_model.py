@@ -5,9 +5,9 @@ from __future__ import annotations
 from flink_scripts import play_join
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from time_models import IntervalJoin, Joined, Pair, Sided
-from time_scripts import sided_batches
 
+from builders.time_models import IntervalJoin, Joined, Pair, Sided
+from builders.time_scripts import sided_batches
 from services.flink import Flink
 from services.tiers import share
 

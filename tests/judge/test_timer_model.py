@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from flink_scripts import play_timers
 from hypothesis import given, settings
-from time_models import Alarm, Timers
-from time_scripts import KEYS, command_batches
 
+from builders.time_models import Alarm, Timers
+from builders.time_scripts import KEYS, command_batches
 from services.flink import Flink
 from services.tiers import share
 

@@ -6,9 +6,9 @@ import pytest
 from flink_scripts import kinds, one_by_one, play_batches, play_sums, play_windows, summed
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from time_models import Fired, Row, Windowed
-from time_scripts import batches
 
+from builders.time_models import Fired, Row, Windowed
+from builders.time_scripts import batches
 from services.flink import Flink
 from services.tiers import share
 

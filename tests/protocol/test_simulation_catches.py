@@ -32,9 +32,9 @@ from penstock.checkpoint.pending import Pending
 from penstock.checkpoint.protocol import Protocol
 from penstock.config import Checkpointing, Mode
 from penstock.engine import acknowledgements, adopting, reading, run, sink_writer
-from penstock.engine.bad_records import BadRecordCounts
 from penstock.engine.operator_task import ProcessTask
 from penstock.engine.reading import Reading
+from penstock.engine.row_counts import BadRecordCounts
 from penstock.engine.run import Run
 from penstock.engine.watermarks import Watermarks
 from penstock.errors import PenstockError

@@ -16,6 +16,10 @@ from services import dealing
 
 SLOW_S = 2.0
 """A unit test module that took longer, in `seconds.json`, is not in `make check`."""
+SERVERS = frozenset(
+    ("spark", "postgres_server", "mariadb_server", "redis_server", "kafka", "flink", "chromium")
+)
+"""Fixtures that start a program; tests with one of them are not in `make check`."""
 
 
 class Tier(IntEnum):
@@ -127,7 +131,7 @@ def mark(item: pytest.Item) -> None:
     moved = _moved(item.nodeid)
     if moved is not None:
         item.add_marker(MARKERS[moved.tier])
-    elif item.get_closest_marker("spark") or _is_slow(item.nodeid):
+    elif item.get_closest_marker("spark") or _is_slow(item.nodeid) or _needs_a_server(item):
         item.add_marker(MARKERS[Tier.TEST])
 
 
@@ -143,10 +147,14 @@ def leave_out(config: pytest.Config, items: list[pytest.Item], name: str) -> Non
         else:
             dropped.append(item)
             moved = _moved(item.nodeid)
-            what = moved.what if moved else "tests on Spark, and slow unit tests"
+            what = moved.what if moved else "tests with Spark or a server, and slow unit tests"
             left[f"{first.command}: {what}"] = left.get(f"{first.command}: {what}", 0) + 1
     config.hook.pytest_deselected(items=dropped)
     items[:] = kept
+
+
+def _needs_a_server(item: pytest.Item) -> bool:
+    return isinstance(item, pytest.Function) and not SERVERS.isdisjoint(item.fixturenames)
 
 
 def _moved(test: str) -> Moved | None:

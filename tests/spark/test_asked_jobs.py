@@ -19,10 +19,10 @@ from pyspark.sql import functions as F
 
 import penstock as ps
 from penstock.checkpoint.metadata import checkpoint_ids
-from penstock.ownership.requests import Kind
+from penstock.requests.request_client import ask, outcome
+from penstock.requests.request_files import Kind
 from penstock.savepoint.manifest import MANIFEST
 from penstock.storage import LocalStorage
-from penstock.view.asking import ask, outcome
 from services.patience import PATIENCE_S, tries
 
 pytestmark = pytest.mark.spark
@@ -32,7 +32,7 @@ import sys, threading
 from pathlib import Path
 from pyspark.sql import functions as F
 import penstock as ps
-from penstock.engine import savepoints
+from penstock.savepoint import make
 from penstock.spark.session import local_session
 
 root, hangs, *names = Path(sys.argv[1]), sys.argv[2] == "hangs", *sys.argv[3:]
@@ -55,7 +55,7 @@ if hangs:
     def create(*given, **named):
         (root / "hangs").touch()
         threading.Event().wait()
-    savepoints.create_beside = create
+    make.create_beside = create
 
 spark = local_session("asked")
 for name in names:

@@ -12,10 +12,10 @@ from ledger import Ledger
 import penstock as ps
 from penstock.clock import SYSTEM_CLOCK
 from penstock.ownership.heartbeat import refuse_if_running
-from penstock.view.find import find_jobs
-from penstock.view.look import look_at
-from penstock.view.model import JobState
-from penstock.view.needs import needs
+from penstock.status.health import needs
+from penstock.status.job_watcher import look_at
+from penstock.status.jobs import find_jobs
+from penstock.status.view import JobState
 from services.patience import tries
 
 pytestmark = pytest.mark.spark

@@ -18,10 +18,10 @@ from pyspark.sql import functions as F
 import penstock as ps
 from penstock.checkpoint.metadata import found_checkpoints, read_metadata
 from penstock.engine.source_partitions import ALL_ROWS, partition_name
-from penstock.engine.story import LIFE
 from penstock.graph import EventTime
 from penstock.spark.newest_times import NewestTimes
 from penstock.spark.source_times import TimeOptions
+from penstock.status.log_messages import LIFE
 
 pytestmark = pytest.mark.spark
 

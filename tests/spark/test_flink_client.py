@@ -22,8 +22,8 @@ from test_asked_jobs import batches, manifest, program, until
 
 import penstock as ps
 from penstock.checkpoint.metadata import checkpoint_ids
+from penstock.status.jobs import job_id
 from penstock.storage import LocalStorage
-from penstock.view.find import job_id
 from services import flink_client
 from services.flink_client import FlinkClient
 from services.maven import JarsMissingError

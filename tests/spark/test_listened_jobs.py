@@ -18,7 +18,7 @@ from penstock.dashboard.flink.checkpoints import checkpoint_details, checkpointi
 from penstock.dashboard.flink.exceptions import exceptions
 from penstock.dashboard.flink.jobs import job_detail
 from penstock.dashboard.metrics import exposition
-from penstock.journal.events import (
+from penstock.status.events import (
     CheckpointCommitted,
     CheckpointCompleted,
     FirstBatch,
@@ -26,8 +26,8 @@ from penstock.journal.events import (
     RunFailed,
     RunStarted,
 )
-from penstock.view.find import find_jobs
-from penstock.view.look import look_at
+from penstock.status.job_watcher import look_at
+from penstock.status.jobs import find_jobs
 
 pytestmark = pytest.mark.spark
 

@@ -13,7 +13,7 @@ from pyspark.sql import functions as F
 
 import penstock as ps
 from penstock.clock import SYSTEM_CLOCK
-from penstock.journal.events import (
+from penstock.status.events import (
     CheckpointCommitted,
     CheckpointCompleted,
     FirstBatch,
@@ -23,9 +23,9 @@ from penstock.journal.events import (
     SavepointMade,
     TasksRepeated,
 )
-from penstock.view.find import find_jobs
-from penstock.view.look import JobWatcher
-from penstock.view.model import CheckpointStatus, JobState, JobView
+from penstock.status.job_watcher import JobWatcher
+from penstock.status.jobs import find_jobs
+from penstock.status.view import CheckpointStatus, JobState, JobView
 from services.patience import PATIENCE_S, tries
 
 TOKEN = "a-token-of-thirty-two-characters"

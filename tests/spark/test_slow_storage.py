@@ -21,7 +21,7 @@ from penstock.spark.handle import JobHandle
 from penstock.spark.status import Status
 from penstock.storage import LocalStorage, Storage
 from penstock.storage.forwarding import ForwardingStorage, Operation
-from penstock.testing.slow_storage import SlowStorage
+from penstock.testing.faulty_storage import SlowStorage
 from services.patience import tries
 
 pytestmark = pytest.mark.spark

@@ -9,8 +9,8 @@ from typing import Any, cast
 import msgspec
 import pyarrow as pa
 import pytest
-from sink_double import RefusingSink
 
+from builders.sink_double import RefusingSink
 from penstock.config import OnBadRecord
 from penstock.engine.sink_writer import SinkWriter
 from penstock.engine.task_failures import Accounts, as_error, tell_failure

@@ -5,16 +5,16 @@ from __future__ import annotations
 from typing import NoReturn
 
 import pytest
-from seen_jobs import NOW, RUNS, healthy
-from test_dashboard_pages import CHROME, Parsed
 
+from builders.parsed_pages import CHROME, Parsed
+from builders.seen_jobs import NOW, RUNS, healthy
 from penstock.dashboard import pages
-from penstock.engine.observer import Observer
-from penstock.engine.own_wishes import OwnWishes
 from penstock.errors import ConfigError
-from penstock.journal.events import Answered, Asked, Event
-from penstock.ownership.requests import PROGRAM, Kind, Request
-from penstock.view.asked import asked_for
+from penstock.requests.local_requests import LocalRequests
+from penstock.requests.request_files import PROGRAM, Kind, Request
+from penstock.status.events import Answered, Asked, Event
+from penstock.status.observer import Observer
+from penstock.status.request_history import asked_for
 
 
 @pytest.fixture
@@ -23,9 +23,9 @@ def told() -> list[Event]:
 
 
 @pytest.fixture
-def wishes(told: list[Event]) -> OwnWishes:
+def wishes(told: list[Event]) -> LocalRequests:
     observer = Observer(tell=told.append)
-    return OwnWishes(observer.asked, observer.answered)
+    return LocalRequests(observer.asked, observer.answered)
 
 
 def refuse(_token: str, wish: Request) -> NoReturn:
@@ -37,7 +37,7 @@ def states(*events: Event, present: int) -> dict[str, str]:
 
 
 def test_what_the_program_itself_asks_for_is_told_with_its_outcome(
-    wishes: OwnWishes, told: list[Event]
+    wishes: LocalRequests, told: list[Event]
 ) -> None:
     """As if it had come through storage: done with what was made, or failed with the reason, which is raised, too."""
     made = wishes.perform(
@@ -58,7 +58,7 @@ def test_what_the_program_itself_asks_for_is_told_with_its_outcome(
     assert "/there is taken" in failed.error
 
 
-def test_a_stop_is_answered_with_the_end(wishes: OwnWishes, told: list[Event]) -> None:
+def test_a_stop_is_answered_with_the_end(wishes: LocalRequests, told: list[Event]) -> None:
     """One that is refused at once; behind the end nobody is told of anything."""
     with pytest.raises(ConfigError):
         wishes.stop(refuse, savepoint=True, to="/there", drain=False)

@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
-from stored_jobs import PLAN
 
+from builders.stored_jobs import PLAN
 from penstock.cli.asked_progress import AskedProgress
-from penstock.config import Checkpointing
-from penstock.engine.face import Asked, Face
-from penstock.engine.job_spec import JobSpec
 from penstock.errors import UnavailableError
 from penstock.ids import RunId
-from penstock.journal.files import write_live
-from penstock.journal.listening import Listeners
-from penstock.journal.live import Live
 from penstock.ownership.claim import Claimant, claim
 from penstock.progress import working
-from penstock.state.backends import backend_named
+from penstock.status.journal_files import write_live
+from penstock.status.listeners import Listeners
+from penstock.status.live import Live
+from penstock.status.reporter import JobReporter, ReporterQueries
 from penstock.storage import Storage
 from penstock.storage.forwarding import ForwardingStorage
-from penstock.testing.virtual_clock import VirtualClock
-from penstock.testing.virtual_storage import VirtualStorage
+from penstock.testing.virtual import VirtualClock, VirtualStorage
 
 
 class Line:
@@ -97,25 +91,10 @@ def test_storage_that_is_away_is_nobodys_business_here() -> None:
     assert line.drawn == [""]
 
 
-def test_the_job_says_what_it_does(tmp_path: Path) -> None:
+def test_the_job_says_what_it_does() -> None:
     """What takes long in a job stands in its live record while it lasts, whoever does it: that is what askers are shown."""
-    spec = JobSpec(
-        name="views",
-        owner="views",
-        storage=VirtualStorage(),
-        backend=backend_named("memory"),
-        checkpoint=Checkpointing(),
-        parallelism=1,
-        max_parallelism=128,
-        working_folder=tmp_path,
-        local_recovery=True,
-        layouts={},
-        upstream={},
-        sinks={},
-        streams={},
-    )
-    asked = Asked(status=lambda: "running", coordinator=lambda: None)
-    face = Face(spec, Claimant(), PLAN, asked, listeners=Listeners())
+    asked = ReporterQueries(status=lambda: "running", coordinator=lambda: None)
+    face = JobReporter(VirtualStorage(), Claimant(), PLAN, asked, listeners=Listeners())
     with working("making the savepoint", unit="subtask", job="views") as reached:
         reached(1, 4)
         assert face._look().doing == "making the savepoint: 1 of 4 subtasks"

@@ -16,8 +16,8 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 import pytest
-from protocol_story import Story, only
 
+from builders.protocol_story import Story, only
 from penstock.checkpoint.events import Discard, JobEnded, SnapshotDurable
 from penstock.errors import UnavailableError
 from penstock.ids import CheckpointId, SubtaskId

@@ -9,15 +9,15 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from operator_harness import OperatorHarness
-from sink_double import RefusingSink
 
+from builders.operator_harness import OperatorHarness
+from builders.sink_double import RefusingSink
 from penstock.config import OnBadRecord
 from penstock.engine.aggregate_task import without_null_keys
 from penstock.engine.assignment import BadCount
-from penstock.engine.bad_records import BadRecordCounts
+from penstock.engine.bad_row_search import Sifter
 from penstock.engine.dead_letters import ROW, ROWS, tolerates
-from penstock.engine.sifting import Sifter
+from penstock.engine.row_counts import BadRecordCounts
 from penstock.errors import BadRecordError, ConfigError, InternalError, UnavailableError
 from penstock.graph import BadRecords as BadRecordsNode
 from penstock.graph import Graph, Output, Source, Transform

@@ -14,9 +14,9 @@ import pyarrow.compute as pc
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from operator_harness import CONTEXT, OperatorHarness
 
 import penstock as ps
+from builders.operator_harness import CONTEXT, OperatorHarness
 from penstock.operators import array_like
 from penstock.operators import run_batch_process as run_module
 from penstock.operators.pieces import PieceLimits

@@ -7,9 +7,9 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from operator_cluster import OperatorCluster
 
 import penstock as ps
+from builders.operator_cluster import OperatorCluster
 from penstock.state.types import arrow_schema
 
 BACKENDS = ["filesystem", "memory", "rocksdb"]

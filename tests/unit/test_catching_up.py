@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from penstock.spark.catching_up import SilentSince
-from penstock.testing.virtual_clock import VirtualClock
+from penstock.spark.positions import SilentSince
+from penstock.testing.virtual import VirtualClock
 
 
 class Query:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from stored_jobs import PLAN
 
-from penstock.journal.live import Live, SinkLive, SourceLive
-from penstock.view.caught_up import CaughtUp, is_caught_up
-from penstock.view.model import JobState, JobView
+from builders.stored_jobs import PLAN
+from penstock.status.backlog import CaughtUp, is_caught_up
+from penstock.status.live import Live, SinkLive, SourceLive
+from penstock.status.view import JobState, JobView
 
 SAID = {"clicks": SourceLive(behind=0), "shops": SourceLive(behind=0)}
 

@@ -12,7 +12,7 @@ from pyspark.errors.exceptions.captured import CapturedException
 from penstock.errors import ConfigError, UnavailableError, UserCodeError
 from penstock.ids import SubtaskId
 from penstock.snapshot.messages import TaskFailed
-from penstock.spark.causes import cause_of, in_brief
+from penstock.spark.failure_messages import cause_of, in_brief
 
 STACK = """An error occurred while calling o629.collectToPython.
 : org.apache.spark.SparkException: Job aborted: Task 0 in stage 8.0 failed 4 times

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from operator_cluster import OperatorCluster
-from test_interval_join import Join, Row, left_input, right_input, shown, table
 
+from builders.interval_joins import Join, Row, left_input, right_input, shown, table
+from builders.operator_cluster import OperatorCluster
 from penstock.errors import IncompatibleStateError
 from penstock.operators.join_spec import How, JoinSpec
 from penstock.operators.window_kinds import TimeWindows, sliding, tumbling

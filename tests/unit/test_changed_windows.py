@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from operator_cluster import OperatorCluster
-from window_operators import (
+
+import penstock as ps
+from builders.operator_cluster import OperatorCluster
+from builders.window_operators import (
     CountAggregates,
     CountCalls,
     SessionAggregates,
@@ -17,8 +19,6 @@ from window_operators import (
     WindowCalls,
     rows_table,
 )
-
-import penstock as ps
 from penstock.errors import IncompatibleStateError
 from penstock.recovery.changed_state import changed_state
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import msgspec
 import pytest
-from protocol_story import completed
 
+from builders.protocol_story import completed
 from penstock.checkpoint.completed import (
     Barrier,
     Completed,

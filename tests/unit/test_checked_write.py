@@ -5,9 +5,9 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
+from penstock.engine.bad_row_search import refuse_broken_values
 from penstock.errors import BadRecordError
 from penstock.sinks.bad_rows import refuse_large, row_bytes, value_bytes
-from penstock.sinks.checked_write import refuse_broken_values
 
 
 def strings(*texts: bytes | None) -> pa.Array:

@@ -8,7 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from stored_jobs import SeenJob
+
+from builders.stored_jobs import SeenJob
 
 PENSTOCK = [
     sys.executable,

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from calling_penstock import Penstock, caller
-from stored_jobs import PLAN, SeenJob, died, failed, healthy, late
 
+from builders.calling_penstock import Penstock, caller
+from builders.stored_jobs import PLAN, SeenJob, died, failed, healthy, late
 from penstock.cli import watching
 from penstock.cli.console import plain_console
 from penstock.cli.event_lines import event_line
@@ -19,13 +19,13 @@ from penstock.cli.watch_screen import WatchScreen
 from penstock.cli.which_job import within
 from penstock.clock import SYSTEM_CLOCK
 from penstock.errors import UnavailableError
-from penstock.journal import events as told
-from penstock.journal.files import read_plan, write_plan
-from penstock.journal.live import SinkLive, SourceLive
 from penstock.ownership.ends import How
-from penstock.view.find import find_jobs, job_id
-from penstock.view.look import JobWatcher
-from penstock.view.model import JobState, JobView
+from penstock.status import events as told
+from penstock.status.job_watcher import JobWatcher
+from penstock.status.jobs import find_jobs, job_id
+from penstock.status.journal_files import read_plan, write_plan
+from penstock.status.live import SinkLive, SourceLive
+from penstock.status.view import JobState, JobView
 
 
 @pytest.fixture

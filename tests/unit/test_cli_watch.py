@@ -18,19 +18,19 @@ from pathlib import Path
 
 import pytest
 from rich.console import ConsoleDimensions
-from stored_jobs import PLAN, died, healthy, late
 
+from builders.stored_jobs import PLAN, died, healthy, late
 from penstock.cli.changes import Changes
 from penstock.cli.console import plain_console
 from penstock.cli.job_graph import lines
 from penstock.cli.sparkline import sparkline
 from penstock.cli.watch_screen import WatchScreen
 from penstock.clock import SYSTEM_CLOCK
-from penstock.journal import events as told
-from penstock.journal.plan import PlanNode
-from penstock.view.find import find_jobs
-from penstock.view.look import look_at
-from penstock.view.model import JobView
+from penstock.status import events as told
+from penstock.status.job_watcher import look_at
+from penstock.status.jobs import find_jobs
+from penstock.status.plan import PlanNode
+from penstock.status.view import JobView
 from services.patience import tries
 
 WATCH = [sys.executable, "-c", "from penstock.cli import main; main()", "watch"]

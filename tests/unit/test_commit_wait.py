@@ -6,7 +6,7 @@ import pytest
 
 from penstock.checkpoint.commit_wait import SPEAK_EVERY_S, CommitWait, one_line
 from penstock.errors import UnavailableError
-from penstock.testing.virtual_clock import VirtualClock
+from penstock.testing.virtual import VirtualClock
 
 DOWN = UnavailableError("Kafka is down")
 

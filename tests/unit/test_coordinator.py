@@ -8,9 +8,9 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from protocol_story import JOB, LAYOUT, SUBTASKS, handle
-from sink_double import TroubledSink, staged, visible
 
+from builders.protocol_story import JOB, LAYOUT, SUBTASKS, handle
+from builders.sink_double import TroubledSink, staged, visible
 from penstock.checkpoint.commits import Post, SinkCall
 from penstock.checkpoint.completed import Barrier, Completed, PreCommitted
 from penstock.checkpoint.content import Identity
@@ -41,7 +41,7 @@ from penstock.recovery.held_reading import retained_checkpoint
 from penstock.storage import LocalStorage
 from penstock.testing.faulty_storage import Failure, FaultPlan, FaultyStorage
 from penstock.testing.simulation.external import External
-from penstock.testing.virtual_clock import VirtualClock
+from penstock.testing.virtual import VirtualClock
 
 UID = "out"
 

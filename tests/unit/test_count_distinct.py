@@ -12,8 +12,8 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from operator_cluster import BuiltIn, OperatorCluster
 
+from builders.operator_cluster import BuiltIn, OperatorCluster
 from penstock.errors import InternalError
 from penstock.operators import distinct_values, wide_columns
 from penstock.operators import run_aggregate as run_module

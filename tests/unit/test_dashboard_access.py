@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from dashboard_site import TOKEN, ui_options
 
+from builders.dashboard_site import TOKEN, ui_options
 from penstock.dashboard.access import SESSION_S, Access
 from penstock.dashboard.answering import local_path
-from penstock.testing.virtual_clock import VirtualClock
+from penstock.testing.virtual import VirtualClock
 
 HOST = {"host": "127.0.0.1:8090"}
 

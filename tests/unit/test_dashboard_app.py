@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dashboard_site import HOSTILE, TOKEN, StoredJob, TestClient, ui_options
 
+from builders.dashboard_site import HOSTILE, TOKEN, StoredJob, TestClient, ui_options
 from penstock.dashboard import guesses
 from penstock.dashboard.access import Access
 from penstock.dashboard.app import make_app
 from penstock.dashboard.looking import StorageLooker
-from penstock.ownership.requests import Done, Kind, answer, read_request
-from penstock.view.find import job_id
+from penstock.requests.request_files import Done, Kind, answer, read_request
+from penstock.status.jobs import job_id
 from services.patience import tries
 
 TRICKS = [

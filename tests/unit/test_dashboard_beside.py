@@ -14,8 +14,8 @@ from pathlib import Path
 
 import psutil
 import pytest
-from dashboard_site import TOKEN, StoredJob, get, port_of, served
 
+from builders.dashboard_site import TOKEN, StoredJob, get, port_of, served
 from penstock.dashboard import beside as beside_module
 from penstock.dashboard.beside import start_beside
 from penstock.dashboard.serving import bind

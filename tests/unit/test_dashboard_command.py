@@ -17,8 +17,8 @@ from urllib.parse import urlsplit
 
 import psutil
 import pytest
-from dashboard_site import TOKEN, StoredJob
 
+from builders.dashboard_site import TOKEN, StoredJob
 from penstock.cli import main
 
 

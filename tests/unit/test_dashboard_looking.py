@@ -11,8 +11,8 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from dashboard_site import StoredJob
 
+from builders.dashboard_site import StoredJob
 from penstock.dashboard import looking
 from penstock.dashboard.chrome import Chrome
 from penstock.dashboard.flink.jobs import jobs_overview
@@ -22,10 +22,10 @@ from penstock.dashboard.pages import overview as overview_page
 from penstock.dashboard.pages.verdict import verdict
 from penstock.dashboard.twins import overview as overview_twin
 from penstock.errors import ConfigError
-from penstock.testing.virtual_clock import VirtualClock
-from penstock.view.find import FoundJob
-from penstock.view.model import FailureView, JobState, JobView
-from penstock.view.needs import needs_somebody
+from penstock.status.health import needs_somebody
+from penstock.status.jobs import FoundJob
+from penstock.status.view import FailureView, JobState, JobView
+from penstock.testing.virtual import VirtualClock
 from services.patience import PATIENCE_S, tries
 
 

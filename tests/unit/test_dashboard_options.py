@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from dashboard_site import TOKEN
 
+from builders.dashboard_site import TOKEN
 from penstock.dashboard.ui_options import UiOptions, address_of, is_loopback
 from penstock.errors import ConfigError
 

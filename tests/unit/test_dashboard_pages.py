@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -13,7 +12,10 @@ from urllib.parse import urlsplit
 import msgspec
 import pytest
 from jinja2 import UndefinedError
-from seen_jobs import (
+
+import penstock.dashboard
+from builders.parsed_pages import CHROME, Parsed
+from builders.seen_jobs import (
     HOSTILE,
     JOBS,
     LONG,
@@ -28,17 +30,14 @@ from seen_jobs import (
     nothing_at_all,
     restarting,
 )
-
-import penstock.dashboard
 from penstock.cli.state_table import moment as state_moment
 from penstock.dashboard import pages
 from penstock.dashboard.chrome import Chrome
 from penstock.dashboard.pages.render import environment
 from penstock.dashboard.pages.sentences import collapsed, sentence
 from penstock.dashboard.pages.words import NOTHING, watermark_moment
-from penstock.engine.observer import Progress
-from penstock.engine.story import event_time_left
-from penstock.journal.events import (
+from penstock.requests.request_client import Outcome
+from penstock.status.events import (
     CheckpointCommitted,
     Event,
     JobEnded,
@@ -48,71 +47,19 @@ from penstock.journal.events import (
     SavepointMade,
     TasksRepeated,
 )
-from penstock.view.asking import Outcome
-from penstock.view.failures import failures
-from penstock.view.model import JobView, RunView
-from penstock.view.state import FoundRows, KeyRows, LargestKeys
+from penstock.status.failure_history import failures
+from penstock.status.log_messages import event_time_left
+from penstock.status.observer import Progress
+from penstock.status.stored_state import FoundRows, KeyRows, LargestKeys
+from penstock.status.view import JobView, RunView
 from penstock.wording import event_moment
 
 STATIC = Path(penstock.dashboard.__file__).parent / "static"
 REQUEST = "ab" * 16
-CHROME = Chrome(path="/here", twin="/here.json", logged_in=True, problems=(HOSTILE,))
 KNOWN_PATHS = re.compile(
     r"/(here(\.json)?|events|login|logout|static/.+|"
     r"jobs/[^/]+(/(batches|savepoints(/delete)?|checkpoints(/\d+-r\d+)?|failures|state(/[^/]+/[^/]+\.html)?|journal|actions(/\w+)?|events))?)?"
 )
-
-
-class Parsed(HTMLParser):
-    """A page as a browser takes it apart."""
-
-    VOID = frozenset({"meta", "link", "input", "br", "hr", "img"})
-
-    def __init__(self, page: str) -> None:
-        super().__init__()
-        self.elements: list[tuple[str, dict[str, str]]] = []
-        self.texts: list[str] = []
-        self.open: list[str] = []
-        self.wrong: list[str] = []
-        self.feed(page)
-        self.close()
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.elements.append((tag, {name: value or "" for name, value in attrs}))
-        if tag not in self.VOID:
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.elements.append((tag, {name: value or "" for name, value in attrs}))
-
-    def handle_endtag(self, tag: str) -> None:
-        if not self.open or self.open.pop() != tag:
-            self.wrong.append(tag)
-
-    def handle_data(self, data: str) -> None:
-        self.texts.append(data)
-
-    @property
-    def text(self) -> str:
-        return " ".join(" ".join(self.texts).split())
-
-    def all(self, tag: str) -> list[dict[str, str]]:
-        return [attributes for name, attributes in self.elements if name == tag]
-
-    @property
-    def addresses(self) -> list[str]:
-        names = (
-            "href",
-            "src",
-            "action",
-            "hx-get",
-            "data-stream",
-            "data-largest",
-            "formaction",
-            "poster",
-            "xlink:href",
-        )
-        return [attributes[name] for _, attributes in self.elements for name in names if name in attributes]
 
 
 def found_rows(rows: tuple[dict[str, Any], ...]) -> FoundRows:

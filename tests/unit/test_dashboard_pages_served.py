@@ -8,16 +8,16 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from dashboard_site import HOSTILE, TOKEN, StoredJob, TestClient, ui_options
 
+from builders.dashboard_site import HOSTILE, TOKEN, StoredJob, TestClient, ui_options
 from penstock.dashboard.access import Access
 from penstock.dashboard.app import make_app
 from penstock.dashboard.looking import StorageLooker
 from penstock.dashboard.static_files import StaticFiles
-from penstock.journal.events import SavepointMade
 from penstock.savepoint.manifest import MANIFEST, encode, read_manifest
+from penstock.status.events import SavepointMade
+from penstock.status.jobs import job_id
 from penstock.storage import LocalStorage
-from penstock.view.find import job_id
 from services.patience import tries
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "savepoint-1" / "saved"

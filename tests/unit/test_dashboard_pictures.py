@@ -10,7 +10,8 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from seen_jobs import (
+
+from builders.seen_jobs import (
     HOSTILE,
     JOBS,
     NOW,
@@ -25,7 +26,6 @@ from seen_jobs import (
     story,
     subtasks,
 )
-
 from penstock.dashboard.pages.drawing import Box, Drawing, draw
 from penstock.dashboard.pages.facts import node_facts
 from penstock.dashboard.pages.phases import (
@@ -43,13 +43,13 @@ from penstock.dashboard.pages.sentences import sentence
 from penstock.dashboard.pages.timeline import MOST_LANES, timeline
 from penstock.dashboard.pages.verdict import Tone, concerns, verdict
 from penstock.dashboard.pages.words import NOTHING, ago, behind, compact, moment, near, shortened
-from penstock.journal.events import Event, FirstBatch
-from penstock.journal.live import PendingLive, SourceLive
-from penstock.journal.plan import PlanNode
-from penstock.view.behind import Behind, total_behind
-from penstock.view.checkpoints import history
-from penstock.view.model import CheckpointStatus, CheckpointView, JobState, JobView
-from penstock.view.needs import needs_somebody
+from penstock.status.backlog import Behind, total_behind
+from penstock.status.checkpoint_history import history
+from penstock.status.events import Event, FirstBatch
+from penstock.status.health import needs_somebody
+from penstock.status.live import PendingLive, SourceLive
+from penstock.status.plan import PlanNode
+from penstock.status.view import CheckpointStatus, CheckpointView, JobState, JobView
 
 # ── the graph ──────────────────────────────────────────────────────────────────────────────────
 

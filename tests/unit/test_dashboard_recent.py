@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from asgi_client import AsgiClient
-from dashboard_site import TOKEN, StoredJob, ui_options
 
+from builders.asgi_client import AsgiClient
+from builders.dashboard_site import TOKEN, StoredJob, ui_options
 from penstock.dashboard import metrics, recent
 from penstock.dashboard.access import Access
 from penstock.dashboard.app import make_app

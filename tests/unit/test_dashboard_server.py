@@ -9,8 +9,8 @@ from contextlib import ExitStack
 
 import psutil
 import pytest
-from dashboard_site import TOKEN, StoredJob, connect, get, port_of, raw, served
 
+from builders.dashboard_site import TOKEN, StoredJob, connect, get, port_of, raw, served
 from penstock.dashboard.access import MOST_STREAMS
 from penstock.dashboard.beside import Beside
 from services.patience import PATIENCE_S, tries

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from dashboard_site import TOKEN, InThread, StoredJob, connect, get, port_of, ui_options
 
+from builders.dashboard_site import TOKEN, InThread, StoredJob, connect, get, port_of, ui_options
 from penstock.dashboard import connections
 from services.patience import tries
 

@@ -12,14 +12,14 @@ from penstock.checkpoint.metadata import CheckpointName, read_metadata
 from penstock.decoding import decoded
 from penstock.errors import CorruptStateError
 from penstock.ids import CheckpointId, RunId
-from penstock.journal.files import Budget, read_live, read_segment, segment_name
 from penstock.ownership.claim import JOB_FILE, read_run
 from penstock.ownership.heartbeat import last_beat
 from penstock.ownership.holds import find_holds
-from penstock.ownership.requests import read_request
 from penstock.recovery.begun import last_begun
 from penstock.recovery.restore import read_job_record
+from penstock.requests.request_files import read_request
 from penstock.savepoint.manifest import MANIFEST, read_manifest
+from penstock.status.journal_files import Budget, read_live, read_segment, segment_name
 from penstock.storage import LocalStorage, Storage
 
 _DEEP = b'{"x":' + b"[" * 100_000 + b"]" * 100_000 + b"}"

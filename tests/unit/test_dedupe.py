@@ -13,9 +13,9 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from operator_cluster import BuiltIn, OperatorCluster
 
 import penstock as ps
+from builders.operator_cluster import BuiltIn, OperatorCluster
 from penstock.operators import dedupe as dedupe_module
 from penstock.operators import stored_rows as stored_module
 from penstock.operators.clock import OperatorClock

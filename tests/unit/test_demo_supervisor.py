@@ -12,8 +12,7 @@ import pytest
 from rich.console import Console
 
 from penstock.demo.display import Display
-from penstock.demo.messages import Finished, Killed, Message, Moved
-from penstock.demo.settings import DemoSettings
+from penstock.demo.settings import DemoSettings, Finished, Killed, Message, Moved
 from penstock.demo.supervisor import Supervisor
 from penstock.errors import JobFailedError
 from penstock.testing.kill_points import Moment

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from protocol_story import RUN, completed, transaction
 
+from builders.protocol_story import RUN, completed, transaction
 from penstock.checkpoint.completed import Barrier, PreCommitted
 from penstock.checkpoint.due_commits import DueCommits
 from penstock.checkpoint.events import BatchFinished, Commit, MarkCommitted, SweepTransactions

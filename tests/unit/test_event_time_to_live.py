@@ -16,9 +16,9 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from operator_cluster import BuiltIn, OperatorCluster
 
 import penstock as ps
+from builders.operator_cluster import BuiltIn, OperatorCluster
 from penstock.config import OnBadRecord
 from penstock.engine.aggregate_task import EVENT_TIME_US, AggregateTask
 from penstock.engine.executor import Executor

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from operator_harness import OperatorHarness
 
 import penstock as ps
+from builders.operator_harness import OperatorHarness
 from penstock.errors import BadRecordError
 from penstock.operators import run_process
 from penstock.operators.failed_call import MOST_CHARACTERS, FailedCall, blamed_on, failed_call

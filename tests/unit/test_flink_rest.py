@@ -11,26 +11,26 @@ from typing import Any
 
 import msgspec
 import pytest
-from asgi_client import AsgiClient
-from plain_looker import PlainLooker
 from starlette.applications import Starlette
 
+from builders.asgi_client import AsgiClient
+from builders.plain_looker import PlainLooker
 from penstock.dashboard.flink import disposal, flink_routes
 from penstock.dashboard.flink.actions import GRACE_S
 from penstock.dashboard.flink.routes import LARGEST_BODY
-from penstock.engine.answering import Answering
 from penstock.errors import UnavailableError
 from penstock.ids import RunId
-from penstock.journal.events import SavepointDeleted
-from penstock.journal.files import read_segment
 from penstock.ownership.claim import JOB_FILE, Claimant, claim
 from penstock.ownership.ends import How, end_of, record_end
 from penstock.ownership.heartbeat import beat
-from penstock.ownership.requests import Facts, Kind, Listing, Request, read_request
 from penstock.recovery.restore import JobRecord
+from penstock.requests.request_files import Facts, Kind, Listing, Request, read_request
+from penstock.requests.request_server import RequestServer
 from penstock.savepoint.manifest import MANIFEST, encode, read_manifest
+from penstock.status.events import SavepointDeleted
+from penstock.status.jobs import job_id
+from penstock.status.journal_files import read_segment
 from penstock.storage import LocalStorage
-from penstock.view.find import job_id
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "savepoint-1" / "saved"
 JOB = job_id("views")
@@ -50,7 +50,7 @@ class Start:
         self.claimant = Claimant()
         self.claim = claim(self.storage, time.time(), self.claimant)
         beat(self.storage, self.claim.run, time.time())
-        self.answering = Answering(self.storage, self.claimant, self, in_background=lambda work: work())
+        self.answering = RequestServer(self.storage, self.claimant, self, in_background=lambda work: work())
 
     def checkpoint(self, token: str, request: Request) -> Facts:
         return self._did(request, {"checkpoint": 7})

@@ -7,12 +7,12 @@ from typing import Any
 
 import msgspec
 import pytest
-from job_views import NOW, PLAN, bare_view, rich_view
 
+from builders.job_views import NOW, PLAN, bare_view, rich_view
 from penstock.dashboard.flink import checkpoints, exceptions, jobs, vertices
 from penstock.dashboard.flink.job_metrics import DESCRIBED, job_metrics, listed
 from penstock.dashboard.flink.words import JOB_STATES, job_state, nodes, vertex_id
-from penstock.view.model import JobState, JobView
+from penstock.status.view import JobState, JobView
 
 VIEWS = [
     rich_view(),

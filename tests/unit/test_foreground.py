@@ -10,10 +10,10 @@ from typing import cast
 import pytest
 
 import penstock as ps
-from penstock.engine.observer import Progress
 from penstock.spark.foreground import in_foreground
 from penstock.spark.handle import JobHandle
 from penstock.spark.status import Status
+from penstock.status.observer import Progress
 
 
 class Started:

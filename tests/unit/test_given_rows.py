@@ -11,11 +11,11 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
-from operator_cluster import OperatorCluster
 from pyspark.sql import Row as SparkRow
-from task_cluster import TaskCluster
 
 import penstock as ps
+from builders.operator_cluster import OperatorCluster
+from builders.task_cluster import TaskCluster
 from penstock.state.types import arrow_schema
 
 

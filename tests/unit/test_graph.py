@@ -7,13 +7,13 @@ from typing import Any, cast
 
 import pytest
 
-from penstock.engine.plans import plan_nodes
 from penstock.errors import ConfigError
 from penstock.graph import Aggregate, Graph, Late, Output, Source, Window
 from penstock.operators.dedupe import Dedupe
 from penstock.operators.row_order import Order, parse_order
 from penstock.operators.window_kinds import CountWindows, SessionWindows, TimeWindows
 from penstock.sinks.two_phase_commit import Delivery
+from penstock.status.plan_nodes import plan_nodes
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from protocol_story import completed, transaction
 
+from builders.protocol_story import completed, transaction
 from penstock.checkpoint.completed import Completed
 from penstock.checkpoint.metadata import mark_committed, write_metadata
 from penstock.errors import ConfigError, CorruptStateError
@@ -29,8 +29,7 @@ from penstock.ownership.holds import (
 from penstock.ownership.small_files import LARGEST_BYTES
 from penstock.recovery.held_reading import check_committed, read_held, retained_checkpoint, steady_history
 from penstock.storage import LocalStorage
-from penstock.testing.virtual_clock import EPOCH_S, VirtualClock
-from penstock.testing.virtual_storage import VirtualStorage
+from penstock.testing.virtual import EPOCH_S, VirtualClock, VirtualStorage
 
 NOW = EPOCH_S
 

@@ -10,11 +10,10 @@ import msgspec
 import pytest
 
 from penstock.errors import UnavailableError
-from penstock.journal import files, reading, writing
-from penstock.journal.events import Asked, CheckpointCommitted, Event, JobEnded, Lost, RunFailed, SinkDown
-from penstock.journal.files import SEGMENT_BYTES, Budget, read_live, read_plan, segments
-from penstock.journal.reading import JournalReader
-from penstock.journal.writing import JournalWriter
+from penstock.status import journal, journal_files
+from penstock.status.events import Asked, CheckpointCommitted, Event, JobEnded, Lost, RunFailed, SinkDown
+from penstock.status.journal import JournalReader, JournalWriter
+from penstock.status.journal_files import SEGMENT_BYTES, Budget, read_live, read_plan, segments
 from penstock.storage import LocalStorage
 from services.patience import PATIENCE_S, tries
 
@@ -26,7 +25,7 @@ def storage(tmp_path: Path) -> LocalStorage:
 
 @pytest.fixture(autouse=True)
 def without_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(writing, "PAUSE_S", 0.001)
+    monkeypatch.setattr(journal, "PAUSE_S", 0.001)
 
 
 def told(storage: LocalStorage) -> tuple[Event, ...]:
@@ -149,7 +148,7 @@ def test_what_is_lost_is_counted_however_long_it_lasts(
 
 def test_no_more_is_read_than_anybody_keeps(storage: LocalStorage, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever reaches the folder can fill it: the newest are read, and those who look have memory left."""
-    monkeypatch.setattr(reading, "MOST_BYTES", 200_000)
+    monkeypatch.setattr(journal, "MOST_BYTES", 200_000)
     writer = JournalWriter(storage)
     for number in range(200):
         writer.tell(long(number))
@@ -157,13 +156,13 @@ def test_no_more_is_read_than_anybody_keeps(storage: LocalStorage, monkeypatch: 
     events = told(storage)
     assert [event.at for event in events] == list(range(200 - len(events), 200))
     assert 40 < len(events) < 100
-    monkeypatch.setattr(reading, "MOST_FILES", 2)
+    monkeypatch.setattr(journal, "MOST_FILES", 2)
     assert 0 < len(told(storage)) < 50
 
 
 def test_the_journal_is_bounded(storage: LocalStorage, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only the newest part is kept, and only who owns the job deletes."""
-    monkeypatch.setattr(files, "KEEP_BYTES", 200_000)
+    monkeypatch.setattr(journal_files, "KEEP_BYTES", 200_000)
     for owns in (False, True):
         writer = JournalWriter(storage, may_delete=partial(bool, owns))
         for number in range(100):
@@ -190,7 +189,7 @@ def test_no_flood_deletes_what_is_of_another_kind(
     storage: LocalStorage, monkeypatch: pytest.MonkeyPatch, flood: Event
 ) -> None:
     """Checkpoints, requests and troubles without end delete neither the story of a failure nor who cancelled the job."""
-    monkeypatch.setattr(files, "KEEP_BYTES", 100_000)
+    monkeypatch.setattr(journal_files, "KEEP_BYTES", 100_000)
     failed = RunFailed(at=1.0, run=1, error="E", why="the disk is full", strategy="s", restarts=True)
     cancelled = Asked(at=2.0, run=1, what="cancel", by="ada")
     for start in range(4):
@@ -231,7 +230,7 @@ def test_what_cannot_be_read_is_counted(storage: LocalStorage) -> None:
         name,
         storage.get(name) + b'{"event":"of_tomorrow","at":1,"run":1}\n{"event":"checkp\n' + b"[" * 20_000,
     )
-    storage.put(files.segment_name(1.0, "f" * 16, Budget.RUNS, 0), b" " * (2 << 20))
+    storage.put(journal_files.segment_name(1.0, "f" * 16, Budget.RUNS, 0), b" " * (2 << 20))
     storage.put("events/notes.txt", b"of a person")
     read = JournalReader(storage).read()
     assert (len(read.events), read.unreadable) == (1, 4)

@@ -17,10 +17,10 @@ from pathlib import Path
 import pytest
 
 from penstock.clock import SYSTEM_CLOCK
-from penstock.engine.observer import Progress
 from penstock.ownership.claim import process_start
 from penstock.recovery.restart import fixed_delay
 from penstock.spark.foreground import _Telling
+from penstock.status.observer import Progress
 from penstock.supervise import family, program
 from penstock.supervise.decisions import SAME_WISH_S, Supervision
 from penstock.supervise.family import GRACE_S, Remains

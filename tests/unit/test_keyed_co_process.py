@@ -13,9 +13,9 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from operator_cluster import OperatorCluster
 
 import penstock as ps
+from builders.operator_cluster import OperatorCluster
 from penstock.operators.two_input_rows import in_one_table
 from penstock.state.types import arrow_schema
 from services.tiers import share

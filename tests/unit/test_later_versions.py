@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 
 import pytest
-from protocol_story import handle
 
+from builders.protocol_story import handle
 from penstock.checkpoint.completed import Barrier
 from penstock.checkpoint.events import BatchFinished
 from penstock.checkpoint.later_versions import LaterVersions

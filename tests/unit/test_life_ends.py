@@ -9,14 +9,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from penstock.engine.observer import Observer
-from penstock.journal.events import Event, JobEnded, RunFailed
-from penstock.journal.reading import JournalReader
-from penstock.journal.writing import JournalWriter
-from penstock.spark import life as of_a_job
+from penstock.spark import job_runner as of_a_job
 from penstock.spark.handle import JobHandle
-from penstock.spark.life import JobLife
+from penstock.spark.job_runner import JobRunner
 from penstock.spark.status import Status
+from penstock.status.events import Event, JobEnded, RunFailed
+from penstock.status.journal import JournalReader, JournalWriter
+from penstock.status.observer import Observer
 from penstock.storage import LocalStorage
 
 
@@ -56,7 +55,7 @@ def test_an_error_with_very_many_notes_does_not_hide_the_journal(tmp_path: Path)
     assert (len(read.events), read.unreadable) == (1, 0)
 
 
-class _Face:
+class _Reporter:
     """What people see: one that fails at the first word."""
 
     def __init__(self) -> None:
@@ -78,12 +77,12 @@ def test_who_waits_for_the_end_hears_of_it(monkeypatch: pytest.MonkeyPatch) -> N
     def fail() -> None:
         raise error
 
-    life = object.__new__(JobLife)
-    face = _Face()
+    life = object.__new__(JobRunner)
+    reporter = _Reporter()
     for name, value in {
         "job": SimpleNamespace(name="views"),
         "compiled": SimpleNamespace(session=None),
-        "face": face,
+        "reporter": reporter,
         "failure": None,
         "ended": threading.Event(),
         "_run_until_done": fail,
@@ -94,7 +93,7 @@ def test_who_waits_for_the_end_hears_of_it(monkeypatch: pytest.MonkeyPatch) -> N
     working.join()
     assert life.ended.is_set()
     assert life.failure is error
-    assert face.ends == [("failed", error)]
+    assert reporter.ends == [("failed", error)]
 
 
 @pytest.mark.parametrize(
@@ -106,7 +105,7 @@ def test_who_waits_for_the_end_hears_of_it(monkeypatch: pytest.MonkeyPatch) -> N
 )
 def test_a_handle_says_how_the_job_is(checkpoint: int, shown: str) -> None:
     """`print(job.run())` shows the job's name, its status and its newest checkpoint."""
-    life = object.__new__(JobLife)
+    life = object.__new__(JobRunner)
     life.job = SimpleNamespace(name="views")  # type: ignore[assignment]
     life.status, life.observer = Status.FINISHED, Observer()
     life.observer.progress.checkpoint = checkpoint

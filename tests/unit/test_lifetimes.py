@@ -11,7 +11,7 @@ from penstock.operators.clock import OperatorClock
 from penstock.operators.time_to_live import TimeToLive
 from penstock.recovery.lifetimes import Lifetimes, described
 from penstock.state.backends.base import StateLayout, TableLayout, with_stamps
-from penstock.state.backends.merge_policy import choose_merge
+from penstock.state.backends.filesystem import choose_merge
 from penstock.state.handle import FileRef, StateHandle
 from penstock.state.lifetimes import (
     FAR_AWAY_US,

@@ -9,8 +9,8 @@ import threading
 import pytest
 
 from penstock.errors import ConfigError
-from penstock.journal.events import Event, FirstBatch, Lost
-from penstock.journal.listening import MOST_WAITING, Listener, Listeners
+from penstock.status.events import Event, FirstBatch, Lost
+from penstock.status.listeners import MOST_WAITING, Listener, Listeners
 from services.patience import PATIENCE_S
 
 

@@ -12,7 +12,7 @@ import redis
 from penstock.errors import ConfigError, UnavailableError
 from penstock.logins import refuses_login
 from penstock.recovery.repeated import may_pass
-from penstock.spark.verdicts import may_come_up
+from penstock.spark.failure_messages import may_come_up
 
 REFUSED = [
     pymysql.err.OperationalError(1045, "Access denied for user 'me'@'host' (using password: YES)"),

@@ -14,7 +14,7 @@ import pytest
 from penstock import progress
 from penstock.progress import Work, counted_by, doing, each, open_works, reached_here, working
 from penstock.progress_display import Display, StderrLine, displayed, show_progress
-from penstock.testing.virtual_clock import VirtualClock
+from penstock.testing.virtual import VirtualClock
 from services.patience import tries
 from services.terminals import real_terminal, screen
 

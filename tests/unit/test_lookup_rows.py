@@ -10,8 +10,8 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from operator_cluster import BuiltIn, OperatorCluster
 
+from builders.operator_cluster import BuiltIn, OperatorCluster
 from penstock.operators import lookup_rows
 from penstock.operators.join_spec import InputColumns
 from penstock.operators.keyed_process import Context

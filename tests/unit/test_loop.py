@@ -9,8 +9,8 @@ import threading
 import time
 
 import pytest
-from sink_double import TroubledSink, staged, visible
 
+from builders.sink_double import TroubledSink, staged, visible
 from penstock.checkpoint.completed import Barrier, Completed
 from penstock.checkpoint.content import Identity
 from penstock.checkpoint.coordinator import Coordinator

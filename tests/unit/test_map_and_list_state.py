@@ -14,9 +14,9 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from operator_cluster import OperatorCluster
 
 import penstock as ps
+from builders.operator_cluster import OperatorCluster
 from penstock.errors import BadRecordError, ConfigError
 from penstock.operators import table_cells
 from penstock.operators.states import state_layout

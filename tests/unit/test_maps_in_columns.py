@@ -18,9 +18,9 @@ import pyarrow.compute as pc
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from operator_cluster import OperatorCluster
 
 import penstock as ps
+from builders.operator_cluster import OperatorCluster
 from penstock.errors import BadRecordError
 from penstock.operators import run_batch_process as run_module
 from penstock.operators import table_rows

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from protocol_story import completed, transaction
 
+from builders.protocol_story import completed, transaction
 from penstock.checkpoint.completed import Barrier, OperatorState, SourceFile
 from penstock.checkpoint.metadata import (
     checkpoint_ids,

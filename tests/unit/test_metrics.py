@@ -12,19 +12,19 @@ import msgspec
 import promql_parser
 import pytest
 import yaml
-from asgi_client import AsgiClient
-from job_views import LIVE, NOW, bare_view, rich_view
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as open_metrics
 from prometheus_client.parser import text_string_to_metric_families as plain_text
 from starlette.applications import Starlette
 
+from builders.asgi_client import AsgiClient
+from builders.job_views import LIVE, NOW, bare_view, rich_view
 from penstock.dashboard.flink.job_metrics import DESCRIBED
 from penstock.dashboard.metric_families import FAMILIES
 from penstock.dashboard.metrics import exposition, metrics_route
-from penstock.journal.events import Event
-from penstock.journal.live import OperatorLive, SinkLive
-from penstock.view.find import FoundJob
-from penstock.view.model import JobState, JobView
+from penstock.status.events import Event
+from penstock.status.jobs import FoundJob
+from penstock.status.live import OperatorLive, SinkLive
+from penstock.status.view import JobState, JobView
 
 MONITORING = Path(__file__).parents[2] / "monitoring"
 GRAFANA = json.loads((MONITORING / "grafana-dashboard.json").read_text(encoding="utf-8"))

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from protocol_story import SUBTASKS, completed, handle
-
+from builders.protocol_story import SUBTASKS, completed, handle
 from penstock.checkpoint.completed import Barrier, SourceFile
 from penstock.checkpoint.events import BatchFinished
 from penstock.checkpoint.needed_files import NeededFiles

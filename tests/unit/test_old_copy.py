@@ -17,8 +17,6 @@ from penstock.checkpoint.metadata import mark_committed, write_metadata
 from penstock.config import Mode
 from penstock.errors import IncompatibleStateError, UnavailableError
 from penstock.ids import CheckpointId
-from penstock.journal.files import write_plan
-from penstock.journal.plan import Plan, PlanSettings
 from penstock.ownership.claim import Claim
 from penstock.recovery.changes import Changes
 from penstock.recovery.fitting import JobNow
@@ -26,6 +24,8 @@ from penstock.recovery.renaming import Uids
 from penstock.recovery.restore import RestorePoint, check_restorable, restore
 from penstock.sinks import Files, SQLite
 from penstock.sinks.two_phase_commit import TransactionContext, TwoPhaseCommitSink
+from penstock.status.journal_files import write_plan
+from penstock.status.plan import Plan, PlanSettings
 from penstock.storage import LocalStorage
 
 JOB, UID = "views-1a2b3c4d", "out"

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from task_cluster import TaskCluster
 
 import penstock as ps
+from builders.task_cluster import TaskCluster
 from penstock.config import OnBadRecord
 from penstock.operators.failed_call import failed_call
 from penstock.operators.pieces import PieceLimits

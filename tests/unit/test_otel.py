@@ -5,17 +5,17 @@ from __future__ import annotations
 import sys
 
 import pytest
-from job_views import EVENTS, NOW, completed
 from opentelemetry import trace
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 import penstock as ps
+from builders.job_views import EVENTS, NOW, completed
 from penstock.errors import ConfigError
-from penstock.journal.events import CheckpointCommitted, Event, FirstBatch, JobEnded, RunFailed, RunStarted
-from penstock.journal.listening import Listeners
-from penstock.journal.otel import MOST_OPEN, OpenTelemetry
+from penstock.status.events import CheckpointCommitted, Event, FirstBatch, JobEnded, RunFailed, RunStarted
+from penstock.status.listeners import Listeners
+from penstock.status.otel import MOST_OPEN, OpenTelemetry
 from services.patience import PATIENCE_S
 
 

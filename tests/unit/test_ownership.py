@@ -32,7 +32,7 @@ from penstock.ownership.ends import How, end_of, record_end
 from penstock.ownership.heartbeat import CLOCKS_S, STALE_AFTER_S, Pulse, beat, refuse_if_running
 from penstock.ownership.run_list import list_runs
 from penstock.storage import LocalStorage
-from penstock.testing.virtual_clock import VirtualClock
+from penstock.testing.virtual import VirtualClock
 
 NOW = 1_000.0
 

@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 
 from penstock.errors import BadRecordError, ConfigError, CorruptStateError
 from penstock.sources import PartitionedLog
-from penstock.sources.log_frame import HEADER_BYTES
-from penstock.sources.read_limit import fair_end
+from penstock.sources.log_file import HEADER_BYTES
+from penstock.spark.log_source import fair_end
 from services.tiers import share
 
 SCHEMA = "app string, n long"

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from protocol_story import completed, transaction
-
+from builders.protocol_story import completed, transaction
 from penstock.dashboard.pages.phases import batch_phases
-from penstock.engine.observer import Observer, SourceAccount
 from penstock.ids import CheckpointId
-from penstock.journal.events import Event, RunFailed
-from penstock.journal.live import MOST_BATCHES
 from penstock.spark.input_rows import took
-from penstock.testing.virtual_clock import VirtualClock
+from penstock.status.events import Event, RunFailed
+from penstock.status.live import MOST_BATCHES
+from penstock.status.observer import Observer, SourceAccount
+from penstock.testing.virtual import VirtualClock
 
 
 def test_rows_are_counted_where_they_come_in_and_for_each_sink() -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from protocol_story import (
+
+from builders.protocol_story import (
     RUN,
     SUBTASKS,
     Story,
@@ -17,7 +18,6 @@ from protocol_story import (
     only,
     transaction,
 )
-
 from penstock.checkpoint.completed import Barrier
 from penstock.checkpoint.events import (
     AnswerTaken,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from protocol_story import completed
 
+from builders.protocol_story import completed
 from penstock.checkpoint.completed import Barrier, TimeReached
 from penstock.clock import SYSTEM_CLOCK
 from penstock.config import Mode

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from test_planned_batches import MAILBOX, Batches
-
+from builders.planned_batches import MAILBOX, Batches
 from penstock.engine.assignment import OperatorAnswer, SinkAnswer
 from penstock.engine.repeated_tasks import AT_MOST_EVERY_S, Repeated, SeldomTold, repeated_tasks
 from penstock.ids import SubtaskId
-from penstock.journal.events import TasksRepeated
 from penstock.places import Place
 from penstock.snapshot.messages import TaskFailed
-from penstock.testing.virtual_clock import VirtualClock
+from penstock.status.events import TasksRepeated
+from penstock.testing.virtual import VirtualClock
 
 
 def failed(uid: str, index: int, cause: str = "ValueError: no price", batch: int = 7) -> TaskFailed:

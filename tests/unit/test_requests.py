@@ -14,14 +14,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from penstock.engine.answering import FORGET_AFTER_S, MOST_WAITING, Answering
 from penstock.errors import ConfigError, CorruptStateError, UnavailableError
 from penstock.ids import RunId
-from penstock.ownership.asking import Asking
 from penstock.ownership.claim import Claimant, claim
 from penstock.ownership.ends import How, end_of, record_end
 from penstock.ownership.heartbeat import CLOCKS_S, HEARTBEAT_S, STALE_AFTER_S, beat
-from penstock.ownership.requests import (
+from penstock.ownership.small_files import LARGEST_BYTES
+from penstock.requests.request_client import RequestClient
+from penstock.requests.request_files import (
     Done,
     Facts,
     Kind,
@@ -36,11 +36,10 @@ from penstock.ownership.requests import (
     take_on,
     taken_on_by,
 )
-from penstock.ownership.small_files import LARGEST_BYTES
+from penstock.requests.request_server import FORGET_AFTER_S, MOST_WAITING, RequestServer
 from penstock.storage import LocalStorage, Storage
 from penstock.storage.forwarding import ForwardingStorage
-from penstock.testing.virtual_clock import VirtualClock
-from penstock.testing.virtual_storage import VirtualStorage
+from penstock.testing.virtual import VirtualClock, VirtualStorage
 
 ID = "ab12"
 
@@ -61,7 +60,7 @@ class Job:
         self.claimant = Claimant()
         self.claim = claim(self.storage, self.clock.wall(), self.claimant)
         beat(self.storage, self.claim.run, self.clock.wall())
-        self.answering = Answering(
+        self.answering = RequestServer(
             self.storage, self.claimant, self, in_background=self._in_background, clock=self.clock
         )
 
@@ -304,7 +303,7 @@ def test_a_stop_into_a_folder_that_hangs_makes_the_job_deaf_to_nothing(clock: Vi
             super().stop(token, request)
 
     job = Hangs(VirtualStorage(), clock)
-    job.answering = Answering(
+    job.answering = RequestServer(
         job.storage,
         job.claimant,
         job,
@@ -464,7 +463,7 @@ def test_nothing_ends_the_looking(job: Job, caplog: pytest.LogCaptureFixture) ->
         def names(self, prefix: str = "") -> list[str]:
             raise ZeroDivisionError("division by zero")
 
-    answering = Answering(Broken(), job.claimant, job, in_background=lambda work: work(), clock=job.clock)
+    answering = RequestServer(Broken(), job.claimant, job, in_background=lambda work: work(), clock=job.clock)
     for _ in range(2):
         answering.look()
     assert caplog.text.count("division by zero") == 1
@@ -581,7 +580,7 @@ def test_storage_that_is_away_is_not_in_the_jobs_way(job: Job) -> None:
         def names(self, prefix: str = "") -> list[str]:
             raise UnavailableError("away")
 
-    Answering(Away(), job.claimant, job, in_background=lambda work: work(), clock=job.clock).look()
+    RequestServer(Away(), job.claimant, job, in_background=lambda work: work(), clock=job.clock).look()
     assert job.performed == []
 
 
@@ -661,7 +660,7 @@ class Asked:
         self.job.answering.look()
 
     def ask(self, kind: Kind = Kind.CHECKPOINT, timeout_s: float = 30.0, **options: object) -> Facts:
-        return Asking(self.job.storage, clock=self.clock, tell=self.told.append).ask(
+        return RequestClient(self.job.storage, clock=self.clock, tell=self.told.append).ask(
             kind, timeout_s=timeout_s, **options
         )
 
@@ -707,7 +706,7 @@ def test_a_request_that_may_not_be_written_is_taken_back() -> None:
     asked = Asked()
     storage = AnswerLost(asked.job.storage, ".json")
     with pytest.raises(UnavailableError, match="away for a moment"):
-        Asking(storage, clock=asked.clock).ask(Kind.STOP, timeout_s=30.0)
+        RequestClient(storage, clock=asked.clock).ask(Kind.STOP, timeout_s=30.0)
     asked.live()
     assert asked.job.performed == []
     assert asked.left == []
@@ -727,7 +726,7 @@ def test_who_waits_goes_on_waiting_while_storage_is_away(ending: str) -> None:
 
     began = asked.clock.monotonic()
     asked.clock.happens = later
-    assert Asking(storage, clock=asked.clock).ask(Kind.CHECKPOINT, timeout_s=30.0)
+    assert RequestClient(storage, clock=asked.clock).ask(Kind.CHECKPOINT, timeout_s=30.0)
     assert asked.left == []
 
 

@@ -10,9 +10,9 @@ from typing import TypeVar
 
 import msgspec
 import pytest
-from protocol_story import JOB, completed
-from sink_double import TroubledSink, staged, visible
 
+from builders.protocol_story import JOB, completed
+from builders.sink_double import TroubledSink, staged, visible
 from penstock.checkpoint.completed import PreCommitted
 from penstock.checkpoint.metadata import (
     CheckpointName,
@@ -51,8 +51,8 @@ from penstock.recovery.restore import (
     restore,
 )
 from penstock.storage import LocalStorage, Storage
+from penstock.storage.file_system import temporary_name
 from penstock.storage.forwarding import ForwardingStorage, Operation
-from penstock.storage.names import temporary_name
 from penstock.testing.faulty_storage import Failure, FaultPlan, FaultyStorage, SimulatedCrash
 from penstock.testing.simulation.external import External
 

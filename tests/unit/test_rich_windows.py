@@ -16,8 +16,9 @@ import pyarrow.compute as pc
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from operator_cluster import OperatorCluster
-from window_operators import (
+
+from builders.operator_cluster import OperatorCluster
+from builders.window_operators import (
     KEY,
     CountAggregates,
     SessionAggregates,
@@ -25,7 +26,6 @@ from window_operators import (
     WindowAggregates,
     rows_table,
 )
-
 from penstock.engine.dead_letters import ROWS
 from penstock.operators import session_aggregate, window_distinct
 from penstock.operators.aggregates import (

@@ -14,11 +14,11 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from operator_cluster import OperatorCluster
-from operator_harness import OperatorHarness
-from task_cluster import TaskCluster
 
 import penstock as ps
+from builders.operator_cluster import OperatorCluster
+from builders.operator_harness import OperatorHarness
+from builders.task_cluster import TaskCluster
 from penstock.config import OnBadRecord
 from penstock.engine.dead_letters import tolerates
 from penstock.errors import BadRecordError, UserCodeError

@@ -9,7 +9,6 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from penstock.engine.observer import Observer
 from penstock.engine.run_ends import RunEnds
 from penstock.errors import BadRecordError, FencedError, RunningAlreadyError, UnavailableError
 from penstock.ids import CheckpointId, RunId
@@ -24,9 +23,10 @@ from penstock.ownership.heartbeat import (
     refuse_if_running,
 )
 from penstock.ownership.run_list import ListedRun, list_runs
+from penstock.status.observer import Observer
 from penstock.storage import LocalStorage
 from penstock.testing.faulty_storage import Failure, FaultPlan, FaultyStorage
-from penstock.testing.virtual_clock import VirtualClock
+from penstock.testing.virtual import VirtualClock
 
 NOW = 1_700_000_000.0
 

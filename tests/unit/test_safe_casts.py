@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 from pyspark.sql.types import DataType, NullType
 
-from penstock.spark.safe_casts import loses_nothing
-from penstock.spark.savepoint_rows import spark_type
+from penstock.spark.savepoint_rows import loses_nothing, spark_type
 from penstock.state.types import arrow_type
 
 SAFE = [

@@ -10,10 +10,10 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from operator_cluster import OperatorCluster
-from window_operators import SessionCalls, rows_table
 
 import penstock as ps
+from builders.operator_cluster import OperatorCluster
+from builders.window_operators import SessionCalls, rows_table
 from penstock.operators.clock import OperatorClock
 from penstock.operators.keyed_process import Context
 from penstock.operators.session_rows import kept_until

@@ -13,11 +13,11 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
-from operator_harness import OperatorHarness
 from pyspark.sql.types import DecimalType, StringType, StructField, StructType
-from sink_double import RefusingSink
 
 import penstock as ps
+from builders.operator_harness import OperatorHarness
+from builders.sink_double import RefusingSink
 from penstock.engine.dead_letters import tolerates
 from penstock.errors import BadRecordError, ConfigError, UserCodeError
 from penstock.graph import BadRecords as BadRecordsNode

@@ -14,13 +14,19 @@ from typing import Any, TextIO
 
 import pytest
 
-from penstock.engine.observer import Progress
-from penstock.engine.story import LIFE
-from penstock.spark import live_line
-from penstock.spark.live_line import LiveLine, is_terminal
-from penstock.spark.signs_of_life import CHECKPOINTS, SignsOfLife, log_on, signs_of_life
+from penstock.spark import terminal_output
 from penstock.spark.status import Status
-from penstock.testing.virtual_clock import VirtualClock
+from penstock.spark.terminal_output import (
+    CHECKPOINTS,
+    LiveLine,
+    SignsOfLife,
+    is_terminal,
+    log_on,
+    signs_of_life,
+)
+from penstock.status.log_messages import LIFE
+from penstock.status.observer import Progress
+from penstock.testing.virtual import VirtualClock
 from services.terminals import no_log, real_terminal, screen
 
 PENSTOCK = logging.getLogger("penstock")
@@ -180,7 +186,7 @@ def test_the_signs_of_a_job() -> None:
 def life() -> None:
     LIFE.info("run 1 begins")
     logging.getLogger(CHECKPOINTS).info("checkpoint 1 completed")
-    logging.getLogger("penstock.engine.observer").info("counts-0: 12 files used again")
+    logging.getLogger("penstock.status.observer").info("counts-0: 12 files used again")
     logging.getLogger("penstock.spark.handle").warning("job failed")
 
 
@@ -314,7 +320,7 @@ def check_story(came: str) -> None:
 def test_in_the_background_there_is_no_line(monkeypatch: pytest.MonkeyPatch) -> None:
     """What somebody types is neither drawn over nor erased: there are log lines as without a terminal, until the job is brought back."""
     terminal, has = Terminal(), [True]
-    monkeypatch.setattr(live_line, "has_terminal", lambda _: has[-1])
+    monkeypatch.setattr(terminal_output, "has_terminal", lambda _: has[-1])
     story_of_a_job(terminal, has.append)
     check_story(terminal.getvalue())
 

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from penstock.errors import CorruptStateError, IncompatibleStateError, UnavailableError
 from penstock.state.backends.base import VALUES, StateLayout
 from penstock.state.backends.equality import rows_equal
+from penstock.state.backends.filesystem import INLINE_FILES, MAX_FILES, choose_inline, choose_merge
 from penstock.state.backends.lookup import lookup
 from penstock.state.backends.merge import Ownership, merge_tables
-from penstock.state.backends.merge_policy import INLINE_FILES, MAX_FILES, choose_inline, choose_merge
 from penstock.state.backends.sorted_file import (
     FileHeader,
     TableHeader,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from penstock.errors import SourceLostError, UnavailableError
-from penstock.spark.source_errors import source_failure
+from penstock.spark.failure_messages import source_failure
 
 QUERY = """
 === Streaming Query ===

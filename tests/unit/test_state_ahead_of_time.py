@@ -8,10 +8,10 @@ from typing import Any, cast
 import msgspec
 import pyarrow as pa
 import pytest
-from task_cluster import AtOnce
-from window_operators import COLUMNS, KEY, PARTIALS, SPECS, SUMS, partials_of
 
 import penstock as ps
+from builders.task_cluster import AtOnce
+from builders.window_operators import COLUMNS, KEY, PARTIALS, SPECS, SUMS, partials_of
 from penstock.config import OnBadRecord
 from penstock.engine.assignment import Assignment, OperatorAnswer, RunPlace
 from penstock.engine.dead_letters import ROWS

@@ -21,11 +21,11 @@ import pyarrow.compute as pc
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from operator_cluster import OperatorCluster
 from pyspark import cloudpickle
 from pyspark.sql import types as T
 
 import penstock as ps
+from builders.operator_cluster import OperatorCluster
 from penstock.operators.failed_call import failed_call
 from penstock.operators.states import column_states, declared_state, value_schema
 from penstock.state.types import arrow_schema

@@ -11,14 +11,14 @@ import pytest
 
 import penstock as ps
 from penstock.checkpoint.completed import Barrier, Completed, OperatorState, PreCommitted, SubtaskReport
-from penstock.engine.observer import Observer, Progress
-from penstock.engine.story import Rate, ended, event_time_left, live_line, started
 from penstock.guarantee import Guarantee
 from penstock.ids import RunId, SubtaskId
 from penstock.ownership.claim import Claim
 from penstock.recovery.begun import Begun
 from penstock.recovery.restore import RestorePoint
 from penstock.state.handle import FileRef, StateHandle
+from penstock.status.log_messages import Rate, ended, event_time_left, live_line, started
+from penstock.status.observer import Observer, Progress
 from penstock.storage import LocalStorage
 
 NOW = 1_700_000_000.0

@@ -12,10 +12,10 @@ import pytest
 from penstock import errors
 from penstock.errors import ConfigError
 from penstock.exit_codes import exit_code_of
-from penstock.journal.events import Lost, ProcessDied, ProcessStarted
-from penstock.journal.files import read_segment, segments
 from penstock.randomness import Randomness
 from penstock.recovery.restart import exponential_delay, failure_rate, fixed_delay, no_restart
+from penstock.status.events import Lost, ProcessDied, ProcessStarted
+from penstock.status.journal_files import read_segment, segments
 from penstock.storage import LocalStorage, Storage
 from penstock.storage.forwarding import ForwardingStorage
 from penstock.supervise import telling

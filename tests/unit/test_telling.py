@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from py4j.protocol import Py4JError
 
-from penstock.engine.telling import run_failed
 from penstock.errors import JobFailedError, UserCodeError
-from penstock.journal.events import LONGEST_TEXT, RunFailed
+from penstock.status.events import LONGEST_TEXT, RunFailed
+from penstock.status.make_events import run_failed
 
 
 def told(error: BaseException, *, shows_rows: bool = True) -> RunFailed:

@@ -10,8 +10,8 @@ import pytest
 
 from penstock.spark import query as of_query
 from penstock.spark.query import QueryRun
-from penstock.spark.silence import Silence
-from penstock.testing.virtual_clock import VirtualClock
+from penstock.spark.ticks import Silence
+from penstock.testing.virtual import VirtualClock
 
 READING = "Getting offsets from a log"
 NOTHING = "Waiting for data to arrive"

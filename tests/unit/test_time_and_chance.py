@@ -12,7 +12,7 @@ import pytest
 import penstock
 from penstock.clock import Stopwatch
 from penstock.randomness import Randomness, secret_bytes
-from penstock.testing.virtual_clock import VirtualClock
+from penstock.testing.virtual import VirtualClock
 
 PACKAGE = Path(penstock.__file__).parent
 SOURCES = {"time", "random", "secrets", "uuid"}

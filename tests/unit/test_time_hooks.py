@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any, cast
 
 import pyarrow as pa
-from operator_cluster import MAX_PARALLELISM, sort_key
-from task_cluster import UID, AtOnce, with_wake_row
 
+from builders.operator_cluster import MAX_PARALLELISM, sort_key
+from builders.task_cluster import UID, AtOnce, with_wake_row
 from penstock.config import OnBadRecord
 from penstock.engine.acknowledgements import acknowledged
 from penstock.engine.assignment import Assignment, OperatorAnswer, RunPlace

@@ -15,12 +15,12 @@ import pyarrow as pa
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from operator_cluster import OperatorCluster
 
 import penstock as ps
+from builders.operator_cluster import OperatorCluster
 from penstock.errors import ConfigError
 from penstock.operators import table_cells
-from penstock.state.backends import merge, rocksdb_expiry
+from penstock.state.backends import merge, rocksdb
 from penstock.state.types import arrow_schema
 from services.tiers import share
 
@@ -639,7 +639,7 @@ def test_what_has_expired_is_gone_from_the_files(
     tmp_path: Path, backend: str, operator_class: type[Fleeting], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also of keys that never come again, when others go on; and a key of which nothing is left is gone itself."""
-    monkeypatch.setattr(rocksdb_expiry, "LEAST_SEEN", 3)  # so that a round takes many batches
+    monkeypatch.setattr(rocksdb, "LEAST_SEEN", 3)  # so that a round takes many batches
     cluster = OperatorCluster(tmp_path, OUTPUT, backend)
     cluster.now_us = 100 * SECOND
     for batch in range(8):

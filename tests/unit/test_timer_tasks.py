@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from operator_cluster import OperatorCluster
-from task_cluster import TaskCluster
 
 import penstock as ps
+from builders.operator_cluster import OperatorCluster
+from builders.task_cluster import TaskCluster
 from penstock.config import OnBadRecord
 from penstock.errors import BadRecordError, UserCodeError
 from penstock.operators import column_timers, timer_cell

@@ -14,10 +14,10 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from operator_cluster import OperatorCluster
-from timer_stories import OUTPUT, ROWS, Model, RoundsModel, Script, Story, fails, follow_ups
 
 import penstock as ps
+from builders.operator_cluster import OperatorCluster
+from builders.timer_stories import OUTPUT, ROWS, Model, RoundsModel, Script, Story, fails, follow_ups
 from penstock.operators.timers import microseconds, moment
 from penstock.state.backends import sorted_table
 from penstock.state.lifetimes import FAR_AWAY_US

@@ -13,9 +13,9 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from operator_cluster import BuiltIn, OperatorCluster
 
 import penstock as ps
+from builders.operator_cluster import BuiltIn, OperatorCluster
 from penstock.operators import table_rows, top_rows, top_values, wide_columns
 from penstock.operators import top as run_module
 from penstock.operators.keyed_process import Context

@@ -14,11 +14,11 @@ SOURCE = Path(penstock.__file__).parent
 RETRIES = re.compile(r"tried again|retried|retries|tries again")
 THEY_DO = {
     "checkpoint/commit_wait.py": "a commit is tried until it succeeds",
-    "spark/source_errors.py": "says how often",
+    "spark/failure_messages.py": "says how often",
     "cli/event_lines.py": "tells what the restart strategy has decided",
     "dashboard/pages/sentences.py": "the same",
     "dashboard/pages/verdict.py": "the same, and of commits",
-    "view/needs.py": "of commits, which are",
+    "status/health.py": "of commits, which are",
 }
 """Who says that something is tried again is who does it. Whoever only meets a failure does not know what becomes of it."""
 
@@ -49,7 +49,7 @@ def test_only_who_tries_again_says_so() -> None:
 NOUNS = "rows|batches|restarts|transactions|files|failures|tries|times|keys|values|partitions|kills|checkpoints|runs|messages"
 PLURAL = re.compile(rf"(?<!of )(?<!its )(?:%d|%s|\x00) (?:{NOUNS})\b(?!/)")
 MORE_THAN_ONE = {
-    "spark/verdicts.py": "a failure that was met several times in a row",
+    "spark/failure_messages.py": "a failure that was met several times in a row",
     "dashboard/pages/verdict.py": "several in a row",
     "testing": "read by those who wrote the test",
 }

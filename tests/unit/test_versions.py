@@ -15,7 +15,7 @@ from pyspark.sql import types as T
 import penstock.spark
 from penstock.errors import ConfigError, CorruptStateError
 from penstock.sources import PartitionedLog
-from penstock.spark.paced_log import Pace, PacedLogReader
+from penstock.spark.log_source import Pace, PacedLogReader
 from penstock.spark.versions import TESTED, arrow_schema, arrow_type, refuse_untested, with_version
 from services.spark_kafka_connector import parts_for
 from services.spark_versions import PINS, ROOT, Outcome, constraints_for, outcome, table

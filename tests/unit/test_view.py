@@ -13,10 +13,16 @@ import pytest
 
 from penstock.checkpoint.completed import Barrier, Completed, SubtaskReport
 from penstock.checkpoint.metadata import mark_committed, write_metadata
-from penstock.engine.chronicle import Chronicle, Totals
 from penstock.errors import ConfigError
 from penstock.ids import CheckpointId, RunId, SubtaskId
-from penstock.journal.events import (
+from penstock.ownership.claim import Claimant, claim, forget_old_runs, pid_space, process_start
+from penstock.ownership.descent import record_descent
+from penstock.ownership.ends import How, end_of, record_end
+from penstock.ownership.heartbeat import beat
+from penstock.recovery.forget import forget_everything
+from penstock.recovery.restore import JobRecord, check_job_record
+from penstock.status.checkpoint_history import percentiles
+from penstock.status.events import (
     CheckpointCommitted,
     CheckpointCompleted,
     CheckpointFailed,
@@ -29,24 +35,18 @@ from penstock.journal.events import (
     RunStarted,
     SavepointMade,
 )
-from penstock.journal.files import write_live, write_plan
-from penstock.journal.listening import Listeners
-from penstock.journal.live import Live, PendingLive
-from penstock.journal.plan import Plan, PlanSettings
-from penstock.journal.writing import JournalWriter
-from penstock.ownership.claim import Claimant, claim, forget_old_runs, pid_space, process_start
-from penstock.ownership.descent import record_descent
-from penstock.ownership.ends import How, end_of, record_end
-from penstock.ownership.heartbeat import beat
-from penstock.recovery.forget import forget_everything
-from penstock.recovery.restore import JobRecord, check_job_record
+from penstock.status.failure_history import grouped
+from penstock.status.health import needs
+from penstock.status.job_watcher import COMING_UP_S, look_at
+from penstock.status.jobs import find_jobs, job_id, job_of, linked_jobs
+from penstock.status.journal import JournalWriter
+from penstock.status.journal_files import write_live, write_plan
+from penstock.status.listeners import Listeners
+from penstock.status.live import Live, PendingLive
+from penstock.status.plan import Plan, PlanSettings
+from penstock.status.reporter import Chronicle, Totals
+from penstock.status.view import CheckpointStatus, FailureView, JobState, JobView
 from penstock.storage import LocalStorage, open_job_storage
-from penstock.view.checkpoints import percentiles
-from penstock.view.failures import grouped
-from penstock.view.find import find_jobs, job_id, job_of, linked_jobs
-from penstock.view.look import COMING_UP_S, look_at
-from penstock.view.model import CheckpointStatus, FailureView, JobState, JobView
-from penstock.view.needs import needs
 
 NOW = 1_000.0
 SETTINGS = PlanSettings(
@@ -573,8 +573,8 @@ def test_counters_do_not_go_down_when_records_and_journal_forget(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Restarts and rows done again are counted on from start to start, though only the newest runs and events are kept."""
-    monkeypatch.setattr("penstock.journal.files.KEEP_BYTES", 400)
-    monkeypatch.setattr("penstock.journal.files.KEEP_FILES", 3)
+    monkeypatch.setattr("penstock.status.journal_files.KEEP_BYTES", 400)
+    monkeypatch.setattr("penstock.status.journal_files.KEEP_FILES", 3)
     storage, seen = place.storage, []
     before: list[Totals] = []
     for start in range(12):

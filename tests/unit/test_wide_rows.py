@@ -12,8 +12,8 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from operator_cluster import BuiltIn, OperatorCluster
 
+from builders.operator_cluster import BuiltIn, OperatorCluster
 from penstock.operators import join_rows, late_rows, lookup_rows, run_join, window_rows
 from penstock.operators.arriving_rows import arriving
 from penstock.operators.clock import OperatorClock

@@ -10,9 +10,9 @@ from typing import Any, cast
 
 import pyarrow as pa
 import pytest
-from operator_cluster import BuiltIn, OperatorCluster
 
 import penstock as ps
+from builders.operator_cluster import BuiltIn, OperatorCluster
 from penstock.config import OnBadRecord
 from penstock.engine.executor import Executor
 from penstock.engine.window_task import WindowProcessTask

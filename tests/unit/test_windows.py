@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from operator_cluster import OperatorCluster
-from window_operators import (
+
+from builders.operator_cluster import OperatorCluster
+from builders.window_operators import (
     CountAggregates,
     CountCalls,
     CountModel,
@@ -27,7 +28,6 @@ from window_operators import (
     result,
     rows_table,
 )
-
 from penstock.operators import window_rows
 from penstock.operators.python_values import MICROSECONDS
 from penstock.operators.window_kinds import CountWindows, SessionWindows, TimeWindows

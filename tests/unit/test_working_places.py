@@ -23,7 +23,7 @@ from penstock.storage import Storage
 from penstock.testing.simulation.counting import KEY, LAYOUT, OUTPUT, Counting, as_rows
 from penstock.testing.simulation.machines import VirtualExecutor, Worker
 from penstock.testing.simulation.source import Item
-from penstock.testing.virtual_storage import VirtualStorage
+from penstock.testing.virtual import VirtualStorage
 
 UID = "views"
 BACKEND = backend_named("filesystem")

@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from protocol_story import JOB
 
+from builders.protocol_story import JOB
 from penstock.checkpoint.commits import Committer
 from penstock.checkpoint.completed import PreCommitted
 from penstock.checkpoint.events import Commit
 from penstock.ownership.claim import claim
 from penstock.sinks import TransactionContext, WriteAheadLog
 from penstock.storage import LocalStorage
-from penstock.testing.virtual_clock import VirtualClock
+from penstock.testing.virtual import VirtualClock
 
 
 def test_a_function_that_raises_is_retried_with_a_growing_pause(tmp_path: Path) -> None:

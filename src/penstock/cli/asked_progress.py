@@ -11,9 +11,9 @@ from penstock.cli.printing import in_brief, visible
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.errors import PenstockError
 from penstock.ids import RunId
-from penstock.journal.files import read_live
 from penstock.ownership.claim import newest_run
 from penstock.progress_display import Line
+from penstock.status.journal_files import read_live
 from penstock.storage import Storage
 
 LOOK_S = 1.0

@@ -12,14 +12,14 @@ from penstock.cli.asked_progress import AskedProgress
 from penstock.cli.failures import exits_by_signals
 from penstock.clock import SYSTEM_CLOCK
 from penstock.config import seconds
-from penstock.engine.savepoints import check_folder, make_savepoint
 from penstock.ids import CheckpointId
-from penstock.ownership.asking import Asking, living_run
-from penstock.ownership.requests import ID_DIGITS, Facts, Kind
 from penstock.progress_display import show_progress, terminal_line
 from penstock.randomness import SYSTEM_RANDOMNESS
 from penstock.recovery.begun import refuse_if_begun_beyond
 from penstock.recovery.held_reading import check_committed, read_held
+from penstock.requests.request_client import RequestClient, living_run
+from penstock.requests.request_files import ID_DIGITS, Facts, Kind
+from penstock.savepoint.make import check_folder, make_savepoint
 from penstock.storage import LocalStorage, Storage, open_storage
 
 
@@ -28,7 +28,7 @@ def ask(storage: Storage, kind: Kind, timeout: str, **options: object) -> Facts:
     to = options.get("to")
     check_folder(storage, to if isinstance(to, str) else None)
     with closing(AskedProgress(storage, terminal_line())) as shown, exits_by_signals():
-        asking = Asking(storage, tell=shown.tell, meanwhile=shown.look)
+        asking = RequestClient(storage, tell=shown.tell, meanwhile=shown.look)
         return asking.ask(kind, timeout_s=seconds("--timeout", timeout), **options)
 
 

@@ -17,7 +17,7 @@ def trigger(
     from penstock.cli.asking import ask
     from penstock.cli.printing import print_json
     from penstock.cli.which_job import open_job
-    from penstock.ownership.requests import Kind
+    from penstock.requests.request_files import Kind
 
     done = ask(open_job(storage, job), Kind.CHECKPOINT, timeout)
     if as_json:
@@ -84,7 +84,7 @@ def stop(
     from penstock.cli.asking import ask, folder, how_it_ended
     from penstock.cli.printing import print_json
     from penstock.cli.which_job import open_job
-    from penstock.ownership.requests import Kind
+    from penstock.requests.request_files import Kind
 
     wish = {"savepoint": savepoint is not None, "to": folder(savepoint), "drain": drain}
     ended = ask(open_job(storage, job), Kind.STOP, timeout, **wish)
@@ -102,7 +102,7 @@ def cancel(
     from penstock.cli.asking import ask, how_it_ended
     from penstock.cli.printing import print_json
     from penstock.cli.which_job import open_job
-    from penstock.ownership.requests import Kind
+    from penstock.requests.request_files import Kind
 
     ended = ask(open_job(storage, job), Kind.CANCEL, timeout)
     typer.echo(how_it_ended(ended), err=True)

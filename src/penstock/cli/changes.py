@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 
 from penstock.cli.event_lines import event_line
 from penstock.cli.printing import moment
-from penstock.journal.events import Event
-from penstock.view.model import JobView
-from penstock.view.needs import needs
+from penstock.status.events import Event
+from penstock.status.health import needs
+from penstock.status.view import JobView
 
 
 class Changes:

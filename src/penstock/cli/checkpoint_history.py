@@ -12,9 +12,9 @@ from rich.text import Text
 from penstock.cli.console import table_console
 from penstock.cli.printing import in_brief, moment
 from penstock.clock import SYSTEM_CLOCK
-from penstock.view.find import FoundJob
-from penstock.view.look import look_at
-from penstock.view.model import CheckpointStatus, CheckpointView
+from penstock.status.job_watcher import look_at
+from penstock.status.jobs import FoundJob
+from penstock.status.view import CheckpointStatus, CheckpointView
 from penstock.wording import duration, size
 
 LONGEST_WHY = 300

@@ -13,7 +13,7 @@ from penstock.errors import PenstockError
 
 def job_names(context: typer.Context, incomplete: str) -> list[str]:
     """The jobs in the storage that stands before."""
-    from penstock.view.find import find_jobs
+    from penstock.status.jobs import find_jobs
 
     places = context.params.get("storage") or context.params.get("path") or ()
     try:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from penstock.cli.printing import in_brief, visible
-from penstock.journal import events as told
-from penstock.journal.events import Event
+from penstock.status import events as told
+from penstock.status.events import Event
 from penstock.wording import counted, duration, size
 
 LONGEST = 400

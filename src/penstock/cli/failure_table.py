@@ -8,8 +8,8 @@ from rich.text import Text
 
 from penstock.cli.console import plain_console
 from penstock.cli.printing import ago, in_brief, moment, visible
-from penstock.view.failures import grouped
-from penstock.view.model import FailureGroup, FailureView
+from penstock.status.failure_history import grouped
+from penstock.status.view import FailureGroup, FailureView
 from penstock.wording import counted, duration
 
 SHORT = 300

@@ -21,8 +21,8 @@ def list_jobs(storages: Storages, *, as_json: AsJson = False) -> None:
     from penstock.cli.printing import print_json
     from penstock.cli.which_job import jobs_in
     from penstock.clock import SYSTEM_CLOCK
-    from penstock.view.find import linked_jobs
-    from penstock.view.look import look_at
+    from penstock.status.job_watcher import look_at
+    from penstock.status.jobs import linked_jobs
 
     views = [look_at(job, SYSTEM_CLOCK.wall()) for job in jobs_in(storages)]
     for why in linked_jobs(storages).values():
@@ -47,7 +47,7 @@ def status(storage: StorageOfJob, job: NameOfJob = None, *, as_json: AsJson = Fa
     from penstock.cli.status_screen import exit_code, screen, status_json
     from penstock.cli.which_job import PATIENCE_S, found_job, within
     from penstock.clock import SYSTEM_CLOCK
-    from penstock.view.look import look_at
+    from penstock.status.job_watcher import look_at
 
     try:
         view = within(PATIENCE_S, storage, lambda: look_at(found_job(storage, job), SYSTEM_CLOCK.wall()))
@@ -73,7 +73,7 @@ def failures(
     from penstock.cli.printing import print_json
     from penstock.cli.which_job import found_job
     from penstock.clock import SYSTEM_CLOCK
-    from penstock.view.look import look_at
+    from penstock.status.job_watcher import look_at
 
     view = look_at(found_job(storage, job), SYSTEM_CLOCK.wall())
     if as_json:
@@ -89,7 +89,7 @@ def watch(storage: StorageOfJob, job: NameOfJob = None) -> None:
     """
     from penstock.cli.watching import watch as watch_jobs
     from penstock.cli.which_job import found_job, is_job, refuse_missing
-    from penstock.view.find import find_jobs
+    from penstock.status.jobs import find_jobs
 
     if job is None and not is_job(storage):
         refuse_missing(storage)

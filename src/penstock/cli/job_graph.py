@@ -10,10 +10,10 @@ from rich.text import Text
 
 from penstock.cli.job_list import TIGHT
 from penstock.cli.printing import lasting, time_of_day
-from penstock.journal.live import Live, OperatorLive, SinkLive, SourceLive
-from penstock.journal.plan import PARTLY_AGGREGATED, Plan, PlanNode
-from penstock.view.behind import source_behind
-from penstock.view.model import JobView
+from penstock.status.backlog import source_behind
+from penstock.status.live import Live, OperatorLive, SinkLive, SourceLive
+from penstock.status.plan import PARTLY_AGGREGATED, Plan, PlanNode
+from penstock.status.view import JobView
 from penstock.wording import counted, size
 
 Line = tuple[str, PlanNode, bool]

@@ -11,10 +11,9 @@ from rich.table import Table
 from rich.text import Text
 
 from penstock.cli.printing import about
-from penstock.view.behind import total_behind
-from penstock.view.caught_up import is_caught_up
-from penstock.view.model import JobState, JobView
-from penstock.view.needs import needs_somebody
+from penstock.status.backlog import is_caught_up, total_behind
+from penstock.status.health import needs_somebody
+from penstock.status.view import JobState, JobView
 
 WIDE = 150
 """From so many columns on, ids and pages stand in the same table."""

@@ -15,9 +15,9 @@ from penstock.cli.failure_table import cost, what_happened
 from penstock.cli.job_graph import graph_table
 from penstock.cli.job_list import STATE_STYLES, as_json, ui
 from penstock.cli.printing import ago, in_brief, lasting, moment, rate
-from penstock.view.caught_up import CaughtUp, is_caught_up
-from penstock.view.model import JobState, JobView
-from penstock.view.needs import needs, needs_somebody
+from penstock.status.backlog import CaughtUp, is_caught_up
+from penstock.status.health import needs, needs_somebody
+from penstock.status.view import JobState, JobView
 from penstock.wording import counted, duration, size
 
 NEEDS_SOMEBODY = 3

@@ -18,8 +18,8 @@ from penstock.cli.job_list import TIGHT, overview
 from penstock.cli.printing import about, in_brief, time_of_day
 from penstock.cli.sparkline import Remembered
 from penstock.cli.status_screen import facts, heading, needs_lines
-from penstock.journal.live import Live
-from penstock.view.model import CheckpointStatus, CheckpointView, JobView
+from penstock.status.live import Live
+from penstock.status.view import CheckpointStatus, CheckpointView, JobView
 from penstock.wording import duration, size
 
 SPARK = 20

@@ -27,9 +27,9 @@ from penstock.cli.printing import visible
 from penstock.cli.watch_screen import WatchScreen
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.errors import PenstockError
-from penstock.view.find import FoundJob
-from penstock.view.look import JobWatcher
-from penstock.view.model import JobView
+from penstock.status.job_watcher import JobWatcher
+from penstock.status.jobs import FoundJob
+from penstock.status.view import JobView
 
 LOOK_S = 1.0
 KEYS_S = 0.1

@@ -12,8 +12,8 @@ from penstock.errors import ConfigError, UnavailableError
 from penstock.ids import checked_name
 from penstock.ownership.claim import JOB_FILE
 from penstock.savepoint.manifest import MANIFEST
+from penstock.status.jobs import ID_DIGITS, FoundJob, find_jobs, job_id, job_of
 from penstock.storage import LocalStorage, Storage, open_job_storage, open_storage
-from penstock.view.find import ID_DIGITS, FoundJob, find_jobs, job_id, job_of
 from penstock.wording import did_you_mean, duration
 
 PATIENCE_S = 20.0

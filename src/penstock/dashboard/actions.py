@@ -22,11 +22,11 @@ from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.dashboard.answering import json_answer, wants_page
 from penstock.dashboard.looking import Seen
 from penstock.decoding import decoded
-from penstock.engine.savepoints import check_folder, refuse_outside
 from penstock.errors import ConfigError
-from penstock.ownership.requests import Kind
-from penstock.view.asking import ask, is_request_id, outcome
-from penstock.view.model import JobView
+from penstock.requests.request_client import ask, is_request_id, outcome
+from penstock.requests.request_files import Kind
+from penstock.savepoint.make import check_folder, refuse_outside
+from penstock.status.view import JobView
 
 _TRUE, _FALSE = ("1", "true", "yes", "on"), ("", "0", "false", "no", "off")
 _MOST_FIELDS = 10

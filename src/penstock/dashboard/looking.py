@@ -21,10 +21,10 @@ import msgspec
 
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.errors import PenstockError
+from penstock.status.job_watcher import JobWatcher
+from penstock.status.jobs import FoundJob, find_jobs, job_id, job_of, linked_jobs
+from penstock.status.view import JobState, JobView
 from penstock.storage import LocalStorage, open_storage
-from penstock.view.find import FoundJob, find_jobs, job_id, job_of, linked_jobs
-from penstock.view.look import JobWatcher
-from penstock.view.model import JobState, JobView
 from penstock.wording import counted, duration
 
 _log = logging.getLogger(__name__)

@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
-from penstock.journal.live import Live, OperatorLive, SinkLive, SourceLive
-from penstock.view.behind import source_behind
-from penstock.view.model import JobState, JobView
+from penstock.status.backlog import source_behind
+from penstock.status.live import Live, OperatorLive, SinkLive, SourceLive
+from penstock.status.view import JobState, JobView
 
 Labels = tuple[str, ...]
 Values = Iterable[tuple[Labels, float]]

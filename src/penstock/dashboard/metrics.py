@@ -18,8 +18,8 @@ from penstock.dashboard.flink.words import is_over
 from penstock.dashboard.looking import Looker
 from penstock.dashboard.metric_families import FAMILIES, Family
 from penstock.dashboard.recent import LastingResponse
-from penstock.view.behind import source_behind
-from penstock.view.model import JobView
+from penstock.status.backlog import source_behind
+from penstock.status.view import JobView
 
 JOB_LABELS = ("job_id", "job_name")
 """As Flink's own reporter names them."""

@@ -30,8 +30,8 @@ from penstock.dashboard.recent import LastingResponse
 from penstock.dashboard.savepoint_pages import known_folder, look_into
 from penstock.dashboard.state_lookup import StateReader
 from penstock.errors import ConfigError
-from penstock.view.asking import Outcome, outcome
-from penstock.view.model import CheckpointView, JobView
+from penstock.requests.request_client import Outcome, outcome
+from penstock.status.view import CheckpointView, JobView
 
 _CHECKPOINT = re.compile(r"(\d{1,18})-r(\d{1,18})")
 _NUMBER = re.compile(r"[0-9]{1,6}")

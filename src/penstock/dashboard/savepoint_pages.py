@@ -18,9 +18,9 @@ from starlette.routing import Route
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.dashboard.flink.disposal import dispose, opened
 from penstock.dashboard.looking import Seen
-from penstock.engine.savepoints import refuse_outside
 from penstock.errors import ConfigError, PenstockError
 from penstock.savepoint.contents import Contents, savepoint_contents
+from penstock.savepoint.make import refuse_outside
 from penstock.savepoint.manifest import MANIFEST
 from penstock.wording import size
 

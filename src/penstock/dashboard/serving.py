@@ -15,7 +15,7 @@ import msgspec
 from penstock.dashboard.ui_options import UiOptions
 from penstock.decoding import decoded
 from penstock.errors import ConfigError
-from penstock.optional_package import optional_package
+from penstock.lazy_imports import optional_package
 
 if TYPE_CHECKING:
     import uvicorn

@@ -20,9 +20,9 @@ from penstock.dashboard.ui_options import TOKEN_VARIABLE
 from penstock.decoding import decoded
 from penstock.errors import InternalError, UnavailableError, error_named
 from penstock.recovery.held_reading import read_held
+from penstock.status.job_watcher import BoundedReading
+from penstock.status.stored_state import Question, check_question
 from penstock.storage import Storage
-from penstock.view.bounded_reading import BoundedReading
-from penstock.view.state import Question, check_question
 from penstock.wording import duration, size
 
 MEMORY_BYTES = 1 << 30

@@ -18,9 +18,9 @@ from penstock.dashboard import pages
 from penstock.dashboard.answering import json_answer, page_answer
 from penstock.dashboard.looking import Seen
 from penstock.dashboard.state_beside import answer_beside
-from penstock.view.bounded_reading import BoundedReading
-from penstock.view.model import CheckpointStatus, CheckpointView
-from penstock.view.state import FoundRows, LargestKeys, Question, StateContents, state_contents
+from penstock.status.job_watcher import BoundedReading
+from penstock.status.stored_state import FoundRows, LargestKeys, Question, StateContents, state_contents
+from penstock.status.view import CheckpointStatus, CheckpointView
 
 AT_A_TIME = 2
 """Readings of rows."""

@@ -16,8 +16,8 @@ from penstock.checkpoint.metadata import CheckpointName, read_metadata
 from penstock.dashboard.state_beside import LARGEST_ANSWER_BYTES, NO_ROOM, Failed, Wish
 from penstock.errors import CorruptStateError, UnavailableError
 from penstock.ids import CheckpointId, RunId
+from penstock.status.stored_state import USUAL_LIMITS, answer
 from penstock.storage import LocalStorage, Storage, open_storage
-from penstock.view.state import USUAL_LIMITS, answer
 from penstock.wording import size
 
 _WISHES = msgspec.json.Decoder(Wish)

@@ -21,7 +21,7 @@ from starlette.routing import Route
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.dashboard.access import MOST_STREAMS
 from penstock.dashboard.looking import EVERY_S, Seen, StorageLooker
-from penstock.view.model import JobState
+from penstock.status.view import JobState
 
 HEARTBEAT_S = 15.0
 RETRY_S = 10

@@ -9,20 +9,20 @@ from collections.abc import Sequence
 
 import msgspec
 
-from penstock.journal.events import Event
-from penstock.journal.live import BatchLive
-from penstock.journal.plan import PlanSettings
-from penstock.view.asking import Outcome
-from penstock.view.behind import total_behind
-from penstock.view.failures import grouped
-from penstock.view.model import (
-    AskedView,
+from penstock.requests.request_client import Outcome
+from penstock.status.backlog import total_behind
+from penstock.status.events import Event
+from penstock.status.failure_history import grouped
+from penstock.status.live import BatchLive
+from penstock.status.plan import PlanSettings
+from penstock.status.view import (
     CheckpointSummary,
     CheckpointView,
     FailureGroup,
     FailureView,
     JobState,
     JobView,
+    RequestView,
     RunView,
 )
 
@@ -126,7 +126,7 @@ class ActionsTwin(msgspec.Struct, frozen=True, kw_only=True):
     state: JobState
     allowed: tuple[str, ...]
     savepoints: tuple[str, ...]
-    asked: tuple[AskedView, ...]
+    asked: tuple[RequestView, ...]
     """What the journal knows of earlier requests, newest first."""
     outcome: Outcome | None = None
 

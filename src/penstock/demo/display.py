@@ -13,8 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from penstock.clock import SYSTEM_CLOCK, Clock
-from penstock.demo.messages import Moved, Started
-from penstock.demo.settings import DemoSettings
+from penstock.demo.settings import DemoSettings, Moved, Started
 from penstock.wording import counted
 
 BAR_COLUMNS = 40

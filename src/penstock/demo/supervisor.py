@@ -21,8 +21,17 @@ import penstock
 from penstock.config import Mode
 from penstock.demo.display import Display
 from penstock.demo.job import TABLE
-from penstock.demo.messages import Ending, Failed, Finished, Killed, Message, Moved, Started, read_message
-from penstock.demo.settings import DemoSettings
+from penstock.demo.settings import (
+    DemoSettings,
+    Ending,
+    Failed,
+    Finished,
+    Killed,
+    Message,
+    Moved,
+    Started,
+    read_message,
+)
 from penstock.errors import JobFailedError
 from penstock.testing.kill_points import Moment
 

@@ -19,8 +19,7 @@ import msgspec
 from penstock.clock import SYSTEM_CLOCK
 from penstock.config import Mode
 from penstock.demo.job import build_job
-from penstock.demo.messages import Failed, Finished, Killed, Message, Moved, Started
-from penstock.demo.settings import JOB, DemoSettings
+from penstock.demo.settings import JOB, DemoSettings, Failed, Finished, Killed, Message, Moved, Started
 from penstock.graph import Output
 from penstock.ids import CheckpointId, RunId
 from penstock.recovery.restore import JobRecord, check_job_record

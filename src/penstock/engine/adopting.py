@@ -42,7 +42,7 @@ from penstock.savepoint.tables import checked_bytes
 from penstock.state.handle import StateHandle
 from penstock.state.local_files import make_job_dir, run_dir
 from penstock.storage import Storage
-from penstock.storage.subfolder import Subfolder
+from penstock.storage.forwarding import Subfolder
 
 _log = logging.getLogger(__name__)
 

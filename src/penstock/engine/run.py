@@ -21,12 +21,10 @@ from penstock.clock import Clock
 from penstock.config import Mode
 from penstock.engine.acknowledgements import acknowledged
 from penstock.engine.assignment import Answer, Assignment, RunPlace
-from penstock.engine.bad_records import BadRecordCounts
 from penstock.engine.job_spec import JobSpec
-from penstock.engine.late_rows import LateRowCounts
-from penstock.engine.observer import Observer, tell_origins
 from penstock.engine.reading import Reading
 from penstock.engine.repeated_tasks import SeldomTold, repeated_tasks
+from penstock.engine.row_counts import BadRecordCounts, LateRowCounts
 from penstock.engine.source_partitions import moved, named_partitions
 from penstock.engine.start import Start
 from penstock.engine.task_failures import Accounts, as_error
@@ -42,6 +40,7 @@ from penstock.snapshot.transfer import Room
 from penstock.state.handle import FileRef, StateHandle
 from penstock.state.lifetimes import Moment, in_microseconds
 from penstock.state.merge_orders import RETRY_AFTER_S, Merged, MergeOrders
+from penstock.status.observer import Observer, tell_origins
 from penstock.wording import duration
 
 _log = logging.getLogger(__name__)
@@ -107,7 +106,17 @@ class Run:
         self._watermarks.know(known, self._now_us)
         self._show_event_time()
         self._accounts = Accounts()
-        self._repeated = SeldomTold(observer.tasks_repeated, clock)
+        self._repeated = SeldomTold(
+            lambda one: observer.tasks_repeated(
+                one.batch,
+                one.uid,
+                subtasks=one.subtasks,
+                attempts=one.attempts,
+                why=one.why,
+                batches_before=one.batches_before,
+            ),
+            clock,
+        )
         self._merge_orders = MergeOrders(choose_merge or spec.backend.choose_merge)
         self._reading = Reading(
             start.log,

@@ -7,12 +7,12 @@ import threading
 from dataclasses import dataclass
 
 from penstock.clock import SYSTEM_CLOCK, Clock
-from penstock.engine.observer import Observer
 from penstock.errors import FencedError, PenstockError
 from penstock.ids import NO_CHECKPOINT, CheckpointId, RunId
 from penstock.ownership.claim import Claimant, read_run
 from penstock.ownership.ends import How, end_of, record_end
 from penstock.ownership.heartbeat import HEARTBEAT_S, beat
+from penstock.status.observer import Observer
 from penstock.storage import Storage
 
 _log = logging.getLogger(__name__)

@@ -11,8 +11,8 @@ import pyarrow as pa
 from penstock.checkpoint.completed import PreCommitted
 from penstock.config import OnBadRecord
 from penstock.engine.assignment import Assignment, BadCount, SinkAnswer
+from penstock.engine.bad_row_search import Sifter
 from penstock.engine.executor import Executor
-from penstock.engine.sifting import Sifter
 from penstock.engine.task_failures import tell_failure
 from penstock.ids import SubtaskId
 from penstock.log_fields import about

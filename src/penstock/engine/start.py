@@ -15,7 +15,6 @@ import msgspec
 from penstock.clock import Clock
 from penstock.config import Mode
 from penstock.engine.job_spec import JobSpec
-from penstock.engine.observer import tell_origins
 from penstock.errors import IncompatibleStateError
 from penstock.ids import NO_CHECKPOINT, CheckpointId, SubtaskId
 from penstock.log_fields import of_job
@@ -37,6 +36,7 @@ from penstock.state.handle import StateHandle
 from penstock.state.lifetimes import in_microseconds
 from penstock.state.local_files import begin_run, forget_earlier_runs, make_job_dir, run_dir
 from penstock.state.rewriting import StateChange
+from penstock.status.observer import tell_origins
 
 _log = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from penstock.errors import BadRecordError
-from penstock.optional_package import optional_package
+from penstock.lazy_imports import optional_package
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -15,7 +15,6 @@ from penstock.checkpoint.metadata import found_checkpoints
 from penstock.config import Mode
 from penstock.errors import IncompatibleStateError, UnavailableError
 from penstock.ids import NO_CHECKPOINT, CheckpointId, RunId
-from penstock.journal.files import read_plan
 from penstock.log_fields import about
 from penstock.logins import refuses_login
 from penstock.ownership.claim import Claim
@@ -120,5 +119,7 @@ def _is_known(claim: Claim, run: RunId, checkpoint: int, mode: Mode) -> bool:
 
 def _mode_of(claim: Claim, run: RunId, mode: Mode) -> str:
     """The mode of a run, which may have been another."""
+    from penstock.status.journal_files import read_plan  # a row above this package
+
     plan = read_plan(claim.storage, run)
     return mode.value if plan is None else plan.settings.mode

@@ -6,20 +6,19 @@ Called by the spark package: in tasks (write, pre-commit) and, through the check
 
 from typing import TYPE_CHECKING
 
-from penstock.late_names import LateNames
+from penstock.lazy_imports import LateNames
 
 if TYPE_CHECKING:
     from penstock.sinks.by_key.redis import Redis
     from penstock.sinks.by_key.sql_upsert import SQLUpsert
     from penstock.sinks.delta.sink import DeltaLake
     from penstock.sinks.files.sink import Files
-    from penstock.sinks.functions.foreach import Foreach
-    from penstock.sinks.functions.write_ahead_log import WriteAheadLog
     from penstock.sinks.kafka.sink import Kafka
     from penstock.sinks.sql.mysql.sink import MariaDB, MySQL
     from penstock.sinks.sql.postgres.sink import Postgres
     from penstock.sinks.sqlite.sink import SQLite
     from penstock.sinks.two_phase_commit import Delivery, Transaction, TransactionContext, TwoPhaseCommitSink
+    from penstock.sinks.user_functions import Foreach, WriteAheadLog
 
 __all__ = [
     "Delivery",

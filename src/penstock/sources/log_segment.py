@@ -24,8 +24,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from penstock.errors import CorruptStateError, UnavailableError
-from penstock.sources.log_frame import Frame, encode_frame, find_frame_after, read_frame
-from penstock.sources.log_index import IndexEntry, LogIndex
+from penstock.sources.log_file import Frame, IndexEntry, LogIndex, encode_frame, find_frame_after, read_frame
 from penstock.storage.file_system import sync_folder
 
 BATCH_ROWS = 65_536

@@ -36,7 +36,6 @@ from penstock.graph import (
 )
 from penstock.operators.base import Node, Operator
 from penstock.places import AT, place_in_user_code
-from penstock.spark.causes import brief_text
 from penstock.spark.compiled_kinds import (
     compiled_aggregate,
     compiled_join,
@@ -46,6 +45,7 @@ from penstock.spark.compiled_kinds import (
 from penstock.spark.compiled_operator import former
 from penstock.spark.dead_letters import LETTERS
 from penstock.spark.event_times import marked_in_both, with_marked_end
+from penstock.spark.failure_messages import brief_text
 from penstock.spark.inspection import refuse_cleaning, refuse_stateful, replayable_positions, stream_numbers
 from penstock.spark.operator_times import operator_times
 from penstock.spark.operators.base import CompiledOperator, OperatorInput

@@ -9,7 +9,16 @@ from operator import or_
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - PySpark's own convention
 from pyspark.sql.pandas.types import from_arrow_schema
-from pyspark.sql.types import ArrayType, DataType, MapType, StringType, StructField, StructType
+from pyspark.sql.types import (
+    ArrayType,
+    DataType,
+    DoubleType,
+    FloatType,
+    MapType,
+    StringType,
+    StructField,
+    StructType,
+)
 
 from penstock.config import OnBadRecord
 from penstock.engine.dead_letters import ROW, ROWS
@@ -62,12 +71,14 @@ def grouped_with_bad_rows(
     kept = has_no_key(keys) if policy is OnBadRecord.KEEP else None
     kept = whole if kept is None else kept if whole is None else kept | whole
     if kept is not None:
-        rows = rows.withColumn(ROW, F.when(kept, _whole(frame.drop(*also, ARRIVAL, EVERYTHING))))
+        shown = frame.drop(*also, ARRIVAL, EVERYTHING)
+        rows = rows.withColumn(ROW, F.when(kept, _comparable(shown)))
         groups.append(ROW)
     if distinct:
         rows = with_distinct_values(rows, distinct, ~has_no_key(keys) if counted is None else counted)
         groups += [WHOSE, *(quoted(name) for values in distinct for name in values.names)]
-    return rows.groupBy(*groups).agg(*partials, F.count(F.lit(1)).alias(ROWS))
+    grouped = rows.groupBy(*groups).agg(*partials, F.count(F.lit(1)).alias(ROWS))
+    return grouped if kept is None else grouped.withColumn(ROW, _restored(shown))
 
 
 def has_no_key(keys: tuple[str, ...]) -> Column:
@@ -75,28 +86,35 @@ def has_no_key(keys: tuple[str, ...]) -> Column:
     return reduce(or_, (F.col(quoted(key)).isNull() for key in shown_keys(keys)), F.lit(False))  # noqa: FBT003 - a value
 
 
-def _whole(frame: DataFrame) -> Column:
-    """The row. Texts are compared byte by byte in it: to a collation two rows may be one, and the other would be lost."""
+def _comparable(frame: DataFrame) -> Column:
+    """The row as a group of its own. To a collation two texts may be one, and to Spark -0.0 is 0.0: the other row would be lost.
+
+    So texts are compared byte by byte, and floating-point numbers as texts, which keep every number as it is.
+    """
     row = F.struct(*(F.col(quoted(name)) for name in frame.columns))
-    plain = _without_collations(frame.schema)
-    return row if plain == frame.schema else row.cast(plain)
+    kind = _replaced(frame.schema, floats=StringType())
+    return row if kind == frame.schema else row.cast(kind)
 
 
-def _without_collations(kind: DataType) -> DataType:
+def _restored(frame: DataFrame) -> Column:
+    """A `_comparable` row with its numbers."""
+    comparable = _replaced(frame.schema, floats=StringType())
+    row, kind = F.col(ROW), _replaced(frame.schema, floats=None)
+    return row if kind == comparable else row.cast(kind)
+
+
+def _replaced(kind: DataType, floats: DataType | None) -> DataType:
+    """The type without collations, and with another one for floating-point numbers; but for keys of maps, which Spark itself compares."""
     match kind:
         case StringType():
             return StringType()
+        case FloatType() | DoubleType():
+            return floats or kind
         case ArrayType():
-            return ArrayType(_without_collations(kind.elementType), kind.containsNull)
+            return ArrayType(_replaced(kind.elementType, floats))
         case MapType():
-            key, value = _without_collations(kind.keyType), _without_collations(kind.valueType)
-            return MapType(key, value, kind.valueContainsNull)
+            return MapType(_replaced(kind.keyType, None), _replaced(kind.valueType, floats))
         case StructType():
-            return StructType(
-                [
-                    StructField(one.name, _without_collations(one.dataType), one.nullable, one.metadata)
-                    for one in kind.fields
-                ]
-            )
+            return StructType([StructField(one.name, _replaced(one.dataType, floats)) for one in kind.fields])
         case _:
             return kind

@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING
 from penstock.checkpoint.completed import Completed
 from penstock.clock import SYSTEM_CLOCK
 from penstock.config import Duration, seconds
-from penstock.engine.observer import Progress
 from penstock.errors import ConfigError, shown_alone
 from penstock.ids import NO_CHECKPOINT
 from penstock.ownership.descent import read_descents
-from penstock.ownership.requests import Facts, Kind, Request
 from penstock.recovery.history import read_history
-from penstock.spark.catching_up import Moment, SilentSince
-from penstock.spark.life import JobLife
+from penstock.requests.request_files import Facts, Kind, Request
+from penstock.spark.job_runner import JobRunner
+from penstock.spark.positions import Moment, SilentSince
 from penstock.spark.session import is_alive
 from penstock.spark.status import StartOptions, Status
+from penstock.status.observer import Progress
 
 if TYPE_CHECKING:
     from penstock.job import Job
@@ -34,7 +34,7 @@ LOOK_GRACE_S = 0.5
 class JobHandle:
     """Returned by `Job.start`."""
 
-    def __init__(self, life: JobLife) -> None:
+    def __init__(self, life: JobRunner) -> None:
         self._life = life
 
     def __repr__(self) -> str:
@@ -45,7 +45,7 @@ class JobHandle:
     @classmethod
     def start(cls, job: Job, options: StartOptions) -> JobHandle:
         """Check everything, take the job over, and run it in the background. See `Job.start`."""
-        return cls(JobLife.start(job, options))
+        return cls(JobRunner.start(job, options))
 
     # ── what the user can do ───────────────────────────────────────────────────────────────────
 
@@ -62,7 +62,7 @@ class JobHandle:
     @property
     def ui_address(self) -> str:
         """Where its pages are, such as "http://127.0.0.1:8090"; '' where it has none. They ask for the token, see `Job.start`."""
-        return self._life.face.ui_address
+        return self._life.reporter.ui_address
 
     @property
     def failure(self) -> BaseException | None:
@@ -92,16 +92,16 @@ class JobHandle:
         that has no checkpoint yet goes on until it has one, ten minutes at most.
         `drain`: event time comes to its end before, all windows close, all its timers fire.
         """
-        self._life.own_wishes.stop(
-            self._life.deeds.stop, savepoint=savepoint is not False, to=_folder(savepoint), drain=drain
+        self._life.local_requests.stop(
+            self._life.actions.stop, savepoint=savepoint is not False, to=_folder(savepoint), drain=drain
         )
         if not wait:
             return None
         self.wait()
-        failure = self._life.deeds.why_the_stop_failed()
+        failure = self._life.actions.why_the_stop_failed()
         if failure is not None and (savepoint is not False or drain):
             raise shown_alone(failure)
-        return None if savepoint is False else str((self._life.deeds.how_to_stop.made or {})["savepoint"])
+        return None if savepoint is False else str((self._life.actions.how_to_stop.made or {})["savepoint"])
 
     def savepoint(self, to: str | Path | None = None, *, timeout: Duration = "10min") -> str:
         """Make a savepoint of all that is processed by now, while the job goes on; returns the folder it is in.
@@ -109,11 +109,13 @@ class JobHandle:
         `to`: a folder that holds none yet; without it a new one beside the job's. `timeout`: for the checkpoint that it is made of.
         """
         folder = None if to is None else str(to)
-        return str(self._performed(Kind.SAVEPOINT, self._life.deeds.savepoint, timeout, folder)["savepoint"])
+        return str(
+            self._performed(Kind.SAVEPOINT, self._life.actions.savepoint, timeout, folder)["savepoint"]
+        )
 
     def trigger_checkpoint(self, *, timeout: Duration = "10min") -> int:
         """Complete a checkpoint of all that is processed by now, whatever the interval says; returns its number."""
-        return int(self._performed(Kind.CHECKPOINT, self._life.deeds.checkpoint, timeout)["checkpoint"])
+        return int(self._performed(Kind.CHECKPOINT, self._life.actions.checkpoint, timeout)["checkpoint"])
 
     def caught_up(self, *, timeout: Duration | float = 0.0) -> bool:
         """Whether all that lies in the sources at this moment is in a completed checkpoint, and committed. Waits for it up to `timeout`.
@@ -140,11 +142,11 @@ class JobHandle:
             raise ConfigError(
                 f"the job {self._life.job.name} has ended ({self._life.status.value}): it makes no {kind} any more"
             )
-        return self._life.own_wishes.perform(kind, deed, seconds("timeout", timeout), to)
+        return self._life.local_requests.perform(kind, deed, seconds("timeout", timeout), to)
 
     def cancel(self) -> None:
         """End now, without a last checkpoint. What is kept is decided by `checkpoint.on_cancel`."""
-        self._life.own_wishes.cancel(self._life.begin_to_cancel)
+        self._life.local_requests.cancel(self._life.begin_to_cancel)
         self.wait()
 
     def abandon(self, timeout: float) -> bool:

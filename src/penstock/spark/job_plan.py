@@ -7,11 +7,11 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from penstock.engine.plans import plan_nodes, plan_settings
 from penstock.guarantee import Guarantee
-from penstock.journal.plan import Plan
 from penstock.spark.compiled import Compiled
 from penstock.spark.inspection import leaves
+from penstock.status.plan import Plan
+from penstock.status.plan_nodes import plan_nodes, plan_settings
 from penstock.version import __version__
 
 if TYPE_CHECKING:

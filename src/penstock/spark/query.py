@@ -20,29 +20,27 @@ from penstock.clock import SYSTEM_CLOCK
 from penstock.engine import run
 from penstock.engine.assignment import Answer, Assignment
 from penstock.engine.coordinating import make_coordinator
-from penstock.engine.deeds import JobDeeds
 from penstock.engine.job_spec import JobSpec
-from penstock.engine.observer import Observer
 from penstock.engine.run import BatchUnderWay, Run
 from penstock.engine.start import Start, forget_working_files
 from penstock.ids import CheckpointId
 from penstock.log_fields import of_job
 from penstock.recovery.repeated import Failure
+from penstock.requests.job_actions import JobActions
 from penstock.snapshot.mailbox import Address, Mailbox, places
 from penstock.snapshot.messages import Message, TaskFailed
 from penstock.snapshot.rescue import in_background
 from penstock.snapshot.transfer import Room
-from penstock.spark.causes import BatchFailedError, cause_of
 from penstock.spark.compiled import Compiled
-from penstock.spark.empty_batches import EmptyBatches, in_group
+from penstock.spark.failure_messages import BatchFailedError, cause_of, explained, of_the_owner
 from penstock.spark.frames import BatchFrames, merged_sources
 from penstock.spark.input_rows import InputRows
+from penstock.spark.log_source import tell_logs, when_caught_up
 from penstock.spark.newest_times import NewestTimes
-from penstock.spark.paced_log import tell_logs, when_caught_up
-from penstock.spark.run_failures import explained, of_the_owner
 from penstock.spark.shuffles import batch_settings, in_force
-from penstock.spark.silence import WAITING, Silence, waits
 from penstock.spark.tasks import SparkExecutor
+from penstock.spark.ticks import WAITING, EmptyBatches, Silence, in_group, waits
+from penstock.status.observer import Observer
 from penstock.wording import counted
 
 if TYPE_CHECKING:
@@ -72,10 +70,10 @@ class QueryRun:
         available_now: bool,
         stopping: threading.Event,
         drain: bool = False,
-        deeds: JobDeeds | None = None,
+        actions: JobActions | None = None,
     ) -> None:
         self._job = job
-        self._deeds = deeds
+        self._actions = actions
         self._compiled = compiled
         self._spec = spec
         self._start = start
@@ -168,8 +166,8 @@ class QueryRun:
             if self._failure is None and not self._cancelled:
                 self._loop.drain(self._engine.look_after, lambda: self._cancelled)
                 self._engine.check_claim()
-                if self._deeds is not None and not self._cancelled and self._stopping.is_set():
-                    self._deeds.settled()
+                if self._actions is not None and not self._cancelled and self._stopping.is_set():
+                    self._actions.settled()
         except Exception as error:  # noqa: BLE001 - raised below, when everything is closed
             self._fail(error)
         except BaseException as error:
@@ -191,8 +189,8 @@ class QueryRun:
             self._come_to_the_end_of_time(looked_us)
         finally:
             self._close(query)
-        if self._stopping.is_set() and self._deeds is not None and self._deeds.how_to_stop.drain:
-            self._drain_behind_the_stop(self._deeds)
+        if self._stopping.is_set() and self._actions is not None and self._actions.how_to_stop.drain:
+            self._drain_behind_the_stop(self._actions)
 
     def cancel(self) -> None:
         """End without a last checkpoint; `stopping` must be set next."""
@@ -352,13 +350,13 @@ class QueryRun:
                     self._engine.check_nothing_waits()
                     self._run_empty(self._engine.begin_anew)
 
-    def _drain_behind_the_stop(self, deeds: JobDeeds) -> None:
+    def _drain_behind_the_stop(self, actions: JobActions) -> None:
         """Spark reads nothing more. A batch that was broken off lets go of the lock when it has failed, and then there is no drain."""
         if self._batch_lock.acquire(timeout=BATCH_GRACE_S):
             self._batch_lock.release()
             self._do_what_is_due(lambda: self._goes_on)
             self._end_time()
-            deeds.how_to_stop.drained = self._goes_on
+            actions.how_to_stop.drained = self._goes_on
 
     @property
     def _goes_on(self) -> bool:

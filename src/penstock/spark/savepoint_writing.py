@@ -30,15 +30,15 @@ from penstock.recovery.lifetimes import described
 from penstock.recovery.progress_log import NO_POSITION
 from penstock.savepoint.folder import Attempt, attempting
 from penstock.savepoint.manifest import Manifest, SavedOperator
-from penstock.spark.causes import in_brief
 from penstock.spark.compiled import compile_job
 from penstock.spark.compiled_operator import FormerOperator
 from penstock.spark.dead_letters import grouped_with_bad_rows, has_no_key
+from penstock.spark.failure_messages import in_brief
 from penstock.spark.inspection import leaves, looked_at
 from penstock.spark.key_columns import normalised, quoted, with_key
-from penstock.spark.log_positions import check_position
 from penstock.spark.operators.base import CompiledOperator
 from penstock.spark.picked_values import with_arrival
+from penstock.spark.positions import check_position
 from penstock.spark.quiet_logs import quiet_logs_for
 from penstock.spark.savepoint_files import Answer, OperatorTable, Target, store_rows
 from penstock.spark.savepoint_rows import Given, OperatorRows, joined, safely_cast

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field, replace
 from penstock import start_options
 from penstock.dashboard.ui_options import UiOptions
 from penstock.engine.adopting import Savepoint
-from penstock.journal.listening import Listeners
 from penstock.ownership.attempts import EarlierAttempts
 from penstock.recovery.changes import Changes
+from penstock.status.listeners import Listeners
 
 _log = logging.getLogger(__name__)
 

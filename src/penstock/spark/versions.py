@@ -1,7 +1,7 @@
 """The Sparks that Penstock runs on, and where they differ. Both.
 
 Whatever one of them lacks, or calls otherwise, is here and nowhere else; what a Spark has is asked of Spark, not of its number.
-`PartitionedLog` needs more than a line where Spark gives a Python source no limits: that is `penstock.spark.paced_log`.
+`PartitionedLog` needs more than a line where Spark gives a Python source no limits: that is `penstock.spark.log_source`.
 """
 
 from __future__ import annotations

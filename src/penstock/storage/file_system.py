@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import shutil
 from pathlib import Path
 
+from penstock.errors import ConfigError
 from penstock.randomness import SYSTEM_RANDOMNESS
 
 _NO_HARD_LINK = frozenset(
@@ -51,3 +53,34 @@ def link_or_copy(source: Path, target: Path) -> bool:
 def beside(path: Path) -> Path:
     """A name in the same folder that nobody else has, for a file that is not whole yet."""
     return path.with_name(f"{path.name}.{SYSTEM_RANDOMNESS.token()}.tmp")
+
+
+_TEMPORARY = re.compile(r"\.tmp-[0-9a-f]{32}")
+
+
+def checked_file_name(name: str) -> str:
+    """Return `name` if it stays below the root and cannot be taken for a write under way."""
+    parts = name.split("/")
+    if any(part in {"", ".", ".."} or "\0" in part or is_temporary(part) for part in parts):
+        raise ConfigError(
+            f"storage name {name!r} is not allowed: use a relative name such as 'chk-7/_metadata', "
+            "without '..', '.', empty parts or a part that ends like a temporary file",
+            name=name,
+        )
+    return name
+
+
+def checked_prefix(prefix: str) -> str:
+    """Return the folder `prefix` without a trailing '/'; the empty prefix is the root."""
+    folder = prefix.removesuffix("/")
+    return checked_file_name(folder) if folder else ""
+
+
+def temporary_name() -> str:
+    """Return a new name that `Storage.names` does not list."""
+    return f".tmp-{SYSTEM_RANDOMNESS.token()}"
+
+
+def is_temporary(name: str) -> bool:
+    """Say whether the last part of `name` is that of a write under way, or of one that died."""
+    return _TEMPORARY.fullmatch(name.rpartition("/")[2]) is not None

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO, Self
 
-from penstock.storage.names import checked_file_name
+from penstock.storage.file_system import checked_file_name
 
 _STEP = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_CLOEXEC
 """On Linux without asking for more than the right to go through."""

@@ -22,8 +22,15 @@ from pathlib import Path
 from penstock.clock import SYSTEM_CLOCK
 from penstock.errors import UnavailableError
 from penstock.storage.base import Storage
-from penstock.storage.file_system import link_or_copy, sync_file, sync_folder
-from penstock.storage.names import checked_file_name, checked_prefix, is_temporary, temporary_name
+from penstock.storage.file_system import (
+    checked_file_name,
+    checked_prefix,
+    is_temporary,
+    link_or_copy,
+    sync_file,
+    sync_folder,
+    temporary_name,
+)
 from penstock.storage.places import refuse_place
 
 _ADVICE = {

@@ -2,15 +2,152 @@
 
 A path that leads through a file never works. A folder that is not mounted works too well: the folders would be made on another
 disk, and the job would begin from nothing there.
+
+Refuse file systems that are known to break what fencing rests on. Driver.
+
+Who owns a job is read from a folder: a run lists it after another one has claimed the job, and must see the claim. NFS serves
+listings out of a cache by default, up to a minute old; mounted with `noac` or `actimeo=0` it asks the server each time.
+Mounts of object stores have neither that nor a create with one winner.
 """
 
 from __future__ import annotations
 
+import os
+import re
 import stat
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from penstock.errors import ConfigError
-from penstock.storage.mounts import not_mounted, refuse_stale_listings
+
+MOUNTS = Path("/proc/self/mountinfo")
+"""Linux only. Elsewhere nothing is known of a mount, and nothing is refused."""
+
+PLANNED_MOUNTS = Path("/etc/fstab")
+"""What is meant to be mounted here."""
+
+_NFS = frozenset({"nfs", "nfs4"})
+_CACHED = frozenset({"autofs", "fuse.sshfs"})
+_FRESH = frozenset({"noac", "actimeo=0", "acdirmax=0"})
+_OBJECT_STORE_MOUNTS = frozenset(
+    {"s3fs", "gcsfuse", "goofys", "mountpoint-s3", "rclone", "blobfuse", "blobfuse2"}
+)
+_KERNEL = frozenset(
+    {
+        "proc",
+        "sysfs",
+        "cgroup",
+        "cgroup2",
+        "devpts",
+        "debugfs",
+        "tracefs",
+        "securityfs",
+        "configfs",
+        "pstore",
+        "bpf",
+        "mqueue",
+        "nsfs",
+    }
+)
+_ESCAPED = re.compile(r"\\([0-7]{3})")
+
+
+@dataclass(frozen=True)
+class Mount:
+    """One line of the mount table."""
+
+    point: Path
+    kind: str
+    source: str
+    options: frozenset[str]
+
+
+def refuse_stale_listings(path: Path, what: str) -> None:
+    """Raise `ConfigError` if `path`, or where it is going to be, is on a file system whose listings may be old."""
+    real = _reached(path)
+    try:
+        table = MOUNTS.read_text(encoding="utf-8", errors="surrogateescape")
+    except FileNotFoundError:
+        return
+    mount = mount_of(real, table)
+    problem = None if mount is None else why_unsafe(mount)
+    if mount is not None and problem is not None:
+        raise ConfigError(
+            f"{what} {path} is on {mount.kind}, mounted at {mount.point}: {problem}",
+            path=str(path),
+            kind=mount.kind,
+        )
+
+
+def _reached(path: Path) -> Path:
+    """Where a path leads. Looking there first makes the system mount what it mounts on demand."""
+    real = Path(os.path.realpath(path))
+    for folder in (real, *real.parents):
+        if folder.exists():
+            break
+    return real
+
+
+def mount_of(path: Path, table: str) -> Mount | None:
+    """The mount that holds an absolute path: the innermost one, and of several at one place the last."""
+    mounts = [mount for line in table.splitlines() if (mount := _parse(line)) is not None]
+    holding = [mount for mount in mounts if path.is_relative_to(mount.point)]
+    return max(reversed(holding), key=lambda mount: len(mount.point.parts), default=None)
+
+
+def why_unsafe(mount: Mount) -> str | None:
+    """What could go wrong there, and what to do; None if nothing is known."""
+    if mount.kind in _NFS and not mount.options & _FRESH:
+        return (
+            "its folders are listed from a cache that may be a minute old, so a run that was replaced would not notice and would "
+            "commit; mount it with the option noac or actimeo=0"
+        )
+    if mount.kind in _KERNEL:
+        return "the kernel shows itself there, and keeps no files; use a folder on a disk"
+    if mount.kind in _CACHED:
+        return "its listings may be old, or nothing is mounted there yet; use a local or shared POSIX file system"
+    if (
+        mount.kind.startswith("fuse")
+        and {mount.kind.removeprefix("fuse."), mount.source} & _OBJECT_STORE_MOUNTS
+    ):
+        return "two runs could both create one file there, and would both own the job; use a local or shared POSIX file system"
+    return None
+
+
+def not_mounted(path: Path) -> Path | None:
+    """Where a file system is meant to be mounted, above an absolute path or at it, and is not; None if nothing is known of that."""
+    try:
+        planned = _planned(PLANNED_MOUNTS.read_text(encoding="utf-8", errors="surrogateescape"))
+        table = MOUNTS.read_text(encoding="utf-8", errors="surrogateescape")
+    except OSError:
+        return None
+    real = _reached(path)
+    there = {mount.point for line in table.splitlines() if (mount := _parse(line)) is not None}
+    missing = [point for point in planned if real.is_relative_to(point) and point not in there]
+    return max(missing, key=lambda point: len(point.parts), default=None)
+
+
+def _planned(table: str) -> set[Path]:
+    """The mount points in a file like `/etc/fstab`, see fstab(5); the root is always there."""
+    rows = (line.split() for line in table.splitlines() if not line.lstrip().startswith("#"))
+    points = {Path(_unescaped(row[1])) for row in rows if len(row) > 1 and row[1].startswith("/")}
+    return points - {Path("/")}
+
+
+def _parse(line: str) -> Mount | None:
+    """See proc_pid_mountinfo(5): fields, a dash, then the kind, the source and the options of the file system."""
+    fields, dash, rest = line.partition(" - ")
+    before, after = fields.split(" "), rest.split(" ")
+    if not dash or len(before) < 6 or len(after) < 3:  # noqa: PLR2004 - as many as the kernel writes
+        return None
+    return Mount(
+        Path(_unescaped(before[4])), after[0], after[1], frozenset(f"{before[5]},{after[2]}".split(","))
+    )
+
+
+def _unescaped(text: str) -> str:
+    return _ESCAPED.sub(lambda match: chr(int(match[1], 8)), text)
+
 
 _FOLDERS_OF_MOUNTS = (PurePosixPath("/mnt"), PurePosixPath("/media"), PurePosixPath("/Volumes"))
 """What lies directly below is a mount by custom: nobody makes it on the way."""

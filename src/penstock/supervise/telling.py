@@ -15,9 +15,9 @@ from collections import deque
 
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.errors import PenstockError
-from penstock.journal.events import Event, Lost, ProcessDied, ProcessStarted
-from penstock.journal.writing import JournalWriter
 from penstock.ownership.claim import pid_space, process_start
+from penstock.status.events import Event, Lost, ProcessDied, ProcessStarted
+from penstock.status.journal import JournalWriter
 from penstock.storage import open_storage
 
 _log = logging.getLogger(__name__)

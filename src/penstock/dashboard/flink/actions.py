@@ -14,15 +14,14 @@ import msgspec
 from penstock.dashboard.flink.disposal import opened
 from penstock.dashboard.flink.refusals import Refused
 from penstock.dashboard.flink.words import Json
-from penstock.engine.savepoints import check_folder, refuse_outside
 from penstock.errors import ConfigError
-from penstock.ownership.asking import living_run
-from penstock.ownership.requests import Done, Kind, answer, forget_requests, take_back
 from penstock.randomness import SYSTEM_RANDOMNESS
+from penstock.requests.request_client import Outcome, ask, is_request_id, living_run, outcome
+from penstock.requests.request_files import Done, Kind, answer, forget_requests, take_back
+from penstock.savepoint.make import check_folder, refuse_outside
+from penstock.status.jobs import FoundJob
+from penstock.status.view import JobView
 from penstock.storage import Storage
-from penstock.view.asking import Outcome, ask, is_request_id, outcome
-from penstock.view.find import FoundJob
-from penstock.view.model import JobView
 
 Format = Literal["CANONICAL", "NATIVE"]
 """Both give the one format that Penstock has."""

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from penstock.dashboard.flink.words import Json, millis, node_of, nodes, vertex_id
-from penstock.journal.events import RunStarted, SavepointMade, SubtaskTimes
-from penstock.view.checkpoints import percentiles
-from penstock.view.model import CheckpointStatus, CheckpointView, JobView, Percentiles
+from penstock.status.checkpoint_history import percentiles
+from penstock.status.events import RunStarted, SavepointMade, SubtaskTimes
+from penstock.status.view import CheckpointStatus, CheckpointView, JobView, Percentiles
 
 _CLASSES = {
     CheckpointStatus.IN_PROGRESS: ("in_progress", "IN_PROGRESS"),

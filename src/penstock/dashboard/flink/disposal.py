@@ -22,12 +22,10 @@ from typing import BinaryIO
 import msgspec
 import xxhash
 
-from penstock.engine.savepoints import check_folder, refuse_outside, shown
 from penstock.errors import ConfigError, UnavailableError
-from penstock.journal.events import SavepointDeleted
-from penstock.journal.files import budget_of, segment_name
 from penstock.ownership.claim import JOB_FILE
 from penstock.randomness import SYSTEM_RANDOMNESS
+from penstock.savepoint.make import check_folder, refuse_outside, shown
 from penstock.savepoint.manifest import (
     MANIFEST,
     MOST_BYTES,
@@ -36,9 +34,11 @@ from penstock.savepoint.manifest import (
     checked_manifest,
     read_manifest,
 )
+from penstock.status.events import SavepointDeleted
+from penstock.status.jobs import FoundJob
+from penstock.status.journal_files import budget_of, segment_name
 from penstock.storage import LocalStorage, open_storage
 from penstock.storage.held_folder import BehindLinkError, HeldFolder
-from penstock.view.find import FoundJob
 from penstock.wording import counted
 
 _log = logging.getLogger(__name__)

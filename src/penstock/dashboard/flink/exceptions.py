@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from penstock.dashboard.flink.words import Json, millis
-from penstock.view.model import FailureView, JobView
+from penstock.status.view import FailureView, JobView
 
 MOST = 20
 """So many are shown if nobody says how many; Flink's own number."""

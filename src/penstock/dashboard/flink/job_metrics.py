@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from penstock.dashboard.flink.words import Json, millis, started_at
-from penstock.journal.events import RunStarted
-from penstock.view.model import JobState, JobView
+from penstock.status.events import RunStarted
+from penstock.status.view import JobState, JobView
 
 Value = int | float
 

@@ -19,9 +19,9 @@ from penstock.dashboard.flink.words import (
     tasks_of,
     vertex_id,
 )
-from penstock.journal.live import Live
-from penstock.journal.plan import PlanNode
-from penstock.view.model import JobView
+from penstock.status.live import Live
+from penstock.status.plan import PlanNode
+from penstock.status.view import JobView
 
 
 def jobs_overview(views: Iterable[JobView]) -> Json:

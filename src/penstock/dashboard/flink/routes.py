@@ -29,11 +29,11 @@ from penstock.dashboard.looking import Looker
 from penstock.dashboard.recent import LastingResponse
 from penstock.decoding import decoded
 from penstock.errors import ConfigError, PenstockError, UnavailableError
-from penstock.journal.plan import PlanNode
 from penstock.randomness import SYSTEM_RANDOMNESS, secret_bytes
+from penstock.status.jobs import FoundJob
+from penstock.status.plan import PlanNode
+from penstock.status.view import JobView
 from penstock.version import __version__
-from penstock.view.find import FoundJob
-from penstock.view.model import JobView
 
 _log = logging.getLogger(__name__)
 

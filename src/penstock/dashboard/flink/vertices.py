@@ -20,10 +20,10 @@ from penstock.dashboard.flink.words import (
     tasks_of,
     vertex_id,
 )
-from penstock.journal.events import SubtaskTimes
-from penstock.journal.plan import PlanNode
-from penstock.view.behind import source_behind
-from penstock.view.model import JobView
+from penstock.status.backlog import source_behind
+from penstock.status.events import SubtaskTimes
+from penstock.status.plan import PlanNode
+from penstock.status.view import JobView
 
 
 def vertex_detail(view: JobView, node: PlanNode) -> Json:

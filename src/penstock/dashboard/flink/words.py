@@ -5,9 +5,9 @@ from __future__ import annotations
 import hashlib
 from typing import Any
 
-from penstock.journal.plan import PlanNode
-from penstock.view.find import ID_DIGITS
-from penstock.view.model import JobState, JobView
+from penstock.status.jobs import ID_DIGITS
+from penstock.status.plan import PlanNode
+from penstock.status.view import JobState, JobView
 
 Json = dict[str, Any]
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import msgspec
 
 from penstock.dashboard.pages.phases import rates
-from penstock.view.model import CheckpointStatus, CheckpointView, JobView
+from penstock.status.view import CheckpointStatus, CheckpointView, JobView
 
 MOST_POINTS = 300
 

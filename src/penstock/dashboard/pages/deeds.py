@@ -11,8 +11,8 @@ import msgspec
 
 from penstock.config import OnCancel
 from penstock.dashboard.pages.verdict import Tone
-from penstock.view.asking import Outcome
-from penstock.view.model import JobView
+from penstock.requests.request_client import Outcome
+from penstock.status.view import JobView
 from penstock.wording import counted
 
 

@@ -14,7 +14,7 @@ from statistics import fmean
 
 import msgspec
 
-from penstock.journal.plan import PlanNode
+from penstock.status.plan import PlanNode
 
 BOX_WIDTH, BOX_HEIGHT = 236.0, 112.0
 BETWEEN_LAYERS, BETWEEN_BOXES = 64.0, 22.0

@@ -15,10 +15,10 @@ from penstock.dashboard.pages.words import (
     rate,
     watermark_moment,
 )
-from penstock.journal.live import Live, OperatorLive, SinkLive, SourceLive
-from penstock.journal.plan import PARTLY_AGGREGATED, PlanNode
-from penstock.view.behind import source_behind
-from penstock.view.model import JobView
+from penstock.status.backlog import source_behind
+from penstock.status.live import Live, OperatorLive, SinkLive, SourceLive
+from penstock.status.plan import PARTLY_AGGREGATED, PlanNode
+from penstock.status.view import JobView
 from penstock.wording import counted, size
 
 

@@ -36,14 +36,14 @@ from penstock.dashboard.pages.sentences import collapsed, outcome_sentence, sent
 from penstock.dashboard.pages.timeline import Mark, timeline
 from penstock.dashboard.pages.verdict import Tone, Verdict, by_need, concerns, verdict
 from penstock.dashboard.pages.words import value_text
-from penstock.journal.events import SavepointMade
-from penstock.journal.live import BatchLive
+from penstock.requests.request_client import Outcome
 from penstock.savepoint.contents import Contents
-from penstock.view.asking import Outcome
-from penstock.view.behind import Behind, total_behind
-from penstock.view.failures import grouped
-from penstock.view.model import CheckpointStatus, CheckpointView, FailureGroup, FailureView, JobView
-from penstock.view.state import ONE_ROW, ROW_NAME, FoundRows, LargestKeys, StateContents
+from penstock.status.backlog import Behind, total_behind
+from penstock.status.events import SavepointMade
+from penstock.status.failure_history import grouped
+from penstock.status.live import BatchLive
+from penstock.status.stored_state import ONE_ROW, ROW_NAME, FoundRows, LargestKeys, StateContents
+from penstock.status.view import CheckpointStatus, CheckpointView, FailureGroup, FailureView, JobView
 
 CHECKPOINTS_A_PAGE = 50
 EVENTS_A_PAGE = 100

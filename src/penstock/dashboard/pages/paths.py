@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from urllib.parse import quote, urlencode
 
-from penstock.view.find import job_id
-from penstock.view.model import CheckpointView, JobView
+from penstock.status.jobs import job_id
+from penstock.status.view import CheckpointView, JobView
 
 
 def slug(view: JobView) -> str:

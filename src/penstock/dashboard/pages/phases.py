@@ -9,9 +9,9 @@ from statistics import median
 
 import msgspec
 
-from penstock.journal.events import SubtaskTimes
-from penstock.journal.live import BatchLive
-from penstock.view.model import CheckpointStatus, CheckpointView
+from penstock.status.events import SubtaskTimes
+from penstock.status.live import BatchLive
+from penstock.status.view import CheckpointStatus, CheckpointView
 
 SLOW_TIMES, SLOW_MS = 2.0, 50.0
 """A subtask is slow when it took more than so many times the median of its operator, and longer than this."""

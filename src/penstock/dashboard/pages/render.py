@@ -13,7 +13,7 @@ from penstock.dashboard.chrome import Chrome
 from penstock.dashboard.pages import phases, words
 from penstock.dashboard.pages.paths import Paths
 from penstock.dashboard.pages.verdict import concerns, verdict
-from penstock.optional_package import optional_package
+from penstock.lazy_imports import optional_package
 from penstock.version import __version__
 
 if TYPE_CHECKING:

@@ -9,7 +9,8 @@ import msgspec
 
 from penstock.dashboard.pages.verdict import Tone
 from penstock.dashboard.pages.words import capital, lasted, milliseconds, shortened
-from penstock.journal.events import (
+from penstock.requests.request_files import PROGRAM
+from penstock.status.events import (
     Answered,
     Asked,
     CheckpointCommitted,
@@ -29,9 +30,8 @@ from penstock.journal.events import (
     SinkUp,
     TasksRepeated,
 )
-from penstock.ownership.requests import PROGRAM
-from penstock.view.failures import DIED, without_numbers
-from penstock.view.model import AskedView, FailureView
+from penstock.status.failure_history import DIED, without_numbers
+from penstock.status.view import FailureView, RequestView
 from penstock.wording import counted, size
 
 MOST_NAMED = 5
@@ -164,7 +164,7 @@ def _place(events: Sequence[Event], death: FailureView) -> int:
     return place
 
 
-def outcome_sentence(asked: AskedView) -> Sentence:
+def outcome_sentence(asked: RequestView) -> Sentence:
     """What somebody has asked for, and what came of it."""
     later = f"{lasted(asked.answered_at - asked.asked_at)} later"
     made = f", with checkpoint {asked.checkpoint}" if asked.checkpoint >= 0 else ""

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 import msgspec
 
 from penstock.dashboard.pages.phases import slow_subtasks, took_ms
-from penstock.journal.events import SubtaskTimes
-from penstock.view.model import CheckpointView
+from penstock.status.events import SubtaskTimes
+from penstock.status.view import CheckpointView
 from penstock.wording import duration
 
 MOST_LANES = 32

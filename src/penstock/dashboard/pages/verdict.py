@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable, Iterator
 import msgspec
 
 from penstock.dashboard.pages.words import ago, capital, lasted, shortened
-from penstock.journal.live import LIVE_S
-from penstock.view.model import CheckpointStatus, JobState, JobView
-from penstock.view.needs import needs_somebody
+from penstock.status.health import needs_somebody
+from penstock.status.live import LIVE_S
+from penstock.status.view import CheckpointStatus, JobState, JobView
 from penstock.wording import counted
 
 SILENT_AFTER_S = 15 * LIVE_S

@@ -15,19 +15,20 @@ from penstock.errors import BadRecordError, ConfigError, PenstockError, Unavaila
 from penstock.logins import refuses_login
 from penstock.sinks.bad_rows import refuse_null_keys
 from penstock.sinks.by_key.sink import AT_ONCE, KeyedWriter, Origin, UpsertSink
-from penstock.sinks.by_key.sql_errors import is_bad_row, is_refused_alone
 from penstock.sinks.by_key.sql_upsert_statement import (
     ON_CONFLICT,
     PARAMSTYLES,
     STYLES,
     UpsertStatement,
     commits_by_itself,
+    is_bad_row,
     is_of_mysql,
+    is_refused_alone,
     paramstyle_of,
 )
-from penstock.sinks.functions.user_function import checked_function, shown_function
 from penstock.sinks.json_text import json_texts
 from penstock.sinks.tables import check_columns
+from penstock.sinks.user_functions import checked_function, shown_function
 
 _LONGEST_ROW = 500
 

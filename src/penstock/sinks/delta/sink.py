@@ -29,9 +29,9 @@ import pyarrow.parquet
 
 from penstock.clock import SYSTEM_CLOCK
 from penstock.errors import BadRecordError, ConfigError, PenstockError, UnavailableError
-from penstock.optional_package import optional_package
+from penstock.lazy_imports import optional_package
 from penstock.sinks.delta.table import check_table, create_table, never_null, refuse_nulls
-from penstock.sinks.files.hive_partitions import NULL_VALUE
+from penstock.sinks.files.partitions import NULL_VALUE
 from penstock.sinks.files.sink import MOVING, Files
 from penstock.sinks.files.staged_files import Manifest, StagedFile, name_prefix
 from penstock.sinks.staged.staging import StagedTransaction, storage_errors

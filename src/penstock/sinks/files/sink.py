@@ -31,9 +31,9 @@ import msgspec
 import pyarrow as pa
 
 from penstock.errors import CommitLostError, ConfigError
-from penstock.sinks.files import hive_partitions
+from penstock.sinks.files import partitions
 from penstock.sinks.files.formats import file_format
-from penstock.sinks.files.partition_folders import PartitionFolders
+from penstock.sinks.files.partitions import PartitionFolders
 from penstock.sinks.files.staged_files import MANIFEST, Manifest, StagedFiles, read_manifest
 from penstock.sinks.staged.commit_log import CommitLog
 from penstock.sinks.staged.staging import (
@@ -91,7 +91,7 @@ class Files(TwoPhaseCommitSink):
                 f"columns appear more than once: {repeated}; rename them before write_to", columns=repeated
             )
         if self.partition_by:
-            hive_partitions.check(schema, self.partition_by)
+            partitions.check(schema, self.partition_by)
         self.format.check(pa.schema([field for field in schema if field.name not in self.partition_by]))
         called = f"the folder {self.path} of a {type(self).__name__} sink"
         check_writable(self.path / _HIDDEN, called, below=self.path.parent)

@@ -18,7 +18,7 @@ import msgspec
 import pyarrow as pa
 
 from penstock.sinks.files.formats import MAX_BUFFERED_BYTES, FileFormat, RowFile
-from penstock.sinks.files.partition_folders import PartitionFolders
+from penstock.sinks.files.partitions import PartitionFolders
 from penstock.sinks.staged.staging import StagedTransaction, create_private
 from penstock.storage.file_system import sync_file, sync_folder
 

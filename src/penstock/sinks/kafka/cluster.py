@@ -11,9 +11,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from penstock.errors import ConfigError, UnavailableError
-from penstock.optional_package import optional_package
-from penstock.sinks.kafka.admin import Admin
-from penstock.sinks.kafka.client_log import ClientLog
+from penstock.lazy_imports import optional_package
+from penstock.sinks.kafka.clients import Admin, ClientLog
 from penstock.sinks.kafka.messages import Limits
 
 REQUEST_TIMEOUT_S = 15.0

@@ -31,11 +31,10 @@ import pyarrow as pa
 from penstock.config import Duration, seconds
 from penstock.errors import CommitLostError, ConfigError, UnavailableError
 from penstock.ids import checked_name
+from penstock.sinks.kafka.clients import producer_settings, transaction_timeout_ms, within_options
 from penstock.sinks.kafka.cluster import KafkaCluster
-from penstock.sinks.kafka.commits import CommitSession, CommitsTopic
+from penstock.sinks.kafka.commits import CommitSession, CommitsTopic, KafkaTransaction, KnownOwners, Owner
 from penstock.sinks.kafka.messages import MessageLayout
-from penstock.sinks.kafka.producer_settings import producer_settings, transaction_timeout_ms, within_options
-from penstock.sinks.kafka.transaction import KafkaTransaction, KnownOwners, Owner
 from penstock.sinks.staged.commit_log import CommitLog
 from penstock.sinks.staged.sink import StagedSink
 from penstock.sinks.staged.staging import StagedTransaction

@@ -4,11 +4,21 @@
                             the driver commits from another session
 `transactions="staged"`     the task commits the rows to a table beside the target; the driver moves them, with the proof,
                             in one ordinary transaction
+
+One transaction of a sink for a SQL server while its rows come in. Executors.
+
+The rows go through one open transaction of the server, so a task that dies leaves nothing behind. At the end it is either
+prepared, or committed where the rows are only staged.
+
+How the driver settles the transactions of a sink for a SQL server: commit, abort, find. Driver.
+
+A transaction that is neither prepared nor staged was committed if its proof is there; without it: `CommitLostError`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, ClassVar
 
@@ -16,14 +26,141 @@ import msgspec
 import pyarrow as pa
 
 from penstock.errors import CommitLostError, InternalError, PenstockError, UnavailableError
-from penstock.sinks.sql.records import Records, create_records
-from penstock.sinks.sql.server import SqlServer
-from penstock.sinks.sql.settling import Settling
+from penstock.sinks.bad_rows import Change, refuse_changed
+from penstock.sinks.sql.records import Records, create_records, staging_table
+from penstock.sinks.sql.server import SqlServer, SqlSession
 from penstock.sinks.sql.table import Layout, TargetTable
-from penstock.sinks.sql.transaction import PREPARED, STAGED, SqlTransaction, Way
-from penstock.sinks.sql.writing import OpenTransaction
+from penstock.sinks.sql.transaction import PREPARED, STAGED, SqlTransaction, Way, lost
 from penstock.sinks.transaction import begun, is_open
 from penstock.sinks.two_phase_commit import Transaction, TransactionContext, TwoPhaseCommitSink
+from penstock.wording import counted
+
+
+class Settling:
+    """One session of the driver."""
+
+    def __init__(self, server: SqlServer, session: SqlSession, table: TargetTable) -> None:
+        self._session = session
+        self._table = table
+        self._two_phase = server.two_phase(session)
+        self._schema = table.found_schema(session)
+        self._records = Records(session, self._schema)
+        self._where = str(server)
+
+    def commit_all(self, transactions: Iterable[SqlTransaction]) -> None:
+        """Commit prepared ones one by one, and all staged ones that follow each other in one transaction."""
+        staged: list[SqlTransaction] = []
+        for transaction in transactions:
+            if transaction.how == STAGED:
+                staged.append(transaction)
+                continue
+            self._move_all(staged)
+            staged = []
+            settled = self._two_phase.settle("COMMIT", transaction)
+            if not settled and not self._records.is_recorded(transaction):
+                raise lost(transaction, self._where, "it is neither prepared nor recorded as committed")
+        self._move_all(staged)
+
+    def abort(self, transaction: SqlTransaction) -> None:
+        """Roll back, or delete what is staged; a session that is still writing is ended."""
+        self._two_phase.end_writer(transaction)
+        if transaction.how != STAGED:
+            self._two_phase.settle("ROLLBACK", transaction)
+            return
+        with self._session.transaction():
+            waiting = self._records.registered(transaction)
+            if waiting is not None:
+                self._records.take_away(*waiting)
+
+    def found(self, job: str, sink: str, *, only_staged: bool) -> list[SqlTransaction]:
+        """List what is prepared in this database and what is staged beside the table."""
+        numbers = sorted(self._two_phase.prepared(job, sink, needed=not only_staged))
+        prepared = [SqlTransaction.parse(job, sink, f"{job}.{sink}.{each}") for each in numbers]
+        staged = self._records.staged_of(job, sink)
+        waiting = [SqlTransaction(job, sink, *each, how=STAGED) for each in staged]
+        return [*(each for each in prepared if each is not None), *waiting]
+
+    def _move_all(self, transactions: Sequence[SqlTransaction]) -> None:
+        if not transactions:
+            return
+        with self._session.transaction():
+            for transaction in transactions:
+                self._move_once(transaction)
+
+    def _move_once(self, transaction: SqlTransaction) -> None:
+        waiting = self._records.registered(transaction)
+        if waiting is None:
+            if not self._records.is_recorded(transaction):
+                raise lost(transaction, self._where, "it is neither staged nor recorded as committed")
+            return
+        self._move(*waiting)
+        rows = self._records.take_away(*waiting)
+        if transaction.rows is not None and rows != transaction.rows:
+            raise lost(transaction, self._where, f"{waiting[1]} holds {counted(rows, 'row')} of it")
+        self._records.record(transaction, rows)
+
+    def _move(self, number: int, staged_in: str) -> None:
+        staged = self._session.quoted(self._schema, staged_in)
+        columns = self._table.staged_columns(self._session, self._schema, staged_in)
+        self._session.change(self._table.insert_sql(staged, columns, number))
+
+
+class OpenTransaction(ABC):
+    """A session of its own, in a transaction. A server says how rows are sent."""
+
+    def __init__(self, server: SqlServer, layout: Layout, transaction: SqlTransaction) -> None:
+        self.transaction = transaction
+        self.rows = 0
+        self._server = server
+        self._layout = layout
+        self._number: int | None = None
+        """Of a transaction whose rows are staged."""
+        with server.task_errors(layout.name):
+            self._session = server.connect(transaction)
+            try:
+                self._begin()
+            except BaseException:
+                self._session.close()
+                raise
+
+    def _begin(self) -> None:
+        self._two_phase = self._server.two_phase(self._session)
+        self._records = Records(self._session, self._layout.schema)
+        self._two_phase.begin(self.transaction)
+        if self.transaction.how != PREPARED:
+            self._number = self._records.register(self.transaction, staging_table(self._layout))
+
+    @abstractmethod
+    def changed_values(self, batch: pa.RecordBatch) -> Iterable[Change]:
+        """Which values the server would change without a word."""
+
+    @abstractmethod
+    def send(self, batch: pa.RecordBatch, into: str) -> None:
+        """Send rows to this table, marked with their numbers if they are staged; a row that the server refuses is named."""
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        """Send rows; a row that the table refuses is named."""
+        refuse_changed(batch, self._layout.name, self.changed_values(batch))
+        self.send(batch, self._layout.name if self._number is None else self._staged())
+        self.rows += batch.num_rows
+
+    def finish(self) -> None:
+        """Make the rows durable and invisible; from here on any session can commit or abort them."""
+        with self._server.task_errors(self._layout.name):
+            if self._number is None:
+                self._records.record(self.transaction, self.rows)
+                self._two_phase.prepare(self.transaction)
+            else:
+                self._session.execute("COMMIT")
+        self._session.close()
+
+    def discard(self) -> None:
+        """Close the session: the server rolls back."""
+        self._session.close()
+
+    def _staged(self) -> str:
+        return self._session.quoted(self._layout.schema, staging_table(self._layout))
+
 
 _REPAIR = "nothing of this commit was kept, its rows stay staged; repair the table, then start the job again: it commits them first"
 _LOOK = "check the server and what this user may do"

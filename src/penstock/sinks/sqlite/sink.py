@@ -21,8 +21,7 @@ from penstock.config import Duration, seconds
 from penstock.errors import BadRecordError, CommitLostError, ConfigError
 from penstock.sinks.bad_rows import bad_record, refuse_large, row_bytes, shown_row
 from penstock.sinks.sqlite import database as sqlite_database
-from penstock.sinks.sqlite.rehearsal import Remembering, first_refused
-from penstock.sinks.sqlite.table import TargetTable
+from penstock.sinks.sqlite.table import Remembering, TargetTable, first_refused
 from penstock.sinks.sqlite.values import storage_batch
 from penstock.sinks.staged.sink import StagedSink
 from penstock.sinks.staged.staging import (
@@ -34,7 +33,7 @@ from penstock.sinks.staged.staging import (
 from penstock.sinks.tables import checked_mode
 from penstock.sinks.two_phase_commit import Transaction
 from penstock.storage.file_system import sync_folder
-from penstock.storage.mounts import refuse_stale_listings
+from penstock.storage.places import refuse_stale_listings
 
 LONGEST_ROW_BYTES = 999_000_000
 """SQLite takes 1,000,000,000 bytes in a row, with its own frame."""

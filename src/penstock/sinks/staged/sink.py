@@ -4,12 +4,25 @@
     <staging>/<job>/<sink>/committed/               the note of each commit, see `commit_log`
 
 How they are committed is what tells these sinks apart: see `handover` and `penstock.sinks.kafka`.
+
+Sinks that keep rows beside the checkpoint and hand them over when it completes. Staged in tasks, handed over on the driver.
+
+Transactions are handed over one by one, in order: hand over, note it down in the `commit_log`, delete the file. What a crash leaves:
+
+    found                   meaning                                         commit
+    file, no note           not handed over, or handed over and not noted   hand over (again)
+    file and note           handed over                                     delete the file
+    note only               handed over                                     nothing
+    neither                 aborted, or deleted by somebody                 CommitLostError
+
+So at most one transaction is handed over twice for one crash, and none out of order.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+from abc import abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Any
@@ -17,7 +30,7 @@ from typing import IO, Any
 import msgspec
 import pyarrow as pa
 
-from penstock.errors import CommitLostError
+from penstock.errors import BadRecordError, CommitLostError
 from penstock.sinks.staged.commit_log import CommitLog
 from penstock.sinks.staged.staging import (
     PRIVATE_FOLDER,
@@ -30,7 +43,7 @@ from penstock.sinks.staged.staging import (
     names_in,
     storage_errors,
 )
-from penstock.sinks.transaction import begun, is_open, lost
+from penstock.sinks.transaction import begun, is_open, lost, refused
 from penstock.sinks.two_phase_commit import Transaction, TransactionContext, TwoPhaseCommitSink
 from penstock.storage.file_system import sync_file, sync_folder
 from penstock.wording import counted
@@ -177,3 +190,36 @@ class StagedSink(TwoPhaseCommitSink):
     def _lost(self, transaction: StagedTransaction, why: str) -> CommitLostError:
         look = f"Look for its file below {self.staging}; if staging was changed, start the job once with the old one"
         return lost(transaction, where=repr(self), why=why, look=look, staging=str(self.staging))
+
+
+class HandoverSink(StagedSink):
+    """All of a sink but `hand_over`."""
+
+    @abstractmethod
+    def hand_over(self, rows: pa.Table, transaction: StagedTransaction) -> None:
+        """Give the rows of one transaction to the target; may be called again for the same transaction. Driver only."""
+
+    def commit(self, transaction: Transaction) -> None:
+        """Hand the rows over, unless that was noted."""
+        staged = StagedTransaction.read(transaction)
+        log = self.log(staged.job, staged.sink)
+        if not log.committed([staged]):
+            rows = self.staged_rows(staged)
+            if rows is not None:
+                self._hand_over(rows, staged)
+            log.append([staged])
+        self.delete_staged(staged)
+
+    def _hand_over(self, rows: pa.Table, staged: StagedTransaction) -> None:
+        """A row that the target refuses here was promised by a checkpoint: no start of the job gets past it."""
+        try:
+            self.hand_over(rows, staged)
+        except BadRecordError as error:
+            raise refused(
+                staged,
+                where=repr(self),
+                cause=error,
+                kept=f"Its rows stay staged below {self.staging}",
+                repair="Change the target so that it takes them",
+                staging=str(self.staging),
+            ) from error

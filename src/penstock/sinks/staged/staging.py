@@ -15,7 +15,7 @@ import msgspec
 from penstock.errors import CommitLostError, ConfigError, UnavailableError
 from penstock.sinks.transaction import NamedTransaction
 from penstock.storage.file_system import sync_folder
-from penstock.storage.mounts import refuse_stale_listings
+from penstock.storage.places import refuse_stale_listings
 
 PRIVATE_FOLDER = 0o700
 _PRIVATE_FILE = 0o600

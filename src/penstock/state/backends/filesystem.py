@@ -2,21 +2,121 @@
 
 A batch writes its changed rows as one new file. The files are merged in the background (`merge_policy` says which, `snapshot.merger`
 does it). They are the snapshot themselves: a checkpoint uploads the new ones and names the old ones.
+
+Which sorted files to merge, decided from their sizes alone. Pure; driver and executors.
+
+Size-tiered: a file's level is the logarithm of its bytes, and `FAN_IN` files of a level become one file of a higher level. So a row
+is rewritten once a level, and the number of files grows with the logarithm of the state.
+
+Space: what was overwritten or deleted stays in older files until it is merged away. When the files before the oldest have grown as large as
+the oldest, tombstones weighed twice by the rows they hide, everything becomes one file. So the files of a subtask take at most twice
+what is alive, four times where most of it was deleted, besides what is being merged at the moment.
+
+Expired values: a file that has faded (`state/lifetimes.py`: half of what is mortal in it has expired) is written anew without them, when
+nothing else is due. So all such rewrites of a file together write little more than the file once more. Where it is the oldest, rows of
+which nothing is left are dropped; elsewhere they become tombstones, unless the older files are small enough to go along.
+
+One merge at a time is chosen for a subtask, in the background. The batch itself merges only what is tiny, at no cost that could be seen;
+and the newest of more than `INLINE_FILES` files, which happens only where files come faster than the background can follow.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import accumulate
 from pathlib import Path
 
 import pyarrow as pa
 
-from penstock.state.backends.base import FileRef, StateBackend, StateHandle, StateLayout, Workplace
+from penstock.state.backends.base import StateBackend, StateHandle, StateLayout, Workplace
 from penstock.state.backends.fetch import open_files, open_verified
-from penstock.state.backends.merge_policy import choose_inline, choose_merge
 from penstock.state.backends.sorted_file import SortedFile, write_sorted_file
 from penstock.state.backends.sorted_state import SortedState, merged
+from penstock.state.handle import FileRef
 from penstock.state.lifetimes import Moment
+
+FAN_IN = 4
+MAX_FILES = 16
+INLINE_FILES = 24
+_TIMELESS = Moment()
+SMALLEST_LEVEL_BYTES = 128 * 1024  # below this a merge costs less than looking into another file
+
+
+def choose_merge(refs: Sequence[FileRef], now: Moment = _TIMELESS) -> range | None:
+    """The files to merge next, as positions in `refs` (newest first), or None when there is nothing to do."""
+    if _mostly_dead(refs):
+        return range(len(refs))
+    levels = [_level(ref.size) for ref in refs]
+    for level in sorted(set(levels)):
+        window = _window(levels, level)
+        if window is not None:
+            return window
+    if len(refs) > MAX_FILES:
+        return _cheapest([ref.size for ref in refs])
+    return _faded(refs, now)
+
+
+def choose_inline(files: Sequence[tuple[str, int]], merging: frozenset[str]) -> range | None:
+    """The newest files, as (name, size), that the batch merges while it writes its own; never those that are being merged already.
+
+    Tiny ones, because a file more costs more than writing their rows again; and the newer half when there are too many.
+    """
+    free = next((at for at, (name, _) in enumerate(files) if name in merging), len(files))
+    sums = accumulate(size for _, size in files[:free])
+    tiny = sum(1 for total in sums if total <= SMALLEST_LEVEL_BYTES)
+    if tiny >= FAN_IN:
+        return range(tiny)
+    return range(min(free, INLINE_FILES // 2)) if len(files) > INLINE_FILES and free > 1 else None
+
+
+def _mostly_dead(refs: Sequence[FileRef]) -> bool:
+    if len(refs) < 2:  # noqa: PLR2004 - nothing to merge with
+        return False
+    *newer, oldest = refs
+    hidden = sum(ref.tombstones for ref in newer) * oldest.size / max(oldest.rows, 1)
+    return sum(ref.size for ref in newer) + 2 * hidden > max(oldest.size, SMALLEST_LEVEL_BYTES)
+
+
+def _faded(refs: Sequence[FileRef], now: Moment) -> range | None:
+    """The oldest file that has faded, with those behind it where they are no larger."""
+    behind = 0
+    for at in reversed(range(len(refs))):
+        if _has_faded(refs[at], now):
+            return range(at, len(refs) if behind <= refs[at].size else at + 1)
+        behind += refs[at].size
+    return None
+
+
+def _has_faded(ref: FileRef, now: Moment) -> bool:
+    return (ref.fades is not None and ref.fades <= now.clock_us) or (
+        ref.fades_event is not None and ref.fades_event <= now.watermark_us
+    )
+
+
+def _level(size: int) -> int:
+    level, limit = 0, SMALLEST_LEVEL_BYTES
+    while size > limit:
+        level, limit = level + 1, limit * FAN_IN
+    return level
+
+
+def _window(levels: Sequence[int], level: int) -> range | None:
+    """The newest stretch with `FAN_IN` files of this level and none above; lower ones between go along."""
+    members: list[int] = []
+    for position, other in enumerate(levels):
+        if other > level:
+            if len(members) >= FAN_IN:
+                break
+            members = []
+        elif other == level:
+            members.append(position)
+    return range(members[0], members[-1] + 1) if len(members) >= FAN_IN else None
+
+
+def _cheapest(sizes: Sequence[int]) -> range:
+    starts = range(len(sizes) - FAN_IN + 1)
+    start = min(starts, key=lambda first: sum(sizes[first : first + FAN_IN]))
+    return range(start, start + FAN_IN)
 
 
 class FilesystemBackend(StateBackend):

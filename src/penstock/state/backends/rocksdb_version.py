@@ -14,18 +14,18 @@ from functools import partial
 
 from penstock.errors import ConfigError, InternalError
 from penstock.state.backends.base import FileRef, StateLayout, Workplace
-from penstock.state.backends.rocksdb_database import Database
-from penstock.state.backends.rocksdb_folder import DatabaseFiles, WorkingFolder, split
-from penstock.state.backends.rocksdb_header import (
+from penstock.state.backends.fetch import check_writers
+from penstock.state.backends.rocksdb_database import (
     HEADER_KEY,
     MOST_TABLES,
+    Database,
     DatabaseHeader,
     new_header,
     read_header,
     same_stamps,
 )
+from penstock.state.backends.rocksdb_folder import DatabaseFiles, WorkingFolder, split
 from penstock.state.backends.rocksdb_rows import RowCodec, restamping
-from penstock.state.backends.writers import check_writers
 from penstock.state.keys import GROUP_SHIFT, groups_owned, owner
 
 _BEFORE_ALL = b""

@@ -4,8 +4,7 @@ In: a workload and a seed. Out: nothing, or a `Violation` that says what no long
 and pauses at any I/O call included, follows from the seed. Called by tests, ours and those of a new backend.
 """
 
-from penstock.testing.simulation.lifeline import Fate
-from penstock.testing.simulation.violation import Violation
+from penstock.testing.simulation.lifeline import Fate, Violation
 from penstock.testing.simulation.workload import Intervention, Workload, random_workload
 from penstock.testing.simulation.world import World
 

@@ -14,7 +14,6 @@ from penstock.checkpoint.commits import SinkCall
 from penstock.checkpoint.events import AnswerTaken, CheckpointWanted, Drain, Event, JobEnded, Tick
 from penstock.engine.coordinating import make_coordinator
 from penstock.engine.job_spec import JobSpec
-from penstock.engine.observer import Observer
 from penstock.engine.run import BatchUnderWay, Run
 from penstock.engine.start import Start
 from penstock.errors import CheckpointFailedError, FencedError, PenstockError, UnavailableError
@@ -24,13 +23,14 @@ from penstock.snapshot.messages import Message
 from penstock.snapshot.uploader import Upload
 from penstock.state.handle import FileRef
 from penstock.state.lifetimes import Moment
+from penstock.status.observer import Observer
 from penstock.testing.simulation.batch import Batch
+from penstock.testing.simulation.lifeline import Violation
 from penstock.testing.simulation.machines import Machines, SharedTime, Work, perform
 from penstock.testing.simulation.site import Conditions, Sinks, Site
 from penstock.testing.simulation.source import Record
 from penstock.testing.simulation.spark_query import SimulatedQuery
 from penstock.testing.simulation.timers import newest_of
-from penstock.testing.simulation.violation import Violation
 
 _log = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ import pyarrow as pa
 from penstock.errors import BadRecordError, CommitLostError
 from penstock.sinks.by_key.sink import KeyedWriter, Origin
 from penstock.sinks.two_phase_commit import Transaction, TransactionContext, TwoPhaseCommitSink
-from penstock.testing.simulation.violation import Violation
+from penstock.testing.simulation.lifeline import Violation
 
 Row = dict[str, Any]
 

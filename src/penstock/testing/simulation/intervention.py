@@ -12,10 +12,8 @@ from penstock.recovery.forget import forget_everything
 from penstock.recovery.history import read_history
 from penstock.storage import Storage
 from penstock.testing.faulty_storage import SimulatedCrash
-from penstock.testing.simulation.lifeline import Fate, Lifeline
+from penstock.testing.simulation.lifeline import Fate, Lifeline, Violation, WatchedStorage
 from penstock.testing.simulation.site import Site
-from penstock.testing.simulation.violation import Violation
-from penstock.testing.simulation.watched_storage import WatchedStorage
 
 CALLS_OF_A_CANCEL = 9
 """In about: so that a crash falls on all of them, and behind them."""

@@ -15,7 +15,7 @@ from penstock.operators.raw_state import RawState
 from penstock.operators.rows import Rows
 from penstock.state.backends.base import OpenState
 from penstock.testing.simulation.counting import Counting
-from penstock.testing.simulation.violation import Violation
+from penstock.testing.simulation.lifeline import Violation
 
 MARKS = 4
 LAST = 3

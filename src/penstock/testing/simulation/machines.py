@@ -16,7 +16,7 @@ from penstock.snapshot.merger import perform as merge_files
 from penstock.snapshot.messages import Message
 from penstock.snapshot.uploader import Lane, Upload, UploadLanes
 from penstock.snapshot.uploader import perform as store
-from penstock.testing.virtual_clock import VirtualClock
+from penstock.testing.virtual import VirtualClock
 
 WORKERS = 2
 """Of each machine: two tasks of one subtask may meet different ones, which know nothing of each other."""

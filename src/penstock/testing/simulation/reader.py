@@ -15,10 +15,8 @@ from penstock.ownership.descent import read_descents
 from penstock.ownership.holds import ANY, put_hold, release_hold
 from penstock.recovery.held_reading import read_newest
 from penstock.recovery.history import read_history
-from penstock.testing.simulation.lifeline import Fate, Lifeline, Process
+from penstock.testing.simulation.lifeline import Fate, Lifeline, Process, Violation, WatchedStorage
 from penstock.testing.simulation.site import Site
-from penstock.testing.simulation.violation import Violation
-from penstock.testing.simulation.watched_storage import WatchedStorage
 
 
 class Reader:

@@ -14,23 +14,21 @@ from penstock.randomness import Randomness
 from penstock.recovery.restore import RestorePoint
 from penstock.recovery.taking_over import SubtaskWork, Taken
 from penstock.sinks.by_key.sink import AT_ONCE, WITH_THE_CHECKPOINT, UpsertSink
-from penstock.sinks.functions.foreach import Foreach
 from penstock.sinks.two_phase_commit import TwoPhaseCommitSink
+from penstock.sinks.user_functions import Foreach
 from penstock.state.backends import backend_named
 from penstock.state.handle import StateHandle
 from penstock.testing.faulty_storage import SimulatedCrash
 from penstock.testing.simulation.driver import Driver
 from penstock.testing.simulation.external import Row, SimulatedSink, TableWriter
-from penstock.testing.simulation.flaky_sink import FlakySink
-from penstock.testing.simulation.lifeline import Lifeline
+from penstock.testing.simulation.lifeline import Lifeline, Violation, WatchedStorage
 from penstock.testing.simulation.machines import Machines
 from penstock.testing.simulation.savepoints import SavepointStart
 from penstock.testing.simulation.site import JOB, Conditions, Sinks, Site
 from penstock.testing.simulation.source import Fault, fault_of
 from penstock.testing.simulation.timers import TIME
 from penstock.testing.simulation.topology import echoes_of, letters_of, sink_of
-from penstock.testing.simulation.violation import Violation
-from penstock.testing.simulation.watched_storage import WatchedStorage
+from penstock.testing.simulation.watched_sink import FlakySink
 from penstock.testing.simulation.workload import MAX_PARALLELISM, SinkKind
 
 

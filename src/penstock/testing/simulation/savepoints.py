@@ -21,11 +21,9 @@ from penstock.recovery.taking_over import PerformAll
 from penstock.savepoint.create import create_savepoint
 from penstock.savepoint.manifest import Manifest, read_manifest
 from penstock.storage import Storage
-from penstock.testing.simulation.lifeline import Lifeline
+from penstock.testing.simulation.lifeline import Lifeline, Violation, WatchedStorage
 from penstock.testing.simulation.site import Site
-from penstock.testing.simulation.violation import Violation
-from penstock.testing.simulation.watched_storage import WatchedStorage
-from penstock.testing.virtual_storage import VirtualStorage
+from penstock.testing.virtual import VirtualStorage
 
 
 class SavepointStart:

@@ -19,12 +19,11 @@ from penstock.config import Checkpointing
 from penstock.sinks.two_phase_commit import Transaction, TwoPhaseCommitSink
 from penstock.testing.faulty_storage import SimulatedCrash
 from penstock.testing.simulation.audit import Audit
-from penstock.testing.simulation.lifeline import Lifeline
+from penstock.testing.simulation.lifeline import Lifeline, Violation
 from penstock.testing.simulation.run import SimulatedRun
 from penstock.testing.simulation.site import JOB, Conditions, Sinks, Site
 from penstock.testing.simulation.source import Record, ScriptedSource
 from penstock.testing.simulation.topology import sink_of
-from penstock.testing.simulation.violation import Violation
 from penstock.testing.simulation.watched_sink import WatchedSink
 from penstock.testing.simulation.workload import Workload
 

@@ -17,8 +17,7 @@ from penstock.testing.simulation.machines import Machines, Work
 from penstock.testing.simulation.source import ScriptedSource
 from penstock.testing.simulation.topology import Topology
 from penstock.testing.simulation.workload import Workload
-from penstock.testing.virtual_clock import VirtualClock
-from penstock.testing.virtual_storage import VirtualStorage
+from penstock.testing.virtual import VirtualClock, VirtualStorage
 
 JOB = "simulated"
 

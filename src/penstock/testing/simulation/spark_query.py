@@ -13,8 +13,8 @@ from penstock.ids import CheckpointId
 from penstock.ownership.claim import newest_run
 from penstock.recovery.progress_log import positions
 from penstock.storage import Storage
+from penstock.testing.simulation.lifeline import Violation
 from penstock.testing.simulation.source import Positions, ScriptedSource
-from penstock.testing.simulation.violation import Violation
 
 COMPACT_EVERY = 3
 

@@ -18,8 +18,8 @@ from penstock.operators.rows import Rows
 from penstock.operators.timers import CLOCK, EVENT_TIME, Timer
 from penstock.testing.simulation.counting import SET, Counting
 from penstock.testing.simulation.external import Row
+from penstock.testing.simulation.lifeline import Violation
 from penstock.testing.simulation.source import Record, source_of
-from penstock.testing.simulation.violation import Violation
 
 _SECOND_US = 1_000_000
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

@@ -17,12 +17,11 @@ from penstock.testing.faulty_storage import SimulatedCrash
 from penstock.testing.simulation.audit import Audit
 from penstock.testing.simulation.driver import EXPECTED_FAILURES
 from penstock.testing.simulation.intervention import belongs_to, far_back, forget
-from penstock.testing.simulation.lifeline import Fate, Lifeline, Process
+from penstock.testing.simulation.lifeline import Fate, Lifeline, Process, Violation
 from penstock.testing.simulation.reader import Reader
 from penstock.testing.simulation.run import SimulatedRun
 from penstock.testing.simulation.site import Conditions, Site
 from penstock.testing.simulation.source import ScriptedSource
-from penstock.testing.simulation.violation import Violation
 from penstock.testing.simulation.workload import Intervention, Workload
 
 MOST_RUNS = 60

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from penstock.optional_package import optional_package
-from penstock.sinks.sql.errors import DriverErrors, Meaning
+from penstock.lazy_imports import optional_package
+from penstock.sinks.sql.server import DriverErrors, Meaning
 
 REFUSED_ROWS = {1048, 1062, 1216, 1264, 1265, 1292, 1364, 1366, 1367, 1406, 1411, 1452, 1644, 3140, 3819, 4025}  # fmt: skip
 """NULL, duplicate, foreign key, out of range, too long, not a value of the type, a trigger's SIGNAL, JSON, CHECK."""

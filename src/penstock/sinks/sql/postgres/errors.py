@@ -7,9 +7,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from penstock.optional_package import optional_package
+from penstock.lazy_imports import optional_package
 from penstock.sinks.bad_rows import row_at
-from penstock.sinks.sql.errors import DriverErrors, Meaning
+from penstock.sinks.sql.server import DriverErrors, Meaning
 from penstock.sinks.sql.values import is_text
 
 _MAY_PASS = ("08", "25", "40", "53", "55", "57", "58", "XX")

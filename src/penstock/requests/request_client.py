@@ -1,0 +1,294 @@
+"""Asking a running job for something, from another process: write the request, wait, tell what came of it. Wherever somebody asks."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import platform
+from collections.abc import Callable
+
+import msgspec
+
+from penstock import errors
+from penstock.clock import SYSTEM_CLOCK, Clock
+from penstock.errors import ConfigError, PenstockError, UnavailableError
+from penstock.ids import RunId
+from penstock.ownership.claim import newest_run, read_run
+from penstock.ownership.ends import read_end
+from penstock.ownership.heartbeat import HEARTBEAT_S, Pulse, last_beat, seems_alive
+from penstock.randomness import SYSTEM_RANDOMNESS, Randomness
+from penstock.requests.request_files import (
+    ID_DIGITS,
+    Done,
+    Facts,
+    Kind,
+    Request,
+    answer,
+    files_of,
+    forget_requests,
+    is_asked_for,
+    put_request,
+    read_answer,
+    read_request,
+    take_back,
+    taken_on_by,
+)
+from penstock.savepoint.make import check_folder
+from penstock.storage import Storage
+from penstock.wording import duration
+
+_log = logging.getLogger(__name__)
+
+POLL_S = 0.2
+
+Tell = Callable[[str], None]
+"""Where lines about the progress go."""
+
+
+def living_run(storage: Storage, now: float, pulse: Pulse | None = None) -> RunId | None:
+    """The run that owns the job, if it seems to be alive. `pulse`: of who looks again and again."""
+    newest = newest_run(storage)
+    if newest == 0:
+        return None
+    return newest if seems_alive(read_run(storage, newest), last_beat(storage, newest), now, pulse) else None
+
+
+def refuse_unless_running(storage: Storage, now: float) -> RunId:
+    """The run that owns the job; raises `ConfigError`, with what is known of the last one, when none is alive."""
+    living = living_run(storage, now)
+    if living is not None:
+        return living
+    newest = newest_run(storage)
+    end = read_end(storage, newest) if newest else None
+    how = f"its last run, {newest}, {'did not say how it ended' if end is None else f'is over: {end.how}'}"
+    raise ConfigError(
+        f"the job in {storage.uri} is not running: {how if newest else 'it never ran'}; nothing was asked for, nothing was done. "
+        "`penstock runs` lists its runs",
+        run=newest,
+    )
+
+
+class RequestClient:
+    """One request, from the moment it is written until it is answered or taken back."""
+
+    def __init__(
+        self,
+        storage: Storage,
+        *,
+        clock: Clock = SYSTEM_CLOCK,
+        tell: Tell = lambda _: None,
+        meanwhile: Callable[[RunId], None] = lambda _: None,
+        randomness: Randomness = SYSTEM_RANDOMNESS,
+    ) -> None:
+        self._storage = storage
+        self._clock = clock
+        self._tell = tell
+        self._meanwhile = meanwhile
+        """Called while it waits, with the run that was asked: whoever waits may want to see something."""
+        self._pulse = Pulse()
+        self.id = randomness.token(ID_DIGITS)
+
+    def ask(self, kind: Kind, *, timeout_s: float, **options: object) -> Facts:
+        """Ask the run that owns the job, and return what it says; raises what went wrong there, or that nobody has answered in time."""
+        now = self._clock.wall()
+        run = refuse_unless_running(self._storage, now)
+        by = f"pid {os.getpid()} on {platform.node()}"
+        fields = {"kind": kind, "asked_at": now, "until": now + timeout_s, "by": by, **options}
+        self._put(msgspec.convert(fields, Request))
+        self._tell(f"asked run {run} for a {kind}" if kind in _THINGS else f"asked run {run} to {kind}")
+        try:
+            return self._result(self._answer(run, timeout_s))
+        except (KeyboardInterrupt, SystemExit):
+            with contextlib.suppress(UnavailableError):
+                self._leave()
+            raise
+
+    def _leave(self) -> None:
+        """The asker waits no more: nobody begins with it later. A run that is at it goes on, but no other performs it again."""
+        if self._withdraw("the asker was interrupted"):
+            self._tell("the request is taken back: nothing was done")
+            forget_requests(self._storage, [self.id])
+            return
+        taken_by = taken_on_by(self._storage, self.id)
+        self._storage.delete(files_of(self.id)[:1])
+        self._tell(
+            f"run {taken_by} has taken the request on, and it is not taken back: `penstock runs` and `penstock status` say how the job is"
+        )
+
+    def _put(self, wish: Request) -> None:
+        """Ask. Where nobody knows whether the request was written it is taken back: who is told that it failed expects nothing."""
+        try:
+            put_request(self._storage, self.id, wish)
+        except UnavailableError:
+            with contextlib.suppress(UnavailableError):
+                if self._withdraw("it may not have been written"):
+                    forget_requests(self._storage, [self.id])
+            raise
+
+    def _answer(self, asked: RunId, timeout_s: float) -> Done:
+        deadline_s = self._clock.monotonic() + timeout_s
+        next_look_s = self._clock.monotonic() + HEARTBEAT_S
+        story = _Story(self._tell)
+        while self._clock.monotonic() < deadline_s:
+            done = self._answer_so_far(story)
+            if done is not None:
+                return done
+            if self._clock.monotonic() >= next_look_s:
+                next_look_s = self._clock.monotonic() + HEARTBEAT_S
+                self._look_whether_anybody_lives(asked, story)
+            self._meanwhile(asked)
+            self._clock.sleep(POLL_S)
+        return self._give_up(f"after {duration(timeout_s)}")
+
+    def _answer_so_far(self, story: _Story) -> Done | None:
+        """None also while storage is away: the request is there, and its answer comes."""
+        try:
+            return read_answer(self._storage, self.id)
+        except UnavailableError as error:
+            story.say(f"storage does not answer: {error}")
+            return None
+
+    def _look_whether_anybody_lives(self, asked: RunId, story: _Story) -> None:
+        try:
+            taken_by = taken_on_by(self._storage, self.id)
+            lives = living_run(self._storage, self._clock.wall(), self._pulse) is not None
+        except UnavailableError as error:
+            story.say(f"storage does not answer: {error}")
+            return
+        if lives:
+            story.say("" if taken_by is None else f"run {taken_by} is at it")
+            return
+        if taken_by is None and self._withdraw("no run of the job was alive"):
+            forget_requests(self._storage, [self.id])
+            raise UnavailableError(
+                f"run {asked} of the job in {self._storage.uri} ended before it took the request on; the request is taken back, nothing "
+                "was done. `penstock runs` says how it ended",
+                run=asked,
+            )
+        story.say(
+            f"run {taken_by} took the request on, and no run is alive now: the next one goes on with it"
+        )
+
+    def _withdraw(self, why: str) -> bool:
+        """Take the request back; whether that was in time."""
+        if not take_back(self._storage, self.id):
+            return False
+        answer(self._storage, self.id, Done.failed(f"taken back: {why}"))
+        return True
+
+    def _give_up(self, when: str) -> Done:
+        uri = self._storage.uri
+        if self._withdraw(f"nobody had taken it on {when}"):
+            forget_requests(self._storage, [self.id])
+            raise UnavailableError(
+                f"{when} no run of the job in {uri} has taken the request on; it is taken back, nothing was done. A run looks for requests "
+                "every second: see whether it is alive (`penstock runs`), and whether storage answers",
+            )
+        done = read_answer(self._storage, self.id)
+        if done is not None:
+            return done
+        raise UnavailableError(
+            f"{when} run {taken_on_by(self._storage, self.id)} is still at it: what it has taken on is not taken back, and goes on. Its "
+            f"answer will lie in requests/{self.id}.done in {uri}; `penstock runs` and `penstock checkpoints` say how the job is",
+            request=self.id,
+        )
+
+    def _result(self, done: Done) -> Facts:
+        forget_requests(self._storage, [self.id])
+        if done.ok:
+            return done.facts
+        kind = getattr(errors, done.kind, UnavailableError)
+        known = isinstance(kind, type) and issubclass(kind, PenstockError)
+        raise kind(done.error) if known else UnavailableError(done.error)
+
+
+_THINGS = (Kind.CHECKPOINT, Kind.SAVEPOINT)
+
+
+class _Story:
+    """Says a line when it is another than the last."""
+
+    def __init__(self, tell: Tell) -> None:
+        self._tell = tell
+        self._last = ""
+
+    def say(self, line: str) -> None:
+        if line and line != self._last:
+            self._tell(line)
+            self._last = line
+
+
+USUAL_TIMEOUT_S = 600.0
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    """What has become of a request by now."""
+
+    request: str
+    state: str
+    """`waiting` (nobody has taken it on), `under way`, `done`, `failed`, or `unknown`: never asked, or forgotten an hour later."""
+    facts: Facts = {}
+    error: str = ""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing more will come."""
+        return self.state in ("done", "failed", "unknown")
+
+
+def ask(
+    storage: Storage,
+    kind: Kind,
+    *,
+    by: str,
+    now: float,
+    timeout_s: float = USUAL_TIMEOUT_S,
+    request: str = "",
+    **options: object,
+) -> str:
+    """Ask the run that owns the job; returns the id of the request. Raises `ConfigError` when none is alive, or a folder is not allowed.
+
+    `request`: an id that the asker has made. Asked again with the same one, nothing is asked for a second time.
+    """
+    if is_request_id(request) and outcome(storage, request).state != "unknown":
+        _refuse_if_for_something_else(storage, kind, request)
+        return request
+    to = options.get("to")
+    check_folder(storage, to if isinstance(to, str) else None)
+    refuse_unless_running(storage, now)
+    request = request if is_request_id(request) else SYSTEM_RANDOMNESS.token(ID_DIGITS)
+    fields = {"kind": kind, "asked_at": now, "until": now + timeout_s, "by": by, **options}
+    put_request(storage, request, msgspec.convert(fields, Request))
+    return request
+
+
+def _refuse_if_for_something_else(storage: Storage, kind: Kind, request: str) -> None:
+    try:
+        before = read_request(storage, request).kind
+    except FileNotFoundError:  # forgotten in this moment
+        return
+    if before is not kind:
+        raise ConfigError(
+            f"the id {request} was used before, for a {before}; nothing was asked for; choose another for the {kind}",
+            request=request,
+        )
+
+
+def outcome(storage: Storage, request: str) -> Outcome:
+    """What has become of it. `request` must be one that `ask` has returned: hexadecimal digits."""
+    if not is_request_id(request):
+        return Outcome(request=request, state="unknown")
+    done = read_answer(storage, request)
+    if done is not None:
+        return Outcome(
+            request=request, state="done" if done.ok else "failed", facts=done.facts, error=done.error
+        )
+    if not is_asked_for(storage, request):
+        return Outcome(request=request, state="unknown")
+    return Outcome(request=request, state="waiting" if taken_on_by(storage, request) is None else "under way")
+
+
+def is_request_id(text: str) -> bool:
+    """Whether this can be one: it becomes a part of a file's name."""
+    return len(text) == ID_DIGITS and all(digit in "0123456789abcdef" for digit in text)

@@ -1,0 +1,295 @@
+"""What Spark says of a failure in few words, and by what a failed batch is recognised when it fails again. Driver.
+
+What Spark says when a Kafka source lost its messages or its topic, in Penstock's words. Driver.
+
+Spark tells it in a text of several lines that ends with a plan; kind and topic are only in there.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Sequence
+from datetime import UTC, datetime
+
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
+from pyspark.errors.exceptions.captured import CapturedException
+
+from penstock.engine.run import Run
+from penstock.engine.task_failures import NOT_SHOWN
+from penstock.errors import (
+    BadRecordError,
+    ConfigError,
+    FencedError,
+    JobFailedError,
+    PenstockError,
+    SourceLostError,
+    UnavailableError,
+    UserCodeError,
+)
+from penstock.graph import Graph
+from penstock.logins import refuses_login, says_so
+from penstock.ownership.claim import StorageAwayError
+from penstock.places import AT, Place, place_in_text, place_in_user_code
+from penstock.recovery.repeated import Failure, may_pass, may_pass_by_name, place_of, times_in_a_row
+from penstock.snapshot.messages import TaskFailed
+from penstock.status.observer import Progress
+from penstock.wording import counted, duration
+
+_DATA_LOSS = re.compile(
+    r"Some data may have been lost because they are not available in Kafka any more;"
+    r".*?Reason:\s*(.+?)(?:\s*SQLSTATE|\n|$)",
+    re.DOTALL,
+)
+_UNKNOWN_TOPIC = "UnknownTopicOrPartitionException"
+_SOURCE = re.compile(r"KafkaV2\[(?:Subscribe|SubscribePattern|Assign)\[(.+?)\]\]")
+_WITHOUT_THEM = (
+    "set the source's option failOnDataLoss to false for one start, to go on without what was not read; "
+    "or start a job with a new name"
+)
+
+
+def source_failure(error: BaseException) -> PenstockError | None:
+    """The failure of a Kafka source, explained; None when the error is about something else."""
+    text = str(error)
+    lost = _DATA_LOSS.search(text)
+    if lost is not None:
+        return _lost(text, lost[1])
+    return _unknown(text) if _UNKNOWN_TOPIC in text else None
+
+
+def _lost(text: str, reason: str) -> SourceLostError:
+    sources = _sources(text)
+    return SourceLostError(
+        f"Kafka no longer has messages that were not read yet{_named(sources)}: {reason.strip()} The job ends at its last checkpoint, "
+        f"and what it has written stays. Bring the messages back; or {_WITHOUT_THEM}",
+        sources=sources,
+        reason=reason.strip(),
+    )
+
+
+def _unknown(text: str) -> UnavailableError:
+    sources = _sources(text)
+    return UnavailableError(
+        f"Kafka does not know a topic that the job reads{_named(sources)}: it was deleted, or the brokers are not ready, or this user "
+        "may not see it. The job goes back to its checkpoint, and tries again as often as its restart strategy allows. If the topic was "
+        f"deleted, create it again; then {_WITHOUT_THEM}",
+        sources=sources,
+    )
+
+
+def _sources(text: str) -> tuple[str, ...]:
+    """What the query subscribes to, as Spark names it."""
+    return tuple(dict.fromkeys(_SOURCE.findall(text)))
+
+
+def _named(sources: tuple[str, ...]) -> str:
+    return f" (topics of its sources: {', '.join(sources)})" if sources else ""
+
+
+_OF_THE_QUERY = ("21", "22", "38", "42", "P0")
+"""Classes of SQLSTATE for which data, a user's function or the query itself is to blame: cardinality, data, routine, syntax, raised."""
+_NOT_THERE = ("42P01", "42K03", "42704")
+"""A table, path or schema that is not there may be there again: somebody may be replacing it, or a catalog is away."""
+_OF_PYTHON = re.compile(r"^([A-Za-z_][\w.]*)(?::|$)", re.MULTILINE)
+"""A line of a traceback that names an exception; its other lines are indented, or end otherwise."""
+
+
+class BatchFailedError(Exception):
+    """What Spark is told of a batch that failed: not why, for it takes a long text apart in a way that can overflow its stack."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(f"batch {number} failed")
+
+
+class _NotAgain(logging.Filter):
+    """Py4J logs, with a stack, every exception that it hands on to Java; of this one everything is said elsewhere."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return not (record.exc_info and isinstance(record.exc_info[1], BatchFailedError))
+
+
+logging.getLogger("py4j.clientserver").addFilter(_NotAgain())
+
+
+_MOST_CHARACTERS = 1000
+_OF_A_STACK = re.compile(r"\s|Caused by: |Driver stacktrace:|Traceback \(most recent")
+_PLAN = re.compile(r"(?<=SQLSTATE: [0-9A-Z]{5}).*", re.DOTALL)
+"""What follows the words of an error in a query."""
+_NOT_IMPORTED = re.compile(r"^ModuleNotFoundError: No module named '([\w.]+)'", re.MULTILINE)
+_UNPICKLING = re.compile(
+    r"pyspark/(?:worker_util|serializers)\.py\"?, line \d+, in (?:read_command|_read_with_length|loads)"
+)
+
+
+def in_brief(error: BaseException, *, shows_rows: bool = True) -> BaseException:
+    """Spark's errors carry stacks of Java and of Python in their text; what is left says what happened. The whole is its cause.
+
+    Where it was the user's code that raised, here or in a worker, the line is said. Without `shows_rows` only what it is called is.
+    """
+    of_spark = isinstance(error, Py4JError | PySparkException)
+    place = place_in_user_code(error.__traceback__) or (place_in_text(str(error)) if of_spark else None)
+    if not of_spark and place is None:
+        return error
+    text = brief_text(error) if shows_rows else f"{_called(error)} {NOT_SHOWN}"
+    brief = _not_imported(error) or _brief(text, place)
+    brief.__cause__ = error if shows_rows else None
+    return brief
+
+
+def _called(error: BaseException) -> str:
+    condition = error.getCondition() if isinstance(error, PySparkException) else None
+    return condition or type(error).__name__
+
+
+def _brief(text: str, place: Place | None) -> Exception:
+    if place is None:
+        return RuntimeError(text)
+    brief = UserCodeError(f"{text} ({place.short})", file=place.file, line=place.line)
+    brief.add_note(f"{AT}{place}")
+    return brief
+
+
+def brief_text(error: BaseException) -> str:
+    """What an exception says in one line, without stacks and plans."""
+    if not isinstance(error, Py4JError | PySparkException):
+        return f"{type(error).__name__}: {error}"
+    text = _PLAN.sub("", str(error))
+    said = " ".join(line for line in text.splitlines() if line and not _OF_A_STACK.match(line))
+    return said if len(said) <= _MOST_CHARACTERS else f"{said[:_MOST_CHARACTERS]}..."
+
+
+def _not_imported(error: BaseException) -> ConfigError | None:
+    """A worker could not take the job's code apart: that is no fault in a function of the user, which was never called."""
+    text = str(error)
+    missing = _NOT_IMPORTED.search(text)
+    if missing is None or not _UNPICKLING.search(text):
+        return None
+    return ConfigError(
+        f"Spark's Python workers cannot import the module {missing[1]!r}, which the job's code uses; this program can. Nothing of your "
+        f"code was called. Install {missing[1]!r} in the Python of the workers, give them the file with "
+        f"spark.sparkContext.addPyFile(...), or put its folder on their PYTHONPATH",
+        module=missing[1],
+    )
+
+
+def cause_of(error: BaseException, told: TaskFailed | None) -> str:
+    """A text that is the same when the same happens again; '' for what may pass. `told` is what a task said of its failure."""
+    if isinstance(error, PenstockError):
+        return ""
+    if told is not None:
+        return "" if told.error or told.may_pass else f"{told.subtask.uid}: {told.place}"
+    if isinstance(error, CapturedException):
+        return _cause_in_spark(error)
+    return "" if isinstance(error, Py4JError) or may_pass(error) else place_of(error)
+
+
+def _cause_in_spark(error: CapturedException) -> str:
+    """An exception of a user's Python function arrives as text."""
+    state = error.getSqlState() or ""
+    if not state.startswith(_OF_THE_QUERY) or state in _NOT_THERE:
+        return ""
+    if not says_so(str(error)) and any(may_pass_by_name(name) for name in _OF_PYTHON.findall(str(error))):
+        return ""
+    return f"{error.getCondition()} ({state})"
+
+
+_log = logging.getLogger(__name__)
+
+
+def explained(error: BaseException, engine: Run, graph: Graph, *, shows_rows: bool) -> BaseException:
+    """A task's own account of its failure says more than Spark's; of a source that fails there is only Spark's, which is long.
+
+    `shows_rows`: whether Spark's own words, which may have values of rows in them, are told.
+    """
+    if isinstance(error, PenstockError):
+        return error
+    lost = source_failure(error)
+    if lost is not None:
+        lost.__cause__ = error if shows_rows else None
+        return lost
+    told = engine.explained(error)
+    if told is not None:
+        graph.say_where(told, engine.told.subtask.uid if engine.told else "")
+        return told
+    return in_brief(error, shows_rows=shows_rows)
+
+
+def of_the_owner(failure: BaseException, engine: Run, job: str) -> BaseException:
+    """A run that was replaced, or whose storage went away, fails in many ways, since its files are gone; what matters is why they are."""
+    if isinstance(failure, FencedError | StorageAwayError):
+        return failure
+    try:
+        engine.check_claim()
+    except (FencedError, StorageAwayError) as error:
+        error.__cause__ = failure
+        return error
+    except Exception as error:  # noqa: BLE001 - storage is away: nobody knows, and the failure is told
+        _log.debug("who owns job %s could not be seen", job, exc_info=error)
+    return failure
+
+
+def may_come_up(error: BaseException) -> bool:
+    """Whether a start that failed so is tried again by itself. A login that is refused at the start is a wrong setting, not an outage."""
+    return isinstance(error, UnavailableError) and not refuses_login(error)
+
+
+def notes_of(error: BaseException) -> list[str]:
+    """What is said below the text of an exception."""
+    return list(getattr(error, "__notes__", ()))
+
+
+def restart_line(job: str, error: Exception, delay_s: float, progress: Progress, *, met_before: bool) -> str:
+    """One line a failure; below the first of its kind what helps to find its cause."""
+    line = f"job {job} failed ({type(error).__name__}: {error}); it goes back to its last checkpoint in {duration(delay_s)}"
+    if progress.failed_in_a_row > 1:
+        since = f"{datetime.fromtimestamp(progress.down_since, UTC):%H:%M:%S} UTC"
+        line += f". It has failed {progress.failed_in_a_row} times since {since}, without a batch in between"
+    return "\n".join([line] if met_before else [line, *notes_of(error)])
+
+
+def allowed(strategy: str, failures: int, delay_s: float) -> str:
+    """Why it is tried again."""
+    return f"after {counted(failures, 'failure')} {strategy} allows another try, in {duration(delay_s)}"
+
+
+def last_words(error: BaseException) -> str:
+    """Why it is not tried again."""
+    if isinstance(error, JobFailedError):
+        said = notes_of(error)
+        return said[-1].strip() if said else str(error)
+    return f"given up: another attempt would only meet {type(error).__name__} again"
+
+
+def given_up(job: str, error: Exception, why: str, **facts: object) -> JobFailedError:
+    """The job has failed for good, and `why` it is not tried again. What helps to find the cause is said of this error too."""
+    failed = JobFailedError(f"job {job} failed for good: {error}", **facts)
+    for note in (*notes_of(error), f"  {why}"):
+        failed.add_note(note)
+    failed.__cause__ = error
+    return failed
+
+
+def comes_again(job: str, error: Exception, met: Sequence[Failure]) -> JobFailedError:
+    """The job has failed for good because it met the same again and again."""
+    why = (
+        f"It came {times_in_a_row(met)} times in a row at the same place, in batch {met[-1].batch}: it is in the code or in the data. (A "
+        "restart strategy with `attempts` tries as often as it says.)"
+    )
+    return given_up(job, error, why, failures=len(met), batch=met[-1].batch)
+
+
+def add_what_follows(error: BaseException, progress: Progress) -> None:
+    """Say of a failure of the job's code or data how it goes on. Other errors say it themselves."""
+    if not isinstance(error, BadRecordError | UserCodeError | JobFailedError):
+        return
+    start = f"from checkpoint {progress.checkpoint}" if progress.checkpoint >= 0 else "from the beginning"
+    error.add_note(
+        f"  The job has failed{_in_batch(error)}, and nothing is lost: mend the cause and start again, it goes on {start}."
+    )
+
+
+def _in_batch(error: PenstockError) -> str:
+    batch = error.facts.get("batch")
+    return "" if batch is None else f" in batch {batch}"

@@ -1,0 +1,477 @@
+"""One start of a job: its runs one after the other, brought back after failures, and what others ask of it meanwhile. Driver."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
+from functools import partial
+from typing import TYPE_CHECKING
+
+from penstock.checkpoint.coordinator import Coordinator
+from penstock.checkpoint.loop import CoordinatorLoop
+from penstock.clock import SYSTEM_CLOCK, Stopwatch
+from penstock.config import OnCancel, choice
+from penstock.dashboard.beside import Beside, start_beside
+from penstock.engine.adopting import Savepoint, adopt
+from penstock.engine.job_spec import JobSpec
+from penstock.engine.run_ends import RunEnds
+from penstock.engine.start import check_fits, start_run
+from penstock.errors import JobFailedError, is_final
+from penstock.guarantee import Guarantee
+from penstock.log_fields import about, in_context
+from penstock.ownership.attempts import earlier_attempts
+from penstock.ownership.claim import Claim, Claimant
+from penstock.ownership.ends import How
+from penstock.ownership.heartbeat import beating, refuse_if_running
+from penstock.randomness import SYSTEM_RANDOMNESS
+from penstock.recovery.forget import forget_everything
+from penstock.recovery.repeated import Failure, would_come_again
+from penstock.recovery.restore import (
+    JobRecord,
+    job_record_of,
+    keep_job_record,
+    record_key_groups,
+)
+from penstock.requests.job_actions import LAST_MOMENT_S, JobActions
+from penstock.requests.local_requests import LocalRequests
+from penstock.requests.request_files import LONGEST_ERROR, Facts, Kind, Request
+from penstock.requests.request_server import LOOK_S, RequestServer
+from penstock.savepoint.manifest import Manifest
+from penstock.spark.compiled import Compiled, compile_job, spec_of
+from penstock.spark.failure_messages import (
+    add_what_follows,
+    allowed,
+    comes_again,
+    given_up,
+    last_words,
+    may_come_up,
+    restart_line,
+)
+from penstock.spark.inspection import guarantee_of
+from penstock.spark.job_plan import plan_of
+from penstock.spark.positions import LatestPositions, check_log_positions
+from penstock.spark.query import QueryRun
+from penstock.spark.quiet_logs import quiet_logs, quiet_logs_for
+from penstock.spark.session import is_alive
+from penstock.spark.status import StartOptions, Status
+from penstock.spark.tasks import take_over_all
+from penstock.state.local_files import forget_earlier_runs, job_dir, make_job_dir, run_dir
+from penstock.status import log_messages
+from penstock.status.reporter import STARTING, STOPPING, JobReporter, ReporterQueries
+from penstock.storage import Storage
+from penstock.supervise.program import supervised_by, supervisor
+from penstock.supervise.words import Said
+from penstock.wording import counted, storable
+
+if TYPE_CHECKING:
+    from penstock.job import Job
+
+_log = logging.getLogger(__name__)
+
+
+class JobRunner:
+    """One start of a job: what `JobHandle` gives to the user is about this."""
+
+    def __init__(
+        self,
+        job: Job,
+        compiled: Compiled,
+        spec: JobSpec,
+        guarantee: Guarantee,
+        options: StartOptions,
+        *,
+        record: JobRecord,
+        page: Beside | None = None,
+    ) -> None:
+        self.job = job
+        self._guarantee = guarantee
+        self.compiled = compiled
+        self._spec = spec
+        self._options = options
+        self._keep_record = partial(keep_job_record, spec.storage, record)
+        self._restore = options.restore
+        self._stopping = threading.Event()
+        self.ended = threading.Event()
+        self._cancelled = False
+        self._forgetting = False
+        self._met = Failure()
+        self._not_up: BaseException | None = None
+        """Why the first run could not come up, until that is dealt with as every failure is."""
+        self.status = Status.RUNNING
+        self.failure: BaseException | None = None
+        self._claimant = Claimant(supervisor=supervised_by())
+        plan = plan_of(job, compiled, guarantee, available_now=options.available_now)
+        self.reporter = JobReporter(
+            spec.storage,
+            self._claimant,
+            plan,
+            ReporterQueries(self._doing, self.coordinator),
+            listeners=options.listeners,
+            page=page,
+            shows_rows=spec.shows_rows,
+        )
+        self.observer = self.reporter.observer
+        self._ends = RunEnds(spec.storage, self._claimant, self.observer)
+        self._latest = LatestPositions(compiled.session, job.graph.sources)
+        self.run: QueryRun | None = None
+        self.actions = JobActions(
+            spec.storage,
+            self._claimant,
+            present=self._present_loop,
+            stop=self._stopping.set,
+            cancel=self.begin_to_cancel,
+            on_savepoint=self.observer.savepoint_made,
+        )
+        self._request_server = RequestServer(
+            spec.storage,
+            self._claimant,
+            self.actions,
+            in_background=self._in_background,
+            apart=self._apart,
+            on_taken=self.observer.asked,
+            on_answered=self.observer.answered,
+        )
+        self.local_requests = LocalRequests(self.observer.asked, self.observer.answered)
+        self._helpers: list[threading.Thread] = []
+        """Threads that make what somebody has asked for."""
+        self._thread = threading.Thread(target=self._work, name=f"penstock-{job.name}", daemon=True)
+
+    @classmethod
+    def start(cls, job: Job, options: StartOptions) -> JobRunner:
+        """Check everything, take the job over, and run it in the background. See `Job.start`."""
+        job.storage.check_place()
+        if (watching := supervisor()) is not None:
+            watching.say(Said(storage=job.storage.uri))
+        if options.restore is not None or options.takeover:
+            options = options.not_again(earlier_attempts(job.storage, supervised_by()))
+        if not options.takeover:  # a courtesy before Spark is asked for anything; looked at again later
+            refuse_if_running(job.storage, SYSTEM_CLOCK.wall())
+        with ExitStack() as if_refused:
+            if_refused.callback(options.listeners.close)
+            page = None if options.ui is None else start_beside(job.storage, job.name, options.ui)
+            if page is not None:
+                if_refused.callback(page.close)
+                log_messages.LIFE.info("job %s has its pages at %s", job.name, page.opening_address)
+            life = cls._made(job, options, page)
+            life._begin()
+            if_refused.pop_all()
+        return life
+
+    @classmethod
+    def _made(cls, job: Job, options: StartOptions, page: Beside | None) -> JobRunner:
+        guarantee = guarantee_of(job)
+        with quiet_logs_for(job.graph.sources):
+            compiled = compile_job(job.graph)
+        check_log_positions(job.graph.sources, options.changes, options.savepoint)
+        job.storage.check_writable()
+        make_job_dir(job_dir(job.local_dir, job.name, job.storage.uri))
+        record = job_record_of(
+            job.storage,
+            JobRecord(job.name, job.max_parallelism),
+            may_have_other_groups=options.savepoint is not None,
+        )
+        spec = spec_of(job, compiled, record.owner)
+        return cls(job, compiled, spec, guarantee, options, record=record, page=page)
+
+    def _begin(self) -> None:
+        try:
+            self.run = self._prepared_run()
+        except BaseException as error:
+            if may_come_up(error):
+                self._not_up = error
+            else:
+                self.status = Status.FAILED
+                self._ends.ended(How.FAILED, error)  # or the next start is told that this one is running
+                self.reporter.ended(self.status.value, error)
+                raise
+        self._thread.start()
+        threading.Thread(
+            target=in_context(self._look_for_requests), name="penstock-requests", daemon=True
+        ).start()
+
+    # ── ending it ──────────────────────────────────────────────────────────────────────────────
+
+    def begin_to_cancel(self) -> None:
+        """End without a last checkpoint, and forget what `checkpoint.on_cancel` says; returns at once."""
+        self._forgetting = True
+        self.end_now()
+
+    def end_now(self) -> QueryRun | None:
+        """End without a last checkpoint, and forget nothing; returns the run that there is, which may take a while to end."""
+        self._cancelled = True
+        self.actions.end_now()
+        run = self.run
+        if run is not None:
+            run.cancel()
+        self._stopping.set()
+        return run
+
+    # ── the loop around the runs ───────────────────────────────────────────────────────────────
+
+    def _prepared_run(self) -> QueryRun:
+        if not self._claimant.has_claimed and not self._options.takeover:  # also when it is long after
+            refuse_if_running(self._spec.storage, SYSTEM_CLOCK.wall(), self._claimant.token)
+        savepoint = self._adopt_savepoint()
+        watch = Stopwatch()
+        start = start_run(
+            self._spec,
+            claimant=self._claimant,
+            clock=SYSTEM_CLOCK,
+            perform_all=partial(take_over_all, self.compiled.session),
+            wanted=self._restore,
+            drop_state=self._options.drop_state,
+            changes=self._options.changes,
+            latest=self._latest,
+            on_restored=self.observer.restored,
+            alive=_alive,
+            before_claim=self._keep_record,
+        )
+        if self._options.savepoint is not None:  # a crash may have come before the adoption had done it
+            record_key_groups(start.point.claim, self._spec.max_parallelism)
+        now = SYSTEM_CLOCK.wall()
+        self.reporter.run_began(start.point, watch.seconds, savepoint)
+        log_messages.LIFE.info(
+            log_messages.started(self._spec.name, self._spec.parallelism, self._guarantee, start.point, now)
+        )
+        self._restore = None  # later attempts go on from the newest checkpoint
+        return QueryRun(
+            self.job,
+            self.compiled,
+            self._spec,
+            start,
+            self.observer,
+            available_now=self._options.available_now,
+            stopping=self._stopping,
+            drain=self._options.drain,
+            actions=self.actions,
+        )
+
+    def _adopt_savepoint(self) -> str:
+        """Once for this start, before its first run; returns the folder of one that the job begins with just now."""
+        savepoint, dropped = self._options.savepoint, self._options.drop_state
+        if savepoint is None or self._claimant.has_claimed:
+            return ""
+        log_messages.LIFE.info(log_messages.given(self._spec.name, savepoint.folder.uri, savepoint.manifest))
+        done = adopt(
+            self._spec,
+            savepoint,
+            clock=SYSTEM_CLOCK,
+            perform_all=partial(take_over_all, self.compiled.session),
+            check=lambda point: check_fits(self._spec, point, dropped, self._options.changes, self._latest),
+            rekey=self._rekey,
+            token=self._claimant.token,
+            alive=_alive,
+            drop_state=dropped,
+            before_claim=self._keep_record,
+        )
+        log_messages.LIFE.info(log_messages.adopted(self._spec.name, now=done))
+        return savepoint.folder.uri if done else ""
+
+    def _rekey(self, savepoint: Savepoint, to: Storage, max_parallelism: int) -> Manifest:
+        from penstock.spark.savepoint_rewriting import rekeyed
+
+        return rekeyed(self.compiled.session, savepoint.folder, savepoint.manifest, to, max_parallelism)
+
+    def _work(self) -> None:
+        met: BaseException | None = None
+        with ExitStack() as at_last:  # whatever telling meets: the pages go, and nobody waits for ever
+            at_last.callback(self.ended.set)
+            at_last.callback(lambda: self.reporter.ended(self.status.value, met or self.failure))
+            met = self._worked()
+            self._tell_the_end(met)
+
+    def _worked(self) -> BaseException | None:
+        """Run after run; returns what the job ended with, if anything was in its way."""
+        try:
+            with quiet_logs(self.compiled.session):
+                met = self._run_until_done()
+        except BaseException as error:  # noqa: BLE001 - handed to whoever waits
+            self.status, self.failure = Status.FAILED, error
+            _log.debug("job %s failed for good", self.job.name, exc_info=error)
+            self.reporter.run_failed(error, None, last_words(error))
+            add_what_follows(error, self.observer.progress)
+            return error
+        self.status = self._ended_as()
+        return met
+
+    def _tell_the_end(self, met: BaseException | None) -> None:
+        self._let_helpers_end()
+        self._ends.ended(How(self.status.value), met)
+        self._answer_those_who_wait_for_the_end(met)
+        log_messages.LIFE.info(log_messages.ended(self.job.name, self.status.value, self.observer.progress))
+        self._tell_what_is_open()
+
+    def _doing(self) -> str:
+        if self.status is not Status.RUNNING:
+            return str(self.status.value)
+        if self._stopping.is_set():
+            return STOPPING
+        if not self.observer.is_coming_up:
+            return Status.RUNNING.value
+        return Status.RESTARTING.value if self.observer.progress.restarts else STARTING
+
+    def coordinator(self) -> Coordinator | None:
+        """That of the present run."""
+        loop = self._present_loop()
+        return None if loop is None else loop.coordinator
+
+    def _tell_what_is_open(self) -> None:
+        if self.status not in (Status.FINISHED, Status.STOPPED):
+            return
+        drainable = self.status is Status.FINISHED and not self._options.drain
+        told = log_messages.event_time_left(self.job.name, self.observer.progress, drainable=drainable)
+        if told:
+            log_messages.LIFE.info(told)
+
+    # ── what others ask for ────────────────────────────────────────────────────────────────────
+
+    def _look_for_requests(self) -> None:
+        while not self.ended.wait(LOOK_S):
+            self._request_server.look()
+
+    def _present_loop(self) -> CoordinatorLoop | None:
+        run = self.run
+        return None if run is None else run.loop
+
+    def _in_background(self, work: Callable[[], None]) -> None:
+        helper = threading.Thread(target=in_context(work), name="penstock-savepoint", daemon=True)
+        self._helpers = [*(one for one in self._helpers if one.is_alive()), helper]
+        helper.start()
+
+    def _apart(self, work: Callable[[], None]) -> None:
+        threading.Thread(target=in_context(work), name="penstock-stop", daemon=True).start()
+
+    def _let_helpers_end(self) -> None:
+        """Who waits for a checkpoint need not; a savepoint that is being written is finished, or given up when all is to end now.
+
+        Nothing but a cancel is taken on: how the job ends is decided, and there is to be no helper that nobody waits for.
+        """
+        self._request_server.close()
+        self.actions.no_further_run()
+        for helper in self._helpers:
+            while helper.is_alive() and not self._cancelled:
+                helper.join(LOOK_S)
+        watch = Stopwatch()
+        for helper in self._helpers:
+            helper.join(max(0.0, LAST_MOMENT_S - watch.seconds))
+
+    def _answer_those_who_wait_for_the_end(self, met: BaseException | None) -> None:
+        facts: Facts = {"status": self.status.value, "checkpoint": self.observer.progress.checkpoint}
+        facts |= {} if met is None else {"failing": storable(f"{type(met).__name__}: {met}")[:LONGEST_ERROR]}
+        facts |= self.actions.how_to_stop.made or {}
+        self._request_server.ended(facts, self._why_not)
+        self.local_requests.ended(facts, self._why_not)
+
+    def _why_not(self, wish: Request) -> BaseException | None:
+        """Why the end that has come is not the one that was asked for."""
+        if wish.kind is Kind.CANCEL and self._cancelled:
+            return None
+        cancelled = self.status is Status.CANCELLED
+        failed = (
+            self.actions.why_the_stop_failed(wish, cancelled=cancelled) if wish.kind is Kind.STOP else None
+        )
+        made = self.actions.how_to_stop.made
+        if self.failure is None or (wish.savepoint and made is not None):
+            return failed
+        return self.failure
+
+    def _ended_as(self) -> Status:
+        if self._cancelled:
+            return Status.CANCELLED
+        return Status.STOPPED if self._stopping.is_set() else Status.FINISHED
+
+    def _run_until_done(self) -> Exception | None:
+        """Returns what the last run had failed with when the job was stopped or cancelled; raises what it failed with for good."""
+        failed: Exception | None = None
+        failures: list[float] = []
+        met: list[Failure] = []
+        while True:
+            try:
+                self._attempt()
+            except Exception as error:
+                if is_final(error):
+                    raise
+                self._check_spark(error)
+                if self._cancelled:
+                    _log.warning("job %s is cancelled while it fails: %s", self.job.name, error)
+                    failed = error
+                    break
+                self.observer.has_failed()
+                failures.append(SYSTEM_CLOCK.monotonic())
+                met.append(self._met)
+                self._give_up_what_comes_again(error, met, failures)
+                self._go_back_or_give_up(error, self.job.restart.delay_s(failures, SYSTEM_RANDOMNESS), met)
+                if self._stopping.is_set():
+                    _log.warning(
+                        "job %s is stopped while it goes back: there is no last checkpoint, the next start goes on from the one before. It "
+                        "had failed with: %s",
+                        *(self.job.name, error),
+                    )
+                    failed = error
+                    break
+            else:
+                break
+        if self._forgetting:
+            self._forget_if_asked(failed)
+        return failed
+
+    def _check_spark(self, error: Exception) -> None:
+        """A restart needs the session: without it every attempt would fail, and the job would look alive for ever."""
+        if not is_alive(self.compiled.session):
+            raise JobFailedError(
+                f"job {self.job.name} cannot restart, Spark is gone: the session was stopped or its JVM died ({error}); "
+                "start the program again, the job goes on from its last checkpoint"
+            ) from error
+
+    def _attempt(self) -> None:
+        self._met = Failure()
+        not_up, self._not_up = self._not_up, None
+        if not_up is not None:
+            raise not_up
+        if self.run is None:
+            self.run = self._prepared_run()
+            self.status = Status.RUNNING
+        if self._cancelled:  # while it was being prepared, when there was no run to tell it to
+            self.run.cancel()
+        run = self.run
+        try:
+            run.run()
+        finally:
+            self._met = run.met
+            self.run = None
+
+    def _give_up_what_comes_again(self, error: Exception, met: list[Failure], times_s: list[float]) -> None:
+        if not self.job.restart.counts_attempts and would_come_again(
+            met, times_s, available_now=self._options.available_now
+        ):
+            raise comes_again(self.job.name, error, met)
+
+    def _go_back_or_give_up(self, error: Exception, delay_s: float | None, met: list[Failure]) -> None:
+        if delay_s is None:
+            why = f"After {counted(len(met), 'failure')} the restart strategy {self.job.restart} allows no further restart."
+            raise given_up(self.job.name, error, why, failures=len(met))
+        met_before = bool(met[-1].cause) and met[-1] in met[:-1]
+        _log.warning(
+            "%s",
+            restart_line(self.job.name, error, delay_s, self.observer.progress, met_before=met_before),
+            extra=about(checkpoint=self.observer.progress.checkpoint, error=error),
+        )
+        self.reporter.run_failed(error, delay_s, allowed(str(self.job.restart), len(met), delay_s))
+        self._ends.restarted(error)
+        self.status = Status.RESTARTING
+        self.observer.restarting()
+        self._ends.pause(delay_s, self._stopping)
+
+    def _forget_if_asked(self, failed: Exception | None) -> None:
+        on_cancel = choice("checkpoint.on_cancel", self.job.checkpoint.on_cancel, OnCancel)
+        if on_cancel is OnCancel.DELETE_ON_CANCELLATION and self._claimant.has_claimed:
+            storage = self.job.storage
+            self._ends.ended(How.CANCELLED, failed)  # forgetting is a run of its own
+            run = forget_everything(storage, SYSTEM_CLOCK.wall(), self._claimant)
+            forget_earlier_runs(run_dir(job_dir(self.job.local_dir, self.job.name, storage.uri), run))
+
+
+def _alive(mine: Claim) -> AbstractContextManager[None]:
+    return beating(mine.storage, mine.run, SYSTEM_CLOCK)

@@ -1,0 +1,278 @@
+"""Looking at a job, again and again: what does not change any more is read once. Wherever somebody looks; changes nothing."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from penstock.checkpoint.completed import Completed
+from penstock.checkpoint.metadata import CheckpointName, read_metadata
+from penstock.config import Mode
+from penstock.errors import CorruptStateError, IncompatibleStateError, PenstockError
+from penstock.ids import CheckpointId, RunId
+from penstock.ownership.claim import is_gone, pid_space
+from penstock.ownership.heartbeat import Pulse
+from penstock.ownership.run_list import ListedRun, list_runs
+from penstock.status.checkpoint_history import Name, history, summary
+from penstock.status.events import Event, ProcessDied, ProcessStarted, SavepointDeleted, SavepointMade
+from penstock.status.failure_history import failures
+from penstock.status.jobs import FoundJob
+from penstock.status.journal import JournalReader
+from penstock.status.journal_files import read_live, read_plan
+from penstock.status.live import Live
+from penstock.status.plan import Plan
+from penstock.status.request_history import asked_for
+from penstock.status.view import JobState, JobView, RunView
+from penstock.storage import Storage
+from penstock.storage.forwarding import ForwardingStorage
+from penstock.wording import size
+
+LARGEST_METADATA_BYTES = 128 * 1024 * 1024
+"""That of a checkpoint is the largest of the files that are read whole, and has some megabytes at most."""
+
+
+class BoundedReading(ForwardingStorage):
+    """The same storage, in which `get` refuses."""
+
+    def get(self, name: str) -> bytes:
+        """See `Storage.get`."""
+        found = self.size(name) or 0
+        if found > LARGEST_METADATA_BYTES:
+            raise CorruptStateError(
+                f"{name} has {size(found)}: no file of ours that is read whole has so much; it was not read",
+                file=name,
+            )
+        return super().get(name)
+
+
+_FOLDER = re.compile(r"chk-(\d{1,18})-r(\d{1,18})")
+_BY_HOW = {
+    "finished": JobState.FINISHED,
+    "stopped": JobState.STOPPED,
+    "cancelled": JobState.CANCELLED,
+    "failed": JobState.FAILED,
+    "fenced": JobState.DIED,
+}
+_BY_STATUS = {
+    "running": JobState.RUNNING,
+    "restarting": JobState.RESTARTING,
+    "stopping": JobState.STOPPING,
+    "starting": JobState.STARTING,
+    **dict.fromkeys(("finished", "stopped", "cancelled", "failed"), JobState.STOPPING),
+}
+
+
+class JobWatcher:
+    """One job. `look` may be called as often as somebody wants to see it, by one thread at a time."""
+
+    def __init__(self, job: FoundJob) -> None:
+        self._job = job
+        self._journal = JournalReader(job.storage)
+        self._metadata: dict[Name, Completed | str] = {}
+        """What could be read, or why not. A metadata is never changed."""
+        self._plans: dict[int, Plan] = {}
+        self._pulse = Pulse()
+        self._last_lives: dict[int, Live] = {}
+
+    def look(self, now: float) -> JobView:
+        """The job at this moment. What cannot be read is said in `unreadable`, and is in nobody's way."""
+        try:
+            return self._look(now)
+        except PenstockError as error:
+            job = self._job
+            return JobView(
+                id=job.id,
+                name=job.name,
+                storage=job.storage.uri,
+                place=job.place,
+                state=JobState.UNREADABLE,
+                now=now,
+                unreadable=(str(error),),
+            )
+
+    def _look(self, now: float) -> JobView:
+        storage = self._job.storage
+        listed = list_runs(storage, now, self._pulse)
+        newest = listed[-1] if listed else None
+        run = newest.run if newest else 0
+        read = self._journal.read()
+        live = _live(storage, listed)
+        stored = self._stored()
+        wrong = [text for one in listed for text in one.unreadable]
+        wrong += [one for one in self._metadata.values() if isinstance(one, str) and one]
+        if read.unreadable:
+            wrong.append(
+                f"{read.unreadable} lines of the journal could not be read: damaged, or of a newer version"
+            )
+        state, since = _state(listed, live)
+        supervised = _is_supervised(read.events, state, now)
+        pending = live.pending if live is not None and state.is_alive else ()
+        known = history(read.events, stored, self._committed(storage, stored), pending, run)
+        runs = tuple(_run_view(one) for one in reversed(listed))
+        plan = self._plan(run)
+        counted = live or self._live_before(run)
+        reads_again = plan is None or plan.settings.mode != Mode.AT_MOST_ONCE.value
+        return JobView(
+            id=self._job.id,
+            name=self._job.name,
+            storage=storage.uri,
+            place=self._job.place,
+            state=state,
+            now=now,
+            since=since,
+            run=run,
+            host=newest.record.host if newest and newest.record else "",
+            pid=newest.record.pid if newest and newest.record else 0,
+            supervised=supervised,
+            supervisor_gone=not supervised and state.is_alive and _had_a_supervisor_here(newest),
+            plan=plan,
+            live=live,
+            checkpoints=known,
+            summary=summary(known, read.events),
+            failures=failures(read.events, runs, self._lives(runs, live), reads_again=reads_again),
+            restarts_counted=counted.restarts_total if counted else 0,
+            rows_again_counted=counted.rows_again_total if counted else 0,
+            runs=runs,
+            events=read.events[::-1],
+            asked=asked_for(read.events, runs, run if state.is_alive else 0),
+            savepoints=_savepoints(read.events),
+            unreadable=tuple(wrong),
+        )
+
+    def _stored(self) -> dict[Name, Completed]:
+        names = [
+            (int(match[1]), int(match[2]))
+            for match in map(_FOLDER.fullmatch, self._job.storage.folders())
+            if match
+        ]
+        self._metadata = {name: self._metadata.get(name) or self._read(name) for name in names}
+        return {name: one for name, one in self._metadata.items() if isinstance(one, Completed)}
+
+    def _read(self, name: Name) -> Completed | str:
+        storage, checkpoint = self._job.storage, CheckpointName(CheckpointId(name[0]), RunId(name[1]))
+        try:
+            if (found := storage.size(checkpoint.metadata) or 0) > LARGEST_METADATA_BYTES:
+                return f"{checkpoint.metadata} has {size(found)}: no checkpoint of ours says so much"
+            return read_metadata(storage, checkpoint)
+        except FileNotFoundError:
+            return ""  # it is not complete, or is being forgotten: looked at again the next time
+        except (CorruptStateError, IncompatibleStateError) as error:
+            return str(error)
+
+    def _committed(self, storage: Storage, stored: dict[Name, Completed]) -> list[Name]:
+        return [
+            name
+            for name in stored
+            if storage.size(CheckpointName(CheckpointId(name[0]), RunId(name[1])).committed) is not None
+        ]
+
+    def _plan(self, run: int) -> Plan | None:
+        """Of the newest run that has said it: one that has only just claimed the job has not."""
+        for one in range(run, max(0, run - _RUNS_BACK), -1):
+            plan = self._plans.get(one) or read_plan(self._job.storage, one)
+            if plan is not None:
+                self._plans = {one: plan}
+                return plan
+        return None
+
+    def _live_before(self, run: int) -> Live | None:
+        """What the newest run before this one said last."""
+        earlier = (read_live(self._job.storage, one) for one in range(run - 1, max(0, run - _RUNS_BACK), -1))
+        return next(filter(None, earlier), None)
+
+    def _lives(self, runs: tuple[RunView, ...], live: Live | None) -> dict[int, Live]:
+        """What dead runs said last: it does not change any more."""
+        for run in runs[1:]:
+            if run.how == "did not say" and run.run not in self._last_lives:
+                found = read_live(self._job.storage, run.run)
+                if found is not None:
+                    self._last_lives[run.run] = found
+        return {**self._last_lives, **({live.run: live} if live is not None else {})}
+
+
+_RUNS_BACK = 20
+
+
+def look_at(job: FoundJob, now: float) -> JobView:
+    """One look."""
+    return JobWatcher(job).look(now)
+
+
+def _state(listed: list[ListedRun], live: Live | None) -> tuple[JobState, float]:
+    if not listed:
+        return JobState.NEW, 0.0
+    newest = listed[-1]
+    started_at = newest.record.started_at if newest.record else 0.0
+    if newest.alive:
+        if live is None:
+            return JobState.STARTING, started_at
+        if live.run != newest.run:
+            return JobState.RESTARTING, started_at
+        return _BY_STATUS.get(live.status, JobState.RUNNING), started_at
+    last = _last_with_an_end(listed)
+    if last.end is None or last.end.how == "restarted":
+        return JobState.DIED, last.heartbeat.at if last.heartbeat else started_at
+    return _BY_HOW.get(last.end.how, JobState.DIED), last.end.at
+
+
+def _live(storage: Storage, listed: list[ListedRun]) -> Live | None:
+    """What the newest run says. One that has only just followed a run of the same start has not said anything: then what that said."""
+    for one in reversed(listed[-2:]):
+        of_the_same = one.record and listed[-1].record and one.record.claimant == listed[-1].record.claimant
+        found = read_live(storage, one.run) if of_the_same or one is listed[-1] else None
+        if found is not None:
+            return found
+    return None
+
+
+def _last_with_an_end(listed: list[ListedRun]) -> ListedRun:
+    """The newest run; but one that only forgot what there was, after a cancel, says nothing of how the job ended."""
+    newest = listed[-1]
+    forgot = newest.end is None and newest.heartbeat is not None and newest.heartbeat.ended
+    return listed[-2] if forgot and len(listed) > 1 else newest
+
+
+def _run_view(run: ListedRun) -> RunView:
+    return RunView(
+        run=run.run,
+        how=run.how,
+        started_at=run.record.started_at if run.record else 0.0,
+        ended_at=run.end.at if run.end else (run.heartbeat.at if run.heartbeat and not run.alive else 0.0),
+        host=run.record.host if run.record else "",
+        pid=run.record.pid if run.record else 0,
+        restored_from=run.descent.restored_from if run.descent else -1,
+        newest_checkpoint=run.newest_checkpoint,
+        error=run.end.error if run.end else "",
+        why=run.end.why if run.end else "",
+    )
+
+
+def _is_supervised(events: tuple[Event, ...], state: JobState, now: float) -> bool:
+    """Whether a supervisor brings the job back when its process dies: it has started the program, or is going to, and seems to live."""
+    said = [event for event in events if isinstance(event, ProcessDied | ProcessStarted)]
+    started = next((event for event in reversed(said) if isinstance(event, ProcessStarted)), None)
+    if started is None or (isinstance(said[-1], ProcessDied) and not said[-1].restarts):
+        return False
+    if started.pid_space and started.pid_space == pid_space() and started.supervisor:
+        return not is_gone(started.supervisor, started.supervisor_started)
+    return state.is_alive or now - said[-1].at < COMING_UP_S
+
+
+def _had_a_supervisor_here(run: ListedRun | None) -> bool:
+    record = run.record if run is not None else None
+    return record is not None and bool(record.supervisor) and record.pid_space == pid_space() != ""
+
+
+COMING_UP_S = 600.0
+"""So long a program may take until its run has the job. Of a supervisor on another machine nobody here sees whether it lives."""
+
+
+def _savepoints(events: Iterable[Event]) -> tuple[str, ...]:
+    """Folders of those that were made and not deleted since, the newest first."""
+    there: dict[str, None] = {}
+    for event in events:
+        if isinstance(event, SavepointMade | SavepointDeleted):
+            there.pop(event.folder, None)
+        if isinstance(event, SavepointMade):
+            there[event.folder] = None
+    return tuple(reversed(there))

@@ -1,0 +1,242 @@
+"""Writing the journal of a job: in a thread of its own, a moment after things happen, in files that are bounded. Driver.
+
+What always holds:
+1. Telling returns at once, and never fails: no batch waits for the journal, and no job ends for want of it.
+2. A writer writes only files whose names carry its own token, and nobody writes these again. So two runs, one of them thought dead, do
+   not overwrite each other's story.
+3. A file is written anew, whole, while it is the newest of its writer: a reader sees a line or does not.
+4. Old files are deleted by whoever owns the job, looked at right before. Their names are never used again.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import chain, takewhile
+
+import msgspec
+
+from penstock.clock import SYSTEM_CLOCK, Clock
+from penstock.errors import PenstockError
+from penstock.randomness import SYSTEM_RANDOMNESS
+from penstock.status.events import Event, Lost
+from penstock.status.journal_files import (
+    KEEP_BYTES,
+    KEEP_FILES,
+    SEGMENT_BYTES,
+    Budget,
+    ReadEvents,
+    budget_of,
+    by_budget,
+    read_segment,
+    segment_name,
+    segments,
+    too_many,
+)
+from penstock.storage import Storage
+from penstock.wording import storable
+
+_log = logging.getLogger(__name__)
+
+PAUSE_S = 0.5
+"""At least so long between two writes: what happens meanwhile is written together."""
+CLOSE_S = 5.0
+TOKEN_DIGITS = 16
+
+May = Callable[[], bool]
+"""Whether the storage is still this job's own, or is this run's to delete in. May raise `PenstockError`: then it is asked again later."""
+
+
+@dataclass(frozen=True)
+class _Lot:
+    """What is written together: into one file."""
+
+    budget: Budget
+    lines: bytes
+    events: int
+    """How many of those that wait are in it."""
+    lost: int
+    """How many it says were lost before them."""
+
+
+@dataclass
+class _Segment:
+    """The newest file of a budget."""
+
+    number: int = 0
+    written: bytes = b""
+
+
+class JournalWriter:
+    """One start of a job, or one supervisor. `tell` from any thread."""
+
+    def __init__(
+        self,
+        storage: Storage,
+        *,
+        may_write: May = lambda: True,
+        may_delete: May = lambda: False,
+        clock: Clock = SYSTEM_CLOCK,
+        token: str | None = None,
+    ) -> None:
+        self._storage = storage
+        self._may_write = may_write
+        self._may_delete = may_delete
+        self._clock = clock
+        self._started = clock.wall()
+        self._token = token or SYSTEM_RANDOMNESS.token(TOKEN_DIGITS)
+        self._waiting: deque[Event] = deque(maxlen=Lost.MOST_WAITING)
+        self._lost = 0
+        self._changed = threading.Condition()
+        """Around what waits. A signal may come in the midst of telling, and its handler may tell something, too: this bears it."""
+        self._has_news = False
+        self._closing = threading.Event()
+        self._segments = {budget: _Segment() for budget in Budget}
+        self._warned = False
+        self._thread = threading.Thread(target=self._work, name="penstock-journal", daemon=True)
+        self._thread.start()
+
+    def tell(self, event: Event) -> None:
+        """Write this down, soon."""
+        with self._changed:
+            self._lost += len(self._waiting) == self._waiting.maxlen
+            self._waiting.append(event)
+        self._wake()
+
+    def close(self, timeout_s: float = CLOSE_S) -> None:
+        """Write down what there is, and end. A storage that does not answer is not waited for longer than this."""
+        self._closing.set()
+        self._wake()
+        self._thread.join(timeout_s)
+
+    def _wake(self) -> None:
+        with self._changed:
+            self._has_news = True
+            self._changed.notify()
+
+    def _sleep(self) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._has_news)
+            self._has_news = False
+
+    def _work(self) -> None:
+        while not self._closing.is_set():
+            self._sleep()
+            self._write_what_there_is()
+            self._closing.wait(PAUSE_S)
+        self._write_what_there_is()
+
+    def _write_what_there_is(self) -> None:
+        try:
+            while (lot := self._next_lot()) and self._may_write():
+                self._put(lot)
+        except Exception as error:  # noqa: BLE001 - this thread must not end before the job
+            self._warn(error)
+            self._wake()  # tried again, with what comes meanwhile
+        else:
+            self._warned = False
+
+    def _warn(self, error: Exception) -> None:
+        level = logging.DEBUG if self._warned else logging.WARNING
+        _log.log(
+            level, "the journal in %s could not be written, and the job goes on: %s", self._storage.uri, error
+        )
+        self._warned = True
+
+    def _next_lot(self) -> _Lot | None:
+        """The first events that wait and share a budget: as many as its newest file has room for, or the next one if it has none."""
+        with self._changed:
+            waiting, lost = list(self._waiting), self._lost
+        if not waiting:
+            return None
+        budget = budget_of(waiting[0])
+        segment = self._segments[budget]
+        if len(segment.written) >= SEGMENT_BYTES:
+            segment.number += 1
+            segment.written = b""
+        lines = [_line(Lost(at=waiting[0].at, run=waiting[0].run, events=lost))] if lost else []
+        room = SEGMENT_BYTES - len(segment.written)
+        for event in takewhile(lambda one: budget_of(one) is budget, waiting):
+            lines.append(_line(event))
+            room -= len(lines[-1])
+            if room <= 0:
+                break
+        return _Lot(budget, b"".join(lines), len(lines) - bool(lost), lost)
+
+    def _put(self, lot: _Lot) -> None:
+        segment = self._segments[lot.budget]
+        before = segment.written
+        content = before + lot.lines
+        self._storage.put(segment_name(self._started, self._token, lot.budget, segment.number), content)
+        segment.written = content
+        with self._changed:
+            lost = self._lost - lot.lost  # meanwhile; they were the oldest of these
+            for _ in range(max(0, lot.events - lost)):
+                self._waiting.popleft()
+            self._lost = max(0, lost - lot.events)
+        if not before:
+            self._delete_what_is_old(lot.budget)
+
+    def _delete_what_is_old(self, budget: Budget) -> None:
+        try:
+            if self._may_delete():
+                names = by_budget(segments(self._storage))[budget]
+                self._storage.delete(too_many(self._storage, budget, names))
+        except PenstockError as error:
+            _log.debug("old parts of the journal in %s stay for now: %s", self._storage.uri, error)
+
+
+def _line(event: Event) -> bytes:
+    """A text of others may hold what cannot be encoded: then it is said without its text."""
+    try:
+        return msgspec.json.encode(event) + b"\n"
+    except UnicodeEncodeError:
+        told = {name: storable(value) if isinstance(value, str) else value for name, value in _fields(event)}
+        return msgspec.json.encode(msgspec.structs.replace(event, **told)) + b"\n"
+
+
+def _fields(event: Event) -> list[tuple[str, object]]:
+    return [(name, getattr(event, name)) for name in event.__struct_fields__]
+
+
+MOST_FILES = 2 * KEEP_FILES
+MOST_BYTES = KEEP_BYTES + 2 * SEGMENT_BYTES
+"""Limits of what is read of each budget, the newest first: more than is kept, and not all that somebody may have put there."""
+
+
+class JournalReader:
+    """The journal of one job."""
+
+    def __init__(self, storage: Storage) -> None:
+        self._storage = storage
+        self._read: dict[str, tuple[int, ReadEvents]] = {}
+        """By name: how large a file was, and what was in it."""
+
+    def read(self) -> ReadEvents:
+        """All that could be read, in the order in which it happened."""
+        found = by_budget(segments(self._storage)).values()
+        self._read = {name: read for names in found for name, read in self._newest(names).items()}
+        parts = [read for _, read in self._read.values()]
+        events: list[Event] = list(chain.from_iterable(one.events for one in parts))
+        events.sort(key=lambda event: event.at)
+        return ReadEvents(tuple(events), sum(one.unreadable for one in parts))
+
+    def _newest(self, names: list[str]) -> dict[str, tuple[int, ReadEvents]]:
+        found: dict[str, tuple[int, ReadEvents]] = {}
+        read_bytes = 0
+        for name in names[: -MOST_FILES - 1 : -1]:
+            size = self._storage.size(name) or 0
+            read_bytes += size
+            if found and read_bytes > MOST_BYTES:
+                break
+            found[name] = self._segment(name, size)
+        return dict(reversed(found.items()))
+
+    def _segment(self, name: str, size: int) -> tuple[int, ReadEvents]:
+        before = self._read.get(name)
+        return (
+            before if before is not None and before[0] == size else (size, read_segment(self._storage, name))
+        )

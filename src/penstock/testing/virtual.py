@@ -1,0 +1,109 @@
+"""A clock that stands still until it is told otherwise. Runs wherever tests run."""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_left, insort
+from collections.abc import Iterable
+from pathlib import Path
+
+from penstock.storage import Storage
+from penstock.storage.file_system import checked_file_name, checked_prefix
+
+EPOCH_S = 1_700_000_000.0
+
+
+class VirtualClock:
+    """A `Clock` whose time passes only by `sleep`, `wait` and `advance`; `slept` remembers every pause that somebody took."""
+
+    def __init__(self, wall_s: float = EPOCH_S) -> None:
+        self._passed_s = 0.0
+        self._wall_s = wall_s
+        self.slept: list[float] = []
+
+    def monotonic(self) -> float:
+        """See `Clock.monotonic`."""
+        return self._passed_s
+
+    def wall(self) -> float:
+        """See `Clock.wall`."""
+        return self._wall_s + self._passed_s
+
+    def sleep(self, seconds: float) -> None:
+        """See `Clock.sleep`; returns at once, later."""
+        self.slept.append(seconds)
+        self.advance(seconds)
+
+    def wait(self, until: threading.Event, seconds: float) -> bool:
+        """See `Clock.wait`; nobody sets the event meanwhile."""
+        if not until.is_set():
+            self.sleep(seconds)
+        return until.is_set()
+
+    def advance(self, seconds: float) -> None:
+        """Let time pass."""
+        if seconds < 0:
+            raise ValueError(f"time does not go back, not even by {-seconds} s")
+        self._passed_s += seconds
+
+
+class VirtualStorage(Storage):
+    """Files by name, none of them on a disk. It cannot be pickled into another process, so it is for simulations."""
+
+    def __init__(self, uri: str = "virtual://storage") -> None:
+        self._uri = uri
+        self._files: dict[str, bytes] = {}
+        self._names: list[str] = []
+
+    @property
+    def uri(self) -> str:
+        """See `Storage.uri`."""
+        return self._uri
+
+    def put(self, name: str, data: bytes) -> None:
+        """See `Storage.put`."""
+        if checked_file_name(name) not in self._files:
+            insort(self._names, name)
+        self._files[name] = bytes(data)
+
+    def create(self, name: str, data: bytes) -> bool:
+        """See `Storage.create`."""
+        if checked_file_name(name) in self._files:
+            return False
+        self.put(name, data)
+        return True
+
+    def get(self, name: str) -> bytes:
+        """See `Storage.get`."""
+        try:
+            return self._files[checked_file_name(name)]
+        except KeyError:
+            raise FileNotFoundError(f"{name} is not in {self.uri}") from None
+
+    def size(self, name: str) -> int | None:
+        """See `Storage.size`."""
+        found = self._files.get(checked_file_name(name))
+        return None if found is None else len(found)
+
+    def upload(self, local: Path, name: str) -> None:
+        """See `Storage.upload`."""
+        self.put(name, local.read_bytes())
+
+    def download(self, name: str, local: Path) -> None:
+        """See `Storage.download`."""
+        local.write_bytes(self.get(name))
+
+    def names(self, prefix: str = "") -> list[str]:
+        """See `Storage.names`."""
+        folder = checked_prefix(prefix)
+        if not folder:
+            return list(self._names)
+        first = bisect_left(self._names, f"{folder}/")
+        behind = bisect_left(self._names, f"{folder}0")  # '0' follows '/'
+        return self._names[first:behind]
+
+    def delete(self, names: Iterable[str]) -> None:
+        """See `Storage.delete`."""
+        for name in list(names):
+            if self._files.pop(checked_file_name(name), None) is not None:
+                self._names.remove(name)
