@@ -17,31 +17,24 @@ from penstock.errors import ConfigError, PenstockError
 from penstock.ids import checked_name
 from penstock.operators.base import (
     LEFT,
-    RIGHT,
     Broadcast,
-    EventTimeNeed,
     Node,
     Operator,
     SecondInput,
 )
 from penstock.operators.batch_process import BatchProcess
-from penstock.operators.join_spec import How
 from penstock.operators.keyed_process import KeyedProcess
 from penstock.operators.process import Process as UnkeyedProcess
 from penstock.operators.row_order import Order
 from penstock.operators.side_outputs import SideOutput, declared_sides
 from penstock.operators.states import lives_by_event_time as has_event_lifetimes
 from penstock.operators.time_column import ANY_TIME, Limits, TimeColumn, widest
-from penstock.operators.time_to_live import TimeToLive
-from penstock.operators.timers import EVENT_TIME
-from penstock.operators.window_kinds import WINDOW_END, CountWindows, TimeWindows, Windows
-from penstock.operators.window_process import WindowProcess
 from penstock.places import AT, Place, calling_place
 from penstock.sinks.two_phase_commit import TwoPhaseCommitSink
 from penstock.wording import with_article
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
+    from pyspark.sql import DataFrame
 
 
 @dataclass(frozen=True)
@@ -75,7 +68,7 @@ class Source(Node):
 
     @property
     def inputs(self) -> tuple[Node, ...]:
-        """None: rows begin here."""
+        """A source has no inputs: rows begin here."""
         return ()
 
     def row_time(self) -> TimeColumn | None:
@@ -110,7 +103,7 @@ class Transform(Node):
         return self.upstream.row_time()
 
     def time_limits(self) -> Limits | None:
-        """Those of the stream."""
+        """The limits are those of the stream."""
         return self.upstream.time_limits()
 
     @property
@@ -128,7 +121,7 @@ class Union(Node):
 
     @property
     def inputs(self) -> tuple[Node, ...]:
-        """Both streams."""
+        """The rows of both streams come into it."""
         return (self.left, self.right)
 
     def row_time(self) -> TimeColumn | None:
@@ -171,28 +164,6 @@ def streams_that_meet(node: Node) -> list[tuple[Node, Limits]]:
     return parts if any(own.ahead_us != whole.ahead_us for _, own in parts) else [(node, whole)]
 
 
-@dataclass(frozen=True, eq=False)
-class Aggregate(Operator):
-    """SQL aggregates per key over everything so far."""
-
-    columns: dict[str, Column]
-    ttl: TimeToLive | None = None
-
-    def describe(self) -> str:
-        """Its name."""
-        return "aggregate"
-
-    @property
-    def partly_aggregated(self) -> bool:
-        """Spark reduces the rows of a key to one."""
-        return True
-
-    @property
-    def lives_by_event_time(self) -> bool:
-        """Where its time to live says so."""
-        return self.ttl is not None and self.ttl.by == EVENT_TIME
-
-
 OwnCode = KeyedProcess | BatchProcess | UnkeyedProcess
 
 
@@ -216,7 +187,7 @@ class Process(Operator):
 
     @property
     def inputs(self) -> tuple[Node, ...]:
-        """With the broadcast stream."""
+        """The broadcast stream is one of its inputs."""
         return (*super().inputs, *(() if self.broadcast is None else (self.broadcast.upstream,)))
 
     @property
@@ -240,150 +211,6 @@ class Process(Operator):
 
 
 @dataclass(frozen=True, eq=False)
-class Window(Operator):
-    """SQL aggregates, or the user's own code, over windows of each key. One of `columns` and `operator` is there."""
-
-    windows: Windows
-    lateness_us: int = 0
-    early_us: int | None = None
-    event_time: str | None = None
-    """The column that the user named; None for that of the stream."""
-    columns: dict[str, Column] = field(default_factory=dict)
-    operator: WindowProcess | None = None
-    output: pa.Schema | None = None
-    """The columns of its results, where there is own code."""
-    order_by: tuple[Order, ...] = ()
-
-    late_inputs: ClassVar[tuple[str, ...]] = (LEFT,)
-
-    def describe(self) -> str:
-        """The windows, and the class of the user's."""
-        return f"{self.windows}{'' if self.operator is None else f', {type(self.operator).__name__}'}"
-
-    @property
-    def counts_rows(self) -> bool:
-        """Whether the number of rows alone says when a window is full."""
-        return isinstance(self.windows, CountWindows)
-
-    @property
-    def judges_by_time(self) -> bool:
-        """Unless its windows count rows."""
-        return not self.counts_rows
-
-    @property
-    def partly_aggregated(self) -> bool:
-        """To windows of so many rows each row comes alone."""
-        return bool(self.columns) and not self.counts_rows
-
-    @property
-    def marks_window_end(self) -> bool:
-        """Unless its windows count rows."""
-        return not self.counts_rows
-
-    @property
-    def revised_by(self) -> tuple[str, ...]:
-        """Lateness and early results."""
-        options = (("lateness", self.lateness_us), ("early", self.early_us))
-        return tuple(word for word, is_set in options if is_set)
-
-    @property
-    def allowed_lateness_us(self) -> int | None:
-        """What the user said."""
-        return self.lateness_us
-
-    @property
-    def own_code(self) -> object | None:
-        """The `WindowProcess`."""
-        return self.operator
-
-    def needs_event_time(self) -> EventTimeNeed | None:
-        """Without it no window would close."""
-        if self.counts_rows:
-            return None
-        return EventTimeNeed(f"cuts rows into {self.windows}", "none of them would ever close")
-
-    def result_time(self) -> TimeColumn | None:
-        """The last moment of the window."""
-        if self.counts_rows:
-            return super().result_time()
-        return TimeColumn(WINDOW_END, earlier_us=1, of_results=True)
-
-
-@dataclass(frozen=True, eq=False)
-class Join(Operator):
-    """Rows of two streams with the same key, side by side: within bounds of time, in the same window, or whatever their time."""
-
-    right: SecondInput
-    how: How
-    within_us: tuple[int, int] | None = None
-    windows: TimeWindows | None = None
-    event_time: str | None = None
-    at: str | None = None
-    """The name of a column to add, with the time of each result."""
-
-    may_reject_rows: ClassVar[bool] = False
-    late_inputs: ClassVar[tuple[str, ...]] = (LEFT, RIGHT)
-
-    def describe(self) -> str:
-        """The kind of join."""
-        return f"{self.how.value} join"
-
-    @property
-    def second_input(self) -> SecondInput | None:
-        """The right stream."""
-        return self.right
-
-    @property
-    def judges_by_time(self) -> bool:
-        """Unless rows are kept for ever."""
-        return self.within_us is not None or self.windows is not None
-
-    @property
-    def marks_window_end(self) -> bool:
-        """Where rows of the same window are joined."""
-        return self.windows is not None
-
-    def needs_event_time(self) -> EventTimeNeed | None:
-        """Where bounds or windows say how long rows are kept."""
-        if not (self.within_us or self.windows):
-            return None
-        return EventTimeNeed("keeps rows as long as event time says", "they would be kept for ever")
-
-    def result_time(self) -> TimeColumn | None:
-        """A pair has two times, and a row that found no partner comes long after its own: so it must be said which one counts."""
-        if self.windows is not None:
-            return TimeColumn(WINDOW_END, earlier_us=1, of_results=True)
-        if self.at is not None:
-            return TimeColumn(self.at, of_results=True)
-        raise ConfigError(
-            f"join {self.uid!r}: its results have the times of two rows, and by either of them they may be late; name a column for the "
-            "time of the result, join(..., at='joined_at'), or say which column counts where it is used, such as "
-            "window(..., event_time='at')",
-            operator=self.uid,
-        )
-
-
-@dataclass(frozen=True, eq=False)
-class Lookup(Operator):
-    """Rows of a stream with the latest row of their key in another one beside them."""
-
-    right: SecondInput
-    inner: bool
-    ttl: TimeToLive | None = None
-
-    may_reject_rows: ClassVar[bool] = False
-
-    def describe(self) -> str:
-        """Its name."""
-        return "lookup"
-
-    @property
-    def second_input(self) -> SecondInput | None:
-        """The right stream."""
-        return self.right
-
-
-@dataclass(frozen=True, eq=False)
 class Output:
     """A sink at the end of a stream."""
 
@@ -393,7 +220,7 @@ class Output:
 
     @property
     def inputs(self) -> tuple[Node, ...]:
-        """The stream."""
+        """The stream that ends in the sink."""
         return (self.upstream,)
 
 
@@ -409,7 +236,7 @@ class BadRecords(Node):
         return (self.of.upstream,) if isinstance(self.of, Output) else (self.of,)
 
     def row_time(self) -> TimeColumn | None:
-        """Dead letters have none."""
+        """Dead letters have no event time."""
         return None
 
     def time_limits(self) -> Limits | None:
@@ -431,7 +258,7 @@ class Side(Node):
 
     @property
     def inputs(self) -> tuple[Node, ...]:
-        """The operator."""
+        """The operator that gives them."""
         return (self.of,)
 
     def row_time(self) -> TimeColumn | None:
@@ -459,7 +286,7 @@ class Late(Node):
 
     @property
     def inputs(self) -> tuple[Node, ...]:
-        """The operator."""
+        """The operator that gives them."""
         return (self.of,)
 
     @property
@@ -469,11 +296,11 @@ class Late(Node):
         return self.of.upstream if second is None or self.input == LEFT else second.upstream
 
     def row_time(self) -> TimeColumn | None:
-        """That of the stream."""
+        """The time is that of the stream."""
         return self.stream.row_time()
 
     def time_limits(self) -> Limits | None:
-        """Those of the stream."""
+        """The limits are those of the stream."""
         return self.stream.time_limits()
 
     @property

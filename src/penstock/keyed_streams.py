@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, overload
 
 from penstock.config import Duration, OnBadRecord
 from penstock.errors import ConfigError
-from penstock.graph import Aggregate, Graph, OwnCode
+from penstock.graph import Graph, OwnCode
+from penstock.operators.aggregate import Aggregate
 from penstock.operators.base import Broadcast, Node, SecondInput
 from penstock.operators.everything import shown_keys
 from penstock.operators.keyed_co_process import KeyedCoProcess

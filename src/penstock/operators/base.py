@@ -188,7 +188,7 @@ class Operator(Node):
 
     @property
     def are_results(self) -> bool:
-        """Its rows are results."""
+        """The rows of an operator are results."""
         return True
 
 

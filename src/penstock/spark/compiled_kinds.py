@@ -12,10 +12,12 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from penstock.config import OnBadRecord
 from penstock.errors import ConfigError
-from penstock.graph import Aggregate, Join, Lookup, Process
+from penstock.graph import Process
+from penstock.operators.aggregate import Aggregate
 from penstock.operators.base import SecondInput
 from penstock.operators.distinct_values import aggregate_layout, counting_distinct
 from penstock.operators.everything import EVERYTHING
+from penstock.operators.join import Join, Lookup
 from penstock.operators.row_order import Order
 from penstock.operators.states import state_layout
 from penstock.spark.aggregate_columns import describe, distinct_values, partials

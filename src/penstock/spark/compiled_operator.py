@@ -48,14 +48,14 @@ class FormerOperator(CompiledOperator):
         return isinstance(self.window, TimeWindowAggregate)
 
     def late_rows(self, rows: DataFrame, clock: OperatorClock) -> DataFrame:
-        """As the window says."""
+        """Late rows as the window finds them."""
         if not isinstance(self.window, TimeWindowAggregate):
             raise InternalError(f"operator {self.node.uid!r} finds no late rows")
         return self.window.late_rows(rows, clock)
 
     @property
     def compiled_window(self) -> CompiledWindow:
-        """That of a `Window`."""
+        """What was compiled for a `Window`."""
         return known(self.window)
 
 
@@ -66,16 +66,16 @@ class LayoutOnly(Spec):
     of: StateLayout
 
     def layout(self) -> StateLayout:
-        """Of its state."""
+        """The layout of its state."""
         return self.of
 
     @property
     def output(self) -> pa.Schema:
-        """Known elsewhere."""
+        """Only the task knows it."""
         raise InternalError("the columns of its results are known to its task")
 
     def task(self, context: TaskContext) -> Task:
-        """Made elsewhere."""
+        """The task is made in `spark/frames.py`."""
         raise InternalError(f"the task of {context.uid!r} is made in spark/frames.py")
 
 

@@ -18,23 +18,22 @@ from penstock.engine.subtask import Subtask
 from penstock.engine.two_input_tasks import JoinTask, LookupTask
 from penstock.errors import ConfigError, InternalError, UnavailableError
 from penstock.graph import (
-    Aggregate,
     BadRecords,
-    Join,
     Late,
-    Lookup,
     Output,
     Process,
     Side,
     Source,
     Transform,
     Union,
-    Window,
     streams_that_meet,
 )
+from penstock.operators.aggregate import Aggregate
 from penstock.operators.base import LEFT, RIGHT, Node, Operator, SecondInput
+from penstock.operators.join import Join, Lookup
 from penstock.operators.outputs import BAD, LATE, LATE_RIGHT, side_tags
 from penstock.operators.time_column import Limits
+from penstock.operators.window import Window
 from penstock.spark.broadcast import every_subtask, in_order
 from penstock.spark.compiled import Compiled
 from penstock.spark.compiled_operator import FormerOperator, known

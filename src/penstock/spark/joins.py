@@ -10,8 +10,8 @@ from pyspark.sql import DataFrame
 from pyspark.sql.types import StructField, StructType
 
 from penstock.errors import ConfigError
-from penstock.graph import Join, Lookup
 from penstock.operators.base import Node
+from penstock.operators.join import Join, Lookup
 from penstock.operators.join_spec import InputColumns, JoinSpec
 from penstock.operators.lookup_rows import LookupSpec
 from penstock.operators.window_kinds import WINDOW_END

@@ -21,7 +21,7 @@ from penstock.checkpoint.completed import Barrier
 from penstock.clock import SYSTEM_CLOCK
 from penstock.config import OnBadRecord, whole_number
 from penstock.errors import ConfigError, CorruptStateError, InternalError, PenstockError, shown_alone
-from penstock.graph import Aggregate
+from penstock.operators.aggregate import Aggregate
 from penstock.operators.distinct_values import WHOSE, counting_distinct, distinct_table
 from penstock.operators.timers import KINDS, timer_table
 from penstock.progress import each

@@ -145,7 +145,7 @@ class CompiledOperator:
 
     @property
     def layout(self) -> StateLayout:
-        """Of its state."""
+        """The layout of its state."""
         return self.spec.layout()
 
     @property
