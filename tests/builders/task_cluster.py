@@ -27,7 +27,7 @@ from penstock.operators.outputs import BAD, RESULTS, untagged
 from penstock.operators.states import state_layout
 from penstock.operators.timers import takes_timers
 from penstock.recovery.rescale import redistribute
-from penstock.recovery.taking_over import TakeOver
+from penstock.recovery.state_migration import StateMigration
 from penstock.snapshot.mailbox import Address
 from penstock.snapshot.merger import Merge
 from penstock.snapshot.messages import Message, UploadDone
@@ -265,7 +265,7 @@ class TaskCluster:
         handles = redistribute(
             former, uid=UID, parallelism=self.parallelism, version=version, backend=self._backend.name
         )
-        take_over = TakeOver(
+        take_over = StateMigration(
             place.storage,
             place.backend,
             place.local_dir,

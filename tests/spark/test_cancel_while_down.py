@@ -12,6 +12,8 @@ from ledger import Ledger
 import penstock as ps
 from penstock.clock import SYSTEM_CLOCK
 from penstock.ownership.heartbeat import refuse_if_running
+from penstock.requests.request_client import RequestClient
+from penstock.requests.request_files import Facts, Kind
 from penstock.status.health import needs
 from penstock.status.job_watcher import look_at
 from penstock.status.jobs import find_jobs
@@ -65,7 +67,7 @@ def test_what_is_seen(away, caplog) -> None:
     assert need.text.startswith(
         "UnavailableError: the sink out does not answer: the server is away. Down for "
     )
-    with pytest.raises(ps.RunningAlreadyError):
+    with pytest.raises(ps.errors.RunningAlreadyError):
         refuse_if_running(storage, SYSTEM_CLOCK.wall())
     end_by(handle.cancel, handle, sink)
     (said,) = {record.getMessage() for record in caplog.get_records("setup")}
@@ -97,3 +99,55 @@ def test_stop(away, caplog) -> None:
     assert handle.status.value == "stopped"
     assert "there is no last checkpoint" in caplog.text
     assert "the server is away" in caplog.text
+
+
+class NeverReturns(Away):
+    """Asked what is left, it does not return before the test is over; before that it may say once that it is away."""
+
+    def find_transactions(self, job, sink):
+        if self.first:
+            return super().find_transactions(job, sink)
+        self.asked.set()
+        self.answer.wait()
+        return ()
+
+
+@pytest.fixture
+def never(spark, tmp_path, monkeypatch):
+    monkeypatch.setattr("penstock.checkpoint.sink_lanes.LEAVE_AFTER_S", 0.2)
+    ledger, sink = Ledger(tmp_path), NeverReturns(tmp_path / "out")
+    job = ledger.job(restart=ps.fixed_delay(attempts=100, delay="10ms"))
+    job.read(ledger.log.read(spark), uid="clicks").write_to(sink, uid="out")
+    yield job, sink
+    sink.answer.set()
+
+
+def test_a_sink_that_never_returns_while_the_job_goes_back(never, caplog) -> None:
+    """A stop waits for it, a cancel ends the job without it: the log names the sink, and the next start is not refused."""
+    job, sink = never
+    handle = job.start()
+    sink.asked.wait()
+    handle.stop(wait=False)
+    assert not handle.wait(0.5)
+    handle.cancel()
+    assert (handle.status.value, handle.failure) == ("cancelled", None)
+    assert "the sink out does not answer: a call has not returned" in caplog.text
+    refuse_if_running(job.storage, SYSTEM_CLOCK.wall())
+
+
+def test_a_sink_that_never_returns_at_the_first_start(never) -> None:
+    """A request to cancel is taken on before `start()` has returned, and ends the job."""
+    job, sink = never
+    sink.first = False
+    told: list[Facts] = []
+
+    def cancel() -> None:
+        sink.asked.wait()
+        told.append(RequestClient(job.storage).ask(Kind.CANCEL, timeout_s=60.0))
+
+    cancelling = threading.Thread(target=cancel)
+    cancelling.start()
+    handle = job.start()
+    assert handle.wait()
+    cancelling.join()
+    assert (handle.status.value, told[0]["status"]) == ("cancelled", "cancelled")

@@ -14,12 +14,11 @@ from builders.sink_double import TroubledSink, staged, visible
 from penstock.checkpoint.completed import Barrier, Completed
 from penstock.checkpoint.content import Identity
 from penstock.checkpoint.coordinator import Coordinator
-from penstock.checkpoint.events import BatchFinished
+from penstock.checkpoint.events import BatchFinished, CheckpointListener
 from penstock.checkpoint.loop import CoordinatorLoop
 from penstock.checkpoint.metadata import is_committed
 from penstock.checkpoint.pending import Now
 from penstock.checkpoint.protocol import Protocol
-from penstock.checkpoint.witness import Witness
 from penstock.clock import SYSTEM_CLOCK
 from penstock.config import Checkpointing
 from penstock.errors import CheckpointFailedError, FencedError, UnavailableError
@@ -98,14 +97,14 @@ def until(true) -> None:
         time.sleep(0.005)
 
 
-class Noting(Witness):
+class Noting(CheckpointListener):
     """Keeps the checkpoints that exist."""
 
     def __init__(self, completed):
         self._completed = completed
 
     def completed(self, completed, complete_s, *, wanted):
-        """See `Witness.completed`."""
+        """See `CheckpointListener.completed`."""
         self._completed.append(completed)
 
 
@@ -127,7 +126,7 @@ def loop_with(claim, sinks, completed=None, on_failure=pytest.fail) -> Coordinat
             clock=SYSTEM_CLOCK,
             post=post,
             run_commit=run_commit,
-            witness=Noting(completed),
+            listener=Noting(completed),
         )
 
     return CoordinatorLoop(make, claim=claim, on_failure=on_failure)
@@ -197,13 +196,14 @@ class Hanging(TroubledSink):
 
 
 def test_a_cancelled_job_leaves_a_call_behind_that_never_returns(tmp_path, monkeypatch, caplog):
-    """Who ends the job now is not kept for ever by a sink that does not return: the log names it. Others wait until it has."""
+    """Who ends the job now is not kept for ever by a sink that does not return: the log names it, and nothing is done after that call. Others wait until it has."""
     monkeypatch.setattr("penstock.checkpoint.sink_lanes.LEAVE_AFTER_S", 0.0)
     mine = claim(LocalStorage(tmp_path), 0.0)
     sinks = {"hanging": Hanging(), "well": TroubledSink(External())}
     loop = loop_with(mine, sinks)
     loop.start()
-    finish_batch(loop, mine.run, sinks, 0)
+    for number in range(2):
+        finish_batch(loop, mine.run, sinks, number)
     sinks["hanging"].asked.wait()
     cancelled = threading.Event()
     stopping = threading.Thread(target=loop.stop, args=[cancelled.is_set], daemon=True)
@@ -214,8 +214,10 @@ def test_a_cancelled_job_leaves_a_call_behind_that_never_returns(tmp_path, monke
     stopping.join()
     assert "sink hanging: a call has not returned, and the job ends without it" in caplog.text
     assert "sink well" not in caplog.text
-    assert visible(sinks["well"]._external) == [(mine.run, 0, 0)]
+    assert visible(sinks["well"]._external) == [(mine.run, 0, 0), (mine.run, 1, 0)]
     sinks["hanging"].allowed.set()
+    loop._lanes._threads["hanging"].join()
+    assert visible(sinks["hanging"]._external) == [(mine.run, 0, 0)]  # what waited behind is the next run's
 
 
 def test_a_stop_does_not_sit_out_the_pause_between_two_tries(tmp_path, monkeypatch):

@@ -306,6 +306,6 @@ def test_no_more_than_the_first_rows_are_kept_as_such(tmp_path: Path, top: TopSp
 )
 def test_what_makes_no_sense_is_refused(tmp_path: Path, arguments: dict[str, Any], says: str) -> None:
     """Before Spark is asked for anything."""
-    stream = ps.KeyedStream(ps.Job("tops", storage=tmp_path), None, ("shop",))  # type: ignore[arg-type]
+    stream = ps.types.KeyedStream(ps.Job("tops", storage=tmp_path), None, ("shop",))  # type: ignore[arg-type]
     with pytest.raises(ps.ConfigError, match=says):
         stream.top(arguments.pop("n"), **arguments, uid="best")

@@ -1,13 +1,22 @@
-"""One thread a sink: what calls a sink is done in order, and beside what calls the others. Driver, one per run."""
+"""One thread a sink: what calls a sink is done in order, and beside what calls the others. Driver, one per run.
+
+A call that never returns cannot be interrupted. Whoever ends the job leaves it behind in its thread, and that thread does nothing more.
+"""
 
 from __future__ import annotations
 
 import queue
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future, wait
+from types import TracebackType
+from typing import Self, TypeVar
 
 from penstock.checkpoint.commits import SinkCall
+from penstock.errors import UnavailableError
 from penstock.log_fields import in_context
+
+T = TypeVar("T")
 
 LEAVE_AFTER_S = 10.0
 """So long whoever ends the job now waits for a call of a sink that is under way."""
@@ -23,6 +32,7 @@ class SinkLanes:
         self._threads: dict[str, threading.Thread] = {}
         self._lock = threading.Lock()
         self._closed = False
+        self._left = False
 
     def put(self, task: SinkCall) -> None:
         """Add a task behind those of the same sink; returns at once. After `close` it is left to the next run."""
@@ -51,8 +61,14 @@ class SinkLanes:
             if given_up():
                 left_s -= _LOOK_S
                 if left_s <= 0:
+                    self.leave()
                     return busy
         return []
+
+    def leave(self) -> None:
+        """Begin no further task, also when a call that is under way returns some day."""
+        self._left = True
+        self.close()
 
     def _open(self, sink: str) -> None:
         lane = self._queues[sink] = queue.SimpleQueue()
@@ -63,5 +79,62 @@ class SinkLanes:
 
     def _work(self, lane: queue.SimpleQueue[SinkCall | None]) -> None:
         while (task := lane.get()) is not None:
-            if not self._perform(task):
+            if self._left or not self._perform(task):
                 return
+
+
+class RecoveryCalls:
+    """The calls of sinks while a run is restored: one at a time, and the caller waits for the answer.
+
+    `given_up`: whether the job ends now. From then on no call begins, and one that is under way has `LEAVE_AFTER_S` to return. Both raise
+    `UnavailableError`. Without `given_up` the calling thread makes the calls itself.
+    """
+
+    def __init__(self, given_up: Callable[[], bool] | None = None) -> None:
+        self._given_up = given_up
+        self._lanes = SinkLanes(_done)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._lanes.leave()
+
+    def check(self) -> None:
+        """Raise if the job ends now, so that no further call is to begin."""
+        if self._given_up is not None and self._given_up():
+            raise UnavailableError("the job ends now, and no further call was made; the next run makes it")
+
+    def __call__(self, sink: str, call: Callable[[], T]) -> T:
+        """What the call returns, or raises."""
+        if self._given_up is None:
+            return call()
+        self.check()
+        answer: Future[T] = Future()
+        self._lanes.put(SinkCall(sink, lambda: _answer(answer, call)))
+        left_s = LEAVE_AFTER_S
+        while not wait([answer], _LOOK_S).done:
+            left_s -= _LOOK_S if self._given_up() else 0.0
+            if left_s <= 0 and self._given_up():
+                raise UnavailableError(
+                    "a call has not returned, and the job ends without it. See whether the target answers; what a checkpoint promised is "
+                    "committed by the next run"
+                )
+        return answer.result()
+
+
+def _done(call: SinkCall) -> bool:
+    call()
+    return True
+
+
+def _answer(answer: Future[T], call: Callable[[], T]) -> None:
+    try:
+        answer.set_result(call())
+    except BaseException as error:  # noqa: BLE001 - raised by whoever waits for the answer
+        answer.set_exception(error)
+
+
+IN_THIS_THREAD = RecoveryCalls()

@@ -12,26 +12,32 @@ from typing import Any
 
 import msgspec
 
+from penstock.checkpoint.commits import Post, RunCommit
+from penstock.checkpoint.content import Identity
+from penstock.checkpoint.coordinator import Coordinator
+from penstock.checkpoint.events import CheckpointListener
+from penstock.checkpoint.pending import Now
+from penstock.checkpoint.protocol import Protocol
+from penstock.checkpoint.sink_lanes import RecoveryCalls
 from penstock.clock import Clock
 from penstock.config import Mode
-from penstock.engine.job_spec import JobSpec
 from penstock.errors import IncompatibleStateError
 from penstock.ids import NO_CHECKPOINT, CheckpointId, SubtaskId
+from penstock.job_spec import JobSpec
 from penstock.log_fields import of_job
 from penstock.ownership.claim import Claimant
 from penstock.ownership.heartbeat import Alive, beat
 from penstock.progress import working
 from penstock.randomness import SYSTEM_RANDOMNESS, Randomness
 from penstock.recovery import progress_log
-from penstock.recovery.changes import Changes, Latest
 from penstock.recovery.fit import Fit
 from penstock.recovery.fitting import JobNow, unknown_end
-from penstock.recovery.lifetimes import Lifetimes, SwitchedOn
-from penstock.recovery.progress_log import NO_POSITION, ProgressLog
+from penstock.recovery.lifetimes import Lifetimes, SwitchedOn, columns_of
+from penstock.recovery.progress_log import NO_POSITION, ProgressLog, SourceLog
 from penstock.recovery.restore import RestorePoint, check_restorable, restore
-from penstock.recovery.source_log import SourceLog
+from penstock.recovery.restore_options import Latest, RestoreOptions
 from penstock.recovery.source_match import lines_by_source, numbers_of
-from penstock.recovery.taking_over import PerformAll, TakeOver
+from penstock.recovery.state_migration import RunRestoreTasks, StateMigration
 from penstock.state.handle import StateHandle
 from penstock.state.lifetimes import in_microseconds
 from penstock.state.local_files import begin_run, forget_earlier_runs, make_job_dir, run_dir
@@ -65,34 +71,37 @@ def start_run(
     *,
     claimant: Claimant,
     clock: Clock,
-    perform_all: PerformAll,
+    perform_all: RunRestoreTasks,
     randomness: Randomness = SYSTEM_RANDOMNESS,
     wanted: int | None = None,
     drop_state: tuple[str, ...] = (),
-    changes: Changes = Changes(),  # noqa: B008 - it is frozen
+    changes: RestoreOptions = RestoreOptions(),  # noqa: B008 - it is frozen
     latest: Latest = unknown_end,
     on_restored: Callable[[RestorePoint], None] = lambda _: None,
     alive: Alive = lambda _: nullcontext(),
     before_claim: Callable[[], None] = lambda: None,
+    given_up: Callable[[], bool] | None = None,
 ) -> Start:
     """Take the job over and go back to its checkpoint. After this, earlier runs can do nothing any more.
 
     `wanted`: an older retained checkpoint instead of the newest. `perform_all`: how tasks are run that take state over.
     `latest`: where a source ends now. `alive`: says that the run is, while sinks commit and tasks take state over, which may take long.
-    `before_claim`: called when nothing is refused any more, before the first claim.
+    `before_claim`: called when nothing is refused any more, before the first claim. `given_up`: see `RecoveryCalls`.
     """
     of_job(spec.name)
     now = JobNow(spec.source_numbers, spec.uids, changes, latest)
-    point = _restored(
-        spec,
-        claimant,
-        clock,
-        wanted,
-        drop_state=drop_state,
-        now=now,
-        before_claim=before_claim,
-        alive=alive,
-    )
+    with RecoveryCalls(given_up) as calls:
+        point = _restored(
+            spec,
+            claimant,
+            clock,
+            wanted,
+            drop_state=drop_state,
+            now=now,
+            before_claim=before_claim,
+            alive=alive,
+            calls=calls,
+        )
     beat(spec.storage, point.run, clock.wall())
     for line in point.fitted.said if point.fitted else ():
         _log.warning("%s", line)
@@ -121,7 +130,7 @@ def check_fits(
     spec: JobSpec,
     point: RestorePoint,
     drop_state: tuple[str, ...],
-    changes: Changes = Changes(),  # noqa: B008 - it is frozen
+    changes: RestoreOptions = RestoreOptions(),  # noqa: B008 - it is frozen
     latest: Latest = unknown_end,
 ) -> None:
     """Refuse what the job cannot go on from; raises before anything is changed."""
@@ -171,6 +180,7 @@ def _restored(
     now: JobNow,
     before_claim: Callable[[], None],
     alive: Alive,
+    calls: RecoveryCalls,
 ) -> RestorePoint:
     checkpoint = None if wanted is None else CheckpointId(wanted)
 
@@ -190,6 +200,7 @@ def _restored(
             wanted=checkpoint,
             fitting=fitting,
             check=check,
+            calls=calls,
         )
         before_claim()
     return restore(
@@ -204,6 +215,7 @@ def _restored(
         former=now.former,
         check=check,
         alive=alive,
+        calls=calls,
     )
 
 
@@ -263,11 +275,11 @@ def _taken_over(
     start: Start,
     lifetimes: Lifetimes,
     changes: Mapping[str, StateChange],
-    perform_all: PerformAll,
+    perform_all: RunRestoreTasks,
 ) -> dict[SubtaskId, StateHandle]:
     """The handles with which the first batch begins, when every subtask has to make what it takes over its own first."""
     layouts, switched_on_us = lifetimes.former
-    take_over = TakeOver(
+    take_over = StateMigration(
         spec.storage,
         spec.backend,
         start.local_dir,
@@ -301,3 +313,46 @@ def _dealt_out_anew(spec: JobSpec, start: Start) -> dict[str, list[StateHandle]]
         for uid, layout in spec.layouts.items()
         if uid in restored and layout.of_subtasks and len(stored[uid].handles) != spec.parallelism
     }
+
+
+def make_coordinator(
+    spec: JobSpec,
+    start: Start,
+    *,
+    clock: Clock,
+    post: Post,
+    run_commit: RunCommit,
+    listener: CheckpointListener | None = None,
+) -> Coordinator:
+    """The coordinator of a run that begins here."""
+    point = start.point
+    identity = Identity(
+        spec.name,
+        point.run,
+        spec.parallelism,
+        spec.max_parallelism,
+        {uid: columns_of(layout, start.switched_on_us.get(uid)) for uid, layout in spec.layouts.items()},
+        spec.upstream,
+        point.id,
+        savepoint=point.checkpoint.savepoint if point.checkpoint else "",
+        claimed=point.checkpoint.claimed if point.checkpoint else "",
+        dropped=start.dropped,
+        positions_set=start.positions_set,
+        former_uids=point.former_uids,
+    )
+    now = Now(clock.monotonic(), clock.wall())
+    protocol = Protocol(
+        spec.checkpoint, identity, point.retained, now, start.handles.values(), held=point.begun_files
+    )
+    return Coordinator(
+        protocol,
+        storage=spec.storage,
+        sinks=spec.sinks,
+        claim=point.claim,
+        clock=clock,
+        owner=spec.owner,
+        post=post,
+        run_commit=run_commit,
+        listener=listener,
+        left_over=point.left_over,
+    )

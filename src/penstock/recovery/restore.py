@@ -16,6 +16,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -23,6 +24,7 @@ import msgspec
 from penstock.checkpoint.commits import commit_in_order
 from penstock.checkpoint.completed import Barrier, Completed, PreCommitted
 from penstock.checkpoint.metadata import found_checkpoints, is_committed, name_of
+from penstock.checkpoint.sink_lanes import IN_THIS_THREAD, RecoveryCalls
 from penstock.config import Mode
 from penstock.decoding import decoded
 from penstock.errors import (
@@ -40,10 +42,9 @@ from penstock.ownership.descent import read_descents, record_descent
 from penstock.ownership.heartbeat import Alive, beat
 from penstock.ownership.holds import find_holds
 from penstock.randomness import SYSTEM_RANDOMNESS
-from penstock.recovery import begun as begun_batches
-from penstock.recovery.begun import Begun
+from penstock.recovery import started_batches as begun_batches
 from penstock.recovery.history import choose, read_history
-from penstock.recovery.old_copy import (
+from penstock.recovery.stale_storage import (
     NOT_RENAMED,
     FormerSinks,
     named,
@@ -51,7 +52,8 @@ from penstock.recovery.old_copy import (
     refuse_if_targets_know_more,
     uids_of,
 )
-from penstock.sinks.two_phase_commit import TransactionName, TwoPhaseCommitSink
+from penstock.recovery.started_batches import StartedBatch
+from penstock.sinks.two_phase_commit import Transaction, TransactionName, TwoPhaseCommitSink
 from penstock.storage import Storage
 from penstock.wording import counted
 
@@ -101,7 +103,7 @@ class RestorePoint:
 
     claim: Claim
     retained: tuple[Completed, ...]
-    begun: Begun | None = None
+    begun: StartedBatch | None = None
     """What earlier runs had begun, if a checkpoint that is retained knows nothing of it."""
     left_over: tuple[str, ...] = ()
     """What belongs to nothing any more, and is kept as long as somebody holds it: the run deletes it later, in this order."""
@@ -264,14 +266,16 @@ def restore(
     former: FormerSinks = NOT_RENAMED,
     check: Callable[[RestorePoint], None] = lambda _: None,
     alive: Alive = lambda _: nullcontext(),
+    calls: RecoveryCalls = IN_THIS_THREAD,
 ) -> RestorePoint:
     """Take the job over and clean up. `wanted` names an older retained checkpoint instead of the newest.
 
     `owner`: see `JobRecord`. `former`: sinks that `fitting` renames, asked about before there is anything to fit. `check` refuses, by
     raising, a checkpoint that the job cannot go on from. `alive` keeps the run's heartbeat going: a sink that does not answer may take
-    long to say so. After `UnavailableError` the caller says whether the run is over.
+    long to say so. `calls`: how sinks are called, which a cancel may end.
+    After `UnavailableError` the caller says whether the run is over.
     """
-    known = 0 if wanted is None else newest_run_in_targets(sinks, owner, former)
+    known = 0 if wanted is None else newest_run_in_targets(sinks, owner, former, calls)
     mine = claim(storage, now, claimant, above=known)
     try:
         point = fitting(_choose_point(mine, mode, wanted))
@@ -280,11 +284,11 @@ def restore(
         with alive(mine):
             if wanted is None:
                 refuse_if_targets_know_more(
-                    point.claim, point.id, sinks, point.former_sinks, owner=owner, mode=mode
+                    point.claim, point.id, sinks, point.former_sinks, owner=owner, mode=mode, calls=calls
                 )
             else:
                 _warn_of_what_goes(point)
-            left_over = _take_over(point, sinks, owner=owner, promised=promised, now=now)
+            left_over = _take_over(point, sinks, calls, owner=owner, promised=promised, now=now)
     except UnavailableError:
         raise
     except Exception:
@@ -317,6 +321,7 @@ def check_restorable(
     wanted: CheckpointId | None,
     fitting: Fitting = lambda point: point,
     check: Callable[[RestorePoint], None],
+    calls: RecoveryCalls = IN_THIS_THREAD,
 ) -> None:
     """Refuse what `restore` would refuse, before the job is claimed: a mistake must not fence off a run that is well.
 
@@ -333,7 +338,7 @@ def check_restorable(
     try:
         if wanted is None:
             refuse_if_targets_know_more(
-                point.claim, point.id, sinks, point.former_sinks, owner=owner, mode=mode
+                point.claim, point.id, sinks, point.former_sinks, owner=owner, mode=mode, calls=calls
             )
     except UnavailableError as error:
         _log.debug("looked at again when the job is claimed, a sink is away: %s", error)
@@ -348,12 +353,12 @@ def _choose_point(claim: Claim, mode: Mode, wanted: CheckpointId | None) -> Rest
 
 def _begun_beyond(
     storage: Storage, retained: Sequence[Completed], wanted: CheckpointId | None
-) -> Begun | None:
+) -> StartedBatch | None:
     """What was begun and is in no checkpoint; also what is in the newest, but not in the oldest that a person can choose.
 
     Who chooses a checkpoint gets that one, and not what was decided beside it.
     """
-    begun = begun_batches.last_begun(storage)
+    begun = begun_batches.last_started(storage)
     if begun is None:
         return None
     instead = begun.instead if wanted is None and retained else None
@@ -366,6 +371,7 @@ def _begun_beyond(
 def _take_over(
     point: RestorePoint,
     sinks: Mapping[str, TwoPhaseCommitSink],
+    calls: RecoveryCalls,
     *,
     owner: str,
     promised: Sequence[PreCommitted],
@@ -373,9 +379,9 @@ def _take_over(
 ) -> list[str]:
     storage = point.claim.storage
     record_descent(point.claim, point.id, point.completed_by)
-    _commit_promised(point.id, promised, sinks)
-    _abort_others(point, promised, sinks, owner)
-    begun_batches.take_over(storage, point.run, point.begun)
+    _commit_promised(point.id, promised, sinks, calls)
+    _abort_others(point, promised, sinks, calls, owner)
+    begun_batches.inherit_started(storage, point.run, point.begun)
     left_over = _delete_leftovers(storage, point, now)
     forget_old_runs(storage, point.run)
     return left_over
@@ -401,13 +407,14 @@ def _abort_others(
     point: RestorePoint,
     promised: Sequence[PreCommitted],
     sinks: Mapping[str, TwoPhaseCommitSink],
+    calls: RecoveryCalls,
     owner: str,
 ) -> None:
     keep = {one.name for one in promised}
     for uid, sink in sinks.items():
         for known_as in uids_of(uid, point.former_sinks):
             with named(uid):
-                for transaction in list(sink.find_transactions(owner, known_as)):
+                for transaction in calls(uid, partial(_listed, sink, owner, known_as)):
                     name = TransactionName.of(uid, transaction)
                     if name.run <= point.run and name not in keep:
                         _log.info(
@@ -416,17 +423,26 @@ def _abort_others(
                             tuple(name[1:]),
                             extra=about(operator=known_as),
                         )
-                        sink.abort(transaction)
+                        calls(uid, partial(sink.abort, transaction))
+
+
+def _listed(sink: TwoPhaseCommitSink, owner: str, uid: str) -> list[Transaction]:
+    """All of them: a sink may look for each only when it is taken."""
+    return list(sink.find_transactions(owner, uid))
 
 
 def _commit_promised(
-    checkpoint: CheckpointId, promised: Sequence[PreCommitted], sinks: Mapping[str, TwoPhaseCommitSink]
+    checkpoint: CheckpointId,
+    promised: Sequence[PreCommitted],
+    sinks: Mapping[str, TwoPhaseCommitSink],
+    calls: RecoveryCalls,
 ) -> None:
     """Each sink that can commit does, whatever becomes of the others. A run needs all of them: it must know what to abort."""
     failures: dict[str, Exception] = {}
     for uid in dict.fromkeys(one.sink for one in promised):
+        own = [one for one in promised if one.sink == uid]
         try:
-            commit_in_order(sinks, [one for one in promised if one.sink == uid])
+            calls(uid, partial(commit_in_order, sinks, own, calls.check))
         except Exception as error:  # noqa: BLE001 - raised below, after the other sinks had their turn
             failures[uid] = error
     for failure in failures.values():

@@ -148,8 +148,16 @@ class RequestServer:
         if len(self._told) < MOST_TOLD:
             self._told.add(told)
 
+    def open(self) -> None:
+        """The first run is up, or is tried again: every request is taken on."""
+        with self._deciding:
+            self._takes = frozenset(Kind)
+
     def close(self) -> None:
-        """The last run is over: only a cancel is taken on from here on. What else comes is left to whoever asks, and to the next start."""
+        """Before the first run is up and after the last one is over: only a cancel is taken on.
+
+        What else comes waits until `open`, or is left to whoever asks, and to the next start.
+        """
         with self._deciding:
             self._takes = frozenset({Kind.CANCEL})
 

@@ -26,7 +26,7 @@ from penstock.operators.distinct_values import WHOSE, counting_distinct, distinc
 from penstock.operators.timers import KINDS, timer_table
 from penstock.progress import each
 from penstock.randomness import SYSTEM_RANDOMNESS
-from penstock.recovery.lifetimes import described
+from penstock.recovery.lifetimes import columns_of
 from penstock.recovery.progress_log import NO_POSITION
 from penstock.savepoint.folder import Attempt, attempting
 from penstock.savepoint.manifest import Manifest, SavedOperator
@@ -320,7 +320,7 @@ class _Filling:
         }
         files = {name: tuple(one.file for one in found if one.file) for name, found in written.items()}
         return SavedOperator(
-            described(self.layout, _switched_on(self.layout, now_us)),
+            columns_of(self.layout, _switched_on(self.layout, now_us)),
             {name: found for name, found in files.items() if found},
             generation=1,
             due=first_timers(written, self.layout),
