@@ -20,11 +20,11 @@ from pyspark.sql.types import StructType
 from penstock.config import Mode
 from penstock.errors import ConfigError, InternalError, PenstockError, UserCodeError
 from penstock.graph import BadRecords, Graph, Late, Process, Side, Source, Transform, Union
+from penstock.job_spec import JobSpec
 from penstock.operators.aggregate import Aggregate
 from penstock.operators.base import Node, Operator
 from penstock.operators.join import Join, Lookup
 from penstock.operators.window import Window
-from penstock.job_spec import JobSpec
 from penstock.places import AT, place_in_user_code
 from penstock.spark.compiled_kinds import (
     compiled_aggregate,
