@@ -14,9 +14,10 @@ import penstock as ps
 from penstock.config import OnBadRecord
 from penstock.engine.dead_letters import ROWS
 from penstock.errors import ConfigError
-from penstock.graph import EventTime, Source, Transform, Union, Window
+from penstock.graph import EventTime, Source, Transform, Union
 from penstock.operators.clock import OperatorClock
 from penstock.operators.late_panes import ABSURD, LATE
+from penstock.operators.window import Window
 from penstock.operators.window_aggregate import PANE
 from penstock.operators.window_kinds import Windows
 from penstock.spark.event_times import event_time_of, in_microseconds

@@ -81,6 +81,8 @@ def test_what_a_signature_names_is_exported(thing: object) -> None:
         "Graph",
         "Broadcast",
         "Contents",
+        "Node",
+        "Operator",
     }  # what a handle and a stream are made of
     of_others = {
         "Column",

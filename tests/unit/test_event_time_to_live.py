@@ -22,16 +22,16 @@ from builders.operator_cluster import BuiltIn, OperatorCluster
 from penstock.config import OnBadRecord
 from penstock.engine.aggregate_task import EVENT_TIME_US, AggregateTask
 from penstock.engine.executor import Executor
-from penstock.engine.tagged_rows import RESULTS
-from penstock.engine.task_rows import TaskRows
 from penstock.errors import ConfigError
 from penstock.ids import CheckpointId
 from penstock.operators.aggregates import AggregateSpec, Kind, Partial
 from penstock.operators.bad_records import BadRecords
 from penstock.operators.clock import OperatorClock
 from penstock.operators.distinct_values import aggregate_layout
+from penstock.operators.inputs import TaskRows
 from penstock.operators.keyed_process import Context
 from penstock.operators.late_rows import LateRows
+from penstock.operators.outputs import RESULTS
 from penstock.operators.time_column import TimeColumn
 from penstock.operators.timers import microseconds, moment
 from penstock.operators.two_input_rows import TIME, in_one_table

@@ -20,14 +20,14 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from penstock.engine.dedupe_task import DedupeTask
+from penstock.engine.tagged_rows import BAD, RESULTS, untagged
 
 import penstock as ps
 from builders.operator_cluster import BuiltIn, OperatorCluster
 from builders.task_cluster import AtOnce, with_wake_row
 from penstock.config import OnBadRecord
 from penstock.engine.assignment import Assignment, OperatorAnswer, RunPlace
-from penstock.engine.dedupe_task import DedupeTask
-from penstock.engine.tagged_rows import BAD, RESULTS, untagged
 from penstock.engine.window_task import WindowProcessTask
 from penstock.errors import BadRecordError
 from penstock.ids import CheckpointId, RunId, SubtaskId

@@ -16,14 +16,14 @@ from hypothesis import strategies as st
 
 import penstock as ps
 from builders.operator_cluster import BuiltIn, OperatorCluster
-from penstock.operators import run_top as run_module
 from penstock.operators import table_rows, top_rows, top_values, wide_columns
+from penstock.operators import top as run_module
 from penstock.operators.keyed_process import Context
 from penstock.operators.pieces import PieceLimits
 from penstock.operators.row_order import Order, parse_orders
-from penstock.operators.run_top import run_top
 from penstock.operators.table_rows import PieceRows, Portion
-from penstock.operators.top_rows import KeyedRows, TopSpec
+from penstock.operators.top import TopSpec, run_top
+from penstock.operators.top_rows import KeyedRows
 from penstock.state.backends.base import OpenState, StateLayout
 from penstock.state.types import arrow_schema
 from services.tiers import share

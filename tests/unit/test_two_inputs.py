@@ -8,8 +8,11 @@ from typing import Any, cast
 import pytest
 
 import penstock as ps
-from penstock.graph import Dedupe, EventTime, Graph, Join, Late, Lookup, Node, Source
+from penstock.graph import EventTime, Graph, Late, Source
 from penstock.keyed_streams import KeyedStream
+from penstock.operators.base import Node
+from penstock.operators.dedupe import Dedupe
+from penstock.operators.join import Join, Lookup
 from penstock.operators.join_spec import How
 from penstock.streams import Stream
 

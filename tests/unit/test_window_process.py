@@ -15,21 +15,21 @@ import penstock as ps
 from builders.operator_cluster import BuiltIn, OperatorCluster
 from penstock.config import OnBadRecord
 from penstock.engine.executor import Executor
-from penstock.engine.tagged_rows import RESULTS
-from penstock.engine.task_rows import TaskRows
 from penstock.engine.window_task import WindowProcessTask
 from penstock.ids import CheckpointId
 from penstock.operators.bad_records import BadRecords
 from penstock.operators.clock import OperatorClock
 from penstock.operators.count_rows import CountRowsSpec
+from penstock.operators.inputs import TaskRows
 from penstock.operators.late_rows import LateRows
+from penstock.operators.outputs import RESULTS
 from penstock.operators.session_rows import SessionRowsSpec
 from penstock.operators.time_column import TimeColumn
 from penstock.operators.timers import microseconds, moment
 from penstock.operators.window_calls import WindowCode
 from penstock.operators.window_kinds import CountWindows, SessionWindows
 from penstock.operators.window_rows import WindowRowsSpec
-from penstock.savepoint.views import Moment
+from penstock.savepoint.views import TimestampColumn
 from penstock.state.backends.base import OpenState, StateLayout
 from penstock.state.handle import Due
 from penstock.state.lifetimes import FAR_AWAY_US
@@ -171,5 +171,5 @@ def test_rows_of_nothing_but_a_key_are_counted(tmp_path: Path, backend: str) -> 
 def test_windows_beyond_the_calendar_can_be_shown() -> None:
     """Who looks at state sees bounds that Python knows."""
     stored = pa.RecordBatch.from_pydict({"last": [microseconds(LAST, ""), microseconds(FIRST, "")]})
-    assert Moment("window_end", "last", 1).of(stored).to_pylist()[0] == LAST
-    assert Moment("window_start", "last", -5).of(stored).to_pylist()[1] == FIRST
+    assert TimestampColumn("window_end", "last", 1).of(stored).to_pylist()[0] == LAST
+    assert TimestampColumn("window_start", "last", -5).of(stored).to_pylist()[1] == FIRST

@@ -11,8 +11,9 @@ import pytest
 
 import penstock as ps
 from penstock.errors import ConfigError
-from penstock.graph import EventTime, Graph, Source, Window
+from penstock.graph import EventTime, Graph, Source
 from penstock.keyed_streams import KeyedStream
+from penstock.operators.window import Window
 from penstock.operators.window_kinds import SessionWindows, TimeWindows
 
 TIME = EventTime("at", 0, None, None)
