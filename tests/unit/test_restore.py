@@ -31,14 +31,13 @@ from penstock.errors import (
     UnavailableError,
 )
 from penstock.ids import CheckpointId, RunId, checked_name
+from penstock.job_spec import Uids
 from penstock.ownership.claim import Claimant, claim, newest_run
 from penstock.ownership.descent import read_descents
 from penstock.ownership.heartbeat import beat, refuse_if_running
 from penstock.ownership.holds import put_hold, release_hold
-from penstock.recovery.changes import Changes
 from penstock.recovery.fitting import JobNow
 from penstock.recovery.forget import forget_everything
-from penstock.recovery.renaming import Uids
 from penstock.recovery.restore import (
     JobRecord,
     RestorePoint,
@@ -50,6 +49,7 @@ from penstock.recovery.restore import (
     record_key_groups,
     restore,
 )
+from penstock.recovery.restore_options import RestoreOptions
 from penstock.storage import LocalStorage, Storage
 from penstock.storage.file_system import temporary_name
 from penstock.storage.forwarding import ForwardingStorage, Operation
@@ -120,7 +120,7 @@ def test_a_sink_that_was_renamed_keeps_its_promises(scene: Scene) -> None:
     promised, stray = (scene.sink.stage(JOB, "old", run=1, batch=batch) for batch in (3, 4))
     own = scene.stage(4)
     scene.checkpoint(3, promises=(promised,))
-    now = JobNow({}, Uids((), (), (UID,)), Changes(rename={"old": UID}))
+    now = JobNow({}, Uids((), (), (UID,)), RestoreOptions(rename={"old": UID}))
     restore(
         scene.storage,
         {UID: scene.sink},

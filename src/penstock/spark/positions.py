@@ -24,10 +24,10 @@ from pyspark.sql import SparkSession
 from penstock import start_options
 from penstock.checkpoint.completed import Completed
 from penstock.clock import SYSTEM_CLOCK, Clock
-from penstock.engine.adopting import Savepoint
 from penstock.errors import ConfigError, UnavailableError
 from penstock.graph import Source
-from penstock.recovery.changes import LATEST, START, Changes
+from penstock.recovery.restore_options import LATEST, START, RestoreOptions
+from penstock.savepoint.restore import GivenSavepoint
 from penstock.sources.partitioned_log import PartitionedLog
 from penstock.spark.input_rows import rows_between
 from penstock.spark.inspection import leaf_options, leaves, source_kind, streaming_leaves
@@ -86,7 +86,9 @@ class LatestPositions:
                 ) from error
 
 
-def check_log_positions(sources: Sequence[Source], changes: Changes, savepoint: Savepoint | None) -> None:
+def check_log_positions(
+    sources: Sequence[Source], changes: RestoreOptions, savepoint: GivenSavepoint | None
+) -> None:
     """Refuse a start whose `positions=`, or whose savepoint, says of a log what it does not have."""
     stored = {} if savepoint is None else savepoint.manifest.barrier.positions
     given = {changes.rename.get(uid, uid): one for uid, one in stored.items()} | dict(changes.positions)

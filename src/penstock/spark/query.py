@@ -19,13 +19,12 @@ from penstock.checkpoint.loop import CoordinatorLoop
 from penstock.clock import SYSTEM_CLOCK
 from penstock.engine import run
 from penstock.engine.assignment import Answer, Assignment
-from penstock.engine.coordinating import make_coordinator
-from penstock.engine.job_spec import JobSpec
 from penstock.engine.run import BatchUnderWay, Run
-from penstock.engine.start import Start, forget_working_files
+from penstock.engine.start import Start, forget_working_files, make_coordinator
 from penstock.ids import CheckpointId
+from penstock.job_spec import JobSpec
 from penstock.log_fields import of_job
-from penstock.recovery.repeated import Failure
+from penstock.recovery.restart import Failure
 from penstock.requests.job_actions import JobActions
 from penstock.snapshot.mailbox import Address, Mailbox, places
 from penstock.snapshot.messages import Message, TaskFailed
@@ -123,7 +122,7 @@ class QueryRun:
             clock=SYSTEM_CLOCK,
             post=post,
             run_commit=run_commit,
-            witness=self._observer,
+            listener=self._observer,
         )
 
     def _open_mailbox(self) -> Mailbox:

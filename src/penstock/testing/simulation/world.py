@@ -45,7 +45,7 @@ class World:
         source = ScriptedSource(workload.partitions, workload.records, workload.keys, self._random("source"))
         self.site = Site(workload, root, source)
         self.audit = Audit(self.site)
-        self.site.witness = self.audit
+        self.site.listener = self.audit
         self.site.on_restored = self._restored
         self.site.external.before_visible = self.audit.visible
         self.site.external.checkpoints_decide = workload.promise is Mode.EXACTLY_ONCE
