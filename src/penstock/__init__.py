@@ -73,7 +73,7 @@ if TYPE_CHECKING:
     from penstock.state.backends import FilesystemBackend, MemoryBackend, RocksdbBackend, StateBackend
     from penstock.status.events import Event
     from penstock.status.listeners import Listener
-    from penstock.status.observer import Progress
+    from penstock.status.live import Progress
     from penstock.status.otel import OpenTelemetry
     from penstock.storage import LocalStorage, Storage
     from penstock.streams import Stream, Written
@@ -228,7 +228,7 @@ _LATE_NAMES = LateNames(
         "OperatorContents": "savepoint.contents",
         "OperatorListState": "operators.subtask_states",
         "Process": "operators.process",
-        "Progress": "status.observer",
+        "Progress": "status.live",
         "RawState": "operators.raw_state",
         "ReducingState": "operators.folded_state",
         "RestartStrategy": "recovery.restart",
