@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any, TextIO
 
+import msgspec
 import pytest
 
 from penstock.spark import terminal_output
@@ -178,7 +179,8 @@ def test_the_signs_of_a_job() -> None:
     signs.watch(handle)
     assert terminal.shown[0].startswith("running, run 3, 1 batch, its rows are not counted yet, 0 rows/s, ")
     clock.sleep(2.0)
-    handle.progress.rows_in, handle.status = 500, Status.RESTARTING
+    handle.progress = msgspec.structs.replace(handle.progress, rows_in=500)
+    handle.status = Status.RESTARTING
     signs.watch(handle)
     assert terminal.shown[0].startswith("restarting, run 3, 1 batch, 500 rows in, 250 rows/s, ")
     signs.watch(handle, stopping=True)
@@ -308,7 +310,7 @@ def story_of_a_job(stream: TextIO, has_terminal: Callable[[bool], None]) -> None
         life()
         signs.watch(handle)
         has_terminal(True)
-        handle.progress.batches = 2
+        handle.progress = msgspec.structs.replace(handle.progress, batches=2)
         signs.watch(handle)
         life()
         has_terminal(False)
