@@ -18,10 +18,10 @@ from penstock.errors import ConfigError, PenstockError, shown_alone
 from penstock.graph import Graph, Source
 from penstock.guarantee import Guarantee
 from penstock.ids import checked_name
+from penstock.job_spec import Uids
 from penstock.loading import refuse_while_loading
-from penstock.recovery.changes import Changes
-from penstock.recovery.renaming import Uids
 from penstock.recovery.restart import RestartStrategy, exponential_delay
+from penstock.recovery.restore_options import RestoreOptions
 from penstock.state.backends import backend_named
 from penstock.state.backends.base import StateBackend
 from penstock.state.keys import MAX_KEY_GROUPS
@@ -33,7 +33,7 @@ from penstock.wrong_words import checked_arguments
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from penstock.engine.adopting import Savepoint
+    from penstock.savepoint.restore import GivenSavepoint
     from penstock.spark.handle import JobHandle
 
 DEFAULT_MAX_PARALLELISM = 128
@@ -179,7 +179,7 @@ class Job:
         if restore is not None:
             whole_number("restore", restore, minimum=0)
         dropped = _checked_uids(drop_state)
-        changes = Changes.checked(drop_sources, rename or {}, positions or {})
+        changes = RestoreOptions.checked(drop_sources, rename or {}, positions or {})
         changes.check_names(self._uids())
         if drain and not available_now:
             raise ConfigError(
@@ -263,10 +263,10 @@ def _ui_options(ui: str | int | bool | None, token: str | None, *, read_only: bo
 
 def _opened_savepoint(
     storage: Storage, savepoint: object, restore: int | None, *, claim: bool
-) -> Savepoint | None:
+) -> GivenSavepoint | None:
     """The savepoint of a start, read and checked before Spark is asked for anything; None where there is nothing to begin with."""
-    from penstock.engine.adopting import Savepoint, delete_rest_of_claimed, has_claimed
     from penstock.savepoint.manifest import MANIFEST, read_manifest
+    from penstock.savepoint.restore import GivenSavepoint, delete_rest_of_claimed, has_claimed
 
     if savepoint is None:
         if claim:
@@ -284,7 +284,7 @@ def _opened_savepoint(
     if claim and folder.size(MANIFEST) is None and has_claimed(storage, folder):
         delete_rest_of_claimed(folder)  # what a crash may have left of it
         return None
-    return Savepoint(folder, read_manifest(folder), claim)
+    return GivenSavepoint(folder, read_manifest(folder), claim)
 
 
 def _checked_uids(drop_state: object) -> tuple[str, ...]:

@@ -22,8 +22,8 @@ from penstock.dashboard.ui_options import UiOptions, address_of
 from penstock.ids import NO_CHECKPOINT
 from penstock.ownership.claim import claim
 from penstock.ownership.descent import record_descent
-from penstock.ownership.ends import How, end_of, record_end
 from penstock.ownership.heartbeat import beat, beating
+from penstock.ownership.run_ends import RunOutcome, end_of, record_end
 from penstock.recovery.restore import JobRecord, check_job_record
 from penstock.status.events import CheckpointCompleted, Event, RunFailed, RunStarted
 from penstock.status.journal_files import Budget, segment_name, write_live, write_plan
@@ -130,7 +130,7 @@ class StoredJob:
         )
 
     def end(self) -> None:
-        record_end(self.storage, end_of(self.run, How.STOPPED, self.now))
+        record_end(self.storage, end_of(self.run, RunOutcome.STOPPED, self.now))
         beat(self.storage, self.run, self.now, ended=True)
 
     @contextmanager

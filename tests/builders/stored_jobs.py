@@ -13,8 +13,8 @@ from penstock.checkpoint.metadata import write_metadata
 from penstock.ids import CheckpointId, RunId, SubtaskId
 from penstock.ownership.claim import claim
 from penstock.ownership.descent import record_descent
-from penstock.ownership.ends import How, end_of, record_end
 from penstock.ownership.heartbeat import beat
+from penstock.ownership.run_ends import RunOutcome, end_of, record_end
 from penstock.recovery.restore import JobRecord, check_job_record
 from penstock.state.handle import FileRef, StateHandle
 from penstock.status import events as told
@@ -187,7 +187,7 @@ class SeenJob:
         write_live(self.storage, Live(**{**usual, **changes}))
         beat(self.storage, self.run, at)
 
-    def end(self, how: How, at: float, error: BaseException | None = None) -> None:
+    def end(self, how: RunOutcome, at: float, error: BaseException | None = None) -> None:
         """The run says how it ended."""
         record_end(self.storage, end_of(self.run, how, at, error))
         beat(self.storage, self.run, at, ended=True)
@@ -213,7 +213,7 @@ def healthy(place: Path, now: float, name: str = "views") -> SeenJob:
             rows_again=1_234,
         )
     )
-    job.end(How.RESTARTED, now - 3680, ValueError("the broker does not answer"))
+    job.end(RunOutcome.RESTARTED, now - 3680, ValueError("the broker does not answer"))
     job.begin(now - 3670, restored_from=38)
     job.tell(
         told.CheckpointFailed(
@@ -280,7 +280,7 @@ def failed(place: Path, now: float, name: str = "invoices") -> SeenJob:
             checkpoint=3,
         )
     )
-    job.end(How.FAILED, now - 690, ValueError("division by [zero]"))
+    job.end(RunOutcome.FAILED, now - 690, ValueError("division by [zero]"))
     return job
 
 

@@ -14,15 +14,15 @@ import pytest
 
 from builders.calling_penstock import Penstock, caller
 from builders.stored_jobs import PLAN, SeenJob, died, failed, healthy, late
-from penstock.cli import watching
+from penstock.cli import watch
 from penstock.cli.console import plain_console
 from penstock.cli.event_lines import event_line
+from penstock.cli.job_lookup import within
 from penstock.cli.status_screen import exit_code, status_json
 from penstock.cli.watch_screen import WatchScreen
-from penstock.cli.which_job import within
 from penstock.clock import SYSTEM_CLOCK
 from penstock.errors import UnavailableError
-from penstock.ownership.ends import How
+from penstock.ownership.run_ends import RunOutcome
 from penstock.status import events as told
 from penstock.status.job_watcher import JobWatcher
 from penstock.status.jobs import find_jobs, job_id
@@ -113,7 +113,7 @@ def test_a_storage_that_is_not_there(
     penstock: Penstock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
 ) -> None:
     """No command takes it for a storage without jobs: the argument is wrong, and the error names the folder."""
-    monkeypatch.setattr(watching, "watch", lambda *_, **__: None)  # it would watch for ever
+    monkeypatch.setattr(watch, "watch", lambda *_, **__: None)  # it would watch for ever
     name, *more = command.split()
     first = [tmp_path] if "HERE" in more else []
     behind = [word for word in more if word != "HERE"]
@@ -225,7 +225,7 @@ def test_rows_are_shown_when_they_are_counted(
 
 def test_status_as_json(penstock: Penstock, tmp_path: Path, now: float) -> None:
     """The JSON is the view of the job that pages show, of its history the newest, with what follows from it."""
-    died(tmp_path, now, "views").end(How.FAILED, now - 650, ValueError("x"))
+    died(tmp_path, now, "views").end(RunOutcome.FAILED, now - 650, ValueError("x"))
     shown = penstock("status", tmp_path, "views", "--json")
     found = shown.json
     assert (shown.code, found["exit_code"], found["state"]) == (3, 3, "failed")
@@ -241,7 +241,7 @@ def test_a_job_that_was_stopped_needs_nobody(penstock: Penstock, tmp_path: Path,
     job = SeenJob(tmp_path, started_at=now - 100)
     job.complete(1, now - 50)
     job.live(now - 40)
-    job.end(How.STOPPED, now - 39)
+    job.end(RunOutcome.STOPPED, now - 39)
     shown = penstock("status", tmp_path, "views")
     assert shown.code == 0
     assert "views  stopped 39 s ago" in shown.out

@@ -17,11 +17,11 @@ from penstock.checkpoint.metadata import mark_committed, write_metadata
 from penstock.config import Mode
 from penstock.errors import IncompatibleStateError, UnavailableError
 from penstock.ids import CheckpointId
+from penstock.job_spec import Uids
 from penstock.ownership.claim import Claim
-from penstock.recovery.changes import Changes
 from penstock.recovery.fitting import JobNow
-from penstock.recovery.renaming import Uids
 from penstock.recovery.restore import RestorePoint, check_restorable, restore
+from penstock.recovery.restore_options import RestoreOptions
 from penstock.sinks import Files, SQLite
 from penstock.sinks.two_phase_commit import TransactionContext, TwoPhaseCommitSink
 from penstock.status.journal_files import write_plan
@@ -55,7 +55,7 @@ class Driver:
     ) -> RestorePoint:
         """`renamed`: the sink's uid from now on."""
         uid, chosen = renamed or UID, None if wanted is None else CheckpointId(wanted)
-        changes = Changes(rename={UID: renamed}) if renamed else Changes()
+        changes = RestoreOptions(rename={UID: renamed}) if renamed else RestoreOptions()
         now = JobNow({}, Uids(sources=(), operators=(), sinks=(uid,)), changes)
         check_restorable(
             self.storage,

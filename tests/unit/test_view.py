@@ -17,8 +17,8 @@ from penstock.errors import ConfigError
 from penstock.ids import CheckpointId, RunId, SubtaskId
 from penstock.ownership.claim import Claimant, claim, forget_old_runs, pid_space, process_start
 from penstock.ownership.descent import record_descent
-from penstock.ownership.ends import How, end_of, record_end
 from penstock.ownership.heartbeat import beat
+from penstock.ownership.run_ends import RunOutcome, end_of, record_end
 from penstock.recovery.forget import forget_everything
 from penstock.recovery.restore import JobRecord, check_job_record
 from penstock.status.checkpoint_history import percentiles
@@ -156,13 +156,13 @@ def test_a_running_job(place: Place) -> None:
 @pytest.mark.parametrize(
     ("how", "state"),
     [
-        (How.FINISHED, JobState.FINISHED),
-        (How.STOPPED, JobState.STOPPED),
-        (How.CANCELLED, JobState.CANCELLED),
-        (How.FAILED, JobState.FAILED),
+        (RunOutcome.FINISHED, JobState.FINISHED),
+        (RunOutcome.STOPPED, JobState.STOPPED),
+        (RunOutcome.CANCELLED, JobState.CANCELLED),
+        (RunOutcome.FAILED, JobState.FAILED),
     ],
 )
-def test_how_a_job_ended(place: Place, how: How, state: JobState) -> None:
+def test_how_a_job_ended(place: Place, how: RunOutcome, state: JobState) -> None:
     """It is seen as it said, and what was under way then is not under way any more."""
     run = place.run(900.0)
     live = Live(run=run, at=905.0, status=how.value, pending=(PendingLive(checkpoint=1, triggered_at=904.0),))
@@ -214,7 +214,7 @@ def test_a_job_that_is_about_to_end_does_not_run(place: Place, status: str) -> N
 def test_a_job_that_was_cancelled_and_forgot_everything(place: Place) -> None:
     """It is cancelled, although the run that deleted what there was came last."""
     run = place.run(900.0)
-    record_end(place.storage, end_of(run, How.CANCELLED, 906.0))
+    record_end(place.storage, end_of(run, RunOutcome.CANCELLED, 906.0))
     forget_everything(place.storage, 907.0, place.claimant)
     assert place.look().state is JobState.CANCELLED
 
@@ -591,7 +591,7 @@ def test_counters_do_not_go_down_when_records_and_journal_forget(
         chronicle.tell(RunStarted(at=NOW + start, run=run, host="away", pid=1))
         chronicle.close()
         if start == 5:
-            record_end(storage, end_of(run, How.STOPPED, NOW + start))
+            record_end(storage, end_of(run, RunOutcome.STOPPED, NOW + start))
         seen.append(place.look(NOW + 1000))
         in_the_log = before[-1].restarts + live.restarts
         assert seen[-1].restarts - in_the_log in (

@@ -84,7 +84,7 @@ class _Sight:
 
 
 class StorageLooker:
-    """A `Looker` over some storages; `start` it before it is asked, `close` it at the end.
+    """A `PositionReader` over some storages; `start` it before it is asked, `close` it at the end.
 
     What always holds: a method that is not `wait` returns at once; nothing that lies in a storage makes one raise.
     """
@@ -122,16 +122,16 @@ class StorageLooker:
     # ── for those who ask ──────────────────────────────────────────────────────────────────────
 
     def views(self) -> list[JobView]:
-        """See `Looker.views`."""
+        """See `PositionReader.views`."""
         return [one.view for one in self._now().seen]
 
     def view(self, job: str) -> JobView | None:
-        """See `Looker.view`."""
+        """See `PositionReader.view`."""
         seen = self.seen(job)
         return None if seen is None else seen.view
 
     def found(self, job: str) -> FoundJob:
-        """See `Looker.found`."""
+        """See `PositionReader.found`."""
         return job_of((one.job for one in self._now().seen), job)
 
     def seen(self, job: str) -> Seen | None:
@@ -142,10 +142,6 @@ class StorageLooker:
     def all_seen(self) -> tuple[Seen, ...]:
         """All jobs, by name."""
         return self._now().seen
-
-    def last_look(self) -> object:
-        """Another object for each look: whatever was made of what was seen is good as long as this stays the same one."""
-        return self._now()
 
     @property
     def problems(self) -> tuple[str, ...]:

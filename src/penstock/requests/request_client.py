@@ -15,8 +15,8 @@ from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.errors import ConfigError, PenstockError, UnavailableError
 from penstock.ids import RunId
 from penstock.ownership.claim import newest_run, read_run
-from penstock.ownership.ends import read_end
 from penstock.ownership.heartbeat import HEARTBEAT_S, Pulse, last_beat, seems_alive
+from penstock.ownership.run_ends import read_end
 from penstock.randomness import SYSTEM_RANDOMNESS, Randomness
 from penstock.requests.request_files import (
     ID_DIGITS,

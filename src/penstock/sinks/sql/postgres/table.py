@@ -13,7 +13,7 @@ from penstock.sinks.sql.postgres.server import PostgresSession
 from penstock.sinks.sql.postgres.values import TYPES
 from penstock.sinks.sql.server import SqlSession
 from penstock.sinks.sql.table import STAGED_KEY, Column, Layout, TargetTable
-from penstock.sinks.sql.values import Kind, fraction_digits, kind_of, needed_scale
+from penstock.sinks.sql.values import ValueKind, fraction_digits, kind_of, needed_scale
 
 _FIND = """SELECT n.nspname, c.relkind::text, c.relpersistence::text FROM pg_class c
     JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = to_regclass(%s)"""
@@ -73,9 +73,9 @@ class PostgresColumn(Column):
     def fits(self, data_type: pa.DataType) -> bool:
         """See `Column`."""
         kind = kind_of(data_type)
-        if kind is Kind.TEXT:
+        if kind is ValueKind.TEXT:
             return self.keeps_texts and self.category not in _NOT_FROM_TEXT and self.type != "bytea"
-        return kind is Kind.NULL or self.type in TYPES[kind].fitting
+        return kind is ValueKind.NULL or self.type in TYPES[kind].fitting
 
     def keeps_digits(self, data_type: pa.DataType) -> bool:
         """See `Column`."""
@@ -100,21 +100,21 @@ class PostgresColumn(Column):
 
 
 class PostgresTable(TargetTable):
-    """See `TargetTable`."""
+    """See `SqliteTable`."""
 
     server = "PostgreSQL"
     unique_index_must = ", not deferrable"
 
     def type_name(self, data_type: pa.DataType) -> str:
-        """See `TargetTable`."""
+        """See `SqliteTable`."""
         return TYPES[kind_of(data_type)].name
 
     def widen_sql(self, field: pa.Field, column: PostgresColumn) -> str:  # noqa: ARG002 - what it was plays no part
-        """See `TargetTable`."""
+        """See `SqliteTable`."""
         return f"ALTER TABLE {self.quoted} ALTER COLUMN {self.column(field.name)} TYPE {self.type_name(field.type)}"
 
     def upsert_sql(self, insert: str, columns: Sequence[str], rows: str) -> str:
-        """See `TargetTable`: no row may be met twice."""
+        """See `SqliteTable`: no row may be met twice."""
         changes = [
             f"{self.column(name)} = excluded.{self.column(name)}" for name in columns if not self.is_key(name)
         ]
@@ -126,7 +126,7 @@ class PostgresTable(TargetTable):
         return f"{insert} {last} ON CONFLICT ({key}) DO {action}"
 
     def find(self, session: SqlSession) -> bool:
-        """See `TargetTable`."""
+        """See `SqliteTable`."""
         found = session.execute(_FIND, [self.quoted])
         for _, kind, persistence in found:
             if kind not in {"r", "p"}:
@@ -151,30 +151,30 @@ class PostgresTable(TargetTable):
         return f" (names are taken as they are: did you mean schema={schema!r}, table={name!r}?)"
 
     def found_schema(self, session: SqlSession) -> str:
-        """See `TargetTable`."""
+        """See `SqliteTable`."""
         found = session.execute(_FIND, [self.quoted])
         if found or self.schema is not None:
             return str(found[0][0] if found else self.schema)
         return str(session.execute("SELECT coalesce(current_schema(), 'public')")[0][0])
 
     def declared_columns(self, session: SqlSession) -> list[PostgresColumn]:
-        """See `TargetTable`."""
+        """See `SqliteTable`."""
         return [PostgresColumn(*row) for row in session.execute(_COLUMNS, [self.quoted])]
 
     def staged_columns(self, session: SqlSession, schema: str | None, staged_in: str) -> list[str]:
-        """See `TargetTable`."""
+        """See `SqliteTable`."""
         return [name for (name,) in session.execute(_STAGED_COLUMNS, [session.quoted(schema, staged_in)])]
 
     def may(self, session: SqlSession, rights: Sequence[str], columns: Sequence[PostgresColumn]) -> bool:  # noqa: ARG002 - of the whole table
-        """See `TargetTable`."""
+        """See `SqliteTable`."""
         return bool(session.execute(_MAY, [self.quoted, list(rights)])[0][0])
 
     def unique_keys(self, session: SqlSession) -> dict[str, set[str]]:
-        """See `TargetTable`."""
+        """See `SqliteTable`."""
         return {index: set(names) for index, names in session.execute(_UNIQUE, [self.quoted])}
 
     def checks(self, session: SqlSession, columns: Sequence[str]) -> list[str]:
-        """See `TargetTable`."""
+        """See `SqliteTable`."""
         return [
             f"CONSTRAINT {self.column(name)} {text}"
             for name, text, needed in session.execute(_CHECKS, [self.quoted])
