@@ -53,12 +53,12 @@ class _WithOwnCode(Steps):
         order_by: OrderBy = (),
         on_bad_record: OnBadRecord | str | None = None,
     ) -> Stream:
-        """Run own Python code with state: a `KeyedProcess` key by key, a `BatchProcess` in columns; without a key a `SimulatedProcess`.
+        """Run own Python code with state: a `KeyedProcess` key by key, a `BatchProcess` in columns; without a key a `Process`.
 
         `schema`: the columns of its results, as DDL, a `StructType` or a list such as ["app string", ("n", "long")].
         `order_by`: columns ('at', 'at asc' or 'at desc') that put the rows of a key in order within a batch.
         `on_bad_record`: "fail", or "skip" rows without a key, rows that `process` rejects, and those for which it raises. What a
-        `SimulatedProcess` or `BatchProcess` raises ends the run.
+        `Process` or `BatchProcess` raises ends the run.
         Behind `connect`, its `process_broadcast` is given the rows of the broadcast stream, in every batch before all others.
         """
         node = add_process(

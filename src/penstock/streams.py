@@ -107,7 +107,7 @@ class Stream(Steps):
     def process(
         self, operator: UnkeyedProcess, *, schema: Columns, uid: str, order_by: OrderBy = ()
     ) -> Stream:
-        """Run own Python code without a key: a `SimulatedProcess`, which sees the rows of a subtask and has lists of its own.
+        """Run own Python code without a key: a `Process`, which sees the rows of a subtask and has lists of its own.
 
         Rows of one partition of the input go to one subtask, and keep their order. `schema` and `order_by` are as in `process` behind
         `key_by`. What `process` raises ends the run.

@@ -182,7 +182,7 @@ class WithoutKey(ps.Process):
 
 
 def test_without_a_key_too(tmp_path: Path) -> None:
-    """The same for a `SimulatedProcess`."""
+    """The same for a `Process`."""
     cluster = TaskCluster(tmp_path, WithoutKey(), rows=arrow_schema("n long"), output=arrow_schema("n long"))
     assert [row["n"] for row in cluster.batch({0: [{"n": 1}, {"n": 2}, {"n": 3}]})] == [1, 2, 3]
 

@@ -158,7 +158,7 @@ def test_handlers_of_others_stay(tmp_path: Path) -> None:
 
 
 def test_on_a_handler_of_ones_own() -> None:
-    """`JsonLinesFormat` is a formatter as any other, and `LogFields` gives the fields to a format of one's own."""
+    """`JsonLines` is a formatter as any other, and `LogFields` gives the fields to a format of one's own."""
     first, second = io.StringIO(), io.StringIO()
     as_json, as_text = logging.StreamHandler(first), logging.StreamHandler(second)
     as_json.setFormatter(JsonLines())

@@ -509,7 +509,7 @@ def test_process_only_reads_broadcast_state(tmp_path: Path, change: Any, policy:
 
 
 def test_an_error_shows_the_row_and_no_key(tmp_path: Path) -> None:
-    """What is said of a failed call of a `SimulatedProcess`: the row that it had in its hands."""
+    """What is said of a failed call of a `Process`: the row that it had in its hands."""
 
     class Fails(ps.Process):
         def process(self, rows: ps.types.Rows, ctx: ps.types.Context) -> None:

@@ -4,7 +4,7 @@ A program sends the token as `Authorization: Bearer`, and a browser gets a cooki
 send is refused:
 
 1. The name in `Host` must be ours. A foreign name that leads to our address (rebinding) is refused, before anything else.
-2. What changes something must come from a page of ours, by `Sec-Fetch-Site` and `RowOrigin`, or from a program, which sends neither.
+2. What changes something must come from a page of ours, by `Sec-Fetch-Site` and `Origin`, or from a program, which sends neither.
 3. The cookie is `SameSite=Strict`, so it does not come along from elsewhere. It is made of the token with a slow hash: who has the
    cookie has the session until it ends, and not the token.
 """

@@ -84,7 +84,7 @@ class _Sight:
 
 
 class StorageLooker:
-    """A `PositionReader` over some storages; `start` it before it is asked, `close` it at the end.
+    """A `Looker` over some storages; `start` it before it is asked, `close` it at the end.
 
     What always holds: a method that is not `wait` returns at once; nothing that lies in a storage makes one raise.
     """
@@ -122,16 +122,16 @@ class StorageLooker:
     # ── for those who ask ──────────────────────────────────────────────────────────────────────
 
     def views(self) -> list[JobView]:
-        """See `PositionReader.views`."""
+        """See `Looker.views`."""
         return [one.view for one in self._now().seen]
 
     def view(self, job: str) -> JobView | None:
-        """See `PositionReader.view`."""
+        """See `Looker.view`."""
         seen = self.seen(job)
         return None if seen is None else seen.view
 
     def found(self, job: str) -> FoundJob:
-        """See `PositionReader.found`."""
+        """See `Looker.found`."""
         return job_of((one.job for one in self._now().seen), job)
 
     def seen(self, job: str) -> Seen | None:

@@ -98,7 +98,7 @@ class Context:
         """Take one of the rows of this call for a bad row, and go on with the others: it goes to `bad_records()`, or is only counted.
 
         What the call has done with the row so far stays: reject it before anything of it is in state or results. Where a bad row ends the
-        run, this does. Only inside the call of `process` that got the context, in a `KeyedProcess`, `KeyedCoProcess` or `SimulatedProcess`.
+        run, this does. Only inside the call of `process` that got the context, in a `KeyedProcess`, `KeyedCoProcess` or `Process`.
         """
         if self._rejected is None:
             raise nothing_to_reject(self.operator)

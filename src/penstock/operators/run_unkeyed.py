@@ -1,4 +1,4 @@
-"""Run a `SimulatedProcess`, which has no key, over the rows of a task; and `process_broadcast` of any operator. Executors."""
+"""Run a `Process`, which has no key, over the rows of a task; and `process_broadcast` of any operator. Executors."""
 
 from __future__ import annotations
 

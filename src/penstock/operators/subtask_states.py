@@ -90,7 +90,7 @@ class BroadcastCell(MapCell):
 
 
 class OperatorListState(SubtaskState):
-    """A list that each subtask of a `SimulatedProcess` has for itself: `open = OperatorListState("string")`, used as `self.open.append("x")`.
+    """A list that each subtask of a `Process` has for itself: `open = OperatorListState("string")`, used as `self.open.append("x")`.
 
     It acts as a list. When the job is started with another parallelism, `on_rescale="split"` deals all elements out evenly, each to one
     subtask and in their order; `"whole"` gives every subtask all of them.

@@ -68,39 +68,39 @@ class MySQLColumn(Column):
 
 
 class MySQLTable(TargetTable):
-    """See `SqliteTable`."""
+    """See `TargetTable`."""
 
     server = "MySQL or MariaDB"
     quote = "`"
     ignores_case = True
 
     def without_form(self, data_type: pa.DataType) -> str | None:
-        """See `SqliteTable`."""
+        """See `TargetTable`."""
         return str(data_type) if type_for(data_type) is None else super().without_form(data_type)
 
     def type_name(self, data_type: pa.DataType) -> str:
-        """See `SqliteTable`."""
+        """See `TargetTable`."""
         wanted = type_for(data_type)
         return "longtext" if wanted is None else wanted.name
 
     def declared_type(self, session: SqlSession, field: pa.Field) -> str:
-        """See `SqliteTable`; an index takes no texts without a limit."""
+        """See `TargetTable`; an index takes no texts without a limit."""
         name = self.type_name(field.type)
         declared = _KEY_TYPES.get(name, name) if self.is_key(field.name) else name
         collation = f" COLLATE {_EXACT_COLLATION[server_kind(session)]}"
         return declared + (collation if declared.startswith("varchar") else "")
 
     def create_sql(self, session: SqlSession, columns: pa.Schema) -> str:
-        """See `SqliteTable`."""
+        """See `TargetTable`."""
         return f"{super().create_sql(session, columns)} ENGINE = InnoDB DEFAULT CHARSET = utf8mb4"
 
     def widen_sql(self, field: pa.Field, column: MySQLColumn) -> str:
-        """See `SqliteTable`."""
+        """See `TargetTable`."""
         enough = self.type_name(field.type) if column.type == "decimal" else column.full_type
         return f"ALTER TABLE {self.quoted} MODIFY {self.column(field.name)} {enough} (with what else it declares, such as NOT NULL)"
 
     def upsert_sql(self, insert: str, columns: Sequence[str], rows: str) -> str:
-        """See `SqliteTable`: a row that is met again is changed again."""
+        """See `TargetTable`: a row that is met again is changed again."""
         others = [self.column(name) for name in columns if not self.is_key(name)]
         kept = f"{self.quoted}.{self.column(self.key[0])}"
         changes = [f"{name} = VALUES({name})" for name in others] or [f"{kept} = {kept}"]
@@ -108,7 +108,7 @@ class MySQLTable(TargetTable):
         return f"{insert} {in_order} ON DUPLICATE KEY UPDATE {', '.join(changes)}"
 
     def find(self, session: SqlSession) -> bool:
-        """See `SqliteTable`."""
+        """See `TargetTable`."""
         found = session.execute(_FIND, [self.name])
         for kind, engine in found:
             if kind != "BASE TABLE" or str(engine).lower() != "innodb":
@@ -121,7 +121,7 @@ class MySQLTable(TargetTable):
         return bool(found)
 
     def declared_columns(self, session: SqlSession) -> list[MySQLColumn]:
-        """See `SqliteTable`."""
+        """See `TargetTable`."""
         return [
             MySQLColumn(
                 name, declared, kind, bool(null), bool(default), bool(made), collation, rights.lower()
@@ -132,15 +132,15 @@ class MySQLTable(TargetTable):
         ]
 
     def staged_columns(self, session: SqlSession, schema: str | None, staged_in: str) -> list[str]:  # noqa: ARG002 - there are no schemas
-        """See `SqliteTable`."""
+        """See `TargetTable`."""
         return [name for (name,) in session.execute(_STAGED_COLUMNS, [staged_in])]
 
     def may(self, session: SqlSession, rights: Sequence[str], columns: Sequence[MySQLColumn]) -> bool:  # noqa: ARG002 - the columns say it
-        """See `SqliteTable`."""
+        """See `TargetTable`."""
         return all(right.lower() in column.granted.split(",") for column in columns for right in rights)
 
     def unique_keys(self, session: SqlSession) -> dict[str, set[str]]:
-        """See `SqliteTable`."""
+        """See `TargetTable`."""
         indexes: dict[str, set[str]] = {}
         for index, column, prefix in session.execute(_UNIQUE, [self.name]):
             name = f"{column}".lower() if prefix is None else f"part of {column}"
@@ -161,7 +161,7 @@ class MySQLTable(TargetTable):
             )
 
     def checks(self, session: SqlSession, columns: Sequence[str]) -> Iterator[str]:
-        """See `SqliteTable`: neither server says what columns a check needs, so it is tried."""
+        """See `TargetTable`: neither server says what columns a check needs, so it is tried."""
         written = f"SELECT {self.listed(columns)} FROM {self.quoted}"  # noqa: S608 - quoted
         kind = server_kind(session)
         for name, clause in session.execute(_CHECKS[kind], [self.name]):

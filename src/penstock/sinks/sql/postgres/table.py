@@ -100,21 +100,21 @@ class PostgresColumn(Column):
 
 
 class PostgresTable(TargetTable):
-    """See `SqliteTable`."""
+    """See `TargetTable`."""
 
     server = "PostgreSQL"
     unique_index_must = ", not deferrable"
 
     def type_name(self, data_type: pa.DataType) -> str:
-        """See `SqliteTable`."""
+        """See `TargetTable`."""
         return TYPES[kind_of(data_type)].name
 
     def widen_sql(self, field: pa.Field, column: PostgresColumn) -> str:  # noqa: ARG002 - what it was plays no part
-        """See `SqliteTable`."""
+        """See `TargetTable`."""
         return f"ALTER TABLE {self.quoted} ALTER COLUMN {self.column(field.name)} TYPE {self.type_name(field.type)}"
 
     def upsert_sql(self, insert: str, columns: Sequence[str], rows: str) -> str:
-        """See `SqliteTable`: no row may be met twice."""
+        """See `TargetTable`: no row may be met twice."""
         changes = [
             f"{self.column(name)} = excluded.{self.column(name)}" for name in columns if not self.is_key(name)
         ]
@@ -126,7 +126,7 @@ class PostgresTable(TargetTable):
         return f"{insert} {last} ON CONFLICT ({key}) DO {action}"
 
     def find(self, session: SqlSession) -> bool:
-        """See `SqliteTable`."""
+        """See `TargetTable`."""
         found = session.execute(_FIND, [self.quoted])
         for _, kind, persistence in found:
             if kind not in {"r", "p"}:
@@ -151,30 +151,30 @@ class PostgresTable(TargetTable):
         return f" (names are taken as they are: did you mean schema={schema!r}, table={name!r}?)"
 
     def found_schema(self, session: SqlSession) -> str:
-        """See `SqliteTable`."""
+        """See `TargetTable`."""
         found = session.execute(_FIND, [self.quoted])
         if found or self.schema is not None:
             return str(found[0][0] if found else self.schema)
         return str(session.execute("SELECT coalesce(current_schema(), 'public')")[0][0])
 
     def declared_columns(self, session: SqlSession) -> list[PostgresColumn]:
-        """See `SqliteTable`."""
+        """See `TargetTable`."""
         return [PostgresColumn(*row) for row in session.execute(_COLUMNS, [self.quoted])]
 
     def staged_columns(self, session: SqlSession, schema: str | None, staged_in: str) -> list[str]:
-        """See `SqliteTable`."""
+        """See `TargetTable`."""
         return [name for (name,) in session.execute(_STAGED_COLUMNS, [session.quoted(schema, staged_in)])]
 
     def may(self, session: SqlSession, rights: Sequence[str], columns: Sequence[PostgresColumn]) -> bool:  # noqa: ARG002 - of the whole table
-        """See `SqliteTable`."""
+        """See `TargetTable`."""
         return bool(session.execute(_MAY, [self.quoted, list(rights)])[0][0])
 
     def unique_keys(self, session: SqlSession) -> dict[str, set[str]]:
-        """See `SqliteTable`."""
+        """See `TargetTable`."""
         return {index: set(names) for index, names in session.execute(_UNIQUE, [self.quoted])}
 
     def checks(self, session: SqlSession, columns: Sequence[str]) -> list[str]:
-        """See `SqliteTable`."""
+        """See `TargetTable`."""
         return [
             f"CONSTRAINT {self.column(name)} {text}"
             for name, text, needed in session.execute(_CHECKS, [self.quoted])
