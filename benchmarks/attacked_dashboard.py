@@ -305,7 +305,7 @@ def _text(address: str, path: str) -> str:
     for _ in range(50):  # while strangers try to lock others out
         with suppress(OSError, http.client.HTTPException):
             connection = http.client.HTTPConnection(host, int(port), timeout=30)
-            connection.request("GET", path, headers=BEARER)
+            connection.request("GET", path, headers={**BEARER, "Accept": "text/html"})
             answer = connection.getresponse()
             if answer.status == 200:
                 return answer.read().decode()
