@@ -29,9 +29,9 @@ from penstock.operators.stored_timers import Timers
 from penstock.operators.task_time import TaskTime
 from penstock.operators.timers import takes_timers
 from penstock.operators.tolerant_process import run_process_tolerantly
-from penstock.recovery.lifetimes import Lifetimes, described
+from penstock.recovery.lifetimes import Lifetimes, columns_of
 from penstock.recovery.rescale import redistribute
-from penstock.recovery.taking_over import TakeOver
+from penstock.recovery.state_migration import StateMigration
 from penstock.state.backends import backend_named
 from penstock.state.backends.base import OpenState, StateLayout, Workplace
 from penstock.state.handle import Due, FileRef, StateHandle
@@ -147,7 +147,7 @@ class OperatorCluster:
         key = pa.schema([("k", pa.string())])
         self._layout = operator.layout(key) if isinstance(operator, BuiltIn) else state_layout(operator, key)
         lifetimes = Lifetimes({UID: self._layout}, {UID: self._lifetimes}, self.now_us)
-        now = described(self._layout, lifetimes.switched_on[UID]).lifetimes
+        now = columns_of(self._layout, lifetimes.switched_on[UID]).lifetimes
         if now == self._lifetimes:
             return
         if lifetimes.brings_back:
@@ -159,7 +159,7 @@ class OperatorCluster:
 
     def _take_over(self, lifetimes: Lifetimes) -> None:
         layouts, since = lifetimes.former
-        take_over = TakeOver(
+        take_over = StateMigration(
             self._storage,
             self._backend,
             self._local,

@@ -7,9 +7,9 @@ from html.parser import HTMLParser
 from builders.seen_jobs import (
     HOSTILE,
 )
-from penstock.dashboard.chrome import Chrome
+from penstock.dashboard.page_frame import PageFrame
 
-CHROME = Chrome(path="/here", twin="/here.json", logged_in=True, problems=(HOSTILE,))
+FRAME = PageFrame(path="/here", twin="/here.json", logged_in=True, problems=(HOSTILE,))
 
 
 class Parsed(HTMLParser):

@@ -8,20 +8,21 @@ from typing import Any
 
 import msgspec
 
+from builders.plan_settings import plan_settings
 from penstock.checkpoint.completed import Barrier, Completed, OperatorState, PreCommitted, SubtaskReport
 from penstock.checkpoint.metadata import write_metadata
 from penstock.ids import CheckpointId, RunId, SubtaskId
 from penstock.ownership.claim import claim
 from penstock.ownership.descent import record_descent
-from penstock.ownership.ends import How, end_of, record_end
 from penstock.ownership.heartbeat import beat
+from penstock.ownership.run_ends import RunOutcome, end_of, record_end
 from penstock.recovery.restore import JobRecord, check_job_record
 from penstock.state.handle import FileRef, StateHandle
 from penstock.status import events as told
 from penstock.status.events import Event
 from penstock.status.journal_files import Budget, segment_name, write_live, write_plan
 from penstock.status.live import Live, OperatorLive, PendingLive, SinkLive, SourceLive
-from penstock.status.plan import Plan, PlanNode, PlanSettings
+from penstock.status.plan import Plan, PlanNode
 from penstock.storage import LocalStorage
 
 PLAN = Plan(
@@ -43,17 +44,7 @@ PLAN = Plan(
         PlanNode(uid="table", kind="sink", what="SQLite views.db", inputs=("counts",)),
         PlanNode(uid="topic", kind="sink", what="kafka", inputs=("joined",)),
     ),
-    settings=PlanSettings(
-        mode="exactly-once",
-        interval_s=10.0,
-        timeout_s=600.0,
-        min_pause_s=0.0,
-        max_concurrent=1,
-        tolerable_failures=0,
-        retained=1,
-        on_cancel="retain",
-        restart="exponential_delay()",
-    ),
+    settings=plan_settings(),
     guarantee="exactly-once",
 )
 
@@ -187,7 +178,7 @@ class SeenJob:
         write_live(self.storage, Live(**{**usual, **changes}))
         beat(self.storage, self.run, at)
 
-    def end(self, how: How, at: float, error: BaseException | None = None) -> None:
+    def end(self, how: RunOutcome, at: float, error: BaseException | None = None) -> None:
         """The run says how it ended."""
         record_end(self.storage, end_of(self.run, how, at, error))
         beat(self.storage, self.run, at, ended=True)
@@ -213,7 +204,7 @@ def healthy(place: Path, now: float, name: str = "views") -> SeenJob:
             rows_again=1_234,
         )
     )
-    job.end(How.RESTARTED, now - 3680, ValueError("the broker does not answer"))
+    job.end(RunOutcome.RESTARTED, now - 3680, ValueError("the broker does not answer"))
     job.begin(now - 3670, restored_from=38)
     job.tell(
         told.CheckpointFailed(
@@ -280,7 +271,7 @@ def failed(place: Path, now: float, name: str = "invoices") -> SeenJob:
             checkpoint=3,
         )
     )
-    job.end(How.FAILED, now - 690, ValueError("division by [zero]"))
+    job.end(RunOutcome.FAILED, now - 690, ValueError("division by [zero]"))
     return job
 
 

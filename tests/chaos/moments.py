@@ -13,8 +13,9 @@ from known_truth import JOB, Site
 
 from penstock.checkpoint.metadata import checkpoint_ids
 from penstock.ownership.claim import newest_run
+from services.tiers import everything
 
-KILLS = int(os.environ.get("PENSTOCK_CHAOS_KILLS") or 3)
+KILLS = int(os.environ.get("PENSTOCK_CHAOS_KILLS") or (3 if everything() else 2))
 """How many kills a test should make: a few, unless `make chaos` asks for more."""
 
 

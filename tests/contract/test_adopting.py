@@ -10,13 +10,13 @@ import pytest
 from test_savepoints import LAYOUT, MAX_PARALLELISM, Site
 
 import penstock as ps
-from penstock.engine.adopting import Savepoint, adopt, delete_rest_of_claimed
-from penstock.engine.job_spec import JobSpec
 from penstock.errors import ConfigError
+from penstock.job_spec import JobSpec
 from penstock.ownership.claim import Claim
 from penstock.savepoint.create import create_savepoint
 from penstock.savepoint.folder import claim_folder
 from penstock.savepoint.manifest import MAKING, MANIFEST, Manifest, read_manifest
+from penstock.savepoint.restore import GivenSavepoint, delete_rest_of_claimed, restore_savepoint
 from penstock.state.backends import backend_named
 from penstock.storage import LocalStorage, Storage
 from penstock.testing.virtual import VirtualClock
@@ -59,15 +59,15 @@ def test_it_is_alive_while_keys_are_hashed_anew(site: Site, folder: LocalStorage
     class Seen(Exception):  # noqa: N818 - it is none
         pass
 
-    def rekey(_savepoint: Savepoint, _to: Storage, _groups: int) -> Manifest:
+    def rekey(_savepoint: GivenSavepoint, _to: Storage, _groups: int) -> Manifest:
         raise Seen(alive[0])
 
     root = site.root / "fork"
     spec = fork_of(root, MAX_PARALLELISM * 2)
     with pytest.raises(Seen) as seen:
-        adopt(
+        restore_savepoint(
             spec,
-            Savepoint(folder, read_manifest(folder)),
+            GivenSavepoint(folder, read_manifest(folder)),
             clock=VirtualClock(),
             perform_all=lambda *_: [],
             check=lambda _: None,
@@ -81,9 +81,9 @@ def test_what_comes_before_the_claim_can_stop_it(site: Site, folder: LocalStorag
     """Whoever finds the job's record to be another's there has changed nothing."""
     root = site.root / "fork"
     with pytest.raises(ConfigError, match="another's"):
-        adopt(
+        restore_savepoint(
             fork_of(root, MAX_PARALLELISM),
-            Savepoint(folder, read_manifest(folder)),
+            GivenSavepoint(folder, read_manifest(folder)),
             clock=VirtualClock(),
             perform_all=lambda *_: [],
             check=lambda _: None,

@@ -21,10 +21,10 @@ from penstock.errors import IncompatibleStateError
 from penstock.ids import CheckpointId, RunId, SubtaskId
 from penstock.operators.keyed_process import KeyedProcess
 from penstock.operators.states import ValueState, state_layout
-from penstock.recovery.changed_state import ChangedState, changed_state
-from penstock.recovery.lifetimes import Lifetimes, described, stored_layout
+from penstock.recovery.lifetimes import Lifetimes, columns_of, stored_layout
 from penstock.recovery.rescale import redistribute
-from penstock.recovery.taking_over import TakeOver
+from penstock.recovery.state_match import StateMatch, match_state
+from penstock.recovery.state_migration import StateMigration
 from penstock.state import rewriting
 from penstock.state.backends import backend_named
 from penstock.state.backends.base import (
@@ -236,7 +236,7 @@ class Site:
     @property
     def switched_on_us(self) -> dict[str, int]:
         """Since when the new times to live hold."""
-        wanted, stored = (described(layout).lifetimes.keys() for layout in (self.wanted, self.stored))
+        wanted, stored = (columns_of(layout).lifetimes.keys() for layout in (self.wanted, self.stored))
         return dict.fromkeys(wanted - stored, SWITCHED_ON_US)
 
     def write(self, backend: str, parallelism: int) -> list[StateHandle]:
@@ -263,12 +263,12 @@ class Site:
         assert handle is not None
         return msgspec.structs.replace(handle, generation=9, due=Due(event_us=index + 1))
 
-    def changed(self) -> ChangedState:
+    def changed(self) -> StateMatch:
         """As the driver decides it from the metadata, and as a task is told it."""
         allowed = {name for name, state in self.states.items() if state.fate in ("dropped", "renewed")}
-        found = changed_state(stored_layout(described(self.stored)), self.wanted, allowed)
+        found = match_state(stored_layout(columns_of(self.stored)), self.wanted, allowed)
         found.check(UID, 5)
-        copy: ChangedState = pickle.loads(pickle.dumps(found))
+        copy: StateMatch = pickle.loads(pickle.dumps(found))
         assert copy == found
         return copy
 
@@ -276,7 +276,7 @@ class Site:
         handles = redistribute(
             former, uid=UID, parallelism=parallelism, version=CheckpointId(5), backend=backend
         )
-        task = TakeOver(
+        task = StateMigration(
             self.storage,
             backend_named(backend),
             self.root / "next",
@@ -459,7 +459,7 @@ def test_a_refusal_shows_the_difference(name: str) -> None:
     """State by state, in Spark's names of types, with the names that allow the loss."""
     stored, wanted, texts = REFUSED[name]
     with pytest.raises(IncompatibleStateError) as refusal:
-        changed_state(stored, wanted).check("op", 7)
+        match_state(stored, wanted).check("op", 7)
     assert [text for text in texts if text not in str(refusal.value)] == []
     assert "operator 'op': its state in checkpoint 7 does not fit the job; nothing was changed" in str(
         refusal.value
@@ -470,9 +470,9 @@ def test_an_allowed_loss_is_named_state_by_state() -> None:
     """One name allows one loss; what fits is kept although it is named: the same command again loses nothing more."""
     stored, wanted = layout("m int, n long"), layout("n string")
     with pytest.raises(IncompatibleStateError, match="n: long -> string"):
-        changed_state(stored, wanted, {"m"}).check("op", 7)
-    changed_state(stored, wanted, {"m", "n"}).check("op", 7)
-    again = changed_state(wanted, wanted, {"m", "n"})
+        match_state(stored, wanted, {"m"}).check("op", 7)
+    match_state(stored, wanted, {"m", "n"}).check("op", 7)
+    again = match_state(wanted, wanted, {"m", "n"})
     assert not again.is_other_form
     assert set(again.change.tables[VALUES].carried) == {"k", "n"}
 
@@ -481,7 +481,7 @@ def test_a_new_aggregate_that_is_allowed_counts_from_nought() -> None:
     """Known keys have a count of 0 and no sum, as if there had been no row."""
     stored = layout("__n_count long", parts=Parts.AGGREGATES)
     wanted = layout("__mean_sum double, __mean_count long, __n_count long", parts=Parts.AGGREGATES)
-    found = changed_state(stored, wanted, {"mean"})
+    found = match_state(stored, wanted, {"mean"})
     found.check("op", 7)
     rows = pa.RecordBatch.from_pylist(
         [{"__sort_key": 1, "k": "a", "__n_count": 5}], numbered_schema(stored.by_name[VALUES])
@@ -493,7 +493,7 @@ def test_a_new_aggregate_that_is_allowed_counts_from_nought() -> None:
 
 def test_another_order_of_columns_is_another_form() -> None:
     """Files have their columns in an order: another one needs no word, but has to be written."""
-    found = changed_state(layout("m int, n long"), layout("n long, m int"))
+    found = match_state(layout("m int, n long"), layout("n long, m int"))
     assert found.is_other_form
     assert found.differences == ()
 
@@ -502,10 +502,10 @@ def test_inside_operators_numbers_may_become_wider() -> None:
     """The rows of a window or join keep what they are; only their numbers have more room."""
     stored = layout("", table("rows", "at long", "n int, s struct<a:int>"), parts=Parts.WHOLE)
     wanted = layout("", table("rows", "at long", "s struct<a:int,b:int>, n long"), parts=Parts.WHOLE)
-    changed_state(stored, wanted).check("op", 7)
+    match_state(stored, wanted).check("op", 7)
     more = layout("", table("rows", "at long", "n int, s struct<a:int>, m int"), parts=Parts.WHOLE)
     with pytest.raises(IncompatibleStateError, match=r"drop_state=\('op',\)"):
-        changed_state(stored, more).check("op", 7)
+        match_state(stored, more).check("op", 7)
 
 
 class Plain(KeyedProcess):
@@ -523,14 +523,14 @@ class Timed(Plain):
 def test_timers_come_and_go_as_states_do() -> None:
     """`on_timer` may be added; where it is gone, the timers that were set have to be allowed to be lost."""
     plain, timed = (state_layout(made, arrow_schema("k string")) for made in (Plain(), Timed()))
-    added = changed_state(plain, timed)
+    added = match_state(plain, timed)
     added.check("op", 7)
     assert [str(one) for one in added.differences] == ["timers: timers, clock timers (new, begins empty)"]
     with pytest.raises(
         IncompatibleStateError, match=r"timers, clock timers \(gone\)(?s:.)*drop_state=\('op.timers',\)"
     ):
-        changed_state(timed, plain).check("op", 7)
-    changed_state(timed, plain, {"timers"}).check("op", 7)
+        match_state(timed, plain).check("op", 7)
+    match_state(timed, plain, {"timers"}).check("op", 7)
 
 
 def test_timers_by_the_clock_do_not_live_by_event_time() -> None:

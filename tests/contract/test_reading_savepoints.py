@@ -29,7 +29,7 @@ from penstock.operators.join_spec import MATCHED, PLACE
 from penstock.operators.timers import EVENT_TIME, timer_table
 from penstock.ownership.claim import claim
 from penstock.ownership.descent import record_descent
-from penstock.recovery.lifetimes import described
+from penstock.recovery.lifetimes import columns_of
 from penstock.recovery.restore import JobRecord, check_job_record
 from penstock.savepoint import compare as comparing
 from penstock.savepoint.compare import APPEARED, CHANGED, WENT, Difference, compare
@@ -116,7 +116,7 @@ def test_lists_are_numbered_from_0_on_across_batches() -> None:
     """Places have no gaps, also where two keys share a sort key and a list goes on in the next batch."""
     table = TableLayout("l", arrow_schema("k string, l_position long"), arrow_schema("l long"))
     layout = StateLayout(arrow_schema("k string"), pa.schema([]), (table,))
-    view = views_of(described(layout))["l"]
+    view = views_of(columns_of(layout))["l"]
     stored = [
         (1, 10, "a"),
         (1, 11, "b"),
@@ -131,7 +131,7 @@ def test_lists_are_numbered_from_0_on_across_batches() -> None:
         {"__sort_key": number, "__order": place, "k": key, "l_position": place, "l": place}
         for number, place, key in stored
     ]
-    schema = stored_view(described(layout), "l").schema
+    schema = stored_view(columns_of(layout), "l").schema
     for size in range(1, len(rows) + 1):
         batches = [
             pa.RecordBatch.from_pylist(rows[at : at + size], schema) for at in range(0, len(rows), size)
@@ -296,7 +296,7 @@ def lay_down(root: Path, layout: StateLayout, table: str, rows: list[dict[str, A
     file = write_table(
         folder, f"{table_folder('op', table)}/0.parquet", [batch], kind, part=0, scratch=root.parent
     )
-    saved = SavedOperator(described(layout), {table: (file,)} if file else {})
+    saved = SavedOperator(columns_of(layout), {table: (file,)} if file else {})
     manifest = Manifest(
         id=root.name,
         checkpoint=1,
@@ -393,9 +393,9 @@ def test_columns_of_a_user_keep_their_names(tmp_path: Path) -> None:
         arrow_schema("at string"),
         pa.schema([("__penstock_rows_so_far_of_5", pa.int64()), *state_schema([SUM])]),
     )
-    assert list(views_of(described(layout))) == [ROW, "penstock_rows", "rows"]
+    assert list(views_of(columns_of(layout))) == [ROW, "penstock_rows", "rows"]
     timers = StateLayout(layout.key, pa.schema([]), (timer_table(EVENT_TIME, layout.key),))
-    assert views_of(described(timers))["timers"].schema.names == ["at", "penstock_at"]
+    assert views_of(columns_of(timers))["timers"].schema.names == ["at", "penstock_at"]
 
 
 def read_op(contents: Contents) -> list[dict[str, Any]]:

@@ -24,18 +24,23 @@ from hypothesis import strategies as st
 
 from penstock.checkpoint.completed import Barrier, Completed, OperatorState, SourceFile
 from penstock.checkpoint.metadata import write_metadata
-from penstock.engine.adopting import _may_adopt
 from penstock.errors import ConfigError, CorruptStateError, IncompatibleStateError, UnavailableError
 from penstock.ids import RunId, SubtaskId
-from penstock.recovery.begun import Begun, Instead, record_begun, refuse_if_begun_beyond
-from penstock.recovery.held_reading import check_committed
-from penstock.recovery.lifetimes import described, stored_layout
+from penstock.recovery.checkpoint_reader import check_committed
+from penstock.recovery.lifetimes import columns_of, stored_layout
 from penstock.recovery.restore import JobRecord, check_job_record
+from penstock.recovery.started_batches import (
+    BarrierOverride,
+    StartedBatch,
+    record_started,
+    refuse_if_started_beyond,
+)
 from penstock.savepoint import beside
 from penstock.savepoint.beside import create_beside
 from penstock.savepoint.create import create_savepoint
 from penstock.savepoint.load import Load
 from penstock.savepoint.manifest import MAKING, MANIFEST, Manifest, encode, read_manifest
+from penstock.savepoint.restore import _may_adopt
 from penstock.state import rewriting
 from penstock.state.backends import backend_named
 from penstock.state.backends.base import VALUES, OnRescale, StateLayout, TableLayout, Workplace, with_stamps
@@ -102,7 +107,7 @@ class Site:
 
     def checkpoint(self, backend: str, parallelism: int, numbers: list[int]) -> Completed:
         handles = tuple(self._frozen(backend, parallelism, index, numbers) for index in range(parallelism))
-        columns = described(LAYOUT)
+        columns = columns_of(LAYOUT)
         state = OperatorState(
             columns.key, columns.value, handles, columns.tables, columns.lifetimes, columns.schema
         )
@@ -322,8 +327,8 @@ def test_promises_must_be_kept_first(site: Site) -> None:
 def test_positions_that_were_set_beside_the_checkpoint(site: Site) -> None:
     """Where a start has set a position by choice, and no checkpoint came since, the savepoint has the position, not that before it."""
     completed = site.checkpoint("memory", 1, [1])
-    chosen = Instead(completed.checkpoint, completed.run, Barrier({"clicks": 900}, "v1\n{}\n900"))
-    record_begun(site.storage, Begun(completed.run + 1, Barrier(), instead=chosen))
+    chosen = BarrierOverride(completed.checkpoint, completed.run, Barrier({"clicks": 900}, "v1\n{}\n900"))
+    record_started(site.storage, StartedBatch(completed.run + 1, Barrier(), instead=chosen))
     made = create_savepoint(site.storage, completed, LocalStorage(site.root / "chosen"), token="t1")
     assert made.barrier.positions == {"clicks": 900}
 
@@ -332,11 +337,11 @@ def test_what_was_begun_at_most_once_is_not_read_again(site: Site) -> None:
     """Of a job that does not run, a checkpoint behind which batches were begun is refused; so is a storage with more begun batches."""
     completed = site.checkpoint("memory", 1, [1])
     manifest = create_savepoint(site.storage, completed, LocalStorage(site.root / "early"), token="t1")
-    record_begun(site.storage, Begun(3, Barrier({"clicks": 900}), completed.checkpoint + 2))
+    record_started(site.storage, StartedBatch(3, Barrier({"clicks": 900}), completed.checkpoint + 2))
     with pytest.raises(ConfigError, match="has begun batch 7 at most once, behind checkpoint 5"):
-        refuse_if_begun_beyond(site.storage, completed)
+        refuse_if_started_beyond(site.storage, completed)
     other = LocalStorage(site.root / "elsewhere")
-    record_begun(other, Begun(1, Barrier({"clicks": 900}), 3))  # fewer batches, more rows
+    record_started(other, StartedBatch(1, Barrier({"clicks": 900}), 3))  # fewer batches, more rows
     with pytest.raises(ConfigError, match="has begun batch 3"):
         _may_adopt(other, manifest)
 
@@ -459,7 +464,7 @@ def test_damaged_manifests(saved: LocalStorage, change: Any, error: type[Excepti
 
 def test_layouts_come_back_from_what_is_recorded() -> None:
     """The metadata of a checkpoint describes state so exactly that nobody needs the job to read it."""
-    assert stored_layout(described(LAYOUT)) == LAYOUT
+    assert stored_layout(columns_of(LAYOUT)) == LAYOUT
 
 
 def with_metadata(site: Site) -> Completed:

@@ -12,14 +12,14 @@ import pytest
 import penstock as ps
 from penstock.checkpoint.completed import Barrier, Completed, OperatorState, SubtaskReport
 from penstock.checkpoint.metadata import write_metadata
-from penstock.engine.job_spec import JobSpec
 from penstock.engine.start import Start, start_run
 from penstock.errors import IncompatibleStateError
 from penstock.ids import CheckpointId, SubtaskId
+from penstock.job_spec import JobSpec
 from penstock.ownership.claim import Claim, Claimant, claim, newest_run
 from penstock.ownership.descent import record_descent
-from penstock.recovery.lifetimes import described
-from penstock.recovery.taking_over import Taken
+from penstock.recovery.lifetimes import columns_of
+from penstock.recovery.state_migration import RestoredSubtask
 from penstock.state.backends import backend_named
 from penstock.state.backends.base import Parts, StateLayout
 from penstock.state.handle import StateHandle
@@ -38,7 +38,7 @@ def checkpointed(storage: LocalStorage, *dropped: str) -> None:
     """A checkpoint of an operator, whose start was told to drop these."""
     mine = claim(storage, 0.0)
     record_descent(mine, CheckpointId(-1), 0)
-    columns = described(STORED, {})
+    columns = columns_of(STORED, {})
     handle = StateHandle(SubtaskId("op", 0), "memory", 3)
     operator = OperatorState(columns.key, columns.value, (handle,), columns.tables, schema=columns.schema)
     write_metadata(
@@ -136,9 +136,9 @@ def test_a_run_is_alive_while_it_takes_state_over(tmp_path: Path) -> None:
         yield
         alive[0] = False
 
-    def perform_all(_: object, handles: Sequence[StateHandle]) -> list[Taken]:
+    def perform_all(_: object, handles: Sequence[StateHandle]) -> list[RestoredSubtask]:
         seen.append(alive[0])
-        return [Taken(one, SubtaskReport(one.subtask)) for one in handles]
+        return [RestoredSubtask(one, SubtaskReport(one.subtask)) for one in handles]
 
     start_run(
         spec_of(tmp_path, wider),

@@ -17,7 +17,7 @@ from test_savepoints import BACKENDS, Site, _hash, rows_of
 from builders.dashboard_site import TestClient, ui_options
 from penstock.checkpoint.completed import Completed, OperatorState
 from penstock.checkpoint.metadata import write_metadata
-from penstock.dashboard import state_beside, state_lookup
+from penstock.dashboard import state_beside
 from penstock.dashboard.access import Access
 from penstock.dashboard.app import make_app
 from penstock.dashboard.looking import StorageLooker
@@ -245,12 +245,12 @@ def test_few_read_at_a_time(client: TestClient, monkeypatch: pytest.MonkeyPatch)
         going_on.wait()
         return b"{}"
 
-    monkeypatch.setattr(state_lookup, "answer_beside", slow)
+    monkeypatch.setattr(state_beside, "answer_beside", slow)
     statuses: list[int] = []
     path = "/jobs/job/state/cards/_row.json"
     threads = [
         threading.Thread(target=lambda: statuses.append(client.get(path).status_code))
-        for _ in range(state_lookup.AT_A_TIME)
+        for _ in range(state_beside.AT_A_TIME)
     ]
     for one in threads:
         one.start()
@@ -261,7 +261,7 @@ def test_few_read_at_a_time(client: TestClient, monkeypatch: pytest.MonkeyPatch)
     going_on.set()
     for one in threads:
         one.join()
-    assert statuses == [200] * state_lookup.AT_A_TIME
+    assert statuses == [200] * state_beside.AT_A_TIME
     assert client.get(path).status_code == 200
 
 

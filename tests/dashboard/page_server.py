@@ -27,7 +27,7 @@ from starlette.staticfiles import StaticFiles
 import penstock.dashboard
 from builders.seen_jobs import held
 from penstock.dashboard import pages
-from penstock.dashboard.chrome import Chrome
+from penstock.dashboard.page_frame import PageFrame
 from penstock.dashboard.pages.paths import slug
 from penstock.requests.request_client import Outcome
 from penstock.status.stored_state import FoundRows, KeyRows, LargestKeys
@@ -106,9 +106,9 @@ class PageServer:
         answer.headers["Cache-Control"] = "no-store"
         return answer
 
-    def _chrome(self, request: Request) -> Chrome:
+    def _frame(self, request: Request) -> PageFrame:
         path = request.url.path
-        return Chrome(
+        return PageFrame(
             path=path,
             query=f"?{request.url.query}" if request.url.query else "",
             twin=f"{path}.json" if path != "/" else "/index.json",
@@ -116,31 +116,31 @@ class PageServer:
         )
 
     async def _overview(self, request: Request) -> Response:
-        return HTMLResponse(pages.overview(list(self.views.values()), self._chrome(request)))
+        return HTMLResponse(pages.overview(list(self.views.values()), self._frame(request)))
 
     async def _page(self, request: Request) -> Response:
-        view, chrome = self.views.get(request.path_params["job"]), self._chrome(request)
+        view, frame = self.views.get(request.path_params["job"]), self._frame(request)
         if view is None:
-            return HTMLResponse(pages.problem(404, "There is no such job.", chrome), 404)
+            return HTMLResponse(pages.problem(404, "There is no such job.", frame), 404)
         match request.path_params.get("page", ""):
             case "":
-                return HTMLResponse(pages.job(view, chrome))
+                return HTMLResponse(pages.job(view, frame))
             case "state":
-                return HTMLResponse(pages.state(view, held(), chrome))
+                return HTMLResponse(pages.state(view, held(), frame))
             case "actions":
                 outcome = self.outcome if "request" in request.query_params else None
-                return HTMLResponse(pages.actions(view, outcome, chrome))
+                return HTMLResponse(pages.actions(view, outcome, frame))
             case "batches" | "savepoints" | "checkpoints" | "failures" | "journal" as name:
                 asked = {name: int(text) for name, text in request.query_params.items()}
-                return HTMLResponse(getattr(pages, name)(view, chrome, **asked))
+                return HTMLResponse(getattr(pages, name)(view, frame, **asked))
             case other:
-                return HTMLResponse(pages.problem(404, f"There is no page {other}.", chrome), 404)
+                return HTMLResponse(pages.problem(404, f"There is no page {other}.", frame), 404)
 
     async def _checkpoint(self, request: Request) -> Response:
         view = self.views[request.path_params["job"]]
         wanted = request.path_params["one"]
         one = next(one for one in view.checkpoints if f"{one.checkpoint}-r{one.run}" == wanted)
-        return HTMLResponse(pages.checkpoint(view, one, self._chrome(request)))
+        return HTMLResponse(pages.checkpoint(view, one, self._frame(request)))
 
     async def _act(self, request: Request) -> Response:
         form = dict(parse_qsl((await request.body()).decode(), keep_blank_values=True))

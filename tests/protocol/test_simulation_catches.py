@@ -31,11 +31,11 @@ from penstock.checkpoint.needed_files import NeededFiles
 from penstock.checkpoint.pending import Pending
 from penstock.checkpoint.protocol import Protocol
 from penstock.config import Checkpointing, Mode
-from penstock.engine import acknowledgements, adopting, reading, run, sink_writer
+from penstock.engine import acknowledgements, reading, run, sink_writer
+from penstock.engine.operator_task import ProcessTask
 from penstock.engine.reading import Reading
 from penstock.engine.row_counts import BadRecordCounts
 from penstock.engine.run import Run
-from penstock.engine.subtask import ProcessTask
 from penstock.engine.watermarks import Watermarks
 from penstock.errors import PenstockError
 from penstock.ids import NO_CHECKPOINT, RunId
@@ -44,12 +44,12 @@ from penstock.operators.side_outputs import SideRows
 from penstock.ownership import claim
 from penstock.ownership.claim import Claim, read_run
 from penstock.ownership.holds import Hold
-from penstock.recovery import begun, fitting, forget, history, progress_log, restore
-from penstock.recovery.begun import Instead
-from penstock.recovery.held_reading import retained_checkpoint
-from penstock.recovery.progress_log import ProgressLog, lines_of
-from penstock.recovery.source_log import SourceLog
+from penstock.recovery import fitting, forget, history, progress_log, restore, started_batches
+from penstock.recovery.checkpoint_reader import retained_checkpoint
+from penstock.recovery.progress_log import ProgressLog, SourceLog, lines_of
+from penstock.recovery.started_batches import BarrierOverride
 from penstock.savepoint import load
+from penstock.savepoint import restore as savepoint_restore
 from penstock.snapshot.uploader import Upload
 from penstock.state import merge_orders
 from penstock.state.backends import fetch
@@ -375,13 +375,15 @@ def commit_every_batch_at_once(patch: Patch) -> None:
 
 @mutation(1)
 def read_again_although_it_is_at_most_once(patch: Patch) -> None:
-    patch.setattr(reading, "record_begun", lambda storage, begun: None)
+    patch.setattr(reading, "record_started", lambda storage, started: None)
 
 
 @mutation(13)
 def forget_what_was_begun_when_a_run_begins_nothing(patch: Patch) -> None:
-    take_over = begun.take_over
-    patch.setattr(begun, "take_over", lambda storage, run, record: take_over(storage, run, None))
+    take_over = started_batches.inherit_started
+    patch.setattr(
+        started_batches, "inherit_started", lambda storage, run, record: take_over(storage, run, None)
+    )
 
 
 @mutation(251)
@@ -445,7 +447,7 @@ def leave_the_notes_of_sources_where_they_are(patch: Patch) -> None:
 @mutation(1, **OTHER_SOURCES)
 def decide_again_where_a_new_source_begins(patch: Patch) -> None:
     """What is recorded beside a checkpoint counts for nothing, and what was noted is not looked for."""
-    patch.setattr(Instead, "is_of", lambda self, completed: False)
+    patch.setattr(BarrierOverride, "is_of", lambda self, completed: False)
     patch.setattr(SourceLog, "take_up", lambda self, folder, numbers: None)
 
 
@@ -928,14 +930,14 @@ def die_at_every_call_of_a_start_from_a_savepoint() -> None:
 
 def test_a_line_that_begins_before_its_checkpoint_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """A run that adopts a savepoint, and dies between the record of its line and the checkpoint, would leave a job without a history."""
-    write, record = adopting.write_metadata, adopting.record_descent
+    write, record = savepoint_restore.write_metadata, savepoint_restore.record_descent
 
     def recorded_first(storage: Storage, completed: Completed) -> None:
         run = RunId(completed.run)
         record(Claim(storage, run, read_run(storage, run).claimant), NO_CHECKPOINT, 0)
         write(storage, completed)
 
-    monkeypatch.setattr(adopting, "write_metadata", recorded_first)
-    monkeypatch.setattr(adopting, "record_descent", lambda *_: None)
+    monkeypatch.setattr(savepoint_restore, "write_metadata", recorded_first)
+    monkeypatch.setattr(savepoint_restore, "record_descent", lambda *_: None)
     with pytest.raises((Violation, PenstockError)):
         die_at_every_call_of_a_start_from_a_savepoint()

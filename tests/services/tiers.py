@@ -51,26 +51,122 @@ LATER = (
     Moved(
         Tier.ALL,
         "Flink's own client and pages, which need 329 MB",
-        ("tests/spark/test_flink_client.py", "tests/dashboard/test_flink_pages.py"),
-    ),
-    Moved(
-        Tier.ALL, "a job on the oldest Spark, which needs half a GB", ("tests/spark/test_oldest_spark.py",)
-    ),
-    Moved(Tier.ALL, "the screens of mistakes, a process for each", ("tests/spark/test_screens.py",)),
-    Moved(
-        Tier.ALL,
-        "a second browser, against a server of its own",
-        ("tests/dashboard/test_server_in_a_browser.py",),
+        (
+            "tests/spark/test_flink_client.py",
+            "tests/dashboard/test_flink_pages.py",
+        ),
     ),
     Moved(
         Tier.ALL,
-        "two of three demonstrations, the others' promises being kept by tests/spark/test_modes.py",
-        ("tests/spark/test_demo.py::test_at_least_once", "tests/spark/test_demo.py::test_at_most_once"),
+        "a job on the oldest Spark, which needs half a GB",
+        ("tests/spark/test_oldest_spark.py",),
     ),
     Moved(
         Tier.ALL,
-        "kills of jobs with timers, and a chain of savepoints with a kill",
-        ("tests/chaos/test_timed_kills.py", "tests/chaos/test_savepoint_chain.py::test_two_places"),
+        "what terminals show after mistakes, a process for each",
+        ("tests/spark/test_screens.py",),
+    ),
+    Moved(
+        Tier.ALL,
+        "a browser against the real server, and pages of jobs in every kind of trouble",
+        (
+            "tests/dashboard/test_server_in_a_browser.py",
+            "tests/dashboard/test_browser.py::test_pages_of_every_kind_of_job",
+        ),
+    ),
+    Moved(
+        Tier.ALL,
+        "the demonstration in the weaker modes, whose promises `tests/spark/test_modes.py` shows too",
+        (
+            "tests/spark/test_demo.py::test_at_least_once",
+            "tests/spark/test_demo.py::test_at_most_once",
+        ),
+    ),
+    Moved(
+        Tier.ALL,
+        "kills of executors, of a supervised job, of jobs with timers, over savepoints, and with sinks that block",
+        (
+            "tests/chaos/test_executor_kills.py",
+            "tests/chaos/test_keep_alive.py::test_what_dies_comes_back_and_the_truth_is_kept",
+            "tests/chaos/test_timed_kills.py",
+            "tests/chaos/test_savepoint_chain.py::test_two_places",
+            "tests/chaos/test_blocked_sink.py",
+            "tests/chaos/test_worker_kills.py::test_lost_local_files",
+            "tests/chaos/test_zombies.py::test_a_live_driver_is_taken_over",
+        ),
+    ),
+    Moved(
+        Tier.ALL,
+        "Kafka: the contract with raw bytes, commits in doubt while settings or topics change, requests that come late, brokers killed in a commit",
+        (
+            "tests/contract/test_kafka_sink.py::TestKafkaBytes",
+            "tests/contract/test_kafka_crashes.py::test_a_request_that_comes_in_the_next_transaction",
+            "tests/contract/test_kafka_crashes.py::test_a_topic_of_commits_made_anew_while_a_commit_is_in_doubt",
+            "tests/contract/test_kafka_crashes.py::test_broker_killed_in_the_middle_of_a_commit",
+            "tests/contract/test_kafka_crashes.py::test_settings_that_change_while_a_commit_is_in_doubt",
+        ),
+    ),
+    Moved(
+        Tier.ALL,
+        "Kafka in jobs: topics that are deleted, event time by partition, positions by choice",
+        (
+            "tests/spark/test_kafka.py::test_a_source_topic_that_was_deleted",
+            "tests/spark/test_kafka.py::test_event_time_by_partition",
+            "tests/spark/test_kafka.py::test_positions_by_choice",
+        ),
+    ),
+    Moved(
+        Tier.ALL,
+        "requests and signals in other moments: of a dead driver, of one whose Java dies, while Spark starts",
+        (
+            "tests/spark/test_asked_jobs.py::test_the_next_run_goes_on_with_what_a_dead_one_was_asked_for",
+            "tests/spark/test_json_log.py::test_the_death_of_the_jvm_is_told_in_json",
+            "tests/spark/test_signals.py::test_a_signal_while_spark_starts[15]",
+        ),
+    ),
+    Moved(
+        Tier.ALL,
+        "windows of the kinds that `tests/judge` and `tests/unit` show too, in jobs",
+        (
+            "tests/spark/test_window_jobs.py::test_windows_are_sparks_own[session]",
+            "tests/spark/test_window_jobs.py::test_windows_are_sparks_own[tumbling]",
+            "tests/spark/test_window_jobs.py::test_late_rows_update_or_come_out[tumbling]",
+            "tests/spark/test_event_time_jobs.py::test_newest_times_are_those_of_the_rows",
+            "tests/spark/test_event_time_jobs.py::test_rows_in_order_are_in_time_after_any_silence",
+            "tests/spark/test_join_jobs.py::test_the_time_of_a_result_moves_what_is_behind",
+        ),
+    ),
+    Moved(
+        Tier.ALL,
+        "jobs on slow or absent storage, of which `tests/protocol` simulates each kind",
+        (
+            "tests/spark/test_slow_storage.py::test_a_checkpoint_that_cannot_finish_in_time_is_given_up_and_cleaned_away",
+            "tests/spark/test_slow_storage.py::test_storage_that_is_away_for_a_while_costs_a_restart",
+            "tests/spark/test_slow_storage.py::test_storage_that_takes_its_time_with_each_file",
+            "tests/spark/test_slow_storage.py::test_too_many_late_checkpoints_send_the_job_back",
+            "tests/spark/test_several_sinks.py::test_batches_wait_when_too_many_commits_do",
+        ),
+    ),
+    Moved(
+        Tier.ALL,
+        "changes of jobs on the other backends, and savepoints in rarer uses",
+        (
+            "tests/spark/test_sources_by_uid.py::test_everything_renamed[memory]",
+            "tests/spark/test_sources_by_uid.py::test_everything_renamed[rocksdb]",
+            "tests/spark/test_sources_by_uid.py::test_at_most_once_sources_are_matched_too",
+            "tests/spark/test_kinds_of_state.py::test_random_steps_see_what_plain_python_sees[rocksdb]",
+            "tests/spark/test_golden_jobs.py::test_a_savepoint_of_an_earlier_version",
+            "tests/spark/test_write_savepoints.py::test_other_key_groups",
+            "tests/spark/test_write_savepoints.py::test_rows_keep_their_order",
+            "tests/spark/test_savepoint_jobs.py::test_another_mode",
+            "tests/spark/test_savepoint_jobs.py::test_claimed",
+            "tests/spark/test_savepoint_jobs.py::test_what_is_dropped_is_dropped_once",
+        ),
+    ),
+    Moved(
+        Tier.ALL,
+        "the README's first screen, typed into an environment of its own",
+        ("tests/docs/test_five_minutes.py::test_the_first_screen_of_the_readme",),
     ),
     Moved(
         Tier.CHAOS,
@@ -95,7 +191,7 @@ LATER = (
     ),
     Moved(
         Tier.CHAOS,
-        "a checkpoint of an earlier version in the other backends",
+        "a checkpoint of an earlier version on the other backends",
         (
             "tests/spark/test_golden_jobs.py::test_a_checkpoint_of_an_earlier_version[memory]",
             "tests/spark/test_golden_jobs.py::test_a_checkpoint_of_an_earlier_version[rocksdb]",

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from penstock.cli import main
-from penstock.cli.checkpoint_listing import list_checkpoints
-from penstock.cli.which_job import open_job
+from penstock.cli.checkpoint_tables import list_checkpoints
+from penstock.cli.job_lookup import open_job
 from penstock.demo.settings import JOB, DemoSettings
 
 pytestmark = pytest.mark.spark

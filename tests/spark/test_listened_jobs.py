@@ -15,8 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 import penstock as ps
 from penstock.clock import SYSTEM_CLOCK
 from penstock.dashboard.flink.checkpoints import checkpoint_details, checkpointing_statistics
-from penstock.dashboard.flink.exceptions import exceptions
-from penstock.dashboard.flink.jobs import job_detail
+from penstock.dashboard.flink.jobs import exceptions, job_detail
 from penstock.dashboard.metrics import exposition
 from penstock.status.events import (
     CheckpointCommitted,
@@ -36,9 +35,9 @@ class Hearing(ps.Listener):
     """Notes everything, and is not well."""
 
     def __init__(self) -> None:
-        self.heard: list[ps.Event] = []
+        self.heard: list[ps.types.Event] = []
 
-    def on_event(self, event: ps.Event) -> None:
+    def on_event(self, event: ps.types.Event) -> None:
         self.heard.append(event)
         raise OSError("nobody is in the room")
 

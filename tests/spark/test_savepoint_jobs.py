@@ -75,6 +75,10 @@ class Place:
         with sqlite3.connect(self.root / "out.db") as database:
             return {app: tuple(counts) for app, *counts in database.execute("select * from visits")}
 
+    def counted(self) -> dict[str, tuple[int, ...]]:
+        """The same, where perhaps nothing was ever written."""
+        return self.counts() if (self.root / "out.db").exists() else {}
+
     def check(self) -> None:
         """Each kind of state has seen every row of the log, once."""
         assert self.counts() == {app: (n, n, n) for app, n in self.ledger.truth().items()}
@@ -184,6 +188,23 @@ def test_another_mode(spark, tmp_path, ledger) -> None:
     place = Place(tmp_path / "b", ledger)
     place.job(spark, mode=ps.AT_LEAST_ONCE).run(available_now=True, savepoint=tmp_path / "saved")
     place.check()
+
+
+def test_of_a_running_job_at_most_once(spark, tmp_path, ledger) -> None:
+    """Batches that the job begins later are not in it, and are read again elsewhere; one that ends the job has them all."""
+    place = Place(tmp_path / "a", ledger)
+    handle = place.job(spark, mode=ps.AT_MOST_ONCE).start()
+    handle.savepoint(tmp_path / "saved")
+    before = ledger.truth()
+    ledger.fill(20)
+    while place.counts() != {app: (n, n, n) for app, n in ledger.truth().items()}:
+        assert not handle.wait(0.05)
+    handle.stop(savepoint=tmp_path / "last")
+    for fork, saved, since in (("b", "saved", before), ("c", "last", ledger.truth())):
+        elsewhere = Place(tmp_path / fork, ledger)
+        elsewhere.job(spark, mode=ps.AT_MOST_ONCE).run(available_now=True, savepoint=tmp_path / saved)
+        again = {app: n for app, n in ledger.truth().items() if n > since[app]}
+        assert elsewhere.counted() == {app: (n, n, n) for app, n in again.items()}
 
 
 def test_what_is_refused_changes_nothing(spark, tmp_path, ledger) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +56,7 @@ class Payments:
         amount = self._random.choice([None, *range(50)])
         return self._random.choice("abcde"), at, amount, None if amount is None else amount * 2
 
-    def read(self, job: ps.Job, rows_per_batch: int | None = None, **time: Any) -> ps.Stream:
+    def read(self, job: ps.Job, rows_per_batch: int | None = None, **time: Any) -> ps.types.Stream:
         frame = self.log.read(self.spark, rows_per_batch=rows_per_batch)
         return job.read(frame, uid="payments", event_time="at", **{"max_ahead": None, **time})
 
@@ -108,7 +108,7 @@ def judged() -> dict[str, Any]:
 
 class Listed(ps.WindowProcess):
     def process(
-        self, key: str, window: ps.TimeWindow | None, rows: ps.Rows, ctx: ps.Context
+        self, key: str, window: ps.types.TimeWindow | None, rows: ps.types.Rows, ctx: ps.types.Context
     ) -> Iterator[Any]:
         assert window is not None
         assert all(window.start <= row.at < window.end for row in rows)
@@ -124,24 +124,27 @@ def payments(spark: SparkSession, tmp_path: Path) -> Payments:
     return Payments(spark, tmp_path)
 
 
-def build(payments: Payments) -> ps.Job:
-    """Every kind of window over one stream."""
+KINDS: dict[str, tuple[Any, Callable[..., Column], tuple[str | None, ...]]] = {
+    "tumbling": (ps.windows.tumbling("1min", offset="7s"), F.window, ("1 minute", None, "7 seconds")),
+    "sliding": (ps.windows.sliding("50s", "20s"), F.window, ("50 seconds", "20 seconds")),
+    "session": (ps.windows.session("4s"), F.session_window, ("4 seconds",)),
+}
+"""Ours, and Spark's own."""
+
+
+def build(payments: Payments, name: str) -> ps.Job:
+    """Windows of one kind over one stream, in every form, and windows of ten rows."""
     job = payments.ledger.job(parallelism=2)
     rows = payments.read(job, rows_per_batch=120, out_of_order="30s")
     by_shop = rows.key_by("shop")
-    kinds: dict[str, Any] = {
-        "tumbling": ps.tumbling("1min", offset="7s"),
-        "sliding": ps.sliding("50s", "20s"),
-        "session": ps.session("4s"),
-    }
-    for name, windows in kinds.items():
-        found = by_shop.window(windows).aggregate(uid=name, **aggregates(), **counted())
-        found.write_to(payments.ledger.files(name), uid=f"{name}-out")
-        code = by_shop.window(windows).process(Listed(), schema=LISTED, uid=f"{name}-code", order_by="at")
-        code.write_to(payments.ledger.files(f"{name}-code"), uid=f"{name}-code-out")
-        everything = rows.window(windows).aggregate(uid=f"all-{name}", **aggregates(), **counted())
-        everything.write_to(payments.ledger.files(f"all-{name}"), uid=f"all-{name}-out")
-    tens = by_shop.window(ps.count_window(10)).aggregate(uid="tens", **aggregates(), **counted())
+    windows = KINDS[name][0]
+    found = by_shop.window(windows).aggregate(uid="found", **aggregates(), **counted())
+    found.write_to(payments.ledger.files("found"), uid="found-out")
+    code = by_shop.window(windows).process(Listed(), schema=LISTED, uid="code", order_by="at")
+    code.write_to(payments.ledger.files("code"), uid="code-out")
+    everything = rows.window(windows).aggregate(uid="all", **aggregates(), **counted())
+    everything.write_to(payments.ledger.files("all"), uid="all-out")
+    tens = by_shop.window(ps.windows.count(10)).aggregate(uid="tens", **aggregates(), **counted())
     tens.write_to(payments.ledger.files("tens"), uid="tens-out")
     return job
 
@@ -163,24 +166,20 @@ def summed_by_spark(every: DataFrame, keys: list[str], window: Column) -> list[t
     return [tuple(row) for row in summed.collect()]
 
 
-def test_windows_are_sparks_own(payments: Payments) -> None:
+@pytest.mark.parametrize("name", KINDS)
+def test_windows_are_sparks_own(payments: Payments, name: str) -> None:
     """Over batches, a restart and the end of the input each window has one result, that of Spark over everything."""
     payments.add(90)
-    build(payments).run(available_now=True)
+    build(payments, name).run(available_now=True)
     payments.add(50)
-    build(payments).run(available_now=True, drain=True)
+    build(payments, name).run(available_now=True, drain=True)
     every = payments.everything()
-    judges = {
-        "tumbling": F.window("at", "1 minute", startTime="7 seconds"),
-        "sliding": F.window("at", "50 seconds", "20 seconds"),
-        "session": F.session_window("at", "4 seconds"),
-    }
-    for name, window in judges.items():
-        rows = summed_by_spark(every, ["shop"], window)
-        assert_same(payments.ledger.rows(name), rows)
-        assert_same(payments.ledger.rows(f"all-{name}"), summed_by_spark(every, [], window))
-        listed = [(row[0], row[1], row[2], row[3], row[5] or 0) for row in rows]
-        assert_same(payments.ledger.rows(f"{name}-code"), listed)
+    _, judge, times = KINDS[name]
+    rows = summed_by_spark(every, ["shop"], judge("at", *times))
+    assert_same(payments.ledger.rows("found"), rows)
+    assert_same(payments.ledger.rows("all"), summed_by_spark(every, [], judge("at", *times)))
+    listed = [(row[0], row[1], row[2], row[3], row[5] or 0) for row in rows]
+    assert_same(payments.ledger.rows("code"), listed)
     tens = payments.ledger.rows("tens")
     assert {row["n"] for row in tens} == {10}
     assert all(row["kinds"] == row["pairs"] <= row["known"] for row in tens)  # a price is an amount doubled
@@ -190,21 +189,35 @@ def test_windows_are_sparks_own(payments: Payments) -> None:
     assert len(tens) == sum(row["count"] // 10 for row in counts)
 
 
-def late_job(payments: Payments) -> ps.Job:
+LATE: dict[str, tuple[Any, list[tuple[float, float, int]], list[float]]] = {
+    "tumbling": (
+        ps.windows.tumbling("10s"),
+        [(0, 10, 2), (0, 10, 4), (10, 20, 2), (20, 30, 1), (30, 40, 1)],
+        [-1, 8, 9.5],
+    ),
+    "session": (
+        ps.windows.session("3s"),
+        [(1, 5, 2), (8, 16.5, 5), (9, 16.5, 3), (21, 24, 1), (30, 33, 1)],
+        [-1, 3],
+    ),
+}
+"""Windows, their results, and what is late for them; -1 stands for a row without a time."""
+
+
+def late_job(payments: Payments, name: str) -> ps.Job:
     """The same windows in all forms, with five seconds of lateness, and what comes too late for each."""
     job = payments.ledger.job(parallelism=2)
     every = payments.read(job, out_of_order="0s")
     rows = every.key_by("shop")
-    for name, windows in (("tumbling", ps.tumbling("10s")), ("session", ps.session("3s"))):
-        plan = rows.window(windows, lateness="5s")
-        counted = plan.aggregate(uid=name, n=F.count("*"), times=F.count_distinct("at"))
-        code = plan.process(Listed(), schema=LISTED, uid=f"{name}-code", order_by="at")
-        whole = every.window(windows, lateness="5s").aggregate(
-            uid=f"{name}-all", n=F.count("*"), times=F.count_distinct("at")
-        )
-        for uid, stream in ((name, counted), (f"{name}-code", code), (f"{name}-all", whole)):
-            stream.write_to(payments.ledger.files(uid), uid=f"{uid}-out")
-            stream.late().write_to(payments.ledger.files(f"{uid}-late"), uid=f"{uid}-late-out")
+    plan = rows.window(LATE[name][0], lateness="5s")
+    counted = plan.aggregate(uid="counted", n=F.count("*"), times=F.count_distinct("at"))
+    code = plan.process(Listed(), schema=LISTED, uid="code", order_by="at")
+    whole = every.window(LATE[name][0], lateness="5s").aggregate(
+        uid="all", n=F.count("*"), times=F.count_distinct("at")
+    )
+    for uid, stream in (("counted", counted), ("code", code), ("all", whole)):
+        stream.write_to(payments.ledger.files(uid), uid=f"{uid}-out")
+        stream.late().write_to(payments.ledger.files(f"{uid}-late"), uid=f"{uid}-late-out")
     return job
 
 
@@ -213,36 +226,25 @@ def seconds(row: dict[str, Any]) -> tuple[float, float, int]:
     return start, end, row["n"]
 
 
-def test_late_rows_update_or_come_out(spark: SparkSession, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", LATE)
+def test_late_rows_update_or_come_out(spark: SparkSession, tmp_path: Path, name: str) -> None:
     """Within the lateness a window has another result; behind it the row comes out as it came, and is counted."""
     payments = Payments(spark, tmp_path, partitions=1)
     payments.add_at(1, 2, 12, 13.5)
-    late_job(payments).run(available_now=True)
+    late_job(payments, name).run(available_now=True)
     payments.add_at(9, 3, None, 21)  # the window of 9 and 3 is over, but awaited; the session of 3 is not
-    late_job(payments).run(available_now=True)
+    late_job(payments, name).run(available_now=True)
     payments.add_at(8, 9.5, 30)  # alone 8 would be late, but it touches a session that is awaited
-    handle = late_job(payments).start(available_now=True, drain=True)
+    handle = late_job(payments, name).start(available_now=True, drain=True)
     handle.wait()
-    results = {name: sorted(map(seconds, payments.ledger.rows(name))) for name in ("tumbling", "session")}
-    assert results["tumbling"] == [(0, 10, 2), (0, 10, 4), (10, 20, 2), (20, 30, 1), (30, 40, 1)]
-    assert results["session"] == [(1, 5, 2), (8, 16.5, 5), (9, 16.5, 3), (21, 24, 1), (30, 33, 1)]
-    late = {}
-    for name in ("tumbling", "session"):
-        for uid in (name, f"{name}-all"):
-            assert all(row["times"] == row["n"] for row in payments.ledger.rows(uid))
-        assert sorted(map(seconds, payments.ledger.rows(f"{name}-code"))) == results[name]
-        assert sorted(map(seconds, payments.ledger.rows(f"{name}-all"))) == results[name]
-        for uid in (name, f"{name}-code", f"{name}-all"):
-            rows = payments.ledger.rows(f"{uid}-late")
-            late[uid] = sorted(
-                (row["at"] - START).total_seconds() if row["at"] is not None else -1 for row in rows
-            )
-    assert late["tumbling"] == late["tumbling-code"] == late["tumbling-all"] == [-1, 8, 9.5]
-    assert late["session"] == late["session-code"] == late["session-all"] == [-1, 3]
-    assert handle.progress.late_rows == {
-        **dict.fromkeys(("tumbling", "tumbling-code", "tumbling-all"), 3),
-        **dict.fromkeys(("session", "session-code", "session-all"), 2),
-    }
+    _, results, late = LATE[name]
+    for uid in ("counted", "code", "all"):
+        assert sorted(map(seconds, payments.ledger.rows(uid))) == results
+        came_late = [row["at"] for row in payments.ledger.rows(f"{uid}-late")]
+        assert sorted(-1 if at is None else (at - START).total_seconds() for at in came_late) == late
+    for uid in ("counted", "all"):
+        assert all(row["times"] == row["n"] for row in payments.ledger.rows(uid))
+    assert handle.progress.late_rows == dict.fromkeys(("counted", "code", "all"), len(late))
 
 
 def test_early_results_come_by_the_clock(spark: SparkSession, tmp_path: Path) -> None:
@@ -250,7 +252,7 @@ def test_early_results_come_by_the_clock(spark: SparkSession, tmp_path: Path) ->
     payments = Payments(spark, tmp_path, partitions=1)
     job = payments.ledger.job(parallelism=2)
     rows = payments.read(job, out_of_order="0s", idle_after=None).key_by("shop")
-    counted = rows.window(ps.tumbling("1h"), early="500ms").aggregate(uid="counted", n=F.count("*"))
+    counted = rows.window(ps.windows.tumbling("1h"), early="500ms").aggregate(uid="counted", n=F.count("*"))
     counted.write_to(payments.ledger.files("counted"), uid="out")
     payments.add_at(1, 2)
     handle = job.start()
@@ -275,9 +277,9 @@ def test_windows_of_windows_and_the_first_of_each(payments: Payments) -> None:
     payments.add(80)
     job = payments.ledger.job(parallelism=2)
     rows = payments.read(job, rows_per_batch=60, out_of_order="30s")
-    short = rows.key_by("shop").window(ps.tumbling("10s")).aggregate(uid="short", n=F.count("*"))
+    short = rows.key_by("shop").window(ps.windows.tumbling("10s")).aggregate(uid="short", n=F.count("*"))
     total = short.transform(lambda frame: frame.withColumn("all", F.lit("all"))).key_by("all")
-    long = total.window(ps.tumbling("1min")).aggregate(uid="long", n=F.sum("n"), windows=F.count("*"))
+    long = total.window(ps.windows.tumbling("1min")).aggregate(uid="long", n=F.sum("n"), windows=F.count("*"))
     long.write_to(payments.ledger.files("long"), uid="long-out")
     best = short.key_by("window_end").top(2, by=["n desc", "shop"], uid="best")
     best.write_to(payments.ledger.files("best"), uid="best-out")

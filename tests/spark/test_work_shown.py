@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 from penstock.checkpoint.completed import SubtaskReport
 from penstock.ids import SubtaskId
 from penstock.progress import open_works, working
-from penstock.recovery.taking_over import SubtaskWork, Taken
+from penstock.recovery.state_migration import RestoredSubtask, RestoreTask
 from penstock.spark.tasks import take_over_all
 from penstock.state.handle import StateHandle
 from services.patience import tries
@@ -21,7 +21,7 @@ from services.patience import tries
 pytestmark = pytest.mark.spark
 
 
-def waits_for_one(folder: Path) -> SubtaskWork:
+def waits_for_one(folder: Path) -> RestoreTask:
     """Work of which all but the first subtask is done at once; that one waits until it is let go. Made here: workers have no such module."""
 
     @dataclass(frozen=True)
@@ -32,11 +32,11 @@ def waits_for_one(folder: Path) -> SubtaskWork:
             del local_dir
             return self
 
-        def __call__(self, handle: StateHandle, attempt: int) -> Taken:
+        def __call__(self, handle: StateHandle, attempt: int) -> RestoredSubtask:
             del attempt
             while not handle.subtask.index and not (self.local_dir / "go").exists():
                 time.sleep(0.05)
-            return Taken(handle, SubtaskReport(handle.subtask))
+            return RestoredSubtask(handle, SubtaskReport(handle.subtask))
 
     return WaitsForOne(folder)
 
@@ -44,7 +44,7 @@ def waits_for_one(folder: Path) -> SubtaskWork:
 def test_subtasks_are_counted_as_they_are_done(spark: SparkSession, tmp_path: Path) -> None:
     """While one subtask is at work, the others count as done; nothing is under way behind the end."""
     handles = [StateHandle(SubtaskId("counts", index), "memory", 1) for index in range(3)]
-    taken: list[Taken] = []
+    taken: list[RestoredSubtask] = []
 
     def take() -> None:
         with working("dealing out", unit="subtask", job="views"):

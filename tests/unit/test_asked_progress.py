@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from builders.stored_jobs import PLAN
-from penstock.cli.asked_progress import AskedProgress
+from penstock.cli.request_waiting import RequestProgress
 from penstock.errors import UnavailableError
 from penstock.ids import RunId
 from penstock.ownership.claim import Claimant, claim
@@ -42,7 +42,7 @@ def test_on_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     """A line is drawn over itself once a second, fits, obeys no control character, and is gone before anything else is said."""
     clock, storage, line = VirtualClock(), VirtualStorage(), Line()
     run = claim(storage, 1.0).run
-    shown = AskedProgress(storage, line, clock)
+    shown = RequestProgress(storage, line, clock)
     said(storage, run, "making the savepoint: 1 of 4 subtasks")
     shown.look(run)
     assert line.drawn == [], "not before a second is over"
@@ -63,7 +63,7 @@ def test_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     """Each piece of work is said once, whatever it counts, and of the run that owns the job now."""
     clock, storage = VirtualClock(), VirtualStorage()
     asked = claim(storage, 1.0).run
-    shown = AskedProgress(storage, None, clock)
+    shown = RequestProgress(storage, None, clock)
     for done in (1, 2):
         said(storage, asked, f"making the savepoint: {done} of 4 subtasks")
         clock.sleep(1.0)
@@ -85,7 +85,7 @@ class Away(ForwardingStorage):
 def test_storage_that_is_away_is_nobodys_business_here() -> None:
     """Whoever waits for the answer tells that; nothing is drawn."""
     clock, line = VirtualClock(), Line()
-    shown = AskedProgress(Away(VirtualStorage()), line, clock)
+    shown = RequestProgress(Away(VirtualStorage()), line, clock)
     clock.sleep(1.0)
     shown.look(RunId(1))
     assert line.drawn == [""]

@@ -12,7 +12,7 @@ from builders.operator_cluster import OperatorCluster
 from penstock.errors import IncompatibleStateError
 from penstock.operators.join_spec import How, JoinSpec
 from penstock.operators.window_kinds import TimeWindows, sliding, tumbling
-from penstock.recovery.changed_state import changed_state
+from penstock.recovery.state_match import match_state
 
 MS = 1_000
 
@@ -47,15 +47,15 @@ def test_state_of_a_join_of_another_kind_is_refused(name: str) -> None:
     """The moments of its rows mean something else: pairs would be lost."""
     before, now = (make().layout() for make in REFUSED[name])
     with pytest.raises(IncompatibleStateError, match=r"(?s)state .*(input|partner)"):
-        changed_state(before, now).check("join", 1)
-    assert not changed_state(now, now).is_other_form
+        match_state(before, now).check("join", 1)
+    assert not match_state(now, now).is_other_form
 
 
 @pytest.mark.parametrize("backend", ["filesystem", "memory", "rocksdb"])
 def test_the_bounds_of_an_inner_join_may_change(tmp_path: Path, backend: str) -> None:
     """What was over stays away, what was not matches by the new bounds."""
     narrow, wide = within(0, 5), within(0, 50)
-    assert not changed_state(narrow.layout(), wide.layout()).is_other_form
+    assert not match_state(narrow.layout(), wide.layout()).is_other_form
     cluster = OperatorCluster(tmp_path, narrow.output, backend)
 
     def batch(spec: JoinSpec, rows: list[Row], watermark: int) -> list[tuple[int | None, int | None]]:

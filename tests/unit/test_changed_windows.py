@@ -20,30 +20,33 @@ from builders.window_operators import (
     rows_table,
 )
 from penstock.errors import IncompatibleStateError
-from penstock.recovery.changed_state import changed_state
+from penstock.recovery.state_match import match_state
 
 MS = 1_000
 LONG_US = 1_000 * MS
 KINDS: dict[str, Callable[[int], Any]] = {
-    "tumbling": lambda lateness_us: WindowAggregates(ps.tumbling("10ms"), lateness_us),
-    "sliding": lambda lateness_us: WindowAggregates(ps.sliding("10ms", "5ms"), lateness_us),
-    "sessions": lambda lateness_us: SessionAggregates(ps.session("10ms"), lateness_us),
-    "rows": lambda lateness_us: WindowCalls(ps.tumbling("10ms"), lateness_us),
-    "rows of sliding": lambda lateness_us: WindowCalls(ps.sliding("10ms", "5ms"), lateness_us),
-    "rows of sessions": lambda lateness_us: SessionCalls(ps.session("10ms"), lateness_us),
+    "tumbling": lambda lateness_us: WindowAggregates(ps.windows.tumbling("10ms"), lateness_us),
+    "sliding": lambda lateness_us: WindowAggregates(ps.windows.sliding("10ms", "5ms"), lateness_us),
+    "sessions": lambda lateness_us: SessionAggregates(ps.windows.session("10ms"), lateness_us),
+    "rows": lambda lateness_us: WindowCalls(ps.windows.tumbling("10ms"), lateness_us),
+    "rows of sliding": lambda lateness_us: WindowCalls(ps.windows.sliding("10ms", "5ms"), lateness_us),
+    "rows of sessions": lambda lateness_us: SessionCalls(ps.windows.session("10ms"), lateness_us),
 }
 
-TEN, TWENTY = ps.tumbling("10s"), ps.tumbling("20s")
+TEN, TWENTY = ps.windows.tumbling("10s"), ps.windows.tumbling("20s")
 REFUSED: dict[str, tuple[Any, Any]] = {
     "size": (WindowAggregates(TEN), WindowAggregates(TWENTY)),
     "size, own code": (WindowCalls(TEN), WindowCalls(TWENTY)),
-    "offset": (WindowAggregates(TEN), WindowAggregates(ps.tumbling("10s", offset="1s"))),
-    "step": (WindowAggregates(ps.sliding("10s", "5s")), WindowAggregates(ps.sliding("10s", "2s"))),
-    "kind": (WindowAggregates(TEN), SessionAggregates(ps.session("10s"))),
-    "gap": (SessionAggregates(ps.session("10s")), SessionAggregates(ps.session("20s"))),
-    "gap, own code": (SessionCalls(ps.session("10s")), SessionCalls(ps.session("20s"))),
-    "number of rows": (CountAggregates(ps.count_window(3)), CountAggregates(ps.count_window(4))),
-    "number of rows, own code": (CountCalls(ps.count_window(3)), CountCalls(ps.count_window(4))),
+    "offset": (WindowAggregates(TEN), WindowAggregates(ps.windows.tumbling("10s", offset="1s"))),
+    "step": (
+        WindowAggregates(ps.windows.sliding("10s", "5s")),
+        WindowAggregates(ps.windows.sliding("10s", "2s")),
+    ),
+    "kind": (WindowAggregates(TEN), SessionAggregates(ps.windows.session("10s"))),
+    "gap": (SessionAggregates(ps.windows.session("10s")), SessionAggregates(ps.windows.session("20s"))),
+    "gap, own code": (SessionCalls(ps.windows.session("10s")), SessionCalls(ps.windows.session("20s"))),
+    "number of rows": (CountAggregates(ps.windows.count(3)), CountAggregates(ps.windows.count(4))),
+    "number of rows, own code": (CountCalls(ps.windows.count(3)), CountCalls(ps.windows.count(4))),
     "early results": (WindowAggregates(TEN), WindowAggregates(TEN, early_us=5)),
     "no early results": (WindowAggregates(TEN, early_us=5), WindowAggregates(TEN)),
 }
@@ -54,14 +57,14 @@ def test_windows_of_another_kind_are_refused(name: str) -> None:
     """Those of the checkpoint would be taken for others; with the same windows nothing is refused."""
     before, now = (one.spec.layout() for one in REFUSED[name])
     with pytest.raises(IncompatibleStateError, match=r"(?s)operator 'w'.*drop_state"):
-        changed_state(before, now).check("w", 1)
-    assert not changed_state(now, now).is_other_form
+        match_state(before, now).check("w", 1)
+    assert not match_state(now, now).is_other_form
 
 
 def test_how_often_and_how_long_may_change() -> None:
     """The lateness, and how often early results come, are no part of what is stored."""
     before, now = WindowAggregates(TEN, 0, early_us=5), WindowAggregates(TEN, 7, early_us=50)
-    assert not changed_state(before.spec.layout(), now.spec.layout()).is_other_form
+    assert not match_state(before.spec.layout(), now.spec.layout()).is_other_form
 
 
 @pytest.mark.parametrize("backend", ["filesystem", "memory", "rocksdb"])

@@ -20,13 +20,13 @@ from penstock.checkpoint.completed import (
 )
 from penstock.errors import ConfigError, IncompatibleStateError
 from penstock.ids import CheckpointId, RunId, SubtaskId
+from penstock.job_spec import Uids, in_order
 from penstock.ownership.claim import Claim
-from penstock.recovery.begun import Begun, Instead
-from penstock.recovery.changes import Changes, chosen
 from penstock.recovery.fitting import JobNow
-from penstock.recovery.renaming import Uids, renamed_barrier, renamed_checkpoint
 from penstock.recovery.restore import RestorePoint
-from penstock.recovery.source_match import in_order
+from penstock.recovery.restore_options import RestoreOptions, choose_position
+from penstock.recovery.started_batches import BarrierOverride, StartedBatch
+from penstock.recovery.uid_renames import renamed_barrier, renamed_checkpoint
 from penstock.state.handle import StateHandle
 from penstock.storage import LocalStorage
 
@@ -50,22 +50,22 @@ NOW = Uids(["clicks", "views"], ["count"], ["out"])
 def test_what_can_be_no_option(options: dict[str, Any], match: str) -> None:
     """It is refused whatever the job is, with what is meant."""
     with pytest.raises(ConfigError, match=match):
-        Changes.checked(*({"drop_sources": (), "rename": {}, "positions": {}} | options).values())
+        RestoreOptions.checked(*({"drop_sources": (), "rename": {}, "positions": {}} | options).values())
 
 
 @pytest.mark.parametrize(
     ("changes", "match"),
     [
-        (Changes(drop_sources=("clicks",)), r"the job reads it; .*positions=\{'clicks': 'start'\}"),
-        (Changes(rename={"count": "views"}), "the job still has 'count'"),
-        (Changes(rename={"old": "cuont"}), "the job has no 'cuont'. did you mean 'count'"),
+        (RestoreOptions(drop_sources=("clicks",)), r"the job reads it; .*positions=\{'clicks': 'start'\}"),
+        (RestoreOptions(rename={"count": "views"}), "the job still has 'count'"),
+        (RestoreOptions(rename={"old": "cuont"}), "the job has no 'cuont'. did you mean 'count'"),
         (
-            Changes(positions={"click": "start"}),
+            RestoreOptions(positions={"click": "start"}),
             "'click', which is no source of the job; .*did you mean 'clicks'",
         ),
     ],
 )
-def test_names_that_are_not_right_for_the_job(changes: Changes, match: str) -> None:
+def test_names_that_are_not_right_for_the_job(changes: RestoreOptions, match: str) -> None:
     """They are refused before Spark is asked for anything."""
     with pytest.raises(ConfigError, match=match):
         changes.check_names(NOW)
@@ -73,7 +73,7 @@ def test_names_that_are_not_right_for_the_job(changes: Changes, match: str) -> N
 
 def test_positions_as_text_are_json() -> None:
     """The command line has nothing else."""
-    asked = Changes.checked((), {}, {"a": '{"0":5}', "b": "latest", "c": 7}).positions
+    asked = RestoreOptions.checked((), {}, {"a": '{"0":5}', "b": "latest", "c": 7}).positions
     assert asked == {"a": {"0": 5}, "b": "latest", "c": 7}
 
 
@@ -97,7 +97,7 @@ def nobody(uid: str) -> list[str]:
 )
 def test_what_a_choice_costs_is_told(stored: str, asked: object, said: str) -> None:
     """As far as positions are numbers, in numbers."""
-    assert said in chosen("clicks", asked, [stored], 1, nobody).said
+    assert said in choose_position("clicks", asked, [stored], 1, nobody).said
 
 
 @pytest.mark.parametrize(
@@ -112,15 +112,15 @@ def test_what_a_choice_costs_is_told(stored: str, asked: object, said: str) -> N
 def test_a_position_of_another_form_is_refused(stored: str, asked: object, match: str) -> None:
     """A partition that is left out would begin anywhere."""
     with pytest.raises(IncompatibleStateError, match=match):
-        chosen("clicks", asked, [stored], 1, nobody)
+        choose_position("clicks", asked, [stored], 1, nobody)
 
 
 def test_a_source_of_several_streams_needs_a_position_for_each() -> None:
     """One for all would be that of another."""
     with pytest.raises(ConfigError, match="has 2 streaming sources in it; give a list"):
-        chosen("clicks", 5, ["1", "2"], 2, nobody)
-    assert chosen("clicks", [5, 6], ["1", "2"], 2, nobody).lines == ("5", "6")
-    assert chosen("clicks", "latest", ["1", "2"], 2, lambda _: ["8", "9"]).lines == ("8", "9")
+        choose_position("clicks", 5, ["1", "2"], 2, nobody)
+    assert choose_position("clicks", [5, 6], ["1", "2"], 2, nobody).lines == ("5", "6")
+    assert choose_position("clicks", "latest", ["1", "2"], 2, lambda _: ["8", "9"]).lines == ("8", "9")
 
 
 # ── what a run makes of it ─────────────────────────────────────────────────────────────────────
@@ -136,13 +136,15 @@ AT = Barrier(
 FOUR = msgspec.structs.replace(completed(4, run=2), barrier=AT)
 
 
-def point(tmp_path: Path, checkpoint: Completed | None = FOUR, begun: Begun | None = None) -> RestorePoint:
+def point(
+    tmp_path: Path, checkpoint: Completed | None = FOUR, begun: StartedBatch | None = None
+) -> RestorePoint:
     claim = Claim(LocalStorage(tmp_path), RunId(3), "token")
     return RestorePoint(claim, (checkpoint,) if checkpoint else (), begun)
 
 
 def job(**changes: Any) -> JobNow:
-    return JobNow(in_order({"views": 1, "clicks": 1}), NOW, Changes(**changes), lambda _: ["99"])
+    return JobNow(in_order({"views": 1, "clicks": 1}), NOW, RestoreOptions(**changes), lambda _: ["99"])
 
 
 def test_a_choice_is_recorded_and_made_once(tmp_path: Path) -> None:
@@ -150,7 +152,7 @@ def test_a_choice_is_recorded_and_made_once(tmp_path: Path) -> None:
     first = job(positions={"clicks": "latest"}).fit(point(tmp_path))
     assert first.barrier.positions == {"views": 7, "clicks": 99}
     assert first.begun is not None
-    assert first.begun.instead == Instead(4, 2, first.barrier)
+    assert first.begun.instead == BarrierOverride(4, 2, first.barrier)
     assert first.begun.positions_set == {"clicks": "latest"}
     again = replace(job(positions={"clicks": "latest"}), latest=nobody).fit(
         point(tmp_path, begun=first.begun)
@@ -169,7 +171,7 @@ def test_a_choice_is_recorded_and_made_once(tmp_path: Path) -> None:
 
 def test_a_choice_at_most_once_begins_behind_what_was_begun(tmp_path: Path) -> None:
     """The record of what must not be read again is the one that is changed."""
-    begun = Begun(
+    begun = StartedBatch(
         2, msgspec.structs.replace(AT, positions={"clicks": 6, "views": 8}, progress_log=f"{HEAD}\n6\n8"), 6
     )
     fitted = job(positions={"clicks": "start"}).fit(point(tmp_path, begun=begun))

@@ -27,8 +27,8 @@ from penstock.ids import CheckpointId, RunId, SubtaskId
 from penstock.loading import loading
 from penstock.ownership.claim import claim
 from penstock.ownership.descent import Descent, record_descent
-from penstock.ownership.ends import How, end_of, record_end
 from penstock.ownership.heartbeat import beat
+from penstock.ownership.run_ends import RunOutcome, end_of, record_end
 from penstock.recovery.restore import JobRecord, check_job_record
 from penstock.state.handle import FileRef, StateHandle
 from penstock.storage import LocalStorage
@@ -154,7 +154,7 @@ def test_help_shows_no_type_behind_a_flag(penstock: Penstock, command: tuple[str
 def test_runs_as_json(penstock: Penstock, storage: LocalStorage) -> None:
     """The JSON says of every run where it ran, from where to where it came, and how it ended and why."""
     beat(storage, RunId(1), 1.5, completed=CheckpointId(5))
-    record_end(storage, end_of(RunId(1), How.RESTARTED, 1.75, ValueError("no [such] row")))
+    record_end(storage, end_of(RunId(1), RunOutcome.RESTARTED, 1.75, ValueError("no [such] row")))
     beat(storage, RunId(2), 2.5, ended=True, completed=CheckpointId(6))
     first, second = json.loads(penstock("runs", storage.root.parent, JOB, "--json").out)
     assert first == {
@@ -182,7 +182,7 @@ def test_runs_as_json(penstock: Penstock, storage: LocalStorage) -> None:
 
 def test_runs_as_a_table(penstock: Penstock, storage: LocalStorage) -> None:
     """The table has a line a run; below it stands why a run ended, in a line, and which records are damaged."""
-    record_end(storage, end_of(RunId(1), How.FAILED, 1.75, ValueError("no [such] row\n" + "x" * 900)))
+    record_end(storage, end_of(RunId(1), RunOutcome.FAILED, 1.75, ValueError("no [such] row\n" + "x" * 900)))
     storage.put("runs/2.alive", b"?")
     shown = penstock("runs", storage.root.parent, JOB)
     assert shown.code == 0

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -11,15 +14,15 @@ import pytest
 
 from builders.calling_penstock import Penstock, caller
 from builders.stored_jobs import PLAN, SeenJob, died, failed, healthy, late
-from penstock.cli import watching
+from penstock.cli import watch
 from penstock.cli.console import plain_console
 from penstock.cli.event_lines import event_line
+from penstock.cli.job_lookup import within
 from penstock.cli.status_screen import exit_code, status_json
 from penstock.cli.watch_screen import WatchScreen
-from penstock.cli.which_job import within
 from penstock.clock import SYSTEM_CLOCK
 from penstock.errors import UnavailableError
-from penstock.ownership.ends import How
+from penstock.ownership.run_ends import RunOutcome
 from penstock.status import events as told
 from penstock.status.job_watcher import JobWatcher
 from penstock.status.jobs import find_jobs, job_id
@@ -110,7 +113,7 @@ def test_a_storage_that_is_not_there(
     penstock: Penstock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
 ) -> None:
     """No command takes it for a storage without jobs: the argument is wrong, and the error names the folder."""
-    monkeypatch.setattr(watching, "watch", lambda *_, **__: None)  # it would watch for ever
+    monkeypatch.setattr(watch, "watch", lambda *_, **__: None)  # it would watch for ever
     name, *more = command.split()
     first = [tmp_path] if "HERE" in more else []
     behind = [word for word in more if word != "HERE"]
@@ -204,9 +207,25 @@ def test_one_screen_has_all_of_a_job(penstock: Penstock, tmp_path: Path, now: fl
         assert " ".join(said.split()) in " ".join(shown.split()), said
 
 
+@pytest.mark.parametrize(
+    ("looked_at", "batches", "shown"),
+    [(0.0, 1, False), (1.0, 1, True), (0.0, 0, True)],
+    ids=["Spark has not counted yet", "Spark has counted", "before the first batch"],
+)
+def test_rows_are_shown_when_they_are_counted(
+    penstock: Penstock, tmp_path: Path, now: float, *, looked_at: float, batches: int, shown: bool
+) -> None:
+    """After a batch `0 rows in` is a count; before Spark has counted, nothing is said of rows."""
+    source = SourceLive(looked_at=looked_at)
+    healthy(tmp_path, now).live(now, batches=batches, rows_in=0, sources={"clicks": source})
+    screen = penstock("status", tmp_path, "views").out
+    assert ("0 rows in " in screen) is shown
+    assert f"{batches} batch" in screen
+
+
 def test_status_as_json(penstock: Penstock, tmp_path: Path, now: float) -> None:
     """The JSON is the view of the job that pages show, of its history the newest, with what follows from it."""
-    died(tmp_path, now, "views").end(How.FAILED, now - 650, ValueError("x"))
+    died(tmp_path, now, "views").end(RunOutcome.FAILED, now - 650, ValueError("x"))
     shown = penstock("status", tmp_path, "views", "--json")
     found = shown.json
     assert (shown.code, found["exit_code"], found["state"]) == (3, 3, "failed")
@@ -222,7 +241,7 @@ def test_a_job_that_was_stopped_needs_nobody(penstock: Penstock, tmp_path: Path,
     job = SeenJob(tmp_path, started_at=now - 100)
     job.complete(1, now - 50)
     job.live(now - 40)
-    job.end(How.STOPPED, now - 39)
+    job.end(RunOutcome.STOPPED, now - 39)
     shown = penstock("status", tmp_path, "views")
     assert shown.code == 0
     assert "views  stopped 39 s ago" in shown.out
@@ -455,3 +474,26 @@ def test_status_gives_up_on_a_storage_that_hangs() -> None:
     assert within(60.0, "/mnt/x", lambda: 7) == 7
     with pytest.raises(KeyError):
         within(60.0, "/mnt/x", lambda: {"a": 1}["missing"])
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_command_that_is_ended_by_a_signal_takes_its_request_back(
+    tmp_path: Path, now: float, number: signal.Signals
+) -> None:
+    """`timeout` and a closed terminal leave nothing that the job would do later; the exit code names the signal."""
+    job = healthy(tmp_path, now)
+    command = [
+        sys.executable,
+        "-c",
+        "from penstock.cli import main; main()",
+        "cancel",
+        str(tmp_path),
+        "views",
+    ]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        assert process.stderr.readline() == "asked run 2 to cancel\n"
+        process.send_signal(number)
+        said = process.stderr.read()
+    assert (process.returncode, said) == (128 + number, "the request is taken back: nothing was done\n")
+    assert job.storage.names("requests") == []

@@ -20,11 +20,9 @@ import pytest
 from rich.console import ConsoleDimensions
 
 from builders.stored_jobs import PLAN, died, healthy, late
-from penstock.cli.changes import Changes
-from penstock.cli.console import plain_console
-from penstock.cli.job_graph import lines
-from penstock.cli.sparkline import sparkline
-from penstock.cli.watch_screen import WatchScreen
+from penstock.cli.console import plain_console, sparkline
+from penstock.cli.status_screen import lines
+from penstock.cli.watch_screen import StatusChanges, WatchScreen
 from penstock.clock import SYSTEM_CLOCK
 from penstock.status import events as told
 from penstock.status.job_watcher import look_at
@@ -195,7 +193,7 @@ def test_changes_are_said_once(tmp_path: Path) -> None:
     """Of a job that is new here only its state; then what happened since, what it needs now, and that it is gone; nothing twice."""
     now = SYSTEM_CLOCK.wall()
     job = healthy(tmp_path, now)
-    changes = Changes()
+    changes = StatusChanges()
     assert [line.partition(" views: ")[2] for line in changes.lines(seen(tmp_path))] == [
         "running, run 2, last checkpoint 41"
     ]

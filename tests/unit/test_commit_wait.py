@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.checkpoint.commit_wait import SPEAK_EVERY_S, CommitWait, one_line
+from penstock.checkpoint.commits import SPEAK_EVERY_S, CommitWait, one_line
 from penstock.errors import UnavailableError
 from penstock.testing.virtual import VirtualClock
 

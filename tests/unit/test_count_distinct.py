@@ -25,8 +25,8 @@ from penstock.operators.pieces import PieceLimits
 from penstock.operators.run_aggregate import run_aggregate
 from penstock.operators.task_time import TaskTime
 from penstock.operators.time_to_live import TimeToLive
-from penstock.recovery.changed_state import Verdict, changed_state
-from penstock.recovery.lifetimes import described
+from penstock.recovery.lifetimes import columns_of
+from penstock.recovery.state_match import Compatibility, match_state
 from penstock.savepoint.views import views_of
 from penstock.state.backends.base import OpenState, StateLayout
 from services.tiers import share
@@ -305,12 +305,12 @@ def test_a_time_to_live_is_a_form_of_its_own() -> None:
         aggregate_layout(SPECS, key, ttl) for ttl in (None, TimeToLive("1h"), TimeToLive("2h"))
     )
     names = {"users", "both", "numbers"}
-    lost = {one.name for one in changed_state(plain, mortal).differences if one.verdict is Verdict.LOSES}
+    lost = {one.name for one in match_state(plain, mortal).differences if one.verdict is Compatibility.LOSES}
     assert lost == names
-    assert changed_state(plain, mortal, names).fits
-    assert changed_state(mortal, longer).fits
-    assert not changed_state(mortal, longer).is_other_form
-    views = views_of(described(mortal))
+    assert match_state(plain, mortal, names).fits
+    assert match_state(mortal, longer).fits
+    assert not match_state(mortal, longer).is_other_form
+    views = views_of(columns_of(mortal))
     assert [one for one in views if one] == [
         "users",
         "n",

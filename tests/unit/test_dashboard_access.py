@@ -6,7 +6,7 @@ import pytest
 
 from builders.dashboard_site import TOKEN, ui_options
 from penstock.dashboard.access import SESSION_S, Access
-from penstock.dashboard.answering import local_path
+from penstock.dashboard.responses import local_path
 from penstock.testing.virtual import VirtualClock
 
 HOST = {"host": "127.0.0.1:8090"}

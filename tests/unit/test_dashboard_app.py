@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from builders.dashboard_site import HOSTILE, TOKEN, StoredJob, TestClient, ui_options
-from penstock.dashboard import guesses
+from penstock.dashboard import gate
 from penstock.dashboard.access import Access
 from penstock.dashboard.app import make_app
 from penstock.dashboard.looking import StorageLooker
@@ -223,7 +223,7 @@ def test_guesses_are_slowed_and_logged(
     async def paused(seconds: float) -> None:
         pauses.append(seconds)
 
-    monkeypatch.setattr(guesses.asyncio, "sleep", paused)
+    monkeypatch.setattr(gate.asyncio, "sleep", paused)
     for _ in range(3):
         if how == "header":
             assert answers.get("/index.json", headers={"authorization": f"Bearer {wrong}"}).status_code == 401
@@ -231,13 +231,13 @@ def test_guesses_are_slowed_and_logged(
             assert answers.post("/login", data={"token": wrong}).status_code == 401
         else:
             assert answers.get(f"/login?token={wrong}").status_code == 200
-    assert pauses.count(guesses.PAUSE_S) == 3
+    assert pauses.count(gate.PAUSE_S) == 3
     assert [one.getMessage() for one in caplog.records if "token" in one.getMessage()] == [
         "the dashboard was shown 1 wrong token, the last by testclient"
     ]
     assert wrong not in caplog.text
     assert answers.get("/index.json", headers={"authorization": f"Bearer {TOKEN}"}).status_code == 200
-    assert pauses.count(guesses.PAUSE_S) == 3
+    assert pauses.count(gate.PAUSE_S) == 3
 
 
 # ── actions ────────────────────────────────────────────────────────────────────────────────────────

@@ -14,7 +14,7 @@ import pytest
 from jinja2 import UndefinedError
 
 import penstock.dashboard
-from builders.parsed_pages import CHROME, Parsed
+from builders.parsed_pages import FRAME, Parsed
 from builders.seen_jobs import (
     HOSTILE,
     JOBS,
@@ -30,9 +30,9 @@ from builders.seen_jobs import (
     nothing_at_all,
     restarting,
 )
-from penstock.cli.state_table import moment as state_moment
-from penstock.dashboard import pages, twins
-from penstock.dashboard.chrome import Chrome
+from penstock.cli.state_tables import moment as state_moment
+from penstock.dashboard import json_models, pages
+from penstock.dashboard.page_frame import PageFrame
 from penstock.dashboard.pages.render import environment
 from penstock.dashboard.pages.sentences import collapsed, sentence
 from penstock.dashboard.pages.words import NOTHING, watermark_moment
@@ -78,24 +78,24 @@ def found_rows(rows: tuple[dict[str, Any], ...]) -> FoundRows:
     )
 
 
-def pages_of(view: JobView, chrome: Chrome = CHROME) -> Iterator[tuple[str, str]]:
+def pages_of(view: JobView, frame: PageFrame = FRAME) -> Iterator[tuple[str, str]]:
     """All pages of a job, by name."""
-    yield "job", pages.job(view, chrome)
-    yield "batches", pages.batches(view, chrome)
-    yield "checkpoints", pages.checkpoints(view, chrome)
+    yield "job", pages.job(view, frame)
+    yield "batches", pages.batches(view, frame)
+    yield "checkpoints", pages.checkpoints(view, frame)
     for one in (*view.checkpoints[:3], *(one for one in view.checkpoints if one.reason)):
-        yield f"checkpoint {one.checkpoint}", pages.checkpoint(view, one, chrome)
-    yield "failures", pages.failures(view, chrome)
-    yield "journal", pages.journal(view, chrome)
-    yield "state", pages.state(view, held(), chrome)
-    yield "no state", pages.state(view, None, chrome)
-    yield "savepoints", pages.savepoints(view, chrome)
-    yield "a savepoint", pages.savepoints(view, chrome, HOSTILE, HOSTILE)
-    yield "actions", pages.actions(view, None, chrome)
+        yield f"checkpoint {one.checkpoint}", pages.checkpoint(view, one, frame)
+    yield "failures", pages.failures(view, frame)
+    yield "journal", pages.journal(view, frame)
+    yield "state", pages.state(view, held(), frame)
+    yield "no state", pages.state(view, None, frame)
+    yield "savepoints", pages.savepoints(view, frame)
+    yield "a savepoint", pages.savepoints(view, frame, HOSTILE, HOSTILE)
+    yield "actions", pages.actions(view, None, frame)
     yield (
         "asked",
         pages.actions(
-            view, Outcome(request=REQUEST, state="failed", error=HOSTILE, facts={HOSTILE: HOSTILE}), chrome
+            view, Outcome(request=REQUEST, state="failed", error=HOSTILE, facts={HOSTILE: HOSTILE}), frame
         ),
     )
 
@@ -105,10 +105,10 @@ def every_page() -> Iterator[tuple[str, str]]:
     for name, maker in JOBS.items():
         for page, html in pages_of(maker()):
             yield f"{name}: {page}", html
-    yield "overview", pages.overview([maker() for maker in JOBS.values()], CHROME)
-    yield "overview of nothing", pages.overview([], CHROME)
-    yield "login", pages.login(CHROME, HOSTILE, HOSTILE)
-    yield "problem", pages.problem(404, HOSTILE, CHROME)
+    yield "overview", pages.overview([maker() for maker in JOBS.values()], FRAME)
+    yield "overview of nothing", pages.overview([], FRAME)
+    yield "login", pages.login(FRAME, HOSTILE, HOSTILE)
+    yield "problem", pages.problem(404, HOSTILE, FRAME)
 
 
 @pytest.fixture(scope="module")
@@ -203,7 +203,7 @@ def test_everything_has_a_name(parsed: dict[str, Parsed]) -> None:
 @pytest.mark.parametrize("base", ["", "/proxied/here"])
 def test_every_path_has_the_base(base: str) -> None:
     """Behind a proxy all addresses begin with the folder that it puts them under."""
-    for name, html in pages_of(healthy(), Chrome(base=base, path="/x", twin="/x.json")):
+    for name, html in pages_of(healthy(), PageFrame(base=base, path="/x", twin="/x.json")):
         strange = [one for one in Parsed(html).addresses if not one.startswith((f"{base}/", "#"))]
         assert not strange, name
 
@@ -219,7 +219,7 @@ def test_a_name_that_nobody_gives_is_an_error() -> None:
 
 def test_the_overview_shows_first_who_needs_somebody() -> None:
     """Jobs in trouble come before those that are well, and these before those that have ended."""
-    html = pages.overview([JOBS[name]() for name in ("finished", "healthy", "died", "restarting")], CHROME)
+    html = pages.overview([JOBS[name]() for name in ("finished", "healthy", "died", "restarting")], FRAME)
     order = [
         html.index(f'title="{name}"')
         for name in ("fraud-scores", "enrichment", "page-views", "nightly-backfill")
@@ -229,20 +229,20 @@ def test_the_overview_shows_first_who_needs_somebody() -> None:
 
 def test_an_empty_overview_says_what_to_do() -> None:
     """Where there is no job, the page says how there comes to be one."""
-    assert "penstock demo" in Parsed(pages.overview([], CHROME)).text
+    assert "penstock demo" in Parsed(pages.overview([], FRAME)).text
 
 
 def test_two_jobs_of_one_name_lead_to_two_pages() -> None:
     """A job whose name another one has is reached by its id."""
     one = healthy()
     other = msgspec.structs.replace(one, id="f" * 32, place="elsewhere")
-    addresses = Parsed(pages.overview([one, other], CHROME)).addresses
+    addresses = Parsed(pages.overview([one, other], FRAME)).addresses
     assert {"/jobs/page-views", f"/jobs/{'f' * 32}"} <= {*addresses}
 
 
 def test_a_late_checkpoint_is_said_in_words() -> None:
     """Late is a word on the page, and not only a colour."""
-    text = Parsed(pages.job(late(), CHROME)).text
+    text = Parsed(pages.job(late(), FRAME)).text
     assert "No checkpoint was completed for 1 min 32 s; the interval is 10 s." in text
     assert "late" in text
     assert "The sink ledger does not take commits" in text
@@ -250,14 +250,14 @@ def test_a_late_checkpoint_is_said_in_words() -> None:
 
 def test_a_dead_job_says_what_to_do() -> None:
     """The first thing that is read of a dead job is what follows."""
-    text = Parsed(pages.job(died(), CHROME)).text
+    text = Parsed(pages.job(died(), FRAME)).text
     assert "Start the program again; it goes on from checkpoint 311." in text
-    assert "Mend the cause and start the program again" in Parsed(pages.job(failed(), CHROME)).text
+    assert "Mend the cause and start the program again" in Parsed(pages.job(failed(), FRAME)).text
 
 
 def test_a_failure_shows_its_root_first_and_what_it_cost() -> None:
     """Root cause, decision, restored checkpoint, silence and rows done again are on the page, in this order of reading."""
-    text = Parsed(pages.failures(healthy(), CHROME)).text
+    text = Parsed(pages.failures(healthy(), FRAME)).text
     told = [
         "ValueError: could not convert",
         "28 s",
@@ -271,7 +271,7 @@ def test_a_failure_shows_its_root_first_and_what_it_cost() -> None:
 
 def test_a_failure_that_came_again_is_shown_once() -> None:
     """With how often and what all of it cost; each time can be opened."""
-    page = Parsed(pages.failures(restarting(), CHROME))
+    page = Parsed(pages.failures(restarting(), FRAME))
     assert len([one for element, one in page.elements if element == "article"]) == 1
     assert "3 times" in page.text
     assert "9,006" in page.text
@@ -286,7 +286,7 @@ def test_more_failures_than_a_page_takes_are_left_to_the_json() -> None:
         msgspec.structs.replace(newest, at=NOW - n, run=500 - n, root=f"{'x' * (1 + n // 30)}")
         for n in range(140)
     ]
-    page = Parsed(pages.failures(msgspec.structs.replace(healthy(), failures=tuple(many)), CHROME))
+    page = Parsed(pages.failures(msgspec.structs.replace(healthy(), failures=tuple(many)), FRAME))
     assert len([one for element, one in page.elements if element == "article"]) == 4
     assert "40 older failures are in the JSON" in " ".join(page.text.split())
 
@@ -295,7 +295,7 @@ def test_a_slow_subtask_is_marked() -> None:
     """The one subtask that held a checkpoint up comes first and has a mark, the others have none."""
     view = healthy()
     one = next(one for one in view.checkpoints if one.checkpoint % 17 == 0)
-    page = Parsed(pages.checkpoint(view, one, CHROME))
+    page = Parsed(pages.checkpoint(view, one, FRAME))
     assert [attributes for attributes in page.all("tr") if attributes.get("class") == "slow"] == [
         {"class": "slow"}
     ]
@@ -304,14 +304,12 @@ def test_a_slow_subtask_is_marked() -> None:
 
 def test_what_cannot_be_done_is_not_offered() -> None:
     """Read-only pages have no form but the way out, and buttons of a job that does not run do nothing."""
-    read_only = Chrome(path="/x", read_only=True, logged_in=True)
+    read_only = PageFrame(path="/x", read_only=True, logged_in=True)
     for name, html in pages_of(healthy(), read_only):
         acting = [form for form in Parsed(html).all("form") if form.get("method") == "post"]
         assert [form["action"] for form in acting] == ["/logout"], name
         assert "/jobs/page-views/actions" not in Parsed(html).addresses, name
-    opening = [
-        one for one in Parsed(pages.actions(died(), None, CHROME)).all("button") if "data-opens" in one
-    ]
+    opening = [one for one in Parsed(pages.actions(died(), None, FRAME)).all("button") if "data-opens" in one]
     assert len(opening) == 5
     assert all("disabled" in one for one in opening)
 
@@ -322,13 +320,13 @@ def test_a_cancel_that_deletes_wants_the_name_typed() -> None:
     assert plan is not None
     told = msgspec.structs.replace(plan.settings, on_cancel="delete-on-cancellation")
     deleting = msgspec.structs.replace(healthy(), plan=msgspec.structs.replace(plan, settings=told))
-    page = Parsed(pages.actions(deleting, None, CHROME))
+    page = Parsed(pages.actions(deleting, None, FRAME))
     assert "This cannot be undone" in page.text
     typed = [one for one in page.all("input") if "pattern" in one and one.get("name") != "to"]
     assert [(re.fullmatch(one["pattern"], "page-views") is not None, "required" in one) for one in typed] == [
         (True, True)
     ]
-    assert "This cannot be undone" not in Parsed(pages.actions(healthy(), None, CHROME)).text
+    assert "This cannot be undone" not in Parsed(pages.actions(healthy(), None, FRAME)).text
 
 
 @pytest.mark.parametrize(
@@ -343,7 +341,7 @@ def test_a_cancel_that_deletes_wants_the_name_typed() -> None:
 )
 def test_the_outcome_of_a_request_is_followed_until_it_is_over(state: str, words: str, goes_on: bool) -> None:
     """A page asks again as long as something may come, and for the same request."""
-    page = Parsed(pages.actions(healthy(), Outcome(request=REQUEST, state=state), CHROME))
+    page = Parsed(pages.actions(healthy(), Outcome(request=REQUEST, state=state), FRAME))
     assert words in page.text
     assert any("data-waiting" in attributes for _, attributes in page.elements) == goes_on
     assert f"/here?request={REQUEST}" in page.addresses
@@ -359,7 +357,7 @@ def test_pages_without_plan_or_live(changes: dict[str, None]) -> None:
 
 def test_long_names_and_many_subtasks_are_cut_with_the_whole_name_at_hand() -> None:
     """What is too long is shortened on the page, and is there in full as a title."""
-    titles = [attributes.get("title", "") for _, attributes in Parsed(pages.job(hostile(), CHROME)).elements]
+    titles = [attributes.get("title", "") for _, attributes in Parsed(pages.job(hostile(), FRAME)).elements]
     assert LONG in titles
 
 
@@ -371,7 +369,7 @@ def test_a_page_is_the_same_for_the_same_view(maker: Callable[[], JobView]) -> N
 
 def test_while_a_job_restarts_nothing_old_is_shown_as_present() -> None:
     """Neither on the overview nor on its page: what lay in the sources has its time, and there is no rate."""
-    for html in (pages.overview([restarting()], CHROME), pages.job(restarting(), CHROME)):
+    for html in (pages.overview([restarting()], FRAME), pages.job(restarting(), FRAME)):
         page = " ".join(Parsed(html).text.split())
         assert "14.3 k rows as of 10:52:43 : no run looks now" in page
         assert "rows/s" not in page
@@ -382,19 +380,19 @@ def test_rows_that_are_not_counted_one_by_one_are_marked() -> None:
     """In the table of parts, with the reason as a title, and below the subtasks of a checkpoint."""
     marked = [
         attributes["title"]
-        for _, attributes in Parsed(pages.job(healthy(), CHROME)).elements
+        for _, attributes in Parsed(pages.job(healthy(), FRAME)).elements
         if "aggregated" in attributes.get("class", "")
     ]
     assert len(marked) == 1
     assert "one row for each key of a batch and task" in marked[0]
-    page = Parsed(pages.checkpoint(healthy(), healthy().checkpoints[0], CHROME)).text
+    page = Parsed(pages.checkpoint(healthy(), healthy().checkpoints[0], FRAME)).text
     assert "Rows of views-per-minute: counted behind Spark" in page
 
 
 def test_of_a_job_that_ended_rates_are_not_shown_as_present() -> None:
     """What a dead job said last of its speed is no speed."""
     ended = msgspec.structs.replace(died(), live=live(at=NOW - 7300, rows_per_s=777.0))
-    assert "777 rows/s" not in Parsed(pages.job(ended, CHROME)).text
+    assert "777 rows/s" not in Parsed(pages.job(ended, FRAME)).text
 
 
 def test_every_digit_and_every_kind_of_value_is_found() -> None:
@@ -414,7 +412,7 @@ def test_the_largest_keys_are_more_than_one() -> None:
     """The button asks for a list."""
     asked = [
         one["data-largest"]
-        for one in Parsed(pages.state(healthy(), held(), CHROME)).all("button")
+        for one in Parsed(pages.state(healthy(), held(), FRAME)).all("button")
         if "data-largest" in one
     ]
     assert asked
@@ -447,12 +445,12 @@ def test_what_happened_is_not_hidden_behind_checkpoints() -> None:
     view = msgspec.structs.replace(
         healthy(), events=(*(committed(number) for number in reversed(range(1000))), ended)
     )
-    assert "the disk is full" in Parsed(pages.journal(view, CHROME)).text
-    assert "the disk is full" in Parsed(pages.job(view, CHROME)).text
-    assert "the disk is full" not in Parsed(pages.journal(view, CHROME, routine=1)).text
+    assert "the disk is full" in Parsed(pages.journal(view, FRAME)).text
+    assert "the disk is full" in Parsed(pages.job(view, FRAME)).text
+    assert "the disk is full" not in Parsed(pages.journal(view, FRAME, routine=1)).text
     numbers: list[str] = []
     for page in range(1, 12):
-        shown = Parsed(pages.journal(view, CHROME, page=page, routine=1))
+        shown = Parsed(pages.journal(view, FRAME, page=page, routine=1))
         numbers += re.findall(r"of checkpoint (\d+)", shown.text)
     assert "the disk is full" in shown.text
     assert [int(number) for number in numbers] == list(reversed(range(1000)))
@@ -475,9 +473,7 @@ def test_what_comes_again_and_again_is_said_once() -> None:
     said = collapsed([sentence(event) for event in (*repeated, *turns, other)])
     assert [one.times for one in said] == [8, 5, 5, 1]
     assert said[0].first_at == NOW - 7
-    page = Parsed(
-        pages.journal(msgspec.structs.replace(healthy(), events=(*repeated, *turns, other)), CHROME)
-    )
+    page = Parsed(pages.journal(msgspec.structs.replace(healthy(), events=(*repeated, *turns, other)), FRAME))
     assert "8 times since" in page.text
 
 
@@ -495,10 +491,10 @@ def test_a_driver_that_was_killed_is_told_of(behind_s: float) -> None:
         view = msgspec.structs.replace(
             healthy(), events=events[::-1], runs=runs, failures=failures(events, runs, {})
         )
-        page = Parsed(pages.journal(view, CHROME)).text
+        page = Parsed(pages.journal(view, FRAME)).text
         assert "2 times" not in page
         assert page.count("The driver (pid 11") == 1
-        deaths = [*twins.journal(view).deaths, *(one for one in events if isinstance(one, ProcessDied))]
+        deaths = [*json_models.journal(view).deaths, *(one for one in events if isinstance(one, ProcessDied))]
         assert len(deaths) == 1
         return re.findall(
             r"Run \d started|The driver \(pid 11 on a\) ended without a word|signal SIGKILL", page
@@ -520,16 +516,16 @@ def test_drivers_that_were_killed_before_they_told_anything() -> None:
         for run, host in ((2, "two"), (1, "one"))
     )
     view = msgspec.structs.replace(healthy(), events=(), runs=runs, failures=failures((), runs, {}))
-    page = Parsed(pages.journal(view, CHROME)).text
+    page = Parsed(pages.journal(view, FRAME)).text
     assert re.findall(r"on (\w+)\) ended without a word", page) == ["two", "one"]
-    assert [one.run for one in twins.journal(view).deaths] == [2, 1]
+    assert [one.run for one in json_models.journal(view).deaths] == [2, 1]
 
 
 def test_a_uid_is_written_as_the_program_has_it() -> None:
     """A failure that begins with the name of a subtask keeps its small letters."""
     failure = msgspec.structs.replace(healthy().failures[0], root="charge-0: ValueError: no", why="w")
     view = msgspec.structs.replace(healthy(), failures=(failure,))
-    for html in (pages.failures(view, CHROME), pages.job(view, CHROME)):
+    for html in (pages.failures(view, FRAME), pages.job(view, FRAME)):
         assert "charge-0: ValueError: no" in html
         assert "Charge-0" not in html
 
@@ -549,7 +545,7 @@ def test_a_watermark_is_shown_as_everywhere_else() -> None:
 
 def test_batches_show_input_against_processing() -> None:
     """Each of the newest batches with both rates, its duration and where the time went."""
-    page = Parsed(pages.batches(healthy(), CHROME))
+    page = Parsed(pages.batches(healthy(), FRAME))
     assert "5117" in page.texts
     assert "950 rows/s" in page.texts
     assert [text for text in page.texts if text == "1.2 s"]

@@ -13,6 +13,7 @@ from builders.dashboard_site import HOSTILE, TOKEN, StoredJob, TestClient, ui_op
 from penstock.dashboard.access import Access
 from penstock.dashboard.app import make_app
 from penstock.dashboard.looking import StorageLooker
+from penstock.dashboard.pages import job_pages
 from penstock.dashboard.static_files import StaticFiles
 from penstock.savepoint.manifest import MANIFEST, encode, read_manifest
 from penstock.status.events import SavepointMade
@@ -118,16 +119,14 @@ def test_a_job_that_cannot_be_read_has_its_pages(tmp_path: Path) -> None:
 
 def test_a_page_is_made_once_for_many(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
     """Until the job is looked at again."""
-    from penstock.dashboard.pages import of_jobs
-
     made = []
-    render = of_jobs.render
+    render = job_pages.render
 
     def counted(*given: object, **values: object) -> str:
         made.append(given)
         return render(*given, **values)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(of_jobs, "render", counted)
+    monkeypatch.setattr(job_pages, "render", counted)
     for _ in range(200):
         assert client.get("/jobs/views", headers=BROWSER).status_code == 200
     assert 0 < len(made) < 50

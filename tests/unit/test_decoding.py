@@ -15,8 +15,8 @@ from penstock.ids import CheckpointId, RunId
 from penstock.ownership.claim import JOB_FILE, read_run
 from penstock.ownership.heartbeat import last_beat
 from penstock.ownership.holds import find_holds
-from penstock.recovery.begun import last_begun
 from penstock.recovery.restore import read_job_record
+from penstock.recovery.started_batches import last_started
 from penstock.requests.request_files import read_request
 from penstock.savepoint.manifest import MANIFEST, read_manifest
 from penstock.status.journal_files import Budget, read_live, read_segment, segment_name
@@ -36,7 +36,7 @@ REFUSED: dict[str, tuple[str, bytes, Read]] = {
         b'{"format":1,"checksum":"\xff","checkpoint":{}}',
         lambda found: read_metadata(found, CheckpointName(CheckpointId(3), RunId(1))),
     ),
-    "begun": ("begun/1.json", b'{"\xff":1}', last_begun),
+    "begun": ("begun/1.json", b'{"\xff":1}', last_started),
     "job": (JOB_FILE, b'{"name":"\xff"}', read_job_record),
     "manifest": (MANIFEST, b'{"format":1,"checksum":"\xff","savepoint":{}}', read_manifest),
 }  # fmt: skip

@@ -21,8 +21,8 @@ from penstock.dashboard.flink.routes import LARGEST_BODY
 from penstock.errors import UnavailableError
 from penstock.ids import RunId
 from penstock.ownership.claim import JOB_FILE, Claimant, claim
-from penstock.ownership.ends import How, end_of, record_end
 from penstock.ownership.heartbeat import beat
+from penstock.ownership.run_ends import RunOutcome, end_of, record_end
 from penstock.recovery.restore import JobRecord
 from penstock.requests.request_files import Facts, Kind, Listing, Request, read_request
 from penstock.requests.request_server import RequestServer
@@ -72,7 +72,7 @@ class Start:
             raise self.error
         return facts
 
-    def end(self, how: How = How.STOPPED, ago_s: float = 0.0) -> None:
+    def end(self, how: RunOutcome = RunOutcome.STOPPED, ago_s: float = 0.0) -> None:
         now = time.time() - ago_s
         record_end(self.storage, end_of(self.claim.run, how, now))
         beat(self.storage, self.claim.run, now, ended=True)
@@ -196,7 +196,7 @@ def test_what_fails_is_told(start: Start, rest: AsgiClient) -> None:
 def test_nobody_is_left_to_do_it(start: Start, rest: AsgiClient) -> None:
     """A request that a dead job has not taken on is taken back, so that it does not stop the next start; the client does not wait for ever."""
     request = asked(rest, f"/v1/jobs/{JOB}/stop", {})
-    start.end(How.FAILED, ago_s=GRACE_S + 5)
+    start.end(RunOutcome.FAILED, ago_s=GRACE_S + 5)
     assert "the request is taken back" in errors(rest.get(f"/v1/jobs/{JOB}/savepoints/{request}"), 500)
     assert Listing(start.storage).open == []
     again = Start(start.store)
@@ -207,7 +207,7 @@ def test_nobody_is_left_to_do_it(start: Start, rest: AsgiClient) -> None:
 def test_a_poll_of_a_server_that_only_shows_changes_nothing(start: Start, rest: AsgiClient) -> None:
     """It does not take a request back that another server has made."""
     request = asked(rest, f"/v1/jobs/{JOB}/stop", {})
-    start.end(How.FAILED, ago_s=GRACE_S + 5)
+    start.end(RunOutcome.FAILED, ago_s=GRACE_S + 5)
     only_shows = client(start.store, read_only=True)
     assert "has not answered" in errors(only_shows.get(f"/v1/jobs/{JOB}/savepoints/{request}"), 500)
     assert Listing(start.storage).open == [request]

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from builders.job_views import NOW, PLAN, bare_view, rich_view
-from penstock.dashboard.flink import checkpoints, exceptions, jobs, vertices
+from penstock.dashboard.flink import checkpoints, jobs, vertices
 from penstock.dashboard.flink.job_metrics import DESCRIBED, job_metrics, listed
 from penstock.dashboard.flink.words import JOB_STATES, job_state, nodes, vertex_id
 from penstock.status.view import JobState, JobView
@@ -44,7 +44,7 @@ def everything(view: JobView) -> list[Any]:
         jobs.cluster_overview([view], "x"),
         checkpoints.checkpointing_statistics(view),
         checkpoints.checkpoint_config(view),
-        exceptions.exceptions(view),
+        jobs.exceptions(view),
         job_metrics(view),
         *vertex_shapes(view),
     ]
@@ -164,13 +164,13 @@ def test_checkpoint_settings() -> None:
 
 def test_exceptions() -> None:
     """A failure is told root cause first, with what was decided and what it cost; more than are asked for are not shown."""
-    found = exceptions.exceptions(rich_view())
+    found = jobs.exceptions(rich_view())
     (entry,) = found["exceptionHistory"]["entries"]
     assert entry["exceptionName"] == "UserCodeError"
     assert entry["stacktrace"].startswith("ZeroDivisionError: division by zero\n")
     for part in ("tried again after 1 s", "checkpoint 39", "11.0 s", "55", "Traceback"):
         assert part in entry["stacktrace"]
-    none = exceptions.exceptions(rich_view(), most=0)["exceptionHistory"]
+    none = jobs.exceptions(rich_view(), most=0)["exceptionHistory"]
     assert none == {"entries": [], "truncated": True}
 
 

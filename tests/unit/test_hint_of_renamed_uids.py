@@ -12,7 +12,7 @@ import penstock as ps
 from penstock.errors import IncompatibleStateError
 from penstock.operators.states import state_layout
 from penstock.recovery.fit import Fit
-from penstock.recovery.lifetimes import described
+from penstock.recovery.lifetimes import columns_of
 
 KEY = pa.schema([("k", pa.string())])
 
@@ -20,26 +20,26 @@ KEY = pa.schema([("k", pa.string())])
 class Count(ps.KeyedProcess):
     count = ps.ValueState("long", default=0)
 
-    def process(self, key: str, rows: ps.Rows, ctx: ps.Context) -> None: ...
+    def process(self, key: str, rows: ps.types.Rows, ctx: ps.types.Context) -> None: ...
 
 
 class CountAndLargest(ps.KeyedProcess):
     count = ps.ValueState("long", default=0)
     largest = ps.ValueState("long")
 
-    def process(self, key: str, rows: ps.Rows, ctx: ps.Context) -> None: ...
+    def process(self, key: str, rows: ps.types.Rows, ctx: ps.types.Context) -> None: ...
 
 
 class Seen(ps.KeyedProcess):
     seen = ps.MapState("string", "long")
 
-    def process(self, key: str, rows: ps.Rows, ctx: ps.Context) -> None: ...
+    def process(self, key: str, rows: ps.types.Rows, ctx: ps.types.Context) -> None: ...
 
 
 def refusal(stored: dict[str, Any], now: dict[str, Any]) -> str:
     """What is said when a job goes on from state of these operators."""
     operators = {
-        uid: SimpleNamespace(columns=described(state_layout(one, KEY)), handles=(), lifetimes={})
+        uid: SimpleNamespace(columns=columns_of(state_layout(one, KEY)), handles=(), lifetimes={})
         for uid, one in stored.items()
     }
     point = cast("Any", SimpleNamespace(id=7, checkpoint=SimpleNamespace(operators=operators, dropped=())))

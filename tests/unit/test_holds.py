@@ -26,8 +26,13 @@ from penstock.ownership.holds import (
     put_hold,
     release_hold,
 )
-from penstock.ownership.small_files import LARGEST_BYTES
-from penstock.recovery.held_reading import check_committed, read_held, retained_checkpoint, steady_history
+from penstock.ownership.records import LARGEST_BYTES
+from penstock.recovery.checkpoint_reader import (
+    check_committed,
+    read_held,
+    retained_checkpoint,
+    steady_history,
+)
 from penstock.storage import LocalStorage
 from penstock.testing.virtual import EPOCH_S, VirtualClock, VirtualStorage
 

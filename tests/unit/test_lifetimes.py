@@ -9,7 +9,7 @@ from penstock.checkpoint.completed import StoredLifetime
 from penstock.ids import SubtaskId
 from penstock.operators.clock import OperatorClock
 from penstock.operators.time_to_live import TimeToLive
-from penstock.recovery.lifetimes import Lifetimes, described
+from penstock.recovery.lifetimes import Lifetimes, columns_of
 from penstock.state.backends.base import StateLayout, TableLayout, with_stamps
 from penstock.state.backends.filesystem import choose_merge
 from penstock.state.handle import FileRef, StateHandle
@@ -124,7 +124,7 @@ def lifetimes(now: StateLayout, stored: dict[str, StoredLifetime]) -> Lifetimes:
 
 def test_stamps_are_no_columns_of_the_state() -> None:
     """A checkpoint fits whether there is a time to live or not: the columns that it names are the same."""
-    with_ttl, without = described(layout(10, 20), {"__touched_n": 3}), described(layout(None))
+    with_ttl, without = columns_of(layout(10, 20), {"__touched_n": 3}), columns_of(layout(None))
     assert (with_ttl.key, with_ttl.value, with_ttl.tables) == (without.key, without.value, without.tables)
     assert with_ttl.lifetimes == {
         "__touched_n": StoredLifetime("__values", ("n",), 10, 3),
@@ -134,7 +134,7 @@ def test_stamps_are_no_columns_of_the_state() -> None:
 
 def test_since_when_a_time_to_live_holds() -> None:
     """As the checkpoint says, or from now on."""
-    stored = described(layout(10), {"__touched_n": 3}).lifetimes
+    stored = columns_of(layout(10), {"__touched_n": 3}).lifetimes
     assert lifetimes(layout(99, 20), stored).switched_on == {"op": {"__touched_n": 3, "__touched_m": 100}}
 
 
@@ -151,11 +151,11 @@ def test_what_would_come_back(
     before: tuple[int, int | None], now: tuple[int, int | None], *, brings_back: bool
 ) -> None:
     """A longer time to live, or one that is switched off, needs state that is rid of what has expired."""
-    changed = lifetimes(layout(*now), described(layout(*before)).lifetimes)
+    changed = lifetimes(layout(*now), columns_of(layout(*before)).lifetimes)
     assert bool(changed.brings_back) is brings_back
     former, since = changed.former
     assert former["op"] == layout(*before)
-    assert set(since["op"]) == set(described(layout(*before)).lifetimes)
+    assert set(since["op"]) == set(columns_of(layout(*before)).lifetimes)
 
 
 @pytest.mark.parametrize(
@@ -165,7 +165,7 @@ def test_files_fade_when_a_new_time_to_live_has_passed(
     now: tuple[int | None, int | None], fades: int
 ) -> None:
     """They know nothing of it: without this, what was there before would stay until something else merges them."""
-    stored = described(layout(10, 20)).lifetimes
+    stored = columns_of(layout(10, 20)).lifetimes
     subtask = SubtaskId("op", 0)
     handle = StateHandle(subtask, "filesystem", 1, (FileRef(1, 1, "", "a", fades=7),))
     (ref,) = lifetimes(layout(*now), stored).fading({subtask: handle})[subtask].refs

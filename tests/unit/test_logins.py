@@ -11,7 +11,7 @@ import redis
 
 from penstock.errors import ConfigError, UnavailableError
 from penstock.logins import refuses_login
-from penstock.recovery.repeated import may_pass
+from penstock.recovery.restart import may_pass
 from penstock.spark.failure_messages import may_come_up
 
 REFUSED = [

@@ -14,12 +14,11 @@ from builders.sink_double import TroubledSink, staged, visible
 from penstock.checkpoint.completed import Barrier, Completed
 from penstock.checkpoint.content import Identity
 from penstock.checkpoint.coordinator import Coordinator
-from penstock.checkpoint.events import BatchFinished
+from penstock.checkpoint.events import BatchFinished, CheckpointListener
 from penstock.checkpoint.loop import CoordinatorLoop
 from penstock.checkpoint.metadata import is_committed
-from penstock.checkpoint.pending import Now
+from penstock.checkpoint.pending import EventTimestamp
 from penstock.checkpoint.protocol import Protocol
-from penstock.checkpoint.witness import Witness
 from penstock.clock import SYSTEM_CLOCK
 from penstock.config import Checkpointing
 from penstock.errors import CheckpointFailedError, FencedError, UnavailableError
@@ -34,7 +33,9 @@ def make_loop(claim, failures):
 
     def make(post, run_commit):
         identity = Identity("job", run, 1, 128, {}, {})
-        protocol = Protocol(Checkpointing(interval="1h"), identity, [], Now(SYSTEM_CLOCK.monotonic(), 0.0))
+        protocol = Protocol(
+            Checkpointing(interval="1h"), identity, [], EventTimestamp(SYSTEM_CLOCK.monotonic(), 0.0)
+        )
         return Coordinator(
             protocol,
             storage=storage,
@@ -98,14 +99,14 @@ def until(true) -> None:
         time.sleep(0.005)
 
 
-class Noting(Witness):
+class Noting(CheckpointListener):
     """Keeps the checkpoints that exist."""
 
     def __init__(self, completed):
         self._completed = completed
 
     def completed(self, completed, complete_s, *, wanted):
-        """See `Witness.completed`."""
+        """See `CheckpointListener.completed`."""
         self._completed.append(completed)
 
 
@@ -116,7 +117,7 @@ def loop_with(claim, sinks, completed=None, on_failure=pytest.fail) -> Coordinat
 
     def make(post, run_commit):
         protocol = Protocol(
-            Checkpointing(interval="1ms"), Identity("job", run, 1, 128, {}, {}), [], Now(0.0, 0.0)
+            Checkpointing(interval="1ms"), Identity("job", run, 1, 128, {}, {}), [], EventTimestamp(0.0, 0.0)
         )
         return Coordinator(
             protocol,
@@ -127,7 +128,7 @@ def loop_with(claim, sinks, completed=None, on_failure=pytest.fail) -> Coordinat
             clock=SYSTEM_CLOCK,
             post=post,
             run_commit=run_commit,
-            witness=Noting(completed),
+            listener=Noting(completed),
         )
 
     return CoordinatorLoop(make, claim=claim, on_failure=on_failure)

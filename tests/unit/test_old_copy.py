@@ -12,34 +12,25 @@ import msgspec
 import pyarrow as pa
 import pytest
 
+from builders.plan_settings import plan_settings
 from penstock.checkpoint.completed import Barrier, Completed, PreCommitted
 from penstock.checkpoint.metadata import mark_committed, write_metadata
 from penstock.config import Mode
 from penstock.errors import IncompatibleStateError, UnavailableError
 from penstock.ids import CheckpointId
+from penstock.job_spec import Uids
 from penstock.ownership.claim import Claim
-from penstock.recovery.changes import Changes
 from penstock.recovery.fitting import JobNow
-from penstock.recovery.renaming import Uids
 from penstock.recovery.restore import RestorePoint, check_restorable, restore
+from penstock.recovery.restore_options import RestoreOptions
 from penstock.sinks import Files, SQLite
 from penstock.sinks.two_phase_commit import TransactionContext, TwoPhaseCommitSink
 from penstock.status.journal_files import write_plan
-from penstock.status.plan import Plan, PlanSettings
+from penstock.status.plan import Plan
 from penstock.storage import LocalStorage
 
 JOB, UID = "views-1a2b3c4d", "out"
-SETTINGS = PlanSettings(
-    mode="exactly-once",
-    interval_s=10.0,
-    timeout_s=600.0,
-    min_pause_s=0.0,
-    max_concurrent=1,
-    tolerable_failures=0,
-    retained=1,
-    on_cancel="retain-on-cancellation",
-    restart="no_restart()",
-)
+SETTINGS = plan_settings()
 SCHEMA = pa.schema([("number", pa.int64())])
 
 
@@ -55,7 +46,7 @@ class Driver:
     ) -> RestorePoint:
         """`renamed`: the sink's uid from now on."""
         uid, chosen = renamed or UID, None if wanted is None else CheckpointId(wanted)
-        changes = Changes(rename={UID: renamed}) if renamed else Changes()
+        changes = RestoreOptions(rename={UID: renamed}) if renamed else RestoreOptions()
         now = JobNow({}, Uids(sources=(), operators=(), sinks=(uid,)), changes)
         check_restorable(
             self.storage,

@@ -28,8 +28,8 @@ from penstock.ownership.claim import (
     process_start,
 )
 from penstock.ownership.descent import Descent, in_line_of_descent, read_descents, record_descent
-from penstock.ownership.ends import How, end_of, record_end
 from penstock.ownership.heartbeat import SILENT_S, STALE_AFTER_S, Pulse, beat, refuse_if_running
+from penstock.ownership.run_ends import RunOutcome, end_of, record_end
 from penstock.ownership.run_list import list_runs
 from penstock.storage import LocalStorage
 from penstock.testing.virtual import VirtualClock
@@ -280,7 +280,7 @@ def test_old_runs_are_forgotten(storage: LocalStorage) -> None:
         mine = claim(storage, NOW)
         record_descent(mine, CheckpointId(mine.run))
         beat(storage, mine.run, NOW)
-        record_end(storage, end_of(mine.run, How.STOPPED, NOW))
+        record_end(storage, end_of(mine.run, RunOutcome.STOPPED, NOW))
     forget_old_runs(storage, RunId(5), keep=2)
     assert newest_run(storage) == 5
     assert {name.split(".")[0] for name in storage.names("runs")} == {"runs/4", "runs/5"}

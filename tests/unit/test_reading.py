@@ -13,9 +13,9 @@ from penstock.engine.reading import Reading
 from penstock.errors import UnavailableError
 from penstock.ids import CheckpointId, RunId
 from penstock.ownership.claim import Claim
-from penstock.recovery.begun import Begun, last_begun
 from penstock.recovery.progress_log import ProgressLog
 from penstock.recovery.restore import RestorePoint
+from penstock.recovery.started_batches import StartedBatch, last_started
 from penstock.state.lifetimes import FAR_AWAY_US
 from penstock.storage import LocalStorage
 
@@ -32,7 +32,7 @@ def storage(tmp_path):
 
 
 def reading(
-    storage, mode: Mode = Mode.EXACTLY_ONCE, begun: Begun | None = None
+    storage, mode: Mode = Mode.EXACTLY_ONCE, begun: StartedBatch | None = None
 ) -> tuple[Reading, list[frozenset[str]]]:
     log = ProgressLog(storage, RUN)
     held: list[frozenset[str]] = []
@@ -57,7 +57,7 @@ def begun_with(one: Reading, batch: CheckpointId = FIRST) -> Barrier:
 
 def recorded(storage) -> list[str]:
     """Which notes the next run would bring back."""
-    begun = last_begun(storage)
+    begun = last_started(storage)
     return sorted(file.path for file in begun.barrier.source_log) if begun else []
 
 
@@ -65,14 +65,14 @@ def recorded(storage) -> list[str]:
 def test_a_number_that_does_not_follow_is_an_error(storage, batch, after):
     """A batch that was done already is never stepped over, nor is one left out: the job goes back."""
     with pytest.raises(UnavailableError, match=f"batch {batch} came after batch {after}"):
-        reading(storage, begun=Begun(RUN, Barrier(), after))[0].read(CheckpointId(batch))
+        reading(storage, begun=StartedBatch(RUN, Barrier(), after))[0].read(CheckpointId(batch))
 
 
 def test_where_sources_begin_is_recorded_while_no_batch_comes(storage):
     """A job that has read nothing yet begins, after a crash, where its sources had decided to."""
     one, held = reading(storage)
     one.look_for_the_start()
-    begun = last_begun(storage)
+    begun = last_started(storage)
     assert begun is not None
     assert (begun.batch, [file.path for file in begun.barrier.source_log]) == (-1, ["0/0"])
     assert list(begun.barrier.positions) == ["clicks", "two"]
@@ -83,7 +83,7 @@ def test_exactly_once_records_the_start_and_no_batch(storage):
     """What a batch has read is read again, if no checkpoint knows of it."""
     barrier = begun_with(reading(storage)[0])
     assert barrier.positions == {"clicks": {"0": 5}, "two": [7, 8]}
-    begun = last_begun(storage)
+    begun = last_started(storage)
     assert begun is not None
     assert begun.batch == -1
     assert begun.barrier.files == barrier.files
@@ -92,7 +92,7 @@ def test_exactly_once_records_the_start_and_no_batch(storage):
 def test_at_most_once_records_a_batch_before_it_is_done(storage):
     """From then on no run reads it again."""
     barrier = begun_with(reading(storage, Mode.AT_MOST_ONCE)[0])
-    assert last_begun(storage) == Begun(RUN, barrier, 0)
+    assert last_started(storage) == StartedBatch(RUN, barrier, 0)
 
 
 def test_a_source_that_decides_later_than_another_is_recorded_too(storage, monkeypatch):
@@ -113,7 +113,7 @@ def test_what_an_earlier_run_recorded_of_the_start_is_added_to(storage):
     """A run that goes on from the start of one source records that of the others."""
     files = ProgressLog(storage, RUN).source_log().keep()
     storage.put("spark/2/sources/1/0", b"began at 500")
-    reading(storage, begun=Begun(RUN, Barrier(source_log=files)))[0].look_for_the_start()
+    reading(storage, begun=StartedBatch(RUN, Barrier(source_log=files)))[0].look_for_the_start()
     assert recorded(storage) == ["0/0", "1/0"]
 
 
@@ -136,7 +136,7 @@ def test_where_a_new_source_begins_is_recorded_beside_the_checkpoint(storage):
         clock=SYSTEM_CLOCK,
     )
     one.look_for_the_start()
-    begun = last_begun(storage)
+    begun = last_started(storage)
     assert begun is not None
     assert begun.instead is not None
     assert begun.instead.is_of(four)
@@ -151,13 +151,13 @@ def test_where_a_new_source_begins_is_recorded_beside_the_checkpoint(storage):
 def test_a_start_that_is_known_is_not_recorded_again(storage, batch):
     """The first word counts; once a batch has begun, every source has said it."""
     files = ProgressLog(storage, RUN).source_log().keep()
-    one, held = reading(storage, begun=Begun(RUN, Barrier(source_log=files), batch))
+    one, held = reading(storage, begun=StartedBatch(RUN, Barrier(source_log=files), batch))
     if batch == 0:
         storage.put("spark/2/sources/0/1", b"more files")
     one.look_for_the_start()
     storage.put("spark/2/offsets/1", storage.get("spark/2/offsets/0"))
     begun_with(one, CheckpointId(batch + 1))
-    assert last_begun(storage) is None
+    assert last_started(storage) is None
     assert held == []
 
 
@@ -167,7 +167,7 @@ def test_after_the_first_batch_there_is_no_start_to_look_for(storage):
     barrier = begun_with(one)
     storage.put("spark/2/sources/0/1", b"more files")
     one.look_for_the_start()
-    assert last_begun(storage) == Begun(RUN, barrier, 0)
+    assert last_started(storage) == StartedBatch(RUN, barrier, 0)
 
 
 def test_a_log_that_was_taken_away(tmp_path) -> None:
@@ -183,7 +183,7 @@ def test_a_batch_that_reads_nothing_ends_where_the_one_before_it_did(storage):
     read = begun_with(one)
     one.begin(CheckpointId(1), one.barrier)
     assert one.barrier == read
-    assert last_begun(storage) == Begun(RUN, read, 1)
+    assert last_started(storage) == StartedBatch(RUN, read, 1)
     storage.put("spark/2/offsets/1", b'v1\n{}\n{"0":6}\n7\n8')
     assert one.read(CheckpointId(1)).positions == {"clicks": {"0": 6}, "two": [7, 8]}
 
@@ -191,7 +191,7 @@ def test_a_batch_that_reads_nothing_ends_where_the_one_before_it_did(storage):
 @pytest.mark.parametrize("cleared_in", [-1, 7])
 def test_state_from_before_the_end_of_time_is_cleared_again(storage, cleared_in: int) -> None:
     """At most once time goes on behind batch 7, which cleared away what had fired; no checkpoint has it, and it must not fire again."""
-    begun = Begun(1, Barrier(time=TimeReached({"op": 5}, anew_in=cleared_in)), batch=8)
+    begun = StartedBatch(1, Barrier(time=TimeReached({"op": 5}, anew_in=cleared_in)), batch=8)
     time = reading(storage, Mode.AT_MOST_ONCE, begun)[0].barrier.time
     assert time.to_go_on_from_us == ({} if cleared_in < 0 else {"op": 5})
     assert time.watermarks_us == {"op": 5 if cleared_in < 0 else FAR_AWAY_US}

@@ -11,16 +11,19 @@ import confluent_kafka
 import psycopg
 import pytest
 
-from penstock.recovery.repeated import (
+from penstock.recovery.restart import (
     LEAST_TIME_S,
     Failure,
+    exponential_delay,
+    failure_rate,
+    fixed_delay,
     may_pass,
     may_pass_by_name,
+    no_restart,
     place_of,
     times_in_a_row,
     would_come_again,
 )
-from penstock.recovery.restart import exponential_delay, failure_rate, fixed_delay, no_restart
 
 BAD = Failure(7, "counts: ValueError at job.py:3")
 

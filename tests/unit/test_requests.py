@@ -17,9 +17,9 @@ import pytest
 from penstock.errors import ConfigError, CorruptStateError, UnavailableError
 from penstock.ids import RunId
 from penstock.ownership.claim import Claimant, claim
-from penstock.ownership.ends import How, end_of, record_end
 from penstock.ownership.heartbeat import CLOCKS_S, HEARTBEAT_S, STALE_AFTER_S, beat
-from penstock.ownership.small_files import LARGEST_BYTES
+from penstock.ownership.records import LARGEST_BYTES
+from penstock.ownership.run_ends import RunOutcome, end_of, record_end
 from penstock.requests.request_client import RequestClient
 from penstock.requests.request_files import (
     Done,
@@ -744,7 +744,7 @@ def test_asking_for_something_that_fails() -> None:
 def test_asking_a_job_that_does_not_run() -> None:
     """It is refused at once, with how the last run ended, and nothing is written."""
     asked = Asked()
-    record_end(asked.job.storage, end_of(asked.job.claim.run, How.FAILED, asked.clock.wall()))
+    record_end(asked.job.storage, end_of(asked.job.claim.run, RunOutcome.FAILED, asked.clock.wall()))
     asked.clock.advance(CLOCKS_S + STALE_AFTER_S)
     with pytest.raises(
         ConfigError, match=r"is not running: its last run, 1, is over: failed; nothing was asked for"

@@ -31,14 +31,13 @@ from penstock.errors import (
     UnavailableError,
 )
 from penstock.ids import CheckpointId, RunId, checked_name
+from penstock.job_spec import Uids
 from penstock.ownership.claim import Claimant, claim, newest_run
 from penstock.ownership.descent import read_descents
 from penstock.ownership.heartbeat import beat, refuse_if_running
 from penstock.ownership.holds import put_hold, release_hold
-from penstock.recovery.changes import Changes
 from penstock.recovery.fitting import JobNow
 from penstock.recovery.forget import forget_everything
-from penstock.recovery.renaming import Uids
 from penstock.recovery.restore import (
     JobRecord,
     RestorePoint,
@@ -50,10 +49,11 @@ from penstock.recovery.restore import (
     record_key_groups,
     restore,
 )
+from penstock.recovery.restore_options import RestoreOptions
 from penstock.storage import LocalStorage, Storage
 from penstock.storage.file_system import temporary_name
 from penstock.storage.forwarding import ForwardingStorage, Operation
-from penstock.testing.faulty_storage import Failure, FaultPlan, FaultyStorage, SimulatedCrash
+from penstock.testing.faulty_storage import FaultPlan, FaultyStorage, PlannedFailure, SimulatedCrash
 from penstock.testing.simulation.external import External
 
 T = TypeVar("T")
@@ -120,7 +120,7 @@ def test_a_sink_that_was_renamed_keeps_its_promises(scene: Scene) -> None:
     promised, stray = (scene.sink.stage(JOB, "old", run=1, batch=batch) for batch in (3, 4))
     own = scene.stage(4)
     scene.checkpoint(3, promises=(promised,))
-    now = JobNow({}, Uids((), (), (UID,)), Changes(rename={"old": UID}))
+    now = JobNow({}, Uids((), (), (UID,)), RestoreOptions(rename={"old": UID}))
     restore(
         scene.storage,
         {UID: scene.sink},
@@ -281,7 +281,7 @@ def test_a_crash_after_a_choice_keeps_to_the_choice(scene: Scene) -> None:
     """Once a run has recorded that it goes back to 3, the newer 5 does not come back when that run dies."""
     scene.checkpoint(3)
     scene.checkpoint(5, promises=(scene.stage(5),))
-    recorded = Failure(pattern="runs/2.restored", performed=True, error=SimulatedCrash)
+    recorded = PlannedFailure(pattern="runs/2.restored", performed=True, error=SimulatedCrash)
     with pytest.raises(SimulatedCrash):
         scene.restore(wanted=3, storage=FaultyStorage(scene.storage, FaultPlan(failures=(recorded,))))
     assert scene.restore().id == 3
@@ -796,7 +796,7 @@ def test_holds_that_cannot_be_seen_do_not_keep_a_job_from_starting(
     scene.storage.put("state/left", b"rows")
     put_hold(scene.storage, "ab", NOW, "a reader of another user")
     pattern, operation = failure
-    plan = FaultPlan(failures=(Failure(pattern=pattern, operation=operation, times=99),))
+    plan = FaultPlan(failures=(PlannedFailure(pattern=pattern, operation=operation, times=99),))
     point = scene.restore(storage=FaultyStorage(scene.storage, plan))
     assert list(point.left_over) == ["state/left"]
     assert scene.storage.names("state") == ["state/left"]

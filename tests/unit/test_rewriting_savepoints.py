@@ -13,7 +13,7 @@ from penstock.errors import ConfigError, IncompatibleStateError, PenstockError
 from penstock.operators.aggregates import AggregateSpec, Kind, Partial
 from penstock.operators.count_windows import CountSpec
 from penstock.operators.window_kinds import CountWindows
-from penstock.recovery.lifetimes import described, stored_layout
+from penstock.recovery.lifetimes import columns_of, stored_layout
 from penstock.spark.savepoint_rewriting import moved_to, renamed_time
 from penstock.spark.savepoint_rows import OperatorRows
 from penstock.state.backends.base import Parts, StateLayout
@@ -82,7 +82,7 @@ KEY = pa.schema([("app", pa.string())])
 def test_windows_by_a_number_of_rows_are_not_written() -> None:
     """Aggregates of a window that is not full mean nothing without the number of its rows: nobody can give them, to a job or a savepoint."""
     layout = CountSpec(KEY, CountWindows(5), (COUNTED,)).layout()
-    for kind in (layout, stored_layout(described(layout))):
+    for kind in (layout, stored_layout(columns_of(layout))):
         assert OperatorRows("fives", kind, 128).states == []
     plain = StateLayout(KEY, pa.schema([("__n_sum", pa.int64())]), parts=Parts.AGGREGATES)
     assert OperatorRows("views", plain, 128).states == ["n"]

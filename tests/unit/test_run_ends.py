@@ -9,23 +9,15 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from penstock.engine.run_ends import RunEnds
 from penstock.errors import BadRecordError, FencedError, RunningAlreadyError, UnavailableError
-from penstock.ids import CheckpointId, RunId
+from penstock.ids import NO_CHECKPOINT, CheckpointId, RunId
 from penstock.ownership.claim import Claimant, RunRecord, claim, process_start
 from penstock.ownership.descent import record_descent
-from penstock.ownership.ends import LONGEST_WHY, How, RunEnd, read_end, record_end
-from penstock.ownership.heartbeat import (
-    CLOCKS_S,
-    STALE_AFTER_S,
-    beat,
-    last_completed,
-    refuse_if_running,
-)
+from penstock.ownership.heartbeat import CLOCKS_S, STALE_AFTER_S, beat, last_completed, refuse_if_running
+from penstock.ownership.run_ends import LONGEST_WHY, RunEnd, RunEnds, RunOutcome, read_end, record_end
 from penstock.ownership.run_list import ListedRun, list_runs
-from penstock.status.observer import Observer
 from penstock.storage import LocalStorage
-from penstock.testing.faulty_storage import Failure, FaultPlan, FaultyStorage
+from penstock.testing.faulty_storage import FaultPlan, FaultyStorage, PlannedFailure
 from penstock.testing.virtual import VirtualClock
 
 NOW = 1_700_000_000.0
@@ -37,16 +29,19 @@ class Scene:
     def __init__(self, tmp_path: Path) -> None:
         self.storage = LocalStorage(tmp_path)
         self.claimant = Claimant()
-        self.observer = Observer()
+        self.newest: dict[RunId, CheckpointId] = {}
         self.clock = VirtualClock(NOW)
-        self.ends = RunEnds(self.storage, self.claimant, self.observer, self.clock)
+        self.ends = RunEnds(self.storage, self.claimant, self.newest_checkpoint, self.clock)
 
     def run(self, restored_from: int = -1, newest: int = -1) -> RunId:
         mine = claim(self.storage, NOW, self.claimant)
         record_descent(mine, CheckpointId(restored_from), completed_by=0)
-        self.observer.progress.run, self.observer.progress.checkpoint = mine.run, newest
+        self.newest = {mine.run: CheckpointId(newest)}
         beat(self.storage, mine.run, NOW, completed=CheckpointId(newest))
         return mine.run
+
+    def newest_checkpoint(self, run: RunId) -> CheckpointId:
+        return self.newest.get(run, NO_CHECKPOINT)
 
     def listed(self, now: float = NOW) -> list[ListedRun]:
         return list_runs(self.storage, now)
@@ -63,7 +58,7 @@ def test_an_error_about_an_odd_name_is_recorded(scene: Scene) -> None:
     scene.ends.restarted(UnavailableError("no file \udcff"))
     end = read_end(scene.storage, run)
     assert end is not None
-    assert (end.how, end.why) == (How.RESTARTED, "no file \\udcff")
+    assert (end.how, end.why) == (RunOutcome.RESTARTED, "no file \\udcff")
 
 
 def test_the_ends_of_a_start(scene: Scene) -> None:
@@ -71,7 +66,7 @@ def test_the_ends_of_a_start(scene: Scene) -> None:
     scene.run()
     scene.ends.restarted(ValueError("no such column"))
     scene.run(restored_from=3, newest=5)
-    scene.ends.ended(How.STOPPED)
+    scene.ends.ended(RunOutcome.STOPPED)
     first, second = scene.listed()
     assert (first.how, first.why) == ("restarted", "ValueError: no such column")
     assert (second.how, second.why, second.newest_checkpoint) == ("stopped", "", 5)
@@ -84,7 +79,7 @@ def test_only_the_last_end_lets_others_start(scene: Scene) -> None:
     scene.ends.restarted(ValueError("again"))
     with pytest.raises(RunningAlreadyError, match="running already: run 1"):
         refuse_if_running(scene.storage, NOW)
-    scene.ends.ended(How.FAILED, ValueError("for good"))
+    scene.ends.ended(RunOutcome.FAILED, ValueError("for good"))
     refuse_if_running(scene.storage, NOW)
 
 
@@ -107,22 +102,24 @@ def test_storage_that_is_away_does_not_end_a_pause(tmp_path: Path) -> None:
     """It may be what the job waits for."""
     scene = Scene(tmp_path)
     scene.run()
-    broken = FaultyStorage(scene.storage, FaultPlan(failures=(Failure(pattern="runs/1.*", times=1000),)))
-    RunEnds(broken, scene.claimant, scene.observer, scene.clock).pause(60.0, threading.Event())
+    broken = FaultyStorage(
+        scene.storage, FaultPlan(failures=(PlannedFailure(pattern="runs/1.*", times=1000),))
+    )
+    RunEnds(broken, scene.claimant, scene.newest_checkpoint, scene.clock).pause(60.0, threading.Event())
     assert scene.clock.wall() == NOW + 60
 
 
 def test_a_run_that_has_lost_the_job_says_so(scene: Scene) -> None:
     """Whatever the job's status is called, a fenced run is listed as such."""
     scene.run()
-    scene.ends.ended(How.FAILED, FencedError("run 2 owns the job"))
+    scene.ends.ended(RunOutcome.FAILED, FencedError("run 2 owns the job"))
     assert scene.listed()[0].how == "fenced"
 
 
 def test_a_long_reason_is_cut(scene: Scene) -> None:
     """A record has a limit, whatever a user's row holds."""
     scene.run()
-    scene.ends.ended(How.FAILED, BadRecordError("x" * 100_000))
+    scene.ends.ended(RunOutcome.FAILED, BadRecordError("x" * 100_000))
     end = read_end(scene.storage, RunId(1))
     assert end is not None
     assert (end.error, len(end.why), end.why[-5:]) == ("BadRecordError", LONGEST_WHY, "x ...")
@@ -140,11 +137,11 @@ def test_nothing_is_said_in_another_life_of_the_job(tmp_path: Path) -> None:
     scene = Scene(tmp_path / "storage")
     scene.run(newest=7)
     scene.storage.delete(scene.storage.names())
-    scene.ends.ended(How.STOPPED)
+    scene.ends.ended(RunOutcome.STOPPED)
     assert scene.storage.names() == []
     other = Scene(tmp_path / "storage")
     assert other.run() == 1
-    scene.ends.ended(How.STOPPED)
+    scene.ends.ended(RunOutcome.STOPPED)
     assert read_end(other.storage, RunId(1)) is None
     assert last_completed(other.storage, RunId(1)) == -1
 
@@ -153,7 +150,7 @@ def test_a_run_that_did_not_come_up_knows_no_checkpoint(scene: Scene) -> None:
     """What an earlier run of the same start had is not said of a later one that failed before it went on from anything."""
     scene.run(newest=7)
     claim(scene.storage, NOW, scene.claimant)
-    scene.ends.ended(How.FAILED, UnavailableError("no disk"))
+    scene.ends.ended(RunOutcome.FAILED, UnavailableError("no disk"))
     assert last_completed(scene.storage, RunId(2)) == -1
     assert [run.how for run in scene.listed()] == ["did not say", "failed"]
 
@@ -162,9 +159,9 @@ def test_an_end_that_cannot_be_recorded(tmp_path: Path, caplog: pytest.LogCaptur
     """Storage that is away at the end is a warning; a job does not fail for it."""
     scene = Scene(tmp_path)
     scene.run()
-    broken = FaultyStorage(scene.storage, FaultPlan(failures=(Failure(pattern="runs/1.ended"),)))
+    broken = FaultyStorage(scene.storage, FaultPlan(failures=(PlannedFailure(pattern="runs/1.ended"),)))
     with caplog.at_level(logging.INFO, "penstock"):
-        RunEnds(broken, scene.claimant, scene.observer).ended(How.STOPPED)
+        RunEnds(broken, scene.claimant, scene.newest_checkpoint).ended(RunOutcome.STOPPED)
     assert "the end of run 1 could not be recorded" in caplog.text
     assert scene.listed()[0].how == "ended"
 
@@ -173,7 +170,7 @@ def test_an_end_that_cannot_be_recorded(tmp_path: Path, caplog: pytest.LogCaptur
 def test_an_unreadable_end_is_in_nobodys_way(scene: Scene, content: bytes) -> None:
     """A start does not look at it, and the list shows the run, and what is wrong with its record."""
     scene.run(newest=4)
-    scene.ends.ended(How.STOPPED)
+    scene.ends.ended(RunOutcome.STOPPED)
     scene.storage.put("runs/1.ended", content)
     refuse_if_running(scene.storage, NOW)
     (listed,) = scene.listed()
@@ -193,7 +190,7 @@ def test_an_unreadable_claim_is_listed(scene: Scene) -> None:
 def test_an_end_of_a_later_version_is_shown(scene: Scene) -> None:
     """A word that this version does not know, and a field beside it, are no reason to show nothing."""
     scene.run()
-    scene.ends.ended(How.STOPPED)
+    scene.ends.ended(RunOutcome.STOPPED)
     scene.storage.put("runs/1.ended", b'{"run": 1, "how": "suspended", "at": 1.0, "until": 2}')
     assert scene.listed()[0].how == "suspended"
 
@@ -212,6 +209,6 @@ def test_who_was_killed_did_not_say(scene: Scene) -> None:
 
 def test_a_later_word_replaces_an_earlier_one(scene: Scene) -> None:
     """A run that was to be tried again may end for good instead."""
-    record_end(scene.storage, RunEnd(1, How.RESTARTED, NOW, "ValueError", "x"))
-    record_end(scene.storage, RunEnd(1, How.STOPPED, NOW))
-    assert read_end(scene.storage, RunId(1)) == RunEnd(1, How.STOPPED, NOW)
+    record_end(scene.storage, RunEnd(1, RunOutcome.RESTARTED, NOW, "ValueError", "x"))
+    record_end(scene.storage, RunEnd(1, RunOutcome.STOPPED, NOW))
+    assert read_end(scene.storage, RunId(1)) == RunEnd(1, RunOutcome.STOPPED, NOW)

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from penstock.checkpoint.completed import Barrier, SourceFile, SourceTime, TimeReached
 from penstock.errors import CorruptStateError, IncompatibleStateError
+from penstock.job_spec import in_order
 from penstock.recovery.progress_log import NO_POSITION
 from penstock.recovery.source_match import (
     for_sources,
-    in_order,
     lines_by_source,
     notes_by_source,
     numbers_of,

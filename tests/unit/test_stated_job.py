@@ -10,7 +10,7 @@ import pytest
 
 import penstock as ps
 from penstock.cli import main
-from penstock.cli.stated_job import StatedJob, stated_job
+from penstock.cli.job_file import StatedJob, stated_job
 from penstock.clock import SYSTEM_CLOCK
 from penstock.ownership.claim import claim
 from penstock.storage import LocalStorage

@@ -14,8 +14,8 @@ from penstock.checkpoint.completed import Barrier, Completed, OperatorState, Pre
 from penstock.guarantee import Guarantee
 from penstock.ids import RunId, SubtaskId
 from penstock.ownership.claim import Claim
-from penstock.recovery.begun import Begun
 from penstock.recovery.restore import RestorePoint
+from penstock.recovery.started_batches import StartedBatch
 from penstock.state.handle import FileRef, StateHandle
 from penstock.status.log_messages import Rate, ended, event_time_left, live_line, started
 from penstock.status.observer import Observer, Progress
@@ -47,7 +47,7 @@ BUSY = Progress(run=3, batches=24, rows_in=1_200_000, checkpoint=41, checkpoint_
 
 def point(tmp_path: Path, *retained: Completed, begun: int | None = None) -> RestorePoint:
     claim = Claim(LocalStorage(tmp_path), RunId(3), "token")
-    record = None if begun is None else Begun(2, Barrier(), batch=begun)
+    record = None if begun is None else StartedBatch(2, Barrier(), batch=begun)
     return RestorePoint(claim, retained, record)
 
 

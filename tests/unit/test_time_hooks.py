@@ -12,14 +12,14 @@ from builders.task_cluster import UID, AtOnce, with_wake_row
 from penstock.config import OnBadRecord
 from penstock.engine.acknowledgements import acknowledged
 from penstock.engine.assignment import Assignment, OperatorAnswer, RunPlace
-from penstock.engine.subtask import OperatorTask
-from penstock.engine.tagged_rows import LATE, RESULTS, Outputs, untagged
-from penstock.engine.task_rows import TaskRows
+from penstock.engine.operator_task import OperatorTask
 from penstock.ids import CheckpointId, RunId, SubtaskId
 from penstock.operators.bad_records import BadRecords
+from penstock.operators.inputs import TaskRows
 from penstock.operators.late_rows import LateRows
+from penstock.operators.outputs import LATE, RESULTS, Outputs, untagged
 from penstock.recovery.rescale import redistribute
-from penstock.recovery.taking_over import TakeOver
+from penstock.recovery.state_migration import StateMigration
 from penstock.snapshot.mailbox import Address
 from penstock.state.backends import backend_named
 from penstock.state.backends.base import OpenState, StateLayout
@@ -116,7 +116,7 @@ def test_another_parallelism_waits_for_the_first_of_all(tmp_path: Path) -> None:
     handles = redistribute(former, uid=UID, parallelism=2, version=CheckpointId(1), backend="memory")
     assert {handle.due for handle in handles.values()} == {Due(event_us=50, clock_us=9)}
     place = plan_of(tmp_path, {}, 2).place
-    take_over = TakeOver(
+    take_over = StateMigration(
         place.storage,
         place.backend,
         place.local_dir,

@@ -13,7 +13,7 @@ SOURCE = Path(penstock.__file__).parent
 
 RETRIES = re.compile(r"tried again|retried|retries|tries again")
 THEY_DO = {
-    "checkpoint/commit_wait.py": "a commit is tried until it succeeds",
+    "checkpoint/commits.py": "a commit is tried until it succeeds",
     "spark/failure_messages.py": "says how often",
     "cli/event_lines.py": "tells what the restart strategy has decided",
     "dashboard/pages/sentences.py": "the same",

@@ -11,14 +11,15 @@ from typing import Any
 import msgspec
 import pytest
 
+from builders.plan_settings import plan_settings
 from penstock.checkpoint.completed import Barrier, Completed, SubtaskReport
 from penstock.checkpoint.metadata import mark_committed, write_metadata
 from penstock.errors import ConfigError
 from penstock.ids import CheckpointId, RunId, SubtaskId
 from penstock.ownership.claim import Claimant, claim, forget_old_runs, pid_space, process_start
 from penstock.ownership.descent import record_descent
-from penstock.ownership.ends import How, end_of, record_end
 from penstock.ownership.heartbeat import beat
+from penstock.ownership.run_ends import RunOutcome, end_of, record_end
 from penstock.recovery.forget import forget_everything
 from penstock.recovery.restore import JobRecord, check_job_record
 from penstock.status.checkpoint_history import percentiles
@@ -43,23 +44,13 @@ from penstock.status.journal import JournalWriter
 from penstock.status.journal_files import write_live, write_plan
 from penstock.status.listeners import Listeners
 from penstock.status.live import Live, PendingLive
-from penstock.status.plan import Plan, PlanSettings
+from penstock.status.plan import Plan
 from penstock.status.reporter import Chronicle, Totals
 from penstock.status.view import CheckpointStatus, FailureView, JobState, JobView
 from penstock.storage import LocalStorage, open_job_storage
 
 NOW = 1_000.0
-SETTINGS = PlanSettings(
-    mode="exactly-once",
-    interval_s=10.0,
-    timeout_s=600.0,
-    min_pause_s=0.0,
-    max_concurrent=1,
-    tolerable_failures=0,
-    retained=1,
-    on_cancel="retain-on-cancellation",
-    restart="no_restart()",
-)
+SETTINGS = plan_settings()
 PLAN = Plan(job="views", nodes=(), settings=SETTINGS, guarantee="exactly-once")
 
 
@@ -156,13 +147,13 @@ def test_a_running_job(place: Place) -> None:
 @pytest.mark.parametrize(
     ("how", "state"),
     [
-        (How.FINISHED, JobState.FINISHED),
-        (How.STOPPED, JobState.STOPPED),
-        (How.CANCELLED, JobState.CANCELLED),
-        (How.FAILED, JobState.FAILED),
+        (RunOutcome.FINISHED, JobState.FINISHED),
+        (RunOutcome.STOPPED, JobState.STOPPED),
+        (RunOutcome.CANCELLED, JobState.CANCELLED),
+        (RunOutcome.FAILED, JobState.FAILED),
     ],
 )
-def test_how_a_job_ended(place: Place, how: How, state: JobState) -> None:
+def test_how_a_job_ended(place: Place, how: RunOutcome, state: JobState) -> None:
     """It is seen as it said, and what was under way then is not under way any more."""
     run = place.run(900.0)
     live = Live(run=run, at=905.0, status=how.value, pending=(PendingLive(checkpoint=1, triggered_at=904.0),))
@@ -214,7 +205,7 @@ def test_a_job_that_is_about_to_end_does_not_run(place: Place, status: str) -> N
 def test_a_job_that_was_cancelled_and_forgot_everything(place: Place) -> None:
     """It is cancelled, although the run that deleted what there was came last."""
     run = place.run(900.0)
-    record_end(place.storage, end_of(run, How.CANCELLED, 906.0))
+    record_end(place.storage, end_of(run, RunOutcome.CANCELLED, 906.0))
     forget_everything(place.storage, 907.0, place.claimant)
     assert place.look().state is JobState.CANCELLED
 
@@ -591,7 +582,7 @@ def test_counters_do_not_go_down_when_records_and_journal_forget(
         chronicle.tell(RunStarted(at=NOW + start, run=run, host="away", pid=1))
         chronicle.close()
         if start == 5:
-            record_end(storage, end_of(run, How.STOPPED, NOW + start))
+            record_end(storage, end_of(run, RunOutcome.STOPPED, NOW + start))
         seen.append(place.look(NOW + 1000))
         in_the_log = before[-1].restarts + live.restarts
         assert seen[-1].restarts - in_the_log in (

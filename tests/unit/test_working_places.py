@@ -12,10 +12,10 @@ import pytest
 from penstock.clock import SYSTEM_CLOCK
 from penstock.config import OnBadRecord
 from penstock.engine.assignment import Assignment, OperatorAnswer, RunPlace
-from penstock.engine.subtask import ProcessTask
+from penstock.engine.operator_task import ProcessTask
 from penstock.errors import ConfigError
 from penstock.ids import CheckpointId, RunId
-from penstock.recovery.taking_over import TakeOver
+from penstock.recovery.state_migration import StateMigration
 from penstock.snapshot.mailbox import Address
 from penstock.state.backends import backend_named
 from penstock.state.handle import StateHandle
@@ -87,8 +87,8 @@ def test_without_local_recovery_no_machine_uses_what_an_earlier_run_left(tmp_pat
     assert list((tmp_path / "job").glob("run-[12]-*/state/*/*")) == []
 
 
-def take_over(storage: Storage, folder: Path, handle: StateHandle) -> TakeOver:
-    return TakeOver(
+def take_over(storage: Storage, folder: Path, handle: StateHandle) -> StateMigration:
+    return StateMigration(
         storage, BACKEND, folder / "run-2-ab", RunId(2), 2, 8, {UID: LAYOUT}, frozenset(handle.files)
     )
 

@@ -1,7 +1,7 @@
 """Calling sinks from the driver: commits that are retried until they succeed, and sweeps of what nobody will commit.
 
 What calls one sink is done one call after another, transactions in the order of their batches. Between sinks there is no order: each has
-a thread of its own, see `sink_lanes`.
+a thread of its own (`checkpoint.loop.SinkLanes`).
 """
 
 from __future__ import annotations
@@ -12,17 +12,103 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import groupby
 
-from penstock.checkpoint.commit_wait import CommitWait, one_line
 from penstock.checkpoint.completed import PreCommitted
-from penstock.checkpoint.events import Commit, Committed, Event, SweepTransactions
-from penstock.checkpoint.witness import Witness
+from penstock.checkpoint.events import CheckpointListener, Commit, Committed, Event, SweepTransactions
 from penstock.clock import Clock
 from penstock.errors import BadRecordError, CommitLostError, FencedError, UnavailableError
 from penstock.ids import CheckpointId
 from penstock.log_fields import about
 from penstock.ownership.claim import Claim
+from penstock.places import place_in_user_code
 from penstock.sinks.two_phase_commit import Transaction, TransactionName, TwoPhaseCommitSink
-from penstock.wording import counted
+from penstock.wording import counted, duration
+
+SPEAK_EVERY_S = 60.0
+_LONGEST_TEXT = 500
+
+
+class CommitWait:
+    """Decides what to log about a sink whose commits fail. Each method returns the line to log, or None; two threads call them.
+
+    A sink that is down fails several times a second, or blocks one call for minutes. The log gets one line at once, then one a minute.
+    """
+
+    def __init__(self, sink: str, clock: Clock) -> None:
+        self._sink = sink
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._waiting = 0
+        self._tries = 0
+        self._cause = ""
+        self._since_s: float | None = None
+        self._spoken_s: float | None = None
+
+    def begun(self, transactions: int) -> None:
+        """So many transactions more are to be committed."""
+        with self._lock:
+            self._waiting += transactions
+            if self._since_s is None:
+                self._since_s = self._clock.monotonic()
+
+    def failed(self, error: Exception) -> str | None:
+        """A try has failed, and there will be another one."""
+        with self._lock:
+            self._tries += 1
+            self._cause = one_line(error)
+            return self._line_if_due(at_once=self._spoken_s is None)
+
+    def tick(self) -> str | None:
+        """Time has passed: a call may hang, or a pause may be long."""
+        with self._lock:
+            return self._line_if_due(at_once=False)
+
+    def done(self, transactions: int) -> str | None:
+        """These are committed."""
+        with self._lock:
+            lasted_s, spoken, tries = self._lasted_s(), self._spoken_s is not None, self._tries + 1
+            self._waiting = max(0, self._waiting - transactions)
+            self._tries, self._cause, self._spoken_s = 0, "", None
+            self._since_s = self._clock.monotonic() if self._waiting else None
+            if not spoken:
+                return None
+            behind = (
+                f"; {counted(self._waiting, 'other waits', 'others wait')} behind" if self._waiting else ""
+            )
+            committed = counted(transactions, "transaction is", "transactions are")
+            return (
+                f"sink {self._sink}: the commit has come through after {duration(lasted_s)} and {counted(tries, 'try', 'tries')}, "
+                f"{committed} committed{behind}"
+            )
+
+    def _lasted_s(self) -> float:
+        return 0.0 if self._since_s is None else self._clock.monotonic() - self._since_s
+
+    def _line_if_due(self, *, at_once: bool) -> str | None:
+        if self._since_s is None:
+            return None
+        now_s = self._clock.monotonic()
+        last_s = self._since_s if self._spoken_s is None else self._spoken_s
+        if not at_once and now_s - last_s < SPEAK_EVERY_S:
+            return None
+        self._spoken_s = now_s
+        return self._line()
+
+    def _line(self) -> str:
+        waiting = counted(self._waiting, "transaction waits", "transactions wait")
+        cause = self._cause or "the call has not come back yet"
+        if self._lasted_s() < SPEAK_EVERY_S:
+            return f"sink {self._sink}: commit failed, {waiting} for it, it is tried again until it succeeds: {cause}"
+        tries = f", {counted(self._tries, 'try', 'tries')} failed" if self._tries else ""
+        return f"sink {self._sink}: {waiting} to be committed, for {duration(self._lasted_s())} now{tries}: {cause}"
+
+
+def one_line(error: BaseException) -> str:
+    """An error without line breaks (some drivers add a stack, or the statement), and the line of the user's code that raised it."""
+    text = " ".join(f"{type(error).__name__}: {error}".split())
+    cut = text if len(text) <= _LONGEST_TEXT else text[:_LONGEST_TEXT] + "..."
+    place = place_in_user_code(error.__traceback__)
+    return cut if place is None else f"{cut} (at {place})"
+
 
 _log = logging.getLogger(__name__)
 
@@ -65,7 +151,7 @@ class Committer:
         clock: Clock,
         post: Post,
         run: RunCommit = run_now,
-        witness: Witness | None = None,
+        listener: CheckpointListener | None = None,
     ) -> None:
         self._sinks = sinks
         self._claim = claim
@@ -74,7 +160,7 @@ class Committer:
         self._clock = clock
         self._post = post
         self._run = run
-        self._witness = witness or Witness()
+        self._listener = listener or CheckpointListener()
         self._down_since_s: dict[str, float] = {}
         """Sinks whose last try to commit has failed. Each sink's own thread looks at its own."""
         self._stopping = threading.Event()
@@ -119,7 +205,7 @@ class Committer:
         _say(self._waits[action.sink].done(len(action.transactions)))
         since_s = self._down_since_s.pop(action.sink, None)
         if since_s is not None:
-            self._witness.sink_up(action.sink, self._clock.monotonic() - since_s)
+            self._listener.sink_up(action.sink, self._clock.monotonic() - since_s)
 
     def _has_failed(self, action: Commit, error: Exception, pause_s: float) -> None:
         """Wait for the next try, unless there is none in this run."""
@@ -139,7 +225,7 @@ class Committer:
         _say(self._waits[action.sink].failed(error))
         if action.sink not in self._down_since_s:
             self._down_since_s[action.sink] = self._clock.monotonic()
-            self._witness.sink_down(action.sink, one_line(error), waiting)
+            self._listener.sink_down(action.sink, one_line(error), waiting)
         _log.debug(
             "sink %s: next try in %.1f s (%s): %s",
             *(action.sink, pause_s, counted(waiting, "transaction"), one_line(error)),

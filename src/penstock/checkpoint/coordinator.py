@@ -17,6 +17,7 @@ from penstock.checkpoint.events import (
     Action,
     Announce,
     BatchFinished,
+    CheckpointListener,
     Commit,
     Discard,
     Event,
@@ -29,9 +30,8 @@ from penstock.checkpoint.events import (
     WriteMetadata,
 )
 from penstock.checkpoint.metadata import CheckpointName, exists, mark_committed, name_of, write_metadata
-from penstock.checkpoint.pending import Now, Pending
+from penstock.checkpoint.pending import EventTimestamp, Pending
 from penstock.checkpoint.protocol import Protocol
-from penstock.checkpoint.witness import Witness
 from penstock.clock import Clock
 from penstock.errors import (
     CheckpointFailedError,
@@ -104,7 +104,7 @@ class Coordinator:
         clock: Clock,
         post: Post | None = None,
         run_commit: RunCommit = run_now,
-        witness: Witness | None = None,
+        listener: CheckpointListener | None = None,
         left_over: Iterable[str] = (),
     ) -> None:
         self._protocol = protocol
@@ -114,7 +114,7 @@ class Coordinator:
         self._clock = clock
         self._post = self.handle if post is None else post
         """How answers come back: at once, or through a queue."""
-        self._witness = witness or Witness()
+        self._listener = listener or CheckpointListener()
         self._committer = Committer(
             sinks,
             claim=claim,
@@ -122,7 +122,7 @@ class Coordinator:
             clock=clock,
             post=self._post,
             run=run_commit,
-            witness=self._witness,
+            listener=self._listener,
         )
         self._forgotten: list[str] = []
         self._unnamed: list[str] = []
@@ -162,7 +162,7 @@ class Coordinator:
         self._post(event)
 
     def hold(self, batch: CheckpointId, files: frozenset[str]) -> None:
-        """Keep what the record of `recovery.begun` names, see `NeededFiles.hold`."""
+        """Keep what the record of `recovery.started_batches` names, see `NeededFiles.hold`."""
         with self._lock:
             self._protocol.files.hold(batch, files)
 
@@ -252,8 +252,8 @@ class Coordinator:
         if isinstance(event, Tick):
             self._committer.tick()
 
-    def _now(self) -> Now:
-        return Now(self._clock.monotonic(), self._clock.wall())
+    def _now(self) -> EventTimestamp:
+        return EventTimestamp(self._clock.monotonic(), self._clock.wall())
 
     def _perform(self, action: Action) -> None:
         match action:
@@ -275,7 +275,7 @@ class Coordinator:
                     *(action.checkpoint, action.reason.text, action.detail),
                     extra=about(checkpoint=action.checkpoint),
                 )
-                self._witness.given_up(action)
+                self._listener.given_up(action)
             case FailJob():
                 raise CheckpointFailedError(action.detail)
 
@@ -302,7 +302,7 @@ class Coordinator:
             extra=about(checkpoint=completed.checkpoint),
         )
         self._post(MetadataWritten(completed.id))
-        self._witness.completed(completed, complete_s, wanted=action.wanted)
+        self._listener.completed(completed, complete_s, wanted=action.wanted)
         if self._left_over:  # what was held and subsumed meanwhile goes with what this one subsumes
             self._discard(Discard((), ()))
 
@@ -353,7 +353,7 @@ class Coordinator:
                 *(completed.checkpoint, error),
                 extra=about(checkpoint=completed.checkpoint),
             )
-        self._witness.committed(completed)
+        self._listener.committed(completed)
 
     # ── forgetting ─────────────────────────────────────────────────────────────────────────────
 

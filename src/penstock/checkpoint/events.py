@@ -1,4 +1,4 @@
-"""What happens to the coordinator (events) and what it wants done (actions). Data only; driver."""
+"""What happens to the coordinator (events), what it wants done (actions), and who observes it (the listener). Driver."""
 
 from __future__ import annotations
 
@@ -203,3 +203,25 @@ class FailJob:
 
 
 Action = WriteMetadata | Commit | MarkCommitted | SweepTransactions | Discard | Announce | FailJob
+
+
+class CheckpointListener:
+    """Observes checkpoints. Called after the fact, by the coordinator's thread or by that of a sink; it must return at once.
+
+    An exception raised here ends the run. Do not write to storage or to the network in a listener.
+    """
+
+    def completed(self, completed: Completed, complete_s: float, *, wanted: bool) -> None:
+        """A checkpoint exists; writing its metadata took `complete_s`. `wanted`: it was requested, and came before its interval."""
+
+    def committed(self, completed: Completed) -> None:
+        """All transactions of a checkpoint are committed."""
+
+    def given_up(self, announced: Announce) -> None:
+        """A checkpoint was aborted."""
+
+    def sink_down(self, sink: str, why: str, waiting: int) -> None:
+        """Commits of a sink fail; `waiting` transactions are pending. Called once per outage."""
+
+    def sink_up(self, sink: str, down_s: float) -> None:
+        """The sink accepts commits again."""

@@ -7,18 +7,104 @@ twice: what a run listed and deletes later, woken up from a long sleep, is never
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import msgspec
 import xxhash
 
 from penstock.checkpoint.completed import FORMAT, Completed
-from penstock.checkpoint.owners import check_owners
-from penstock.checkpoint.stored_names import check_names
 from penstock.decoding import decoded
 from penstock.errors import CorruptStateError, IncompatibleStateError, InternalError
-from penstock.ids import CheckpointId, RunId
+from penstock.ids import CheckpointId, RunId, SubtaskId
+from penstock.state.backends.sorted_file import file_label, inline_header
+from penstock.state.handle import FileRef, writer_of
 from penstock.storage import Storage
+
+_STATE = re.compile(r"state(/[^/\0]+)+")
+_NOTE = re.compile(r"\d+(/[^/\0]+)+")
+
+
+# ── what metadata may name ─────────────────────────────────────────────────────────────────────
+# Files that metadata names are read, copied and later deleted. A checksum protects against accidents, not against a file written on
+# purpose: a name must not reach beyond the files of state.
+
+
+def is_note(path: str) -> bool:
+    """Whether a source of Spark's may have noted something here: below its number."""
+    return _NOTE.fullmatch(path) is not None and _stays(path)
+
+
+def is_state_file(name: str) -> bool:
+    """Whether a file of state, or a copy of a source's note, may be called so."""
+    return _STATE.fullmatch(name) is not None and _stays(name)
+
+
+def check_names(completed: Completed, name: str) -> None:
+    """Raise `CorruptStateError` for metadata that names anything else."""
+    for file in completed.files:
+        if not is_state_file(file):
+            raise _foreign(name, file)
+    for note in completed.barrier.source_log:
+        if not is_note(note.path):
+            raise _foreign(name, note.path)
+
+
+def _stays(path: str) -> bool:
+    return not {"..", "."} & set(path.split("/"))
+
+
+def _foreign(name: str, file: str) -> CorruptStateError:
+    return CorruptStateError(
+        f"{name} is corrupt: it names {file!r}, which is no file of state; nothing was read or deleted; restore an older checkpoint",
+        name=name,
+        file=file,
+    )
+
+
+# ── whether handles belong to their subtasks ───────────────────────────────────────────────────
+# The name of a state file says which subtask wrote it; an inline file says so itself. A subtask that gets no files opens none that could
+# object, and would silently start empty. So all handles are checked together when metadata is read.
+
+
+def check_owners(completed: Completed, name: str) -> None:
+    """Raise `CorruptStateError` when a handle is misplaced, doubled or missing, or names what another subtask wrote."""
+    for uid, operator in completed.operators.items():
+        subtasks = [handle.subtask for handle in operator.handles]
+        if len(set(subtasks)) < len(subtasks):
+            raise _mixed_up(
+                name, f"operator {uid} has two handles of one subtask: {', '.join(map(str, subtasks))}"
+            )
+        if len(subtasks) != completed.parallelism:
+            raise _mixed_up(
+                name, f"operator {uid} has {len(subtasks)} handles, for {completed.parallelism} subtasks"
+            )
+        for index, ref in _refs(completed, uid):
+            writer = _writer(ref)
+            may_be = [SubtaskId(known_as, index) for known_as in (uid, *operator.former_uids)]
+            if writer is not None and writer not in may_be:
+                raise _mixed_up(
+                    name,
+                    f"{file_label(ref)}, written by {writer}, stands there as state of {SubtaskId(uid, index)}",
+                )
+
+
+def _refs(completed: Completed, uid: str) -> Iterator[tuple[int, FileRef]]:
+    return ((handle.subtask.index, ref) for handle in completed.operators[uid].handles for ref in handle.refs)
+
+
+def _writer(ref: FileRef) -> SubtaskId | None:
+    if ref.name:
+        return writer_of(ref.name)
+    header = inline_header(ref)
+    return SubtaskId(header.uid, header.subtask)
+
+
+def _mixed_up(name: str, problem: str) -> CorruptStateError:
+    return CorruptStateError(
+        f"{name} is corrupt, its handles are mixed up: {problem}; restore an older checkpoint", name=name
+    )
+
 
 _NAME = re.compile(r"chk-(\d+)-r(\d+)/(_metadata|_committed)")
 

@@ -42,7 +42,7 @@ class NeededFiles:
     # ── being told ─────────────────────────────────────────────────────────────────────────────
 
     def hold(self, batch: CheckpointId, files: frozenset[str]) -> None:
-        """Keep what the record of `recovery.begun` names: the next run begins there, if it goes back to no newer checkpoint.
+        """Keep what the record of `recovery.started_batches` names: the next run begins there, if it goes back to no newer checkpoint.
 
         What it named before is kept too, until the batch is known to be finished: those before it may not be known of yet.
         """

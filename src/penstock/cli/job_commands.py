@@ -6,8 +6,9 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli.arguments import AsJson, NameOfJob, StorageOfJob, Storages
-from penstock.cli.failures import CouldNotError
+from penstock.cli.arguments import AsJson, NameOfJob, StorageOfJob, Storages, job_names
+from penstock.cli.exits import CouldNotError
+from penstock.config import whole_number
 from penstock.errors import PenstockError
 
 
@@ -16,10 +17,10 @@ def list_jobs(storages: Storages, *, as_json: AsJson = False) -> None:
 
     Needs no Spark and changes nothing.
     """
-    from penstock.cli import job_list
+    from penstock.cli import job_tables
     from penstock.cli.console import table_console
+    from penstock.cli.job_lookup import jobs_in
     from penstock.cli.printing import print_json
-    from penstock.cli.which_job import jobs_in
     from penstock.clock import SYSTEM_CLOCK
     from penstock.status.job_watcher import look_at
     from penstock.status.jobs import linked_jobs
@@ -28,10 +29,10 @@ def list_jobs(storages: Storages, *, as_json: AsJson = False) -> None:
     for why in linked_jobs(storages).values():
         typer.echo(why, err=True)
     if as_json:
-        print_json([job_list.as_json(view) for view in views])
+        print_json([job_tables.as_json(view) for view in views])
     elif views:
         console = table_console()
-        console.print(job_list.overview(views, console.width), highlight=False)
+        console.print(job_tables.overview(views, console.width), highlight=False)
     else:
         where = "is it the storage" if len(storages) == 1 else "are they the storages"
         typer.echo(f"there is no job in {', '.join(storages)}; {where} given to Job(storage=...)?", err=True)
@@ -43,9 +44,9 @@ def status(storage: StorageOfJob, job: NameOfJob = None, *, as_json: AsJson = Fa
     Exit code 0: it is well, comes back by itself, or ended as somebody wanted. 2: it could not be seen. 3: it needs somebody.
     """
     from penstock.cli.console import table_console
+    from penstock.cli.job_lookup import PATIENCE_S, found_job, within
     from penstock.cli.printing import print_json
     from penstock.cli.status_screen import exit_code, screen, status_json
-    from penstock.cli.which_job import PATIENCE_S, found_job, within
     from penstock.clock import SYSTEM_CLOCK
     from penstock.status.job_watcher import look_at
 
@@ -69,9 +70,9 @@ def failures(
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show notes and traces.")] = False,
 ) -> None:
     """List the failures of a job: what happened, what was decided, which checkpoint was restored, what it cost."""
-    from penstock.cli.failure_table import print_failures
+    from penstock.cli.job_lookup import found_job
+    from penstock.cli.job_tables import print_failures
     from penstock.cli.printing import print_json
-    from penstock.cli.which_job import found_job
     from penstock.clock import SYSTEM_CLOCK
     from penstock.status.job_watcher import look_at
 
@@ -87,8 +88,8 @@ def watch(storage: StorageOfJob, job: NameOfJob = None) -> None:
 
     Without a terminal it prints a line for every change.
     """
-    from penstock.cli.watching import watch as watch_jobs
-    from penstock.cli.which_job import found_job, is_job, refuse_missing
+    from penstock.cli.job_lookup import found_job, is_job, refuse_missing
+    from penstock.cli.watch import watch as watch_jobs
     from penstock.status.jobs import find_jobs
 
     if job is None and not is_job(storage):
@@ -115,11 +116,16 @@ def checkpoints(
 
     Behind those in storage come the last ones that the job's journal knows of: subsumed since, given up, or under way.
     """
-    from penstock.cli.checkpoint_history import history, print_history, with_history
-    from penstock.cli.checkpoint_listing import list_checkpoints
-    from penstock.cli.checkpoint_table import as_objects, print_tables
+    from penstock.cli.checkpoint_tables import (
+        as_objects,
+        history,
+        list_checkpoints,
+        print_checkpoints,
+        print_history,
+        with_history,
+    )
+    from penstock.cli.job_lookup import found_job
     from penstock.cli.printing import print_json
-    from penstock.cli.which_job import found_job
     from penstock.config import whole_number
 
     number = whole_number("--last", last, minimum=0)
@@ -129,20 +135,80 @@ def checkpoints(
     if as_json:
         print_json(with_history(as_objects(entries), past))
     else:
-        print_tables(found.name, entries, verbose=verbose)
+        print_checkpoints(found.name, entries, verbose=verbose)
         print_history(past)
 
 
 def runs(storage: StorageOfJob, job: NameOfJob = None, *, as_json: AsJson = False) -> None:
     """List the runs of a job: when and where they began, from which checkpoint, how they ended and why."""
-    from penstock.cli.run_table import print_json, print_table
-    from penstock.cli.which_job import found_job
+    from penstock.cli.job_lookup import found_job
+    from penstock.cli.job_tables import print_runs, print_runs_json
     from penstock.clock import SYSTEM_CLOCK
     from penstock.ownership.run_list import list_runs
 
     found = found_job(storage, job)
     listed = list_runs(found.storage, SYSTEM_CLOCK.wall())
     if as_json:
-        print_json(listed)
+        print_runs_json(listed)
     else:
-        print_table(found.name, listed)
+        print_runs(found.name, listed)
+
+
+def inspect(
+    path: Annotated[
+        str,
+        typer.Argument(
+            help="The folder of a savepoint; with JOB, the storage of the job.", show_default=False
+        ),
+    ],
+    job: Annotated[
+        str | None,
+        typer.Argument(
+            help="The name of a job: its newest checkpoint is shown.",
+            show_default=False,
+            autocompletion=job_names,
+        ),
+    ] = None,
+    *,
+    as_json: AsJson = False,
+) -> None:
+    """Show what is in a savepoint, or in a job's newest checkpoint: operators and their states, rows, sizes, positions, event time.
+
+    No row is read, and nothing is changed.
+    """
+    from penstock.cli.state_tables import contents_at, print_contents, print_contents_json
+
+    found = contents_at(path, job)
+    if as_json:
+        print_contents_json(found)
+    else:
+        print_contents(found)
+
+
+def diff(
+    before: Annotated[
+        str, typer.Argument(metavar="A", help="A savepoint, or the folder of a job.", show_default=False)
+    ],
+    after: Annotated[
+        str, typer.Argument(metavar="B", help="A savepoint, or the folder of a job.", show_default=False)
+    ],
+    *,
+    examples: Annotated[int, typer.Option(help="How many rows of each kind to show.")] = 5,
+    as_json: AsJson = False,
+) -> None:
+    """Compare the state in two savepoints, or in the newest checkpoint of a job: which keys appeared, changed and went.
+
+    All rows are read; nothing is changed. Exit code 0: all state is the same. 1: it differs. 2: it could not be compared.
+    """
+    from penstock.cli.state_tables import differing, print_difference, print_difference_json
+
+    try:
+        found = differing(before, after, examples=whole_number("--examples", examples, minimum=0))
+    except PenstockError as error:
+        raise CouldNotError(str(error)) from error
+    if as_json:
+        print_difference_json(found)
+    else:
+        print_difference(found)
+    if not found.is_same:
+        raise typer.Exit(1)

@@ -2,22 +2,43 @@
 
 The file is run like a script, except that its `__name__` is not "__main__". Its module is taken out of `sys.modules` again: then
 Spark sends the classes and functions in it to the workers as they are, and no worker runs the file.
+
+Looking for the job in a user's file without running it: a job that is running already is refused before Spark is started. Driver.
+
+Only what stands there in so many words is taken: the file has one `Job(...)`, with a name and a storage that are plain text. Every other
+file is run first, and is refused when its job starts.
 """
 
 from __future__ import annotations
 
+import ast
 import importlib.util
+import logging
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
+from typing import NamedTuple
 
-from penstock.cli.failures import JobFileError, where_in
-from penstock.errors import PenstockError
+from penstock.cli.exits import JobFileError, ended_by_ctrl_c, where_in
+from penstock.clock import SYSTEM_CLOCK
+from penstock.dashboard.serving import bind, check_installed
+from penstock.dashboard.ui_options import UiOptions
+from penstock.errors import ConfigError, PenstockError, RunningAlreadyError
+from penstock.ids import checked_name
 from penstock.job import Job
 from penstock.loading import loading
+from penstock.ownership.heartbeat import refuse_if_running
+from penstock.savepoint.manifest import read_manifest
+from penstock.start_options import asked_on_the_command_line
+from penstock.storage import open_job_storage, open_storage
+from penstock.supervise.command import without
+from penstock.supervise.decisions import Supervision
+from penstock.supervise.keeper import Keeper
+from penstock.supervise.program import keep_to_oneself
+from penstock.supervise.strategies import BY_DEFAULT, strategy_of
 from penstock.wording import did_you_mean
 
 DEFAULT_NAME = "job"
@@ -115,3 +136,141 @@ def _make_neighbours_importable(folder: Path) -> None:
     sys.path.insert(0, str(folder))
     rest = [part for part in os.environ.get("PYTHONPATH", "").split(os.pathsep) if part]
     os.environ["PYTHONPATH"] = os.pathsep.join([str(folder), *rest])
+
+
+_log = logging.getLogger(__name__)
+
+
+class StatedJob(NamedTuple):
+    """Which job a file makes, by its own words."""
+
+    name: str
+    storage: str
+
+
+def stated_job(source: bytes) -> StatedJob | None:
+    """The job that a program makes, if it says so in plain text."""
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError):
+        return None  # told with its line when the file is run
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and _makes_a_job(node.func)]
+    if len(calls) != 1:
+        return None
+    given = {keyword.arg: keyword.value for keyword in calls[0].keywords}
+    name, storage = (
+        _text(calls[0].args[0] if calls[0].args else given.get("name")),
+        _text(given.get("storage")),
+    )
+    return StatedJob(name, storage) if name and storage else None
+
+
+def refuse_early(file: Path) -> None:
+    """Raise `RunningAlreadyError` when the job that the file states is running. A courtesy: the start itself looks again."""
+    try:
+        stated = stated_job(file.read_bytes())
+        if stated is not None:
+            storage = open_job_storage(stated.storage, checked_name("job name", stated.name))
+            refuse_if_running(storage, SYSTEM_CLOCK.wall())
+    except RunningAlreadyError:
+        raise
+    except (PenstockError, OSError) as error:
+        _log.debug("%s says nothing yet, it is run: %s", file, error)
+
+
+def _makes_a_job(function: ast.expr) -> bool:
+    called = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
+    return called == "Job"
+
+
+def _text(node: ast.expr | None) -> str:
+    return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
+
+
+def run_file(
+    file: Path,
+    name: str | None,
+    *,
+    arguments: Sequence[str] = (),
+    available_now: bool,
+    restore: int | None,
+    takeover: bool,
+    drop_state: tuple[str, ...] = (),
+    drop_sources: tuple[str, ...] = (),
+    rename: Mapping[str, str] | None = None,
+    positions: Mapping[str, object] | None = None,
+    drain: bool = False,
+    savepoint: str | None = None,
+    claim: bool = False,
+    ui: str | bool | None = None,
+    ui_token: str | None = None,
+    ui_read_only: bool = False,
+) -> None:
+    """Run the job of a file until it ends, as `Job.run` does; what is to be said names the options of the command line."""
+    keep_to_oneself()
+    with asked_on_the_command_line(), as_its_own_program(file, arguments):
+        if ui is not None:  # no need to start Spark to find out that nobody can be shown anything
+            check_installed()
+            bind(UiOptions.checked(ui, ui_token, read_only=ui_read_only)).close()
+        if not takeover:
+            refuse_early(file)
+        if savepoint is not None and not claim:  # one that was claimed may be gone
+            read_manifest(open_storage(savepoint))  # no need to start Spark to find out that it is none
+        with ended_by_ctrl_c():
+            job = load_job(file, name)
+        job.run(
+            available_now=available_now,
+            restore=restore,
+            takeover=takeover,
+            drop_state=drop_state,
+            drop_sources=drop_sources,
+            rename=rename,
+            positions=positions,
+            drain=drain,
+            savepoint=savepoint,
+            claim=claim,
+            ui=ui,
+            ui_token=ui_token,
+            ui_read_only=ui_read_only,
+        )
+
+
+_OWN_FLAGS, _OWN_VALUED = ("--keep-alive",), ("--restart",)
+
+
+def keep_run_alive(restart: str | None, *, wanted: bool = True) -> int:
+    """Run this very command without `--keep-alive` as a child, and again when it ends without being meant to; returns the exit code."""
+    if not wanted:
+        raise ConfigError(f"--restart {restart} needs --keep-alive: nobody would start the job again")
+    arguments = without(sys.argv[1:], _OWN_FLAGS, _OWN_VALUED)
+    return keep_alive([sys.executable, "-P", "-m", "penstock.cli", *arguments], restart)
+
+
+def keep_alive(command: Sequence[str], restart: str | None) -> int:
+    """The same for any program."""
+    supervision = Supervision(strategy_of(restart or BY_DEFAULT))
+    with _log_on_stderr():
+        try:
+            return Keeper(command, supervision).run()
+        except FileNotFoundError as error:
+            raise ConfigError(f"there is no program {command[0]}: nothing was started") from error
+
+
+@contextmanager
+def _log_on_stderr() -> Iterator[None]:
+    """Where nobody has set up a log: what the supervisor decides is a line each, as those of the job."""
+    logger = logging.getLogger("penstock")
+    if logger.hasHandlers():
+        yield
+        return
+    handler = logging.StreamHandler()
+    erase = "\r\x1b[K" if sys.stderr.isatty() else ""  # what a killed job has left of its live line
+    handler.setFormatter(logging.Formatter(f"{erase}%(asctime)s %(message)s", "%Y-%m-%d %H:%M:%S"))
+    level = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)

@@ -9,9 +9,9 @@ from typing import Annotated
 import typer
 
 from penstock import __version__
-from penstock.cli import asking_commands, file_commands, job_commands, state_commands
-from penstock.cli.dashboarding import dashboard
-from penstock.cli.failures import explain
+from penstock.cli import job_commands, request_commands, run_commands
+from penstock.cli.dashboard_command import dashboard
+from penstock.cli.exits import explain
 from penstock.cli.printing import visible
 from penstock.exit_codes import exit_code_of
 from penstock.log_fields import LogForm, is_json, log_as_json, wanted_form
@@ -30,17 +30,17 @@ COMMANDS = (
     ("checkpoints", job_commands.checkpoints, "List the checkpoints of a job."),
     ("failures", job_commands.failures, "List the failures of a job and what they cost."),
     ("runs", job_commands.runs, "List the runs of a job, how they ended and why."),
-    ("run", file_commands.run, "Run the job that a Python file defines."),
-    ("keep-alive", file_commands.keep_program_alive, "Start a program again when it dies."),
-    ("guarantee", file_commands.guarantee, "Print what the job in a Python file promises."),
-    ("trigger", asking_commands.trigger, "Let a running job complete a checkpoint now."),
-    ("savepoint", asking_commands.savepoint, "Make a savepoint of a job, running or not."),
-    ("stop", asking_commands.stop, "Stop a running job in good order."),
-    ("cancel", asking_commands.cancel, "End a running job now, without a last checkpoint."),
-    ("inspect", state_commands.inspect, "Show what is in a savepoint, or in a job's newest checkpoint."),
-    ("diff", state_commands.diff, "Compare two savepoints: which keys appeared, changed and went."),
+    ("run", run_commands.run, "Run the job that a Python file defines."),
+    ("keep-alive", run_commands.keep_program_alive, "Start a program again when it dies."),
+    ("guarantee", run_commands.guarantee, "Print what the job in a Python file promises."),
+    ("trigger", request_commands.trigger, "Let a running job complete a checkpoint now."),
+    ("savepoint", request_commands.savepoint, "Make a savepoint of a job, running or not."),
+    ("stop", request_commands.stop, "Stop a running job in good order."),
+    ("cancel", request_commands.cancel, "End a running job now, without a last checkpoint."),
+    ("inspect", job_commands.inspect, "Show what is in a savepoint, or in a job's newest checkpoint."),
+    ("diff", job_commands.diff, "Compare two savepoints: which keys appeared, changed and went."),
     ("dashboard", dashboard, "Show all jobs in storages in a browser."),
-    ("demo", file_commands.demo, "Kill a job's driver, and compare its counts with the truth."),
+    ("demo", run_commands.demo, "Kill a job's driver, and compare its counts with the truth."),
 )
 for _name, _command, _short_help in COMMANDS:
     app.command(_name, short_help=_short_help)(_command)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 
 from rich import box
@@ -11,13 +11,13 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from penstock.cli.console import plain_console
+from penstock.cli.console import Remembered, plain_console
 from penstock.cli.event_lines import event_line, is_bad
-from penstock.cli.job_graph import graph_table
-from penstock.cli.job_list import TIGHT, overview
-from penstock.cli.printing import about, in_brief, time_of_day
-from penstock.cli.sparkline import Remembered
-from penstock.cli.status_screen import facts, heading, needs_lines
+from penstock.cli.job_tables import TIGHT, overview
+from penstock.cli.printing import about, in_brief, moment, time_of_day
+from penstock.cli.status_screen import facts, graph_table, heading, needs_lines
+from penstock.status.events import Event
+from penstock.status.health import needs
 from penstock.status.live import Live
 from penstock.status.view import CheckpointStatus, CheckpointView, JobView
 from penstock.wording import duration, size
@@ -167,3 +167,48 @@ def _height(parts: Sequence[RenderableType], room: ConsoleDimensions) -> int:
     console = plain_console(width=room.width, height=room.height)
     lines: list[list[Segment]] = console.render_lines(Group(*parts), pad=False)
     return len(lines)
+
+
+class StatusChanges:
+    """Remembers what was said."""
+
+    def __init__(self) -> None:
+        self._states: dict[str, str] = {}
+        self._events: dict[str, frozenset[Event]] = {}
+        self._needs: dict[str, frozenset[str]] = {}
+
+    def lines(self, views: Sequence[JobView]) -> Iterator[str]:
+        """Of a job that is new here its state, and nothing of what happened before; then what is new."""
+        for view in views:
+            yield from (f"{moment(at)} {view.name}: {text}" for at, text in self._of(view))
+        for gone in set(self._states) - {view.storage for view in views}:
+            del self._states[gone]
+            yield f"{gone} is gone"
+
+    def _of(self, view: JobView) -> Iterator[tuple[float, str]]:
+        key = view.storage
+        known = self._events.get(key)
+        if known is not None:
+            for event in reversed(view.events):
+                if event not in known:
+                    yield event.at, event_line(event)
+        self._events[key] = frozenset(view.events)
+        if self._states.get(key) != view.state:
+            run = f", run {view.run}" if view.run else ""
+            last = view.last_completed
+            checkpoint = f", last checkpoint {last.checkpoint}" if last is not None else ""
+            yield view.now, f"{view.state}{run}{checkpoint}"
+        self._states[key] = view.state
+        yield from ((view.now, text) for text in self._new_needs(view))
+
+    def _new_needs(self, view: JobView) -> Iterator[str]:
+        found = {_kind(need.text): f"{need.text}; {need.advice}" for need in needs(view)}
+        for kind, text in found.items():
+            if kind not in self._needs.get(view.storage, ()):
+                yield " ".join(text.split())
+        self._needs[view.storage] = frozenset(found)
+
+
+def _kind(text: str) -> str:
+    """The same need a second later: numbers in it may be others."""
+    return "".join(one for one in text if not one.isdigit())

@@ -23,22 +23,20 @@ from starlette.types import ASGIApp
 from penstock.dashboard import pages
 from penstock.dashboard.access import Access
 from penstock.dashboard.actions import action_routes
-from penstock.dashboard.answering import (
+from penstock.dashboard.flink import flink_routes
+from penstock.dashboard.gate import Gate, Guesses, TooLargeError, asker, too_large
+from penstock.dashboard.looking import Seen, StorageLooker
+from penstock.dashboard.metrics import metrics_route
+from penstock.dashboard.page_frame import PageFrame
+from penstock.dashboard.page_routes import Pages, savepoint_routes, seen_job
+from penstock.dashboard.responses import (
     json_answer,
     local_path,
     page_answer,
     refused,
     with_cookie,
 )
-from penstock.dashboard.chrome import Chrome
-from penstock.dashboard.flink import flink_routes
-from penstock.dashboard.gate import Gate, TooLargeError, asker, too_large
-from penstock.dashboard.guesses import Guesses
-from penstock.dashboard.looking import Seen, StorageLooker
-from penstock.dashboard.metrics import metrics_route
-from penstock.dashboard.page_routes import Pages, seen_job
-from penstock.dashboard.savepoint_pages import savepoint_routes
-from penstock.dashboard.state_lookup import StateReader, lookup_routes
+from penstock.dashboard.state_beside import StateReader, lookup_routes
 from penstock.dashboard.static_files import StaticFiles
 from penstock.dashboard.stream import Streams
 from penstock.errors import ConfigError, PenstockError, UnavailableError
@@ -135,14 +133,14 @@ def _login_routes(access: Access, guesses: Guesses) -> list[Route]:
             return with_cookie(RedirectResponse(following, 303), access, request)
         if given:
             await guesses.one_more(asker(request.scope))
-        return page_answer(pages.login(Chrome(), following=following))
+        return page_answer(pages.login(PageFrame(), following=following))
 
     async def login(request: Request) -> Response:
         fields = parse_qs((await request.body()).decode(errors="replace"))
         following = local_path(fields.get("next", ["/"])[0])
         if not access.is_token(fields.get("token", [""])[0]):
             await guesses.one_more(asker(request.scope))
-            return page_answer(pages.login(Chrome(), _NOT_THE_TOKEN, following), 401)
+            return page_answer(pages.login(PageFrame(), _NOT_THE_TOKEN, following), 401)
         return with_cookie(RedirectResponse(following, 303), access, request)
 
     async def logout(request: Request) -> Response:

@@ -1,9 +1,6 @@
-"""How long a client may take, and how much it may cost: connections on which nothing comes, or from which nobody reads, are ended.
+"""Limits what a slow or hostile client may cost: deadlines for sending and for reading, and a bound on connections without a token.
 
-So are those on which nobody has shown a token, when there are many. The dashboard's process.
-
-uvicorn itself ends only connections that are quiet between two requests. It also writes head and body of an answer one by one, which is
-most of what a small answer costs.
+uvicorn itself only ends connections that are quiet between two requests. The dashboard's process.
 """
 
 from __future__ import annotations
@@ -38,7 +35,6 @@ class PatientConnection(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Wait for the first request."""
         super().connection_made(transport)
-        self.transport = _JoinedWrites(transport, self.loop)  # type: ignore[assignment]
         transport.set_write_buffer_limits(high=0)  # `pause_writing` comes as soon as anything waits here
         self._watch_request()
         strangers = [one for one in self._others() if not one.is_let_in]
@@ -91,35 +87,6 @@ class PatientConnection(H11Protocol):
             self._sends.start()
         else:
             self._sends.stop()
-
-
-class _JoinedWrites:
-    """A transport that sends at once what is written in one step of the loop: head and body of an answer are one call of the system."""
-
-    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
-        self._transport = transport
-        self._loop = loop
-        self._parts: list[bytes] = []
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._transport, name)
-
-    def write(self, data: bytes) -> None:
-        """See `asyncio.Transport.write`."""
-        if data:
-            if not self._parts:
-                self._loop.call_soon(self._flush)
-            self._parts.append(data)
-
-    def close(self) -> None:
-        """See `asyncio.Transport.close`; what was written goes before."""
-        self._flush()
-        self._transport.close()
-
-    def _flush(self) -> None:
-        parts, self._parts = self._parts, []
-        if parts and not self._transport.is_closing():
-            self._transport.write(b"".join(parts))
 
 
 class _Deadline:

@@ -1,7 +1,12 @@
-"""What every request passes before a route sees it: who asks, from where, and how much is sent. The dashboard's process."""
+"""What every request passes before a route sees it: who asks, from where, and how much is sent. The dashboard's process.
+
+Wrong tokens are answered one at a time, and logged. A request with the right token never waits for that.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from collections.abc import Mapping
 from urllib.parse import quote
 
@@ -11,12 +16,42 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.dashboard.access import LARGEST_BODY_BYTES, READS, Access, Refusal, is_open
-from penstock.dashboard.answering import refused, wants_page, with_usual_headers
 from penstock.dashboard.connections import LET_IN
-from penstock.dashboard.guesses import Guesses
 from penstock.dashboard.looking import StorageLooker
-from penstock.dashboard.recent import Recent
+from penstock.dashboard.responses import refused, wants_page, with_usual_headers
+from penstock.wording import counted
+
+_log = logging.getLogger(__name__)
+
+PAUSE_S = 0.2
+"""Between two answers to all who guess: five guesses a second, however many guess."""
+LOG_EVERY_S = 60.0
+"""A line for each would fill the disk."""
+
+
+class Guesses:
+    """Those of one server. By its event loop."""
+
+    def __init__(self, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._clock = clock
+        self._turn = asyncio.Lock()
+        self._untold = 0
+        self._told_at = float("-inf")
+
+    async def one_more(self, who: str) -> None:
+        """Wait for its turn, and tell, before it is answered."""
+        self._untold += 1
+        now = self._clock.monotonic()
+        if now - self._told_at >= LOG_EVERY_S:
+            _log.warning(
+                "the dashboard was shown %s, the last by %s", counted(self._untold, "wrong token"), who
+            )
+            self._untold, self._told_at = 0, now
+        async with self._turn:
+            await asyncio.sleep(PAUSE_S)
+
 
 LONGEST_PATH = 2000
 LARGEST_HEADERS_BYTES = 16 * 1024
@@ -36,7 +71,6 @@ class Gate:
         self._access = access
         self._looker = looker
         self._guesses = guesses
-        self._recent = Recent()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Let a request through, or say why not."""
@@ -55,10 +89,6 @@ class Gate:
             scope[LET_IN] = True
             if not self._looker.is_fresh():
                 await run_in_threadpool(self._looker.wait)
-            known = self._recent.find(scope, headers, self._looker.last_look())
-            if known is not None:
-                await known(send)
-                return
         await self._app(scope, _limited(receive), _with_headers(send))
 
     def _refused(self, scope: Scope, headers: Mapping[str, str], refusal: Refusal | None) -> Response | None:

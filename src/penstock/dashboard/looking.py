@@ -143,10 +143,6 @@ class StorageLooker:
         """All jobs, by name."""
         return self._now().seen
 
-    def last_look(self) -> object:
-        """Another object for each look: whatever was made of what was seen is good as long as this stays the same one."""
-        return self._now()
-
     @property
     def problems(self) -> tuple[str, ...]:
         """What is wrong with a storage as a whole, for people."""

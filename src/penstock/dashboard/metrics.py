@@ -17,7 +17,6 @@ from penstock.dashboard.flink.job_metrics import DESCRIBED, job_metrics
 from penstock.dashboard.flink.words import is_over
 from penstock.dashboard.looking import Looker
 from penstock.dashboard.metric_families import FAMILIES, Family
-from penstock.dashboard.recent import LastingResponse
 from penstock.status.backlog import source_behind
 from penstock.status.view import JobView
 
@@ -37,7 +36,7 @@ def metrics_route(looker: Looker, path: str = "/metrics") -> Route:
 
     async def metrics(request: Request) -> Response:
         encode, content_type = choose_encoder(request.headers.get("accept", ""))
-        return LastingResponse(encode(_registry(looker.views())), headers={"content-type": content_type})
+        return Response(encode(_registry(looker.views())), headers={"content-type": content_type})
 
     return Route(path, metrics, methods=["GET"])
 

@@ -2,42 +2,98 @@
 
 Pages and Flink's REST interface share some paths, such as `/jobs/{job}`. A browser, which asks for `text/html`, gets the page; whoever does
 not gets what Flink's client wants. Programs use the twins.
+
+Savepoints that a job's journal knows: what is in one, and deleting it. The dashboard's process.
+
+Only a folder that the journal names and that this server may use for savepoints is looked into or deleted: see `UiOptions.savepoints`.
 """
 
 from __future__ import annotations
 
+import platform
 import re
 from collections.abc import Awaitable, Callable, Hashable, Sequence
 from functools import partial
-from urllib.parse import urlencode
+from urllib.parse import parse_qsl, quote, urlencode
 
 import msgspec
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import RedirectResponse, Response
 from starlette.routing import Match, Route
 from starlette.types import Scope
 
-from penstock.dashboard import pages, twins
+from penstock.clock import SYSTEM_CLOCK, Clock
+from penstock.dashboard import json_models, pages
 from penstock.dashboard.access import Access
 from penstock.dashboard.actions import allowed_actions
-from penstock.dashboard.answering import HTML, JSON, json_answer, page_answer
-from penstock.dashboard.chrome import Chrome
-from penstock.dashboard.kept import Kept
+from penstock.dashboard.flink.disposal import dispose, opened
 from penstock.dashboard.looking import Seen, StorageLooker
-from penstock.dashboard.recent import LastingResponse
-from penstock.dashboard.savepoint_pages import known_folder, look_into
-from penstock.dashboard.state_lookup import StateReader
-from penstock.errors import ConfigError
+from penstock.dashboard.page_frame import PageFrame
+from penstock.dashboard.response_cache import ResponseCache
+from penstock.dashboard.responses import HTML, JSON, json_answer, page_answer
+from penstock.dashboard.state_beside import StateReader
+from penstock.errors import ConfigError, PenstockError
 from penstock.requests.request_client import Outcome, outcome
+from penstock.savepoint.contents import Contents, savepoint_contents
+from penstock.savepoint.make import refuse_outside
+from penstock.savepoint.manifest import MANIFEST
 from penstock.status.view import CheckpointView, JobView
+from penstock.wording import size
+
+LARGEST_MANIFEST_BYTES = 16 << 20
+"""A larger one is not looked into here: `penstock state` does that."""
+
+
+def known_folder(seen: Seen, folder: str) -> str:
+    """The folder, if the job's journal names it; 404 if not."""
+    if folder in seen.view.savepoints:
+        return folder
+    raise HTTPException(
+        404, f"the journal of job {seen.view.name} knows no savepoint {folder[:200]!r}; nothing was done"
+    )
+
+
+def look_into(seen: Seen, folder: str, folders: Sequence[str]) -> Contents | str:
+    """What is in a savepoint, or why that cannot be shown."""
+    try:
+        refuse_outside(folder, [(seen.job.storage, seen.job.name)], folders)
+        found = opened(folder).size(MANIFEST) or 0
+        if found > LARGEST_MANIFEST_BYTES:
+            return f"{MANIFEST} has {size(found)}, too much for this page; use penstock state {folder}"
+        return savepoint_contents(folder)
+    except PenstockError as error:
+        return str(error)
+
+
+def savepoint_routes(
+    seen_job: Callable[[Request], Seen], folders: Sequence[str], clock: Clock = SYSTEM_CLOCK
+) -> list[Route]:
+    """`POST /jobs/{job}/savepoints/delete`, with the field `folder`."""
+
+    async def delete(request: Request) -> Response:
+        seen = seen_job(request)
+        try:
+            fields = dict(parse_qsl((await request.body()).decode(), max_num_fields=10))
+        except ValueError as error:
+            raise HTTPException(400, f"what was sent cannot be understood: {error}") from error
+        folder = known_folder(seen, fields.get("folder", ""))
+        by = f"dashboard on {platform.node()}, from {request.client.host if request.client else 'somewhere'}"
+        try:
+            await run_in_threadpool(dispose, folder, [seen.job], folders=folders, by=by, now=clock.wall())
+        except ConfigError as error:
+            raise HTTPException(409, str(error)) from error
+        return RedirectResponse(f"/jobs/{quote(request.path_params['job'], safe='')}/savepoints", 303)
+
+    return [Route("/jobs/{job}/savepoints/delete", delete, methods=["POST"])]
+
 
 _CHECKPOINT = re.compile(r"(\d{1,18})-r(\d{1,18})")
 _NUMBER = re.compile(r"[0-9]{1,6}")
 Endpoint = Callable[[Request], Awaitable[Response]]
 Render = Callable[..., str]
-"""What is shown, then the chrome, into HTML: see `penstock.dashboard.chrome`."""
+"""What is shown, then the frame, into HTML: see `penstock.dashboard.page_frame`."""
 
 
 class BrowserRoute(Route):
@@ -56,29 +112,29 @@ class Pages:
         self._looker = looker
         self._access = access
         self._states = states
-        self._kept = Kept()
+        self._cache = ResponseCache()
 
     def paths(self) -> dict[str, tuple[str, Endpoint, Endpoint]]:
         """Of each page its path, that of its twin, and the endpoints of both."""
         return {
             "overview": ("/", *self._of_all()),
-            "job": ("/jobs/{job}", *self._of_view(pages.job, twins.job)),
+            "job": ("/jobs/{job}", *self._of_view(pages.job, json_models.job)),
             "checkpoints": (
                 "/jobs/{job}/checkpoints",
-                *self._of_view(pages.checkpoints, twins.checkpoints, "page"),
+                *self._of_view(pages.checkpoints, json_models.checkpoints, "page"),
             ),
-            "batches": ("/jobs/{job}/batches", *self._of_view(pages.batches, twins.batches)),
+            "batches": ("/jobs/{job}/batches", *self._of_view(pages.batches, json_models.batches)),
             "checkpoint": ("/jobs/{job}/checkpoints/{checkpoint}", self._checkpoint, self._checkpoint_twin),
-            "failures": ("/jobs/{job}/failures", *self._of_view(pages.failures, twins.failures)),
+            "failures": ("/jobs/{job}/failures", *self._of_view(pages.failures, json_models.failures)),
             "journal": (
                 "/jobs/{job}/journal",
-                *self._of_view(pages.journal, twins.journal, "page", "routine"),
+                *self._of_view(pages.journal, json_models.journal, "page", "routine"),
             ),
             "state": ("/jobs/{job}/state", self._state, self._state_twin),
             "savepoints": (
                 "/jobs/{job}/savepoints",
                 self._savepoints,
-                self._of_view(pages.savepoints, twins.savepoints)[1],
+                self._of_view(pages.savepoints, json_models.savepoints)[1],
             ),
             "actions": ("/jobs/{job}/actions", self._actions, self._actions_twin),
         }
@@ -99,12 +155,14 @@ class Pages:
 
     def _of_all(self) -> tuple[Endpoint, Endpoint]:
         async def page(request: Request) -> Response:
-            chrome = self._chrome(request)
-            return self._page(pages.overview, chrome, self._mark(), lambda: (self._looker.views(),))
+            frame = self._frame(request)
+            return self._page(pages.overview, frame, self._mark(), lambda: (self._looker.views(),))
 
         async def twin(request: Request) -> Response:
             problems = self._looker.problems
-            return self._twin(request, self._mark(), lambda: twins.overview(self._looker.views(), problems))
+            return self._twin(
+                request, self._mark(), lambda: json_models.overview(self._looker.views(), problems)
+            )
 
         return page, twin
 
@@ -120,8 +178,8 @@ class Pages:
 
         async def page(request: Request) -> Response:
             seen, numbers = self._seen(request), _numbers(request, asked)
-            chrome = self._chrome(request, query=f"?{urlencode(numbers)}" if numbers else "")
-            return self._page(partial(render, **numbers), chrome, seen.looked_at, lambda: (seen.view,))
+            frame = self._frame(request, query=f"?{urlencode(numbers)}" if numbers else "")
+            return self._page(partial(render, **numbers), frame, seen.looked_at, lambda: (seen.view,))
 
         async def twin(request: Request) -> Response:
             seen = self._seen(request)
@@ -131,7 +189,7 @@ class Pages:
 
     async def _checkpoint(self, request: Request) -> Response:
         seen, one = self._found_checkpoint(request)
-        return self._page(pages.checkpoint, self._chrome(request), seen.looked_at, lambda: (seen.view, one))
+        return self._page(pages.checkpoint, self._frame(request), seen.looked_at, lambda: (seen.view, one))
 
     async def _checkpoint_twin(self, request: Request) -> Response:
         seen, one = self._found_checkpoint(request)
@@ -153,7 +211,7 @@ class Pages:
     async def _state(self, request: Request) -> Response:
         seen = self._seen(request)
         contents = await run_in_threadpool(self._states.contents, seen)
-        return self._page(pages.state, self._chrome(request), seen.looked_at, lambda: (seen.view, contents))
+        return self._page(pages.state, self._frame(request), seen.looked_at, lambda: (seen.view, contents))
 
     async def _state_twin(self, request: Request) -> Response:
         return json_answer(await run_in_threadpool(self._states.contents, self._seen(request)))
@@ -161,27 +219,27 @@ class Pages:
     async def _savepoints(self, request: Request) -> Response:
         seen, folder = self._seen(request), request.query_params.get("folder", "")
         if not folder:
-            return self._page(pages.savepoints, self._chrome(request), seen.looked_at, lambda: (seen.view,))
+            return self._page(pages.savepoints, self._frame(request), seen.looked_at, lambda: (seen.view,))
         inside = await run_in_threadpool(look_into, seen, known_folder(seen, folder), self._access.savepoints)
-        chrome = self._chrome(request, query=f"?{urlencode({'folder': folder})}")
-        return page_answer(pages.savepoints(seen.view, chrome, folder, inside))
+        frame = self._frame(request, query=f"?{urlencode({'folder': folder})}")
+        return page_answer(pages.savepoints(seen.view, frame, folder, inside))
 
     async def _actions(self, request: Request) -> Response:
         seen = self._seen(request)
         said = await self._outcome(request, seen)
         return self._page(
-            pages.actions, self._chrome(request), (seen.looked_at, said), lambda: (seen.view, said)
+            pages.actions, self._frame(request), (seen.looked_at, said), lambda: (seen.view, said)
         )
 
     def refused_action(self, request: Request, seen: Seen, error: HTTPException) -> Response:
         """The page of actions, at the path of one of them, with what was refused and why."""
-        chrome = self._chrome(request, request.scope["path"].rpartition("/")[0])
-        return page_answer(pages.actions(seen.view, None, chrome, error.detail), error.status_code)
+        frame = self._frame(request, request.scope["path"].rpartition("/")[0])
+        return page_answer(pages.actions(seen.view, None, frame, error.detail), error.status_code)
 
     async def _actions_twin(self, request: Request) -> Response:
         seen = self._seen(request)
         allowed = () if self._access.read_only else allowed_actions(seen.view)
-        return json_answer(twins.actions(seen.view, allowed, await self._outcome(request, seen)))
+        return json_answer(json_models.actions(seen.view, allowed, await self._outcome(request, seen)))
 
     async def _outcome(self, request: Request, seen: Seen) -> Outcome | None:
         asked = request.query_params.get("request", "")
@@ -192,9 +250,9 @@ class Pages:
     def _seen(self, request: Request) -> Seen:
         return seen_job(self._looker, request)
 
-    def _chrome(self, request: Request, of: str = "", query: str = "") -> Chrome:
+    def _frame(self, request: Request, of: str = "", query: str = "") -> PageFrame:
         path: str = of or request.scope["path"]
-        return Chrome(
+        return PageFrame(
             path=path,
             query=query,
             twin=twin_of(path),
@@ -204,14 +262,14 @@ class Pages:
         )
 
     def _page(
-        self, render: Render, chrome: Chrome, mark: Hashable, shown: Callable[[], tuple[object, ...]]
+        self, render: Render, frame: PageFrame, mark: Hashable, shown: Callable[[], tuple[object, ...]]
     ) -> Response:
-        made = self._kept.get(chrome, mark, lambda: render(*shown(), chrome).encode())
-        return LastingResponse(made, media_type=HTML)
+        made = self._cache.get(frame, mark, lambda: render(*shown(), frame).encode())
+        return Response(made, media_type=HTML)
 
     def _twin(self, request: Request, mark: Hashable, shown: Callable[[], object]) -> Response:
-        made = self._kept.get(request.scope["path"], mark, lambda: msgspec.json.encode(shown()))
-        return LastingResponse(made, media_type=JSON)
+        made = self._cache.get(request.scope["path"], mark, lambda: msgspec.json.encode(shown()))
+        return Response(made, media_type=JSON)
 
 
 def _numbers(request: Request, names: Sequence[str]) -> dict[str, int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from penstock.operators.bad_records import is_of_the_row
-from penstock.recovery.repeated import may_pass
+from penstock.recovery.restart import may_pass
 
 ROWS = "__penstock_rows"
 """Among what Spark has aggregated: how many rows it stands for."""

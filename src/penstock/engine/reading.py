@@ -16,12 +16,12 @@ from penstock.clock import Clock
 from penstock.config import Mode
 from penstock.errors import UnavailableError
 from penstock.ids import NO_CHECKPOINT, CheckpointId
+from penstock.job_spec import Numbers
 from penstock.recovery import progress_log
-from penstock.recovery.begun import Begun, Instead, record_begun
-from penstock.recovery.progress_log import ProgressLog
+from penstock.recovery.progress_log import ProgressLog, SourceLog
 from penstock.recovery.restore import RestorePoint
-from penstock.recovery.source_log import SourceLog
-from penstock.recovery.source_match import Numbers, without_position
+from penstock.recovery.source_match import without_position
+from penstock.recovery.started_batches import BarrierOverride, StartedBatch, record_started
 
 _log = logging.getLogger(__name__)
 
@@ -77,7 +77,7 @@ class Reading:
     def begin(self, batch: CheckpointId, barrier: Barrier) -> None:
         """Record what a later run must know of a batch even if this one dies now. Called with the number of the job's own."""
         if self.mode is Mode.AT_MOST_ONCE:
-            self._record(Begun(self.log.run, barrier, batch))
+            self._record(StartedBatch(self.log.run, barrier, batch))
 
     def look_for_the_start(self) -> None:
         """Keep where the sources have decided to begin, while no batch comes that would do it."""
@@ -110,28 +110,28 @@ class Reading:
             self._record(self._with_start(files))
             self._recorded = frozenset(files)
 
-    def _with_start(self, files: tuple[SourceFile, ...]) -> Begun:
+    def _with_start(self, files: tuple[SourceFile, ...]) -> StartedBatch:
         """What was recorded when this run began, with what sources have noted since."""
         run, point = self.log.run, self.point
         if point.last_read == NO_CHECKPOINT:
-            return Begun(run, Barrier(dict.fromkeys(self.numbers), "", files, numbers=self._numbers))
-        begun = msgspec.structs.replace(point.begun, run=run) if point.begun else Begun(run, Barrier())
+            return StartedBatch(run, Barrier(dict.fromkeys(self.numbers), "", files, numbers=self._numbers))
+        begun = msgspec.structs.replace(point.begun, run=run) if point.begun else StartedBatch(run, Barrier())
         if point.begun_decides or point.checkpoint is None:
             return msgspec.structs.replace(
                 begun, barrier=msgspec.structs.replace(begun.barrier, source_log=files)
             )
         barrier = msgspec.structs.replace(point.barrier, source_log=files)
         return msgspec.structs.replace(
-            begun, instead=Instead(point.checkpoint.checkpoint, point.checkpoint.run, barrier)
+            begun, instead=BarrierOverride(point.checkpoint.checkpoint, point.checkpoint.run, barrier)
         )
 
     @property
     def _numbers(self) -> dict[str, tuple[int, ...]]:
         return {uid: tuple(own) for uid, own in self.numbers.items()}
 
-    def _record(self, begun: Begun) -> None:
+    def _record(self, begun: StartedBatch) -> None:
         begun = msgspec.structs.replace(begun, positions_set=dict(self.positions_set))
-        record_begun(self.log.storage, begun)
+        record_started(self.log.storage, begun)
         self.hold(begun.id, begun.files)  # not before: until now the record named others
 
     def _check_follows(self, batch: CheckpointId, after: CheckpointId) -> None:

@@ -21,7 +21,6 @@ from penstock.clock import Clock
 from penstock.config import Mode
 from penstock.engine.acknowledgements import acknowledged
 from penstock.engine.assignment import Answer, Assignment, RunPlace
-from penstock.engine.job_spec import JobSpec
 from penstock.engine.reading import Reading
 from penstock.engine.repeated_tasks import SeldomTold, repeated_tasks
 from penstock.engine.row_counts import BadRecordCounts, LateRowCounts
@@ -31,6 +30,7 @@ from penstock.engine.task_failures import Accounts, as_error
 from penstock.engine.waiting import living_by_event_time, refuse_waiting, waiting_in_event_time, woken
 from penstock.engine.watermarks import Newest, Watermarks
 from penstock.ids import NO_CHECKPOINT, CheckpointId, SubtaskId
+from penstock.job_spec import JobSpec
 from penstock.operators.clock import OperatorClock
 from penstock.operators.timers import moment, watermark
 from penstock.snapshot.mailbox import Address

@@ -12,27 +12,32 @@ from typing import Any
 
 import msgspec
 
+from penstock.checkpoint.commits import Post, RunCommit
+from penstock.checkpoint.content import Identity
+from penstock.checkpoint.coordinator import Coordinator
+from penstock.checkpoint.events import CheckpointListener
+from penstock.checkpoint.pending import EventTimestamp
+from penstock.checkpoint.protocol import Protocol
 from penstock.checkpoint.sink_lanes import RecoveryCalls
 from penstock.clock import Clock
 from penstock.config import Mode
-from penstock.engine.job_spec import JobSpec
 from penstock.errors import IncompatibleStateError
 from penstock.ids import NO_CHECKPOINT, CheckpointId, SubtaskId
+from penstock.job_spec import JobSpec
 from penstock.log_fields import of_job
 from penstock.ownership.claim import Claimant
 from penstock.ownership.heartbeat import Alive, beat
 from penstock.progress import working
 from penstock.randomness import SYSTEM_RANDOMNESS, Randomness
 from penstock.recovery import progress_log
-from penstock.recovery.changes import Changes, Latest
 from penstock.recovery.fit import Fit
 from penstock.recovery.fitting import JobNow, unknown_end
-from penstock.recovery.lifetimes import Lifetimes, SwitchedOn
-from penstock.recovery.progress_log import NO_POSITION, ProgressLog
+from penstock.recovery.lifetimes import Lifetimes, SwitchedOn, columns_of
+from penstock.recovery.progress_log import NO_POSITION, ProgressLog, SourceLog
 from penstock.recovery.restore import RestorePoint, check_restorable, restore
-from penstock.recovery.source_log import SourceLog
+from penstock.recovery.restore_options import Latest, RestoreOptions
 from penstock.recovery.source_match import lines_by_source, numbers_of
-from penstock.recovery.taking_over import PerformAll, TakeOver
+from penstock.recovery.state_migration import RunRestoreTasks, StateMigration
 from penstock.state.handle import StateHandle
 from penstock.state.lifetimes import in_microseconds
 from penstock.state.local_files import begin_run, forget_earlier_runs, make_job_dir, run_dir
@@ -66,11 +71,11 @@ def start_run(
     *,
     claimant: Claimant,
     clock: Clock,
-    perform_all: PerformAll,
+    perform_all: RunRestoreTasks,
     randomness: Randomness = SYSTEM_RANDOMNESS,
     wanted: int | None = None,
     drop_state: tuple[str, ...] = (),
-    changes: Changes = Changes(),  # noqa: B008 - it is frozen
+    changes: RestoreOptions = RestoreOptions(),  # noqa: B008 - it is frozen
     latest: Latest = unknown_end,
     on_restored: Callable[[RestorePoint], None] = lambda _: None,
     alive: Alive = lambda _: nullcontext(),
@@ -125,7 +130,7 @@ def check_fits(
     spec: JobSpec,
     point: RestorePoint,
     drop_state: tuple[str, ...],
-    changes: Changes = Changes(),  # noqa: B008 - it is frozen
+    changes: RestoreOptions = RestoreOptions(),  # noqa: B008 - it is frozen
     latest: Latest = unknown_end,
 ) -> None:
     """Refuse what the job cannot go on from; raises before anything is changed."""
@@ -270,11 +275,11 @@ def _taken_over(
     start: Start,
     lifetimes: Lifetimes,
     changes: Mapping[str, StateChange],
-    perform_all: PerformAll,
+    perform_all: RunRestoreTasks,
 ) -> dict[SubtaskId, StateHandle]:
     """The handles with which the first batch begins, when every subtask has to make what it takes over its own first."""
     layouts, switched_on_us = lifetimes.former
-    take_over = TakeOver(
+    take_over = StateMigration(
         spec.storage,
         spec.backend,
         start.local_dir,
@@ -308,3 +313,46 @@ def _dealt_out_anew(spec: JobSpec, start: Start) -> dict[str, list[StateHandle]]
         for uid, layout in spec.layouts.items()
         if uid in restored and layout.of_subtasks and len(stored[uid].handles) != spec.parallelism
     }
+
+
+def make_coordinator(
+    spec: JobSpec,
+    start: Start,
+    *,
+    clock: Clock,
+    post: Post,
+    run_commit: RunCommit,
+    listener: CheckpointListener | None = None,
+) -> Coordinator:
+    """The coordinator of a run that begins here."""
+    point = start.point
+    identity = Identity(
+        spec.name,
+        point.run,
+        spec.parallelism,
+        spec.max_parallelism,
+        {uid: columns_of(layout, start.switched_on_us.get(uid)) for uid, layout in spec.layouts.items()},
+        spec.upstream,
+        point.id,
+        savepoint=point.checkpoint.savepoint if point.checkpoint else "",
+        claimed=point.checkpoint.claimed if point.checkpoint else "",
+        dropped=start.dropped,
+        positions_set=start.positions_set,
+        former_uids=point.former_uids,
+    )
+    now = EventTimestamp(clock.monotonic(), clock.wall())
+    protocol = Protocol(
+        spec.checkpoint, identity, point.retained, now, start.handles.values(), held=point.begun_files
+    )
+    return Coordinator(
+        protocol,
+        storage=spec.storage,
+        sinks=spec.sinks,
+        claim=point.claim,
+        clock=clock,
+        owner=spec.owner,
+        post=post,
+        run_commit=run_commit,
+        listener=listener,
+        left_over=point.left_over,
+    )

@@ -26,7 +26,7 @@ from penstock.errors import (
 from penstock.ids import SubtaskId
 from penstock.operators.failed_call import failed_call
 from penstock.places import AT, without_secrets
-from penstock.recovery.repeated import may_pass, place_of
+from penstock.recovery.restart import may_pass, place_of
 from penstock.snapshot.messages import TaskFailed
 from penstock.wording import storable
 

@@ -42,7 +42,7 @@ class RunRecord(msgspec.Struct, frozen=True):
     started_at: float
     claimant: str = ""
     supervisor: str = ""
-    """Which supervisor keeps the program alive: by this its later attempts know what earlier ones got done, see `attempts`."""
+    """Which supervisor keeps the program alive: by this its later attempts know what earlier ones got done, see `EarlierAttempts`."""
     pid_space: str = ""
     """Where the pid means this process, see `pid_space`. '' in records of earlier versions, and where the system does not say."""
 

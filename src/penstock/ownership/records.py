@@ -1,4 +1,8 @@
-"""The files below `runs/`: `<k>.json`, `<k>.restored`, `<k>.alive`, `<k>.ended` of run k (`.plan`, `.live`: see `journal`). Driver."""
+"""The files below `runs/`: `<k>.json`, `<k>.restored`, `<k>.alive`, `<k>.ended` of run k (`.plan`, `.live`: see `journal`). Driver.
+
+Anyone who can write to the storage may have written these files, and requests, answers and holds. Reading them must not harm the job: no
+pipe that never ends, no file that fills the memory, no nesting that a decoder cannot follow.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +13,29 @@ import msgspec
 
 from penstock.decoding import decoded
 from penstock.errors import CorruptStateError
-from penstock.ownership.small_files import small_content
 from penstock.storage import Storage
+from penstock.wording import size
+
+LARGEST_BYTES = 1 << 20
+"""Ours have some hundred, or some thousand with the text of an error."""
+
+
+def read_small(storage: Storage, name: str, decoder: msgspec.json.Decoder[_T]) -> _T:
+    """What the file says. Raises `msgspec.DecodeError` when it is none of ours, `FileNotFoundError` when no file is there."""
+    return decoded(decoder, small_content(storage, name))
+
+
+def small_content(storage: Storage, name: str) -> bytes:
+    """The same, not decoded yet."""
+    found = storage.size(name)
+    if found is None:
+        raise FileNotFoundError(f"there is no file {name} in {storage.uri}")
+    if found > LARGEST_BYTES:
+        raise msgspec.DecodeError(
+            f"it has {size(found)}, and none of ours has more than {size(LARGEST_BYTES)}"
+        )
+    return storage.get(name)
+
 
 _FILE = re.compile(r"runs/(\d{1,18})\.(json|restored|alive|ended|plan|live)")
 """Anything else in the folder is not ours: file managers and network file systems leave their own."""

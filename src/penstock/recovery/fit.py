@@ -12,10 +12,10 @@ from penstock.checkpoint.completed import OperatorState
 from penstock.errors import IncompatibleStateError
 from penstock.ids import CheckpointId, SubtaskId
 from penstock.log_fields import about
-from penstock.recovery.changed_state import ChangedState, changed_state, states_of
 from penstock.recovery.lifetimes import Lifetimes, stored_layout
 from penstock.recovery.rescale import redistribute
 from penstock.recovery.restore import RestorePoint
+from penstock.recovery.state_match import StateMatch, match_state, states_of
 from penstock.state.backends import backend_named
 from penstock.state.backends.base import StateLayout
 from penstock.state.handle import StateHandle
@@ -100,12 +100,10 @@ class Fit:
         """What has written the state, where it is not the backend of the job."""
         return {handle.backend for handle in self._stored[uid].handles if handle.refs} - {self.backend}
 
-    def _compared(self, drop_state: tuple[str, ...]) -> dict[str, ChangedState]:
+    def _compared(self, drop_state: tuple[str, ...]) -> dict[str, StateMatch]:
         """The state of each operator that has some, beside what the job keeps."""
         return {
-            uid: changed_state(
-                stored_layout(self._stored[uid].columns), layout, _states_named(drop_state, uid)
-            )
+            uid: match_state(stored_layout(self._stored[uid].columns), layout, _states_named(drop_state, uid))
             for uid, layout in self.layouts.items()
             if uid in self._stored and uid not in drop_state
         }
@@ -123,9 +121,9 @@ class Fit:
                 return f" ({', '.join(fitting)} {are}: if it is the same one, say so with {start_options.rename(orphan, like)})"
         return ""
 
-    def _changed(self, stored: str, uid: str) -> ChangedState:
+    def _changed(self, stored: str, uid: str) -> StateMatch:
         """What would become of the state of an operator that the job no longer has, if one that is new went on with it."""
-        return changed_state(stored_layout(self._stored[stored].columns), self.layouts[uid], ())
+        return match_state(stored_layout(self._stored[stored].columns), self.layouts[uid], ())
 
     def tell_what_cannot_be_dropped(self, drop_state: tuple[str, ...]) -> None:
         """Say which names are no operators or states of the job or of the checkpoint: likely they are misspelt."""

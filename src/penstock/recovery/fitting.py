@@ -1,7 +1,7 @@
 """From what an earlier run left to what the job as it is now goes on from: uids of now, sources in their order, positions as asked.
 
 Pure; driver. Nothing in storage is changed for it: the same is made of it again, until a checkpoint of the new kind is complete. Only what
-nobody could make again is recorded, in `recovery.begun`: positions that were set by choice, and where new sources have decided to begin.
+nobody could make again is recorded, in `recovery.started_batches`: positions set by choice, and where new sources have decided to begin.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ from penstock import start_options
 from penstock.checkpoint.completed import Barrier, Completed
 from penstock.errors import ConfigError
 from penstock.ids import NO_CHECKPOINT
-from penstock.recovery.begun import Begun, Instead
-from penstock.recovery.changes import Changes, Choice, Latest, chosen
-from penstock.recovery.renaming import Uids, check_renames, renamed_barrier, renamed_checkpoint
+from penstock.job_spec import Numbers, Uids
 from penstock.recovery.restore import Fitted, RestorePoint
-from penstock.recovery.source_match import Numbers, for_sources, lines_by_source
+from penstock.recovery.restore_options import Latest, PositionChoice, RestoreOptions, choose_position
+from penstock.recovery.source_match import for_sources, lines_by_source
+from penstock.recovery.started_batches import BarrierOverride, StartedBatch
+from penstock.recovery.uid_renames import check_renames, renamed_barrier, renamed_checkpoint
 from penstock.wording import named
 
 
@@ -34,7 +35,7 @@ class JobNow:
 
     sources: Numbers
     uids: Uids
-    changes: Changes = field(default_factory=Changes)
+    changes: RestoreOptions = field(default_factory=RestoreOptions)
     latest: Latest = unknown_end
 
     @property
@@ -84,7 +85,7 @@ class JobNow:
 
     def _choices(
         self, barrier: Barrier, set_before: Mapping[str, object], point: RestorePoint
-    ) -> dict[str, Choice]:
+    ) -> dict[str, PositionChoice]:
         """Those that are to be made: what was asked for before, and done, is not done again."""
         asked = {uid: value for uid, value in self.changes.positions.items() if set_before.get(uid) != value}
         if asked and point.last_read == NO_CHECKPOINT:
@@ -95,27 +96,29 @@ class JobNow:
             )
         stored = lines_by_source(barrier)
         return {
-            uid: chosen(uid, value, stored.get(uid, ()), len(self.sources[uid]), self.latest)
+            uid: choose_position(uid, value, stored.get(uid, ()), len(self.sources[uid]), self.latest)
             for uid, value in asked.items()
         }
 
-    def _begun(self, point: RestorePoint, matched: Barrier, *, chosen: bool) -> Begun | None:
+    def _begun(self, point: RestorePoint, matched: Barrier, *, chosen: bool) -> StartedBatch | None:
         """What this run records: the same as the one before it, or what was chosen."""
         begun = point.begun
         if not chosen and begun is None:
             return None
-        begun = begun or Begun(point.run, Barrier())
+        begun = begun or StartedBatch(point.run, Barrier())
         begun = msgspec.structs.replace(begun, positions_set=dict(self.changes.positions))
         if point.begun_decides:
             # Its time is kept as it was recorded: who goes on from another checkpoint sees it otherwise, see `with_state_of`.
             time = msgspec.structs.replace(begun.barrier.time, sources=matched.time.sources)
             return msgspec.structs.replace(begun, barrier=msgspec.structs.replace(matched, time=time))
         if (chosen or begun.instead) and point.checkpoint:
-            instead = Instead(point.checkpoint.checkpoint, point.checkpoint.run, matched)
+            instead = BarrierOverride(point.checkpoint.checkpoint, point.checkpoint.run, matched)
             return msgspec.structs.replace(begun, instead=instead)
         return begun
 
-    def _told_again(self, set_before: Mapping[str, object], choices: Mapping[str, Choice]) -> list[str]:
+    def _told_again(
+        self, set_before: Mapping[str, object], choices: Mapping[str, PositionChoice]
+    ) -> list[str]:
         again = [uid for uid in self.changes.positions if uid in set_before and uid not in choices]
         said = (
             f"{start_options.positions()} was asked for {', '.join(again)} before, and done: the job goes on from there, and does not go "

@@ -8,7 +8,7 @@ from penstock.ids import NO_CHECKPOINT, RunId
 from penstock.ownership.claim import Claimant, claim
 from penstock.ownership.descent import record_descent
 from penstock.ownership.heartbeat import beat
-from penstock.recovery.begun import Begun, record_begun
+from penstock.recovery.started_batches import StartedBatch, record_started
 from penstock.storage import Storage
 
 
@@ -27,7 +27,7 @@ def forget_everything(storage: Storage, now: float, claimant: Claimant) -> RunId
     mine = claim(storage, now, claimant)
     record_descent(mine, NO_CHECKPOINT, completed_by=0)
     listed = [name for name in storage.names() if name.startswith(("chk-", "state/", "spark/", "begun/"))]
-    record_begun(storage, Begun(mine.run, Barrier()))  # whoever looks meanwhile: nothing was begun
+    record_started(storage, StartedBatch(mine.run, Barrier()))  # whoever looks meanwhile: nothing was begun
     mine.check()
     storage.delete(listed)
     beat(storage, mine.run, now, ended=True)

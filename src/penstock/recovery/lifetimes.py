@@ -35,7 +35,7 @@ _Stored = Mapping[str, StoredLifetime]
 """By column of stamps."""
 
 
-def described(layout: StateLayout, switched_on_us: Mapping[str, int] | None = None) -> OperatorColumns:
+def columns_of(layout: StateLayout, switched_on_us: Mapping[str, int] | None = None) -> OperatorColumns:
     """The columns of an operator's state as the metadata records them."""
     since = switched_on_us or {}
     tables = {
@@ -135,7 +135,7 @@ class Lifetimes:
         return {
             uid: {
                 stamp: known[stamp].switched_on_us if stamp in known else self._now_by(uid, one)
-                for stamp, one in described(layout).lifetimes.items()
+                for stamp, one in columns_of(layout).lifetimes.items()
             }
             for uid, layout in self.layouts.items()
             for known in (self.stored.get(uid, {}),)
@@ -155,7 +155,7 @@ class Lifetimes:
         return frozenset(
             uid
             for uid, layout in self.layouts.items()
-            for now in (described(layout).lifetimes,)
+            for now in (columns_of(layout).lifetimes,)
             if any(
                 stamp not in now or now[stamp].ttl_us > before.ttl_us
                 for stamp, before in self.stored.get(uid, {}).items()
@@ -181,7 +181,7 @@ class Lifetimes:
     def _fading(self, handle: StateHandle) -> StateHandle:
         uid = handle.subtask.uid
         before = {stamp: one.ttl_us for stamp, one in self.stored.get(uid, {}).items()}
-        now = described(self.layouts[uid]).lifetimes
+        now = columns_of(self.layouts[uid]).lifetimes
         changed = [one for stamp, one in now.items() if before.get(stamp) != one.ttl_us]
         by_event = [one.ttl_us for one in changed if Measure(one.measure) is Measure.WATERMARK]
         by_clock = [one.ttl_us for one in changed if Measure(one.measure) is not Measure.WATERMARK]

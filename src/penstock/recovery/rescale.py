@@ -19,7 +19,7 @@ def redistribute(
 ) -> dict[SubtaskId, StateHandle]:
     """One handle for each new subtask, all at the restored version. `backend` is for state of which there is none yet.
 
-    What another backend has written is read by that one: whoever begins with it writes it anew first, see `recovery/taking_over.py`.
+    What another backend has written is read by that one: whoever begins with it writes it anew first, see `recovery/state_migration.py`.
     """
     by_index = {handle.subtask.index: handle for handle in handles}
     if sorted(by_index) != list(range(len(by_index))):

@@ -42,10 +42,9 @@ from penstock.ownership.descent import read_descents, record_descent
 from penstock.ownership.heartbeat import Alive, beat
 from penstock.ownership.holds import find_holds
 from penstock.randomness import SYSTEM_RANDOMNESS
-from penstock.recovery import begun as begun_batches
-from penstock.recovery.begun import Begun
+from penstock.recovery import started_batches as begun_batches
 from penstock.recovery.history import choose, read_history
-from penstock.recovery.old_copy import (
+from penstock.recovery.stale_storage import (
     NOT_RENAMED,
     FormerSinks,
     named,
@@ -53,6 +52,7 @@ from penstock.recovery.old_copy import (
     refuse_if_targets_know_more,
     uids_of,
 )
+from penstock.recovery.started_batches import StartedBatch
 from penstock.sinks.two_phase_commit import Transaction, TransactionName, TwoPhaseCommitSink
 from penstock.storage import Storage
 from penstock.wording import counted
@@ -103,7 +103,7 @@ class RestorePoint:
 
     claim: Claim
     retained: tuple[Completed, ...]
-    begun: Begun | None = None
+    begun: StartedBatch | None = None
     """What earlier runs had begun, if a checkpoint that is retained knows nothing of it."""
     left_over: tuple[str, ...] = ()
     """What belongs to nothing any more, and is kept as long as somebody holds it: the run deletes it later, in this order."""
@@ -353,12 +353,12 @@ def _choose_point(claim: Claim, mode: Mode, wanted: CheckpointId | None) -> Rest
 
 def _begun_beyond(
     storage: Storage, retained: Sequence[Completed], wanted: CheckpointId | None
-) -> Begun | None:
+) -> StartedBatch | None:
     """What was begun and is in no checkpoint; also what is in the newest, but not in the oldest that a person can choose.
 
     Who chooses a checkpoint gets that one, and not what was decided beside it.
     """
-    begun = begun_batches.last_begun(storage)
+    begun = begun_batches.last_started(storage)
     if begun is None:
         return None
     instead = begun.instead if wanted is None and retained else None
@@ -381,7 +381,7 @@ def _take_over(
     record_descent(point.claim, point.id, point.completed_by)
     _commit_promised(point.id, promised, sinks, calls)
     _abort_others(point, promised, sinks, calls, owner)
-    begun_batches.take_over(storage, point.run, point.begun)
+    begun_batches.inherit_started(storage, point.run, point.begun)
     left_over = _delete_leftovers(storage, point, now)
     forget_old_runs(storage, point.run)
     return left_over

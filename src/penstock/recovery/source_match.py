@@ -9,26 +9,15 @@ A source that is new has no position: Spark asks it where to begin, as at the fi
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import accumulate
 
 import msgspec
 
 from penstock import start_options
 from penstock.checkpoint.completed import Barrier, SourceFile
 from penstock.errors import CorruptStateError, IncompatibleStateError
+from penstock.job_spec import Numbers, in_order
 from penstock.recovery.progress_log import NO_POSITION, entry_of, lines_of, position_of
 from penstock.wording import counted, named
-
-Numbers = Mapping[str, Sequence[int]]
-"""The sources of a job, in order; of each of its streams the number under which Spark knows it. One that is read twice has one number."""
-
-
-def in_order(streams: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
-    """The numbers of sources none of which is read twice."""
-    ends = accumulate(streams.values())
-    return {
-        uid: tuple(range(end - count, end)) for (uid, count), end in zip(streams.items(), ends, strict=True)
-    }
 
 
 def numbers_of(barrier: Barrier) -> dict[str, tuple[int, ...]]:

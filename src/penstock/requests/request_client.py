@@ -15,8 +15,8 @@ from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.errors import ConfigError, PenstockError, UnavailableError
 from penstock.ids import RunId
 from penstock.ownership.claim import newest_run, read_run
-from penstock.ownership.ends import read_end
 from penstock.ownership.heartbeat import HEARTBEAT_S, Pulse, last_beat, seems_alive
+from penstock.ownership.run_ends import read_end
 from penstock.randomness import SYSTEM_RANDOMNESS, Randomness
 from penstock.requests.request_files import (
     ID_DIGITS,
@@ -95,9 +95,10 @@ class RequestClient:
         run = refuse_unless_running(self._storage, now)
         by = f"pid {os.getpid()} on {platform.node()}"
         fields = {"kind": kind, "asked_at": now, "until": now + timeout_s, "by": by, **options}
-        self._put(msgspec.convert(fields, Request))
-        self._tell(f"asked run {run} for a {kind}" if kind in _THINGS else f"asked run {run} to {kind}")
+        wish = msgspec.convert(fields, Request)
         try:
+            self._put(wish)
+            self._tell(f"asked run {run} for a {kind}" if kind in _THINGS else f"asked run {run} to {kind}")
             return self._result(self._answer(run, timeout_s))
         except (KeyboardInterrupt, SystemExit):
             with contextlib.suppress(UnavailableError):

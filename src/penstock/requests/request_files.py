@@ -23,7 +23,7 @@ import msgspec
 
 from penstock.errors import CorruptStateError
 from penstock.ids import RunId
-from penstock.ownership.small_files import read_small
+from penstock.ownership.records import read_small
 from penstock.storage import Storage
 from penstock.wording import storable
 

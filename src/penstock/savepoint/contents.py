@@ -20,7 +20,7 @@ from penstock.operators.window_kinds import size_of_tumbling
 from penstock.operators.window_tables import LAST
 from penstock.ownership.claim import JOB_FILE
 from penstock.ownership.holds import holding
-from penstock.recovery.held_reading import steady_history
+from penstock.recovery.checkpoint_reader import steady_history
 from penstock.recovery.history import choose
 from penstock.recovery.lifetimes import stored_layout
 from penstock.savepoint.manifest import MANIFEST, Manifest, SavedOperator, read_manifest

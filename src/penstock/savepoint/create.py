@@ -21,10 +21,10 @@ from penstock.checkpoint.completed import Barrier, Completed, OperatorState, Sou
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.errors import CorruptStateError
 from penstock.randomness import SYSTEM_RANDOMNESS, Randomness
-from penstock.recovery.begun import reading_goes_on_at
-from penstock.recovery.held_reading import check_committed
+from penstock.recovery.checkpoint_reader import check_committed
 from penstock.recovery.lifetimes import stored_layout
 from penstock.recovery.restore import read_job_record
+from penstock.recovery.started_batches import resume_barrier
 from penstock.savepoint.folder import attempting, made_before
 from penstock.savepoint.manifest import Manifest, Origin, SavedFile, SavedOperator
 from penstock.savepoint.stored_rows import StoredSubtask
@@ -145,7 +145,7 @@ class _Making:
 
     def _barrier(self) -> Barrier:
         """The same, with copies of what the sources have noted in this folder."""
-        barrier = reading_goes_on_at(self.storage, self.completed)
+        barrier = resume_barrier(self.storage, self.completed)
         notes = tuple(self._note(number, note) for number, note in enumerate(barrier.source_log))
         return msgspec.structs.replace(barrier, source_log=notes)
 

@@ -21,7 +21,7 @@ from penstock.checkpoint.completed import SubtaskReport
 from penstock.errors import CorruptStateError
 from penstock.ids import RunId
 from penstock.recovery.lifetimes import stored_layout
-from penstock.recovery.taking_over import Taken
+from penstock.recovery.state_migration import RestoredSubtask
 from penstock.savepoint.manifest import Manifest, SavedFile, SavedOperator
 from penstock.savepoint.tables import read_table
 from penstock.state.backends.base import OnRescale, StateBackend, StateLayout, TableLayout, Workplace
@@ -52,10 +52,10 @@ class Load:
     """Operators whose state is to be dropped: their subtasks are empty."""
 
     def at(self, local_dir: Path) -> Load:
-        """See `SubtaskWork.at`."""
+        """See `RestoreTask.at`."""
         return replace(self, local_dir=local_dir)
 
-    def __call__(self, handle: StateHandle, attempt: int) -> Taken:
+    def __call__(self, handle: StateHandle, attempt: int) -> RestoredSubtask:
         """Write what is the subtask's own and store it; called again, with another attempt, when a task fails."""
         begin_run(self.local_dir, frozenset())
         uid = handle.subtask.uid
@@ -70,7 +70,7 @@ class Load:
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
         report = SubtaskReport(handle.subtask, host=socket.gethostname(), **asdict(workplace.origins))
-        return Taken(loaded, report)
+        return RestoredSubtask(loaded, report)
 
     def _time(self, uid: str) -> StateTime:
         time, lifetimes = self.manifest.barrier.time, self.manifest.operators[uid].columns.lifetimes

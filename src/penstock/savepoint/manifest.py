@@ -12,7 +12,7 @@ import msgspec
 import xxhash
 
 from penstock.checkpoint.completed import Barrier, OperatorColumns
-from penstock.checkpoint.stored_names import is_note
+from penstock.checkpoint.metadata import is_note
 from penstock.decoding import decoded
 from penstock.errors import ConfigError, CorruptStateError, IncompatibleStateError
 from penstock.ids import CheckpointId, is_name

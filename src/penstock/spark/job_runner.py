@@ -14,31 +14,26 @@ from penstock.checkpoint.loop import CoordinatorLoop
 from penstock.clock import SYSTEM_CLOCK, Stopwatch
 from penstock.config import OnCancel, choice
 from penstock.dashboard.beside import Beside, start_beside
-from penstock.engine.adopting import Savepoint, adopt
-from penstock.engine.job_spec import JobSpec
-from penstock.engine.run_ends import RunEnds
 from penstock.engine.start import check_fits, start_run
 from penstock.errors import JobFailedError, is_final
 from penstock.guarantee import Guarantee
+from penstock.ids import NO_CHECKPOINT, CheckpointId, RunId
+from penstock.job_spec import JobSpec
 from penstock.log_fields import about, in_context, of_job
-from penstock.ownership.attempts import earlier_attempts
 from penstock.ownership.claim import Claim, Claimant
-from penstock.ownership.ends import How
 from penstock.ownership.heartbeat import beating, refuse_if_running
+from penstock.ownership.run_ends import RunEnds, RunOutcome
+from penstock.ownership.run_list import earlier_attempts
 from penstock.randomness import SYSTEM_RANDOMNESS
 from penstock.recovery.forget import forget_everything
-from penstock.recovery.repeated import Failure, would_come_again
-from penstock.recovery.restore import (
-    JobRecord,
-    job_record_of,
-    keep_job_record,
-    record_key_groups,
-)
+from penstock.recovery.restart import Failure, would_come_again
+from penstock.recovery.restore import JobRecord, job_record_of, keep_job_record, record_key_groups
 from penstock.requests.job_actions import LAST_MOMENT_S, JobActions
 from penstock.requests.local_requests import LocalRequests
 from penstock.requests.request_files import LONGEST_ERROR, Facts, Kind, Request
 from penstock.requests.request_server import LOOK_S, RequestServer
 from penstock.savepoint.manifest import Manifest
+from penstock.savepoint.restore import GivenSavepoint, restore_savepoint
 from penstock.spark.compiled import Compiled, compile_job, spec_of
 from penstock.spark.failure_messages import (
     add_what_follows,
@@ -61,8 +56,8 @@ from penstock.state.local_files import forget_earlier_runs, job_dir, make_job_di
 from penstock.status import log_messages
 from penstock.status.reporter import STARTING, STOPPING, JobReporter, ReporterQueries
 from penstock.storage import Storage
+from penstock.supervise.messages import ProgramReport
 from penstock.supervise.program import supervised_by, supervisor
-from penstock.supervise.words import Said
 from penstock.wording import counted, storable
 
 if TYPE_CHECKING:
@@ -113,7 +108,7 @@ class JobRunner:
             shows_rows=spec.shows_rows,
         )
         self.observer = self.reporter.observer
-        self._ends = RunEnds(spec.storage, self._claimant, self.observer)
+        self._ends = RunEnds(spec.storage, self._claimant, self._newest_checkpoint)
         self._latest = LatestPositions(compiled.session, job.graph.sources)
         self.run: QueryRun | None = None
         self.actions = JobActions(
@@ -143,7 +138,7 @@ class JobRunner:
         """Check everything, take the job over, and run it in the background. See `Job.start`."""
         job.storage.check_place()
         if (watching := supervisor()) is not None:
-            watching.say(Said(storage=job.storage.uri))
+            watching.say(ProgramReport(storage=job.storage.uri))
         if options.restore is not None or options.takeover:
             options = options.not_again(earlier_attempts(job.storage, supervised_by()))
         if not options.takeover:  # a courtesy before Spark is asked for anything; looked at again later
@@ -188,7 +183,9 @@ class JobRunner:
                 self._not_up = error
             else:
                 self.status = Status.FAILED
-                self._ends.ended(How.FAILED, error)  # or the next start is told that this one is running
+                self._ends.ended(
+                    RunOutcome.FAILED, error
+                )  # or the next start is told that this one is running
                 self._answer_those_who_wait_for_the_end(error)
                 self.reporter.ended(self.status.value, error)
                 self.ended.set()
@@ -260,7 +257,7 @@ class JobRunner:
         if savepoint is None or self._claimant.has_claimed:
             return ""
         log_messages.LIFE.info(log_messages.given(self._spec.name, savepoint.folder.uri, savepoint.manifest))
-        done = adopt(
+        done = restore_savepoint(
             self._spec,
             savepoint,
             clock=SYSTEM_CLOCK,
@@ -275,7 +272,7 @@ class JobRunner:
         log_messages.LIFE.info(log_messages.adopted(self._spec.name, now=done))
         return savepoint.folder.uri if done else ""
 
-    def _rekey(self, savepoint: Savepoint, to: Storage, max_parallelism: int) -> Manifest:
+    def _rekey(self, savepoint: GivenSavepoint, to: Storage, max_parallelism: int) -> Manifest:
         from penstock.spark.savepoint_rewriting import rekeyed
 
         return rekeyed(self.compiled.session, savepoint.folder, savepoint.manifest, to, max_parallelism)
@@ -304,7 +301,7 @@ class JobRunner:
 
     def _tell_the_end(self, met: BaseException | None) -> None:
         self._let_helpers_end()
-        self._ends.ended(How(self.status.value), met)
+        self._ends.ended(RunOutcome(self.status.value), met)
         self._answer_those_who_wait_for_the_end(met)
         log_messages.LIFE.info(log_messages.ended(self.job.name, self.status.value, self.observer.progress))
         self._tell_what_is_open()
@@ -317,6 +314,10 @@ class JobRunner:
         if not self.observer.is_coming_up:
             return Status.RUNNING.value
         return Status.RESTARTING.value if self.observer.progress.restarts else STARTING
+
+    def _newest_checkpoint(self, run: RunId) -> CheckpointId:
+        progress = self.observer.progress
+        return CheckpointId(progress.checkpoint) if progress.run == run else NO_CHECKPOINT
 
     def coordinator(self) -> Coordinator | None:
         """That of the present run."""
@@ -474,7 +475,7 @@ class JobRunner:
         on_cancel = choice("checkpoint.on_cancel", self.job.checkpoint.on_cancel, OnCancel)
         if on_cancel is OnCancel.DELETE_ON_CANCELLATION and self._claimant.has_claimed:
             storage = self.job.storage
-            self._ends.ended(How.CANCELLED, failed)  # forgetting is a run of its own
+            self._ends.ended(RunOutcome.CANCELLED, failed)  # forgetting is a run of its own
             run = forget_everything(storage, SYSTEM_CLOCK.wall(), self._claimant)
             forget_earlier_runs(run_dir(job_dir(self.job.local_dir, self.job.name, storage.uri), run))
 

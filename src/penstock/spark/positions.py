@@ -24,10 +24,10 @@ from pyspark.sql import SparkSession
 from penstock import start_options
 from penstock.checkpoint.completed import Completed
 from penstock.clock import SYSTEM_CLOCK, Clock
-from penstock.engine.adopting import Savepoint
 from penstock.errors import ConfigError, UnavailableError
 from penstock.graph import Source
-from penstock.recovery.changes import LATEST, START, Changes
+from penstock.recovery.restore_options import LATEST, START, RestoreOptions
+from penstock.savepoint.restore import GivenSavepoint
 from penstock.sources.partitioned_log import PartitionedLog
 from penstock.spark.input_rows import rows_between
 from penstock.spark.inspection import leaf_options, leaves, source_kind, streaming_leaves
@@ -86,7 +86,9 @@ class LatestPositions:
                 ) from error
 
 
-def check_log_positions(sources: Sequence[Source], changes: Changes, savepoint: Savepoint | None) -> None:
+def check_log_positions(
+    sources: Sequence[Source], changes: RestoreOptions, savepoint: GivenSavepoint | None
+) -> None:
     """Refuse a start whose `positions=`, or whose savepoint, says of a log what it does not have."""
     stored = {} if savepoint is None else savepoint.manifest.barrier.positions
     given = {changes.rename.get(uid, uid): one for uid, one in stored.items()} | dict(changes.positions)
@@ -127,14 +129,14 @@ def _refused(uid: str, log: PartitionedLog, position: Any, has: str, ends: Mappi
 
 
 @dataclass(frozen=True)
-class Moment:
+class SourceEnds:
     """Where the sources ended at a moment; those that nobody can ask are `unknown`."""
 
     ends: Mapping[str, object]
     unknown: frozenset[str]
 
     @classmethod
-    def of(cls, session: SparkSession, sources: Sequence[Source]) -> Moment:
+    def of(cls, session: SparkSession, sources: Sequence[Source]) -> SourceEnds:
         """Ask the sources. Raises `UnavailableError` when one does not answer."""
         latest = LatestPositions(session, sources)
         ends: dict[str, object] = {}
@@ -155,7 +157,7 @@ class Moment:
         return reached and (not self.unknown or silent_since())
 
 
-class Looker(Protocol):
+class PositionReader(Protocol):
     """A query, as far as it is asked here."""
 
     def rests(self) -> bool:
@@ -175,7 +177,7 @@ class SilentSince:
     more when it has had the time to begin another look.
     """
 
-    run: Callable[[], Looker | None]
+    run: Callable[[], PositionReader | None]
     look_s: float
     """Within so long a query that rests begins to look."""
     clock: Clock = SYSTEM_CLOCK

@@ -19,13 +19,12 @@ from penstock.checkpoint.loop import CoordinatorLoop
 from penstock.clock import SYSTEM_CLOCK
 from penstock.engine import run
 from penstock.engine.assignment import Answer, Assignment
-from penstock.engine.coordinating import make_coordinator
-from penstock.engine.job_spec import JobSpec
 from penstock.engine.run import BatchUnderWay, Run
-from penstock.engine.start import Start, forget_working_files
+from penstock.engine.start import Start, forget_working_files, make_coordinator
 from penstock.ids import CheckpointId
+from penstock.job_spec import JobSpec
 from penstock.log_fields import of_job
-from penstock.recovery.repeated import Failure
+from penstock.recovery.restart import Failure
 from penstock.requests.job_actions import JobActions
 from penstock.snapshot.mailbox import Address, Mailbox, places
 from penstock.snapshot.messages import Message, TaskFailed
@@ -34,7 +33,7 @@ from penstock.snapshot.transfer import Room
 from penstock.spark.compiled import Compiled
 from penstock.spark.failure_messages import BatchFailedError, cause_of, explained, of_the_owner
 from penstock.spark.frames import BatchFrames, merged_sources
-from penstock.spark.input_rows import InputRows
+from penstock.spark.input_rows import SourceRowCounts
 from penstock.spark.log_source import tell_logs, when_caught_up
 from penstock.spark.newest_times import NewestTimes
 from penstock.spark.shuffles import batch_settings, in_force
@@ -97,7 +96,7 @@ class QueryRun:
         """Spark's number of the last batch that is done."""
         self._ended_s = SYSTEM_CLOCK.monotonic()
         """When the last batch ended."""
-        self._input_rows = InputRows(after=start.point.last_read, numbers=spec.source_numbers)
+        self._input_rows = SourceRowCounts(after=start.point.last_read, numbers=spec.source_numbers)
         self._batch_of: dict[int, int] = {}
         """By Spark's number of a batch that is not accounted for yet: our number of it."""
         self._loop = CoordinatorLoop(self._make_coordinator, claim=start.point.claim, on_failure=self._fail)
@@ -123,7 +122,7 @@ class QueryRun:
             clock=SYSTEM_CLOCK,
             post=post,
             run_commit=run_commit,
-            witness=self._observer,
+            listener=self._observer,
         )
 
     def _open_mailbox(self) -> Mailbox:

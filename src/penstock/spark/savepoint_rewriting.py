@@ -28,8 +28,8 @@ from penstock.errors import ConfigError, PenstockError, shown_alone
 from penstock.ids import checked_name
 from penstock.progress import each
 from penstock.randomness import SYSTEM_RANDOMNESS
-from penstock.recovery.changes import LATEST, START, Changes, chosen
 from penstock.recovery.lifetimes import stored_layout
+from penstock.recovery.restore_options import LATEST, START, RestoreOptions, choose_position
 from penstock.recovery.source_match import for_sources, lines_by_source, numbers_of
 from penstock.savepoint.folder import new_mark
 from penstock.savepoint.manifest import Manifest, SavedFile, SavedOperator, read_manifest
@@ -418,8 +418,8 @@ def moved_to(barrier: Barrier, positions: Mapping[str, Any]) -> Barrier:
     asked = {uid: START if one is None else one for uid, one in positions.items()}
     sources, stored = numbers_of(barrier), lines_by_source(barrier)
     choices = {
-        uid: chosen(uid, one, stored[uid], len(sources[uid]), _no_latest)
-        for uid, one in Changes.checked((), {}, asked).positions.items()
+        uid: choose_position(uid, one, stored[uid], len(sources[uid]), _no_latest)
+        for uid, one in RestoreOptions.checked((), {}, asked).positions.items()
     }
     return for_sources(barrier, sources, set_to={uid: choice.lines for uid, choice in choices.items()})
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field, replace
 
 from penstock import start_options
 from penstock.dashboard.ui_options import UiOptions
-from penstock.engine.adopting import Savepoint
-from penstock.ownership.attempts import EarlierAttempts
-from penstock.recovery.changes import Changes
+from penstock.ownership.run_list import EarlierAttempts
+from penstock.recovery.restore_options import RestoreOptions
+from penstock.savepoint.restore import GivenSavepoint
 from penstock.status.listeners import Listeners
 
 _log = logging.getLogger(__name__)
@@ -36,8 +36,8 @@ class StartOptions:
     takeover: bool = False
     drop_state: tuple[str, ...] = ()
     drain: bool = False
-    savepoint: Savepoint | None = None
-    changes: Changes = field(default_factory=Changes)
+    savepoint: GivenSavepoint | None = None
+    changes: RestoreOptions = field(default_factory=RestoreOptions)
     ui: UiOptions | None = None
     listeners: Listeners = field(default_factory=Listeners)
 

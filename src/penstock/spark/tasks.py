@@ -20,7 +20,7 @@ from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.engine.assignment import Answer, decode_answer, encode_answer
 from penstock.errors import InternalError
 from penstock.progress import counted_by
-from penstock.recovery.taking_over import SubtaskWork, Taken
+from penstock.recovery.state_migration import RestoredSubtask, RestoreTask
 from penstock.snapshot.mailbox import Address, send
 from penstock.snapshot.merger import MERGER, Merge
 from penstock.snapshot.messages import Message
@@ -32,7 +32,7 @@ Task = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 """What Spark calls with the rows of a partition."""
 
 _HANDLES = msgspec.json.Decoder(StateHandle)
-_TAKEN = msgspec.json.Decoder(Taken)
+_TAKEN = msgspec.json.Decoder(RestoredSubtask)
 
 
 class AnswerList(AccumulatorParam[list[bytes]]):
@@ -135,7 +135,7 @@ def readable() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class _InATask:
-    work: SubtaskWork
+    work: RestoreTask
     done: Accumulator[int]
     """How many are done."""
 
@@ -147,8 +147,8 @@ class _InATask:
 
 
 def take_over_all(
-    session: SparkSession, work: SubtaskWork, handles: Sequence[StateHandle]
-) -> Sequence[Taken]:
+    session: SparkSession, work: RestoreTask, handles: Sequence[StateHandle]
+) -> Sequence[RestoredSubtask]:
     """Do the work of every handle, as one Spark job."""
     items = [msgspec.json.encode(handle) for handle in handles]
     context = session.sparkContext

@@ -20,7 +20,7 @@ from typing import TypeVar
 import msgspec
 
 from penstock.decoding import sanely_decoded
-from penstock.ownership.small_files import LARGEST_BYTES, small_content
+from penstock.ownership.records import LARGEST_BYTES, small_content
 from penstock.status.events import (
     Answered,
     Asked,

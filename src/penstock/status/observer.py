@@ -11,8 +11,7 @@ from datetime import datetime
 import msgspec
 
 from penstock.checkpoint.completed import Completed, PreCommitted, SubtaskReport
-from penstock.checkpoint.events import Announce
-from penstock.checkpoint.witness import Witness
+from penstock.checkpoint.events import Announce, CheckpointListener
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.ids import CheckpointId
 from penstock.recovery.restore import RestorePoint
@@ -136,7 +135,7 @@ class Progress:
 Tell = Callable[[Event], None]
 
 
-class Observer(Witness):
+class Observer(CheckpointListener):
     """Collects progress from the threads of a run, and tells what happens; survives restarts."""
 
     def __init__(
@@ -414,7 +413,7 @@ class Observer(Witness):
             self.progress.merge_ms += message.duration_ms
         self.on_change(self.progress)
 
-    # ── checkpoints, see `Witness` ─────────────────────────────────────────────────────────────
+    # ── checkpoints, see `CheckpointListener` ─────────────────────────────────────────────────────────────
 
     def completed(self, completed: Completed, complete_s: float = 0.0, *, wanted: bool = False) -> None:
         """A checkpoint exists."""

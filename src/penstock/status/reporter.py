@@ -14,7 +14,7 @@ from penstock.clock import SYSTEM_CLOCK
 from penstock.config import Mode
 from penstock.errors import FencedError, PenstockError
 from penstock.ownership.claim import Claimant, newest_claim, read_run
-from penstock.ownership.ends import How
+from penstock.ownership.run_ends import RunOutcome
 from penstock.ownership.run_list import DID_NOT_SAY, list_runs
 from penstock.progress import doing
 from penstock.recovery.restore import RestorePoint
@@ -132,7 +132,7 @@ def totals_before(storage: Storage, run: int, *, reads_again: bool) -> Totals:
         died = one.how == DID_NOT_SAY
         again = live.rows_since_checkpoint if live is not None and died and reads_again else 0
         total = Totals(
-            total.restarts + (died or one.how == How.FAILED),
+            total.restarts + (died or one.how == RunOutcome.FAILED),
             total.rows_again + again,
         )
     return total

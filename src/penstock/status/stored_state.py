@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 from penstock.checkpoint.completed import Completed
 from penstock.clock import SYSTEM_CLOCK, Clock, Stopwatch
 from penstock.errors import ConfigError
-from penstock.recovery.held_reading import read_held, retained_checkpoint
+from penstock.recovery.checkpoint_reader import read_held, retained_checkpoint
 from penstock.savepoint.contents import Contents, OperatorContents, checkpoint_contents
 from penstock.savepoint.stored_rows import CheckpointedPart, Part
 from penstock.savepoint.views import ROW, View

@@ -157,7 +157,7 @@ class RunView(msgspec.Struct, frozen=True, kw_only=True):
 
     run: int
     how: str
-    """`running`, a word of `How`, or `did not say`."""
+    """`running`, a word of `RunOutcome`, or `did not say`."""
     started_at: float = 0.0
     ended_at: float = 0.0
     host: str = ""

@@ -12,8 +12,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from penstock.dashboard.flink.disposal import opened
-from penstock.dashboard.flink.refusals import Refused
-from penstock.dashboard.flink.words import Json
+from penstock.dashboard.flink.words import Json, Refused
 from penstock.errors import ConfigError
 from penstock.randomness import SYSTEM_RANDOMNESS
 from penstock.requests.request_client import Outcome, ask, is_request_id, living_run, outcome

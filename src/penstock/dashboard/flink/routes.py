@@ -20,13 +20,11 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from penstock.clock import SYSTEM_CLOCK, Clock
-from penstock.dashboard.flink import actions, checkpoints, exceptions, jobs, vertices
+from penstock.dashboard.flink import actions, checkpoints, jobs, vertices
 from penstock.dashboard.flink.disposal import dispose
 from penstock.dashboard.flink.job_metrics import job_metrics, listed
-from penstock.dashboard.flink.refusals import Refused
-from penstock.dashboard.flink.words import Json, job_state, node_of
+from penstock.dashboard.flink.words import Json, Refused, job_state, node_of
 from penstock.dashboard.looking import Looker
-from penstock.dashboard.recent import LastingResponse
 from penstock.decoding import decoded
 from penstock.errors import ConfigError, PenstockError, UnavailableError
 from penstock.randomness import SYSTEM_RANDOMNESS, secret_bytes
@@ -93,10 +91,6 @@ def _status(error: PenstockError) -> int:
 
 def _json(content: Any, status: int = 200) -> Response:
     return Response(msgspec.json.encode(content), status, media_type="application/json")
-
-
-def _lasting(content: Any) -> Response:
-    return LastingResponse(msgspec.json.encode(content), media_type="application/json")
 
 
 def _errors(status: int, text: str) -> Response:
@@ -193,19 +187,19 @@ class _Rest:
 
     def _of_all(self, shape: Callable[[list[JobView]], Any]) -> Endpoint:
         async def endpoint(_: Request) -> Response:
-            return _lasting(shape(self._looker.views()))
+            return _json(shape(self._looker.views()))
 
         return endpoint
 
     def _of_job(self, shape: Callable[[JobView], Any]) -> Endpoint:
         async def endpoint(request: Request) -> Response:
-            return _lasting(shape(self._view(request)))
+            return _json(shape(self._view(request)))
 
         return endpoint
 
     def _of_node(self, shape: Callable[[JobView, PlanNode], Any]) -> Endpoint:
         async def endpoint(request: Request) -> Response:
-            return _lasting(shape(*self._node(request)))
+            return _json(shape(*self._node(request)))
 
         return endpoint
 
@@ -254,8 +248,8 @@ class _Rest:
         return _json(listed(values, request.query_params.get("get")))
 
     async def _exceptions(self, request: Request) -> Response:
-        most = _number(request.query_params.get("maxExceptions", str(exceptions.MOST)), "maxExceptions")
-        return _json(exceptions.exceptions(self._view(request), most))
+        most = _number(request.query_params.get("maxExceptions", str(jobs.MOST)), "maxExceptions")
+        return _json(jobs.exceptions(self._view(request), most))
 
     async def _checkpoint_config(self, request: Request) -> Response:
         found = checkpoints.checkpoint_config(self._view(request))

@@ -110,3 +110,14 @@ def span(view: JobView) -> Json:
         "end-time": millis(end) if is_over(view) else -1,
         "duration": max(0, millis(end - begin)) if begin else 0,
     }
+
+
+class Refused(Exception):  # noqa: N818 - it is an answer, not a failure of ours
+    """What was asked for is not done, and why; `status` is that of HTTP.
+
+    404: there is no such thing. 409: the job is not running. 500: it was tried, and came to nothing.
+    """
+
+    def __init__(self, status: int, text: str) -> None:
+        super().__init__(text)
+        self.status = status

@@ -9,7 +9,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from penstock import wording
-from penstock.dashboard.chrome import Chrome
+from penstock.dashboard.page_frame import PageFrame
 from penstock.dashboard.pages import phases, words
 from penstock.dashboard.pages.paths import Paths
 from penstock.dashboard.pages.verdict import concerns, verdict
@@ -64,6 +64,6 @@ def environment() -> Environment:
     return made
 
 
-def render(template: str, chrome: Chrome, **values: Any) -> str:
-    """One page. `values` are what it shows; all pages have `chrome` and `paths`."""
-    return environment().get_template(template).render(chrome=chrome, paths=Paths(chrome.base), **values)
+def render(template: str, frame: PageFrame, **values: Any) -> str:
+    """One page. `values` are what it shows; all pages have `frame` and `paths`."""
+    return environment().get_template(template).render(frame=frame, paths=Paths(frame.base), **values)

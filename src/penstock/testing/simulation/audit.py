@@ -10,15 +10,15 @@ from contextlib import closing
 import msgspec
 
 from penstock.checkpoint.completed import Completed
+from penstock.checkpoint.events import CheckpointListener
 from penstock.checkpoint.metadata import found_checkpoints, name_of, read_metadata
-from penstock.checkpoint.witness import Witness
 from penstock.config import Mode
 from penstock.ids import NO_CHECKPOINT, RunId, SubtaskId
 from penstock.ownership.claim import JOB_FILE, newest_run
 from penstock.ownership.descent import in_line_of_descent, read_descents
-from penstock.recovery.begun import last_begun
 from penstock.recovery.lifetimes import stored_layout
 from penstock.recovery.restore import RestorePoint
+from penstock.recovery.started_batches import last_started
 from penstock.sinks.two_phase_commit import Transaction
 from penstock.state.backends import backend_named
 from penstock.state.backends.base import Workplace
@@ -33,7 +33,7 @@ from penstock.testing.simulation.topology import echoes_of, letters_of, sink_of
 from penstock.testing.simulation.workload import MAX_PARALLELISM, SinkKind
 
 
-class Audit(Witness):
+class Audit(CheckpointListener):
     """Looks at a site; raises `Violation`."""
 
     def __init__(self, site: Site) -> None:
@@ -116,7 +116,7 @@ class Audit(Witness):
         storage = self._site.storage
         found = self.checkpoints()
         needed = {name for one in found for name in (*one.files, *name_of(one).files)}
-        begun = last_begun(storage)
+        begun = last_started(storage)
         needed |= begun.files if begun else set()
         kept = [
             name

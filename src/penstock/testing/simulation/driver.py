@@ -12,12 +12,11 @@ from pathlib import Path
 
 from penstock.checkpoint.commits import SinkCall
 from penstock.checkpoint.events import AnswerTaken, CheckpointWanted, Drain, Event, JobEnded, Tick
-from penstock.engine.coordinating import make_coordinator
-from penstock.engine.job_spec import JobSpec
 from penstock.engine.run import BatchUnderWay, Run
-from penstock.engine.start import Start
+from penstock.engine.start import Start, make_coordinator
 from penstock.errors import CheckpointFailedError, FencedError, PenstockError, UnavailableError
 from penstock.ids import NO_CHECKPOINT, CheckpointId
+from penstock.job_spec import JobSpec
 from penstock.snapshot.mailbox import Address
 from penstock.snapshot.messages import Message
 from penstock.snapshot.uploader import Upload
@@ -77,7 +76,7 @@ class Driver:
             clock=site.clock,
             post=self._events.append,
             run_commit=self._commits.append,
-            witness=site.witness,
+            listener=site.listener,
         )
         self._engine = Run(
             spec,

@@ -5,14 +5,14 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from penstock.engine.job_spec import JobSpec
 from penstock.engine.start import forget_working_files, start_run
 from penstock.errors import FencedError
 from penstock.ids import CheckpointId
+from penstock.job_spec import JobSpec
 from penstock.ownership.claim import CLAIMANT_DIGITS, Claimant, newest_run
 from penstock.randomness import Randomness
 from penstock.recovery.restore import RestorePoint
-from penstock.recovery.taking_over import SubtaskWork, Taken
+from penstock.recovery.state_migration import RestoredSubtask, RestoreTask
 from penstock.sinks.by_key.sink import AT_ONCE, WITH_THE_CHECKPOINT, UpsertSink
 from penstock.sinks.two_phase_commit import TwoPhaseCommitSink
 from penstock.sinks.user_functions import Foreach
@@ -154,10 +154,10 @@ class SimulatedRun:
                 path.unlink()  # storage may hold the same file by another link
                 path.write_bytes(bytes(size))
 
-    def _take_over_all(self, take_over: SubtaskWork, handles: Sequence[StateHandle]) -> list[Taken]:
+    def _take_over_all(self, take_over: RestoreTask, handles: Sequence[StateHandle]) -> list[RestoredSubtask]:
         return [self._take_over(take_over, handle, attempt) for attempt, handle in enumerate(handles)]
 
-    def _take_over(self, take_over: SubtaskWork, handle: StateHandle, attempt: int) -> Taken:
+    def _take_over(self, take_over: RestoreTask, handle: StateHandle, attempt: int) -> RestoredSubtask:
         machine, _ = self._machines.pick(self._conditions.rng)
         here = self._machines.local_dir(take_over.local_dir, machine)
         return take_over.at(here)(handle, attempt)

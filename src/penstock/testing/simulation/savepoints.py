@@ -9,17 +9,17 @@ from pathlib import Path
 from penstock.checkpoint.completed import Completed
 from penstock.checkpoint.metadata import is_committed
 from penstock.config import Mode
-from penstock.engine.adopting import Savepoint, adopt
-from penstock.engine.job_spec import JobSpec
 from penstock.engine.start import check_fits
 from penstock.errors import ConfigError, CorruptStateError
+from penstock.job_spec import JobSpec
 from penstock.ownership.descent import read_descents
 from penstock.randomness import Randomness
 from penstock.recovery.history import read_history
 from penstock.recovery.restore import JobRecord, check_job_record
-from penstock.recovery.taking_over import PerformAll
+from penstock.recovery.state_migration import RunRestoreTasks
 from penstock.savepoint.create import create_savepoint
 from penstock.savepoint.manifest import Manifest, read_manifest
+from penstock.savepoint.restore import GivenSavepoint, restore_savepoint
 from penstock.storage import Storage
 from penstock.testing.simulation.lifeline import Lifeline, Violation, WatchedStorage
 from penstock.testing.simulation.site import Site
@@ -34,7 +34,7 @@ class SavepointStart:
         self._plain = VirtualStorage("virtual://savepoint")
         self._folder: Storage = WatchedStorage(self._plain, lifeline, rng)
 
-    def begin(self, perform_all: PerformAll, names: Randomness) -> None:
+    def begin(self, perform_all: RunRestoreTasks, names: Randomness) -> None:
         """Make it and adopt it, where there is a checkpoint whose promises are kept."""
         check_job_record(self._site.storage, JobRecord(self._spec.name, self._spec.max_parallelism))
         newest = self._newest()
@@ -44,9 +44,9 @@ class SavepointStart:
         if read_manifest(self._plain) != manifest:
             raise Violation("a savepoint is not what it was when it was made")
         try:
-            adopt(
+            restore_savepoint(
                 self._spec,
-                Savepoint(self._folder, manifest),
+                GivenSavepoint(self._folder, manifest),
                 clock=self._site.clock,
                 perform_all=perform_all,
                 check=lambda point: check_fits(self._spec, point, ()),

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from penstock.checkpoint.witness import Witness
+from penstock.checkpoint.events import CheckpointListener
 from penstock.recovery.restore import RestorePoint
 from penstock.sinks.two_phase_commit import TwoPhaseCommitSink
 from penstock.storage import Storage
@@ -43,7 +43,7 @@ class Site:
     make_sinks: Callable[[Lifeline], Sinks] | None = None
     """The sinks of a run, where they do not write to `external`."""
     on_restored: Callable[[RestorePoint], None] = lambda _: None
-    witness: Witness = field(default_factory=Witness)
+    listener: CheckpointListener = field(default_factory=CheckpointListener)
 
     @property
     def topology(self) -> Topology:

@@ -1,0 +1,347 @@
+"""Each page, as a function of what it shows. Pure.
+
+Where a list may be very long, its newest part is shown, and the page says what it leaves out: its JSON twin has all.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from http import HTTPStatus
+from typing import Any
+
+import msgspec
+
+from penstock.dashboard.page_frame import PageFrame
+from penstock.dashboard.pages import phases
+from penstock.dashboard.pages.action_forms import action_forms, outcome_words
+from penstock.dashboard.pages.drawing import draw
+from penstock.dashboard.pages.facts import node_facts
+from penstock.dashboard.pages.phases import (
+    BATCH_LEGEND,
+    Phase,
+    bar,
+    batch_phases,
+    full_bar_ms,
+    rates,
+    side_by_side,
+    slow_subtasks,
+    sparkline,
+    split,
+    split_ms,
+    took_ms,
+)
+from penstock.dashboard.pages.render import render
+from penstock.dashboard.pages.sentences import collapsed, outcome_sentence, sentences
+from penstock.dashboard.pages.timeline import Mark, timeline
+from penstock.dashboard.pages.verdict import Tone, Verdict, by_need, concerns, verdict
+from penstock.dashboard.pages.words import value_text
+from penstock.requests.request_client import Outcome
+from penstock.savepoint.contents import Contents
+from penstock.status.backlog import Behind, total_behind
+from penstock.status.events import SavepointMade
+from penstock.status.failure_history import grouped
+from penstock.status.live import BatchLive
+from penstock.status.stored_state import ONE_ROW, ROW_NAME, FoundRows, LargestKeys, StateContents
+from penstock.status.view import CheckpointStatus, CheckpointView, FailureGroup, FailureView, JobView
+
+CHECKPOINTS_A_PAGE = 50
+EVENTS_A_PAGE = 100
+MOST_FAILURES = 100
+LARGEST_KEYS = 20
+_LATELY = 8
+_SPARK_POINTS, _SPARK_WIDTH, _SPARK_HEIGHT = 40, 120.0, 28.0
+_TALLY = {
+    Tone.BAD: "need somebody",
+    Tone.WARNING: "with a worry",
+    Tone.BUSY: "on the way",
+    Tone.GOOD: "healthy",
+    Tone.QUIET: "ended",
+}
+
+
+def _tally(tone: Tone, number: int) -> str:
+    return "needs somebody" if tone is Tone.BAD and number == 1 else _TALLY[tone]
+
+
+class _Page(msgspec.Struct, frozen=True):
+    """A part of a long list."""
+
+    rows: Sequence[Any]
+    number: int
+    pages: int
+    first: int
+    """The place of the first row in the whole list, from 1 on."""
+    in_all: int
+
+
+def paged(rows: Sequence[Any], number: int, size: int) -> _Page:
+    """The rows of one page; of the last one where there are fewer pages."""
+    pages = max(1, -(-len(rows) // size))
+    number = min(max(1, number), pages)
+    begin = (number - 1) * size
+    return _Page(rows[begin : begin + size], number, pages, begin + 1, len(rows))
+
+
+class _OverviewRow(msgspec.Struct, frozen=True):
+    view: JobView
+    verdict: Verdict
+    behind: Behind
+    spark: str
+
+
+def overview(views: Sequence[JobView], frame: PageFrame) -> str:
+    """All jobs, those that need somebody first."""
+    rows = [
+        _OverviewRow(
+            view,
+            verdict(view),
+            total_behind(view),
+            sparkline(rates(view.checkpoints, _SPARK_POINTS), _SPARK_WIDTH, _SPARK_HEIGHT),
+        )
+        for view in by_need(views)
+    ]
+    tones = Counter(row.verdict.tone for row in rows)
+    tally = [(tone, tones[tone], _tally(tone, tones[tone])) for tone in _TALLY if tones[tone]]
+    several = len({view.place for view in views}) > 1
+    return render("overview.html", frame, rows=rows, tally=tally, several_places=several)
+
+
+def job(view: JobView, frame: PageFrame) -> str:
+    """One job: how it is, its graph, what it does."""
+    judged = verdict(view)
+    story = collapsed([one for one in sentences(view.events, view.failures) if not one.routine])
+    nodes = view.plan.nodes if view.plan else ()
+    return _of_job(
+        "job.html",
+        view,
+        frame,
+        "",
+        others=[one for one in concerns(view) if one.text not in judged.detail],
+        behind=total_behind(view),
+        drawings=[draw(nodes), draw(nodes, downward=True)],
+        facts=node_facts(view),
+        rates_chart=phases.rates_chart(view).as_json,
+        story=story[:_LATELY],
+    )
+
+
+class _CheckpointRow(msgspec.Struct, frozen=True):
+    view: CheckpointView
+    bar: tuple[Phase, ...]
+    phases: tuple[Phase, ...]
+    is_cut: bool
+
+
+def checkpoints(view: JobView, frame: PageFrame, *, page: int = 1) -> str:
+    """The history of checkpoints, with a summary and the settings."""
+    shown = paged(view.checkpoints, page, CHECKPOINTS_A_PAGE)
+    full_ms = full_bar_ms(shown.rows)
+    return _of_job(
+        "checkpoints.html",
+        view,
+        frame,
+        "checkpoints",
+        shown=shown,
+        rows=[
+            _CheckpointRow(one, bar(one, full_ms), split(one), split_ms(one) > full_ms * 1.001)
+            for one in shown.rows
+        ],
+        completed=sum(one.status is CheckpointStatus.COMPLETED for one in view.checkpoints),
+        worries=[one for one in concerns(view) if one.page == "checkpoints"],
+        durations_chart=phases.durations_chart(view).as_json,
+        sizes_chart=phases.sizes_chart(view).as_json,
+    )
+
+
+def checkpoint(view: JobView, one: CheckpointView, frame: PageFrame) -> str:
+    """One checkpoint: its time line, and every subtask."""
+    line = timeline(one, view.now)
+    at = next(
+        (
+            n
+            for n, other in enumerate(view.checkpoints)
+            if (other.checkpoint, other.run) == (one.checkpoint, one.run)
+        ),
+        None,
+    )
+    slow = slow_subtasks(one.subtasks)
+    placed = _placed(line.marks)
+    return _of_job(
+        "checkpoint.html",
+        view,
+        frame,
+        "checkpoints",
+        one=one,
+        line=line,
+        placed_marks=placed,
+        lines_of_marks=max((mark.level for mark in placed), default=0) + 1,
+        newer=view.checkpoints[at - 1] if at else None,
+        older=view.checkpoints[at + 1] if at is not None and at + 1 < len(view.checkpoints) else None,
+        slow=slow,
+        aggregated=_partly_aggregated(view, {of.operator for of in one.subtasks}),
+        subtasks=sorted(
+            one.subtasks, key=lambda of: ((of.operator, of.index) not in slow, of.operator, -took_ms(of))
+        ),
+    )
+
+
+def _partly_aggregated(view: JobView, operators: set[str]) -> list[str]:
+    """Those of them whose rows are not counted one by one."""
+    nodes = view.plan.nodes if view.plan else ()
+    return [node.uid for node in nodes if node.partly_aggregated and node.uid in operators]
+
+
+class _PlacedMark(msgspec.Struct, frozen=True):
+    mark: Mark
+    level: int
+    anchor: str
+
+
+def _placed(marks: Sequence[Mark]) -> list[_PlacedMark]:
+    """Words of moments that lie close together go onto lines of their own."""
+    placed: list[_PlacedMark] = []
+    for mark in marks:
+        close = [one.level for one in placed if mark.x - one.mark.x < _WORD_WIDTH]
+        level = next(level for level in range(len(close) + 1) if level not in close)
+        anchor = (
+            "start" if mark.x < _WORD_WIDTH / 2 else "end" if mark.x > 100 - _WORD_WIDTH / 2 else "middle"
+        )
+        placed.append(_PlacedMark(mark, level, anchor))
+    return placed
+
+
+_WORD_WIDTH = 9.0
+"""Of the name of a moment, in parts of a hundred of the picture."""
+
+
+class _BatchRow(msgspec.Struct, frozen=True):
+    one: BatchLive
+    bar: tuple[Phase, ...]
+    phases: tuple[Phase, ...]
+
+
+def batches(view: JobView, frame: PageFrame) -> str:
+    """The newest batches: how fast rows came, how fast they were processed, and where the time went."""
+    found = view.live.recent_batches if view.live else ()
+    full_ms = max((one.seconds for one in found), default=0.0) * 1000
+    rows = [_BatchRow(one, side_by_side(batch_phases(one), full_ms), batch_phases(one)) for one in found]
+    seconds = sum(one.seconds for one in found)
+    return _of_job(
+        "batches.html",
+        view,
+        frame,
+        "batches",
+        rows=rows,
+        legend=BATCH_LEGEND,
+        processing=sum(one.rows for one in found) / seconds if seconds else None,
+        chart=phases.batch_rates_chart(view).as_json,
+    )
+
+
+class _FailureRow(msgspec.Struct, frozen=True):
+    group: FailureGroup
+    newest: FailureView
+    others: tuple[FailureView, ...]
+    """Those of the group that came before it, as far as the page has room for them."""
+    mark: str
+    """Of its element: the same when the group has grown."""
+
+
+def failures(view: JobView, frame: PageFrame) -> str:
+    """What went wrong, and what it cost. What came again and again is shown once, with all of its times to be opened."""
+    rows: list[_FailureRow] = []
+    room = MOST_FAILURES
+    for group in grouped(view.failures):
+        found = view.failures[group.begins : group.begins + min(group.count, room)]
+        if not found:
+            break
+        oldest = group.begins + group.count - 1
+        mark = f"{view.failures[oldest].run}-{len(view.failures) - oldest}"
+        rows.append(_FailureRow(group, found[0], found[1:], mark))
+        room -= len(found)
+    shown = MOST_FAILURES - room
+    return _of_job("failures.html", view, frame, "failures", rows=rows, left_out=len(view.failures) - shown)
+
+
+def journal(view: JobView, frame: PageFrame, *, page: int = 1, routine: int = 0) -> str:
+    """What happened, newest first; `routine` is not 0: also what happens all the time while a job is well."""
+    told = collapsed([one for one in sentences(view.events, view.failures) if routine or not one.routine])
+    shown = paged(told, page, EVENTS_A_PAGE)
+    return _of_job("journal.html", view, frame, "journal", shown=shown, routine=routine)
+
+
+def state(view: JobView, contents: StateContents | None, frame: PageFrame) -> str:
+    """The state in the newest completed checkpoint; None: there is none."""
+    return _of_job(
+        "state.html",
+        view,
+        frame,
+        "state",
+        held=contents,
+        row_name=ROW_NAME,
+        one_row=ONE_ROW,
+        largest=str(LARGEST_KEYS),
+    )
+
+
+def found(content: FoundRows | LargestKeys) -> str:
+    """The rows of a key, or the keys with the most rows: a part of the page of state."""
+    if isinstance(content, LargestKeys):
+        has_key, more = False, False
+        columns = [*(content.keys[0].key if content.keys else ()), "rows"]
+        rows = [[*map(value_text, one.key.values()), f"{one.rows:,}"] for one in content.keys]
+    else:
+        has_key, more = bool(content.key), content.more
+        columns = list(content.columns)
+        rows = [[value_text(row.get(name)) for name in columns] for row in content.rows]
+    return render(
+        "found.html", PageFrame(), found=content, columns=columns, rows=rows, has_key=has_key, more=more
+    )
+
+
+def savepoints(view: JobView, frame: PageFrame, folder: str = "", inside: Contents | str = "") -> str:
+    """Savepoints that the journal knows of. `folder`: one that is opened; `inside`: what is in it, or why that cannot be shown."""
+    made = {one.folder: one for one in reversed(view.events) if isinstance(one, SavepointMade)}
+    return _of_job(
+        "savepoints.html",
+        view,
+        frame,
+        "savepoints",
+        rows=[made[one] for one in view.savepoints if one in made],
+        folder=folder,
+        wrong=inside if isinstance(inside, str) else "",
+        inside=inside,
+    )
+
+
+def actions(view: JobView, outcome: Outcome | None, frame: PageFrame, refusal: str = "") -> str:
+    """What can be asked of the job, and what became of what was asked. `refusal`: why that came to nothing before the job heard of it."""
+    tone, headline = outcome_words(outcome) if outcome else (Tone.QUIET, "")
+    return _of_job(
+        "actions.html",
+        view,
+        frame,
+        "actions",
+        outcome=outcome,
+        refusal=refusal,
+        outcome_tone=tone,
+        outcome_headline=headline,
+        deeds=action_forms(view),
+        asked=collapsed([outcome_sentence(one) for one in view.asked])[:_LATELY],
+    )
+
+
+def login(frame: PageFrame, wrong: str = "", following: str = "/") -> str:
+    """Where a token is given. `wrong`: why the last one was not taken; `following`: the path to go to then."""
+    return render("login.html", frame, wrong=wrong, following=following)
+
+
+def problem(status: int, text: str, frame: PageFrame) -> str:
+    """Why there is no page."""
+    known = {one.value: one.phrase for one in HTTPStatus}
+    return render("problem.html", frame, status=status, headline=known.get(status, "Not possible"), text=text)
+
+
+def _of_job(template: str, view: JobView, frame: PageFrame, here: str, **values: object) -> str:
+    return render(template, frame, view=view, here=here, judged=verdict(view), **values)

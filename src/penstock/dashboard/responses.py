@@ -1,0 +1,115 @@
+"""What is answered: JSON for programs, a page for people, refusals as either; and the login. The dashboard's process."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+from starlette.datastructures import MutableHeaders
+from starlette.requests import Request
+from starlette.responses import Response
+
+from penstock.dashboard import pages
+from penstock.dashboard.access import SESSION_S, Access
+from penstock.dashboard.page_frame import PageFrame
+
+JSON = "application/json"
+HTML = "text/html; charset=utf-8"
+
+ALWAYS = {
+    "Content-Security-Policy": (
+        "default-src 'self'; img-src 'self' data:; object-src 'none'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+}
+NOT_KEPT = "no-store"
+_USUAL = tuple(
+    (name.lower().encode(), value.encode()) for name, value in {**ALWAYS, "Cache-Control": NOT_KEPT}.items()
+)
+"""As they are sent: this is done for each answer."""
+
+
+class Problem(msgspec.Struct, frozen=True):
+    """The JSON of an answer that says no."""
+
+    error: str
+    status: int
+
+
+class FlinkProblem(msgspec.Struct, frozen=True):
+    """The same for Flink's own client. With any other field in it, that client tries again for a minute, and then shows only a trace."""
+
+    errors: tuple[str, ...]
+
+
+_FLINK = "/v1/"
+"""With what every path begins that Flink's client asks for."""
+
+
+def json_answer(content: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    """A struct, or what is made of lists and dictionaries."""
+    encoded = content if isinstance(content, bytes) else msgspec.json.encode(content)
+    return Response(encoded, status, headers, JSON)
+
+
+def page_answer(html: str | bytes, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    """A page."""
+    return Response(html, status, headers, HTML)
+
+
+def with_usual_headers(headers: MutableHeaders) -> None:
+    """Those that every answer has; what shows data is kept by no cache."""
+    there = {name for name, _ in headers.raw}
+    headers.raw.extend(pair for pair in _USUAL if pair[0] not in there)
+
+
+def wants_page(method: str, path: str, accept: str) -> bool:
+    """Whether a person with a browser has asked."""
+    return method in ("GET", "HEAD", "POST") and "text/html" in accept and not path.endswith(".json")
+
+
+def refused(request: Request, status: int, why: str, headers: Mapping[str, str] | None = None) -> Response:
+    """A refusal, as a page or as JSON."""
+    path = request.scope["path"]
+    if wants_page(request.method, path, request.headers.get("accept", "")):
+        return page_answer(pages.problem(status, why, PageFrame()), status, headers)
+    if path.startswith(_FLINK):
+        return json_answer(FlinkProblem((why,)), status, headers)
+    return json_answer(Problem(why, status), status, headers)
+
+
+# ── logging in ─────────────────────────────────────────────────────────────────────────────────────
+
+
+def local_path(text: str) -> str:
+    """Where to go after the login: a path of this server, or the first page."""
+    is_local = text.startswith("/") and not text.startswith(("//", "/\\")) and text.isprintable()
+    return text if is_local else "/"
+
+
+def _is_encrypted(request: Request) -> bool:
+    """Whether the browser speaks TLS, with this server or with a proxy before it. Who says so wrongly only loses a cookie."""
+    schemes = (
+        request.url.scheme,
+        request.headers.get("x-forwarded-proto", "").partition(",")[0].strip(),
+        request.headers.get("origin", "").partition(":")[0],
+    )
+    return "https" in schemes
+
+
+def with_cookie(answer: Response, access: Access, request: Request) -> Response:
+    """The same, with a new cookie."""
+    answer.set_cookie(
+        access.cookie_name,
+        access.new_cookie(),
+        max_age=SESSION_S,
+        httponly=True,
+        samesite="strict",
+        secure=_is_encrypted(request),
+    )
+    return answer

@@ -1,0 +1,208 @@
+"""What a start is told about uids and positions that are not as in the checkpoint: checked before anything is changed. Pure; driver."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from penstock import start_options
+from penstock.errors import ConfigError, IncompatibleStateError
+from penstock.ids import checked_name
+from penstock.job_spec import Uids
+from penstock.recovery.progress_log import NO_POSITION, position_of
+from penstock.wording import counted, did_you_mean
+
+START, LATEST = "start", "latest"
+
+Latest = Callable[[str], Sequence[str]]
+"""Where a source ends now, as Spark writes it, one position for each of its streams; raises where that cannot be known."""
+
+
+@dataclass(frozen=True)
+class RestoreOptions:
+    """See `Job.start`."""
+
+    drop_sources: tuple[str, ...] = ()
+    rename: Mapping[str, str] = field(default_factory=dict)
+    positions: Mapping[str, Any] = field(default_factory=dict)
+    """By source: `START`, `LATEST`, or a position as `Barrier.positions` shows it."""
+
+    @classmethod
+    def checked(cls, drop_sources: object, rename: object, positions: object) -> RestoreOptions:
+        """Refuse what can be no such option, whatever the job is."""
+        return cls(_checked_uids(drop_sources), _checked_rename(rename), _checked_positions(positions))
+
+    def check_names(self, now: Uids) -> None:
+        """Refuse names that are not right for the job as it is."""
+        every = {*now.sources, *now.operators, *now.sinks}
+        for uid in self.drop_sources:
+            if uid in now.sources:
+                raise ConfigError(
+                    f"{start_options.drop_sources(uid)}: the job reads it; take it out of the job, or let it begin anew with "
+                    f"{start_options.positions(uid, START)}",
+                    uid=uid,
+                )
+        for old, new in self.rename.items():
+            if old in every:
+                raise ConfigError(f"{start_options.rename(old, new)}: the job still has {old!r}", uid=old)
+            if new not in every:
+                raise ConfigError(
+                    f"{start_options.rename(old, new)}: the job has no {new!r}. {did_you_mean(new, every)}".strip(),
+                    uid=new,
+                )
+        for uid in self.positions:
+            if uid not in now.sources:
+                raise ConfigError(
+                    f"{start_options.positions()} names {uid!r}, which is no source of the job; it reads {', '.join(now.sources)}. "
+                    f"{did_you_mean(uid, now.sources)}".strip(),
+                    uid=uid,
+                )
+
+
+def _checked_uids(value: object) -> tuple[str, ...]:
+    uids = tuple(value) if isinstance(value, tuple | list | set | frozenset) else None
+    if uids is None or not all(isinstance(uid, str) and uid for uid in uids):
+        raise ConfigError(
+            f"drop_sources={value!r} is not allowed: it takes uids of sources, such as drop_sources=('clicks',)",
+            drop_sources=value,
+        )
+    return uids
+
+
+def _checked_rename(value: object) -> dict[str, str]:
+    if not isinstance(value, Mapping):
+        raise ConfigError(
+            f"rename={value!r} is not allowed: it takes new uids by old ones, such as rename={{'clicks': 'views'}}",
+            rename=value,
+        )
+    pairs = {
+        checked_name("uid of rename", old): checked_name("uid of rename", new) for old, new in value.items()
+    }
+    news = list(pairs.values())
+    for old, new in pairs.items():
+        if news.count(new) > 1:
+            raise ConfigError(f"{start_options.rename()}: two uids would become {new!r}", uid=new)
+        if new in pairs:
+            raise ConfigError(
+                f"{start_options.rename()}: {new!r} is both an old uid and a new one, so that the same start once more would rename "
+                f"again; give {old!r} a uid that nothing had, or rename in two starts",
+                uid=new,
+            )
+    return pairs
+
+
+def _checked_positions(value: object) -> dict[str, Any]:
+    if not isinstance(value, Mapping) or not all(isinstance(uid, str) for uid in value):
+        raise ConfigError(
+            f"positions={value!r} is not allowed: it takes uids of sources, such as positions={{'clicks': 'latest'}}",
+            positions=value,
+        )
+    return {uid: _checked_position(uid, one) for uid, one in value.items()}
+
+
+def _checked_position(uid: str, value: object) -> object:
+    """As JSON has it. A text is `START`, `LATEST`, or JSON."""
+    try:
+        checked = (
+            json.loads(value)
+            if isinstance(value, str) and value not in (START, LATEST)
+            else json.loads(json.dumps(value))
+        )
+    except (TypeError, ValueError):
+        checked = None
+    if checked is None or checked == "" or (isinstance(checked, str) and checked not in (START, LATEST)):
+        raise ConfigError(
+            f"{start_options.positions(uid, value)} is not allowed: say {START!r}, {LATEST!r}, or a position as a checkpoint shows it, in "
+            "JSON",
+            uid=uid,
+        )
+    return checked
+
+
+# ── positions by choice ────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True)
+class PositionChoice:
+    """Where one source goes on by choice, and what is to be said about it."""
+
+    lines: tuple[str, ...]
+    said: str
+
+
+def choose_position(
+    uid: str, asked: object, stored: Sequence[str], streams: int, latest: Latest
+) -> PositionChoice:
+    """What was asked for, as Spark writes it. `stored`: what the checkpoint has, nothing for a source that is new."""
+    option = start_options.positions(uid, asked if isinstance(asked, str) else json.dumps(asked))
+    if asked == START:
+        said = (
+            f"{option}: source {uid!r} forgets its position ({', '.join(stored) or 'it has none'}) and begins where its own options say; "
+            "what it has read and reads again counts twice, what it leaves out is lost"
+        )
+        return PositionChoice((NO_POSITION,) * streams, said)
+    if asked == LATEST:
+        lines = tuple(latest(uid))
+    else:
+        every = [asked] if streams == 1 else asked
+        if not isinstance(every, list) or len(every) != streams:
+            raise ConfigError(
+                f"{option}: source {uid!r} has {streams} streaming sources in it; give a list with a position for each",
+                uid=uid,
+            )
+        lines = tuple(json.dumps(one, separators=(",", ":")) for one in every)
+        for before, line in zip(stored, lines, strict=False):
+            _check_like(option, uid, position_of(before), json.loads(line))
+    return PositionChoice(
+        lines, f"{option}: source {uid!r} goes on at {', '.join(lines)}; {_told(stored, lines)}"
+    )
+
+
+def _check_like(option: str, uid: str, stored: object, given: object) -> None:
+    """A partition that is left out would begin anywhere, and what another source would understand ends the query."""
+    if stored is None:
+        return
+    before, after = dict(_leaves(stored)), dict(_leaves(given))
+    missing = [".".join(path) or "a position" for path in before if path not in after]
+    if missing:
+        raise IncompatibleStateError(
+            f"{option}: source {uid!r} is at {json.dumps(stored)}, and what is given says nothing of {', '.join(missing)}; give a position "
+            "of the same form, with every partition",
+            source=uid,
+        )
+    at, to = before.get(_FILES), after.get(_FILES)
+    if isinstance(at, int) and not (isinstance(to, int) and to <= at):
+        raise IncompatibleStateError(
+            f"{option}: source {uid!r} reads files, and its position is a number in its own list of files, which ends at {at}: it can "
+            "only go back",
+            source=uid,
+        )
+
+
+_FILES = ("logOffset",)
+
+
+def _leaves(position: object, above: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], object]]:
+    if isinstance(position, dict):
+        for name, value in position.items():
+            yield from _leaves(value, (*above, name))
+    else:
+        yield above, position
+
+
+def _told(stored: Sequence[str], lines: Sequence[str]) -> str:
+    """What is left out, and what is read again, as far as positions are numbers."""
+    skipped = again = 0
+    for before, after in zip(stored, lines, strict=False):
+        here = dict(_leaves(position_of(before)))
+        for path, value in _leaves(position_of(after)):
+            old = here.get(path)
+            if isinstance(old, int) and isinstance(value, int):
+                skipped, again = skipped + max(0, value - old), again + max(0, old - value)
+    parts = [f"{counted(skipped, 'record is', 'records are')} skipped"] if skipped else []
+    parts += [f"{counted(again, 'record is', 'records are')} read again and counted twice"] if again else []
+    if parts:
+        return " and ".join(parts)
+    return "it was there already" if list(stored) == list(lines) else "the checkpoint had no such position"
