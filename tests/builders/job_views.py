@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from builders.plan_settings import plan_settings
 from penstock.status.checkpoint_history import history, summary
 from penstock.status.events import (
     CheckpointCommitted,
@@ -16,21 +17,16 @@ from penstock.status.events import (
 )
 from penstock.status.failure_history import failures
 from penstock.status.jobs import job_id
-from penstock.status.live import Live, OperatorLive, PendingLive, SinkLive, SourceLive
-from penstock.status.plan import Plan, PlanNode, PlanSettings
+from penstock.status.live import OperatorLive, PendingLive, Progress, SinkLive, SourceLive
+from penstock.status.plan import Plan, PlanNode
 from penstock.status.view import JobState, JobView, RunView
 
 NOW = 1_800_000_000.0
 STARTED = NOW - 3600
-SETTINGS = PlanSettings(
-    mode="exactly-once",
-    interval_s=10,
-    timeout_s=600,
+SETTINGS = plan_settings(
     min_pause_s=1,
-    max_concurrent=1,
     tolerable_failures=3,
     retained=2,
-    on_cancel="retain-on-cancellation",
     restart="exponential_delay",
     backend="filesystem",
     parallelism=2,
@@ -57,7 +53,7 @@ PLAN = Plan(
     penstock="0.1.0",
     spark="4.3.0",
 )
-LIVE = Live(
+LIVE = Progress(
     run=2,
     at=NOW - 0.5,
     status="running",
@@ -72,8 +68,8 @@ LIVE = Live(
     restarts=1,
     checkpoint=40,
     checkpoint_at=NOW - 4,
-    completed=2,
-    failed=1,
+    checkpoints_completed=2,
+    checkpoints_failed=1,
     restored_from=39,
     merges=3,
     merged_bytes=4096,

@@ -14,13 +14,14 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from penstock.clock import SYSTEM_CLOCK
 from penstock.ownership.claim import process_start
 from penstock.recovery.restart import fixed_delay
 from penstock.spark.foreground import _Telling
-from penstock.status.observer import Progress
+from penstock.status.live import Progress
 from penstock.supervise import family, program
 from penstock.supervise.decisions import SAME_WISH_S, Supervision
 from penstock.supervise.family import GRACE_S, Remains
@@ -192,8 +193,9 @@ def test_a_program_that_puts_itself_into_the_background_is_not_killed(tmp_path) 
     pids = tmp_path / "pids"
     script = f"exec > {pids} 2> /dev/null; sleep 300 & echo $!; setsid sleep 300 & echo $!"
     kept = [sys.executable, "-m", "services.keep_alive", "keep-alive", "--", "/bin/sh", "-c", script]
+    paths = os.pathsep.join([str(TESTS), *filter(None, sys.path)])
     done = subprocess.run(
-        kept, check=False, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(TESTS)}
+        kept, check=False, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": paths}
     )
     stayed, left = (int(pid) for pid in pids.read_text().split())
     try:
@@ -393,9 +395,9 @@ def test_that_it_goes_is_told_once() -> None:
         def say(self, one: ProgramReport) -> None:
             said.append(one)
 
-    telling, progress = _Telling(Watching()), Progress()  # type: ignore[arg-type]
+    telling, progress = _Telling(Watching()), Progress(run=1, at=0.0, status="running")  # type: ignore[arg-type]
     assert not telling.look(progress)
-    progress.batches = 1
+    progress = msgspec.structs.replace(progress, batches=1)
     assert telling.look(progress)
     assert not telling.look(progress)
     assert said == [ProgramReport(going=True)]
