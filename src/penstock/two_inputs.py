@@ -14,7 +14,7 @@ from penstock.operators.join import Join, Lookup
 from penstock.operators.join_spec import How
 from penstock.operators.row_order import OrderBy, parse_orders
 from penstock.operators.time_to_live import TTL, time_to_live
-from penstock.operators.window_kinds import TimeWindows
+from penstock.operators.window.kinds import TimeWindows
 from penstock.state.lifetimes import Measure
 
 UNBOUNDED = "unbounded"

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from penstock.operators.keyed_process import Context
     from penstock.operators.rows import Row, Rows
     from penstock.operators.timers import Timer
-    from penstock.operators.window_process import TimeWindow
+    from penstock.operators.window.kinds import TimeWindow
     from penstock.recovery.restart import RestartStrategy
     from penstock.savepoint.contents import OperatorContents
     from penstock.spark.handle import JobHandle

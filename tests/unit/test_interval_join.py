@@ -16,7 +16,7 @@ from builders.interval_joins import LEFT, RIGHT, Join, Row, left_input, right_in
 from builders.operator_cluster import OperatorCluster
 from penstock.operators import join_rows, join_state, run_join, stored_rows
 from penstock.operators.join_spec import How, InputColumns, JoinSpec
-from penstock.operators.window_kinds import TimeWindows
+from penstock.operators.window.kinds import TimeWindows
 from penstock.state.lifetimes import FAR_AWAY_US
 from services.tiers import share
 

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 
 from builders.operator_cluster import BuiltIn, OperatorCluster
-from penstock.operators import join_rows, late_rows, lookup_rows, run_join, window_rows
+from penstock.operators import join_rows, late_rows, lookup_rows, run_join
 from penstock.operators.arriving_rows import arriving
 from penstock.operators.clock import OperatorClock
 from penstock.operators.join_spec import How, InputColumns, JoinSpec
@@ -24,10 +24,10 @@ from penstock.operators.lookup_rows import LookupSpec, run_lookup
 from penstock.operators.pieces import PieceLimits
 from penstock.operators.rows import Rows
 from penstock.operators.time_column import TimeColumn
-from penstock.operators.window_calls import WindowCode, WindowRows
-from penstock.operators.window_kinds import TimeWindows
-from penstock.operators.window_process import TimeWindow, WindowProcess
-from penstock.operators.window_rows import WindowRowsSpec, run_window_rows
+from penstock.operators.window import time_rows
+from penstock.operators.window.calls import WindowCode, WindowRows
+from penstock.operators.window.kinds import TimeWindow, TimeWindows, WindowProcess
+from penstock.operators.window.time_rows import WindowRowsSpec
 from penstock.state.backends.base import OpenState, StateLayout
 from penstock.state.handle import Due
 from penstock.state.keys import SORT_KEY, KeyBatch
@@ -92,7 +92,7 @@ class Operator(BuiltIn):
 
 @pytest.fixture(autouse=True)
 def _small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (join_rows, late_rows, lookup_rows, run_join, window_rows):
+    for module in (join_rows, late_rows, lookup_rows, run_join, time_rows):
         monkeypatch.setattr(module, "PART_BYTES", PART)
     monkeypatch.setattr(lookup_rows, "LIMITS", PieceLimits(PART))
 
@@ -232,7 +232,7 @@ def test_wide_rows_in_windows_of_own_code(
 
     def apply(given: pa.Table, state: Any, context: Context, clock: OperatorClock) -> list[pa.RecordBatch]:
         table = given if given.num_rows else rows(LEFT, [], [], [])
-        return run_window_rows(spec, table, state, clock, context).results
+        return spec.run(table, state, clock, context).results
 
     keys = [f"{at % 10}" for at in range(30)]
     moments = [1_000 + at for at in range(30)]

@@ -14,7 +14,7 @@ from penstock.operators.time_column import TimeColumn
 from penstock.operators.time_ranges import Numbers
 from penstock.operators.times_of_rows import judged_by_time
 from penstock.operators.wide_columns import widened
-from penstock.operators.window_kinds import TimeWindows
+from penstock.operators.window.kinds import TimeWindows
 from penstock.state.backends.equality import Flags
 from penstock.state.sizes import Bytes, table_row_bytes
 

@@ -10,7 +10,7 @@ from penstock.operators.base import LEFT, RIGHT, EventTimeNeed, Operator, Second
 from penstock.operators.join_spec import How
 from penstock.operators.time_column import TimeColumn
 from penstock.operators.time_to_live import TimeToLive
-from penstock.operators.window_kinds import WINDOW_END, TimeWindows
+from penstock.operators.window.kinds import WINDOW_END, TimeWindows
 
 
 @dataclass(frozen=True, eq=False)

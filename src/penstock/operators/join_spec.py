@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from penstock.operators.base import LEFT, RIGHT
 from penstock.operators.time_column import TimeColumn
-from penstock.operators.window_kinds import WINDOW_END, WINDOW_START, TimeWindows
+from penstock.operators.window.kinds import WINDOW_END, WINDOW_START, TimeWindows
 from penstock.state.backends.base import StateLayout, TableLayout
 from penstock.state.lifetimes import FAR_AWAY_US, LONG_AGO_US, Lifetime, Measure, stamp_name
 

@@ -12,7 +12,7 @@ from penstock.operators.keyed_co_process import KeyedCoProcess
 from penstock.operators.keyed_process import KeyedProcess
 from penstock.operators.process import Process
 from penstock.operators.timers import takes_timers
-from penstock.operators.window_process import WindowProcess
+from penstock.operators.window.kinds import WindowProcess
 from penstock.places import AT, place_of_function
 
 _KEYED = ("key", "rows", "ctx")

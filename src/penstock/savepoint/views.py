@@ -20,17 +20,17 @@ from penstock.errors import ConfigError
 from penstock.operators.aggregate.columns import AggregateColumn, stored_aggregates
 from penstock.operators.aggregate.distinct import life_of
 from penstock.operators.aggregate.merge import finish
-from penstock.operators.count_windows import SIZE
-from penstock.operators.early_results import AWAITED, EARLY
 from penstock.operators.everything import shown_key
 from penstock.operators.grouping import equal_rows
 from penstock.operators.join_spec import MATCHED
 from penstock.operators.python_values import as_moments
-from penstock.operators.session_aggregate import ENDS, START
-from penstock.operators.session_rows import TIME
 from penstock.operators.timers import AT, CLOCK, EVENT_TIME, MOMENTS, timer_table
-from penstock.operators.window_kinds import WINDOW_END, WINDOW_START
-from penstock.operators.window_tables import LAST, PLACE
+from penstock.operators.window.base import LAST, PLACE
+from penstock.operators.window.count import SIZE
+from penstock.operators.window.early import AWAITED, EARLY
+from penstock.operators.window.kinds import WINDOW_END, WINDOW_START
+from penstock.operators.window.session import ENDS, START
+from penstock.operators.window.session_rows import TIME
 from penstock.recovery.lifetimes import stored_layout
 from penstock.state.backends.base import VALUES, OnRescale, TableLayout
 from penstock.state.backends.sorted_file import numbered_schema

@@ -23,14 +23,12 @@ from penstock.graph import BadRecords, Graph, Late, Process, Side, Source, Trans
 from penstock.job_spec import JobSpec
 from penstock.operators.base import Node, Operator
 from penstock.operators.join import Join, Lookup
-from penstock.operators.window import Window
 from penstock.places import AT, place_in_user_code
 from penstock.spark.compiled_kinds import (
     compiled_join,
     compiled_lookup,
     compiled_process,
 )
-from penstock.spark.compiled_operator import former
 from penstock.spark.dead_letters import LETTERS
 from penstock.spark.event_times import marked_in_both, with_marked_end
 from penstock.spark.failure_messages import brief_text
@@ -41,7 +39,6 @@ from penstock.spark.operators.registry import compile_operator, is_registered
 from penstock.spark.pickling import check_pickles
 from penstock.spark.shuffles import shuffles
 from penstock.spark.versions import arrow_schema
-from penstock.spark.windows import compile_window, gives_late_rows_itself
 from penstock.state.local_files import job_dir
 
 if TYPE_CHECKING:
@@ -240,10 +237,6 @@ class _Compiler:
         match node:
             case Process():
                 found = compiled_process(node, given)
-            case Window():
-                window = compile_window(node, given.frame, given.key)
-                late = not gives_late_rows_itself(node)
-                found = replace(former(given, window.layout, window.result, late=late), window=window)
             case Join():
                 found = compiled_join(node, given)
             case Lookup():

@@ -6,18 +6,15 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 import pyarrow as pa
-from pyspark.sql import DataFrame
 from pyspark.sql.types import StructType
 
 from penstock.errors import InternalError
 from penstock.operators.base import Spec, Task, TaskContext
-from penstock.operators.clock import OperatorClock
 from penstock.spark.broadcast import BroadcastSide
 from penstock.spark.joins import CompiledJoin, CompiledLookup
 from penstock.spark.operator_times import OperatorTimes
 from penstock.spark.operators.base import CompiledOperator, OperatorInput, shown_schema
 from penstock.spark.second_input import SecondColumns
-from penstock.spark.windows import CompiledWindow, TimeWindowAggregate
 from penstock.state.backends.base import StateLayout
 
 _P = TypeVar("_P")
@@ -30,28 +27,11 @@ class FormerOperator(CompiledOperator):
     sides: tuple[str, ...] = ()
     """The side outputs that are read."""
     broadcast: BroadcastSide | None = None
-    window: CompiledWindow | None = None
     second: SecondColumns | None = None
     """The columns of its second input."""
     join: CompiledJoin | None = None
     lookup: CompiledLookup | None = None
     times: OperatorTimes = field(default_factory=OperatorTimes)
-
-    @property
-    def finds_late_rows(self) -> bool:
-        """Of aggregates of tumbling and sliding windows."""
-        return isinstance(self.window, TimeWindowAggregate)
-
-    def late_rows(self, rows: DataFrame, clock: OperatorClock) -> DataFrame:
-        """Late rows as the window finds them."""
-        if not isinstance(self.window, TimeWindowAggregate):
-            raise InternalError(f"operator {self.node.uid!r} finds no late rows")
-        return self.window.late_rows(rows, clock)
-
-    @property
-    def compiled_window(self) -> CompiledWindow:
-        """What was compiled for a `Window`."""
-        return known(self.window)
 
 
 @dataclass(frozen=True)

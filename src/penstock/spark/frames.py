@@ -31,7 +31,6 @@ from penstock.operators.base import LEFT, RIGHT, Node, Operator, SecondInput
 from penstock.operators.join import Join, Lookup
 from penstock.operators.outputs import BAD, LATE, LATE_RIGHT, side_tags
 from penstock.operators.time_column import Limits
-from penstock.operators.window import Window
 from penstock.spark.broadcast import every_subtask, in_order
 from penstock.spark.compiled import Compiled
 from penstock.spark.compiled_operator import FormerOperator, known
@@ -255,12 +254,7 @@ class BatchFrames:
 
     def _former_rows(self, operator: FormerOperator, batch: BatchInput) -> TaskFrame:
         """Operators that do not prepare their rows themselves yet."""
-        node, frame, policy = operator.node, batch.rows, operator.on_bad_record
-        if isinstance(node, Window):
-            window = operator.compiled_window
-            rows = window.rows(frame, batch.clock, policy, late=LEFT in operator.outputs.late)
-            keys = window.placed_by
-            return TaskFrame(rows.withColumn(SORT_KEY, batch.sort_key(keys)), grouped_by=keys)
+        node, frame = operator.node, batch.rows
         rows = frame.withColumn(SORT_KEY, batch.sort_key(node.keys))
         orders = [in_order(order) for order in (node.order_by if isinstance(node, Process) else ())]
         second = node.second_input
@@ -311,8 +305,6 @@ class BatchFrames:
                     event_time=operator.times.column,
                     has_event_time=operator.times.has_event_time,
                 )
-            case Window():
-                return operator.compiled_window.task(common, late)
             case Join():
                 right, spec = known(operator.second).as_input, known(operator.join).spec
                 late_right = operator.outputs.late_schema(RIGHT)

@@ -14,7 +14,7 @@ from penstock.operators.base import Node
 from penstock.operators.join import Join, Lookup
 from penstock.operators.join_spec import InputColumns, JoinSpec
 from penstock.operators.lookup_rows import LookupSpec
-from penstock.operators.window_kinds import WINDOW_END
+from penstock.operators.window.kinds import WINDOW_END
 from penstock.spark.dead_letters import all_nullable
 from penstock.spark.event_times import event_time_of
 from penstock.spark.versions import arrow_type

@@ -17,17 +17,35 @@ import pyarrow as pa
 
 from penstock.operators.aggregate.columns import AggregateColumn, Kind, output_schema, state_schema
 from penstock.operators.aggregate.merge import finish, merged_groups
+from penstock.operators.aggregate.operator import ReducedTask
+from penstock.operators.bad_records import ROW, ROWS
+from penstock.operators.base import Spec, Task, TaskContext
 from penstock.operators.clock import OperatorClock
 from penstock.operators.everything import shown_key
 from penstock.operators.grouping import Grouped, equal_rows, group_rows
+from penstock.operators.inputs import TaskRows
+from penstock.operators.outputs import RESULTS, Outputs
 from penstock.operators.pieces import PieceLimits, pieces
 from penstock.operators.python_values import as_moments
-from penstock.operators.sessions import Numbers, joined_stretches
 from penstock.operators.stored_rows import stored_rows
-from penstock.operators.window_kinds import WINDOW_END, WINDOW_START, SessionWindows
-from penstock.operators.window_tables import KEYS_AT_ONCE, LAST, PORTION_BYTES, among, in_key_order, one_batch
+from penstock.operators.time_column import TimeColumn
+from penstock.operators.window.base import (
+    ABSURD,
+    KEYS_AT_ONCE,
+    LAST,
+    PANE,
+    PORTION_BYTES,
+    WindowTask,
+    among,
+    in_key_order,
+    joined_stretches,
+    one_batch,
+    refused,
+)
+from penstock.operators.window.kinds import WINDOW_END, WINDOW_START, Numbers, SessionWindows
 from penstock.state.backends.base import OpenState, StateLayout, TableLayout, with_stamps
 from penstock.state.backends.equality import Flags
+from penstock.state.handle import Due
 from penstock.state.keys import SORT_KEY, KeyBatch
 from penstock.state.lifetimes import FAR_AWAY_US, Lifetime, Measure
 from penstock.state.sizes import in_batches
@@ -43,7 +61,7 @@ SET_LIMITS = PieceLimits(bytes=256 << 20, rows=4096)
 
 
 @dataclass(frozen=True)
-class SessionSpec:
+class SessionSpec(Spec):
     """What `window(session(...)).aggregate(...)` was asked for."""
 
     key: pa.Schema
@@ -52,6 +70,8 @@ class SessionSpec:
     specs: tuple[AggregateColumn, ...]
     time: pa.DataType
     """That of `window_start` and `window_end`."""
+    row_time: TimeColumn | None = None
+    """The column by which Spark has put rows into stretches of a gap's length."""
 
     @property
     def output(self) -> pa.Schema:
@@ -81,12 +101,61 @@ class SessionSpec:
         """What is kept."""
         return StateLayout(self.key, pa.schema([]), (self.sessions, self.ends))
 
+    def task(self, context: TaskContext) -> Task:
+        """The work of one subtask."""
+        return SessionAggregateTask(context, self)
+
     def results(self, sessions: Sessions) -> pa.Table:
         """The results of sessions."""
         times = [as_moments(numbers, self.time) for numbers in (sessions.starts, sessions.lasts + 1)]
         keys = sessions.keys.columns[: len(shown_key(self.key))]
         columns = [*keys, *times, *finish(self.specs, sessions.partials).columns]
         return pa.Table.from_arrays(columns, schema=self.output)
+
+
+@dataclass
+class SessionAggregateTask(WindowTask, ReducedTask):
+    """Which rows are late is known only beside the state. Rows that may be late come as they are, where late rows are read."""
+
+    spec: SessionSpec
+
+    @property
+    def lateness_us(self) -> int | None:
+        """The lateness that the user has allowed."""
+        return self.spec.lateness_us
+
+    @property
+    def row_time(self) -> TimeColumn | None:
+        """The time of the rows behind each stretch."""
+        return self.spec.row_time
+
+    def apply(self, rows: TaskRows, state: OpenState) -> Outputs:
+        """The results of sessions that close, or that have late rows."""
+        clock = self.clock
+        absurd = rows.own.column(PANE).to_numpy() == ABSURD
+        if absurd.any() and clock.refuses_absurd:
+            raise refused(int(rows.own.column(ROWS).to_numpy()[absurd].sum()), self.context.uid)
+        sensible = rows.own.filter(pa.array(~absurd))
+        run = SessionRun(self.spec, state, clock)
+        is_late = run.take_in(sensible)
+        run.close()
+        for some, flags in ((rows.own, absurd), (sensible, is_late)):
+            self._add_late(some, flags)
+        self._due = Due(event_us=run.waits_for)
+        return {RESULTS: run.results}
+
+    def _add_late(self, rows: pa.Table, flags: Flags) -> None:
+        late = self.context.late
+        if not flags.any():
+            return
+        numbers = rows.column(ROWS).to_numpy()[flags]
+        if not late.kept:
+            late.add_number(int(numbers.sum()))
+            return
+        whole = rows.column(ROW).filter(pa.array(flags)).combine_chunks()
+        late.add(
+            pa.RecordBatch.from_struct_array(whole.take(pa.array(np.repeat(np.arange(len(whole)), numbers))))
+        )
 
 
 @dataclass(frozen=True)
