@@ -22,9 +22,9 @@ from penstock.operators.base import (
     Operator,
     SecondInput,
 )
-from penstock.operators.batch_process import BatchProcess
-from penstock.operators.keyed_process import KeyedProcess
-from penstock.operators.process import Process as UnkeyedProcess
+from penstock.operators.process.columns import BatchProcess
+from penstock.operators.process.keyed import KeyedProcess
+from penstock.operators.process.unkeyed import Process as UnkeyedProcess
 from penstock.operators.row_order import Order
 from penstock.operators.side_outputs import SideOutput, declared_sides
 from penstock.operators.states import lives_by_event_time as has_event_lifetimes

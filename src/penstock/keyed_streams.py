@@ -10,7 +10,7 @@ from penstock.graph import Graph, OwnCode
 from penstock.operators.aggregate import Aggregate
 from penstock.operators.base import Broadcast, Node, SecondInput
 from penstock.operators.everything import shown_keys
-from penstock.operators.keyed_co_process import KeyedCoProcess
+from penstock.operators.process.co import KeyedCoProcess
 from penstock.operators.row_order import OrderBy, parse_orders
 from penstock.operators.time_to_live import TTL, time_to_live
 from penstock.operators.top import Top

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 from penstock.errors import ConfigError
 from penstock.graph import Graph, OwnCode, Process
 from penstock.operators.base import Broadcast, Node, SecondInput
-from penstock.operators.batch_process import BatchProcess
-from penstock.operators.broadcast import refuse_results, takes_broadcast
-from penstock.operators.keyed_co_process import KeyedCoProcess
-from penstock.operators.keyed_process import KeyedProcess
-from penstock.operators.parameters import check_parameters
-from penstock.operators.process import Process as UnkeyedProcess
+from penstock.operators.process.broadcast import refuse_results, takes_broadcast
+from penstock.operators.process.co import KeyedCoProcess
+from penstock.operators.process.columns import BatchProcess
+from penstock.operators.process.keyed import KeyedProcess
+from penstock.operators.process.parameters import check_parameters
+from penstock.operators.process.unkeyed import Process as UnkeyedProcess
 from penstock.operators.row_order import OrderBy, parse_orders
 from penstock.operators.side_outputs import check_sides
 from penstock.operators.states import keyed_states, subtask_states

@@ -12,7 +12,7 @@ from penstock.graph import Graph, Late, Output, Side, Transform, Union
 from penstock.operators.base import LEFT, Broadcast, Node, Operator
 from penstock.operators.dedupe import Dedupe
 from penstock.operators.everything import EVERYTHING
-from penstock.operators.process import Process as UnkeyedProcess
+from penstock.operators.process.unkeyed import Process as UnkeyedProcess
 from penstock.operators.row_order import OrderBy, parse_orders
 from penstock.operators.side_outputs import checked_side
 from penstock.operators.time_to_live import TTL

@@ -39,7 +39,7 @@ from penstock.engine.run import Run
 from penstock.engine.watermarks import Watermarks
 from penstock.errors import PenstockError
 from penstock.ids import NO_CHECKPOINT, RunId
-from penstock.operators import keyed_process
+from penstock.operators.process import keyed
 from penstock.operators.side_outputs import SideRows
 from penstock.ownership import claim
 from penstock.ownership.claim import Claim, read_run
@@ -572,7 +572,7 @@ BAD: dict[str, Any] = {
 
 @mutation(**BAD)
 def keep_the_state_of_a_call_that_raised(patch: Patch) -> None:
-    patch.setattr(keyed_process.Cells, "undo", lambda self, index: None)
+    patch.setattr(keyed.Cells, "undo", lambda self, index: None)
 
 
 @mutation(**BAD)

@@ -16,26 +16,25 @@ from penstock.engine.subtask import Subtask
 from penstock.ids import SubtaskId
 from penstock.operators.bad_records import BadRecords
 from penstock.operators.base import Spec, Task, TaskContext
-from penstock.operators.batch_process import BatchProcess
-from penstock.operators.broadcast import NoSides
 from penstock.operators.failed_call import blamed_on
 from penstock.operators.grouping import null_keys
 from penstock.operators.inputs import RightInput, TaskRows
-from penstock.operators.keyed_process import Context, KeyedProcess
 from penstock.operators.late_rows import LateRows
 from penstock.operators.outputs import RESULTS, Outputs, Tags, side_tags
-from penstock.operators.process import Process
-from penstock.operators.run_batch_process import SideColumns, run_batch_process
-from penstock.operators.run_process import run_process
-from penstock.operators.run_unkeyed import run_broadcast, run_unkeyed
+from penstock.operators.process.broadcast import NoSides
+from penstock.operators.process.co import TIME, in_one_table
+from penstock.operators.process.columns import BatchProcess
+from penstock.operators.process.keyed import Context, KeyedProcess
+from penstock.operators.process.run_columns import SideColumns, run_batch_process
+from penstock.operators.process.run_keyed import run_process
+from penstock.operators.process.run_tolerant import run_process_tolerantly
+from penstock.operators.process.unkeyed import Process, run_broadcast, run_unkeyed
 from penstock.operators.side_outputs import SideRows, declared_sides
 from penstock.operators.stored_timers import Timers
 from penstock.operators.subtask_states import SubtaskCells
 from penstock.operators.task_time import TaskTime
 from penstock.operators.time_column import TimeColumn
 from penstock.operators.timers import NoTimers, takes_timers
-from penstock.operators.tolerant_process import run_process_tolerantly
-from penstock.operators.two_input_rows import TIME, in_one_table
 from penstock.state.backends.base import OpenState, StateLayout
 from penstock.state.handle import Due
 from penstock.state.keys import SORT_KEY
