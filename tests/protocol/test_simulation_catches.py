@@ -32,7 +32,6 @@ from penstock.checkpoint.pending import Pending
 from penstock.checkpoint.protocol import Protocol
 from penstock.config import Checkpointing, Mode
 from penstock.engine import acknowledgements, reading, run, sink_writer
-from penstock.engine.operator_task import ProcessTask
 from penstock.engine.reading import Reading
 from penstock.engine.row_counts import BadRecordCounts
 from penstock.engine.run import Run
@@ -40,6 +39,7 @@ from penstock.engine.watermarks import Watermarks
 from penstock.errors import PenstockError
 from penstock.ids import NO_CHECKPOINT, RunId
 from penstock.operators.process import keyed
+from penstock.operators.process.task import ProcessTask
 from penstock.operators.side_outputs import SideRows
 from penstock.ownership import claim
 from penstock.ownership.claim import Claim, read_run
@@ -598,7 +598,7 @@ TIMED: dict[str, Any] = {"mode": Mode.EXACTLY_ONCE, "timers": True, "interventio
 
 @mutation(2, **TIMED)
 def wait_for_a_moment_that_is_too_late(patch: Patch) -> None:
-    patch.setattr(ProcessTask, "due", lambda self, state: Due(10**15, 10**16))
+    patch.setattr(ProcessTask, "due", lambda self: Due(10**15, 10**16))
 
 
 @mutation(**TIMED)
