@@ -26,7 +26,7 @@ from penstock.checkpoint.events import (
     Tick,
     WriteMetadata,
 )
-from penstock.checkpoint.pending import Now
+from penstock.checkpoint.pending import EventTimestamp
 from penstock.checkpoint.protocol import Protocol
 from penstock.config import Checkpointing
 from penstock.ids import CheckpointId, RunId, SubtaskId
@@ -92,8 +92,8 @@ class Story:
         self.actions: list[Action] = []
 
     @property
-    def now(self) -> Now:
-        return Now(self.clock.monotonic(), self.clock.wall())
+    def now(self) -> EventTimestamp:
+        return EventTimestamp(self.clock.monotonic(), self.clock.wall())
 
     def after(self, seconds: float) -> Story:
         """Let time pass."""

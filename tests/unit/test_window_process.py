@@ -29,7 +29,7 @@ from penstock.operators.timers import microseconds, moment
 from penstock.operators.window_calls import WindowCode
 from penstock.operators.window_kinds import CountWindows, SessionWindows
 from penstock.operators.window_rows import WindowRowsSpec
-from penstock.savepoint.views import Moment
+from penstock.savepoint.views import TimestampColumn
 from penstock.state.backends.base import OpenState, StateLayout
 from penstock.state.handle import Due
 from penstock.state.lifetimes import FAR_AWAY_US
@@ -171,5 +171,5 @@ def test_rows_of_nothing_but_a_key_are_counted(tmp_path: Path, backend: str) -> 
 def test_windows_beyond_the_calendar_can_be_shown() -> None:
     """Who looks at state sees bounds that Python knows."""
     stored = pa.RecordBatch.from_pydict({"last": [microseconds(LAST, ""), microseconds(FIRST, "")]})
-    assert Moment("window_end", "last", 1).of(stored).to_pylist()[0] == LAST
-    assert Moment("window_start", "last", -5).of(stored).to_pylist()[1] == FIRST
+    assert TimestampColumn("window_end", "last", 1).of(stored).to_pylist()[0] == LAST
+    assert TimestampColumn("window_start", "last", -5).of(stored).to_pylist()[1] == FIRST

@@ -16,7 +16,7 @@ from penstock.checkpoint.commits import Post, RunCommit
 from penstock.checkpoint.content import Identity
 from penstock.checkpoint.coordinator import Coordinator
 from penstock.checkpoint.events import CheckpointListener
-from penstock.checkpoint.pending import Now
+from penstock.checkpoint.pending import EventTimestamp
 from penstock.checkpoint.protocol import Protocol
 from penstock.checkpoint.sink_lanes import RecoveryCalls
 from penstock.clock import Clock
@@ -340,7 +340,7 @@ def make_coordinator(
         positions_set=start.positions_set,
         former_uids=point.former_uids,
     )
-    now = Now(clock.monotonic(), clock.wall())
+    now = EventTimestamp(clock.monotonic(), clock.wall())
     protocol = Protocol(
         spec.checkpoint, identity, point.retained, now, start.handles.values(), held=point.begun_files
     )
