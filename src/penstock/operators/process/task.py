@@ -26,10 +26,14 @@ from penstock.operators.stored_timers import Timers
 from penstock.operators.subtask_states import SubtaskCells
 from penstock.operators.task_time import TaskTime
 from penstock.operators.time_column import TimeColumn
-from penstock.operators.timers import NoTimers, takes_timers
+from penstock.operators.timers import AT, CLOCK, EVENT_TIME, NoTimers, takes_timers, timer_table
+from penstock.operators.views import Position, StoredTable, TableView, TimestampColumn, plain
 from penstock.state.backends.base import OpenState, StateLayout
 from penstock.state.handle import Due
 from penstock.state.keys import SORT_KEY
+
+_NO_KEY = pa.schema([])
+_TIMERS = {timer_table(EVENT_TIME, _NO_KEY).name: "timers", timer_table(CLOCK, _NO_KEY).name: "clock_timers"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,6 +77,18 @@ class ProcessSpec(Spec):
         declared = declared_sides(self.code)
         tags = side_tags(declared)
         return {tags[name]: declared[name].schema for name in self.sides_read}
+
+    @classmethod
+    def shown(cls, table: StoredTable) -> TableView | None:
+        """Timers, maps and lists under the names that the class declares."""
+        name, names = table.name, table.names
+        if name in _TIMERS:
+            return TableView(_TIMERS[name], "timers", (TimestampColumn("at", AT),))
+        if names == [f"{name}_key"]:
+            return TableView(name, "map", plain(table.own), table.value)
+        if names == [f"{name}_position"]:
+            return TableView(name, "list", (Position(names[0], table.key),), table.value)
+        return None
 
     def task(self, context: TaskContext) -> Task:
         """The calls of own code in one subtask."""
