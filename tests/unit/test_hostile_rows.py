@@ -20,7 +20,6 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from penstock.engine.tagged_rows import BAD, RESULTS, untagged
 
 import penstock as ps
 from builders.operator_cluster import BuiltIn, OperatorCluster
@@ -37,6 +36,7 @@ from penstock.operators.dedupe import DedupeSpec, run_dedupe
 from penstock.operators.join_spec import How, InputColumns, JoinSpec
 from penstock.operators.lookup_rows import LookupSpec, run_lookup
 from penstock.operators.process.keyed import Context
+from penstock.operators.outputs import BAD, RESULTS, untagged
 from penstock.operators.python_values import python_values
 from penstock.operators.run_join import run_join
 from penstock.operators.session_rows import SessionRowsSpec, run_session_rows
