@@ -7,11 +7,11 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 import pytest
-from penstock.operators.distinct_values import AGGREGATES
 
 from penstock.checkpoint.completed import Barrier, SourceFile, SourceTime, TimeReached
 from penstock.errors import ConfigError, IncompatibleStateError, PenstockError
 from penstock.operators.aggregate.columns import AggregateColumn, Kind, Partial
+from penstock.operators.aggregate.distinct import AGGREGATES
 from penstock.operators.count_windows import CountSpec
 from penstock.operators.window_kinds import CountWindows
 from penstock.recovery.lifetimes import columns_of, stored_layout
