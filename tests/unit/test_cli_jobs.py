@@ -16,10 +16,9 @@ from builders.calling_penstock import Penstock, caller
 from builders.stored_jobs import PLAN, SeenJob, died, failed, healthy, late
 from penstock.cli import watch
 from penstock.cli.console import plain_console
-from penstock.cli.event_lines import event_line
 from penstock.cli.job_lookup import within
 from penstock.cli.status_screen import exit_code, status_json
-from penstock.cli.watch_screen import WatchScreen
+from penstock.cli.watch_screen import WatchScreen, event_line
 from penstock.clock import SYSTEM_CLOCK
 from penstock.errors import UnavailableError
 from penstock.ownership.run_ends import RunOutcome
@@ -83,7 +82,7 @@ def test_jobs_as_json(penstock: Penstock, tmp_path: Path, now: float) -> None:
         "id": job_id("views"),
         "storage": (tmp_path / "views").as_uri(),
         "state": "running",
-        "needs_somebody": False,
+        "needs_attention": False,
         "run": 2,
         "checkpoint": 41,
         "late": False,

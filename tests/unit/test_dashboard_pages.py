@@ -34,8 +34,6 @@ from penstock.cli.state_tables import moment as state_moment
 from penstock.dashboard import pages
 from penstock.dashboard.page_frame import PageFrame
 from penstock.dashboard.pages.render import environment
-from penstock.dashboard.pages.sentences import collapsed, sentence
-from penstock.dashboard.pages.words import NOTHING, watermark_moment
 from penstock.requests.request_client import Outcome
 from penstock.status.events import (
     CheckpointCommitted,
@@ -50,9 +48,10 @@ from penstock.status.events import (
 from penstock.status.failure_history import failures
 from penstock.status.log_messages import event_time_left
 from penstock.status.observer import Observer
+from penstock.status.sentences import collapsed, sentence
 from penstock.status.stored_state import FoundRows, KeyRows, LargestKeys
 from penstock.status.view import JobView, RunView
-from penstock.wording import event_moment
+from penstock.wording import NOTHING, event_moment, watermark_moment
 
 STATIC = Path(penstock.dashboard.__file__).parent / "static"
 REQUEST = "ab" * 16
