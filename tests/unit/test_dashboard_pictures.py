@@ -392,7 +392,7 @@ def test_a_job_that_is_silent_is_a_worry() -> None:
     """Numbers that are old are not shown as if they were new."""
     silent = msgspec.structs.replace(healthy(), live=live(at=NOW - 40))
     assert verdict(silent).tone is Tone.WARNING
-    assert "has not said for 40 s" in verdict(silent).detail
+    assert "has not reported for 40 s" in verdict(silent).detail
 
 
 @pytest.mark.parametrize("event", [*story(), *hostile().events], ids=lambda event: type(event).__name__)
@@ -411,7 +411,7 @@ def test_only_what_happens_all_the_time_is_routine() -> None:
     }
     assert (
         sentence(FirstBatch(at=NOW, run=1, batch=7, took_s=2.0)).text
-        == "Its first batch, 7, was done after 2 s: it is processing."
+        == "The first batch of run 1, batch 7, finished after 2 s."
     )
 
 

@@ -28,7 +28,7 @@ from penstock.status.events import (
     SinkUp,
     TasksRepeated,
 )
-from penstock.status.failure_history import DIED, without_numbers
+from penstock.status.failure_history import untold_deaths, without_numbers
 from penstock.status.health import Tone
 from penstock.status.view import FailureView, RequestView
 from penstock.wording import capital, counted, lasted, milliseconds, shortened, size
@@ -155,9 +155,8 @@ def sentence(event: Event) -> Sentence:  # noqa: C901, PLR0911, PLR0912 - one ca
 
 def sentences(events: Sequence[Event], failures: Sequence[FailureView]) -> list[Sentence]:
     """The sentences for all events, newest first as they are given, and for deaths of drivers that no event reports."""
-    seen = {event.at for event in events if isinstance(event, ProcessDied)}
     said = [sentence(event) for event in events]
-    untold = [(_place(events, one), one) for one in failures if one.error == DIED and one.at not in seen]
+    untold = [(_place(events, one), one) for one in untold_deaths(events, failures)]
     # The oldest first, so that no place moves.
     for place, death in sorted(untold, key=lambda one: (-one[0], one[1].run)):
         said.insert(place, Sentence(death.at, death.run, Tone.BAD, f"{capital(death.why)}."))
