@@ -230,3 +230,7 @@ def shortened(text: str, longest: int) -> str:
         return text
     front = longest // 2
     return f"{text[:front]}\N{HORIZONTAL ELLIPSIS}{text[len(text) - (longest - 1 - front) :]}"
+
+
+NOT_SHOWN = "(its text is not shown: it may have values of rows in it)"
+"""In place of a text of others, where `show_rows=False`."""

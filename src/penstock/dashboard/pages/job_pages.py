@@ -53,7 +53,7 @@ _LATELY = 8
 _SPARK_POINTS, _SPARK_WIDTH, _SPARK_HEIGHT = 40, 120.0, 28.0
 _TALLY = {
     Tone.BAD: "need somebody",
-    Tone.WARNING: "with a worry",
+    Tone.WARNING: "with a problem",
     Tone.BUSY: "on the way",
     Tone.GOOD: "healthy",
     Tone.QUIET: "ended",
