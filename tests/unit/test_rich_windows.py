@@ -47,8 +47,8 @@ from penstock.operators.aggregate.distinct import (
 from penstock.operators.aggregate.merge import finish
 from penstock.operators.bad_records import ROWS
 from penstock.operators.clock import OperatorClock
-from penstock.operators.keyed_process import Context
 from penstock.operators.pieces import PieceLimits
+from penstock.operators.process.keyed import Context
 from penstock.operators.window import distinct, session
 from penstock.operators.window.base import ABSURD, LATE
 from penstock.operators.window.count import CountSpec, run_count_windows

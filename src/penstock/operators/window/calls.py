@@ -18,12 +18,10 @@ from penstock.operators.failed_call import blamed_on
 from penstock.operators.given_rows import copy_emitted
 from penstock.operators.grouping import Grouped
 from penstock.operators.inputs import TaskRows
-from penstock.operators.keyed_process import Context
 from penstock.operators.outputs import RESULTS, Outputs
 from penstock.operators.pieces import PieceLimits, pieces
-from penstock.operators.python_values import as_moments, python_values
-from penstock.operators.rows import Rows, RowTable
-from penstock.operators.run_process import (
+from penstock.operators.process.keyed import Context
+from penstock.operators.process.run_keyed import (
     OUTPUT_ROWS,
     not_iterable,
     python_keys,
@@ -31,6 +29,8 @@ from penstock.operators.run_process import (
     to_table,
     yielded,
 )
+from penstock.operators.python_values import as_moments, python_values
+from penstock.operators.rows import Rows, RowTable
 from penstock.operators.window.base import WindowTask
 from penstock.operators.window.kinds import Numbers, TimeWindow, WindowProcess
 from penstock.state.backends.base import OpenState

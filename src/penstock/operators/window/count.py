@@ -19,9 +19,9 @@ from penstock.operators.base import Spec, Task, TaskContext
 from penstock.operators.clock import OperatorClock
 from penstock.operators.grouping import group_rows, null_keys
 from penstock.operators.inputs import TaskRows
-from penstock.operators.keyed_process import Context
 from penstock.operators.outputs import RESULTS, Outputs
 from penstock.operators.pieces import Piece, PieceLimits, pieces_with_state
+from penstock.operators.process.keyed import Context
 from penstock.operators.row_order import Order
 from penstock.operators.stored_rows import stored_rows
 from penstock.operators.window.base import KEYS_AT_ONCE, PLACE, PORTION_BYTES, WindowTask, one_batch, places

@@ -24,7 +24,7 @@ import numpy.typing as npt
 
 from penstock.config import Duration, seconds, whole_number
 from penstock.errors import ConfigError
-from penstock.operators.keyed_process import Context, Output
+from penstock.operators.process.keyed import Context, Output
 from penstock.operators.rows import Rows
 from penstock.state.lifetimes import in_microseconds
 from penstock.wording import exactly, in_so_many_us
