@@ -143,7 +143,7 @@ _LATE_NAMES = LateNames(
         "Ui": "dashboard.ui_options",
         "TimeToLive": "operators.time_to_live",
         "ValueState": "operators.states",
-        "WindowProcess": "operators.window_process",
+        "WindowProcess": "operators.window.kinds",
         "exponential_delay": "recovery.restart",
         "failure_rate": "recovery.restart",
         "fixed_delay": "recovery.restart",

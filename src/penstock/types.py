@@ -99,7 +99,7 @@ _LATE_NAMES = LateNames(
         "SavedState": "spark.saved_state",
         "Status": "spark.status",
         "Stream": "streams",
-        "TimeWindow": "operators.window_process",
+        "TimeWindow": "operators.window.kinds",
         "Timer": "operators.timers",
         "WindowedStream": "keyed_streams",
         "Written": "streams",
