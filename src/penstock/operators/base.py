@@ -242,6 +242,14 @@ class Spec(ABC):
         """
         return None
 
+    @classmethod
+    def shown_as(cls, column: str) -> str | None:  # noqa: ARG003
+        """The name under which a user sees a value that this operator stores beside others; '' for one that only the operator needs.
+
+        None for a column that is not one of this operator's: it is shown as it is stored.
+        """
+        return None
+
 
 # ── what runs in a subtask ─────────────────────────────────────────────────────────────────────────
 

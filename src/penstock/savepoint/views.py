@@ -7,7 +7,6 @@ the metadata of a checkpoint or savepoint describes them: the job is not needed,
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
@@ -16,7 +15,7 @@ import pyarrow as pa
 from penstock.checkpoint.completed import OperatorColumns
 from penstock.errors import ConfigError
 from penstock.operators.aggregate.columns import stored_aggregates
-from penstock.operators.aggregate.distinct import life_of
+from penstock.operators.aggregate.operator import AggregateSpec
 from penstock.operators.base import Spec
 from penstock.operators.dedupe import DedupeSpec
 from penstock.operators.everything import shown_key
@@ -31,27 +30,32 @@ from penstock.operators.views import (
     Shown,
     StoredTable,
     TableView,
-    TimestampColumn,
     View,
     plain,
 )
-from penstock.operators.window.base import LAST, PLACE
-from penstock.operators.window.count import SIZE
-from penstock.operators.window.early import AWAITED, EARLY
-from penstock.operators.window.kinds import WINDOW_END, WINDOW_START
-from penstock.operators.window.session import ENDS, START
-from penstock.operators.window.session_rows import TIME
+from penstock.operators.window.base import PLACE
+from penstock.operators.window.count import CountSpec
+from penstock.operators.window.session import SessionSpec
+from penstock.operators.window.session_rows import TIME, SessionRowsSpec
+from penstock.operators.window.time import WindowSpec
+from penstock.operators.window.time_rows import WindowRowsSpec
 from penstock.recovery.lifetimes import stored_layout
 from penstock.state.backends.base import VALUES, OnRescale, TableLayout
 from penstock.state.backends.sorted_file import numbered_schema
 from penstock.state.subtask_rows import SUBTASK
-from penstock.wording import did_you_mean, in_so_many_us
+from penstock.wording import did_you_mean
 
-_ROWS_OF_SESSIONS = "__penstock_rows"
-_HIDDEN = (PLACE, AWAITED)
-SPECS: tuple[type[Spec], ...] = (ProcessSpec, DedupeSpec)
+SPECS: tuple[type[Spec], ...] = (
+    ProcessSpec,
+    DedupeSpec,
+    AggregateSpec,
+    WindowSpec,
+    WindowRowsSpec,
+    SessionSpec,
+    SessionRowsSpec,
+    CountSpec,
+)
 """Those that are asked how their tables are shown, in this order."""
-_SIZE = re.compile(r"(?:rows of )?windows of (\d+ \w+)")
 
 
 # ── which there are ────────────────────────────────────────────────────────────────────────────────
@@ -144,13 +148,17 @@ def _values(fields: Sequence[pa.Field]) -> tuple[Shown, ...]:
         if field.name in aggregates:
             spec = aggregates[field.name]
             found.append(Result(spec.name, spec))
-        elif field.name.startswith(SIZE) or field.name == _ROWS_OF_SESSIONS:
-            found.append(Plain("rows", field))
         elif field.name == MATCHED.name:
             found.append(Plain("matched", field))
-        elif field.name not in parts and field.name not in _HIDDEN and life_of(field.name) is None:
-            found.append(Plain(field.name, field))
+        elif field.name not in parts and field.name != PLACE and (name := _shown_as(field.name)):
+            found.append(Plain(name, field))
     return tuple(found)
+
+
+def _shown_as(column: str) -> str:
+    """How a user knows a stored column; '' for one that only an operator needs."""
+    names = (spec.shown_as(column) for spec in SPECS)
+    return next((name for name in names if name is not None), column)
 
 
 def _of_table(table: TableLayout, of_key: tuple[str, ...]) -> View | None:
@@ -175,34 +183,10 @@ def _seen(table: StoredTable) -> TableView:
 
 def _former(table: StoredTable) -> TableView | None:
     """Tables of operators whose specs are not asked yet."""
-    name, names = table.name, table.names
-    if name in (ENDS, EARLY) or "without a partner" in name:
+    name = table.name
+    if "without a partner" in name:
         return TableView(name, "")
-    return _of_distinct(table) or _of_windows(name, names, table.value) or _of_join(table)
-
-
-def _of_windows(name: str, names: Sequence[str], value: tuple[Shown, ...]) -> TableView | None:
-    if START in names:
-        bounds = (TimestampColumn(WINDOW_START, START), TimestampColumn(WINDOW_END, LAST, 1))
-        return TableView("windows", "windows", bounds, value)
-    if LAST not in names:
-        return None
-    said = _SIZE.match(name)
-    size_us = (in_so_many_us(said[1]) if said else None) or 0
-    bounds = (TimestampColumn(WINDOW_START, LAST, 1 - size_us), TimestampColumn(WINDOW_END, LAST, 1))
-    called = ("rows", "rows of windows") if PLACE in names else ("windows", "windows")
-    return TableView(*called, bounds, value)
-
-
-def _of_distinct(table: StoredTable) -> TableView | None:
-    name, own = table.name, table.own
-    values = [field for field in own if field.name != LAST]
-    if not values or not all(field.name.startswith(f"{name}_") for field in values):
-        return None
-    counted = name.removeprefix("__").removesuffix("_distinct")
-    called = [counted] if len(values) == 1 else [f"{counted}_{at}" for at in range(len(values))]
-    window = (TimestampColumn(WINDOW_END, LAST, 1),) if len(own) > len(values) else ()
-    return TableView(f"{counted}_values", "distinct values", (*window, *map(Plain, called, values)))
+    return _of_join(table)
 
 
 def _of_join(table: StoredTable) -> TableView | None:
@@ -212,7 +196,7 @@ def _of_join(table: StoredTable) -> TableView | None:
         return None
     stamps = {lifetime.stamp for lifetime in table.layout.lifetimes} | {f"__event_{side}"}
     value = tuple(one for one in table.value if one.name not in stamps)
-    shown = plain(field for field in table.own if field.name not in (*_HIDDEN, TIME))
+    shown = plain(field for field in table.own if field.name not in (PLACE, TIME))
     return TableView(side, "rows of a join", shown, value)
 
 

@@ -18,6 +18,7 @@ from penstock.operators.aggregate.distinct import (
     aggregate_layout,
     counting_distinct,
     life_fields,
+    life_of,
     partials_with_counts,
 )
 from penstock.operators.aggregate.merge import finish, merge
@@ -33,6 +34,7 @@ from penstock.operators.task_time import NO_TIME, TaskTime
 from penstock.operators.time_column import TimeColumn
 from penstock.operators.time_to_live import TTL, TimeToLive, time_to_live
 from penstock.operators.timers import EVENT_TIME
+from penstock.operators.views import Plain, Shown, StoredTable, TableView
 from penstock.state.backends.base import OpenState, StateLayout, with_stamps
 from penstock.state.lifetimes import Lifetime
 from penstock.state.sizes import in_batches
@@ -99,6 +101,16 @@ class AggregateSpec(Spec):
         """The key, then the aggregates."""
         return pa.schema([*shown_key(self.key), *output_schema(self.columns)])
 
+    @classmethod
+    def shown(cls, table: StoredTable) -> TableView | None:
+        """The distinct values of each key."""
+        return distinct_view(table.name, table.own)
+
+    @classmethod
+    def shown_as(cls, column: str) -> str | None:
+        """Which life of a key it is, and when its values were last written, says nothing to a user."""
+        return None if life_of(column) is None else ""
+
     def task(self, context: TaskContext) -> Task:
         """The work of one subtask."""
         return AggregateTask(context, self)
@@ -146,6 +158,15 @@ class AggregateTask(ReducedTask):
         """The keys, without the columns that count rows."""
         left = super().without_null_keys(table, keys)
         return left.drop_columns([name for name in (ROW, ROWS) if name in left.column_names])
+
+
+def distinct_view(name: str, values: Sequence[pa.Field], window: tuple[Shown, ...] = ()) -> TableView | None:
+    """What a user sees of a table with the distinct values that an aggregate has counted; None for any other table."""
+    if not values or not all(field.name.startswith(f"{name}_") for field in values):
+        return None
+    whose = name.removeprefix("__").removesuffix("_distinct")
+    called = [whose] if len(values) == 1 else [f"{whose}_{at}" for at in range(len(values))]
+    return TableView(f"{whose}_values", "distinct values", (*window, *map(Plain, called, values)))
 
 
 def refuse_updates(upstream: Node, uid: str) -> None:

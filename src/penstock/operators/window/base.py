@@ -6,6 +6,7 @@ their windows lie. So they are groups of their own, of which nothing is computed
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -18,14 +19,15 @@ from penstock.operators.base import Task
 from penstock.operators.clock import OperatorClock
 from penstock.operators.python_values import MICROSECONDS
 from penstock.operators.time_column import TimeColumn
-from penstock.operators.window.kinds import Numbers
+from penstock.operators.views import Shown, TimestampColumn
+from penstock.operators.window.kinds import WINDOW_END, WINDOW_START, Numbers
 from penstock.state.backends.equality import Flags
 from penstock.state.backends.lookup import lookup
 from penstock.state.backends.sorted_rows import SortedBatch, in_order, sorting_positions
 from penstock.state.handle import GENERATION_SHIFT, Due
 from penstock.state.keys import KeyBatch
 from penstock.state.lifetimes import FAR_AWAY_US, LONG_AGO_US
-from penstock.wording import counted
+from penstock.wording import counted, in_so_many_us
 
 LAST = "__penstock_last"
 """The last moment of a window."""
@@ -149,6 +151,16 @@ def _latest_so_far(groups: Numbers, lasts: Numbers) -> Numbers:
     highest = np.maximum.accumulate(groups * len(lasts) + rank)
     latest: Numbers = lasts[by_rank[highest - groups * len(lasts)]]
     return latest
+
+
+_SIZE = re.compile(r"(?:rows of )?windows of (\d+ \w+)")
+
+
+def shown_bounds(table: str) -> tuple[Shown, Shown]:
+    """What a user sees of the time of a tumbling or sliding window: its start and its end. The name of the table says how long it is."""
+    said = _SIZE.match(table)
+    size_us = (in_so_many_us(said[1]) if said else None) or 0
+    return TimestampColumn(WINDOW_START, LAST, 1 - size_us), TimestampColumn(WINDOW_END, LAST, 1)
 
 
 @dataclass

@@ -55,6 +55,11 @@ class CountSpec(Spec):
             self.key, pa.schema([(size_name(self.windows), pa.int64()), *state_schema(self.specs)])
         )
 
+    @classmethod
+    def shown_as(cls, column: str) -> str | None:
+        """How many rows the open window of a key has."""
+        return "rows" if column.startswith(SIZE) else None
+
     def task(self, context: TaskContext) -> Task:
         """The work of one subtask."""
         return CountAggregateTask(context, self)

@@ -29,6 +29,7 @@ from penstock.operators.pieces import PieceLimits, pieces
 from penstock.operators.python_values import as_moments
 from penstock.operators.stored_rows import stored_rows
 from penstock.operators.time_column import TimeColumn
+from penstock.operators.views import StoredTable, TableView, TimestampColumn
 from penstock.operators.window.base import (
     ABSURD,
     KEYS_AT_ONCE,
@@ -100,6 +101,16 @@ class SessionSpec(Spec):
     def layout(self) -> StateLayout:
         """What is kept."""
         return StateLayout(self.key, pa.schema([]), (self.sessions, self.ends))
+
+    @classmethod
+    def shown(cls, table: StoredTable) -> TableView | None:
+        """The sessions of each key."""
+        if table.name == ENDS:
+            return TableView(table.name, "")
+        if START not in table.names:
+            return None
+        bounds = (TimestampColumn(WINDOW_START, START), TimestampColumn(WINDOW_END, LAST, 1))
+        return TableView("windows", "windows", bounds, table.value)
 
     def task(self, context: TaskContext) -> Task:
         """The work of one subtask."""

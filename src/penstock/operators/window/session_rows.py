@@ -24,6 +24,7 @@ from penstock.operators.row_order import Order, order_keys
 from penstock.operators.stored_rows import stored_rows
 from penstock.operators.time_column import TimeColumn
 from penstock.operators.time_ranges import Ranges, Timed, in_range
+from penstock.operators.views import StoredTable, TableView
 from penstock.operators.window.base import (
     KEYS_AT_ONCE,
     LAST,
@@ -89,6 +90,16 @@ class SessionRowsSpec(WindowCodeSpec):
         """What is kept."""
         sessions = self.sessions
         return StateLayout(self.key, pa.schema([]), (sessions.sessions, sessions.ends, self.table))
+
+    @classmethod
+    def shown(cls, table: StoredTable) -> TableView | None:
+        """The rows of sessions that are kept."""
+        return TableView("rows", "rows", (), table.value) if table.names == [TIME, PLACE] else None
+
+    @classmethod
+    def shown_as(cls, column: str) -> str | None:
+        """How many rows a session has."""
+        return "rows" if column == _ROWS.partials[0].name else None
 
     @property
     def allowed_lateness_us(self) -> int | None:

@@ -17,7 +17,7 @@ import pyarrow as pa
 from penstock.operators.aggregate.columns import AggregateColumn, output_schema, state_schema
 from penstock.operators.aggregate.distinct import WHOSE, counting_distinct
 from penstock.operators.aggregate.merge import finish, merge, merged_groups
-from penstock.operators.aggregate.operator import ReducedTask
+from penstock.operators.aggregate.operator import ReducedTask, distinct_view
 from penstock.operators.bad_records import ROWS
 from penstock.operators.base import Spec, Task, TaskContext
 from penstock.operators.clock import OperatorClock
@@ -27,10 +27,20 @@ from penstock.operators.inputs import TaskRows
 from penstock.operators.outputs import RESULTS, Outputs
 from penstock.operators.python_values import as_moments
 from penstock.operators.time_column import TimeColumn
+from penstock.operators.views import StoredTable, TableView
 from penstock.operators.wide_columns import as_batch, widened
-from penstock.operators.window.base import LAST, PANE, WindowTask, among, one_batch, without_late_rows
+from penstock.operators.window.base import (
+    LAST,
+    PANE,
+    PLACE,
+    WindowTask,
+    among,
+    one_batch,
+    shown_bounds,
+    without_late_rows,
+)
 from penstock.operators.window.distinct import WindowValues, window_values, with_no_counts
-from penstock.operators.window.early import AWAITED, EarlyResults, early_table
+from penstock.operators.window.early import AWAITED, EARLY, EarlyResults, early_table
 from penstock.operators.window.kinds import WINDOW_END, WINDOW_START, Numbers, TimeWindows
 from penstock.state.backends.base import OpenState, OpenTable, StateLayout, TableLayout, with_stamps
 from penstock.state.backends.equality import Flags
@@ -90,6 +100,24 @@ class WindowSpec(Spec):
         early = () if self.early_us is None else (early_table(table.identity),)
         values = (window_values(one, self.key, self.lateness_us) for one in counting_distinct(self.specs))
         return StateLayout(self.key, pa.schema([]), (table, *early, *values))
+
+    @classmethod
+    def shown(cls, table: StoredTable) -> TableView | None:
+        """The windows of each key, and the distinct values that each has had."""
+        if table.name == EARLY:
+            return TableView(table.name, "")
+        if LAST not in table.names or PLACE in table.names:
+            return None
+        values = [field for field in table.own if field.name != LAST]
+        bounds = shown_bounds(table.name)
+        return distinct_view(table.name, values, bounds[1:]) or TableView(
+            "windows", "windows", bounds, table.value
+        )
+
+    @classmethod
+    def shown_as(cls, column: str) -> str | None:
+        """When an early result is due says nothing to a user."""
+        return "" if column == AWAITED else None
 
     def task(self, context: TaskContext) -> Task:
         """The work of one subtask."""

@@ -21,8 +21,9 @@ from penstock.operators.grouping import equal_rows
 from penstock.operators.process.keyed import Context
 from penstock.operators.row_order import Order, order_keys
 from penstock.operators.time_column import TimeColumn
+from penstock.operators.views import StoredTable, TableView
 from penstock.operators.wide_columns import rows_at, widened
-from penstock.operators.window.base import LAST, PLACE, RowTimes, among, one_batch, places
+from penstock.operators.window.base import LAST, PLACE, RowTimes, among, one_batch, places, shown_bounds
 from penstock.operators.window.calls import RowsRun, WindowCode, WindowCodeSpec, WindowRows
 from penstock.operators.window.kinds import Numbers, TimeWindows
 from penstock.state.backends.base import OpenState, StateLayout, TableLayout, with_stamps
@@ -169,6 +170,13 @@ class WindowRowsSpec(WindowCodeSpec):
     def layout(self) -> StateLayout:
         """What is kept."""
         return StateLayout(self.key, pa.schema([]), (self.table,))
+
+    @classmethod
+    def shown(cls, table: StoredTable) -> TableView | None:
+        """The rows of each window that is kept."""
+        if not {LAST, PLACE} <= set(table.names):
+            return None
+        return TableView("rows", "rows of windows", shown_bounds(table.name), table.value)
 
     @property
     def allowed_lateness_us(self) -> int | None:
