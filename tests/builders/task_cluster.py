@@ -26,8 +26,8 @@ from penstock.ids import CheckpointId, RunId, SubtaskId
 from penstock.operators.clock import OperatorClock
 from penstock.operators.states import state_layout
 from penstock.operators.timers import takes_timers
-from penstock.recovery.rescale import redistribute
 from penstock.recovery.state_migration import StateMigration
+from penstock.recovery.state_plan import redistribute
 from penstock.snapshot.mailbox import Address
 from penstock.snapshot.merger import Merge
 from penstock.snapshot.messages import Message, UploadDone

@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.checkpoint.completed import OperatorColumns
+from penstock.checkpoint.state_columns import stored_layout
 from penstock.errors import ConfigError
 from penstock.operators.aggregates import AggregateSpec, finish, stored_aggregates
 from penstock.operators.count_windows import SIZE
@@ -30,7 +31,6 @@ from penstock.operators.session_rows import TIME
 from penstock.operators.timers import AT, CLOCK, EVENT_TIME, MOMENTS, timer_table
 from penstock.operators.window_kinds import WINDOW_END, WINDOW_START
 from penstock.operators.window_tables import LAST, PLACE
-from penstock.recovery.lifetimes import stored_layout
 from penstock.state.backends.base import VALUES, OnRescale, TableLayout
 from penstock.state.backends.sorted_file import numbered_schema
 from penstock.state.keys import SORT_KEY

@@ -18,6 +18,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - PySpark's own convention
 
 from penstock.checkpoint.completed import Barrier
+from penstock.checkpoint.state_columns import columns_of
 from penstock.clock import SYSTEM_CLOCK
 from penstock.config import OnBadRecord, whole_number
 from penstock.errors import ConfigError, CorruptStateError, PenstockError, shown_alone
@@ -26,7 +27,6 @@ from penstock.operators.distinct_values import WHOSE, counting_distinct, distinc
 from penstock.operators.timers import KINDS, timer_table
 from penstock.progress import each
 from penstock.randomness import SYSTEM_RANDOMNESS
-from penstock.recovery.lifetimes import columns_of
 from penstock.recovery.progress_log import NO_POSITION
 from penstock.savepoint.folder import Attempt, attempting
 from penstock.savepoint.manifest import Manifest, SavedOperator

@@ -14,7 +14,7 @@ from penstock.checkpoint.completed import Completed, PreCommitted, SubtaskReport
 from penstock.checkpoint.events import Announce, CheckpointListener
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.ids import CheckpointId
-from penstock.recovery.restore import RestorePoint
+from penstock.recovery.restore_plan import RestorePlan
 from penstock.requests.request_files import Done, Request
 from penstock.snapshot.messages import MergeDone
 from penstock.state.handle import StateHandle
@@ -169,7 +169,7 @@ class Observer(CheckpointListener):
         """Whether the present run has neither done a batch nor found that there is nothing to do."""
         return not self.progress.up_since
 
-    def restored(self, point: RestorePoint) -> None:
+    def restored(self, point: RestorePlan) -> None:
         """A run begins."""
         with self._lock:
             self.progress.run = point.run
@@ -183,7 +183,7 @@ class Observer(CheckpointListener):
         self.on_change(self.progress)
 
     def run_started(
-        self, point: RestorePoint, *, parallelism: int, restore_s: float, savepoint: str = ""
+        self, point: RestorePlan, *, parallelism: int, restore_s: float, savepoint: str = ""
     ) -> None:
         """It has gone back to its checkpoint, and its query is about to start. `savepoint`: with which the job has begun just now."""
         self._first_batch_since_s = self._clock.monotonic()

@@ -17,7 +17,7 @@ from penstock.ownership.claim import Claimant, newest_claim, read_run
 from penstock.ownership.run_ends import RunOutcome
 from penstock.ownership.run_list import DID_NOT_SAY, list_runs
 from penstock.progress import doing
-from penstock.recovery.restore import RestorePoint
+from penstock.recovery.restore_plan import RestorePlan
 from penstock.status.events import Event
 from penstock.status.journal import JournalWriter
 from penstock.status.journal_files import read_live, write_plan
@@ -195,7 +195,7 @@ class JobReporter:
         """Where the job's pages are; '' where it has none."""
         return self._now.ui
 
-    def run_began(self, point: RestorePoint, restore_s: float, savepoint: str = "") -> None:
+    def run_began(self, point: RestorePlan, restore_s: float, savepoint: str = "") -> None:
         """A run has gone back to its checkpoint, which took so long. Its query is about to start.
 
         `savepoint`: with which the job has begun just now.
